@@ -1,0 +1,1 @@
+"""Words all layers share: requests, jobs, results, events and errors."""

@@ -1,0 +1,19 @@
+"""Time as a value: drivers own a clock, state machines are told the time."""
+
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """Seconds from any monotonic origin."""
+
+    def now(self) -> float:
+        """The current time in seconds."""
+        ...
+
+
+class MonotonicClock:
+    """The real clock; comparable between processes of one node."""
+
+    def now(self) -> float:
+        return time.monotonic()

@@ -1,0 +1,115 @@
+"""The one error tree; the API layer alone turns it into HTTP, the CLI into exit codes.
+
+MuxClusterError
+├── RequestError            one request is wrong; `code` is OpenAI's error code, `param` the field
+│   ├── InvalidValue            invalid_value
+│   ├── UnsupportedParameter    unsupported_parameter
+│   ├── ContextLengthExceeded   context_length_exceeded
+│   ├── ModelNotFound           model_not_found
+│   └── ContentTooLarge         content_too_large
+├── Unavailable             the request was fine, the server cannot take it now; `retry_after_s`
+│   ├── Overloaded              rate_limit_exceeded
+│   └── NotReady                model_loading, server_shutting_down, replica_lost
+├── ConfigError             a file the user wrote is wrong; names file and key
+├── LoadError               a model directory cannot be loaded; names the file
+├── InfeasiblePlan          the models do not fit the cluster; names model and gigabytes
+└── EngineFailure           our own fault: a worker, owner or unit is gone
+"""
+
+from pathlib import Path
+
+
+class MuxClusterError(Exception):
+    """Root of every error this project raises on purpose."""
+
+
+class RequestError(MuxClusterError):
+    """A request that can never succeed as sent.
+
+    `param` names the offending request field (None when no single field is at fault).
+    """
+
+    code = "invalid_value"
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+
+class InvalidValue(RequestError):
+    """A field has the wrong type or lies outside its range."""
+
+
+class UnsupportedParameter(RequestError):
+    """A field that would change the output and that we do not honour."""
+
+    code = "unsupported_parameter"
+
+
+class ContextLengthExceeded(RequestError):
+    """Prompt, or prompt plus max_tokens, is longer than the model's context."""
+
+    code = "context_length_exceeded"
+
+
+class ModelNotFound(RequestError):
+    """No model of that name is served here."""
+
+    code = "model_not_found"
+
+
+class ContentTooLarge(RequestError):
+    """The body is over the size limit."""
+
+    code = "content_too_large"
+
+
+class Unavailable(MuxClusterError):
+    """The request was fine and may be sent again after `retry_after_s` seconds."""
+
+    code = "server_is_overloaded"
+
+    def __init__(self, message: str, retry_after_s: int = 1, code: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.retry_after_s = retry_after_s
+        if code is not None:
+            self.code = code
+
+
+class Overloaded(Unavailable):
+    """A bounded queue is full."""
+
+    code = "rate_limit_exceeded"
+
+
+class NotReady(Unavailable):
+    """The model is loading, or the server drains, or the replica was lost."""
+
+    code = "model_loading"
+
+
+class ConfigError(MuxClusterError):
+    """A configuration or plan file is wrong: one line naming the file, the key and the mend."""
+
+    def __init__(self, path: Path | str, key: str, message: str) -> None:
+        super().__init__(f"{path}: {key}: {message}" if key else f"{path}: {message}")
+        self.path = Path(path)
+        self.key = key
+
+
+class LoadError(MuxClusterError):
+    """A model directory cannot be loaded; the message names the file at fault."""
+
+    def __init__(self, path: Path | str, message: str) -> None:
+        super().__init__(f"{path}: {message}")
+        self.path = Path(path)
+
+
+class InfeasiblePlan(MuxClusterError):
+    """The models do not fit the cluster."""
+
+
+class EngineFailure(MuxClusterError):
+    """A worker, owner or unit is gone and the request could not be finished."""

@@ -1,0 +1,90 @@
+"""What comes back up: tokens of a step in arrays, objects only for the rare events."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from muxcluster.core.job import TokenLogprobs
+
+
+class FinishReason(StrEnum):
+    """Why a request ended. Only `stop` and `length` reach OpenAI clients as finish_reason."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A request ended; sent exactly once per request that was accepted.
+
+    stop_token: the end token that stopped it (also its last output token), else None.
+    num_cached_tokens: prompt tokens taken from the prefix cache at first admission.
+    queue_s, prefill_s, decode_s: seconds from add to first launch, to first token, to the end.
+    message: for people, when the reason is `error`.
+    """
+
+    request_id: str
+    reason: FinishReason
+    stop_token: int | None = None
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+    queue_s: float = 0.0
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Preempted:
+    """A running request gave up its blocks and waits again; it will go on by itself."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """A request that can never run here (it counts as its one and only end)."""
+
+    request_id: str
+    code: str
+    message: str
+
+
+Event = Finished | Preempted | Rejected
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepOutput:
+    """Outcome of one completed job, or of an abort.
+
+    request_ids: [rows]. tokens: int32 [sum(counts)], surplus after an end token already cut.
+    counts: int32 [rows]. logprobs, prompt_logprobs: as in `JobResult`, keyed by row.
+    Tokens of a request always come before its `Finished`.
+    """
+
+    request_ids: Sequence[str]
+    tokens: NDArray[np.int32]
+    counts: NDArray[np.int32]
+    logprobs: Mapping[int, tuple[TokenLogprobs, ...]]
+    prompt_logprobs: Mapping[int, tuple[TokenLogprobs, ...]]
+    events: tuple[Event, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TokenDelta:
+    """New output of one request on its way to one reader (ingress or Python caller).
+
+    finished or rejected is set on the last delta, and only there.
+    """
+
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    finished: Finished | None = None
+    rejected: Rejected | None = None

@@ -1,0 +1,27 @@
+"""Chained hashes of token blocks: equal hash means equal tokens from the first on."""
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def root_hash(model: str, salt: str) -> bytes:
+    """Start of every chain of `model` under tenant `salt`; 32 bytes."""
+    return hashlib.sha256(f"{model}\0{salt}".encode()).digest()
+
+
+def extend_hashes(parent: bytes, tokens: NDArray[np.int32], block_tokens: int) -> Sequence[bytes]:
+    """Hashes of the full blocks of `tokens` (int32 [n]) that follow the chain value `parent`.
+
+    A trailing partial block has no hash. sha256 rather than a fast hash: a collision would show
+    one tenant another's cached prefix.
+    """
+    data = np.ascontiguousarray(tokens, dtype=np.int32).tobytes()
+    width = 4 * block_tokens
+    hashes: list[bytes] = []
+    for start in range(0, len(data) // width * width, width):
+        parent = hashlib.sha256(parent + data[start : start + width]).digest()
+        hashes.append(parent)
+    return hashes

@@ -1,0 +1,142 @@
+"""One model's batch on one SM share: what the scheduler orders and a worker executes."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from muxcluster.core.sampling import SamplingParams
+
+
+class Phase(StrEnum):
+    """What the rows of a job do; `mixed` holds prefill chunks and decodes in one forward."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    MIXED = "mixed"
+
+
+class Side(StrEnum):
+    """End of a block a sequence fills from (BROS §5): interactive left, batch right."""
+
+    LEFT = "left"
+    RIGHT = "right"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSlot:
+    """An executor of jobs: at most one job at a time, at one of a few SM shares.
+
+    shares: the rungs it can run at, ascending, each in (0, 1]. phases: what it may run.
+    """
+
+    worker_id: int
+    shares: tuple[float, ...]
+    phases: frozenset[Phase] = frozenset(Phase)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rows:
+    """The sequences of a job, one entry a row, all arrays of length [rows].
+
+    slots: int32, the sequence's slot in its model's tables.
+    starts: int32, position of the first token processed; counts: int32 ≥ 1, tokens processed.
+        The tokens are history[slot, start : start + count] (worker-side shared memory).
+    samples: bool, True where the row's last token yields an output token (written to
+        history[slot, start + count]); False for a prefill chunk that does not end its prompt.
+    """
+
+    slots: NDArray[np.int32]
+    starts: NDArray[np.int32]
+    counts: NDArray[np.int32]
+    samples: NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TableDelta:
+    """New block-table entries: table[slots[i], :, :, columns[i]] = blocks[i].
+
+    slots, columns: int32 [n]; blocks: int32 [n, num_layers * num_kv_heads], layer-major.
+    """
+
+    slots: NDArray[np.int32]
+    columns: NDArray[np.int32]
+    blocks: NDArray[np.int32]
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Admission:
+    """A sequence that takes a slot with this job; sent before its first row and after recompute.
+
+    tokens: int32 [n], prompt then output so far; the worker writes them to history[slot, :n].
+    """
+
+    slot: int
+    request_id: str
+    tokens: NDArray[np.int32]
+    num_prompt_tokens: int
+    sampling: SamplingParams
+    side: Side = Side.LEFT
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Job:
+    """A batch to run. Frozen: the worker answers with a `JobResult` of the same job_id.
+
+    share: SM share in (0, 1], one of the worker's rungs.
+    max_steps: decode steps in this one launch (≥ 1; 1 for prefill and mixed). Blocks for all of
+        them are in `tables`.
+    """
+
+    job_id: int
+    model: str
+    phase: Phase
+    worker_id: int
+    share: float
+    rows: Rows
+    tables: TableDelta
+    admissions: tuple[Admission, ...] = ()
+    max_steps: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities at one position, from the distribution before penalties and truncation.
+
+    token, logprob: the token at this position. rank: 1 for the most likely.
+    top_tokens, top_logprobs: the most likely alternatives, best first.
+    """
+
+    token: int
+    logprob: float
+    rank: int
+    top_tokens: tuple[int, ...] = ()
+    top_logprobs: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class JobResult:
+    """What a job produced.
+
+    tokens: int32 [sum(counts)], output tokens row after row; counts: int32 [rows], 0 for a row
+        that did not sample.
+    logprobs: row -> one entry per output token, only for rows that asked.
+    prompt_logprobs: row -> one entry per prompt position whose *successor* lies in the prompt:
+        the entry from position p describes the prompt token at p + 1.
+    seconds: execution time on the worker.
+    """
+
+    job_id: int
+    tokens: NDArray[np.int32]
+    counts: NDArray[np.int32]
+    seconds: float
+    logprobs: Mapping[int, tuple[TokenLogprobs, ...]]
+    prompt_logprobs: Mapping[int, tuple[TokenLogprobs, ...]]

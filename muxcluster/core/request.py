@@ -1,0 +1,52 @@
+"""One user call, from arrival to its last token, as every layer below HTTP sees it."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from muxcluster.core.sampling import SamplingParams
+
+
+class ServiceClass(StrEnum):
+    """Classes of service (papers: RT and BE)."""
+
+    INTERACTIVE = "interactive"
+    BATCH = "batch"
+
+
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """Latency targets in seconds: time to first token, time per output token."""
+
+    ttft_s: float
+    tpot_s: float
+
+
+def _no_tokens() -> NDArray[np.int32]:
+    return np.empty(0, dtype=np.int32)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Request:
+    """A request for the engine.
+
+    prompt_tokens: int32 [num_prompt_tokens]. A simulator may pass a zero-stride array: only the
+        length is read unless the prefix cache or a worker needs the ids.
+    output_tokens: int32 [n], produced before a recovery; they count as output, not as prompt.
+    slo: None means no target. priority: vLLM's sign, lower runs earlier.
+    cache_salt: prefixes are shared only among equal salts.
+    cacheable: False keeps the request away from the prefix cache (prompt logprobs need that).
+    """
+
+    request_id: str
+    model: str
+    prompt_tokens: NDArray[np.int32]
+    sampling: SamplingParams
+    output_tokens: NDArray[np.int32] = field(default_factory=_no_tokens)
+    service_class: ServiceClass = ServiceClass.INTERACTIVE
+    slo: Slo | None = None
+    priority: int = 0
+    cache_salt: str = ""
+    cacheable: bool = True

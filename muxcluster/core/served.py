@@ -1,0 +1,66 @@
+"""Static facts of a model that a unit serves, as the layers above the engine need them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from muxcluster.core.request import Slo
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """One entry of `/v1/models` and what the edge validates requests against."""
+
+    name: str
+    path: str
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    slo: Slo | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelStats:
+    """A model's state in one unit at one moment; counters never decrease."""
+
+    name: str
+    num_running: int = 0
+    num_waiting: int = 0
+    quota_blocks: int = 0
+    used_blocks: int = 0
+    cached_blocks: int = 0
+    rate_per_s: float = 0.0
+    prefix_queries: int = 0
+    """Prompt tokens looked up in the prefix cache."""
+    prefix_hits: int = 0
+    """Prompt tokens found there."""
+    num_preemptions: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class JobRecord:
+    """One finished job on the unit's clock, for timelines and metrics."""
+
+    job_id: int
+    model: str
+    phase: str
+    worker_id: int
+    share: float
+    start_s: float
+    end_s: float
+    num_rows: int
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class UnitStats:
+    """A unit's state at one moment (`now_s` on the unit's clock)."""
+
+    unit_id: str
+    now_s: float
+    num_blocks: int
+    free_blocks: int
+    models: tuple[ModelStats, ...] = ()
+    jobs: Sequence[JobRecord] = field(default=())
+    """Jobs finished since the previous stats."""

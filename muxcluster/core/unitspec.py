@@ -1,0 +1,71 @@
+"""Everything a unit is told before it starts, as plain frozen values that travel as JSON."""
+
+from dataclasses import dataclass
+
+from muxcluster.core.job import WorkerSlot
+from muxcluster.core.kvshape import KvShape
+from muxcluster.core.request import Slo
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """One model of a unit.
+
+    path: Hugging Face directory. load_format: "auto" (safetensors) or "dummy" (random weights
+    from `seed`). dtype: "float32", "bfloat16" or "float16"; weights, activations and KV alike.
+    max_seqs: slots, that is sequences that may hold KV at the same time.
+    rate_per_s, mean_prompt_tokens, mean_output_tokens: expectations of the plan; the scheduler
+    starts from them and then measures.
+    """
+
+    name: str
+    path: str
+    shape: KvShape
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+    dtype: str = "float32"
+    load_format: str = "auto"
+    seed: int = 0
+    max_seqs: int = 64
+    prefix_caching: bool = True
+    rate_per_s: float = 1.0
+    mean_prompt_tokens: float = 161.0
+    mean_output_tokens: float = 338.0
+    slo: Slo | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerSpec:
+    """Policies by name and their few numbers.
+
+    lane: "adbs", "temporal", "round-robin" or "mixed". packing: "fcfs".
+    token_budget: most tokens a prefill or mixed job may process; longer prompts are chunked.
+    max_decode_rows: most rows of a decode job. quota_period_s: seconds between quota adaptations.
+    """
+
+    lane: str = "adbs"
+    packing: str = "fcfs"
+    token_budget: int = 2048
+    max_decode_rows: int = 256
+    quota_period_s: float = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class UnitSpec:
+    """One unit: its models, its KV pool, its workers.
+
+    num_blocks, block_bytes: the pool; one uint8 tensor [num_blocks, block_bytes].
+    device: "cpu" or "cuda:N". partition: "threads" (CPU child processes), "none" (in-process).
+    num_threads: CPU threads that an SM share of 1.0 stands for.
+    """
+
+    unit_id: str
+    models: tuple[ModelSpec, ...]
+    num_blocks: int
+    block_bytes: int
+    workers: tuple[WorkerSlot, ...]
+    scheduler: SchedulerSpec = SchedulerSpec()
+    device: str = "cpu"
+    partition: str = "threads"
+    num_threads: int = 2
