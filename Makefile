@@ -1,0 +1,39 @@
+# make demo: see it run. make test: everything CI runs. TORCH_INDEX chooses the torch build.
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+TORCH_INDEX ?=
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: install demo test test-slow check lint clean
+
+install: $(STAMP)
+
+# torch goes first: a bare dependency on it would pull the newest CUDA build.
+$(STAMP): pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $(TORCH)
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	touch $@
+
+demo: install
+	$(BIN)/muxcluster demo $(ARGS)
+
+test: install
+	$(BIN)/python -m pytest $(ARGS)
+
+test-slow: install
+	$(BIN)/python -m pytest -m 'slow and not gpu' $(ARGS)
+
+check: install lint
+	$(BIN)/python bench/code_size.py
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+clean:
+	rm -rf $(VENV) .demo build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
