@@ -3,6 +3,8 @@
 MuxClusterError
 ├── RequestError            one request is wrong; `code` is OpenAI's error code, `param` the field
 │   ├── InvalidValue            invalid_value
+│   ├── InvalidJson             invalid_json
+│   ├── MissingParameter        missing_required_parameter
 │   ├── UnsupportedParameter    unsupported_parameter
 │   ├── ContextLengthExceeded   context_length_exceeded
 │   ├── ModelNotFound           model_not_found
@@ -13,7 +15,9 @@ MuxClusterError
 ├── ConfigError             a file the user wrote is wrong; names file and key
 ├── LoadError               a model directory cannot be loaded; names the file
 ├── InfeasiblePlan          the models do not fit the cluster; names model and gigabytes
+├── RequestTimeout          the request's time limit passed
 └── EngineFailure           our own fault: a worker, owner or unit is gone
+    └── PoisonRequest           this request fails its job every time: sending it again is no use
 """
 
 from pathlib import Path
@@ -39,6 +43,18 @@ class RequestError(MuxClusterError):
 
 class InvalidValue(RequestError):
     """A field has the wrong type or lies outside its range."""
+
+
+class InvalidJson(RequestError):
+    """The body is not JSON."""
+
+    code = "invalid_json"
+
+
+class MissingParameter(RequestError):
+    """A field that every request needs is absent."""
+
+    code = "missing_required_parameter"
 
 
 class UnsupportedParameter(RequestError):
@@ -105,11 +121,20 @@ class LoadError(MuxClusterError):
     def __init__(self, path: Path | str, message: str) -> None:
         super().__init__(f"{path}: {message}")
         self.path = Path(path)
+        self.reason = message
 
 
 class InfeasiblePlan(MuxClusterError):
     """The models do not fit the cluster."""
 
 
+class RequestTimeout(MuxClusterError):
+    """The request's time limit passed before its last token."""
+
+
 class EngineFailure(MuxClusterError):
     """A worker, owner or unit is gone and the request could not be finished."""
+
+
+class PoisonRequest(EngineFailure):
+    """The request failed in every job it was part of; repeating it would fail again."""
