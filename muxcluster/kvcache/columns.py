@@ -1,0 +1,61 @@
+"""The columns of one model: their blocks and how many sequences read each."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from muxcluster.kvcache.ids import IdStack
+
+
+class ColumnStore:
+    """Columns (one token block over all layers and KV heads) of one model.
+
+    blocks: int32 [num_columns, blocks_per_column], layer-major block ids.
+    refs: int32 [num_columns], live sequences whose table holds the column.
+    owners: uint8 [num_columns], owner bit of the side it was filled from, 0 for a free column.
+    """
+
+    def __init__(self, num_columns: int, blocks_per_column: int) -> None:
+        self.blocks = np.zeros((num_columns, blocks_per_column), dtype=np.int32)
+        self.refs = np.zeros(num_columns, dtype=np.int32)
+        self.owners = np.zeros(num_columns, dtype=np.uint8)
+        self._free = IdStack(num_columns)
+
+    @property
+    def blocks_per_column(self) -> int:
+        """Blocks in each column."""
+        return self.blocks.shape[1]
+
+    def add(self, blocks: NDArray[np.int32], owners: NDArray[np.uint8]) -> NDArray[np.int32]:
+        """New columns with one reader each; blocks int32 [n, blocks_per_column], owners [n]."""
+        columns = self._free.take(len(blocks))
+        self.blocks[columns] = blocks
+        self.owners[columns] = owners
+        self.refs[columns] = 1
+        return columns
+
+    def remove(self, columns: NDArray[np.int32]) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
+        """Forget unread columns; their block ids and owner bits, both [n * blocks_per_column]."""
+        assert not self.refs[columns].any(), "a column with readers is removed"
+        blocks = self.blocks[columns].ravel()
+        owners = np.repeat(self.owners[columns], self.blocks_per_column)
+        self.owners[columns] = 0
+        self._free.give(columns)
+        return blocks, owners
+
+    def attach(self, columns: NDArray[np.int32]) -> None:
+        """One more reader for each of `columns` (distinct)."""
+        self.refs[columns] += 1
+
+    def detach(self, columns: NDArray[np.int32]) -> NDArray[np.bool_]:
+        """One reader less for each of `columns` (distinct); True where none is left, [n]."""
+        self.refs[columns] -= 1
+        unread: NDArray[np.bool_] = self.refs[columns] == 0
+        return unread
+
+    def check(self) -> None:
+        """Raise AssertionError where free columns and owner bits disagree."""
+        self._free.check()
+        assert not self.owners[self._free.ids].any(), "a live column is on the free list"
+        assert np.count_nonzero(self.owners) + len(self._free) == len(self.owners), "column lost"
+        assert not self.refs[self.owners == 0].any(), "a free column has readers"
+        assert (self.refs >= 0).all(), "a column has a negative number of readers"

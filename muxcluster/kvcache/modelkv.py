@@ -1,0 +1,56 @@
+"""One model's part of the cache: its columns, sequences and prefixes side by side."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from muxcluster.core.job import TableDelta
+from muxcluster.kvcache.columns import ColumnStore
+from muxcluster.kvcache.model import KvModel
+from muxcluster.kvcache.pool import OWNER_BIT
+from muxcluster.kvcache.prefix import PrefixIndex
+from muxcluster.kvcache.sequences import Growth, SequenceTable
+
+
+class ModelKv:
+    """Column store, sequence table and prefix index of one model, without any quota."""
+
+    def __init__(self, model: KvModel, num_blocks: int, block_bytes: int) -> None:
+        per_column = model.shape.blocks_per_column
+        self.model = model
+        self.block_tokens = model.shape.block_tokens(block_bytes)
+        self.columns = ColumnStore(num_blocks // per_column, per_column)
+        self.sequences = SequenceTable(model.max_seqs, model.max_model_len, self.block_tokens)
+        self.prefix = PrefixIndex()
+        self.nothing = self._delta(np.empty(0, np.int32), np.empty(0, np.int32))
+
+    def delta(self, slots: NDArray[np.int32]) -> TableDelta:
+        """The whole tables of `slots`."""
+        return self._delta(*self.sequences.entries(slots))
+
+    def _delta(self, slots: NDArray[np.int32], positions: NDArray[np.int32]) -> TableDelta:
+        return TableDelta(
+            slots, positions, self.columns.blocks[self.sequences.columns[slots, positions]]
+        )
+
+    def place(self, growth: Growth, blocks: NDArray[np.int32]) -> TableDelta:
+        """Make `blocks` (int32 [len(growth) * blocks_per_column]) the columns of `growth`."""
+        rows = blocks.reshape(len(growth), -1)
+        columns = self.columns.add(rows, self.sequences.owners[growth.slots])
+        self.sequences.append(growth, columns)
+        return TableDelta(growth.slots, growth.positions, rows)
+
+    def check(self) -> None:
+        """Raise AssertionError where tables, reference counts and prefixes disagree."""
+        self.columns.check()
+        self.sequences.check()
+        self.prefix.check()
+        slots = np.arange(self.model.max_seqs, dtype=np.int32)
+        held = self.sequences.columns[self.sequences.entries(slots)]
+        refs = np.bincount(held, minlength=len(self.columns.refs))
+        assert (refs == self.columns.refs).all(), "reference counts differ from the tables"
+        owners = np.repeat(self.sequences.owners, self.sequences.num_columns)
+        assert (self.columns.owners[held] == owners).all(), "a table holds the other side's column"
+        assert self.columns.owners[self.prefix.keyed()].all(), "a free column has a key"
+        for bit in OWNER_BIT.values():
+            published = self.prefix.published(bit)
+            assert (self.columns.owners[published] == bit).all(), "published on the wrong side"

@@ -1,0 +1,74 @@
+"""Which column holds which prefix: the radix tree over token blocks of one model.
+
+A key is the chained hash of a block (`core.hashing`), so it names the whole path from the root:
+a plain dict of keys is the tree, and a node is reachable while all its ancestors are published.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from muxcluster.kvcache.pool import OWNER_BIT
+
+
+class PrefixIndex:
+    """Published columns of one model, keyed by chain hash, apart for each side.
+
+    A published column is immutable. Sides do not share: they lay tokens out in opposite order.
+    A committed column whose key another column already publishes keeps its key as a *spare*.
+    """
+
+    def __init__(self) -> None:
+        self._published: dict[int, dict[bytes, int]] = {bit: {} for bit in OWNER_BIT.values()}
+        self._keys: dict[int, bytes] = {}
+
+    def match(self, hashes: Sequence[bytes], owner: int) -> NDArray[np.int32]:
+        """Columns of the longest published prefix of the chain `hashes`, int32 [n]."""
+        published = self._published[owner]
+        columns: list[int] = []
+        for key in hashes:
+            column = published.get(key)
+            if column is None:
+                break
+            columns.append(column)
+        return np.array(columns, dtype=np.int32)
+
+    def commit(self, columns: NDArray[np.int32], hashes: Sequence[bytes], owner: int) -> None:
+        """Give `columns` (int32 [n]) their keys; each is published unless its key is taken."""
+        published = self._published[owner]
+        for column, key in zip(columns.tolist(), hashes, strict=True):
+            self._keys[column] = key
+            published.setdefault(key, column)
+
+    def retire(self, column: int, owner: int) -> int | None:
+        """The last reader of `column` left: the column that publishes its key from now on.
+
+        None for a column without a key. A spare whose key was evicted meanwhile takes its place;
+        one whose key is still published elsewhere loses its key and is to be freed.
+        """
+        key = self._keys.get(column)
+        if key is None:
+            return None
+        holder = self._published[owner].setdefault(key, column)
+        if holder != column:
+            del self._keys[column]
+        return holder
+
+    def forget(self, column: int, owner: int) -> None:
+        """Drop a published column (it was evicted)."""
+        del self._published[owner][self._keys.pop(column)]
+
+    def published(self, owner: int) -> NDArray[np.int32]:
+        """All published columns of a side, int32 [n]."""
+        return np.array(list(self._published[owner].values()), dtype=np.int32)
+
+    def keyed(self) -> NDArray[np.int32]:
+        """All columns with a key, published or spare, int32 [n]."""
+        return np.array(list(self._keys), dtype=np.int32)
+
+    def check(self) -> None:
+        """Raise AssertionError where the two directions of the index disagree."""
+        for published in self._published.values():
+            for key, column in published.items():
+                assert self._keys.get(column) == key, f"column {column} is published under two keys"

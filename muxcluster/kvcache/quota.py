@@ -1,0 +1,91 @@
+"""The ledger of block counts: quotas and who uses how much, without a single block id.
+
+Every decision about memory is taken here, so a simulator can take the same ones on counts alone.
+"""
+
+from collections.abc import Mapping
+
+from muxcluster.kvcache.model import Shortage
+
+
+class BlockLedger:
+    """Counts of one pool. Each block is free, used by one model, or cached by one model.
+
+    used: distinct blocks referenced by live sequences, charged once to their model.
+    cached: unreferenced blocks that the prefix cache keeps; charged to nobody and evictable.
+    Lowering a quota stops growth and never takes anything away (DESIGN.md §3).
+    """
+
+    def __init__(self, num_blocks: int, quotas: Mapping[str, int]) -> None:
+        self.num_blocks = num_blocks
+        self._quotas = dict(quotas)
+        self._used = dict.fromkeys(quotas, 0)
+        self._cached = dict.fromkeys(quotas, 0)
+        self.free = num_blocks
+        self.evictable = 0
+
+    def quota(self, model: str) -> int:
+        """Most blocks the model may use."""
+        return self._quotas[model]
+
+    def used(self, model: str) -> int:
+        """Blocks charged to the model."""
+        return self._used[model]
+
+    def cached(self, model: str) -> int:
+        """Unreferenced blocks of the model in the prefix cache."""
+        return self._cached[model]
+
+    def set_quotas(self, quotas: Mapping[str, int]) -> None:
+        """Replace the quotas of the models named. Raises ValueError for an unknown model."""
+        for model, blocks in quotas.items():
+            if model not in self._quotas or blocks < 0:
+                raise ValueError(f"no quota of {blocks} blocks for model {model!r}")
+        self._quotas.update(quotas)
+
+    def quota_left(self, model: str) -> int:
+        """Blocks the model may still be charged for, never negative."""
+        return max(0, self._quotas[model] - self._used[model])
+
+    def headroom(self, model: str) -> int:
+        """Blocks the model may take now, evicting cached ones where needed."""
+        return min(self.quota_left(model), self.free + self.evictable)
+
+    def shortage(self, model: str, blocks: int) -> Shortage | None:
+        """None where the model may take `blocks` blocks now, else how many are missing."""
+        beyond_quota = blocks - self.quota_left(model)
+        beyond_pool = blocks - self.free - self.evictable
+        missing = max(beyond_quota, beyond_pool)
+        return Shortage(missing, by_quota=beyond_quota > 0) if missing > 0 else None
+
+    def take(self, model: str, blocks: int) -> None:
+        """Free blocks become used."""
+        self.free -= blocks
+        self._used[model] += blocks
+
+    def give(self, model: str, blocks: int) -> None:
+        """Used blocks become free."""
+        self.take(model, -blocks)
+
+    def cache(self, model: str, blocks: int) -> None:
+        """Used blocks lose their last reader and stay in the prefix cache."""
+        self._used[model] -= blocks
+        self._cached[model] += blocks
+        self.evictable += blocks
+
+    def revive(self, model: str, blocks: int) -> None:
+        """Cached blocks get a reader again and are charged."""
+        self.cache(model, -blocks)
+
+    def evict(self, model: str, blocks: int) -> None:
+        """Cached blocks become free."""
+        self._cached[model] -= blocks
+        self.evictable -= blocks
+        self.free += blocks
+
+    def check(self) -> None:
+        """Raise AssertionError where a count is negative or the sums do not match."""
+        counts = (*self._used.values(), *self._cached.values(), self.free)
+        assert min(counts) >= 0, f"a negative count in {counts}"
+        assert sum(counts) == self.num_blocks, f"{sum(counts)} of {self.num_blocks} blocks"
+        assert self.evictable == sum(self._cached.values()), "evictable is not the cached sum"

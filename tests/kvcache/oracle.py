@@ -1,0 +1,220 @@
+"""A plain model of the KV cache in dicts and lists, and a pair that runs both side by side."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from muxcluster.core.hashing import extend_hashes, root_hash
+from muxcluster.core.job import Side, TableDelta
+from muxcluster.core.kvshape import KvShape, block_bytes
+from muxcluster.kvcache.cache import KvCache
+from muxcluster.kvcache.model import KvModel, Shortage
+
+BLOCK_BYTES = block_bytes(16, 4)
+
+MODELS = (
+    KvModel("wide", KvShape(2, 2, 128, 4), max_seqs=6, max_model_len=100),
+    KvModel("narrow", KvShape(3, 1, 64, 4), max_seqs=5, max_model_len=150),
+    KvModel("uncached", KvShape(1, 5, 64, 4), max_seqs=4, max_model_len=64, prefix_caching=False),
+)
+
+
+def chain(model: str, path: Sequence[int], block_tokens: int, salt: str = "") -> list[bytes]:
+    """Hashes of a prompt whose i-th block repeats the token path[i]."""
+    tokens = np.repeat(np.array(path, dtype=np.int32), block_tokens)
+    return list(extend_hashes(root_hash(model, salt), tokens, block_tokens))
+
+
+@dataclass(eq=False)
+class Column:
+    model: str
+    side: Side
+    key: bytes | None = None
+    readers: int = 0
+    released: int = 0
+
+
+@dataclass
+class Sequence_:
+    side: Side
+    hashes: list[bytes]
+    columns: list[Column] = field(default_factory=list)
+    committed: int = 0
+
+
+class Oracle:
+    """Says what every call must answer, one column object at a time."""
+
+    def __init__(self, num_blocks: int, quotas: Mapping[str, int]) -> None:
+        self.num_blocks = num_blocks
+        self.models = {model.name: model for model in MODELS}
+        self.quotas = dict(quotas)
+        self.sequences: dict[tuple[str, int], Sequence_] = {}
+        self.published: dict[tuple[str, Side, bytes], Column] = {}
+        self.cached: list[Column] = []
+        self.clock = 0
+
+    def per_column(self, model: str) -> int:
+        return self.models[model].shape.blocks_per_column
+
+    def block_tokens(self, model: str) -> int:
+        shape = self.models[model].shape
+        return BLOCK_BYTES // (2 * shape.head_dim * shape.itemsize)
+
+    def used(self, model: str) -> int:
+        live = {id(c) for (m, _), s in self.sequences.items() if m == model for c in s.columns}
+        return len(live) * self.per_column(model)
+
+    def cached_blocks(self, model: str) -> int:
+        return sum(self.per_column(model) for c in self.cached if c.model == model)
+
+    @property
+    def evictable(self) -> int:
+        return sum(self.per_column(c.model) for c in self.cached)
+
+    @property
+    def free(self) -> int:
+        return self.num_blocks - self.evictable - sum(self.used(m) for m in self.models)
+
+    def open(self, model: str, slot: int, hashes: list[bytes], side: Side) -> int:
+        sequence = self.sequences[model, slot] = Sequence_(side, hashes)
+        for key in hashes:
+            column = self.published.get((model, side, key))
+            if column is None:
+                break
+            new = 0 if column.readers else self.per_column(model)
+            if new and self.used(model) + new > self.quotas[model]:
+                break
+            if new:
+                self.cached.remove(column)
+            column.readers += 1
+            sequence.columns.append(column)
+        sequence.committed = len(sequence.columns)
+        return sequence.committed * self.block_tokens(model)
+
+    def grow(self, model: str, wanted: Mapping[int, int]) -> int | Shortage:
+        per_column, width = self.per_column(model), self.block_tokens(model)
+        missing = {
+            slot: max(0, -(-tokens // width) - len(self.sequences[model, slot].columns))
+            for slot, tokens in wanted.items()
+        }
+        blocks = sum(missing.values()) * per_column
+        if blocks == 0:
+            return 0
+        over_quota = blocks - max(0, self.quotas[model] - self.used(model))
+        over_pool = blocks - self.free - self.evictable
+        if over_quota > 0 or over_pool > 0:
+            return Shortage(max(over_quota, over_pool), over_quota > 0)
+        while self.free < blocks:
+            self.evict()
+        for slot, count in missing.items():
+            sequence = self.sequences[model, slot]
+            sequence.columns += [Column(model, sequence.side, readers=1) for _ in range(count)]
+        return sum(missing.values())
+
+    def evict(self) -> None:
+        victim = min(self.cached, key=lambda c: (c.side is Side.LEFT, c.released))
+        self.cached.remove(victim)
+        assert victim.key is not None
+        del self.published[victim.model, victim.side, victim.key]
+
+    def commit(self, model: str, slot: int, count: int) -> None:
+        sequence = self.sequences[model, slot]
+        for i in range(sequence.committed, sequence.committed + count):
+            if self.models[model].prefix_caching:
+                key = sequence.columns[i].key = sequence.hashes[i]
+                self.published.setdefault((model, sequence.side, key), sequence.columns[i])
+        sequence.committed += count
+
+    def close(self, model: str, slot: int) -> None:
+        sequence = self.sequences.pop((model, slot))
+        for column in reversed(sequence.columns):
+            column.readers -= 1
+            if column.readers or column.key is None:
+                continue
+            self.clock += 1
+            holder = self.published.setdefault((model, sequence.side, column.key), column)
+            if holder is column:
+                self.cached.append(column)
+            if not holder.readers:
+                holder.released = self.clock
+
+    def drop_cache(self) -> None:
+        while self.cached:
+            self.evict()
+
+
+class Pair:
+    """The cache and its oracle under the same operations, with a device memory they address."""
+
+    def __init__(self, num_blocks: int = 60) -> None:
+        quotas = {"wide": 36, "narrow": 30, "uncached": 20}
+        self.cache = KvCache(num_blocks, BLOCK_BYTES, MODELS, quotas)
+        self.oracle = Oracle(num_blocks, quotas)
+        self.memory: dict[tuple[int, Side], object] = {}
+        self.tables: dict[tuple[str, int, int], tuple[int, ...]] = {}
+
+    def open(self, model: str, slot: int, path: Sequence[int], salt: str, side: Side) -> None:
+        hashes = chain(model, path, self.cache.block_tokens(model), salt)
+        attached = self.cache.open(model, slot, hashes, side)
+        assert attached == self.oracle.open(model, slot, hashes, side)
+        self._apply(model, self.cache.tables(model, np.array([slot], dtype=np.int32)))
+
+    def grow(self, model: str, wanted: Mapping[int, int]) -> None:
+        slots = np.array(list(wanted), dtype=np.int32)
+        answer = self.cache.grow(model, slots, np.array(list(wanted.values()), dtype=np.int32))
+        expected = self.oracle.grow(model, wanted)
+        if isinstance(answer, Shortage):
+            assert answer == expected
+            return
+        assert len(answer) == expected
+        self._apply(model, answer)
+        for slot, blocks in zip(answer.slots.tolist(), answer.blocks.tolist(), strict=True):
+            side = self.oracle.sequences[model, slot].side
+            self.memory.update({(block, side): None for block in blocks})
+
+    def commit(self, model: str, slot: int, count: int) -> None:
+        sequence = self.oracle.sequences[model, slot]
+        start = sequence.committed
+        hashes = sequence.hashes[start : start + count]
+        for i, key in enumerate(hashes, start):
+            for block in self.tables[model, slot, i]:
+                self.memory[block, sequence.side] = key
+        self.cache.commit(model, slot, hashes)
+        self.oracle.commit(model, slot, len(hashes))
+
+    def close(self, model: str, slot: int) -> None:
+        self.cache.close(model, slot)
+        self.oracle.close(model, slot)
+
+    def set_quota(self, model: str, quota: int) -> None:
+        self.cache.set_quotas({model: quota})
+        self.oracle.quotas[model] = quota
+
+    def drop_cache(self) -> None:
+        self.cache.drop_cache()
+        self.oracle.drop_cache()
+
+    def _apply(self, model: str, delta: TableDelta) -> None:
+        rows = zip(delta.slots.tolist(), delta.columns.tolist(), delta.blocks.tolist(), strict=True)
+        for slot, position, blocks in rows:
+            self.tables[model, slot, position] = tuple(blocks)
+
+    def check(self) -> None:
+        """Compare every number, and every committed column's content in the device memory."""
+        cache, oracle = self.cache, self.oracle
+        cache.check()
+        assert (cache.free, cache.evictable) == (oracle.free, oracle.evictable)
+        for name in oracle.models:
+            used, cached = oracle.used(name), oracle.cached_blocks(name)
+            assert (cache.used(name), cache.cached(name)) == (used, cached)
+            left = max(0, oracle.quotas[name] - used)
+            assert cache.headroom(name) == min(left, oracle.free + oracle.evictable)
+        for (name, slot), sequence in oracle.sequences.items():
+            width = oracle.block_tokens(name)
+            assert cache.capacity(name)[slot] == len(sequence.columns) * width
+            assert cache.num_committed(name)[slot] == sequence.committed * width
+            for i, key in enumerate(sequence.hashes[: sequence.committed]):
+                blocks = self.tables[name, slot, i]
+                assert {self.memory[block, sequence.side] for block in blocks} == {key}
