@@ -1,0 +1,146 @@
+"""Causal attention of prompt chunks over the pool; plain-torch twin of the Triton kernel."""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from kernels.layout import check_attention, check_index, check_table, half_rows
+
+TILE_TOKENS = 256
+"""Queries handled at once where a mask is needed: bounds the mask and skips unseen keys."""
+
+
+def paged_prefill(
+    query: Tensor,
+    pool: Tensor,
+    table: Tensor,
+    slots: Tensor,
+    query_offsets: Tensor,
+    starts: Tensor,
+    from_right: Tensor,
+    *,
+    block_tokens: int,
+    scale: float,
+    sliding_window: int | None = None,
+    soft_cap: float | None = None,
+) -> Tensor:
+    """Attention output [tokens, heads, head_dim] in the query's type.
+
+    query: [tokens, heads, head_dim], the rows' new tokens one after the other.
+    pool: uint8 [num_blocks, block_bytes]; keys and values of earlier tokens and of the new ones
+        are in it already.
+    table: int32 [max_seqs, kv_heads, max_columns], one layer's view. slots: int [rows].
+    query_offsets: int [rows + 1]; row i's queries are query[offsets[i] : offsets[i + 1]].
+    starts: int [rows], position of each row's first query; > 0 continues a chunked prefill or
+        follows a cached prefix.
+    from_right: bool [max_seqs]. scale, sliding_window, soft_cap: as in `paged_decode`.
+
+    Only columns in use are read. Raises ValueError for wrong shapes, types or strides.
+    """
+    check_table(table, from_right)
+    check_attention(query, table, sliding_window, soft_cap)
+    tokens, heads, head_dim = query.shape
+    rows = slots.shape[0] if slots.dim() else -1
+    check_index("slots", slots, rows)
+    check_index("starts", starts, rows)
+    check_index("query_offsets", query_offsets, rows + 1)
+    bounds = query_offsets.tolist()
+    if bounds[0] != 0 or bounds[-1] != tokens or bounds != sorted(bounds):
+        raise ValueError(f"query_offsets must rise from 0 to {tokens}, got {bounds}")
+    halves = half_rows(pool, query.dtype, block_tokens, head_dim)
+    output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    for row, (slot, start) in enumerate(zip(slots.tolist(), starts.tolist(), strict=True)):
+        new = slice(bounds[row], bounds[row + 1])
+        if new.start == new.stop:
+            continue
+        end = start + new.stop - new.start
+        begin = 0 if sliding_window is None else max(0, start + 1 - sliding_window)
+        keys, values = _gather(
+            halves, table[slot], bool(from_right[slot]), begin, end, (block_tokens, head_dim)
+        )
+        # [kv_heads, group, tokens, head_dim]; keys and values broadcast over the group.
+        shape = (-1, table.shape[1], heads // table.shape[1], head_dim)
+        grouped = query[new].reshape(shape).permute(1, 2, 0, 3)
+        attended = _attend(
+            grouped,
+            keys.unsqueeze(1),
+            values.unsqueeze(1),
+            scale=scale,
+            window=sliding_window,
+            soft_cap=soft_cap,
+        )
+        output[new] = attended.permute(2, 0, 1, 3).flatten(1, 2)
+    return output
+
+
+def _gather(
+    halves: Tensor,
+    table: Tensor,
+    from_right: bool,
+    begin: int,
+    end: int,
+    token_shape: tuple[int, int],
+) -> tuple[Tensor, Tensor]:
+    """Keys and values [kv_heads, end - begin, head_dim] of one sequence in order of position.
+
+    table: int32 [kv_heads, max_columns]. token_shape: block_tokens, head_dim.
+    """
+    block_tokens, head_dim = token_shape
+    first = begin // block_tokens
+    blocks = table[:, first : -(-end // block_tokens)].long()
+    ids = 2 * blocks.reshape(-1)
+    gathered = halves.index_select(0, torch.cat((ids, ids + 1)))
+    if from_right:
+        gathered = gathered.view(-1, block_tokens, head_dim).flip(1)
+    skipped = first * block_tokens
+    both = gathered.view(2, table.shape[0], -1, head_dim)[:, :, begin - skipped : end - skipped]
+    return both[0], both[1]
+
+
+def _attend(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    *,
+    scale: float,
+    window: int | None,
+    soft_cap: float | None,
+) -> Tensor:
+    """Causal attention; the last query is at the last key's position.
+
+    query: [kv_heads, group, tokens, head_dim]. keys, values: [kv_heads, 1, context, head_dim].
+    """
+    tokens, context = query.shape[2], keys.shape[2]
+    if soft_cap is None and tokens == context and (window is None or context <= window):
+        keys, values = (x.expand(-1, query.shape[1], -1, -1) for x in (keys, values))
+        return scaled_dot_product_attention(query, keys, values, is_causal=True, scale=scale)
+    tiles = []
+    for start in range(0, tokens, TILE_TOKENS):
+        tile = query[:, :, start : start + TILE_TOKENS]
+        low = context - tokens + start
+        high = low + tile.shape[2]
+        begin = 0 if window is None else max(0, low + 1 - window)
+        distance = torch.arange(low, high)[:, None] - torch.arange(begin, high)
+        seen = distance >= 0 if window is None else (distance >= 0) & (distance < window)
+        span = slice(begin, high)
+        tiles.append(_masked(tile, keys[:, :, span], values[:, :, span], seen, scale, soft_cap))
+    return torch.cat(tiles, dim=2)
+
+
+def _masked(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    seen: Tensor,
+    scale: float,
+    soft_cap: float | None,
+) -> Tensor:
+    """Attention as in `_attend` over the keys where `seen` (bool [tokens, context]) is True."""
+    if soft_cap is None:
+        keys, values = (x.expand(-1, query.shape[1], -1, -1) for x in (keys, values))
+        return scaled_dot_product_attention(query, keys, values, attn_mask=seen, scale=scale)
+    wide = torch.promote_types(query.dtype, torch.float32)
+    scores = (query.to(wide) * scale) @ keys.to(wide).transpose(-1, -2)
+    scores = torch.tanh(scores / soft_cap) * soft_cap
+    weights = scores.masked_fill_(~seen, -torch.inf).softmax(-1)
+    return (weights @ values.to(wide)).to(query.dtype)

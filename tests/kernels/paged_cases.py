@@ -1,0 +1,108 @@
+"""A pool filled token by token, and dense attention in float64: oracles for the kernels."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+@dataclass
+class PagedCase:
+    """Sequences of known keys and values, laid out in a pool whose other bytes are NaN.
+
+    keys, values: per slot, float64 [length, kv_heads, head_dim], rounded to `dtype`.
+    """
+
+    pool: Tensor
+    table: Tensor
+    from_right: Tensor
+    dtype: torch.dtype
+    head_dim: int
+    block_tokens: int
+    keys: list[Tensor] = field(default_factory=list)
+    values: list[Tensor] = field(default_factory=list)
+
+    def place(self, slot: int, head: int, position: int, half: int) -> Tensor:
+        """The pool's memory [head_dim] of one token's key (half 0) or value (half 1)."""
+        column, offset = divmod(position, self.block_tokens)
+        if self.from_right[slot]:
+            offset = self.block_tokens - 1 - offset
+        token_bytes = self.head_dim * self.dtype.itemsize
+        start = half * (self.pool.shape[1] // 2) + offset * token_bytes
+        block = self.pool[int(self.table[slot, head, column])]
+        return block[start : start + token_bytes].view(self.dtype)
+
+    def attention(
+        self,
+        query: Tensor,
+        slot: int,
+        end: int,
+        *,
+        scale: float,
+        sliding_window: int | None = None,
+        soft_cap: float | None = None,
+    ) -> Tensor:
+        """Dense attention of query [tokens, heads, head_dim]; its last token is at end - 1."""
+        group = query.shape[1] // self.keys[slot].shape[1]
+        keys = self.keys[slot][:end].repeat_interleave(group, 1)
+        values = self.values[slot][:end].repeat_interleave(group, 1)
+        scores = torch.einsum("qhd,khd->hqk", query.double(), keys) * scale
+        if soft_cap is not None:
+            scores = soft_cap * torch.tanh(scores / soft_cap)
+        distance = torch.arange(end - len(query), end)[:, None] - torch.arange(end)
+        seen = distance >= 0
+        if sliding_window is not None:
+            seen &= distance < sliding_window
+        weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
+        return torch.einsum("hqk,khd->qhd", weights, values)
+
+
+def empty_case(
+    lengths: list[int],
+    kv_heads: int,
+    head_dim: int,
+    *,
+    dtype: torch.dtype = torch.float32,
+    rights: list[bool] | None = None,
+    block_bytes: int | None = None,
+) -> PagedCase:
+    """Tables for the lengths over a pool of nothing but NaN, blocks in random order."""
+    block_bytes = block_bytes or 2 * 128 * 16 * dtype.itemsize
+    block_tokens = block_bytes // (2 * head_dim * dtype.itemsize) // 8 * 8
+    columns = [-(-length // block_tokens) for length in lengths]
+    num_blocks = sum(columns) * kv_heads + 5
+    pool = torch.full((num_blocks, block_bytes), 0xFF, dtype=torch.uint8)
+    # Layer 1 of 2: the kernels see a strided view. Entries not in use are no block's id.
+    tables = torch.full((len(lengths), 2, kv_heads, max(columns) + 2), 2**30, dtype=torch.int32)
+    ids = iter(np.random.default_rng(0).permutation(num_blocks).tolist())
+    for slot, width in enumerate(columns):
+        for head in range(kv_heads):
+            for column in range(width):
+                tables[slot, 1, head, column] = next(ids)
+    from_right = torch.tensor(rights or [False] * len(lengths))
+    return PagedCase(pool, tables[:, 1], from_right, dtype, head_dim, block_tokens)
+
+
+def filled_case(lengths: list[int], kv_heads: int, head_dim: int, **options) -> PagedCase:
+    """Sequence i of lengths[i] random tokens in slot i, written by plain loops."""
+    case = empty_case(lengths, kv_heads, head_dim, **options)
+    rng = np.random.default_rng(1)
+    for slot, length in enumerate(lengths):
+        for half, store in enumerate((case.keys, case.values)):
+            numbers = torch.from_numpy(rng.standard_normal((length, kv_heads, head_dim)))
+            rounded = numbers.to(case.dtype)
+            store.append(rounded.double())
+            for position in range(length):
+                for head in range(kv_heads):
+                    case.place(slot, head, position, half).copy_(rounded[position, head])
+    return case
+
+
+def random_query(tokens: int, heads: int, case: PagedCase) -> Tensor:
+    """Query [tokens, heads, head_dim] in the case's type."""
+    generator = torch.Generator().manual_seed(7)
+    return torch.randn(tokens, heads, case.head_dim, generator=generator).to(case.dtype)
+
+
+TOLERANCES = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
