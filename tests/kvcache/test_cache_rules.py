@@ -212,6 +212,26 @@ def test_a_twin_replaces_a_published_column_that_was_evicted() -> None:
     cache.check()
 
 
+def test_a_closing_twin_renews_the_columns_its_own_were_copies_of() -> None:
+    cache = make_cache(num_blocks=24)
+    hashes = chain("m", PATH, 16)
+    for slot, count in ((0, 2), (1, 3)):
+        cache.open("m", slot, hashes)
+        grow(cache, "m", {slot: count * 16})
+    cache.commit("m", 0, hashes[:2])
+    cache.commit("m", 1, hashes[:3])
+    cache.close("m", 0)
+    run(cache, "m", 2, (9,))
+    cache.close("m", 2)
+    cache.close("m", 1)
+    cache.open("m", 3, [])
+    grow(cache, "m", {3: 48})
+    # (9,) is now the oldest; taking the twins' second column would orphan the third.
+    assert cached_tokens(cache, "m", (9,)) == 0
+    assert cached_tokens(cache, "m", PATH) == 48
+    cache.check()
+
+
 def test_without_prefix_caching_nothing_stays() -> None:
     model = KvModel("m", SHAPE, 8, 256, prefix_caching=False)
     cache = KvCache(40, BLOCK_BYTES, [model], {})
