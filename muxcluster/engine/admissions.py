@@ -1,0 +1,67 @@
+"""Which worker has seen which sequence: a worker must know a row's sampling rules before it."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from muxcluster.core.job import Admission, Job
+from muxcluster.core.unitspec import ModelSpec, UnitSpec
+
+_NO_TOKENS: NDArray[np.int32] = np.empty(0, dtype=np.int32)
+
+
+class _ModelLedger:
+    """One model: the latest admission per slot, and the one each worker has seen.
+
+    versions: int64 [max_seqs], 0 = never admitted. seen: worker_id -> int64 [max_seqs].
+    """
+
+    def __init__(self, spec: ModelSpec, worker_ids: tuple[int, ...]) -> None:
+        self.versions = np.zeros(spec.max_seqs, dtype=np.int64)
+        self.seen = {worker: np.zeros_like(self.versions) for worker in worker_ids}
+        self.latest: list[Admission | None] = [None] * spec.max_seqs
+
+
+@dataclass(slots=True)
+class AdmissionLedger:
+    """Completes launches with the admissions their worker has not seen.
+
+    Prefill and decode of a sequence run in different workers. Its tokens lie in memory they share,
+    but sampling parameters live in each process; a new worker knows none.
+    """
+
+    _models: dict[str, _ModelLedger]
+    _next_version: int = 1
+
+    @classmethod
+    def of(cls, spec: UnitSpec) -> "AdmissionLedger":
+        """An empty ledger for the unit's models and workers."""
+        workers = tuple(slot.worker_id for slot in spec.workers)
+        return cls({model.name: _ModelLedger(model, workers) for model in spec.models})
+
+    def complete(self, job: Job) -> Job:
+        """The job with an admission (empty tokens) for each row its worker does not know yet.
+
+        Records the job's own admissions as seen by its worker. O(rows) in numpy.
+        """
+        ledger = self._models[job.model]
+        seen = ledger.seen[job.worker_id]
+        for admission in job.admissions:
+            slot = admission.slot
+            ledger.latest[slot] = replace(admission, tokens=_NO_TOKENS)
+            ledger.versions[slot] = seen[slot] = self._next_version
+            self._next_version += 1
+        slots = job.rows.slots
+        unknown = slots[seen[slots] != ledger.versions[slots]]
+        if len(unknown) == 0:
+            return job
+        seen[unknown] = ledger.versions[unknown]
+        known = (ledger.latest[slot] for slot in unknown.tolist())
+        extra = tuple(admission for admission in known if admission is not None)
+        return replace(job, admissions=job.admissions + extra)
+
+    def forget_worker(self, worker_id: int) -> None:
+        """A new process runs as `worker_id`: it has seen nothing."""
+        for ledger in self._models.values():
+            ledger.seen[worker_id][:] = 0

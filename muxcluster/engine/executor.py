@@ -1,0 +1,75 @@
+"""Where jobs run, as the unit sees it: launch a job, wait for what became of it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from muxcluster.core.job import Job, JobResult
+
+
+@dataclass(frozen=True, slots=True)
+class JobDone:
+    """The job ran; `result.job_id` says which."""
+
+    result: JobResult
+
+
+@dataclass(frozen=True, slots=True)
+class JobFailed:
+    """The job raised, or its worker died; `message` is for the log."""
+
+    job_id: int
+    worker_id: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerLost:
+    """Weights and pool are gone with their process, and every running job with them."""
+
+    message: str
+
+
+Outcome = JobDone | JobFailed | OwnerLost
+
+
+class Executor(Protocol):
+    """The workers of one unit. Only `wake` and `kill` may be called from other threads."""
+
+    def start(self) -> None:
+        """Load the models and make the workers.
+
+        Raises LoadError naming the file at fault, EngineFailure where the process died.
+        """
+        ...
+
+    def launch(self, job: Job) -> None:
+        """Give the job to the worker it names, which must be idle."""
+        ...
+
+    def wait(self, timeout_s: float | None) -> Sequence[Outcome]:
+        """Block until a job ends, `wake` is called or the time is up; what ended, in order.
+
+        After OwnerLost nothing runs until `restart`. Raises EngineFailure where workers die one
+        after the other without ever finishing a job.
+        """
+        ...
+
+    def restart(self) -> None:
+        """After OwnerLost: load again and make new workers, all memory empty.
+
+        Raises as `start`, and EngineFailure after too many restarts without a finished job.
+        """
+        ...
+
+    def wake(self) -> None:
+        """Make a `wait` in another thread return at once (the next one, if none is waiting)."""
+        ...
+
+    def kill(self) -> None:
+        """End child processes at once, so that a blocked call returns; `close` must follow."""
+        ...
+
+    def close(self) -> None:
+        """End the workers and give back all they hold; idempotent."""
+        ...

@@ -1,0 +1,54 @@
+"""Jobs that ran, for timelines and metrics: what is running, and the last few thousand ended."""
+
+from collections import deque
+
+from muxcluster.core.job import Job, JobResult
+from muxcluster.core.unitspec import JobRecord
+
+MAX_RECORDS = 4096
+
+
+class JobLog:
+    """Running jobs by id, and records of ended ones that nobody has taken yet.
+
+    Where nobody takes them the oldest are forgotten.
+    """
+
+    def __init__(self) -> None:
+        self._running: dict[int, tuple[Job, float]] = {}
+        self._records: deque[JobRecord] = deque(maxlen=MAX_RECORDS)
+
+    def start(self, job: Job, now: float) -> None:
+        """The job was launched at `now` (seconds on the unit's clock)."""
+        self._running[job.job_id] = (job, now)
+
+    def finish(self, result: JobResult, now: float) -> Job:
+        """The job ended well at `now`; it leaves a record. Raises KeyError if it never started."""
+        job, start = self._running.pop(result.job_id)
+        record = JobRecord(
+            job_id=job.job_id,
+            model=job.model,
+            phase=job.phase.value,
+            worker_id=job.worker_id,
+            share=job.share,
+            start_s=start,
+            end_s=now,
+            num_rows=len(job.rows),
+            num_tokens=max(int(job.rows.counts.sum()), len(result.tokens)),
+        )
+        self._records.append(record)
+        return job
+
+    def fail(self, job_id: int) -> Job:
+        """The job ended badly; no record. Raises KeyError if it never started."""
+        return self._running.pop(job_id)[0]
+
+    def forget_running(self) -> None:
+        """Every running job is lost."""
+        self._running.clear()
+
+    def take(self) -> tuple[JobRecord, ...]:
+        """Records since the last call, oldest first."""
+        records = tuple(self._records)
+        self._records.clear()
+        return records

@@ -1,0 +1,233 @@
+"""The unit: a thread that turns requests into jobs and jobs' results into token deltas."""
+
+import logging
+import math
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+
+from muxcluster.core.clock import Clock, MonotonicClock
+from muxcluster.core.errors import InvalidValue, NotReady
+from muxcluster.core.events import Finished, FinishReason, StepOutput, TokenDelta
+from muxcluster.core.request import Request
+from muxcluster.core.unitspec import UnitSpec, UnitStats
+from muxcluster.engine.deltas import deltas_of
+from muxcluster.engine.executor import Executor, JobDone, JobFailed, Outcome, OwnerLost
+from muxcluster.engine.executors import make_executor
+from muxcluster.engine.joblog import JobLog
+from muxcluster.scheduling.scheduler import UnitScheduler
+
+logger = logging.getLogger(__name__)
+
+OutputSink = Callable[[Mapping[str, TokenDelta]], None]
+
+_MIN_WAIT_S = 0.001
+"""A deadline already past must not make the loop spin."""
+
+
+class Unit:
+    """Drives `UnitScheduler` with the real clock and real workers.
+
+    Every request that `submit` accepts gets exactly one last delta (finished or rejected) through
+    `on_output`, which is called on the unit's thread with one delta per request and step. The
+    next jobs are launched before the outputs of the last ones are delivered. One lock guards
+    scheduler and inbox; it is never held while a job runs or `on_output` is called.
+    """
+
+    def __init__(
+        self,
+        spec: UnitSpec,
+        on_output: OutputSink,
+        clock: Clock | None = None,
+        *,
+        executor: Executor | None = None,
+    ) -> None:
+        """executor: where jobs run, by default what `spec.partition` names. Nothing starts yet.
+
+        Raises ConfigError where the partition is unknown or unfit for the device.
+        """
+        self._spec = spec
+        self._on_output = on_output
+        self._clock = clock or MonotonicClock()
+        self._executor = executor or make_executor(spec)
+        self._scheduler = UnitScheduler(spec)
+        self._jobs = JobLog()
+        self._lock = threading.Lock()
+        self._inbox: deque[Request | str] = deque()
+        self._open: set[str] = set()
+        self._outputs: list[StepOutput] = []
+        self._is_closing = False
+        self._refusal: NotReady | None = NotReady(f"{spec.unit_id} has not started")
+        self._has_failed = False
+        self._progress_s = self._clock.now()
+        self._thread = threading.Thread(target=self._run, name=f"unit {spec.unit_id}", daemon=True)
+
+    def start(self) -> None:
+        """Load the models, then take requests; blocks until ready.
+
+        Raises LoadError naming the file at fault, EngineFailure where loading died.
+        """
+        try:
+            self._executor.start()
+        except BaseException:
+            self._executor.close()
+            raise
+        self._refusal = None
+        self._thread.start()
+
+    def close(self, timeout_s: float = 10.0) -> None:
+        """End every open request with `abort`, then the thread and the worker processes.
+
+        Child processes are killed where that takes longer than `timeout_s` seconds. Idempotent.
+        """
+        with self._lock:
+            self._is_closing = True
+            if self._refusal is None:
+                self._executor.wake()
+        if self._thread.ident is None:
+            self._executor.close()
+            return
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            logger.error("%s did not end in %g s: its workers are killed", self._name, timeout_s)
+            self._executor.kill()
+            self._thread.join(timeout_s)
+
+    def submit(self, request: Request) -> None:
+        """Accept a request, from any thread.
+
+        Raises NotReady before start, after close and after a failure of the unit, InvalidValue
+        where an open request has the same id.
+        """
+        with self._lock:
+            if self._refusal is not None:
+                raise self._refusal
+            if request.request_id in self._open:
+                raise InvalidValue(f"request id {request.request_id!r} is in use", "request_id")
+            if not self._open:
+                self._progress_s = self._clock.now()
+            self._open.add(request.request_id)
+            self._post(request)
+
+    def abort(self, request_id: str) -> None:
+        """End a request with `abort`, from any thread; an unknown or ended one is ignored."""
+        with self._lock:
+            if request_id in self._open:
+                self._post(request_id)
+
+    def stats(self) -> UnitStats:
+        """The unit now, with the jobs that ended since the last call; from any thread."""
+        with self._lock:
+            stats = self._scheduler.stats(self._clock.now(), self._spec.unit_id)
+            return replace(stats, jobs=self._jobs.take())
+
+    def last_step_age_s(self) -> float:
+        """Seconds without a finished step while requests are open; 0 when idle.
+
+        Infinite once the unit has failed: a health check compares it with its limit.
+        """
+        with self._lock:
+            if self._has_failed:
+                return math.inf
+            return self._clock.now() - self._progress_s if self._open else 0.0
+
+    @property
+    def num_open(self) -> int:
+        """Accepted requests that have not ended."""
+        return len(self._open)
+
+    @property
+    def _name(self) -> str:
+        return self._spec.unit_id
+
+    def _post(self, message: Request | str) -> None:
+        """Caller holds the lock, and some request is open, so the executor is not closed yet."""
+        self._inbox.append(message)
+        self._executor.wake()
+
+    def _run(self) -> None:
+        reason, message = FinishReason.ABORT, f"{self._name} was closed"
+        code = "server_shutting_down"
+        try:
+            while not self._is_closing:
+                self._turn()
+        except Exception as error:
+            logger.exception("%s failed", self._name)
+            reason, message = FinishReason.ERROR, f"{self._name} failed: {error}"
+            code = "replica_lost"
+            self._has_failed = True
+        finally:
+            self._end(reason, NotReady(message, code=code))
+
+    def _turn(self) -> None:
+        with self._lock:
+            now = self._clock.now()
+            self._outputs.extend(self._take_inbox(now))
+            for job in self._scheduler.next_jobs(now):
+                self._jobs.start(job, now)
+                self._executor.launch(job)
+            timeout_s = self._timeout_s(now)
+        self._deliver()
+        for outcome in self._executor.wait(timeout_s):
+            self._settle(outcome)
+
+    def _take_inbox(self, now: float) -> Iterable[StepOutput]:
+        while self._inbox:
+            message = self._inbox.popleft()
+            if isinstance(message, Request):
+                output = self._scheduler.add(message, now)
+            else:
+                output = self._scheduler.abort(message, now)
+            if output is not None:
+                yield output
+
+    def _timeout_s(self, now: float) -> float | None:
+        wakeup_s = self._scheduler.next_wakeup(now)
+        return None if wakeup_s is None else max(_MIN_WAIT_S, wakeup_s - now)
+
+    def _settle(self, outcome: Outcome) -> None:
+        if isinstance(outcome, OwnerLost):
+            self._executor.restart()
+        with self._lock:
+            now = self._progress_s = self._clock.now()
+            if isinstance(outcome, JobDone):
+                job = self._jobs.finish(outcome.result, now)
+                self._outputs.append(self._scheduler.complete(job, outcome.result, now))
+            elif isinstance(outcome, JobFailed):
+                job = self._jobs.fail(outcome.job_id)
+                logger.warning("job %d of %s failed: %s", job.job_id, job.model, outcome.message)
+                self._outputs.append(self._scheduler.fail(job, now))
+            else:
+                logger.warning("%s restarted: %s", self._name, outcome.message)
+                self._jobs.forget_running()
+                self._scheduler.reset(now)
+
+    def _deliver(self) -> None:
+        outputs, self._outputs = self._outputs, []
+        deltas = deltas_of(outputs)
+        if not deltas:
+            return
+        with self._lock:
+            for request_id, delta in deltas.items():
+                if delta.finished is not None or delta.rejected is not None:
+                    self._open.discard(request_id)
+        self._on_output(deltas)
+
+    def _end(self, reason: FinishReason, refusal: NotReady) -> None:
+        """Last outputs, an end for every request still open, then no process is left."""
+        with self._lock:
+            self._refusal = refusal
+            self._inbox.clear()
+        try:
+            self._deliver()
+            left = sorted(self._open)
+            ends = [Finished(request_id, reason, message=refusal.message) for request_id in left]
+            if ends:
+                self._on_output({end.request_id: TokenDelta(finished=end) for end in ends})
+        except Exception:
+            logger.exception("%s could not deliver its last outputs", self._name)
+        finally:
+            with self._lock:
+                self._open.clear()
+            self._executor.close()

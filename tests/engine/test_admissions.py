@@ -1,0 +1,79 @@
+"""A worker always knows the newest sampling rules of every row it is given, and is told once."""
+
+from dataclasses import replace
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muxcluster.core.job import Admission, Job, Phase, Rows, TableDelta
+from muxcluster.core.sampling import SamplingParams
+from muxcluster.engine.admissions import AdmissionLedger
+from tests.engine.fakes import fake_spec
+
+EMPTY = np.empty(0, dtype=np.int32)
+
+
+def job_of(worker_id: int, slots: list[int], admissions: tuple[Admission, ...] = ()) -> Job:
+    rows = Rows(
+        slots=np.asarray(slots, dtype=np.int32),
+        starts=np.zeros(len(slots), dtype=np.int32),
+        counts=np.ones(len(slots), dtype=np.int32),
+        samples=np.ones(len(slots), dtype=np.bool_),
+    )
+    tables = TableDelta(EMPTY, EMPTY, np.empty((0, 4), dtype=np.int32))
+    return Job(1, "wide", Phase.DECODE, worker_id, 0.5, rows, tables, admissions)
+
+
+def admission(slot: int, seed: int) -> Admission:
+    tokens = np.arange(3, dtype=np.int32)
+    return Admission(slot, f"r{seed}", tokens, 3, SamplingParams(seed=seed))
+
+
+def test_the_other_worker_gets_the_rules_without_the_tokens() -> None:
+    ledger = AdmissionLedger.of(fake_spec())
+    prefill = job_of(0, [5], (admission(5, seed=7),))
+    assert ledger.complete(prefill) is prefill
+    (extra,) = ledger.complete(job_of(1, [5])).admissions
+    assert len(extra.tokens) == 0
+    assert replace(extra, tokens=prefill.admissions[0].tokens).sampling.seed == 7
+    assert extra.num_prompt_tokens == 3
+    assert ledger.complete(job_of(1, [5])).admissions == ()
+
+
+def test_a_new_worker_is_told_again() -> None:
+    ledger = AdmissionLedger.of(fake_spec())
+    ledger.complete(job_of(0, [2], (admission(2, seed=1),)))
+    ledger.forget_worker(0)
+    assert len(ledger.complete(job_of(0, [2])).admissions) == 1
+    assert ledger.complete(job_of(0, [2])).admissions == ()
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 1),
+            st.lists(st.integers(0, 7), min_size=1, max_size=5, unique=True),
+            st.sets(st.integers(0, 7)),
+            st.booleans(),
+        ),
+        max_size=30,
+    )
+)
+def test_every_row_is_known_and_nothing_is_told_twice(
+    steps: list[tuple[int, list[int], set[int], bool]],
+) -> None:
+    ledger = AdmissionLedger.of(fake_spec())
+    newest: dict[int, int] = {}
+    known: dict[int, dict[int, int]] = {0: {}, 1: {}}
+    for number, (worker, rows, admitted, is_restarted) in enumerate(steps):
+        if is_restarted:
+            ledger.forget_worker(worker)
+            known[worker].clear()
+        slots = [slot for slot in rows if slot in newest or slot in admitted]
+        fresh = tuple(admission(slot, number) for slot in slots if slot in admitted)
+        newest.update({a.slot: a.sampling.seed for a in fresh})
+        for told in ledger.complete(job_of(worker, slots, fresh)).admissions:
+            assert known[worker].get(told.slot) != told.sampling.seed
+            known[worker][told.slot] = told.sampling.seed
+        assert all(known[worker][slot] == newest[slot] for slot in slots)

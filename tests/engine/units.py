@@ -1,0 +1,115 @@
+"""Units of real tiny models for tests: specifications, requests, running them to the end."""
+
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from muxcluster.engine.model_spec import model_spec
+
+from muxcluster.core.events import FinishReason
+from muxcluster.core.job import Phase, WorkerSlot
+from muxcluster.core.request import Request
+from muxcluster.core.sampling import SamplingParams
+from muxcluster.core.unitspec import SchedulerSpec, UnitSpec
+from muxcluster.engine.executor import Executor
+from muxcluster.engine.unit import Unit
+from tests.engine.fakes import Sink
+
+BLOCK_BYTES = 4096
+"""8 tokens at head_dim 64 in fp32: tiny models still grow by many columns."""
+
+
+def spec_of(
+    directories: Iterable[Path],
+    *,
+    num_columns: int = 200,
+    lane: str = "adbs",
+    partition: str = "threads",
+    max_seqs: int = 16,
+) -> UnitSpec:
+    """A unit of the models in `directories`, named after them.
+
+    num_columns: size of the pool in columns of the largest model.
+    """
+    models = tuple(
+        model_spec(path, path.name, max_seqs=max_seqs, max_model_len=256) for path in directories
+    )
+    half = (0.5,)
+    workers: tuple[WorkerSlot, ...] = (
+        WorkerSlot(0, half, frozenset({Phase.PREFILL})),
+        WorkerSlot(1, half, frozenset({Phase.DECODE})),
+    )
+    if lane in ("temporal", "mixed"):
+        workers = (WorkerSlot(0, (1.0,)),)
+    return UnitSpec(
+        unit_id="unit-0",
+        models=models,
+        num_blocks=num_columns * max(m.shape.blocks_per_column for m in models),
+        block_bytes=BLOCK_BYTES,
+        workers=workers,
+        scheduler=SchedulerSpec(lane=lane, token_budget=64),
+        partition=partition,
+        num_threads=1,
+    )
+
+
+def prompts(
+    model: str, count: int, vocab_size: int, *, shared: int = 0, seed: int = 0
+) -> dict[str, list[int]]:
+    """Ragged random prompts by request id; the first `shared` tokens are the same in all."""
+    rng = random.Random(f"{model}{seed}")
+    prefix = [rng.randrange(vocab_size) for _ in range(shared)]
+    return {
+        f"{model}/{seed}/{i}": prefix
+        + [rng.randrange(vocab_size) for _ in range(rng.randrange(1, 50))]
+        for i in range(count)
+    }
+
+
+def greedy(max_tokens: int) -> SamplingParams:
+    return SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
+
+
+def request_of(request_id: str, prompt: Sequence[int], sampling: SamplingParams) -> Request:
+    """A request of the model that the id begins with."""
+    model = request_id.split("/")[0]
+    return Request(request_id, model, np.asarray(prompt, dtype=np.int32), sampling)
+
+
+@contextmanager
+def running(spec: UnitSpec, executor: Executor | None = None) -> Iterator[tuple[Unit, Sink]]:
+    """A started unit; closed at the end."""
+    sink = Sink()
+    unit = Unit(spec, sink, executor=executor)
+    unit.start()
+    try:
+        yield unit, sink
+    finally:
+        unit.close()
+
+
+def submit(
+    unit: Unit, asked: dict[str, list[int]], sampling: SamplingParams, *, seeded: bool = False
+) -> None:
+    """Submit all; with `seeded`, request i gets seed i."""
+    for i, (request_id, prompt) in enumerate(asked.items()):
+        own = replace(sampling, seed=i) if seeded else sampling
+        unit.submit(request_of(request_id, prompt, own))
+
+
+def check_lengths(sink: Sink, asked: Iterable[str], num_tokens: int) -> None:
+    """Every request ran to its `max_tokens`."""
+    for request_id in asked:
+        assert sink.reason(request_id) is FinishReason.LENGTH, sink.ends[request_id]
+        assert len(sink.tokens[request_id]) == num_tokens
+
+
+def check_nothing_leaks(unit: Unit) -> None:
+    """After all requests ended every block is free or only cached."""
+    stats = unit.stats()
+    assert stats.free_blocks + sum(m.cached_blocks for m in stats.models) == stats.num_blocks
+    assert sum(m.used_blocks for m in stats.models) == 0
+    assert sum(m.num_running + m.num_waiting for m in stats.models) == 0
