@@ -1,0 +1,1 @@
+"""From logits to tokens: per-slot parameters, penalties, truncation, drawing and logprobs."""

@@ -1,0 +1,159 @@
+"""Chooses the next token of every row of a batch (DESIGN.md §4, sampling)."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from muxcluster.core.job import TokenLogprobs
+from muxcluster.engine.sampling.batch import Batch
+from muxcluster.engine.sampling.bias import add_bias, hold_end_tokens, rows_to_bias, rows_to_hold
+from muxcluster.engine.sampling.draw import draw
+from muxcluster.engine.sampling.logprobs import token_logprobs
+from muxcluster.engine.sampling.penalties import (
+    penalise_counts,
+    penalise_repetition,
+    rows_counting,
+    rows_repeating,
+)
+from muxcluster.engine.sampling.randomness import uniforms
+from muxcluster.engine.sampling.slots import SlotSampling
+from muxcluster.engine.sampling.truncation import thresholds
+
+_EDITS: tuple[
+    tuple[Callable[[Batch], NDArray[np.int64]], Callable[[Tensor, Batch, NDArray[np.int64]], None]],
+    ...,
+] = (
+    (rows_to_bias, add_bias),
+    (rows_to_hold, hold_end_tokens),
+    (rows_repeating, penalise_repetition),
+    (rows_counting, penalise_counts),
+)
+"""Which rows, and what is done to their logits; in this order."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sampled:
+    """tokens: int32 [rows]. logprobs: row -> its token's, only for rows that asked.
+
+    broken_rows: rows whose logits held NaN or +inf, or nothing finite: the model computed
+    nonsense there. NaN counts as impossible, +inf as the largest number, and where nothing is
+    possible every token is equally likely; the other rows are not affected.
+    """
+
+    tokens: NDArray[np.int32]
+    logprobs: Mapping[int, TokenLogprobs]
+    broken_rows: tuple[int, ...] = ()
+
+
+def sample(
+    logits: Tensor,
+    slots: NDArray[np.int32],
+    history: Tensor,
+    lengths: NDArray[np.int32],
+    state: SlotSampling,
+) -> Sampled:
+    """Sample one token a row; every row's outcome is independent of the rest of the batch.
+
+    logits: fp32 [rows, vocab], not changed. slots, lengths: [rows]; row samples output token
+    lengths - num_prompt_tokens of its slot. history: int32 [max_seqs, max_model_len + 1] with
+    the tokens before it. state: what was admitted to the slots.
+    Order: logit bias, end tokens held back while output < min_tokens, repetition penalty,
+    frequency and presence penalties; then greedy rows (temperature 0) take the best token, the
+    lowest id on a tie; others: temperature, min-p, top-k, top-p, draw. Logprobs are of the
+    logits as given.
+    Raises ValueError where the shapes do not agree.
+    """
+    _check(logits, slots, lengths, state)
+    batch = Batch(slots, history, lengths, state)
+    logits, broken_rows = _repaired(logits)
+    edited = _edited(logits, batch)
+    tokens = edited.argmax(-1)
+    drawn = np.flatnonzero(state.temperature[slots] > 0)
+    if len(drawn):
+        rows = torch.from_numpy(drawn).to(logits.device)
+        tokens[rows] = _drawn(edited[rows], batch, drawn)
+    chosen = tokens.cpu().numpy()
+    return Sampled(chosen.astype(np.int32), _logprobs(logits, chosen, batch), broken_rows)
+
+
+def prompt_logprobs(
+    logits: Tensor, targets: NDArray[np.int32], num_top: int
+) -> tuple[TokenLogprobs, ...]:
+    """Logprobs of the prompt tokens `targets` [positions] under logits [positions, vocab].
+
+    logits[i] are those of the position before targets[i]; num_top alternatives are listed.
+    """
+    return token_logprobs(
+        logits, targets.astype(np.int64), np.full(len(targets), num_top, dtype=np.int64)
+    )
+
+
+def _check(
+    logits: Tensor, slots: NDArray[np.int32], lengths: NDArray[np.int32], state: SlotSampling
+) -> None:
+    shape = (len(slots), state.vocab_size)
+    if logits.shape != shape or logits.dtype != torch.float32 or lengths.shape != slots.shape:
+        raise ValueError(
+            f"logits must be fp32 {shape} with as many lengths, "
+            f"got {logits.dtype} {tuple(logits.shape)} and {lengths.shape}"
+        )
+
+
+def _repaired(logits: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+    """Logits without NaN and +inf, and the rows that had them (see `Sampled.broken_rows`).
+
+    A row's maximum shows all three faults: it is NaN, +inf or, with nothing finite, -inf.
+    """
+    broken = (~logits.amax(-1).isfinite()).nonzero().squeeze(1)
+    if not len(broken):
+        return logits, ()
+    rows = logits[broken].nan_to_num(nan=-torch.inf, neginf=-torch.inf)
+    rows.masked_fill_(rows.isneginf().all(-1, keepdim=True), 0.0)
+    logits = logits.index_copy(0, broken, rows)
+    return logits, tuple(broken.tolist())
+
+
+def _edited(logits: Tensor, batch: Batch) -> Tensor:
+    """The logits after bias, min_tokens and penalties; `logits` itself where nobody asks."""
+    edited = logits
+    for choose, edit in _EDITS:
+        rows = choose(batch)
+        if len(rows):
+            if edited is logits:
+                edited = logits.clone()
+            edit(edited, batch, rows)
+    return edited
+
+
+def _drawn(logits: Tensor, batch: Batch, rows: NDArray[np.int64]) -> Tensor:
+    """Random tokens int64 [len(rows)] from logits [len(rows), vocab] of those rows."""
+    state, slots, device = batch.state, batch.slots[rows], logits.device
+    temperature = torch.from_numpy(state.temperature[slots]).to(logits)
+    temperature = temperature.clamp_(min=torch.finfo(logits.dtype).tiny).unsqueeze(1)
+    scores = (logits - logits.amax(-1, keepdim=True)) / temperature
+    threshold = torch.full(rows.shape, -torch.inf, device=device)
+    limits = state.top_k[slots], state.top_p[slots], state.min_p[slots]
+    cut = np.flatnonzero((limits[0] < state.vocab_size) | (limits[1] < 1) | (limits[2] > 0))
+    if len(cut):
+        which = torch.from_numpy(cut).to(device)
+        threshold[which] = thresholds(
+            scores[which], *(torch.from_numpy(limit[cut]).to(device) for limit in limits)
+        )
+    uniform = uniforms(state.seed[slots], batch.output_index[rows])
+    return draw(scores, threshold, torch.from_numpy(uniform).to(device))
+
+
+def _logprobs(
+    logits: Tensor, tokens: NDArray[np.int64], batch: Batch
+) -> Mapping[int, TokenLogprobs]:
+    state = batch.state
+    rows = np.flatnonzero(state.wants_logprobs[batch.slots])
+    if not len(rows):
+        return {}
+    chosen = logits[torch.from_numpy(rows).to(logits.device)]
+    entries = token_logprobs(chosen, tokens[rows], state.num_top[batch.slots[rows]])
+    return dict(zip(rows.tolist(), entries, strict=True))

@@ -1,0 +1,97 @@
+"""Sampling parameters of all slots of one model as arrays, so that a batch gathers its rows."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from muxcluster.core.sampling import SamplingParams
+
+_SEED_BITS = (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenBias:
+    """What is added to a row's logits: tokens int64 [n], each once; values float32 [n]."""
+
+    tokens: NDArray[np.int64]
+    values: NDArray[np.float32]
+
+
+class SlotSampling:
+    """Parameters of every slot, one entry a slot; arrays are read by the sampler's stages.
+
+    Numbers are those of `SamplingParams`; `top_k` is vocab_size where the request set none.
+    seed: uint64. num_prompt_tokens: output token i of a slot is history[num_prompt_tokens + i].
+    wants_logprobs, num_top: whether logprobs are reported, and how many alternatives.
+    biases, end_tokens: only of slots that need them; end tokens matter while min_tokens holds.
+    """
+
+    def __init__(self, max_seqs: int, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
+        self.vocab_size = vocab_size
+        self.eos_token_ids = eos_token_ids
+        self.num_prompt_tokens = np.zeros(max_seqs, dtype=np.int64)
+        self.temperature = np.zeros(max_seqs, dtype=np.float64)
+        self.top_k = np.full(max_seqs, vocab_size, dtype=np.int64)
+        self.top_p = np.ones(max_seqs, dtype=np.float64)
+        self.min_p = np.zeros(max_seqs, dtype=np.float64)
+        self.repetition_penalty = np.ones(max_seqs, dtype=np.float32)
+        self.frequency_penalty = np.zeros(max_seqs, dtype=np.float32)
+        self.presence_penalty = np.zeros(max_seqs, dtype=np.float32)
+        self.seed = np.zeros(max_seqs, dtype=np.uint64)
+        self.min_tokens = np.zeros(max_seqs, dtype=np.int64)
+        self.wants_logprobs = np.zeros(max_seqs, dtype=np.bool_)
+        self.num_top = np.zeros(max_seqs, dtype=np.int64)
+        self.biases: dict[int, TokenBias] = {}
+        self.end_tokens: dict[int, NDArray[np.int64]] = {}
+        self.has_bias = np.zeros(max_seqs, dtype=np.bool_)
+
+    def admit(self, slot: int, sampling: SamplingParams, num_prompt_tokens: int) -> None:
+        """Overwrite everything known of `slot` with a new sequence's parameters.
+
+        Raises ValueError where `logit_bias` names a token outside the vocabulary; the slot is
+        then as before.
+        """
+        bias = self._bias(sampling)
+        self.num_prompt_tokens[slot] = num_prompt_tokens
+        self.temperature[slot] = sampling.temperature
+        limit = self.vocab_size if sampling.top_k is None else sampling.top_k
+        self.top_k[slot] = min(limit, self.vocab_size)
+        self.top_p[slot] = sampling.top_p
+        self.min_p[slot] = sampling.min_p
+        self.repetition_penalty[slot] = sampling.repetition_penalty
+        self.frequency_penalty[slot] = sampling.frequency_penalty
+        self.presence_penalty[slot] = sampling.presence_penalty
+        self.seed[slot] = sampling.seed & _SEED_BITS
+        self.wants_logprobs[slot] = sampling.logprobs is not None
+        self.num_top[slot] = sampling.logprobs or 0
+        self.has_bias[slot] = bias is not None
+        self.biases.pop(slot, None)
+        if bias is not None:
+            self.biases[slot] = bias
+        self._set_min_tokens(slot, sampling)
+
+    def _bias(self, sampling: SamplingParams) -> TokenBias | None:
+        summed: dict[int, float] = {}
+        for token, value in sampling.logit_bias:
+            if not 0 <= token < self.vocab_size:
+                raise ValueError(
+                    f"logit_bias token {token} is outside the vocabulary of {self.vocab_size}"
+                )
+            summed[token] = summed.get(token, 0.0) + value
+        if not summed:
+            return None
+        return TokenBias(
+            np.fromiter(summed.keys(), np.int64), np.fromiter(summed.values(), np.float32)
+        )
+
+    def _set_min_tokens(self, slot: int, sampling: SamplingParams) -> None:
+        """End tokens outside the vocabulary cannot be sampled and need no mask."""
+        ends = set(sampling.stop_token_ids)
+        if not sampling.ignore_eos:
+            ends.update(self.eos_token_ids)
+        reachable = sorted(token for token in ends if 0 <= token < self.vocab_size)
+        self.min_tokens[slot] = sampling.min_tokens if reachable else 0
+        self.end_tokens.pop(slot, None)
+        if self.min_tokens[slot]:
+            self.end_tokens[slot] = np.array(reachable, dtype=np.int64)

@@ -1,0 +1,61 @@
+"""Min-p, top-k and top-p as one threshold a row: tokens below it cannot be drawn."""
+
+import torch
+from torch import Tensor
+
+NUM_CANDIDATES = 256
+"""Best tokens looked at first; only rows they do not decide are sorted whole."""
+
+
+def thresholds(scores: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
+    """Smallest score [rows] that survives min-p, then top-k, then top-p.
+
+    scores: fp32 [rows, vocab], logits over temperature with the row's best at 0.
+    top_k: int64 [rows] in 1..vocab. top_p, min_p: float64 [rows].
+    Each filter works on what the one before left, renormalised (as Hugging Face's warpers in a
+    row; top-p: Holtzman et al. 2020). Tokens that tie with the last survivor survive too, so
+    the result depends on no sort order.
+    """
+    vocab_size = scores.shape[1]
+    best = scores.topk(min(NUM_CANDIDATES, vocab_size)).values
+    totals = _totals(scores, top_k, top_p, min_p)
+    threshold, decided = _decide(best, totals, top_k, top_p, min_p)
+    if best.shape[1] == vocab_size:
+        return threshold
+    hard = (~(decided & ((top_k <= best.shape[1]) | (top_k == vocab_size)))).nonzero().squeeze(1)
+    if len(hard):
+        whole = scores[hard].sort(dim=-1, descending=True).values
+        threshold[hard], _ = _decide(whole, totals[hard], top_k[hard], top_p[hard], min_p[hard])
+    return threshold
+
+
+def _totals(scores: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
+    """Weight of the whole row, float64 [rows], where top-p alone cuts it; elsewhere NaN.
+
+    The last entry of a running sum: unlike `sum`, its order does not depend on the batch.
+    """
+    totals = torch.full_like(top_p, torch.nan)
+    alone = ((top_p < 1) & (top_k >= scores.shape[1]) & (min_p == 0)).nonzero().squeeze(1)
+    if len(alone):
+        totals[alone] = scores[alone].exp().cumsum(-1, dtype=torch.float64)[:, -1]
+    return totals
+
+
+def _decide(
+    best: Tensor, totals: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Thresholds [rows] from the best scores [rows, n], sorted, and whether top-p's answer can
+    be trusted, bool [rows]: with n < vocab, survivors or the nucleus' end may lie beyond them.
+    """
+    num_best = best.shape[1]
+    kth = best.gather(1, (top_k.clamp(max=num_best) - 1).unsqueeze(1)).squeeze(1)
+    kth = kth.masked_fill(top_k > num_best, -torch.inf)
+    floor = torch.maximum(kth, min_p.log().to(kth.dtype))
+    weights = best.exp().masked_fill(best < floor.unsqueeze(1), 0.0)
+    mass = weights.cumsum(-1, dtype=torch.float64)
+    alone = ~totals.isnan()
+    whole = torch.where(alone, totals, mass[:, -1])
+    kept = (mass < (top_p * whole).unsqueeze(1)).sum(-1)
+    last = best.gather(1, kept.clamp(max=num_best - 1).unsqueeze(1)).squeeze(1)
+    threshold = torch.where(top_p < 1, torch.maximum(floor, last), floor)
+    return threshold, (top_p >= 1) | torch.where(alone, kept < num_best, best[:, -1] < floor)
