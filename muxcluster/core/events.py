@@ -88,3 +88,14 @@ class TokenDelta:
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     finished: Finished | None = None
     rejected: Rejected | None = None
+
+
+def merge(first: TokenDelta, second: TokenDelta) -> TokenDelta:
+    """Both deltas of one request as one; `first` came earlier."""
+    return TokenDelta(
+        tokens=first.tokens + second.tokens,
+        logprobs=first.logprobs + second.logprobs,
+        prompt_logprobs=first.prompt_logprobs + second.prompt_logprobs,
+        finished=first.finished or second.finished,
+        rejected=first.rejected or second.rejected,
+    )

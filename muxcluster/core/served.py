@@ -1,7 +1,6 @@
 """Static facts of a model that a unit serves, as the layers above the engine need them."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from muxcluster.core.request import Slo
 
@@ -62,5 +61,5 @@ class UnitStats:
     num_blocks: int
     free_blocks: int
     models: tuple[ModelStats, ...] = ()
-    jobs: Sequence[JobRecord] = field(default=())
+    jobs: tuple[JobRecord, ...] = ()
     """Jobs finished since the previous stats."""
