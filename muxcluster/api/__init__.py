@@ -1,0 +1,1 @@
+"""The OpenAI HTTP surface: requests in, text out, over any `Backend`."""

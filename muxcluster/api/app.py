@@ -1,0 +1,95 @@
+"""The HTTP application over a `Backend`."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from muxcluster import __version__
+from muxcluster.api.backend import Backend
+from muxcluster.api.errors import HttpError, http_error, status_error
+from muxcluster.api.metrics import Metrics
+from muxcluster.api.metrics_units import UnitMetrics
+from muxcluster.api.middleware import Edge, error_response
+from muxcluster.api.model_text import ModelTexts
+from muxcluster.api.routes_generation import generation_routes
+from muxcluster.api.routes_models import model_routes
+from muxcluster.api.routes_status import status_routes
+from muxcluster.api.service import CompletionService
+from muxcluster.api.settings import ApiSettings
+from muxcluster.core.errors import MuxClusterError
+from muxcluster.text.validation import field_path
+
+CLIENT_CLOSED = 499
+
+
+def create_app(backend: Backend, settings: ApiSettings | None = None) -> FastAPI:
+    """The OpenAI application. `app.state.service` is the CompletionService behind it.
+
+    Raises LoadError naming the file where a model's tokenizer or template cannot be read.
+    """
+    settings = settings or ApiSettings()
+    texts = ModelTexts.load(backend.models())
+    metrics = Metrics()
+    for text in texts:
+        metrics.declare(text.served)
+    units = UnitMetrics(metrics.registry, backend.stats)
+    service = CompletionService(backend, texts, metrics, settings)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncGenerator[None, None]:
+        poll = asyncio.create_task(_observe(units, settings.stats_period_s))
+        yield
+        poll.cancel()
+        await asyncio.gather(poll, return_exceptions=True)
+
+    app = FastAPI(title="muxcluster", version=__version__, lifespan=lifespan)
+    app.state.service = service
+    app.include_router(generation_routes(service, lenient=settings.lenient))
+    app.include_router(model_routes(texts, settings))
+    app.include_router(status_routes(backend, metrics))
+    app.add_middleware(Edge, settings=settings, metrics=metrics)
+    _add_error_answers(app)
+    return app
+
+
+async def _observe(units: UnitMetrics, period_s: float) -> None:
+    """Reads the units' reports more often than they come, so that no job goes uncounted."""
+    while True:
+        units.observe()
+        await asyncio.sleep(period_s)
+
+
+def _add_error_answers(app: FastAPI) -> None:
+    """Every error leaves in OpenAI's shape."""
+
+    async def on_error(request: Request, error: Exception) -> Response:
+        return error_response(http_error(error))
+
+    async def on_status(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        answer = status_error(error.status_code, str(error.detail))
+        answer.headers.update(error.headers or {})
+        return error_response(answer)
+
+    async def on_validation(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        first = error.errors()[0]
+        param = field_path(tuple(first["loc"][1:])) or None
+        return error_response(
+            HttpError(400, "invalid_request_error", "invalid_value", str(first["msg"]), param)
+        )
+
+    async def on_disconnect(request: Request, error: Exception) -> Response:
+        return Response(status_code=CLIENT_CLOSED)
+
+    app.add_exception_handler(MuxClusterError, on_error)
+    app.add_exception_handler(HTTPException, on_status)
+    app.add_exception_handler(RequestValidationError, on_validation)
+    app.add_exception_handler(ClientDisconnect, on_disconnect)
+    app.add_exception_handler(Exception, on_error)

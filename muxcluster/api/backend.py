@@ -1,0 +1,140 @@
+"""What the HTTP surface needs from below: a stream of token deltas per request."""
+
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from muxcluster.core.errors import ModelNotFound
+from muxcluster.core.events import TokenDelta
+from muxcluster.core.request import Request
+from muxcluster.core.served import JobRecord, ServedModel, UnitStats
+
+MAX_KEPT_JOBS = 100_000
+"""Job records kept where nobody takes them."""
+
+
+class Backend(Protocol):
+    """The served models and the units behind them."""
+
+    def models(self) -> Sequence[ServedModel]:
+        """Every model served; fixed for the life of the backend."""
+        ...
+
+    def generate(self, request: Request) -> AsyncIterator[TokenDelta]:
+        """Deltas of `request` until the one with finished or rejected; closing it early aborts.
+
+        Raises Unavailable or EngineFailure while it is iterated.
+        """
+        ...
+
+    def stats(self) -> Sequence[UnitStats]:
+        """Latest state of each unit that has reported."""
+        ...
+
+    def ready(self) -> bool:
+        """True while new requests are welcome: models loaded, not draining."""
+        ...
+
+    def healthy(self) -> bool:
+        """False when the engine is stuck or gone and this process should be replaced."""
+        ...
+
+
+class UnitClientLike(Protocol):
+    """One unit seen from here: the channel's client or the in-process one."""
+
+    def generate(self, request: Request) -> AsyncIterator[TokenDelta]:
+        """As `Backend.generate`."""
+        ...
+
+    def stats(self) -> UnitStats | None:
+        """Latest state, None before the first report."""
+        ...
+
+
+class RoutedBackend:
+    """A backend that sends each model's requests to its unit.
+
+    `client_of` maps model names to unit clients; several models may share one. A unit whose
+    reports stop for `silence_s` seconds makes the backend unhealthy.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[ServedModel],
+        client_of: Mapping[str, UnitClientLike],
+        silence_s: float = 30.0,
+    ) -> None:
+        self._models = tuple(models)
+        self._client_of = dict(client_of)
+        clients = {id(client): client for client in client_of.values()}
+        self._reports = [UnitReports(client) for client in clients.values()]
+        self._silence_s = silence_s
+        self._draining = False
+
+    def models(self) -> Sequence[ServedModel]:
+        return self._models
+
+    def generate(self, request: Request) -> AsyncIterator[TokenDelta]:
+        """Raises ModelNotFound where no unit serves `request.model`."""
+        client = self._client_of.get(request.model)
+        if client is None:
+            raise ModelNotFound(f"model {request.model} is not served here", "model")
+        return client.generate(request)
+
+    def stats(self) -> Sequence[UnitStats]:
+        """Each unit's latest report, with all jobs since the previous call."""
+        taken = (reports.take() for reports in self._reports)
+        return [report for report in taken if report is not None]
+
+    def drain(self) -> None:
+        """From now on `ready` is False; running requests go on."""
+        self._draining = True
+
+    def ready(self) -> bool:
+        return not self._draining and all(reports.age_s() is not None for reports in self._reports)
+
+    def healthy(self) -> bool:
+        """True until a unit that has reported once falls silent."""
+        ages = (reports.age_s() for reports in self._reports)
+        return all(age_s is None or age_s < self._silence_s for age_s in ages)
+
+
+class UnitReports:
+    """One unit's reports, gathered so that no job is lost whoever looks at them."""
+
+    def __init__(self, client: UnitClientLike) -> None:
+        self._client = client
+        self._latest: UnitStats | None = None
+        self._jobs: list[JobRecord] = []
+        self._changed_s = 0.0
+
+    def _poll(self) -> None:
+        report = self._client.stats()
+        if report is None or (self._latest is not None and report.now_s == self._latest.now_s):
+            return
+        self._latest = report
+        self._jobs.extend(report.jobs)
+        del self._jobs[:-MAX_KEPT_JOBS]
+        self._changed_s = time.monotonic()
+
+    def take(self) -> UnitStats | None:
+        """The latest report, with the jobs gathered since the previous call."""
+        self._poll()
+        if self._latest is None:
+            return None
+        jobs, self._jobs = self._jobs, []
+        return replace(self._latest, jobs=tuple(jobs))
+
+    def age_s(self) -> float | None:
+        """Seconds since the report last changed, None before the first."""
+        self._poll()
+        return None if self._latest is None else time.monotonic() - self._changed_s
+
+
+async def close(tokens: AsyncIterator[TokenDelta]) -> None:
+    """Ends a backend stream; one that has not reached its end is aborted by that."""
+    aclose = getattr(tokens, "aclose", None)
+    if aclose is not None:
+        await aclose()

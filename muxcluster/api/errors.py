@@ -1,0 +1,103 @@
+"""The one place where errors become HTTP: status, type, code and headers (OpenAI's shape)."""
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+from muxcluster.core.errors import (
+    ContentTooLarge,
+    ContextLengthExceeded,
+    EngineFailure,
+    InvalidValue,
+    ModelNotFound,
+    MuxClusterError,
+    NotReady,
+    Overloaded,
+    PoisonRequest,
+    RequestError,
+    RequestTimeout,
+    Unavailable,
+)
+from muxcluster.core.events import Rejected
+
+
+@dataclass(frozen=True, slots=True)
+class HttpError:
+    """An error as clients see it."""
+
+    status: int
+    type: str
+    code: str | None
+    message: str
+    param: str | None = None
+    headers: dict[str, str] = field(default_factory=dict)
+
+    def body(self) -> bytes:
+        """`{"error": {...}}` as JSON."""
+        error = {
+            "message": self.message,
+            "type": self.type,
+            "param": self.param,
+            "code": self.code,
+        }
+        return msgspec.json.encode({"error": error})
+
+
+INVALID = "invalid_request_error"
+_REQUEST_STATUS: dict[type[RequestError], int] = {ModelNotFound: 404, ContentTooLarge: 413}
+_STATUS_CODES: dict[int, tuple[str, str]] = {
+    400: (INVALID, "invalid_value"),
+    401: (INVALID, "invalid_api_key"),
+    403: ("permission_error", "permission_denied"),
+    404: (INVALID, "not_found"),
+    405: (INVALID, "method_not_allowed"),
+    413: (INVALID, "content_too_large"),
+}
+
+
+def http_error(error: Exception) -> HttpError:
+    """How `error` is told to a client; anything we did not raise on purpose is a plain 500."""
+    if isinstance(error, RequestError):
+        status = _REQUEST_STATUS.get(type(error), 400)
+        return HttpError(status, INVALID, error.code, error.message, error.param)
+    if isinstance(error, Unavailable):
+        return _unavailable(error)
+    if isinstance(error, RequestTimeout):
+        return HttpError(408, "timeout_error", "request_timeout", str(error))
+    if isinstance(error, PoisonRequest):
+        headers = {"x-should-retry": "false"}
+        return HttpError(500, "server_error", "poison_request", str(error), None, headers)
+    message = str(error) if isinstance(error, EngineFailure) else "internal error"
+    return HttpError(500, "server_error", "internal_error", message)
+
+
+def _unavailable(error: Unavailable) -> HttpError:
+    """429 for a full queue, 503 otherwise; clients obey Retry-After up to a minute."""
+    headers = {"Retry-After": str(min(60, max(1, round(error.retry_after_s))))}
+    if isinstance(error, Overloaded):
+        return HttpError(429, "rate_limit_error", error.code, error.message, None, headers)
+    kind = "service_unavailable_error"
+    return HttpError(503, kind, error.code, error.message, None, headers)
+
+
+def status_error(status: int, message: str) -> HttpError:
+    """An error the web framework raised by status alone (no such route, wrong method)."""
+    default = ("server_error", "internal_error") if status >= 500 else (INVALID, "invalid_value")
+    kind, code = _STATUS_CODES.get(status, default)
+    return HttpError(status, kind, code, message)
+
+
+def rejection(rejected: Rejected) -> MuxClusterError:
+    """The error that a unit's `Rejected` stands for."""
+    code, message = rejected.code, rejected.message
+    if code == ContextLengthExceeded.code:
+        return ContextLengthExceeded(message)
+    if code == Overloaded.code:
+        return Overloaded(message)
+    if code == ModelNotFound.code:
+        return ModelNotFound(message, "model")
+    if code == Unavailable.code:
+        return Unavailable(message)
+    if code in ("model_loading", "server_shutting_down", "replica_lost"):
+        return NotReady(message, code=code)
+    return InvalidValue(message)

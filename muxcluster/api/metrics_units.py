@@ -1,0 +1,111 @@
+"""Units' own statistics as metrics: vLLM's names where the meaning is the same, else ours."""
+
+from collections.abc import Callable, Iterable, Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from muxcluster.api.metrics import LABELS
+from muxcluster.core.served import JobRecord, ModelStats, UnitStats
+
+ITERATION = tuple(float(2**power) for power in range(15))
+
+
+def _kv_usage(model: ModelStats) -> float:
+    return min(1.0, model.used_blocks / model.quota_blocks) if model.quota_blocks else 0.0
+
+
+GAUGES: dict[str, tuple[str, Callable[[ModelStats], float]]] = {
+    "vllm:num_requests_running": ("Requests that hold KV.", lambda m: m.num_running),
+    "vllm:num_requests_waiting": ("Requests that wait for it.", lambda m: m.num_waiting),
+    "vllm:kv_cache_usage_perc": ("Share (0 to 1) of the model's quota in use.", _kv_usage),
+    "muxcluster:quota_blocks": ("KV blocks the model may hold now.", lambda m: m.quota_blocks),
+    "muxcluster:used_blocks": ("KV blocks its requests hold.", lambda m: m.used_blocks),
+    "muxcluster:cached_blocks": ("Unreferenced cached KV blocks.", lambda m: m.cached_blocks),
+    "muxcluster:request_rate": ("Measured arrivals per second.", lambda m: m.rate_per_s),
+}
+COUNTERS: dict[str, tuple[str, Callable[[ModelStats], float]]] = {
+    "vllm:prefix_cache_queries": ("Prompt tokens looked up.", lambda m: m.prefix_queries),
+    "vllm:prefix_cache_hits": ("Prompt tokens found.", lambda m: m.prefix_hits),
+    "vllm:num_preemptions": ("Preemptions.", lambda m: m.num_preemptions),
+    "muxcluster:engine_prompt_tokens": ("Prompt tokens prefilled.", lambda m: m.prompt_tokens),
+    "muxcluster:engine_output_tokens": ("Tokens sampled.", lambda m: m.output_tokens),
+}
+
+
+class UnitMetrics(Collector):
+    """Reads units through `stats`; jobs are counted by `observe`, the rest at each scrape."""
+
+    def __init__(
+        self, registry: CollectorRegistry, stats: Callable[[], Iterable[UnitStats]]
+    ) -> None:
+        self._stats = stats
+        self._latest: dict[str, UnitStats] = {}
+        labels = (*LABELS, "phase")
+        self._job_seconds = Counter(
+            "muxcluster:job_seconds", "Seconds jobs ran.", labels, registry=registry
+        )
+        self._jobs = Counter("muxcluster:jobs", "Jobs run.", labels, registry=registry)
+        self._share = Gauge(
+            "muxcluster:sm_share", "SM share (0 to 1) of the latest job.", labels, registry=registry
+        )
+        self._iteration = Histogram(
+            "vllm:iteration_tokens_total",
+            "Tokens of a job.",
+            LABELS,
+            buckets=ITERATION,
+            registry=registry,
+        )
+        registry.register(self)
+
+    def observe(self) -> None:
+        """Counts the jobs of every report not seen yet; call it more often than units report."""
+        for unit in self._stats():
+            known = self._latest.get(unit.unit_id)
+            if known is not None and known.now_s == unit.now_s:
+                continue
+            self._latest[unit.unit_id] = unit
+            for job in unit.jobs:
+                self._count(unit.unit_id, job)
+
+    def _count(self, unit_id: str, job: JobRecord) -> None:
+        self._job_seconds.labels(job.model, unit_id, job.phase).inc(
+            max(0.0, job.end_s - job.start_s)
+        )
+        self._jobs.labels(job.model, unit_id, job.phase).inc()
+        self._share.labels(job.model, unit_id, job.phase).set(job.share)
+        self._iteration.labels(job.model, unit_id).observe(job.num_tokens)
+
+    def describe(self) -> Iterable[Metric]:
+        """No samples: registering must not ask the units."""
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        """The units' latest state."""
+        self.observe()
+        units = list(self._latest.values())
+        for name, (text, value) in GAUGES.items():
+            yield _fill(GaugeMetricFamily(name, text, labels=LABELS), units, value)
+        for name, (text, value) in COUNTERS.items():
+            yield _fill(CounterMetricFamily(name, text, labels=LABELS), units, value)
+        pool = GaugeMetricFamily(
+            "muxcluster:pool_blocks", "KV blocks of a unit.", labels=["engine"]
+        )
+        free = GaugeMetricFamily("muxcluster:free_blocks", "Free KV blocks.", labels=["engine"])
+        for unit in units:
+            pool.add_metric([unit.unit_id], unit.num_blocks)
+            free.add_metric([unit.unit_id], unit.free_blocks)
+        yield from (pool, free)
+
+
+def _fill(
+    family: GaugeMetricFamily | CounterMetricFamily,
+    units: Iterable[UnitStats],
+    value: Callable[[ModelStats], float],
+) -> Metric:
+    for unit in units:
+        for model in unit.models:
+            family.add_metric([model.name, unit.unit_id], value(model))
+    return family

@@ -1,0 +1,113 @@
+"""What happens to every HTTP request before its route: id, count, key, body limit."""
+
+import hashlib
+import hmac
+import re
+import time
+import uuid
+from collections.abc import MutableMapping
+from typing import Any
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from muxcluster.api.errors import HttpError, http_error, status_error
+from muxcluster.api.metrics import Metrics
+from muxcluster.api.settings import ApiSettings
+from muxcluster.core.errors import ContentTooLarge
+
+OPEN_ROUTES = frozenset({"/health", "/ping", "/ready"})
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+PLAIN_ID = re.compile(r"[\x21-\x7e]{1,128}")
+
+
+def error_response(error: HttpError) -> Response:
+    """`error` as a response."""
+    headers = error.headers
+    return Response(error.body(), error.status, headers, media_type="application/json")
+
+
+class Edge:
+    """The ASGI wrapper around the routes."""
+
+    def __init__(self, app: ASGIApp, settings: ApiSettings, metrics: Metrics) -> None:
+        self._app = app
+        self._settings = settings
+        self._metrics = metrics
+        key = settings.api_key
+        self._key_digest = None if key is None else hashlib.sha256(key.encode()).digest()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started_s = time.monotonic()
+        status = 500
+        headers = Headers(scope=scope)
+        request_id = _request_id(headers)
+        scope.setdefault("state", {})["request_id"] = request_id
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                if self._settings.request_id_header:
+                    MutableHeaders(scope=message)["X-Request-Id"] = request_id
+            await send(message)
+
+        try:
+            await self._checked(scope, headers, receive, send_with_id)
+        finally:
+            self._count(scope, status, time.monotonic() - started_s)
+
+    async def _checked(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
+        if not self._is_allowed(scope["path"], headers):
+            error = status_error(401, "missing or wrong API key")
+            error.headers["WWW-Authenticate"] = "Bearer"
+            await error_response(error)(scope, receive, send)
+        elif _declared_length(headers) > self._settings.max_body_bytes:
+            await error_response(http_error(self._too_large()))(scope, receive, send)
+        else:
+            await self._app(scope, self._limited(receive), send)
+
+    def _is_allowed(self, path: str, headers: Headers) -> bool:
+        if self._key_digest is None or path in OPEN_ROUTES:
+            return True
+        scheme, _, given = headers.get("authorization", "").partition(" ")
+        digest = hashlib.sha256(given.strip().encode()).digest()
+        return hmac.compare_digest(digest, self._key_digest) and scheme.lower() == "bearer"
+
+    def _limited(self, receive: Receive) -> Receive:
+        """`receive`, which raises ContentTooLarge when more than the limit has come."""
+        num_bytes = 0
+
+        async def counted() -> Message:
+            nonlocal num_bytes
+            message = await receive()
+            num_bytes += len(message.get("body", b""))
+            if num_bytes > self._settings.max_body_bytes:
+                raise self._too_large()
+            return message
+
+        return counted
+
+    def _too_large(self) -> ContentTooLarge:
+        return ContentTooLarge(f"the body is over {self._settings.max_body_bytes} bytes")
+
+    def _count(self, scope: MutableMapping[str, Any], status: int, seconds: float) -> None:
+        handler = getattr(scope.get("route"), "path", "none")
+        method = scope["method"] if scope["method"] in METHODS else "OTHER"
+        self._metrics.http_requests.labels(handler, method, f"{status // 100}xx").inc()
+        self._metrics.http_seconds.labels(handler, method).observe(seconds)
+
+
+def _request_id(headers: Headers) -> str:
+    """The client's own id where it is plain text of sane length, else a new one."""
+    given = headers.get("x-request-id", "")
+    return given if PLAIN_ID.fullmatch(given) else uuid.uuid4().hex
+
+
+def _declared_length(headers: Headers) -> int:
+    declared = headers.get("content-length", "")
+    return int(declared) if re.fullmatch(r"[0-9]{1,18}", declared) else 0

@@ -1,0 +1,48 @@
+"""GET /health, /ready, /ping, /version, /load and /metrics."""
+
+from fastapi import APIRouter
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.responses import Response
+
+from muxcluster import __version__
+from muxcluster.api.backend import Backend
+from muxcluster.api.metrics import Metrics
+from muxcluster.api.routes_generation import json_response
+from muxcluster.core.errors import NotReady, Unavailable
+
+
+def status_routes(backend: Backend, metrics: Metrics) -> APIRouter:
+    """The routes operators and load balancers poll."""
+    router = APIRouter()
+
+    @router.get("/health", response_model=None)
+    async def health() -> Response:
+        """Liveness: 503 when this server is stuck and should be replaced."""
+        if not backend.healthy():
+            raise Unavailable("the engine does not respond")
+        return json_response({"status": "ok"})
+
+    @router.api_route("/ping", methods=["GET", "POST"], response_model=None)
+    async def ping() -> Response:
+        return await health()
+
+    @router.get("/ready", response_model=None)
+    async def ready() -> Response:
+        """Routing: 503 while models load and while the server drains."""
+        if not (backend.healthy() and backend.ready()):
+            raise NotReady("models are loading, or the server is draining", retry_after_s=2)
+        return json_response({"status": "ready"})
+
+    @router.get("/version", response_model=None)
+    async def version() -> Response:
+        return json_response({"version": __version__})
+
+    @router.get("/load", response_model=None)
+    async def load() -> Response:
+        return json_response({"server_load": metrics.num_live})
+
+    @router.get("/metrics", response_model=None)
+    async def scrape() -> Response:
+        return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+    return router

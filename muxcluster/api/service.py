@@ -1,0 +1,174 @@
+"""The path of a call: check, tokenise, generate n choices, detokenise; HTTP and Python alike."""
+
+import asyncio
+import secrets
+import uuid
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from functools import partial
+
+from muxcluster.api.backend import Backend, close
+from muxcluster.api.call import Call, Prompt
+from muxcluster.api.choice import ChoiceDelta, ChoiceText
+from muxcluster.api.errors import rejection
+from muxcluster.api.merge import merge
+from muxcluster.api.metrics import Metrics
+from muxcluster.api.model_text import ModelText, ModelTexts, off_loop
+from muxcluster.api.settings import ApiSettings
+from muxcluster.core.errors import EngineFailure, InvalidValue, RequestTimeout
+from muxcluster.text.schemas import ChatBody, CompletionBody, GenerationBody
+from muxcluster.text.validation import parse
+from muxcluster.text.validation_prompts import chat_messages, split_prompts, token_ids
+from muxcluster.text.validation_sampling import (
+    check_final_message,
+    check_stream_options,
+    max_tokens_for,
+    sampling_params,
+    service_class,
+    slo,
+)
+
+MAX_CALL_CHOICES = 2048
+
+
+class CompletionService:
+    """Turns request bodies into streams of `ChoiceDelta`; knows no HTTP."""
+
+    def __init__(
+        self, backend: Backend, texts: ModelTexts, metrics: Metrics, settings: ApiSettings
+    ) -> None:
+        self._backend = backend
+        self._texts = texts
+        self._metrics = metrics
+        self._settings = settings
+
+    def generate(
+        self, fields: Mapping[str, object], *, request_id: str | None = None
+    ) -> AsyncGenerator[ChoiceDelta, None]:
+        """The Python way in: OpenAI's fields (with `messages` a chat, else a completion).
+
+        Errors are raised at the first delta: RequestError, Unavailable, EngineFailure,
+        RequestTimeout. Closing the generator aborts.
+        """
+        return self._generate(fields, request_id)
+
+    async def _generate(
+        self, fields: Mapping[str, object], request_id: str | None
+    ) -> AsyncGenerator[ChoiceDelta, None]:
+        schema = ChatBody if "messages" in fields else CompletionBody
+        body: GenerationBody = parse(schema, fields, lenient=self._settings.lenient)
+        call = await self.prepare(body, request_id or uuid.uuid4().hex)
+        async with aclosing(self.stream(call)) as deltas:
+            async for delta in deltas:
+                yield delta
+
+    async def prepare(
+        self, body: GenerationBody, request_id: str, timeout_s: float | None = None
+    ) -> Call:
+        """Checks `body` against its model and tokenises. Raises RequestError; asks no engine."""
+        check_stream_options(body)
+        model = self._texts.find(body.model)
+        sampling = sampling_params(body, model.served, seed=secrets.randbits(63))
+        prompts = await self._prompts(body, model)
+        n = body.n or 1
+        if n * len(prompts) > MAX_CALL_CHOICES:
+            raise InvalidValue(f"at most {MAX_CALL_CHOICES} choices in one request", "n")
+        call_id = body.request_id or request_id
+        limit = self._settings.request_timeout_s
+        return Call(
+            call_id=f"chatcmpl-{call_id}" if isinstance(body, ChatBody) else f"cmpl-{call_id}",
+            engine_id=f"{call_id}-{uuid.uuid4().hex[:12]}",
+            model=model,
+            prompts=tuple(prompts),
+            n=n,
+            sampling=sampling,
+            timeout_s=limit if timeout_s is None else min(limit, timeout_s),
+            stop=tuple(body.stop or ()),
+            include_stop=bool(body.include_stop_str_in_output),
+            skip_special_tokens=body.skip_special_tokens is not False,
+            echo=isinstance(body, CompletionBody) and bool(body.echo),
+            service_class=service_class(body),
+            slo=slo(body.slo, model.served.slo),
+            priority=body.priority or 0,
+            cache_salt=body.cache_salt or "",
+        )
+
+    async def _prompts(self, body: GenerationBody, model: ModelText) -> Sequence[Prompt]:
+        """The body's prompts, tokenised; long ones on a thread."""
+        inline = self._settings.inline_chars
+        if isinstance(body, ChatBody):
+            check_final_message(body)
+            messages = chat_messages(body.messages)
+            num_chars = sum(len(message["content"]) for message in messages)
+            return [await off_loop(partial(_chat_prompt, body, model, messages), num_chars, inline)]
+        assert isinstance(body, CompletionBody)
+        items = split_prompts(body.prompt)
+        work = partial(_completion_prompts, body, model, items)
+        return await off_loop(work, sum(map(len, items)), inline)
+
+    async def stream(self, call: Call) -> AsyncGenerator[ChoiceDelta, None]:
+        """Deltas of all choices as they come. Raises what the backend raises, or RequestTimeout."""
+        deadline = asyncio.get_running_loop().time() + call.timeout_s
+        self._metrics.call_started(call)
+        sources = [self._choice(call, index) for index in range(call.num_choices)]
+        async with aclosing(merge(sources)) as deltas:
+            while True:
+                try:
+                    async with asyncio.timeout_at(deadline):
+                        delta = await anext(deltas)
+                except StopAsyncIteration:
+                    return
+                except TimeoutError:
+                    raise RequestTimeout(f"no end within {call.timeout_s:g} s") from None
+                yield delta
+
+    async def _choice(self, call: Call, index: int) -> AsyncGenerator[ChoiceDelta, None]:
+        """One choice from the backend; a stop string, an error or closing aborts the request."""
+        text = ChoiceText(call, index)
+        if call.prompt_of(index).max_tokens == 0 and call.sampling.prompt_logprobs is None:
+            yield text.echo_only()
+            return
+        tokens = self._backend.generate(call.request(index))
+        with self._metrics.request(call, index) as record:
+            try:
+                async for delta in tokens:
+                    if delta.rejected is not None:
+                        raise rejection(delta.rejected)
+                    update = text.advance(delta)
+                    record.advance(update, delta.finished)
+                    yield update
+                    if text.finished:
+                        return
+            finally:
+                await close(tokens)
+            raise EngineFailure("the token stream ended before the request did")
+
+
+def _chat_prompt(body: ChatBody, model: ModelText, messages: list[dict[str, object]]) -> Prompt:
+    text = model.render(body, messages)
+    tokens = model.encode(text, add_special_tokens=bool(body.add_special_tokens))
+    if len(tokens) == 0:
+        raise InvalidValue("the messages render to an empty prompt", "messages")
+    return Prompt(text, tokens, max_tokens_for(body, model.served, len(tokens)))
+
+
+def _completion_prompts(
+    body: CompletionBody, model: ModelText, items: Sequence[str | list[int]]
+) -> list[Prompt]:
+    add_special_tokens = body.add_special_tokens is not False
+    prompts = []
+    for item in items:
+        if isinstance(item, str):
+            text, tokens = item, model.encode(item, add_special_tokens=add_special_tokens)
+        else:
+            tokens = token_ids(item, model.served.vocab_size, "prompt")
+            text = _decoded(body, model, tokens.tolist())
+        if len(tokens) == 0:
+            raise InvalidValue("the prompt is empty", "prompt")
+        prompts.append(Prompt(text, tokens, max_tokens_for(body, model.served, len(tokens))))
+    return prompts
+
+
+def _decoded(body: CompletionBody, model: ModelText, ids: list[int]) -> str:
+    """Text of a token prompt, which only `echo` shows."""
+    return model.tokenizer.decode(ids, body.skip_special_tokens is not False) if body.echo else ""

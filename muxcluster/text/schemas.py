@@ -1,0 +1,122 @@
+"""Bodies of the OpenAI routes: field names, types and ranges (null means the default)."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+INT64 = 2**63
+MAX_STOPS = 4
+MAX_CHOICES = 128
+MAX_LOGPROBS = 20
+MAX_STOP_TOKEN_IDS = 128
+
+Int64 = Annotated[int, Field(ge=-INT64, lt=INT64)]
+Penalty = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=0, lt=INT64)]
+Bias = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]
+NonEmpty = Annotated[str, Field(min_length=1)]
+Identifier = Annotated[str, Field(pattern=r"^[\x21-\x7e]{1,128}$")]
+
+
+def _as_list(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+Stops = Annotated[list[NonEmpty], Field(max_length=MAX_STOPS), BeforeValidator(_as_list)]
+
+
+class StreamOptions(BaseModel):
+    """`stream_options`: what a stream carries beside text."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class SloBody(BaseModel):
+    """`slo`: latency targets in seconds; one that is absent comes from the model's own."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    ttft: Seconds | None = None
+    tpot: Seconds | None = None
+
+
+class GenerationBody(BaseModel):
+    """Fields that both generation routes share; those of vLLM keep vLLM's meaning."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    model: NonEmpty
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    max_tokens: Count | None = None
+    min_tokens: Count | None = None
+    temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
+    top_k: Annotated[int, Field(ge=-1, lt=INT64)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=100, allow_inf_nan=False)] | None = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    logit_bias: dict[str, Bias] | None = None
+    seed: Int64 | None = None
+    stop: Stops | None = None
+    stop_token_ids: Annotated[list[Count], Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    add_special_tokens: bool | None = None
+    service_tier: Literal["auto", "default", "priority", "scale", "flex"] | None = None
+    slo: SloBody | None = None
+    priority: Int64 | None = None
+    cache_salt: Annotated[str, Field(max_length=128, pattern=r"^[^@/\\\x00]*$")] | None = None
+    request_id: Identifier | None = None
+
+
+class CompletionBody(GenerationBody):
+    """POST /v1/completions. `prompt` is checked by `validation_prompts`."""
+
+    prompt: Any
+    echo: bool | None = None
+    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+
+
+class ChatBody(GenerationBody):
+    """POST /v1/chat/completions. `messages` are checked by `validation_prompts`."""
+
+    messages: Any
+    max_completion_tokens: Count | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class TokenizeBody(BaseModel):
+    """POST /tokenize: a `prompt`, or `messages` as chat would render them."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    model: NonEmpty | None = None
+    prompt: str | None = None
+    messages: Any = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeBody(BaseModel):
+    """POST /detokenize."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    model: NonEmpty | None = None
+    tokens: Any
