@@ -1,0 +1,1 @@
+"""The demonstration: small random models, a burst of requests, a table and a picture."""

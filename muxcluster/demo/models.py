@@ -1,0 +1,135 @@
+"""Tiny models of real families with random weights: what the tests and the demonstration run.
+
+Their answers are noise on purpose; shapes, attention kinds and files are those of real models.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+from transformers.utils import logging as transformers_logging
+
+from muxcluster.demo.tokenizer_training import BOS_ID, EOS_ID, PAD_ID, write_tokenizer
+
+WEIGHT_STD = 0.2
+"""The libraries' default of 0.02 makes a tiny model repeat a few tokens and hides wrong KV."""
+
+NORM_STD = 0.1
+
+_COMMON: Mapping[str, Any] = MappingProxyType(
+    {
+        "vocab_size": 512,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 2048,
+        "tie_word_embeddings": False,
+        "bos_token_id": BOS_ID,
+        "eos_token_id": EOS_ID,
+        "pad_token_id": PAD_ID,
+    }
+)
+
+FAMILIES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "llama": {
+            "hidden_size": 192,
+            "intermediate_size": 384,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 2,
+            "head_dim": 64,
+        },
+        "mistral": {
+            "hidden_size": 128,
+            "intermediate_size": 256,
+            "num_key_value_heads": 1,
+            "head_dim": 64,
+            "sliding_window": 16,
+        },
+        "qwen2": {
+            "vocab_size": 576,
+            "hidden_size": 256,
+            "intermediate_size": 320,
+            "num_key_value_heads": 2,
+            "head_dim": 64,
+            "tie_word_embeddings": True,
+        },
+        "qwen3": {
+            "vocab_size": 640,
+            "hidden_size": 160,
+            "intermediate_size": 320,
+            "num_hidden_layers": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 128,
+        },
+        "opt": {
+            "vocab_size": 768,
+            "hidden_size": 256,
+            "ffn_dim": 512,
+            "word_embed_proj_dim": 128,
+        },
+        "mixtral": {
+            "hidden_size": 128,
+            "intermediate_size": 192,
+            "num_key_value_heads": 2,
+            "head_dim": 64,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "sliding_window": None,
+        },
+    }
+)
+"""Configuration of each family where it differs from `_COMMON`."""
+
+
+def build_model(directory: Path, family: str, *, seed: int = 0, **overrides: Any) -> Path:
+    """Write a loadable Hugging Face directory of a tiny random model; returns `directory`.
+
+    family: a key of `FAMILIES`. seed: the same seed gives the same weights. overrides: fields of
+    the family's config; `vocab_size` also sizes the tokenizer; `head_dim` of an OPT changes its
+    hidden_size.
+    Files: config.json, generation_config.json, model.safetensors, tokenizer.json and
+    tokenizer_config.json (with a chat template).
+    Raises ValueError for an unknown family.
+    """
+    if family not in FAMILIES:
+        raise ValueError(f"unknown family {family!r}: choose from {', '.join(FAMILIES)}")
+    fields = {**_COMMON, **FAMILIES[family], **overrides}
+    if family == "opt" and "head_dim" in fields:
+        fields["hidden_size"] = fields.pop("head_dim") * fields["num_attention_heads"]
+    directory.mkdir(parents=True, exist_ok=True)
+    config = AutoConfig.for_model(family, **fields)
+    with torch.random.fork_rng(devices=[]):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    _randomise(model, seed)
+    model.generation_config = GenerationConfig(
+        bos_token_id=BOS_ID, eos_token_id=EOS_ID, pad_token_id=PAD_ID
+    )
+    _save_quietly(model, directory)
+    write_tokenizer(directory, config.vocab_size)
+    return directory
+
+
+@torch.no_grad()
+def _randomise(model: torch.nn.Module, seed: int) -> None:
+    """Fill every parameter, biases and norms too: a weight left at its default tests nothing."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        noise = torch.randn(parameter.shape, generator=generator)
+        if "norm" in name and name.endswith("weight"):
+            parameter.copy_(1 + NORM_STD * noise)
+        else:
+            parameter.copy_(WEIGHT_STD * noise)
+
+
+def _save_quietly(model: Any, directory: Path) -> None:
+    shown = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        model.save_pretrained(directory)
+    finally:
+        if shown:
+            transformers_logging.enable_progress_bar()
