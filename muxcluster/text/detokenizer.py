@@ -1,0 +1,62 @@
+"""Token ids to text as they arrive: never half a character, the same text as all at once."""
+
+from collections.abc import Sequence
+
+from muxcluster.text.tokenizer import Tokenizer
+
+_INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
+MAX_WINDOW = 24
+"""Tokens decoded again with each new one, at most (a run of byte-fallback tokens excepted)."""
+KEPT = 8
+"""Tokens kept as context: a UTF-8 decoder is in step again after 3 bytes, a token has one."""
+
+
+class Detokenizer:
+    """Incremental decoding of one output in a small window of its last tokens.
+
+    The text of the window is decoded anew with each push, and what lies past the characters
+    already given out is new. Held back are a trailing U+FFFD (the start of a character, or a
+    broken one) and, for tokenizers with byte fallback, a trailing run of byte tokens: the library
+    decodes such a run as a whole.
+
+    context: tokens before the first, such as a prompt's last few. Their text is not given out,
+    except for the character that they leave incomplete.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, skip_special_tokens: bool = True, context: Sequence[int] = ()
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._skip = skip_special_tokens
+        self._window = self._shown(context)
+        self._num_given = len(_complete(self._decode()))
+
+    def push(self, tokens: Sequence[int]) -> str:
+        """The text that `tokens` complete."""
+        self._window += self._shown(tokens)
+        if not self._window or self._tokenizer.is_byte(self._window[-1]):
+            return ""
+        complete = _complete(self._decode())
+        new = complete[self._num_given :]
+        self._num_given = len(complete)
+        if len(self._window) > MAX_WINDOW:
+            self._window = self._window[-KEPT:]
+            self._num_given = len(_complete(self._decode()))
+        return new
+
+    def finish(self) -> str:
+        """The text held back so far, U+FFFD where a character stayed incomplete."""
+        text = self._decode()
+        new = text[self._num_given :]
+        self._num_given = len(text)
+        return new
+
+    def _shown(self, tokens: Sequence[int]) -> list[int]:
+        return [token for token in tokens if self._tokenizer.is_shown(token, self._skip)]
+
+    def _decode(self) -> str:
+        return self._tokenizer.decode(self._window, skip_special_tokens=self._skip)
+
+
+def _complete(text: str) -> str:
+    return text[:-1] if text.endswith(_INCOMPLETE) else text

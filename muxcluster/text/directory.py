@@ -1,0 +1,59 @@
+"""The small JSON files of a Hugging Face directory that say how a model's text looks."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from muxcluster.core.errors import LoadError
+
+_ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in `path`, empty where there is no such file.
+
+    Raises LoadError where the file cannot be read or holds anything else.
+    """
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise LoadError(path, f"not readable as JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise LoadError(path, "expected a JSON object")
+    return value
+
+
+def tokenizer_config(directory: Path) -> dict[str, Any]:
+    """tokenizer_config.json. Raises LoadError."""
+    return read_object(directory / "tokenizer_config.json")
+
+
+def special_tokens(directory: Path) -> dict[str, str]:
+    """Name ("bos_token", ...) to text of the special tokens that the directory names.
+
+    tokenizer_config.json wins over the older special_tokens_map.json. Raises LoadError.
+    """
+    found: dict[str, str] = {}
+    merged = read_object(directory / "special_tokens_map.json") | tokenizer_config(directory)
+    for name in (f"{role}_token" for role in _ROLES):
+        text = _content(merged.get(name))
+        if text is not None:
+            found[name] = text
+    return found
+
+
+def extra_special_tokens(directory: Path) -> list[str]:
+    """Special tokens without a role, from the same two files. Raises LoadError."""
+    merged = read_object(directory / "special_tokens_map.json") | tokenizer_config(directory)
+    listed = merged.get("additional_special_tokens") or merged.get("extra_special_tokens") or []
+    values = listed.values() if isinstance(listed, dict) else listed
+    return [text for text in map(_content, values) if text is not None]
+
+
+def _content(token: object) -> str | None:
+    """A token is written as its text or as an object with `content`."""
+    if isinstance(token, dict):
+        token = token.get("content")
+    return token if isinstance(token, str) else None

@@ -1,0 +1,112 @@
+"""A model's tokenizer, read from its tokenizer.json by the `tokenizers` library alone."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, processors
+from tokenizers import Tokenizer as FastTokenizer
+
+from muxcluster.core.errors import LoadError
+from muxcluster.text.directory import extra_special_tokens, special_tokens, tokenizer_config
+from muxcluster.text.token_bytes import ByteReader
+
+
+class Tokenizer:
+    """Text to token ids and back, equal to the model's Hugging Face fast tokenizer.
+
+    One difference: decoding never cleans up spaces before punctuation
+    (`clean_up_tokenization_spaces`), since a stream could not.
+    """
+
+    def __init__(self, fast: FastTokenizer) -> None:
+        self._fast = fast
+        self._bytes = ByteReader(_decoder_parts(fast))
+        self._special = frozenset(_special_ids(fast))
+        self.vocab_size: int = fast.get_vocab_size(with_added_tokens=True)
+
+    @classmethod
+    def load(cls, path: Path | str) -> "Tokenizer":
+        """The tokenizer in directory `path`.
+
+        Raises LoadError naming the missing or corrupt file.
+        """
+        directory = Path(path)
+        file = directory / "tokenizer.json"
+        if not file.is_file():
+            raise LoadError(file, "no such file: the model needs a fast tokenizer")
+        try:
+            fast = FastTokenizer.from_file(str(file))
+        except Exception as error:  # the library raises nothing narrower
+            raise LoadError(file, f"not a tokenizer: {error}") from error
+        fast.no_truncation()
+        fast.no_padding()
+        _mark_special(fast, directory)
+        _apply_bos_eos(fast, directory)
+        return cls(fast)
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of `text`; the post-processor's own (such as bos) where asked for."""
+        ids: list[int] = self._fast.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of `ids`; ids outside the vocabulary have none."""
+        text: str = self._fast.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        return text
+
+    def token_text(self, token: int) -> str:
+        """What one token looks like, a leading space included; U+FFFD for parts of characters."""
+        return self.token_bytes(token).decode("utf-8", errors="replace")
+
+    def token_bytes(self, token: int) -> bytes:
+        """The UTF-8 bytes that one token stands for; empty outside the vocabulary."""
+        piece = self._fast.id_to_token(token)
+        return b"" if piece is None else self._bytes.read(piece)
+
+    def is_shown(self, token: int, skip_special_tokens: bool) -> bool:
+        """False for a token that leaves no text: outside the vocabulary, or skipped as special."""
+        if skip_special_tokens and token in self._special:
+            return False
+        return bool(self._fast.id_to_token(token))
+
+    def is_byte(self, token: int) -> bool:
+        """True for a byte-fallback token: its text depends on the byte tokens around it."""
+        piece = self._fast.id_to_token(token)
+        return piece is not None and self._bytes.is_fallback(piece)
+
+
+def _special_ids(fast: FastTokenizer) -> list[int]:
+    added = fast.get_added_tokens_decoder()
+    return [token for token, entry in added.items() if entry.special]
+
+
+def _decoder_parts(fast: FastTokenizer) -> list[dict[str, Any]]:
+    """The decoder's steps as their JSON objects."""
+    if fast.decoder is None:
+        return []
+    decoder = json.loads(fast.decoder.__getstate__())
+    parts: list[dict[str, Any]] = decoder.get("decoders", [decoder])
+    return parts
+
+
+def _mark_special(fast: FastTokenizer, directory: Path) -> None:
+    """Tokens that the config files call special are special, whatever tokenizer.json says."""
+    texts = [*special_tokens(directory).values(), *extra_special_tokens(directory)]
+    known = {token.content for token in fast.get_added_tokens_decoder().values() if token.special}
+    fresh = dict.fromkeys(text for text in texts if text not in known)
+    fast.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in fresh])
+
+
+def _apply_bos_eos(fast: FastTokenizer, directory: Path) -> None:
+    """`add_bos_token` and `add_eos_token`, where given, replace tokenizer.json's post-processor."""
+    config = tokenizer_config(directory)
+    if "add_bos_token" not in config and "add_eos_token" not in config:
+        return
+    named = special_tokens(directory)
+    bos = named.get("bos_token") if config.get("add_bos_token") else None
+    eos = named.get("eos_token") if config.get("add_eos_token") else None
+    ends = [(text, fast.token_to_id(text)) for text in (bos, eos) if text is not None]
+    single = [part for part in (bos, "$A", eos) if part is not None]
+    fast.post_processor = processors.TemplateProcessing(single=single, special_tokens=ends)
