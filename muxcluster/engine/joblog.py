@@ -3,7 +3,7 @@
 from collections import deque
 
 from muxcluster.core.job import Job, JobResult
-from muxcluster.core.unitspec import JobRecord
+from muxcluster.core.served import JobRecord
 
 MAX_RECORDS = 4096
 

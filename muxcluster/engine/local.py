@@ -6,7 +6,8 @@ from collections.abc import AsyncGenerator, Mapping
 
 from muxcluster.core.events import TokenDelta
 from muxcluster.core.request import Request
-from muxcluster.core.unitspec import UnitSpec, UnitStats
+from muxcluster.core.served import UnitStats
+from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.deltas import merge
 from muxcluster.engine.executor import Executor
 from muxcluster.engine.unit import Unit

@@ -11,7 +11,8 @@ from muxcluster.core.clock import Clock, MonotonicClock
 from muxcluster.core.errors import InvalidValue, NotReady
 from muxcluster.core.events import Finished, FinishReason, StepOutput, TokenDelta
 from muxcluster.core.request import Request
-from muxcluster.core.unitspec import UnitSpec, UnitStats
+from muxcluster.core.served import UnitStats
+from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.deltas import deltas_of
 from muxcluster.engine.executor import Executor, JobDone, JobFailed, Outcome, OwnerLost
 from muxcluster.engine.executors import make_executor
@@ -60,6 +61,7 @@ class Unit:
         self._is_closing = False
         self._refusal: NotReady | None = NotReady(f"{spec.unit_id} has not started")
         self._has_failed = False
+        self._is_reloading = False
         self._progress_s = self._clock.now()
         self._thread = threading.Thread(target=self._run, name=f"unit {spec.unit_id}", daemon=True)
 
@@ -125,12 +127,15 @@ class Unit:
     def last_step_age_s(self) -> float:
         """Seconds without a finished step while requests are open; 0 when idle.
 
+        0 too while a lost memory owner loads again: a new unit would have to do the same.
         Infinite once the unit has failed: a health check compares it with its limit.
         """
         with self._lock:
             if self._has_failed:
                 return math.inf
-            return self._clock.now() - self._progress_s if self._open else 0.0
+            if self._is_reloading or not self._open:
+                return 0.0
+            return self._clock.now() - self._progress_s
 
     @property
     def num_open(self) -> int:
@@ -188,7 +193,9 @@ class Unit:
 
     def _settle(self, outcome: Outcome) -> None:
         if isinstance(outcome, OwnerLost):
+            self._is_reloading = True
             self._executor.restart()
+            self._is_reloading = False
         with self._lock:
             now = self._progress_s = self._clock.now()
             if isinstance(outcome, JobDone):
