@@ -1,0 +1,250 @@
+"""Bad input gets OpenAI's error JSON naming the field, and the engine stays untouched."""
+
+import json
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from starlette.testclient import TestClient
+
+from muxcluster.api.app import create_app
+from muxcluster.api.settings import ApiSettings
+
+CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
+TEXT = {"model": "tiny", "prompt": "hi"}
+UNSUPPORTED = "unsupported_parameter"
+
+
+def post(http, body, path="/v1/completions"):
+    content = body if isinstance(body, bytes) else json.dumps(body)
+    return http.post(path, content=content)
+
+
+def assert_refused(answer, backend, status, code, param):
+    assert answer.status_code == status, answer.text
+    error = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert (error["code"], error["param"]) == (code, param)
+    assert error["message"]
+    assert backend.requests == []
+
+
+COMMON = [
+    ({"temperature": -1}, "invalid_value", "temperature"),
+    ({"temperature": 2.5}, "invalid_value", "temperature"),
+    ({"temperature": float("nan")}, "invalid_value", "temperature"),
+    ({"temperature": float("inf")}, "invalid_value", "temperature"),
+    ({"temperature": "hot"}, "invalid_value", "temperature"),
+    ({"temperature": True}, "invalid_value", "temperature"),
+    ({"top_p": 0}, "invalid_value", "top_p"),
+    ({"top_p": 1.5}, "invalid_value", "top_p"),
+    ({"top_k": -2}, "invalid_value", "top_k"),
+    ({"min_p": 2}, "invalid_value", "min_p"),
+    ({"presence_penalty": 3}, "invalid_value", "presence_penalty"),
+    ({"repetition_penalty": 0}, "invalid_value", "repetition_penalty"),
+    ({"max_tokens": -1}, "invalid_value", "max_tokens"),
+    ({"max_tokens": 0}, "invalid_value", "max_tokens"),
+    ({"max_tokens": 1.5}, "invalid_value", "max_tokens"),
+    ({"max_tokens": 10**6}, "context_length_exceeded", "max_tokens"),
+    ({"max_tokens": 2, "min_tokens": 3}, "invalid_value", "min_tokens"),
+    ({"n": 0}, "invalid_value", "n"),
+    ({"n": 129}, "invalid_value", "n"),
+    ({"seed": 2**63}, "invalid_value", "seed"),
+    ({"stop": ["a", "b", "c", "d", "e"]}, "invalid_value", "stop"),
+    ({"stop": ["a", ""]}, "invalid_value", "stop[1]"),
+    ({"stop": 5}, "invalid_value", "stop"),
+    ({"stop_token_ids": [9999]}, "invalid_value", "stop_token_ids"),
+    ({"logit_bias": {"9999": 1}}, "invalid_value", "logit_bias"),
+    ({"logit_bias": {"x": 1}}, "invalid_value", "logit_bias"),
+    ({"logit_bias": {"1": 101}}, "invalid_value", "logit_bias.1"),
+    ({"logit_bias": {"1": float("nan")}}, "invalid_value", "logit_bias.1"),
+    ({"stream": "yes"}, "invalid_value", "stream"),
+    ({"stream_options": {"include_usage": True}}, "invalid_value", "stream_options"),
+    ({"stream": True, "stream_options": {"x": 1}}, UNSUPPORTED, "stream_options.x"),
+    ({"service_tier": "gold"}, "invalid_value", "service_tier"),
+    ({"slo": {"ttft": -1}}, "invalid_value", "slo.ttft"),
+    ({"slo": {"ttft": 1}}, "invalid_value", "slo"),
+    ({"cache_salt": "x" * 129}, "invalid_value", "cache_salt"),
+    ({"request_id": "two words"}, "invalid_value", "request_id"),
+    ({"no_such_field": 1}, UNSUPPORTED, "no_such_field"),
+    ({"tools": [{"type": "function"}]}, UNSUPPORTED, "tools"),
+    ({"response_format": {"type": "json_object"}}, UNSUPPORTED, "response_format"),
+    ({"structured_outputs": {"regex": "a"}}, UNSUPPORTED, "structured_outputs"),
+    ({"guided_json": {}}, UNSUPPORTED, "guided_json"),
+    ({"use_beam_search": True}, UNSUPPORTED, "use_beam_search"),
+    ({"bad_words": ["x"]}, UNSUPPORTED, "bad_words"),
+    ({"truncate_prompt_tokens": 5}, UNSUPPORTED, "truncate_prompt_tokens"),
+    ({"modalities": ["audio"]}, UNSUPPORTED, "modalities"),
+    ({"store": True}, UNSUPPORTED, "store"),
+    ({"best_of": 2}, UNSUPPORTED, "best_of"),
+]
+
+
+@pytest.mark.parametrize(("fields", "code", "param"), COMMON, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_fields_of_both_routes(http, backend, path, fields, code, param):
+    base = CHAT if "chat" in path else TEXT
+    assert_refused(post(http, base | fields, path), backend, 400, code, param)
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "param"),
+    [
+        ({"prompt": None}, "invalid_value", "prompt"),
+        ({"prompt": ""}, "invalid_value", "prompt"),
+        ({"prompt": []}, "invalid_value", "prompt"),
+        ({"prompt": [[]]}, "invalid_value", "prompt"),
+        ({"prompt": 5}, "invalid_value", "prompt"),
+        ({"prompt": [1, "a"]}, "invalid_value", "prompt"),
+        ({"prompt": ["a", 1]}, "invalid_value", "prompt[1]"),
+        ({"prompt": [True]}, "invalid_value", "prompt[0]"),
+        ({"prompt": [-1]}, "invalid_value", "prompt"),
+        ({"prompt": [10**9]}, "invalid_value", "prompt"),
+        ({"prompt": [2**70]}, "invalid_value", "prompt"),
+        ({"prompt": [1] * 256}, "context_length_exceeded", "prompt"),
+        ({"prompt": [1] * 250, "max_tokens": 7}, "context_length_exceeded", "max_tokens"),
+        ({"logprobs": 21}, "invalid_value", "logprobs"),
+        ({"logprobs": True}, "invalid_value", "logprobs"),
+        ({"suffix": "end"}, UNSUPPORTED, "suffix"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_completion_fields(http, backend, fields, code, param):
+    assert_refused(post(http, TEXT | fields), backend, 400, code, param)
+
+
+def user(content):
+    return [{"role": "user", "content": content}]
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "param"),
+    [
+        ({"messages": []}, "invalid_value", "messages"),
+        ({"messages": "hi"}, "invalid_value", "messages"),
+        ({"messages": ["hi"]}, "invalid_value", "messages[0]"),
+        ({"messages": [{"content": "hi"}]}, "missing_required_parameter", "messages[0].role"),
+        ({"messages": [{"role": "pope", "content": "x"}]}, "invalid_value", "messages[0].role"),
+        ({"messages": [{"role": "user"}]}, "missing_required_parameter", "messages[0].content"),
+        ({"messages": user([])}, "invalid_value", "messages[0].content"),
+        ({"messages": user([{"type": "image_url"}])}, UNSUPPORTED, "messages[0].content[0].type"),
+        ({"messages": user([{"type": "text"}])}, "invalid_value", "messages[0].content[0].text"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, UNSUPPORTED, "messages[0].role"),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{}]}]},
+            UNSUPPORTED,
+            "messages[0].tool_calls",
+        ),
+        ({"messages": user("x" * 2000)}, "context_length_exceeded", "messages"),
+        ({"logprobs": 3}, "invalid_value", "logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "invalid_value", "top_logprobs"),
+        ({"top_logprobs": 2}, "invalid_value", "top_logprobs"),
+        ({"max_completion_tokens": 0}, "invalid_value", "max_completion_tokens"),
+        ({"max_completion_tokens": 5, "max_tokens": 6}, "invalid_value", "max_tokens"),
+        ({"reasoning_effort": "high"}, UNSUPPORTED, "reasoning_effort"),
+        ({"chat_template": "{{ 1 }}"}, UNSUPPORTED, "chat_template"),
+        ({"chat_template_kwargs": {"messages": []}}, "invalid_value", "chat_template_kwargs"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_chat_fields(http, backend, fields, code, param):
+    answer = post(http, CHAT | fields, "/v1/chat/completions")
+    assert_refused(answer, backend, 400, code, param)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b'{"model": "tiny",}', b"\xff", b"[" * 100_000, b'{"prompt": "\\ud800"}'],
+    ids=["empty", "cut", "comma", "not utf-8", "deep", "lone surrogate"],
+)
+def test_malformed_json(http, backend, body):
+    assert_refused(post(http, body), backend, 400, "invalid_json", None)
+
+
+def test_body_that_is_no_object(http, backend):
+    assert_refused(post(http, b"[]"), backend, 400, "invalid_value", None)
+
+
+@pytest.mark.parametrize("missing", ["model", "prompt"])
+def test_missing_field(http, backend, missing):
+    body = {name: value for name, value in TEXT.items() if name != missing}
+    assert_refused(post(http, body), backend, 400, "missing_required_parameter", missing)
+
+
+def test_unknown_model(http, backend):
+    answer = post(http, TEXT | {"model": "other"})
+    assert_refused(answer, backend, 404, "model_not_found", "model")
+
+
+@pytest.mark.parametrize("declared", [True, False])
+def test_body_over_the_limit(backend, declared):
+    body = json.dumps(TEXT | {"prompt": "x" * 2000}).encode()
+    content = body if declared else iter([body[:900], body[900:]])
+    with TestClient(create_app(backend, ApiSettings(max_body_bytes=1000))) as http:
+        answer = http.post("/v1/completions", content=content)
+    assert_refused(answer, backend, 413, "content_too_large", None)
+
+
+def test_unknown_route_and_method(http, backend):
+    assert_refused(http.get("/v1/nothing"), backend, 404, "not_found", None)
+    answer = http.get("/v1/completions")
+    assert_refused(answer, backend, 405, "method_not_allowed", None)
+    assert "POST" in answer.headers["allow"]
+
+
+def test_harmless_fields_pass(http, backend, says):
+    says("ok")
+    harmless = {
+        "user": "me",
+        "metadata": {"a": "b"},
+        "store": False,
+        "tools": [],
+        "tool_choice": "none",
+        "parallel_tool_calls": True,
+        "response_format": {"type": "text"},
+        "guided_json": None,
+        "safety_identifier": "x",
+        "prompt_cache_key": "k",
+        "best_of": 1,
+        "logit_bias": None,
+        "stop": None,
+        "service_tier": "auto",
+    }
+    assert post(http, CHAT | harmless, "/v1/chat/completions").status_code == 200
+    assert len(backend.requests) == 1
+
+
+def test_lenient_drops_unknown_fields_but_no_constraint(backend, says):
+    says("ok")
+    with TestClient(create_app(backend, ApiSettings(lenient=True))) as http:
+        assert post(http, TEXT | {"no_such_field": 1}).status_code == 200
+        refused = post(http, TEXT | {"guided_json": {"type": "object"}})
+    assert refused.json()["error"]["code"] == UNSUPPORTED
+
+
+def test_bad_time_limit(http, backend):
+    headers = {"X-Request-Timeout-Seconds": "soon"}
+    answer = http.post("/v1/completions", json=TEXT, headers=headers)
+    assert_refused(answer, backend, 400, "invalid_value", "x-request-timeout-seconds")
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=6,
+)
+FIELDS = st.sampled_from(
+    ["model", "prompt", "messages", "n", "stop", "logit_bias", "slo", "stream_options", "seed"]
+)
+
+
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(fields=st.dictionaries(FIELDS, JSON), chat=st.booleans())
+def test_no_body_breaks_the_server(http, fields, chat):
+    base, path = (CHAT, "/v1/chat/completions") if chat else (TEXT, "/v1/completions")
+    answer = post(http, base | {"max_tokens": 1} | fields, path)
+    assert answer.status_code in (200, 400, 404)
+    if answer.status_code != 200:
+        assert isinstance(answer.json()["error"]["code"], str)
