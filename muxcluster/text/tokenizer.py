@@ -5,19 +5,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, processors
+from tokenizers import AddedToken
 from tokenizers import Tokenizer as FastTokenizer
 
 from muxcluster.core.errors import LoadError
-from muxcluster.text.directory import extra_special_tokens, special_tokens, tokenizer_config
+from muxcluster.text.directory import extra_special_tokens, special_tokens
 from muxcluster.text.token_bytes import ByteReader
 
 
 class Tokenizer:
     """Text to token ids and back, equal to the model's Hugging Face fast tokenizer.
 
-    One difference: decoding never cleans up spaces before punctuation
-    (`clean_up_tokenization_spaces`), since a stream could not.
+    As there, bos and eos are added by tokenizer.json's post-processor alone. One difference:
+    decoding never cleans up spaces before punctuation (`clean_up_tokenization_spaces`), since a
+    stream could not.
     """
 
     def __init__(self, fast: FastTokenizer) -> None:
@@ -43,7 +44,6 @@ class Tokenizer:
         fast.no_truncation()
         fast.no_padding()
         _mark_special(fast, directory)
-        _apply_bos_eos(fast, directory)
         return cls(fast)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
@@ -97,16 +97,3 @@ def _mark_special(fast: FastTokenizer, directory: Path) -> None:
     known = {token.content for token in fast.get_added_tokens_decoder().values() if token.special}
     fresh = dict.fromkeys(text for text in texts if text not in known)
     fast.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in fresh])
-
-
-def _apply_bos_eos(fast: FastTokenizer, directory: Path) -> None:
-    """`add_bos_token` and `add_eos_token`, where given, replace tokenizer.json's post-processor."""
-    config = tokenizer_config(directory)
-    if "add_bos_token" not in config and "add_eos_token" not in config:
-        return
-    named = special_tokens(directory)
-    bos = named.get("bos_token") if config.get("add_bos_token") else None
-    eos = named.get("eos_token") if config.get("add_eos_token") else None
-    ends = [(text, fast.token_to_id(text)) for text in (bos, eos) if text is not None]
-    single = [part for part in (bos, "$A", eos) if part is not None]
-    fast.post_processor = processors.TemplateProcessing(single=single, special_tokens=ends)
