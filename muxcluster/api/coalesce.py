@@ -1,15 +1,15 @@
 """Gathers a call's deltas for a moment, so that one Ray item carries several tokens."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import replace
 
-from muxcluster.api.backend import close
 from muxcluster.api.choice import ChoiceDelta
 
 
 async def coalesce(
-    deltas: AsyncIterator[ChoiceDelta], period_s: float
+    deltas: AsyncGenerator[ChoiceDelta, None], period_s: float
 ) -> AsyncGenerator[ChoiceDelta, None]:
     """The same output in fewer pieces: per choice at most one in `period_s` seconds.
 
@@ -21,12 +21,12 @@ async def coalesce(
 
     async def pump() -> None:
         try:
-            async for delta in deltas:
-                seen = waiting.get(delta.index)
-                waiting[delta.index] = delta if seen is None else joined(seen, delta)
-                arrived.set()
+            async with aclosing(deltas):
+                async for delta in deltas:
+                    seen = waiting.get(delta.index)
+                    waiting[delta.index] = delta if seen is None else joined(seen, delta)
+                    arrived.set()
         finally:
-            await close(deltas)
             arrived.set()
 
     task = asyncio.create_task(pump())

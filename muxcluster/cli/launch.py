@@ -1,0 +1,106 @@
+"""Checks a configuration, then runs the whole server on an embedded local Ray."""
+
+import math
+import os
+import socket
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from muxcluster.api.model_text import ModelTexts
+from muxcluster.api.serve_app import assemble
+from muxcluster.api.settings import ApiSettings
+from muxcluster.cluster.embedded import EmbeddedRay, HttpAddress
+from muxcluster.cluster.mesh import mesh_request
+from muxcluster.cluster.preflight import check_weights
+from muxcluster.config import load_config, plan_for, served_models, unit_specs
+from muxcluster.core.errors import ConfigError, EngineFailure
+from muxcluster.core.served import ServedModel
+from muxcluster.core.unitspec import UnitSpec
+
+READY_TIMEOUT_S = 60.0
+OTHER_CPUS = 0.5
+"""Logical CPUs of ingress, controller and what Serve adds; Ray meters no threads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A configuration that has passed every check that needs no running process."""
+
+    specs: tuple[UnitSpec, ...]
+    models: tuple[ServedModel, ...]
+    plan: dict[str, Any]
+
+
+def prepare(config_path: Path) -> Prepared:
+    """Reads and checks everything. Raises ConfigError, LoadError, InfeasiblePlan."""
+    config = load_config(config_path)
+    plan = plan_for(config)
+    specs = tuple(unit_specs(config, plan))
+    models = tuple(served_models(config))
+    check_weights(model for spec in specs for model in spec.models)
+    ModelTexts.load(models)
+    return Prepared(specs, models, plan.model_dump(mode="json"))
+
+
+def choose_address(host: str, port: int) -> HttpAddress:
+    """`host` and `port`, or a free port for 0. Raises ConfigError where it is taken."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise ConfigError(f"{host}:{port}", "", f"cannot listen: {error.strerror}") from error
+        return HttpAddress(host, probe.getsockname()[1])
+
+
+def url_of(address: HttpAddress) -> str:
+    """Where a client on this machine finds the server."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address.host, address.host)
+    return f"http://[{host}]:{address.port}" if ":" in host else f"http://{host}:{address.port}"
+
+
+@contextmanager
+def serving(
+    prepared: Prepared, address: HttpAddress, settings: ApiSettings
+) -> Iterator[EmbeddedRay]:
+    """The server, ready to answer, until the block ends; then no process of it is left.
+
+    Raises EngineFailure where it does not come up.
+    """
+    # Units count their own threads; a library pool in each Ray process would fight them.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    meshes = [mesh_request(spec) for spec in prepared.specs]
+    # Ray starts an idle worker for each CPU it is told of, so it is told of few.
+    num_cpus = math.ceil(OTHER_CPUS + sum(mesh.num_cpus for mesh in meshes))
+    cluster = EmbeddedRay(address, num_cpus, sum(mesh.num_gpus for mesh in meshes))
+    try:
+        application = assemble(
+            prepared.specs, prepared.models, settings, prepared.plan, cluster.socket_dir
+        )
+        cluster.deploy(application)
+        _wait_ready(url_of(address))
+        yield cluster
+    finally:
+        cluster.close()
+
+
+def _wait_ready(url: str) -> None:
+    deadline = time.monotonic() + READY_TIMEOUT_S
+    while not _answers(f"{url}/ready"):
+        if time.monotonic() > deadline:
+            raise EngineFailure(f"{url}/ready did not answer within {READY_TIMEOUT_S:g} s")
+        time.sleep(0.1)
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=5.0) as answer:
+            return bool(answer.status == 200)
+    except OSError:  # refused, 503, timed out: not yet
+        return False

@@ -1,0 +1,46 @@
+"""SIGINT and SIGTERM as one exception in the main thread, so that `finally` takes things down."""
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+
+class Stopped(BaseException):
+    """The user or the system asks this process to end; `signum` says how."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(signum)
+        self.signum = signum
+
+    @property
+    def exit_code(self) -> int:
+        """130 for an interrupt at the keyboard; 0 for SIGTERM, the ordinary way to stop."""
+        return 130 if self.signum == signal.SIGINT else 0
+
+
+@contextmanager
+def stoppable() -> Iterator[None]:
+    """Within the block the first signal raises `Stopped`; further ones are ignored.
+
+    An impatient second signal would cut the clean-up short and leave processes behind.
+    """
+
+    def stop(signum: int, frame: FrameType | None) -> None:
+        for number in watched:
+            signal.signal(number, signal.SIG_IGN)
+        raise Stopped(signum)
+
+    watched = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, stop) for number in watched}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def wait_forever() -> None:
+    """Block until a signal raises."""
+    threading.Event().wait()

@@ -1,0 +1,84 @@
+"""`muxcluster status`: nodes, units and models of a running server."""
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from muxcluster.core.errors import Unavailable
+
+TIMEOUT_S = 10.0
+
+
+def status(
+    url: Annotated[
+        str, typer.Option(envvar="MUXCLUSTER_URL", help="Where the server listens.")
+    ] = "http://127.0.0.1:8000",
+    address: Annotated[
+        str | None, typer.Option(help="Ask through a Ray cluster instead, e.g. auto.")
+    ] = None,
+    api_key: Annotated[
+        str | None, typer.Option(envvar="MUXCLUSTER_API_KEY", help="The server's key.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show what a running server does. Exit code 1 where none answers or a unit is down.
+
+    Example: muxcluster status --url http://127.0.0.1:8000 --json
+    """
+    state = _through_http(url, api_key) if address is None else _through_ray(address)
+    if as_json:
+        typer.echo(json.dumps(state, indent=2))
+    else:
+        show(Console(), state)
+    if not state["healthy"]:
+        raise typer.Exit(1)
+
+
+def _through_http(url: str, api_key: str | None) -> dict[str, Any]:
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    request = urllib.request.Request(f"{url.rstrip('/')}/status", headers=headers)
+    try:
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
+            state: dict[str, Any] = json.load(answer)
+    except urllib.error.HTTPError as error:
+        raise Unavailable(f"{url} answers {error.code} {error.reason}") from error
+    except (OSError, ValueError) as error:
+        raise Unavailable(f"no muxcluster server answers at {url}: {error}") from error
+    return state
+
+
+def _through_ray(address: str) -> dict[str, Any]:
+    # Loaded here: Ray takes a second to import, which HTTP users should not wait for.
+    from muxcluster.cluster.attach import ask_status
+
+    return ask_status(address, TIMEOUT_S)
+
+
+def show(console: Console, state: Mapping[str, Any]) -> None:
+    """One table of nodes, and one of models per unit."""
+    for node in state["nodes"]:
+        alive = "alive" if node["alive"] else "dead"
+        resources = ", ".join(f"{count:g} {name}" for name, count in node["resources"].items())
+        console.print(f"node {node['name']}: {alive}, {resources}")
+    for unit in state["units"]:
+        console.print(_unit_table(unit))
+
+
+def _unit_table(unit: Mapping[str, Any]) -> Table:
+    health = "healthy" if unit["healthy"] else "[red]down[/red]"
+    shares = ", ".join(f"{share:.0%}" for share in unit["sm_shares"])
+    blocks = f"{unit['free_blocks']} of {unit['num_blocks']} blocks free"
+    table = Table(title=f"{unit['id']} on {unit['device']}: {health}; SM shares {shares}; {blocks}")
+    table.add_column("model")
+    columns = ("running", "waiting", "quota_blocks", "used_blocks", "cached_blocks", "rate_per_s")
+    for column in columns:
+        table.add_column(column.replace("_", " "), justify="right")
+    for model in unit["models"]:
+        table.add_row(model["name"], *(f"{model[column]:g}" for column in columns))
+    return table

@@ -1,0 +1,1 @@
+"""Ray's part: unit replicas, the controller and the embedded local cluster."""

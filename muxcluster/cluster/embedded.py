@@ -1,0 +1,128 @@
+"""A Ray cluster inside this process tree: started, served from and taken down whole."""
+
+import contextlib
+import io
+import logging
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray import serve
+from ray.exceptions import RayError
+from ray.serve.exceptions import RayServeException
+
+from muxcluster.core.errors import EngineFailure
+
+APP = "muxcluster"
+OBJECT_STORE_BYTES = 128 * 2**20
+"""Tokens do not pass through Ray's object store, so it may be small."""
+
+SERVE_VARIABLES = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # In HAProxy mode a stop would otherwise wait 30 s.
+    "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
+    "RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S": "1",
+}
+"""Read by Ray's processes when they start; a value the user set wins."""
+
+
+@dataclass(frozen=True, slots=True)
+class HttpAddress:
+    """Where Serve's proxy listens."""
+
+    host: str
+    port: int
+
+
+class EmbeddedRay:
+    """One local Ray with Serve, owned by this process.
+
+    `socket_dir` is a private folder for the units' endpoints, removed at the end.
+    """
+
+    def __init__(self, http: HttpAddress, num_cpus: float, num_gpus: float) -> None:
+        """Start Ray and Serve's proxy; nothing is left running where that raises."""
+        self.socket_dir = tempfile.mkdtemp(prefix="muxcluster-")
+        self._ingress: Any = None
+        try:
+            _start(http, num_cpus, num_gpus)
+        except BaseException:
+            self.close()
+            raise
+
+    def deploy(self, application: Any) -> None:
+        """Run a bound Serve application at `/` and wait until all of it is healthy.
+
+        Raises EngineFailure with the first line of what a replica raised.
+        """
+        try:
+            self._ingress = serve.run(application, name=APP, route_prefix="/")
+        except RuntimeError as error:
+            raise EngineFailure(_failure_reason() or str(error)) from error
+
+    def ask(self, method: str, *args: Any, timeout_s: float = 30.0) -> Any:
+        """The answer of a method of the ingress. Raises EngineFailure where it does not come."""
+        try:
+            call = getattr(self._ingress, method).remote(*args)
+            return call.result(timeout_s=timeout_s)
+        except (RayError, RayServeException, TimeoutError) as error:
+            raise EngineFailure(f"the ingress does not answer: {error}") from error
+
+    def drain(self, timeout_s: float) -> None:
+        """Refuse new requests and let the open ones end, for at most `timeout_s` seconds."""
+        with contextlib.suppress(EngineFailure):  # an ingress that is gone has nothing open
+            self.ask("drain", timeout_s, timeout_s=timeout_s + 5.0)
+
+    def close(self) -> None:
+        """Stop Serve, then Ray; returns when no process of them is left. Idempotent."""
+        with _raylet_silenced():
+            if ray.is_initialized():
+                serve.shutdown()
+            ray.shutdown()
+        shutil.rmtree(self.socket_dir, ignore_errors=True)
+
+
+def _start(http: HttpAddress, num_cpus: float, num_gpus: float) -> None:
+    for name, value in SERVE_VARIABLES.items():
+        os.environ.setdefault(name, value)
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    ray.init(
+        address="local",
+        num_cpus=num_cpus,
+        num_gpus=num_gpus or None,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+        object_store_memory=OBJECT_STORE_BYTES,
+    )
+    serve.start(
+        http_options={"host": http.host, "port": http.port, "location": "HeadOnly"},
+        logging_config={"log_level": "WARNING", "enable_access_log": False},
+    )
+
+
+def _failure_reason() -> str | None:
+    """The replica's own exception out of the traceback that Serve keeps as a message."""
+    application = serve.status().applications.get(APP)
+    if application is None:
+        return None
+    messages = [deployment.message for deployment in application.deployments.values()]
+    return next(filter(None, map(raised_line, messages)), None)
+
+
+def raised_line(message: str) -> str | None:
+    """The last exception line of a traceback in `message`, without the exception's module."""
+    found = re.findall(r"^(?:[A-Za-z_]\w*\.)*([A-Z]\w*): (.+)$", message, flags=re.MULTILINE)
+    return found[-1][1].strip() if found else None
+
+
+@contextlib.contextmanager
+def _raylet_silenced() -> Iterator[None]:
+    """Ray prints a false alarm about Serve's own actors when they are stopped."""
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        yield

@@ -1,0 +1,61 @@
+"""The state that `muxcluster status` shows, from specs and reports."""
+
+from muxcluster.cluster.embedded import raised_line
+from muxcluster.cluster.mesh import mesh_request, on_granted_gpu
+from muxcluster.cluster.status import UnitView, describe
+from muxcluster.core.job import WorkerSlot
+from muxcluster.core.kvshape import KvShape
+from muxcluster.core.served import ModelStats, UnitStats
+from muxcluster.core.unitspec import ModelSpec, UnitSpec
+
+MODELS = tuple(
+    ModelSpec(name, "/m", KvShape(2, 2, 64, 4), 100, 256, (0,)) for name in ("one", "two")
+)
+SLOTS = (WorkerSlot(0, (0.5, 1.0)), WorkerSlot(1, (0.5,)))
+
+
+def _spec(device: str = "cpu") -> UnitSpec:
+    return UnitSpec("unit-0", MODELS, 128, 4096, SLOTS, device=device)
+
+
+def test_a_unit_that_answers_shows_its_numbers() -> None:
+    stats = UnitStats("unit-0", 1.0, 128, 100, (ModelStats("two", 3, 1, 64, 28, 4, 0.25),))
+    state = describe([{"name": "n"}], [UnitView(_spec(), stats)], {"method": "greedy"})
+    unit = state["units"][0]
+    assert state["healthy"] and unit["healthy"] and unit["free_blocks"] == 100
+    assert unit["sm_shares"] == [0.5, 1.0]
+    one, two = unit["models"]
+    assert (one["name"], one["quota_blocks"]) == ("one", 0)
+    assert (two["running"], two["waiting"], two["quota_blocks"], two["used_blocks"]) == (
+        3,
+        1,
+        64,
+        28,
+    )
+    assert state["plan"]["method"] == "greedy"
+
+
+def test_a_silent_unit_makes_the_cluster_unhealthy() -> None:
+    state = describe([], [UnitView(_spec(), None)], {})
+    assert not state["healthy"] and not state["units"][0]["healthy"]
+    assert state["units"][0]["free_blocks"] is None
+
+
+def test_a_gpu_unit_asks_for_its_gpu_and_sees_it_as_the_first() -> None:
+    assert mesh_request(_spec("cuda:3")).num_gpus == 1.0
+    assert [bundle.get("GPU") for bundle in mesh_request(_spec("cuda:3")).bundles] == [1.0]
+    assert on_granted_gpu(_spec("cuda:3")).device == "cuda:0"
+    assert mesh_request(_spec()).num_gpus == 0.0 and on_granted_gpu(_spec()) == _spec()
+
+
+def test_the_reason_of_a_failed_start_is_the_last_exception() -> None:
+    message = (
+        "The deployment failed to start 3 times in a row. Error:\n"
+        "Traceback (most recent call last):\n"
+        '  File "a.py", line 3, in f\n'
+        "KeyError: 'x'\n"
+        "During handling of the above exception, another exception occurred:\n"
+        "muxcluster.core.errors.LoadError: /m/model.safetensors: tensor 'w' is missing\n"
+    )
+    assert raised_line(message) == "/m/model.safetensors: tensor 'w' is missing"
+    assert raised_line("Deploying.") is None
