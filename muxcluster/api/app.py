@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from muxcluster import __version__
 from muxcluster.api.backend import Backend
+from muxcluster.api.documents import DocumentedApp
 from muxcluster.api.errors import HttpError, http_error, status_error
 from muxcluster.api.metrics import Metrics
 from muxcluster.api.metrics_units import UnitMetrics
@@ -48,7 +49,7 @@ def create_app(backend: Backend, settings: ApiSettings | None = None) -> FastAPI
         poll.cancel()
         await asyncio.gather(poll, return_exceptions=True)
 
-    app = FastAPI(title="muxcluster", version=__version__, lifespan=lifespan)
+    app = DocumentedApp(title="muxcluster", version=__version__, lifespan=lifespan)
     app.state.service = service
     app.include_router(generation_routes(service, lenient=settings.lenient))
     app.include_router(model_routes(texts, settings))
@@ -71,6 +72,12 @@ def _add_error_answers(app: FastAPI) -> None:
     async def on_error(request: Request, error: Exception) -> Response:
         return error_response(http_error(error))
 
+    async def on_surprise(request: Request, error: Exception) -> Response:
+        # answered outside the Edge, which would have added the id
+        answer = http_error(error)
+        answer.headers["X-Request-Id"] = request.state.request_id
+        return error_response(answer)
+
     async def on_status(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         answer = status_error(error.status_code, str(error.detail))
@@ -92,4 +99,4 @@ def _add_error_answers(app: FastAPI) -> None:
     app.add_exception_handler(HTTPException, on_status)
     app.add_exception_handler(RequestValidationError, on_validation)
     app.add_exception_handler(ClientDisconnect, on_disconnect)
-    app.add_exception_handler(Exception, on_error)
+    app.add_exception_handler(Exception, on_surprise)

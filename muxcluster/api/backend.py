@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from muxcluster.core.errors import ModelNotFound
+from muxcluster.core.errors import ModelNotFound, NotReady
 from muxcluster.core.events import TokenDelta
 from muxcluster.core.request import Request
 from muxcluster.core.served import JobRecord, ServedModel, UnitStats
@@ -77,7 +77,9 @@ class RoutedBackend:
         return self._models
 
     def generate(self, request: Request) -> AsyncIterator[TokenDelta]:
-        """Raises ModelNotFound where no unit serves `request.model`."""
+        """Raises ModelNotFound where no unit serves `request.model`, NotReady while draining."""
+        if self._draining:
+            raise NotReady("the server is shutting down", code="server_shutting_down")
         client = self._client_of.get(request.model)
         if client is None:
             raise ModelNotFound(f"model {request.model} is not served here", "model")
@@ -89,7 +91,7 @@ class RoutedBackend:
         return [report for report in taken if report is not None]
 
     def drain(self) -> None:
-        """From now on `ready` is False; running requests go on."""
+        """From now on new requests are refused; running ones go on."""
         self._draining = True
 
     def ready(self) -> bool:
@@ -133,8 +135,8 @@ class UnitReports:
         return None if self._latest is None else time.monotonic() - self._changed_s
 
 
-async def close(tokens: AsyncIterator[TokenDelta]) -> None:
-    """Ends a backend stream; one that has not reached its end is aborted by that."""
-    aclose = getattr(tokens, "aclose", None)
+async def close(stream: AsyncIterator[object]) -> None:
+    """Ends a stream; a backend's that has not reached its end is aborted by that."""
+    aclose = getattr(stream, "aclose", None)
     if aclose is not None:
         await aclose()

@@ -2,7 +2,7 @@
 
 from collections import deque
 from dataclasses import dataclass
-from itertools import islice, zip_longest
+from itertools import islice
 
 from muxcluster.api.call import Call
 from muxcluster.core.errors import EngineFailure, PoisonRequest
@@ -93,9 +93,9 @@ class ChoiceText:
     def _decode(self, delta: TokenDelta) -> str:
         """Text released by the delta's tokens, one by one so that a stop is cut exactly."""
         text = ""
-        for token, values in zip_longest(delta.tokens, delta.logprobs):
-            if values is not None and self._call.sampling.logprobs is not None:
-                self._waiting.append(PlacedLogprob(token, self._num_decoded, values))
+        for i, token in enumerate(delta.tokens):
+            if delta.logprobs and self._call.sampling.logprobs is not None:
+                self._waiting.append(PlacedLogprob(token, self._num_decoded, delta.logprobs[i]))
             self._num_tokens += 1
             if self._is_stop_token(token, delta.finished) and not self._call.include_stop:
                 break
@@ -128,11 +128,9 @@ class ChoiceText:
     def _prompt_placed(self) -> list[PlacedLogprob]:
         decoder = Detokenizer(self._call.model.tokenizer, self._call.skip_special_tokens)
         placed, offset, end = [], 0, len(self._prompt.text)
-        for token, values in zip_longest(
-            self._prompt.tokens.tolist(), [None, *self._prompt_logprobs]
-        ):
-            if token is None:
-                break
+        for i, token in enumerate(self._prompt.tokens.tolist()):
+            # the engine's entry i - 1 describes token i; nothing predicts the first
+            values = self._prompt_logprobs[i - 1] if 0 < i <= len(self._prompt_logprobs) else None
             placed.append(PlacedLogprob(token, offset, values))
             offset = min(end, offset + len(decoder.push([token])))
         return placed

@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from muxcluster.api.call import Call
+from muxcluster.api.documents import documented
 from muxcluster.api.json_body import json_body
 from muxcluster.api.responses import events, whole
 from muxcluster.api.service import CompletionService
@@ -38,11 +39,11 @@ def generation_routes(service: CompletionService, *, lenient: bool) -> APIRouter
         # errors before the first event leave as HTTP errors: no header is sent yet
         return EventStream(await unless_disconnected(request, anext(rest)), rest)
 
-    @router.post("/v1/chat/completions", response_model=None, openapi_extra=_documented(ChatBody))
+    @router.post("/v1/chat/completions", response_model=None, openapi_extra=documented(ChatBody))
     async def chat_completions(request: Request) -> Response:
         return await answer(request, ChatBody, ChatWire)
 
-    @router.post("/v1/completions", response_model=None, openapi_extra=_documented(CompletionBody))
+    @router.post("/v1/completions", response_model=None, openapi_extra=documented(CompletionBody))
     async def completions(request: Request) -> Response:
         return await answer(request, CompletionBody, CompletionWire)
 
@@ -52,13 +53,6 @@ def generation_routes(service: CompletionService, *, lenient: bool) -> APIRouter
 def json_response(value: object) -> Response:
     """`value` as a 200 JSON response."""
     return Response(msgspec.json.encode(value), media_type="application/json")
-
-
-def _documented(schema: type[GenerationBody]) -> dict[str, object]:
-    """The request body for /openapi.json; the route itself parses by hand."""
-    inlined = schema.model_json_schema(ref_template="#/components/schemas/{model}")
-    inlined.pop("$defs", None)
-    return {"requestBody": {"content": {"application/json": {"schema": inlined}}, "required": True}}
 
 
 def _timeout_s(request: Request) -> float | None:

@@ -7,6 +7,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from muxcluster.api.documents import documented
 from muxcluster.api.json_body import json_body
 from muxcluster.api.model_text import ModelText, ModelTexts, off_loop
 from muxcluster.api.routes_generation import json_response
@@ -32,7 +33,7 @@ def model_routes(texts: ModelTexts, settings: ApiSettings) -> APIRouter:
     async def one_model(model: str) -> Response:
         return json_response(_card(texts.find(model).served, created))
 
-    @router.post("/tokenize", response_model=None)
+    @router.post("/tokenize", response_model=None, openapi_extra=documented(TokenizeBody))
     async def tokenize(request: Request) -> Response:
         body = parse(TokenizeBody, await json_body(request), lenient=settings.lenient)
         text = texts.find(body.model)
@@ -40,7 +41,7 @@ def model_routes(texts: ModelTexts, settings: ApiSettings) -> APIRouter:
         work = partial(_tokenized, body, text)
         return json_response(await off_loop(work, num_chars, settings.inline_chars))
 
-    @router.post("/detokenize", response_model=None)
+    @router.post("/detokenize", response_model=None, openapi_extra=documented(DetokenizeBody))
     async def detokenize(request: Request) -> Response:
         body = parse(DetokenizeBody, await json_body(request), lenient=settings.lenient)
         text = texts.find(body.model)

@@ -22,7 +22,8 @@ def status_routes(backend: Backend, metrics: Metrics) -> APIRouter:
             raise Unavailable("the engine does not respond")
         return json_response({"status": "ok"})
 
-    @router.api_route("/ping", methods=["GET", "POST"], response_model=None)
+    @router.post("/ping", response_model=None, include_in_schema=False)
+    @router.get("/ping", response_model=None)
     async def ping() -> Response:
         return await health()
 

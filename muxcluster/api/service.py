@@ -20,7 +20,6 @@ from muxcluster.text.schemas import ChatBody, CompletionBody, GenerationBody
 from muxcluster.text.validation import parse
 from muxcluster.text.validation_prompts import chat_messages, split_prompts, token_ids
 from muxcluster.text.validation_sampling import (
-    check_final_message,
     check_stream_options,
     max_tokens_for,
     sampling_params,
@@ -97,7 +96,6 @@ class CompletionService:
         """The body's prompts, tokenised; long ones on a thread."""
         inline = self._settings.inline_chars
         if isinstance(body, ChatBody):
-            check_final_message(body)
             messages = chat_messages(body.messages)
             num_chars = sum(len(message["content"]) for message in messages)
             return [await off_loop(partial(_chat_prompt, body, model, messages), num_chars, inline)]

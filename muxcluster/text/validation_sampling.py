@@ -4,7 +4,7 @@ import hashlib
 
 import numpy as np
 
-from muxcluster.core.errors import ContextLengthExceeded, InvalidValue, UnsupportedParameter
+from muxcluster.core.errors import ContextLengthExceeded, InvalidValue
 from muxcluster.core.request import ServiceClass, Slo
 from muxcluster.core.sampling import SamplingParams
 from muxcluster.core.served import ServedModel
@@ -143,13 +143,3 @@ def check_stream_options(body: GenerationBody) -> None:
     """Raises InvalidValue for stream options without a stream."""
     if body.stream_options is not None and not body.stream:
         raise InvalidValue("stream_options needs stream to be true", "stream_options")
-
-
-def check_final_message(body: ChatBody) -> None:
-    """Raises where a message is to be continued and a new turn opened at once."""
-    if body.continue_final_message and body.add_generation_prompt is not False:
-        if body.add_generation_prompt is None:
-            return
-        raise UnsupportedParameter(
-            "continue_final_message excludes add_generation_prompt", "continue_final_message"
-        )

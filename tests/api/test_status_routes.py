@@ -10,7 +10,7 @@ from muxcluster import __version__
 from muxcluster.api.app import create_app
 from muxcluster.api.backend import RoutedBackend
 from muxcluster.api.settings import ApiSettings
-from muxcluster.core.errors import ModelNotFound, Overloaded
+from muxcluster.core.errors import ModelNotFound, NotReady, Overloaded
 from muxcluster.core.events import Finished, FinishReason, TokenDelta
 from muxcluster.core.served import JobRecord, UnitStats
 
@@ -32,6 +32,28 @@ def test_health_and_ready_are_apart(http, backend):
 def test_version_and_load(http):
     assert http.get("/version").json() == {"version": __version__}
     assert http.get("/load").json() == {"server_load": 0}
+
+
+def references(value):
+    """Every $ref in a JSON document."""
+    if isinstance(value, list):
+        value = dict(enumerate(value))
+    if not isinstance(value, dict):
+        return
+    for key, item in value.items():
+        if key == "$ref":
+            yield item
+        else:
+            yield from references(item)
+
+
+def test_document_describes_the_bodies(http):
+    document = http.get("/openapi.json").json()
+    found = set(references(document))
+    assert "#/components/schemas/ChatBody" in found
+    for reference in found:
+        name = reference.removeprefix("#/components/schemas/")
+        assert name in document["components"]["schemas"]
 
 
 def test_api_key(backend, says):
@@ -140,6 +162,7 @@ def test_unexpected_error_hides_its_text(backend, says):
         answer = http.post("/v1/completions", json=TEXT)
     assert answer.status_code == 500
     assert "secret detail" not in answer.text
+    assert answer.headers["x-request-id"]
     assert answer.json()["error"]["code"] == "internal_error"
 
 
@@ -229,6 +252,8 @@ def test_routed_backend_loses_no_job_and_waits_for_every_unit(served):
     assert routed.stats()[0].jobs == ()
     routed.drain()
     assert not routed.ready()
+    with pytest.raises(NotReady, match="shutting down"):
+        routed.generate(None)
 
 
 def test_routed_backend_is_unhealthy_when_a_unit_falls_silent(served):

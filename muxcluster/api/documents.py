@@ -1,0 +1,30 @@
+"""/openapi.json for routes that parse their bodies by hand."""
+
+from typing import Any
+
+from fastapi import FastAPI
+from pydantic import BaseModel
+
+from muxcluster.text.schemas import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+
+BODIES: tuple[type[BaseModel], ...] = (ChatBody, CompletionBody, TokenizeBody, DetokenizeBody)
+REFERENCE = "#/components/schemas/{model}"
+
+
+def documented(body: type[BaseModel]) -> dict[str, object]:
+    """A route's `openapi_extra` that says its body is a `body`."""
+    schema = {"$ref": REFERENCE.format(model=body.__name__)}
+    return {"requestBody": {"content": {"application/json": {"schema": schema}}, "required": True}}
+
+
+class DocumentedApp(FastAPI):
+    """A FastAPI whose document also holds the schemas that `documented` refers to."""
+
+    def openapi(self) -> dict[str, Any]:
+        document = super().openapi()
+        schemas = document.setdefault("components", {}).setdefault("schemas", {})
+        for body in BODIES:
+            schema = body.model_json_schema(ref_template=REFERENCE)
+            schemas.update(schema.pop("$defs", {}))
+            schemas[body.__name__] = schema
+        return document
