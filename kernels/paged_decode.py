@@ -1,12 +1,24 @@
 """Attention of one new token a sequence over its blocks; plain-torch twin of the Triton kernel."""
 
+from bisect import bisect_right
+from collections.abc import Iterator
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from kernels.layout import check_attention, check_index, check_table, half_rows, token_positions
 
-GROUP_BYTES = 1 << 20
-"""Gathered K and V of a group of rows stay below this, so that they are read from cache."""
+GROUP_BYTES = 4 << 20
+"""Gathered K and V stay below this, so that they are still in the cache when they are read."""
+
+
+class _Rows(NamedTuple):
+    """Rows by width (columns to read): int64 [rows] each; keys begins <= position < lengths."""
+
+    slots: Tensor
+    begins: Tensor
+    lengths: Tensor
 
 
 def paged_decode(
@@ -44,46 +56,61 @@ def paged_decode(
     check_index("lengths", lengths, rows)
     halves = half_rows(pool, query.dtype, block_tokens, head_dim)
     num_kv_heads = table.shape[1]
-    grouped = query.reshape(rows, num_kv_heads, heads // num_kv_heads, head_dim)
-    output = torch.zeros_like(grouped)
-    slots, lengths = slots.long(), lengths.long()
-    begins = torch.zeros_like(lengths)
-    if sliding_window is not None:
-        begins = (lengths - sliding_window).clamp_(min=0)
-    first = begins // block_tokens
-    widths = ((lengths + block_tokens - 1) // block_tokens - first).tolist()
-    column_bytes = 2 * num_kv_heads * block_tokens * head_dim * query.element_size()
-    for chosen in _groups(widths, GROUP_BYTES // column_bytes):
-        members = torch.tensor(chosen)
-        narrowest, widest = widths[chosen[0]], widths[chosen[-1]]
-        columns = first[members, None] + torch.arange(widest)
-        right = from_right[slots[members], None]
-        positions = token_positions(columns, right, block_tokens)
-        hidden = (positions < begins[members, None]) | (positions >= lengths[members, None])
-        blocks = _blocks(table[slots[members]], columns, lengths[members, None] - 1, block_tokens)
-        tail = (narrowest - 1) * block_tokens
-        output[members] = _attend(
-            grouped[members], halves, blocks, hidden, tail, scale=scale, soft_cap=soft_cap
-        ).to(query.dtype)
-    return output.view(rows, heads, head_dim)
+    begins = (lengths - (sliding_window or table.shape[2] * block_tokens)).clamp_(min=0)
+    ends = (lengths + block_tokens - 1) // block_tokens
+    widths, order = (ends - begins // block_tokens).sort(stable=True)
+    all_rows = _Rows(*(each[order].long() for each in (slots, begins, lengths)))
+    grouped = query[order].view(rows, num_kv_heads, heads // num_kv_heads, head_dim)
+    attended = torch.zeros_like(grouped)
+    budget = GROUP_BYTES // (2 * block_tokens * head_dim * query.element_size())
+    for part, narrowest, widest in _groups(widths.tolist(), budget // num_kv_heads):
+        some = _Rows(*(each[part] for each in all_rows))
+        blocks, hidden = _reads(some, widest, table, from_right, block_tokens)
+        step = max(1, budget // (len(some.slots) * widest))
+        for head in range(0, num_kv_heads, step):
+            heads_part = slice(head, head + step)
+            attended[part, heads_part] = _attend(
+                grouped[part, heads_part],
+                halves,
+                blocks[:, heads_part],
+                hidden,
+                (narrowest - 1) * block_tokens,
+                scale=scale,
+                soft_cap=soft_cap,
+            )
+    return torch.empty_like(attended).index_copy_(0, order, attended).view(rows, heads, head_dim)
 
 
-def _groups(widths: list[int], budget: int) -> list[list[int]]:
-    """Rows of similar width (columns to read), narrow first, so that a padded group stays within
-    `budget` columns; rows of width 0 are left out."""
-    groups: list[list[int]] = []
-    for row in sorted((row for row, width in enumerate(widths) if width), key=widths.__getitem__):
-        if groups and (len(groups[-1]) + 1) * widths[row] <= budget:
-            groups[-1].append(row)
-        else:
-            groups.append([row])
-    return groups
+def _groups(widths: list[int], budget: int) -> Iterator[tuple[slice, int, int]]:
+    """Cut sorted widths so that a group padded to its widest keeps to `budget` columns.
+
+    Yields rows, narrowest and widest. Rows of width 0 are left out; one wider than the budget is
+    alone.
+    """
+    start = bisect_right(widths, 0)
+    while start < len(widths):
+        stop = start + 1
+        while stop < len(widths) and (stop + 1 - start) * widths[stop] <= budget:
+            stop += 1
+        yield slice(start, stop), widths[start], widths[stop - 1]
+        start = stop
 
 
-def _blocks(tables: Tensor, columns: Tensor, newest: Tensor, block_tokens: int) -> Tensor:
-    """Block ids [rows, kv_heads, columns]; columns past a row's last one repeat it."""
-    used = torch.minimum(columns, newest // block_tokens)
-    return tables.gather(2, used.unsqueeze(1).expand(-1, tables.shape[1], -1)).long()
+def _reads(
+    rows: _Rows, widest: int, table: Tensor, from_right: Tensor, block_tokens: int
+) -> tuple[Tensor, Tensor]:
+    """Blocks [rows, kv_heads, widest] to gather, and which of their tokens are hidden: bool
+    [rows, widest * block_tokens].
+
+    Past a row's last column that column is repeated, so that only its own blocks are read.
+    """
+    lengths = rows.lengths.unsqueeze(1)
+    steps = torch.arange(widest, device=table.device)
+    columns = rows.begins.unsqueeze(1) // block_tokens + steps
+    positions = token_positions(columns, from_right[rows.slots].unsqueeze(1), block_tokens)
+    hidden = (positions < rows.begins.unsqueeze(1)) | (positions >= lengths)
+    own = torch.minimum(columns, (lengths - 1) // block_tokens)
+    return table[rows.slots.unsqueeze(1), :, own].transpose(1, 2), hidden
 
 
 def _attend(
@@ -103,7 +130,7 @@ def _attend(
     their own sequence, so only later values can be NaN.
     """
     rows, num_kv_heads, _ = blocks.shape
-    ids = 2 * blocks.reshape(-1)
+    ids = 2 * blocks.reshape(-1).long()
     gathered = halves.index_select(0, torch.cat((ids, ids + 1)))
     keys, values = gathered.view(2, rows * num_kv_heads, -1, query.shape[-1])
     if keys.dtype.itemsize < 4:

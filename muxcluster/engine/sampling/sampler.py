@@ -35,6 +35,10 @@ _EDITS: tuple[
 """Which rows, and what is done to their logits; in this order."""
 
 
+_CHUNK_LOGITS = 1 << 18
+"""Logits drawn from at once, so that a chunk's arrays stay in the processor's cache."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Sampled:
     """tokens: int32 [rows]. logprobs: row -> its token's, only for rows that asked.
@@ -73,9 +77,11 @@ def sample(
     edited = _edited(logits, batch)
     tokens = edited.argmax(-1)
     drawn = np.flatnonzero(state.temperature[slots] > 0)
-    if len(drawn):
-        rows = torch.from_numpy(drawn).to(logits.device)
-        tokens[rows] = _drawn(edited[rows], batch, drawn)
+    at_once = max(1, _CHUNK_LOGITS // state.vocab_size)
+    for start in range(0, len(drawn), at_once):
+        rows = drawn[start : start + at_once]
+        where = torch.from_numpy(rows).to(logits.device)
+        tokens[where] = _drawn(edited[where], batch, rows)
     chosen = tokens.cpu().numpy()
     return Sampled(chosen.astype(np.int32), _logprobs(logits, chosen, batch), broken_rows)
 
@@ -130,16 +136,17 @@ def _edited(logits: Tensor, batch: Batch) -> Tensor:
 
 
 def _drawn(logits: Tensor, batch: Batch, rows: NDArray[np.int64]) -> Tensor:
-    """Random tokens int64 [len(rows)] from logits [len(rows), vocab] of those rows."""
+    """Random tokens int64 [len(rows)] from logits [len(rows), vocab] of those rows, overwritten."""
     state, slots, device = batch.state, batch.slots[rows], logits.device
     temperature = torch.from_numpy(state.temperature[slots]).to(logits)
-    temperature = temperature.clamp_(min=torch.finfo(logits.dtype).tiny).unsqueeze(1)
-    scores = (logits - logits.amax(-1, keepdim=True)) / temperature
-    threshold = torch.full(rows.shape, -torch.inf, device=device)
+    temperature = temperature.clamp_(min=torch.finfo(logits.dtype).tiny)
+    scores = logits.sub_(logits.amax(-1, keepdim=True)).div_(temperature.unsqueeze(1))
     limits = state.top_k[slots], state.top_p[slots], state.min_p[slots]
     cut = np.flatnonzero((limits[0] < state.vocab_size) | (limits[1] < 1) | (limits[2] > 0))
+    threshold = None
     if len(cut):
         which = torch.from_numpy(cut).to(device)
+        threshold = torch.full(rows.shape, -torch.inf, device=device)
         threshold[which] = thresholds(
             scores[which], *(torch.from_numpy(limit[cut]).to(device) for limit in limits)
         )
