@@ -119,7 +119,7 @@ def decode(data: bytes | memoryview) -> Message:
     """
     try:
         return _decoder.decode(data)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ValueError(f"not a message of the channel: {error}") from error
 
 

@@ -1,0 +1,172 @@
+"""The reader's end of the channel: requests to one unit and their tokens back, on asyncio."""
+
+import asyncio
+import logging
+import math
+from collections.abc import AsyncGenerator
+
+import zmq
+import zmq.asyncio
+
+from muxcluster.channel.codec import (
+    Abort,
+    Deltas,
+    Message,
+    Ping,
+    Refused,
+    Stats,
+    Submit,
+    decode,
+    encode,
+)
+from muxcluster.channel.mailbox import Mailbox
+from muxcluster.core.errors import InvalidValue, NotReady, Overloaded, Unavailable
+from muxcluster.core.events import TokenDelta
+from muxcluster.core.request import Request
+from muxcluster.core.served import UnitStats
+
+logger = logging.getLogger(__name__)
+
+SEND_HIGH_WATER = 10_000
+RECEIVE_HIGH_WATER = 10_000
+PINGS_PER_SILENCE = 10
+
+
+class UnitClient:
+    """A connection to one `UnitServer`, for the event loop that called `connect`.
+
+    Where the server is silent for `silence_s` seconds, or the connection breaks (the server died:
+    noticed at once), every open request fails with NotReady(code="replica_lost"), and so do new
+    ones until the server is heard again. zmq reconnects by itself.
+    """
+
+    def __init__(self, *, silence_s: float = 10.0) -> None:
+        self._silence_s = silence_s
+        self._context: zmq.asyncio.Context | None = None
+        self._socket: zmq.asyncio.Socket | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._mailboxes: dict[str, Mailbox] = {}
+        self._stats: UnitStats | None = None
+        self._stats_at_s = -math.inf
+        self._silent_pings = 0
+        self._is_lost = False
+
+    async def connect(self, endpoint: str) -> None:
+        """Open the connection to `endpoint`, once; does not wait for the server to answer."""
+        assert self._socket is None, "connected already"
+        self._context = zmq.asyncio.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.SNDHWM, SEND_HIGH_WATER)
+        self._socket.setsockopt(zmq.RCVHWM, RECEIVE_HIGH_WATER)
+        monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._socket.connect(endpoint)
+        self._tasks = [
+            asyncio.create_task(self._listen(self._socket)),
+            asyncio.create_task(self._notice_break(monitor, endpoint)),
+            asyncio.create_task(self._ping(endpoint)),
+        ]
+
+    async def generate(self, request: Request) -> AsyncGenerator[TokenDelta, None]:
+        """Deltas of the request up to the one with its end; a slow reader gets them merged.
+
+        `aclose` before the end aborts the request. Raises NotReady or Overloaded where the unit
+        cannot take or finish it, InvalidValue where an open request has the same id.
+        """
+        request_id = request.request_id
+        if self._socket is None or self._is_lost:
+            raise NotReady("the unit does not answer", code="replica_lost")
+        if request_id in self._mailboxes:
+            raise InvalidValue(f"request id {request_id!r} is in use", "request_id")
+        if not self._post(Submit(request)):
+            raise Overloaded("too many messages wait for the unit")
+        mailbox = self._mailboxes[request_id] = Mailbox()
+        has_ended = False
+        try:
+            while not has_ended:
+                delta = await mailbox.take()
+                has_ended = delta.finished is not None or delta.rejected is not None
+                yield delta
+        finally:
+            del self._mailboxes[request_id]
+            if not has_ended:
+                self._post(Abort(request_id))
+
+    def stats(self) -> UnitStats | None:
+        """The unit's latest report, None before the first."""
+        return self._stats
+
+    def stats_age_s(self) -> float:
+        """Seconds since the latest report; infinite before the first."""
+        return asyncio.get_running_loop().time() - self._stats_at_s
+
+    async def close(self) -> None:
+        """End the connection; open requests fail, and the unit aborts them. Idempotent."""
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        context, self._context, self._socket = self._context, None, None
+        if context is not None:
+            context.destroy(linger=0)
+        self._lose("the connection to the unit was closed")
+
+    def _post(self, message: Message) -> bool:
+        """Send without waiting; False where the queue is full or the connection closed."""
+        if self._socket is None:
+            return False
+        # With NOBLOCK zmq returns a future that is done already.
+        sent = asyncio.ensure_future(self._socket.send(encode(message), zmq.NOBLOCK))
+        return sent.exception() is None
+
+    async def _listen(self, socket: zmq.asyncio.Socket) -> None:
+        while True:
+            data = await socket.recv()
+            try:
+                message = decode(data)
+            except ValueError as error:
+                logger.warning("the unit sent garbage: %s", error)
+            else:
+                self._hear(message)
+
+    def _hear(self, message: Message) -> None:
+        self._silent_pings = 0
+        self._is_lost = False
+        if isinstance(message, Deltas):
+            for request_id, delta in message.deltas.items():
+                mailbox = self._mailboxes.get(request_id)
+                if mailbox is not None:
+                    mailbox.put(delta)
+        elif isinstance(message, Stats):
+            self._stats = message.stats
+            self._stats_at_s = asyncio.get_running_loop().time()
+        elif isinstance(message, Refused):
+            mailbox = self._mailboxes.get(message.request_id)
+            if mailbox is not None:
+                mailbox.fail(_unavailable(message))
+        else:
+            logger.warning("the unit sent %s", type(message).__name__)
+
+    async def _notice_break(self, monitor: zmq.asyncio.Socket, endpoint: str) -> None:
+        while True:
+            await monitor.recv_multipart()
+            self._lose(f"the connection to {endpoint} broke")
+
+    async def _ping(self, endpoint: str) -> None:
+        """Counts pings, not seconds: a stalled loop must not mistake itself for a dead server."""
+        while True:
+            self._post(Ping())
+            await asyncio.sleep(self._silence_s / PINGS_PER_SILENCE)
+            self._silent_pings += 1
+            if self._silent_pings > PINGS_PER_SILENCE:
+                self._lose(f"no sign of life from {endpoint} for {self._silence_s:g} s")
+
+    def _lose(self, reason: str) -> None:
+        self._is_lost = True
+        for mailbox in self._mailboxes.values():
+            mailbox.fail(NotReady(reason, code="replica_lost"))
+
+
+def _unavailable(refused: Refused) -> Unavailable:
+    kind = Overloaded if refused.code == Overloaded.code else NotReady
+    return kind(refused.message, refused.retry_after_s, refused.code)

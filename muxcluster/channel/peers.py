@@ -1,0 +1,115 @@
+"""The clients of one unit: who reads which request, what each is owed, who fell silent. No I/O."""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from muxcluster.channel.codec import Abort, Message, Ping, Refused, Submit
+from muxcluster.core.errors import InvalidValue, RequestError, Unavailable
+from muxcluster.core.events import Rejected, TokenDelta, merge
+from muxcluster.core.request import Request
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class Peer:
+    """One connected client.
+
+    request_ids: its open requests. deltas, refused: what is still to be sent to it; deltas of one
+    request are merged, so a slow client costs memory for its tokens and no more.
+    """
+
+    identity: bytes
+    request_ids: set[str] = field(default_factory=set)
+    deltas: dict[str, TokenDelta] = field(default_factory=dict)
+    refused: list[Refused] = field(default_factory=list)
+    silent_ticks: int = 0
+
+    def owe(self, request_id: str, delta: TokenDelta) -> None:
+        """Add output to what is to be sent."""
+        earlier = self.deltas.get(request_id)
+        self.deltas[request_id] = delta if earlier is None else merge(earlier, delta)
+
+
+class Peers:
+    """All clients. A request that was accepted has one reader until its last delta is routed.
+
+    on_submit, on_abort: the unit's. A client silent for `max_silent_ticks` ticks is taken for
+    gone: its requests are aborted; silent for twice as long, it is forgotten.
+    """
+
+    def __init__(
+        self,
+        on_submit: Callable[[Request], None],
+        on_abort: Callable[[str], None],
+        max_silent_ticks: int,
+    ) -> None:
+        self._on_submit = on_submit
+        self._on_abort = on_abort
+        self._max_silent_ticks = max_silent_ticks
+        self._peers: dict[bytes, Peer] = {}
+        self._readers: dict[str, Peer] = {}
+
+    def __iter__(self) -> Iterator[Peer]:
+        return iter(list(self._peers.values()))
+
+    def hear(self, identity: bytes, message: Message) -> None:
+        """A message came from the client `identity`, known or new."""
+        peer = self._peers.setdefault(identity, Peer(identity))
+        peer.silent_ticks = 0
+        if isinstance(message, Submit):
+            self._submit(peer, message.request)
+        elif isinstance(message, Abort):
+            if self._readers.get(message.request_id) is peer:
+                self._on_abort(message.request_id)
+        elif not isinstance(message, Ping):
+            logger.warning("a client sent %s", type(message).__name__)
+
+    def _submit(self, peer: Peer, request: Request) -> None:
+        request_id = request.request_id
+        try:
+            if request_id in self._readers:
+                raise InvalidValue(f"request id {request_id!r} is in use", "request_id")
+            self._on_submit(request)
+        except RequestError as error:
+            rejected = Rejected(request_id, error.code, error.message)
+            peer.owe(request_id, TokenDelta(rejected=rejected))
+        except Unavailable as error:
+            peer.refused.append(Refused(request_id, error.code, error.message, error.retry_after_s))
+        else:
+            # Output cannot be routed before this: it is routed on the thread that runs this.
+            self._readers[request_id] = peer
+            peer.request_ids.add(request_id)
+
+    def route(self, deltas: Mapping[str, TokenDelta]) -> None:
+        """New output of the unit; that of unknown requests is dropped."""
+        for request_id, delta in deltas.items():
+            peer = self._readers.get(request_id)
+            if peer is None:
+                continue
+            peer.owe(request_id, delta)
+            if delta.finished is not None or delta.rejected is not None:
+                del self._readers[request_id]
+                peer.request_ids.discard(request_id)
+
+    def tick(self) -> None:
+        """One tick passed, and everything that arrived before it was heard."""
+        for peer in self:
+            peer.silent_ticks += 1
+            if peer.silent_ticks == self._max_silent_ticks and peer.request_ids:
+                logger.warning("a client is silent: %d requests end", len(peer.request_ids))
+                self._abort_all(peer)
+            if peer.silent_ticks >= 2 * self._max_silent_ticks:
+                self.lose(peer)
+
+    def lose(self, peer: Peer) -> None:
+        """The client cannot be reached any more: abort and forget its requests."""
+        del self._peers[peer.identity]
+        for request_id in peer.request_ids:
+            del self._readers[request_id]
+        self._abort_all(peer)
+
+    def _abort_all(self, peer: Peer) -> None:
+        for request_id in sorted(peer.request_ids):
+            self._on_abort(request_id)

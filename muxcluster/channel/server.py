@@ -1,0 +1,186 @@
+"""The unit's end of the channel: a zmq ROUTER on a thread of its own."""
+
+import logging
+import math
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+
+import zmq
+
+from muxcluster.channel.codec import Deltas, Stats, decode, encode
+from muxcluster.channel.peers import Peer, Peers
+from muxcluster.core.errors import EngineFailure
+from muxcluster.core.events import TokenDelta
+from muxcluster.core.request import Request
+from muxcluster.core.served import UnitStats
+
+logger = logging.getLogger(__name__)
+
+SEND_HIGH_WATER = 1000
+"""Messages queued for one client; beyond them its deltas are merged here."""
+RECEIVE_HIGH_WATER = 10_000
+RETRY_S = 0.02
+"""How soon a client whose queue was full is tried again."""
+
+
+class UnitServer:
+    """Serves one unit at `endpoint` ("ipc://PATH" or "tcp://127.0.0.1:*").
+
+    on_submit, on_abort: called on the server's thread; on_submit may raise RequestError or
+    Unavailable, which the client gets. stats: called every `stats_s` seconds and pushed to every
+    client. A client silent for `silence_s` seconds, or gone, has its requests aborted.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        on_submit: Callable[[Request], None],
+        on_abort: Callable[[str], None],
+        stats: Callable[[], UnitStats],
+        *,
+        silence_s: float = 10.0,
+        stats_s: float = 0.5,
+    ) -> None:
+        self._endpoint = endpoint
+        self._peers = Peers(on_submit, on_abort, math.ceil(silence_s / stats_s))
+        self._stats = stats
+        self._stats_s = stats_s
+        self._outbox: deque[Mapping[str, TokenDelta]] = deque()
+        self._bound: Future[str] = Future()
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_read, False)
+        os.set_blocking(self._wake_write, False)
+        self._thread = threading.Thread(target=self._run, name="unit server", daemon=True)
+
+    def start(self) -> str:
+        """Bind and serve; the endpoint, with the port that was chosen.
+
+        Raises EngineFailure where the endpoint cannot be bound.
+        """
+        self._thread.start()
+        return self._bound.result()
+
+    @property
+    def is_alive(self) -> bool:
+        """False before start, after close, and where the server's thread has died."""
+        return self._thread.is_alive()
+
+    def send(self, deltas: Mapping[str, TokenDelta]) -> None:
+        """Give each delta to the client that submitted its request; from any thread.
+
+        After `close` nothing is sent.
+        """
+        with self._lock:
+            if not self._is_closed:
+                self._outbox.append(deltas)
+                self._wake()
+
+    def close(self) -> None:
+        """Stop serving; clients see the connection end. Idempotent."""
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            self._wake()
+        if self._thread.ident is not None:
+            self._thread.join()
+        os.close(self._wake_read)
+        os.close(self._wake_write)
+
+    def _wake(self) -> None:
+        try:
+            os.write(self._wake_write, b"\0")
+        except BlockingIOError:
+            return  # the pipe is full of earlier calls: the thread will wake
+
+    def _run(self) -> None:
+        context = zmq.Context()
+        try:
+            router = context.socket(zmq.ROUTER)
+            router.setsockopt(zmq.LINGER, 0)
+            router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+            router.setsockopt(zmq.SNDHWM, SEND_HIGH_WATER)
+            router.setsockopt(zmq.RCVHWM, RECEIVE_HIGH_WATER)
+            if self._bind(router):
+                self._serve(router)
+        except Exception as error:
+            logger.exception("the server of %s died", self._endpoint)
+            if not self._bound.done():
+                self._bound.set_exception(error)
+        finally:
+            context.destroy(linger=0)
+
+    def _bind(self, router: zmq.Socket[bytes]) -> bool:
+        try:
+            router.bind(self._endpoint)
+        except zmq.ZMQError as error:
+            self._bound.set_exception(EngineFailure(f"cannot bind {self._endpoint}: {error}"))
+            return False
+        self._bound.set_result(router.getsockopt_string(zmq.LAST_ENDPOINT))
+        return True
+
+    def _serve(self, router: zmq.Socket[bytes]) -> None:
+        poller = zmq.Poller()
+        poller.register(router, zmq.POLLIN)
+        poller.register(self._wake_read, zmq.POLLIN)
+        next_tick = time.monotonic()
+        while not self._is_closed:
+            wait_s = next_tick - time.monotonic()
+            if any(peer.deltas or peer.refused for peer in self._peers):
+                wait_s = min(wait_s, RETRY_S)
+            ready = dict(poller.poll(max(0, math.ceil(wait_s * 1000))))
+            if self._wake_read in ready:
+                os.read(self._wake_read, 4096)
+            self._receive(router)
+            while self._outbox:
+                self._peers.route(self._outbox.popleft())
+            for peer in self._peers:
+                self._deliver(router, peer)
+            if time.monotonic() >= next_tick:
+                next_tick = time.monotonic() + self._stats_s
+                self._tick(router)
+
+    def _receive(self, router: zmq.Socket[bytes]) -> None:
+        """Hear what has arrived, but no more than a queue's worth at a time."""
+        for _ in range(RECEIVE_HIGH_WATER):
+            try:
+                identity, *parts = router.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            try:
+                message = decode(b"".join(parts))
+            except ValueError as error:
+                logger.warning("%s: %s", self._endpoint, error)
+            else:
+                self._peers.hear(identity, message)
+
+    def _tick(self, router: zmq.Socket[bytes]) -> None:
+        self._peers.tick()
+        stats = encode(Stats(self._stats()))
+        for peer in self._peers:
+            self._send(router, peer, stats)
+
+    def _deliver(self, router: zmq.Socket[bytes], peer: Peer) -> None:
+        while peer.refused and self._send(router, peer, encode(peer.refused[0])):
+            del peer.refused[0]
+        if peer.deltas and self._send(router, peer, encode(Deltas(peer.deltas))):
+            peer.deltas.clear()
+
+    def _send(self, router: zmq.Socket[bytes], peer: Peer, data: bytes) -> bool:
+        """False where the client's queue is full, or it is gone and now forgotten."""
+        try:
+            router.send_multipart([peer.identity, data], zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            self._peers.lose(peer)
+            return False
+        return True

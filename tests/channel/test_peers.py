@@ -1,0 +1,131 @@
+"""Who reads what: routing, refusals, silence and loss of clients, without sockets."""
+
+import numpy as np
+import pytest
+
+from muxcluster.channel.codec import Abort, Ping, Ready, Refused, Submit
+from muxcluster.channel.peers import Peer, Peers
+from muxcluster.core.errors import ContextLengthExceeded, NotReady
+from muxcluster.core.events import Finished, FinishReason, Rejected, TokenDelta
+from muxcluster.core.request import Request
+from muxcluster.core.sampling import SamplingParams
+
+
+def submit(request_id: str) -> Submit:
+    return Submit(Request(request_id, "m", np.arange(3, dtype=np.int32), SamplingParams()))
+
+
+def end(request_id: str) -> dict[str, TokenDelta]:
+    return {request_id: TokenDelta(finished=Finished(request_id, FinishReason.LENGTH))}
+
+
+class Unit:
+    """Records what it is told; refuses with `error` where that is set."""
+
+    def __init__(self) -> None:
+        self.submitted: list[str] = []
+        self.aborted: list[str] = []
+        self.error: Exception | None = None
+        self.peers = Peers(self.submit, self.aborted.append, max_silent_ticks=3)
+
+    def submit(self, request: Request) -> None:
+        if self.error is not None:
+            raise self.error
+        self.submitted.append(request.request_id)
+
+    def peer(self, identity: bytes) -> Peer:
+        return next(peer for peer in self.peers if peer.identity == identity)
+
+
+def test_deltas_go_to_the_client_that_submitted() -> None:
+    unit = Unit()
+    unit.peers.hear(b"1", submit("a"))
+    unit.peers.hear(b"2", submit("b"))
+    unit.peers.route({"a": TokenDelta((1,)), "b": TokenDelta((2,)), "c": TokenDelta((3,))})
+    unit.peers.route({"a": TokenDelta((4,))})
+    assert unit.peer(b"1").deltas == {"a": TokenDelta((1, 4))}
+    assert unit.peer(b"2").deltas == {"b": TokenDelta((2,))}
+
+
+def test_after_its_end_a_request_is_forgotten_and_its_id_free() -> None:
+    unit = Unit()
+    unit.peers.hear(b"1", submit("a"))
+    unit.peers.route(end("a"))
+    unit.peers.route({"a": TokenDelta((9,))})
+    assert unit.peer(b"1").deltas == end("a")
+    unit.peers.hear(b"1", Abort("a"))
+    assert unit.aborted == []
+    unit.peers.hear(b"2", submit("a"))
+    assert unit.submitted == ["a", "a"]
+
+
+def test_only_its_reader_may_abort_a_request() -> None:
+    unit = Unit()
+    unit.peers.hear(b"1", submit("a"))
+    unit.peers.hear(b"2", Abort("a"))
+    assert unit.aborted == []
+    unit.peers.hear(b"1", Abort("a"))
+    assert unit.aborted == ["a"]
+
+
+def test_a_request_id_in_use_is_rejected_and_the_first_goes_on() -> None:
+    unit = Unit()
+    unit.peers.hear(b"1", submit("a"))
+    unit.peers.hear(b"2", submit("a"))
+    delta = unit.peer(b"2").deltas["a"]
+    assert delta.rejected is not None and delta.rejected.code == "invalid_value"
+    unit.peers.route({"a": TokenDelta((1,))})
+    assert unit.peer(b"1").deltas == {"a": TokenDelta((1,))}
+    assert unit.submitted == ["a"]
+
+
+def test_what_the_unit_raises_reaches_the_client() -> None:
+    unit = Unit()
+    unit.error = ContextLengthExceeded("too long")
+    unit.peers.hear(b"1", submit("a"))
+    unit.error = NotReady("draining", 7, "server_shutting_down")
+    unit.peers.hear(b"1", submit("b"))
+    rejected = Rejected("a", "context_length_exceeded", "too long")
+    assert unit.peer(b"1").deltas == {"a": TokenDelta(rejected=rejected)}
+    assert unit.peer(b"1").refused == [Refused("b", "server_shutting_down", "draining", 7)]
+    unit.error = None
+    unit.peers.hear(b"1", submit("b"))
+    assert unit.submitted == ["b"]
+
+
+def test_a_silent_client_is_aborted_once_then_forgotten() -> None:
+    unit = Unit()
+    unit.peers.hear(b"1", submit("a"))
+    for _ in range(2):
+        unit.peers.tick()
+    unit.peers.hear(b"1", Ping())
+    for _ in range(2):
+        unit.peers.tick()
+    assert unit.aborted == []
+    unit.peers.tick()
+    assert unit.aborted == ["a"]
+    # Its connection may still work: the end is routed to it.
+    unit.peers.route(end("a"))
+    assert unit.peer(b"1").deltas == end("a")
+    for _ in range(3):
+        unit.peers.tick()
+    assert list(unit.peers) == []
+    assert unit.aborted == ["a"]
+
+
+def test_a_lost_clients_requests_are_aborted_and_their_output_dropped() -> None:
+    unit = Unit()
+    for request_id in ("a", "b"):
+        unit.peers.hear(b"1", submit(request_id))
+    unit.peers.hear(b"2", submit("c"))
+    unit.peers.lose(unit.peer(b"1"))
+    unit.peers.route({"a": TokenDelta((1,)), "c": TokenDelta((2,))})
+    assert unit.aborted == ["a", "b"]
+    assert [peer.identity for peer in unit.peers] == [b"2"]
+
+
+def test_other_messages_are_logged_and_ignored(caplog: pytest.LogCaptureFixture) -> None:
+    unit = Unit()
+    unit.peers.hear(b"1", Ready())
+    assert "Ready" in caplog.text
+    assert unit.submitted == []

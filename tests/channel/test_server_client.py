@@ -1,0 +1,398 @@
+"""Server and client over real sockets: streams, aborts, refusals, and either side's death."""
+
+import asyncio
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zmq
+import zmq.asyncio
+
+from muxcluster.channel.client import UnitClient
+from muxcluster.channel.codec import Submit, encode
+from muxcluster.channel.server import UnitServer
+from muxcluster.core.errors import EngineFailure, InvalidValue, NotReady, Overloaded
+from muxcluster.core.events import Finished, FinishReason, TokenDelta
+from muxcluster.core.request import Request
+from muxcluster.core.sampling import SamplingParams
+from muxcluster.core.served import UnitStats
+
+PATIENCE_S = 20.0
+"""How long a test waits for what must happen; only a failing test waits that long."""
+
+LONG_S = 600.0
+"""Silence that no test reaches, so what is noticed is noticed by the broken connection."""
+
+SHORT_S = 0.5
+STATS_S = 0.05
+
+
+def request(request_id: str, num_tokens: int = 3) -> Request:
+    sampling = SamplingParams(max_tokens=num_tokens)
+    return Request(request_id, "m", np.arange(5, dtype=np.int32), sampling)
+
+
+def finished(request_id: str) -> TokenDelta:
+    return TokenDelta(finished=Finished(request_id, FinishReason.LENGTH))
+
+
+class Unit:
+    """A unit behind a real server that remembers what it was told and answers when asked to.
+
+    Requests whose id starts with "echo" are answered at once, a delta per token; "busy" ones are
+    refused, "bad" ones rejected.
+    """
+
+    def __init__(self, endpoint: str, silence_s: float = LONG_S) -> None:
+        self.submitted: list[str] = []
+        self.aborted: list[str] = []
+        self.num_stats = 0
+        self.server = UnitServer(
+            endpoint,
+            self.submit,
+            self.aborted.append,
+            self.stats,
+            silence_s=silence_s,
+            stats_s=STATS_S,
+        )
+        self.endpoint = self.server.start()
+
+    def submit(self, request: Request) -> None:
+        request_id = request.request_id
+        if request_id.startswith("busy"):
+            raise Overloaded("full", retry_after_s=4)
+        if request_id.startswith("bad"):
+            raise InvalidValue("no such thing")
+        self.submitted.append(request_id)
+        if request_id.startswith("echo"):
+            threading.Thread(target=self.echo, args=(request,)).start()
+
+    def echo(self, request: Request) -> None:
+        for token in range(request.sampling.max_tokens):
+            self.server.send({request.request_id: TokenDelta((token,))})
+        self.server.send({request.request_id: finished(request.request_id)})
+
+    def stats(self) -> UnitStats:
+        self.num_stats += 1
+        return UnitStats("u", float(self.num_stats), 10, 10)
+
+
+@pytest.fixture(params=["ipc", "tcp"])
+def unit(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Unit]:
+    endpoint = f"ipc://{tmp_path}/u" if request.param == "ipc" else "tcp://127.0.0.1:*"
+    unit = Unit(endpoint)
+    yield unit
+    unit.server.close()
+
+
+def run(
+    endpoint: str,
+    scenario: Callable[[UnitClient], Awaitable[object]],
+    silence_s: float = LONG_S,
+) -> None:
+    async def connected() -> None:
+        client = UnitClient(silence_s=silence_s)
+        await client.connect(endpoint)
+        try:
+            await asyncio.wait_for(scenario(client), PATIENCE_S)
+        finally:
+            await client.close()
+
+    asyncio.run(connected())
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not is_so():
+        assert time.monotonic() < deadline, "it never happened"
+        await asyncio.sleep(0.005)
+
+
+async def collect(client: UnitClient, request: Request) -> list[TokenDelta]:
+    return [delta async for delta in client.generate(request)]
+
+
+def tokens_of(deltas: list[TokenDelta]) -> list[int]:
+    return [token for delta in deltas for token in delta.tokens]
+
+
+def test_many_streams_at_once_each_get_their_own_tokens(unit: Unit) -> None:
+    async def scenario(client: UnitClient) -> None:
+        requests = [request(f"echo-{i}", num_tokens=i) for i in range(40)]
+        streams = await asyncio.gather(*(collect(client, r) for r in requests))
+        for i, deltas in enumerate(streams):
+            assert tokens_of(deltas) == list(range(i))
+            assert [delta.finished is not None for delta in deltas].count(True) == 1
+            assert deltas[-1].finished == finished(f"echo-{i}").finished
+
+    run(unit.endpoint, scenario)
+    assert unit.aborted == []
+
+
+def test_two_clients_do_not_see_each_others_tokens(unit: Unit) -> None:
+    async def scenario(first: UnitClient) -> None:
+        second = UnitClient()
+        await second.connect(unit.endpoint)
+        tasks = [
+            asyncio.create_task(collect(client, request(name)))
+            for client, name in ((first, "a"), (second, "b"))
+        ]
+        await until(lambda: sorted(unit.submitted) == ["a", "b"])
+        unit.server.send({"a": TokenDelta((1,)), "b": TokenDelta((2,))})
+        unit.server.send({"a": finished("a"), "b": finished("b")})
+        assert [tokens_of(await task) for task in tasks] == [[1], [2]]
+        await second.close()
+
+    run(unit.endpoint, scenario)
+
+
+def test_a_slow_reader_gets_merged_deltas(unit: Unit) -> None:
+    async def scenario(client: UnitClient) -> None:
+        stream = client.generate(request("a"))
+        reader = asyncio.ensure_future(anext(stream))
+        await until(lambda: unit.submitted == ["a"])
+        unit.server.send({"a": TokenDelta((0,))})
+        assert await reader == TokenDelta((0,))
+        for token in range(1, 500):
+            unit.server.send({"a": TokenDelta((token,))})
+        unit.server.send({"a": finished("a")})
+        sent_before = unit.num_stats + 1
+        await until(lambda: client.stats() is not None and client.stats().now_s > sent_before)
+        end = finished("a").finished
+        rest = [delta async for delta in stream]
+        assert rest == [TokenDelta(tuple(range(1, 500)), finished=end)]
+
+    run(unit.endpoint, scenario)
+
+
+def test_closing_a_stream_early_aborts_the_request(unit: Unit) -> None:
+    async def scenario(client: UnitClient) -> None:
+        stream = client.generate(request("a"))
+        reader = asyncio.ensure_future(anext(stream))
+        await until(lambda: unit.submitted == ["a"])
+        unit.server.send({"a": TokenDelta((1,))})
+        assert await reader == TokenDelta((1,))
+        await stream.aclose()
+        await until(lambda: unit.aborted == ["a"])
+
+    run(unit.endpoint, scenario)
+
+
+def test_cancelling_a_reader_aborts_the_request(unit: Unit) -> None:
+    async def scenario(client: UnitClient) -> None:
+        reader = asyncio.create_task(collect(client, request("a")))
+        await until(lambda: unit.submitted == ["a"])
+        reader.cancel()
+        await until(lambda: unit.aborted == ["a"])
+
+    run(unit.endpoint, scenario)
+
+
+def test_an_ended_stream_is_not_aborted(unit: Unit, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(client: UnitClient) -> None:
+        sent: list[str] = []
+        post = client._post
+        monkeypatch.setattr(
+            client, "_post", lambda message: sent.append(type(message).__name__) or post(message)
+        )
+        await collect(client, request("echo"))
+        assert [name for name in sent if name != "Ping"] == ["Submit"]
+
+    run(unit.endpoint, scenario)
+
+
+def test_refusals_are_raised_and_rejections_are_the_last_delta(unit: Unit) -> None:
+    async def scenario(client: UnitClient) -> None:
+        with pytest.raises(Overloaded, match="full") as refusal:
+            await collect(client, request("busy"))
+        assert refusal.value.retry_after_s == 4
+        (delta,) = await collect(client, request("bad"))
+        assert delta.rejected is not None
+        assert (delta.rejected.code, delta.rejected.message) == ("invalid_value", "no such thing")
+
+    run(unit.endpoint, scenario)
+
+
+def test_one_client_cannot_use_an_id_twice_at_a_time(unit: Unit) -> None:
+    async def scenario(client: UnitClient) -> None:
+        first = asyncio.create_task(collect(client, request("a")))
+        await until(lambda: unit.submitted == ["a"])
+        with pytest.raises(InvalidValue, match="in use"):
+            await collect(client, request("a"))
+        unit.server.send({"a": finished("a")})
+        assert await first == [finished("a")]
+
+    run(unit.endpoint, scenario)
+
+
+def test_stats_are_pushed_and_age(unit: Unit) -> None:
+    async def scenario(client: UnitClient) -> None:
+        assert client.stats() is None
+        assert client.stats_age_s() == float("inf")
+        await until(lambda: client.stats() is not None)
+        first = client.stats()
+        assert first is not None
+        await until(lambda: client.stats() != first)
+        assert 0 <= client.stats_age_s() < PATIENCE_S
+
+    run(unit.endpoint, scenario)
+
+
+def test_a_closed_clients_requests_are_aborted(unit: Unit) -> None:
+    async def scenario(client: UnitClient) -> None:
+        reader = asyncio.create_task(collect(client, request("a")))
+        await until(lambda: unit.submitted == ["a"])
+        await client.close()
+        with pytest.raises(NotReady) as loss:
+            await reader
+        assert loss.value.code == "replica_lost"
+        await until(lambda: unit.aborted == ["a"])
+        with pytest.raises(NotReady):
+            await collect(client, request("b"))
+
+    run(unit.endpoint, scenario)
+
+
+def test_a_silent_clients_requests_are_aborted_though_it_is_connected(tmp_path: Path) -> None:
+    unit = Unit(f"ipc://{tmp_path}/u", SHORT_S)
+    with zmq.Context() as context, context.socket(zmq.DEALER) as mute:
+        mute.setsockopt(zmq.LINGER, 0)
+        mute.connect(unit.endpoint)
+        mute.send(encode(Submit(request("a"))))
+        asyncio.run(until(lambda: unit.aborted == ["a"]))
+        assert unit.submitted == ["a"]
+    unit.server.close()
+
+
+def test_pings_keep_an_idle_client_alive(tmp_path: Path) -> None:
+    unit = Unit(f"ipc://{tmp_path}/u", SHORT_S)
+
+    async def scenario(client: UnitClient) -> None:
+        reader = asyncio.create_task(collect(client, request("a")))
+        await until(lambda: unit.num_stats * STATS_S > 3 * SHORT_S)
+        assert unit.aborted == []
+        unit.server.send({"a": finished("a")})
+        assert await reader == [finished("a")]
+
+    run(unit.endpoint, scenario, SHORT_S)
+    unit.server.close()
+
+
+def test_garbage_is_survived(unit: Unit, caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(client: UnitClient) -> None:
+        assert client._socket is not None
+        await client._socket.send(b"\xc1 garbage")
+        assert tokens_of(await collect(client, request("echo"))) == [0, 1, 2]
+
+    run(unit.endpoint, scenario)
+    assert "not a message of the channel" in caplog.text
+
+
+def test_a_closed_server_fails_its_clients_at_once(unit: Unit) -> None:
+    async def scenario(client: UnitClient) -> None:
+        reader = asyncio.create_task(collect(client, request("a")))
+        await until(lambda: unit.submitted == ["a"])
+        await asyncio.to_thread(unit.server.close)
+        with pytest.raises(NotReady) as loss:
+            await reader
+        assert loss.value.code == "replica_lost"
+        assert not unit.server.is_alive
+        unit.server.send({"a": finished("a")})
+
+    run(unit.endpoint, scenario)
+
+
+def test_a_silent_server_fails_its_clients(tmp_path: Path) -> None:
+    async def scenario(client: UnitClient) -> None:
+        for name in ("a", "b"):
+            with pytest.raises(NotReady) as loss:
+                await collect(client, request(name))
+            assert loss.value.code == "replica_lost"
+
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as mute:
+        mute.setsockopt(zmq.LINGER, 0)
+        mute.bind(f"ipc://{tmp_path}/mute")
+        run(f"ipc://{tmp_path}/mute", scenario, SHORT_S)
+
+
+def test_a_client_recovers_when_the_server_is_back(tmp_path: Path) -> None:
+    endpoint = f"ipc://{tmp_path}/u"
+    first = Unit(endpoint)
+
+    async def scenario(client: UnitClient) -> None:
+        assert tokens_of(await collect(client, request("echo"))) == [0, 1, 2]
+        await asyncio.to_thread(first.server.close)
+        await until(lambda: client._is_lost)
+        second = Unit(endpoint)
+        await until(lambda: not client._is_lost)
+        assert tokens_of(await collect(client, request("echo"))) == [0, 1, 2]
+        await asyncio.to_thread(second.server.close)
+
+    run(endpoint, scenario)
+
+
+def test_an_endpoint_that_cannot_be_bound_is_named() -> None:
+    server = UnitServer("ipc:///no/such/folder/u", print, print, lambda: UnitStats("u", 0, 1, 1))
+    with pytest.raises(EngineFailure, match="/no/such/folder/u"):
+        server.start()
+    server.close()
+
+
+def test_a_server_that_never_started_can_be_closed_twice() -> None:
+    server = UnitServer("tcp://127.0.0.1:*", print, print, lambda: UnitStats("u", 0, 1, 1))
+    server.close()
+    server.close()
+    assert not server.is_alive
+
+
+def serve_in_child(endpoint: str, pipe: "multiprocessing.connection.Connection") -> None:
+    unit = Unit(endpoint)
+    pipe.send(unit.endpoint)
+    pipe.recv()
+
+
+def read_in_child(endpoint: str) -> None:
+    run(endpoint, lambda client: collect(client, request("a")))
+
+
+SPAWN = multiprocessing.get_context("spawn")
+
+
+def test_a_killed_server_process_fails_its_clients(tmp_path: Path) -> None:
+    ours, theirs = SPAWN.Pipe()
+    child = SPAWN.Process(target=serve_in_child, args=(f"ipc://{tmp_path}/u", theirs))
+    child.start()
+
+    async def scenario(client: UnitClient) -> None:
+        assert tokens_of(await collect(client, request("echo", 50))) == list(range(50))
+        reader = asyncio.create_task(collect(client, request("a")))
+        stats = client.stats()
+        await until(lambda: client.stats() != stats)
+        os.kill(child.pid or 0, signal.SIGKILL)
+        with pytest.raises(NotReady) as loss:
+            await reader
+        assert loss.value.code == "replica_lost"
+
+    try:
+        run(ours.recv(), scenario)
+    finally:
+        child.kill()
+        child.join()
+
+
+def test_a_killed_client_process_has_its_requests_aborted(unit: Unit) -> None:
+    child = SPAWN.Process(target=read_in_child, args=(unit.endpoint,))
+    child.start()
+    try:
+        asyncio.run(until(lambda: unit.submitted == ["a"]))
+        assert unit.aborted == []
+    finally:
+        child.kill()
+        child.join()
+    asyncio.run(until(lambda: unit.aborted == ["a"]))
