@@ -63,7 +63,7 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
             "intermediate_size": 320,
             "num_hidden_layers": 4,
             "num_key_value_heads": 2,
-            "head_dim": 128,
+            "head_dim": 64,
         },
         "opt": {
             "vocab_size": 768,

@@ -1,0 +1,67 @@
+"""Memory of one unit that its workers share: KV pool, block tables, token histories."""
+
+import math
+import mmap
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from muxcluster.core.unitspec import ModelSpec, UnitSpec
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ModelArena:
+    """One model's part.
+
+    tables: int32 [max_seqs, layers, kv_heads, max_columns], block ids.
+    history: int32 [max_seqs, max_model_len + 1], prompt then output tokens of each slot.
+    from_right: bool [max_seqs], True where a sequence fills its blocks from the last place.
+    block_tokens: token places of a block for this model.
+    """
+
+    tables: Tensor
+    history: Tensor
+    from_right: Tensor
+    block_tokens: int
+
+
+class Arena:
+    """Pool, tables and histories. On the CPU they are anonymous shared mappings: children that
+    are forked later see the same memory, and it is gone with the last of them.
+
+    pool: uint8 [num_blocks, block_bytes], all models' blocks. All memory starts as zeros.
+    """
+
+    def __init__(self, spec: UnitSpec) -> None:
+        """Raises ValueError where a model's tokens do not fit `spec.block_bytes`."""
+        device = torch.device(spec.device)
+        self.pool = _zeros((spec.num_blocks, spec.block_bytes), torch.uint8, device)
+        self._models = {
+            model.name: _model_arena(model, spec.block_bytes, device) for model in spec.models
+        }
+
+    def model(self, name: str) -> ModelArena:
+        """The part of the unit's model `name`."""
+        return self._models[name]
+
+
+def _model_arena(spec: ModelSpec, block_bytes: int, device: torch.device) -> ModelArena:
+    shape = spec.shape
+    block_tokens = shape.block_tokens(block_bytes)
+    max_columns = -(-spec.max_model_len // block_tokens)
+    tables = (spec.max_seqs, shape.num_layers, shape.num_kv_heads, max_columns)
+    return ModelArena(
+        tables=_zeros(tables, torch.int32, device),
+        history=_zeros((spec.max_seqs, spec.max_model_len + 1), torch.int32, device),
+        from_right=_zeros((spec.max_seqs,), torch.bool, device),
+        block_tokens=block_tokens,
+    )
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    num_bytes = math.prod(shape) * dtype.itemsize
+    mapping = mmap.mmap(-1, num_bytes)  # MAP_SHARED and anonymous; the tensor keeps it alive
+    return torch.frombuffer(mapping, dtype=dtype).view(shape)

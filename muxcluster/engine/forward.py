@@ -1,0 +1,35 @@
+"""One forward of one model over a flattened batch of tokens."""
+
+import inspect
+
+import torch
+from torch import Tensor, nn
+
+from muxcluster.engine.attention import LayerAttention
+
+
+class Forward:
+    """Runs a model on the attention interface without its own cache."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._picks_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
+
+    def logits(
+        self, tokens: Tensor, positions: Tensor, attention: LayerAttention, wanted: Tensor
+    ) -> Tensor:
+        """fp32 logits [len(wanted), vocab] of the tokens at `wanted`.
+
+        tokens, positions: int64 [tokens]. wanted: int64, indices into them; only for these is
+        the output layer computed.
+        """
+        options = {"logits_to_keep": wanted} if self._picks_logits else {}
+        output = self._model(
+            input_ids=tokens.unsqueeze(0),
+            position_ids=positions.unsqueeze(0),
+            use_cache=False,
+            attention_batch=attention,
+            **options,
+        )
+        logits: Tensor = output.logits[0] if self._picks_logits else output.logits[0, wanted]
+        return logits.to(torch.float32)

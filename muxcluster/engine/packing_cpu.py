@@ -1,0 +1,72 @@
+"""Linears whose weights are packed once into the layout oneDNN's CPU kernels want.
+
+Uses two private operators of torch; where they are missing or wrong, plain linears stay.
+"""
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor, nn
+
+
+class PackedLinear(nn.Module):
+    """A linear layer of packed weight; the plain weight is not kept."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.in_features = linear.in_features
+        self.out_features = linear.out_features
+        self.packed = _pack(linear.weight.detach())
+        self.bias = None if linear.bias is None else linear.bias.detach()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """[..., in_features] to [..., out_features]."""
+        return _apply(inputs, self.packed, self.bias)
+
+
+def pack_linears(model: nn.Module) -> int:
+    """Replace every `nn.Linear` inside `model` by a packed one; returns how many.
+
+    Call it while the process has one thread if workers are forked later: they share the result.
+    0 where this machine or torch build cannot pack the weights' type.
+    """
+    found = [
+        (parent, name, child)
+        for parent in model.modules()
+        for name, child in parent.named_children()
+        if type(child) is nn.Linear and _packs_correctly(child.weight.dtype)
+    ]
+    packed: dict[int, PackedLinear] = {}
+    for parent, name, child in found:
+        if id(child) not in packed:
+            packed[id(child)] = PackedLinear(child)
+        setattr(parent, name, packed[id(child)])
+    return len(packed)
+
+
+def _pack(weight: Tensor) -> Tensor:
+    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
+    return packed
+
+
+def _apply(inputs: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
+    output: Tensor = torch.ops.mkldnn._linear_pointwise(inputs, packed, bias, "none", [], "")
+    return output
+
+
+@lru_cache
+@torch.no_grad()
+def _packs_correctly(dtype: torch.dtype) -> bool:
+    """Whether packed and plain linears agree here, on odd sizes, with and without bias."""
+    generator = torch.Generator().manual_seed(0)
+    try:
+        for rows in (1, 5):
+            inputs = torch.randn(1, rows, 37, generator=generator).to(dtype)
+            weight = torch.randn(53, 37, generator=generator).to(dtype)
+            bias = torch.randn(53, generator=generator).to(dtype)
+            for added in (bias, None):
+                plain = nn.functional.linear(inputs, weight, added)
+                torch.testing.assert_close(_apply(inputs, _pack(weight), added), plain)
+    except (RuntimeError, AttributeError, AssertionError):
+        return False
+    return True

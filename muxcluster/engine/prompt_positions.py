@@ -1,0 +1,77 @@
+"""Which tokens of a batch must yield logprobs of the prompt tokens that follow them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from muxcluster.core.job import Admission, TokenLogprobs
+from muxcluster.engine.sampling.sampler import prompt_logprobs
+
+
+@dataclass(frozen=True, slots=True)
+class AskedRow:
+    """Row `row` wants its first `num_tokens` tokens, at positions from `start` in `slot`."""
+
+    row: int
+    slot: int
+    start: int
+    num_tokens: int
+    num_top: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Asked:
+    """tokens: int64, indices into the flattened batch, row after row of `rows`."""
+
+    rows: tuple[AskedRow, ...]
+    tokens: NDArray[np.int64]
+
+    def logprobs(self, logits: Tensor, history: Tensor) -> Mapping[int, tuple[TokenLogprobs, ...]]:
+        """By row: the entry of position p describes the prompt token at p + 1.
+
+        logits: fp32 [len(tokens), vocab]. history: int32 [max_seqs, max_model_len + 1].
+        """
+        found: dict[int, tuple[TokenLogprobs, ...]] = {}
+        first = 0
+        for asked in self.rows:
+            after = asked.start + 1
+            targets = history[asked.slot, after : after + asked.num_tokens].cpu().numpy()
+            own = logits[first : first + asked.num_tokens]
+            found[asked.row] = prompt_logprobs(own, targets, asked.num_top)
+            first += asked.num_tokens
+        return found
+
+
+class PromptPositions:
+    """The slots whose requests asked for prompt logprobs."""
+
+    def __init__(self) -> None:
+        self._asking: dict[int, tuple[int, int]] = {}
+
+    def admit(self, admission: Admission) -> None:
+        """Forget the slot's former sequence, remember this one if it asks."""
+        self._asking.pop(admission.slot, None)
+        num_top = admission.sampling.prompt_logprobs
+        if num_top is not None:
+            self._asking[admission.slot] = (admission.num_prompt_tokens, num_top)
+
+    def of(
+        self, slots: NDArray[np.int32], starts: NDArray[np.int32], counts: NDArray[np.int32]
+    ) -> Asked:
+        """What rows of a batch (arrays [rows]) owe: tokens whose successor is in the prompt."""
+        if not self._asking:
+            return Asked((), np.empty(0, dtype=np.int64))
+        offsets = np.cumsum(counts) - counts
+        rows: list[AskedRow] = []
+        for row, slot in enumerate(slots.tolist()):
+            num_prompt, num_top = self._asking.get(slot, (0, 0))
+            start = int(starts[row])
+            num_tokens = min(int(counts[row]), num_prompt - 1 - start)
+            if num_tokens > 0:
+                rows.append(AskedRow(row, slot, start, num_tokens, num_top))
+        pieces = [offsets[asked.row] + np.arange(asked.num_tokens) for asked in rows]
+        tokens = np.concatenate([np.empty(0, dtype=np.int64), *pieces])
+        return Asked(tuple(rows), tokens.astype(np.int64))

@@ -1,0 +1,73 @@
+"""All models of a unit in this process: weights, shared memory, and the execution of jobs."""
+
+import logging
+import time
+
+import numpy as np
+import torch
+
+from muxcluster.core.job import Job, JobResult
+from muxcluster.core.unitspec import ModelSpec, UnitSpec
+from muxcluster.engine.arena import Arena
+from muxcluster.engine.loading import load_model
+from muxcluster.engine.model_runner import ModelRunner
+from muxcluster.engine.packing_cpu import pack_linears
+
+logger = logging.getLogger(__name__)
+
+
+class UnitRunner:
+    """Loads the unit's models and runs its jobs, one at a time.
+
+    On the CPU a process may fork after construction: children share weights, pool, tables and
+    histories, but each has its own sampling rules (see `Admission`).
+    """
+
+    def __init__(self, spec: UnitSpec) -> None:
+        """Raises LoadError naming the file of a model that cannot be loaded."""
+        self._spec = spec
+        self._is_cpu = torch.device(spec.device).type == "cpu"
+        models = {model.name: self._load(model) for model in spec.models}
+        self.arena = Arena(spec)
+        self._models = {
+            model.name: ModelRunner(
+                model, models[model.name], self.arena.pool, self.arena.model(model.name)
+            )
+            for model in spec.models
+        }
+
+    @torch.inference_mode()
+    def execute(self, job: Job) -> JobResult:
+        """Apply the job's admissions and table entries, run its rows, sample.
+
+        Sampled tokens are in the history afterwards, so a following job may go on from them.
+        """
+        started = time.monotonic()
+        self._use_share(job.share)
+        model = self._models[job.model]
+        for admission in job.admissions:
+            model.admit(admission)
+        model.write_tables(job.tables)
+        done = model.run(job.rows, job.max_steps)
+        if done.num_broken:
+            logger.error("job %d: %s computed NaN or inf logits", job.job_id, job.model)
+        return JobResult(
+            job_id=job.job_id,
+            tokens=done.tokens.T.ravel(),
+            counts=(job.rows.samples * job.max_steps).astype(np.int32),
+            seconds=time.monotonic() - started,
+            logprobs=done.logprobs,
+            prompt_logprobs=done.prompt_logprobs,
+        )
+
+    def _load(self, spec: ModelSpec) -> torch.nn.Module:
+        model = load_model(spec, self._spec.device)
+        if self._is_cpu:
+            pack_linears(model)
+        return model
+
+    def _use_share(self, share: float) -> None:
+        """An SM share of a CPU is a number of threads."""
+        threads = max(1, round(share * self._spec.num_threads))
+        if self._is_cpu and torch.get_num_threads() != threads:
+            torch.set_num_threads(threads)
