@@ -151,6 +151,7 @@ class UnitClient:
         while True:
             await monitor.recv_multipart()
             self._lose(f"the connection to {endpoint} broke")
+            self._post(Ping())  # waits for zmq to reconnect, and makes us known there
 
     async def _ping(self, endpoint: str) -> None:
         """Counts pings, not seconds: a stalled loop must not mistake itself for a dead server."""
