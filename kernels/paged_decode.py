@@ -56,12 +56,16 @@ def paged_decode(
     check_index("lengths", lengths, rows)
     halves = half_rows(pool, query.dtype, block_tokens, head_dim)
     num_kv_heads = table.shape[1]
-    begins = (lengths - (sliding_window or table.shape[2] * block_tokens)).clamp_(min=0)
+    begins = torch.zeros_like(lengths)
+    if sliding_window is not None:
+        begins = (lengths - sliding_window).clamp_(min=0)
     ends = (lengths + block_tokens - 1) // block_tokens
     widths, order = (ends - begins // block_tokens).sort(stable=True)
     all_rows = _Rows(*(each[order].long() for each in (slots, begins, lengths)))
-    grouped = query[order].view(rows, num_kv_heads, heads // num_kv_heads, head_dim)
-    attended = torch.zeros_like(grouped)
+    grouped = query.index_select(0, order).reshape(
+        rows, num_kv_heads, heads // num_kv_heads, head_dim
+    )
+    attended = torch.zeros_like(grouped, memory_format=torch.contiguous_format)
     budget = GROUP_BYTES // (2 * block_tokens * head_dim * query.element_size())
     for part, narrowest, widest in _groups(widths.tolist(), budget // num_kv_heads):
         some = _Rows(*(each[part] for each in all_rows))

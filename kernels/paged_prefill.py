@@ -120,7 +120,8 @@ def _attend(
         low = context - tokens + start
         high = low + tile.shape[2]
         begin = 0 if window is None else max(0, low + 1 - window)
-        distance = torch.arange(low, high)[:, None] - torch.arange(begin, high)
+        keys_at = torch.arange(begin, high, device=query.device)
+        distance = keys_at[low - begin :, None] - keys_at
         seen = distance >= 0 if window is None else (distance >= 0) & (distance < window)
         span = slice(begin, high)
         tiles.append(_masked(tile, keys[:, :, span], values[:, :, span], seen, scale, soft_cap))

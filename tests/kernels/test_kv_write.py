@@ -41,6 +41,18 @@ def test_every_token_lands_in_its_place(head_dim, dtype):
     assert torch.equal(case.pool, expected)
 
 
+def test_two_sequences_share_a_block_from_both_ends():
+    case = empty_case([20, 12], 1, 64, rights=[False, True])
+    case.table[1, 0, 0] = case.table[0, 0, 0]
+    key, value = torch.randn(2, 32, 1, 64)
+    positions = [*range(20), *range(12)]
+    write(case, key, value, [0] * 20 + [1] * 12, positions)
+    for token, position in enumerate(positions):
+        slot = int(token >= 20)
+        assert torch.equal(case.place(slot, 0, position, 0), key[token, 0])
+        assert torch.equal(case.place(slot, 0, position, 1), value[token, 0])
+
+
 def test_strided_heads_are_accepted():
     case = empty_case([3], 2, 64)
     key, value = torch.randn(2, 2, 3, 64).transpose(1, 2)

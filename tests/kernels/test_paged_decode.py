@@ -78,6 +78,17 @@ def test_a_row_without_context_yields_zeros():
     assert output[1].isfinite().all() and output[1].any()
 
 
+def test_strided_queries():
+    case = filled_case([5, 40, 33], 2, 64)
+    query = random_query(3, 4, case).transpose(0, 1).contiguous().transpose(0, 1)
+    assert not query.is_contiguous()
+    arguments = (case.pool, case.table, torch.arange(3), torch.tensor([5, 40, 33]))
+    options = {"block_tokens": case.block_tokens, "scale": 0.3}
+    output = paged_decode(query, *arguments, case.from_right, **options)
+    dense = paged_decode(query.contiguous(), *arguments, case.from_right, **options)
+    assert torch.equal(output, dense)
+
+
 def test_no_rows():
     case = filled_case([4], 1, 64)
     none = torch.empty(0, dtype=torch.int32)

@@ -80,6 +80,18 @@ def test_rows_are_any_slots_and_may_be_empty():
     check(case, heads=2, slots=[2, 1, 0], starts=[1, 7, 35])
 
 
+def test_strided_queries():
+    case = filled_case([5, 40], 2, 64)
+    query = random_query(45, 4, case).transpose(0, 1).contiguous().transpose(0, 1)
+    assert not query.is_contiguous()
+    rows = (torch.arange(2), torch.tensor([0, 5, 45]), torch.zeros(2, dtype=torch.int32))
+    options = {"block_tokens": case.block_tokens, "scale": 0.3}
+    output = paged_prefill(query, case.pool, case.table, *rows, case.from_right, **options)
+    for row, part in enumerate([slice(0, 5), slice(5, 45)]):
+        expected = case.attention(query[part], row, part.stop - part.start, scale=0.3)
+        torch.testing.assert_close(output[part].double(), expected, rtol=1e-5, atol=1e-5)
+
+
 def test_no_rows():
     case = filled_case([4], 1, 64)
     none = torch.empty(0, dtype=torch.int32)
