@@ -2,18 +2,7 @@
 
 from collections.abc import Iterable
 
-from muxcluster.core.events import Finished, Rejected, StepOutput, TokenDelta
-
-
-def merge(first: TokenDelta, second: TokenDelta) -> TokenDelta:
-    """Both deltas of one request as one; `first` came earlier."""
-    return TokenDelta(
-        tokens=first.tokens + second.tokens,
-        logprobs=first.logprobs + second.logprobs,
-        prompt_logprobs=first.prompt_logprobs + second.prompt_logprobs,
-        finished=first.finished or second.finished,
-        rejected=first.rejected or second.rejected,
-    )
+from muxcluster.core.events import Finished, Rejected, StepOutput, TokenDelta, merge
 
 
 def deltas_of(outputs: Iterable[StepOutput]) -> dict[str, TokenDelta]:

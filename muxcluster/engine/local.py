@@ -4,34 +4,15 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Mapping
 
+from muxcluster.channel.mailbox import Mailbox
 from muxcluster.core.events import TokenDelta
 from muxcluster.core.request import Request
 from muxcluster.core.served import UnitStats
 from muxcluster.core.unitspec import UnitSpec
-from muxcluster.engine.deltas import merge
 from muxcluster.engine.executor import Executor
 from muxcluster.engine.unit import Unit
 
 logger = logging.getLogger(__name__)
-
-
-class _Mailbox:
-    """Deltas of one request that its reader has not taken yet, merged into one."""
-
-    def __init__(self) -> None:
-        self._waiting: TokenDelta | None = None
-        self._arrived = asyncio.Event()
-
-    def put(self, delta: TokenDelta) -> None:
-        self._waiting = delta if self._waiting is None else merge(self._waiting, delta)
-        self._arrived.set()
-
-    async def take(self) -> TokenDelta:
-        await self._arrived.wait()
-        self._arrived.clear()
-        delta, self._waiting = self._waiting, None
-        assert delta is not None, "an event without a delta"
-        return delta
 
 
 class LocalUnitClient:
@@ -40,7 +21,7 @@ class LocalUnitClient:
     def __init__(self, spec: UnitSpec, *, executor: Executor | None = None) -> None:
         self._unit = Unit(spec, self._on_output, executor=executor)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._mailboxes: dict[str, _Mailbox] = {}
+        self._mailboxes: dict[str, Mailbox] = {}
 
     @property
     def unit(self) -> Unit:
@@ -57,7 +38,7 @@ class LocalUnitClient:
 
         `aclose` before the end aborts the request. Raises as `Unit.submit`.
         """
-        mailbox = _Mailbox()
+        mailbox = Mailbox()
         self._unit.submit(request)
         self._mailboxes[request.request_id] = mailbox
         has_ended = False

@@ -12,6 +12,7 @@ import selectors
 import signal
 import socket
 import sys
+from pathlib import Path
 
 import torch
 
@@ -75,7 +76,7 @@ class Owner:
             self._forks.close()
             os.close(self._alive_write)
             frames = FrameSocket(socket.socket(fileno=descriptor))
-            Worker(self._runner, frames, self._alive_read, self._spec.num_threads).serve()
+            Worker(self._runner, frames, self._alive_read).serve()
             status = 0
         except (BrokenPipeError, ConnectionResetError):
             status = 0  # the unit went first
@@ -109,6 +110,12 @@ def _load(spec: UnitSpec, control: FrameSocket) -> UnitRunner | None:
     return None
 
 
+def _warn_of_threads() -> None:
+    tasks = Path("/proc/self/task")
+    if tasks.is_dir() and len(list(tasks.iterdir())) > 1:
+        logger.warning("a library started a thread in the memory owner: workers may deadlock")
+
+
 def main(control_fd: int, fork_fd: int) -> int:
     """Serve one unit to its end; the exit status."""
     faulthandler.enable()
@@ -125,6 +132,7 @@ def main(control_fd: int, fork_fd: int) -> int:
     runner = _load(message.spec, control)
     if runner is None:
         return 1
+    _warn_of_threads()
     gc.collect()
     gc.freeze()  # collections in a worker must not touch, and so copy, the owner's pages
     control.send(encode(Ready()))

@@ -2,9 +2,6 @@
 
 import logging
 import selectors
-import sys
-
-import torch
 
 from muxcluster.channel.codec import Done, Failed, Launch, decode, encode
 from muxcluster.channel.frames import FrameSocket
@@ -18,16 +15,13 @@ class Worker:
     """Runs in a child that the memory owner forked; weights, pool and tables are inherited.
 
     frames: the stream to the unit. owner_alive: read end of a pipe whose only write end the owner
-    holds, so EOF means that the owner died. num_threads: CPU threads of an SM share of 1.0.
+    holds, so EOF means that the owner died.
     """
 
-    def __init__(
-        self, runner: UnitRunner, frames: FrameSocket, owner_alive: int, num_threads: int
-    ) -> None:
+    def __init__(self, runner: UnitRunner, frames: FrameSocket, owner_alive: int) -> None:
         self._runner = runner
         self._frames = frames
         self._owner_alive = owner_alive
-        self._num_threads = num_threads
 
     def serve(self) -> None:
         """Run jobs until the unit or the owner is gone."""
@@ -49,10 +43,8 @@ class Worker:
         self._frames.send(encode(self._run(message.job)))
 
     def _run(self, job: Job) -> Done | Failed:
-        torch.set_num_threads(max(1, round(job.share * self._num_threads)))
         try:
             return Done(self._runner.execute(job))
         except Exception as error:
             logger.exception("job %d of %s failed", job.job_id, job.model)
-            sys.stderr.flush()
             return Failed(job.job_id, f"{type(error).__name__}: {error}")

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from muxcluster.engine.model_spec import model_spec
 
 from muxcluster.core.events import FinishReason
 from muxcluster.core.job import Phase, WorkerSlot
@@ -15,11 +14,9 @@ from muxcluster.core.request import Request
 from muxcluster.core.sampling import SamplingParams
 from muxcluster.core.unitspec import SchedulerSpec, UnitSpec
 from muxcluster.engine.executor import Executor
+from muxcluster.engine.model_spec import model_spec
 from muxcluster.engine.unit import Unit
 from tests.engine.fakes import Sink
-
-BLOCK_BYTES = 4096
-"""8 tokens at head_dim 64 in fp32: tiny models still grow by many columns."""
 
 
 def spec_of(
@@ -32,7 +29,8 @@ def spec_of(
 ) -> UnitSpec:
     """A unit of the models in `directories`, named after them.
 
-    num_columns: size of the pool in columns of the largest model.
+    num_columns: size of the pool in columns of the largest model. A block holds 8 tokens of the
+    model with the widest heads, so that tiny requests grow by several columns.
     """
     models = tuple(
         model_spec(path, path.name, max_seqs=max_seqs, max_model_len=256) for path in directories
@@ -48,7 +46,7 @@ def spec_of(
         unit_id="unit-0",
         models=models,
         num_blocks=num_columns * max(m.shape.blocks_per_column for m in models),
-        block_bytes=BLOCK_BYTES,
+        block_bytes=8 * max(2 * m.shape.head_dim * m.shape.itemsize for m in models),
         workers=workers,
         scheduler=SchedulerSpec(lane=lane, token_budget=64),
         partition=partition,
