@@ -1,0 +1,1 @@
+"""Which models share which GPUs: hardware and model numbers, cost model, planner, plan."""
