@@ -56,33 +56,36 @@ def paged_decode(
     check_index("lengths", lengths, rows)
     halves = half_rows(pool, query.dtype, block_tokens, head_dim)
     num_kv_heads = table.shape[1]
-    begins = torch.zeros_like(lengths)
-    if sliding_window is not None:
-        begins = (lengths - sliding_window).clamp_(min=0)
-    ends = (lengths + block_tokens - 1) // block_tokens
-    widths, order = (ends - begins // block_tokens).sort(stable=True)
-    all_rows = _Rows(*(each[order].long() for each in (slots, begins, lengths)))
+    all_rows, widths, order = _by_width(slots, lengths, sliding_window, block_tokens)
     grouped = query.index_select(0, order).reshape(
         rows, num_kv_heads, heads // num_kv_heads, head_dim
     )
     attended = torch.zeros_like(grouped, memory_format=torch.contiguous_format)
     budget = GROUP_BYTES // (2 * block_tokens * head_dim * query.element_size())
-    for part, narrowest, widest in _groups(widths.tolist(), budget // num_kv_heads):
+    for part, narrowest, widest in _groups(widths, budget // num_kv_heads):
         some = _Rows(*(each[part] for each in all_rows))
         blocks, hidden = _reads(some, widest, table, from_right, block_tokens)
         step = max(1, budget // (len(some.slots) * widest))
-        for head in range(0, num_kv_heads, step):
-            heads_part = slice(head, head + step)
-            attended[part, heads_part] = _attend(
-                grouped[part, heads_part],
-                halves,
-                blocks[:, heads_part],
-                hidden,
-                (narrowest - 1) * block_tokens,
-                scale=scale,
-                soft_cap=soft_cap,
+        tail = (narrowest - 1) * block_tokens
+        cuts = (torch.split(each, step, dim=1) for each in (attended[part], grouped[part], blocks))
+        for result, queries, ids in zip(*cuts, strict=True):
+            result.copy_(
+                _attend(queries, halves, ids, hidden, tail, scale=scale, soft_cap=soft_cap)
             )
     return torch.empty_like(attended).index_copy_(0, order, attended).view(rows, heads, head_dim)
+
+
+def _by_width(
+    slots: Tensor, lengths: Tensor, sliding_window: int | None, block_tokens: int
+) -> tuple[_Rows, list[int], Tensor]:
+    """The rows sorted by width, the widths, and which row of the batch each one is."""
+    begins = torch.zeros_like(lengths)
+    if sliding_window is not None:
+        begins = (lengths - sliding_window).clamp_(min=0)
+    ends = (lengths + block_tokens - 1) // block_tokens
+    widths, order = (ends - begins // block_tokens).sort(stable=True)
+    rows = _Rows(*(each[order].long() for each in (slots, begins, lengths)))
+    return rows, widths.tolist(), order
 
 
 def _groups(widths: list[int], budget: int) -> Iterator[tuple[slice, int, int]]:

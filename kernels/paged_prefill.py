@@ -40,13 +40,7 @@ def paged_prefill(
     check_table(table, from_right)
     check_attention(query, table, sliding_window, soft_cap)
     tokens, heads, head_dim = query.shape
-    rows = slots.shape[0] if slots.dim() else -1
-    check_index("slots", slots, rows)
-    check_index("starts", starts, rows)
-    check_index("query_offsets", query_offsets, rows + 1)
-    bounds = query_offsets.tolist()
-    if bounds[0] != 0 or bounds[-1] != tokens or bounds != sorted(bounds):
-        raise ValueError(f"query_offsets must rise from 0 to {tokens}, got {bounds}")
+    bounds = _bounds(slots, query_offsets, starts, tokens)
     halves = half_rows(pool, query.dtype, block_tokens, head_dim)
     output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     for row, (slot, start) in enumerate(zip(slots.tolist(), starts.tolist(), strict=True)):
@@ -61,16 +55,21 @@ def paged_prefill(
         # [kv_heads, group, tokens, head_dim]; keys and values broadcast over the group.
         shape = (-1, table.shape[1], heads // table.shape[1], head_dim)
         grouped = query[new].reshape(shape).permute(1, 2, 0, 3)
-        attended = _attend(
-            grouped,
-            keys.unsqueeze(1),
-            values.unsqueeze(1),
-            scale=scale,
-            window=sliding_window,
-            soft_cap=soft_cap,
-        )
+        attended = _attend(grouped, keys, values, scale, sliding_window, soft_cap)
         output[new] = attended.permute(2, 0, 1, 3).flatten(1, 2)
     return output
+
+
+def _bounds(slots: Tensor, query_offsets: Tensor, starts: Tensor, tokens: int) -> list[int]:
+    """The offsets as numbers, checked."""
+    rows = slots.shape[0] if slots.dim() else -1
+    check_index("slots", slots, rows)
+    check_index("starts", starts, rows)
+    check_index("query_offsets", query_offsets, rows + 1)
+    bounds: list[int] = query_offsets.tolist()
+    if bounds[0] != 0 or bounds[-1] != tokens or bounds != sorted(bounds):
+        raise ValueError(f"query_offsets must rise from 0 to {tokens}, got {bounds}")
+    return bounds
 
 
 def _gather(
@@ -81,11 +80,13 @@ def _gather(
     end: int,
     token_shape: tuple[int, int],
 ) -> tuple[Tensor, Tensor]:
-    """Keys and values [kv_heads, end - begin, head_dim] of one sequence in order of position.
+    """Keys and values [kv_heads, 1, end - begin, head_dim] of one sequence in order of position.
 
     table: int32 [kv_heads, max_columns]. token_shape: block_tokens, head_dim.
     """
     block_tokens, head_dim = token_shape
+    if end > table.shape[1] * block_tokens:
+        raise ValueError(f"a row ends at {end}, beyond its table of {table.shape[1]} columns")
     first = begin // block_tokens
     blocks = table[:, first : -(-end // block_tokens)].long()
     ids = 2 * blocks.reshape(-1)
@@ -94,14 +95,13 @@ def _gather(
         gathered = gathered.view(-1, block_tokens, head_dim).flip(1)
     skipped = first * block_tokens
     both = gathered.view(2, table.shape[0], -1, head_dim)[:, :, begin - skipped : end - skipped]
-    return both[0], both[1]
+    return both[0].unsqueeze(1), both[1].unsqueeze(1)
 
 
 def _attend(
     query: Tensor,
     keys: Tensor,
     values: Tensor,
-    *,
     scale: float,
     window: int | None,
     soft_cap: float | None,

@@ -89,6 +89,16 @@ def test_strided_queries():
     assert torch.equal(output, dense)
 
 
+def test_a_length_beyond_the_table_is_refused():
+    case = filled_case([4], 1, 64)
+    beyond = case.table.shape[2] * case.block_tokens + 1
+    arguments = (random_query(1, 1, case), case.pool, case.table, torch.tensor([0]))
+    with pytest.raises(IndexError):
+        paged_decode(
+            *arguments, torch.tensor([beyond]), case.from_right, block_tokens=32, scale=1.0
+        )
+
+
 def test_no_rows():
     case = filled_case([4], 1, 64)
     none = torch.empty(0, dtype=torch.int32)

@@ -118,6 +118,7 @@ def test_no_rows():
         ({"query_offsets": torch.tensor([0, 1, 2])}, "rise"),
         ({"query_offsets": torch.tensor([0, 4, 3])}, "rise"),
         ({"query_offsets": torch.tensor([1, 1, 3])}, "rise"),
+        ({"starts": torch.tensor([0, 95])}, "beyond"),
         ({"sliding_window": -1}, "sliding_window"),
         ({"soft_cap": -1.0}, "soft_cap"),
         ({"block_tokens": 33}, "cannot hold"),
