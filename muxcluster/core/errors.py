@@ -107,12 +107,17 @@ class NotReady(Unavailable):
 
 
 class ConfigError(MuxClusterError):
-    """A configuration or plan file is wrong: one line naming the file, the key and the mend."""
+    """A configuration or plan file is wrong: one line naming the file, the key and the mend.
 
-    def __init__(self, path: Path | str, key: str, message: str) -> None:
-        super().__init__(f"{path}: {key}: {message}" if key else f"{path}: {message}")
+    line: where in the file, counted from 1; None where there is no such place.
+    """
+
+    def __init__(self, path: Path | str, key: str, message: str, line: int | None = None) -> None:
+        place = f"{path}:{line}" if line is not None else f"{path}"
+        super().__init__(f"{place}: {key}: {message}" if key else f"{place}: {message}")
         self.path = Path(path)
         self.key = key
+        self.line = line
 
 
 class LoadError(MuxClusterError):

@@ -1,0 +1,132 @@
+"""muxcluster.yaml to a checked `Config`: keys, types, names, model directories."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from muxcluster.config.facts import ModelFacts, read_facts
+from muxcluster.config.problems import first_problem, line_of, nearest
+from muxcluster.config.schema import (
+    ClusterSection,
+    FileSection,
+    ModelSection,
+    PolicySection,
+    ServerSection,
+)
+from muxcluster.config.yamlfile import Location, key_text, read_yaml
+from muxcluster.core.errors import ConfigError
+from placement.hardware import GPUS
+from placement.known_shapes import SHAPES
+
+
+@dataclass(frozen=True, slots=True)
+class ConfiguredModel:
+    """One model of the file. path: its directory, None where only a shape is known."""
+
+    section: ModelSection
+    path: Path | None
+    facts: ModelFacts
+    max_model_len: int
+
+    @property
+    def name(self) -> str:
+        """The name clients use."""
+        return self.section.name
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """A checked configuration file; `file` is where it was read."""
+
+    file: Path
+    models: tuple[ConfiguredModel, ...]
+    cluster: ClusterSection
+    policy: PolicySection
+    server: ServerSection
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """The file and its lines, for naming places in it."""
+
+    file: Path
+    lines: Mapping[Location, int]
+
+    def error(self, location: Location, message: str) -> ConfigError:
+        return ConfigError(self.file, key_text(location), message, line_of(location, self.lines))
+
+
+def load_config(path: Path | str) -> Config:
+    """The configuration in `path`; weights are not looked at.
+
+    Raises ConfigError: one line with the file, its line, the key and the nearest valid name; and
+    LoadError, naming the file, where a model's config.json is corrupt.
+    """
+    file = Path(path)
+    content, lines = read_yaml(file)
+    if not isinstance(content, dict):
+        raise ConfigError(file, "", "expected keys such as models:, cluster: and policy:")
+    try:
+        section = FileSection.model_validate(content)
+    except ValidationError as error:
+        raise first_problem(file, FileSection, lines, error) from error
+    source = _Source(file, lines)
+    _check_names(section, source)
+    models = tuple(_model(model, index, source) for index, model in enumerate(section.models))
+    return Config(file, models, section.cluster, section.policy, section.server)
+
+
+def _check_names(section: FileSection, source: _Source) -> None:
+    """Names that must differ do, and GPUs are known ones."""
+    first: dict[str, int] = {}
+    for index, model in enumerate(section.models):
+        if model.name in first:
+            message = f"{model.name!r} is already the name of models[{first[model.name]}]"
+            raise source.error(("models", index, "name"), message)
+        first[model.name] = index
+    seen: set[str] = set()
+    for index, node in enumerate(section.cluster.nodes):
+        at: Location = ("cluster", "nodes", index)
+        if node.name in seen:
+            raise source.error((*at, "name"), f"two nodes are called {node.name!r}")
+        seen.add(node.name)
+        if node.gpu != "cpu" and node.gpu not in GPUS:
+            hint = nearest(node.gpu, [*GPUS, "cpu"])
+            raise source.error((*at, "gpu"), f"unknown GPU {node.gpu!r}{hint}")
+
+
+def _model(section: ModelSection, index: int, source: _Source) -> ConfiguredModel:
+    at: Location = ("models", index)
+    if section.path is None:
+        path, facts = None, _known(section.shape or "", (*at, "shape"), source)
+    else:
+        path = _directory(section.path, (*at, "path"), source)
+        facts = read_facts(path)
+    longest = facts.shape.max_position
+    length = section.max_model_len or longest
+    if length > longest:
+        message = f"{length} is more than the model's longest context, {longest}"
+        raise source.error((*at, "max_model_len"), message)
+    return ConfiguredModel(section, path, facts, length)
+
+
+def _known(name: str, at: Location, source: _Source) -> ModelFacts:
+    shape = SHAPES.get(name)
+    if shape is None:
+        raise source.error(at, f"unknown shape {name!r}{nearest(name, SHAPES)}")
+    return ModelFacts(shape, (), "bfloat16")
+
+
+def _directory(text: str, at: Location, source: _Source) -> Path:
+    """The model directory, absolute; relative ones start from the file's own directory."""
+    path = (source.file.parent / Path(text).expanduser()).resolve()
+    if not path.is_dir():
+        beside = path.parent
+        names = [entry.name for entry in beside.iterdir()] if beside.is_dir() else []
+        hint = nearest(path.name, names) if len(names) < 1000 else ""
+        raise source.error(at, f"no such directory: {path}{hint}")
+    if not (path / "config.json").is_file():
+        raise source.error(at, f"{path} is no model directory: it has no config.json")
+    return path

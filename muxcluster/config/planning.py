@@ -1,0 +1,88 @@
+"""From a configuration to the planner's problem, and to a plan."""
+
+from collections.abc import Sequence
+
+from muxcluster.config.load import Config, ConfiguredModel
+from muxcluster.config.schema import NodeSection
+from muxcluster.core.errors import InfeasiblePlan
+from placement.hardware import GIB, GPUS, cpu, local_cores, local_memory_bytes
+from placement.memory import DoesNotFit, block_bytes, sequence_blocks
+from placement.plan import Plan
+from placement.planner import place
+from placement.problem import Demand, Limits, Node, Problem
+
+ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
+_POOL_PART = 4
+"""A cpu unit's default pool holds a quarter of the longest sequences it has slots for."""
+
+
+def plan_for(config: Config, nodes: Sequence[Node] | None = None) -> Plan:
+    """A plan for the configuration's models.
+
+    nodes: the hardware found by `cluster: {auto: true}`; None takes the file's own.
+    Raises InfeasiblePlan, one line naming file, key, model and the missing memory.
+    """
+    try:
+        return place(problem(config, tuple(nodes or nodes_of(config))))
+    except DoesNotFit as error:
+        index = [model.name for model in config.models].index(error.model)
+        raise InfeasiblePlan(f"{config.file}: models[{index}]: {error}") from error
+
+
+def problem(config: Config, nodes: tuple[Node, ...]) -> Problem:
+    """What the planner is asked. Raises memory.DoesNotFit where a KV block is too small."""
+    demands = tuple(_demand(model, dtype_of(model, nodes)) for model in config.models)
+    policy = config.policy
+    limits = Limits(policy.block_tokens, policy.token_budget)
+    if policy.kv_gb is not None:
+        limits = Limits(policy.block_tokens, policy.token_budget, int(policy.kv_gb * GIB))
+    elif all(node.gpu.is_cpu for node in nodes):
+        pool = _modest_pool(demands, limits)
+        limits = Limits(policy.block_tokens, policy.token_budget, pool)
+    return Problem(demands, nodes, limits)
+
+
+def nodes_of(config: Config) -> tuple[Node, ...]:
+    """The nodes of the file; this machine's cores where it lists none."""
+    sections = config.cluster.nodes or [NodeSection(name="local", gpu="cpu")]
+    return tuple(_node(section) for section in sections)
+
+
+def dtype_of(model: ConfiguredModel, nodes: Sequence[Node]) -> str:
+    """The dtype of the model's weights and KV, "auto" resolved."""
+    if model.section.dtype != "auto":
+        return model.section.dtype
+    if all(node.gpu.is_cpu for node in nodes):
+        return "float32"
+    return model.facts.dtype if model.facts.dtype in ITEMSIZE else "bfloat16"
+
+
+def _node(section: NodeSection) -> Node:
+    if section.gpu != "cpu":
+        return Node(section.name, section.gpus, GPUS[section.gpu])
+    memory = local_memory_bytes() if section.memory_gb is None else int(section.memory_gb * GIB)
+    return Node(section.name, 1, cpu(section.cores or local_cores(), memory))
+
+
+def _demand(model: ConfiguredModel, dtype: str) -> Demand:
+    section = model.section
+    return Demand(
+        name=section.name,
+        shape=model.facts.shape,
+        rate=section.rate,
+        prompt_tokens=section.prompt_tokens,
+        output_tokens=section.output_tokens,
+        max_model_len=model.max_model_len,
+        max_seqs=section.max_seqs,
+        itemsize=ITEMSIZE[dtype],
+    )
+
+
+def _modest_pool(demands: Sequence[Demand], limits: Limits) -> int:
+    """Bytes; the memory that is really there bounds it later."""
+    per_block = block_bytes(demands, limits)
+    blocks = 0
+    for demand in demands:
+        num_sequences = -(-demand.max_seqs // _POOL_PART)
+        blocks += num_sequences * sequence_blocks(demand, demand.max_model_len, per_block)
+    return blocks * per_block

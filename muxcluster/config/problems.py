@@ -1,0 +1,67 @@
+"""One plain line from what pydantic says about a file."""
+
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from muxcluster.config.yamlfile import Location, key_text
+from muxcluster.core.errors import ConfigError
+
+_PREFIX = "Value error, "
+
+
+def first_problem(
+    path: Path, root: type[BaseModel], lines: Mapping[Location, int], error: ValidationError
+) -> ConfigError:
+    """The first problem of `error` (unknown keys before others) as a ConfigError."""
+    details = sorted(error.errors(), key=lambda detail: detail["type"] != "extra_forbidden")
+    detail = details[0]
+    location: Location = detail["loc"]
+    if detail["type"] == "extra_forbidden":
+        message = "unknown key" + nearest(str(location[-1]), _fields(root, location[:-1]))
+    elif detail["type"] == "missing":
+        message = "missing"
+    else:
+        message = _sentence(detail["msg"], detail["input"])
+    return ConfigError(path, key_text(location), message, line_of(location, lines))
+
+
+def nearest(name: str, valid: Iterable[str]) -> str:
+    """`; did you mean X?`, or the valid names where none is near and they are few."""
+    names = sorted(valid)
+    close = get_close_matches(name, names, n=1, cutoff=0.6)
+    if close:
+        return f"; did you mean {close[0]}?"
+    return f"; valid: {', '.join(names)}" if names else ""
+
+
+def line_of(location: Location, lines: Mapping[Location, int]) -> int | None:
+    """The line of a key, or of the innermost one around it that is in the file."""
+    while location and location not in lines:
+        location = location[:-1]
+    return lines.get(location)
+
+
+def _sentence(message: str, value: Any) -> str:
+    if message.startswith(_PREFIX):
+        return message.removeprefix(_PREFIX)
+    shown = "" if isinstance(value, dict | list) else f", not {value!r}"
+    return f"{message[0].lower()}{message[1:]}{shown}"
+
+
+def _fields(model: type[BaseModel], location: Location) -> list[str]:
+    """Names of the fields of the section that `location` leads to from `model`."""
+    for part in location:
+        if isinstance(part, str):
+            model = _section(model.model_fields[part].annotation)
+    return list(model.model_fields)
+
+
+def _section(annotation: Any) -> type[BaseModel]:
+    """The section class inside X, X | None or list[X]."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next(_section(inner) for inner in get_args(annotation) if inner is not type(None))

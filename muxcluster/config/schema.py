@@ -1,0 +1,133 @@
+"""The keys of muxcluster.yaml, their types, ranges and defaults (DESIGN.md §8)."""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Name = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][\w.:/-]*$")]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
+Port = Annotated[int, Field(ge=0, le=65535)]
+
+
+class Section(BaseModel):
+    """Frozen, strict (no text for numbers), no unknown keys."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+
+class SloSection(Section):
+    """Latency targets in seconds: first token, each further token."""
+
+    ttft: Positive
+    tpot: Positive
+
+
+class ModelSection(Section):
+    """One model. path: Hugging Face directory, relative to the file; or shape, to plan without it.
+
+    rate: expected requests/s; prompt_tokens, output_tokens: their mean lengths. dtype: "auto" is
+    float32 on CPU and the model's own on GPUs. load_format: "dummy" makes random weights from
+    `seed`. max_model_len: longest prompt plus output, by default the model's own. max_seqs: most
+    sequences that hold KV at once.
+    """
+
+    name: Name
+    path: str | None = None
+    shape: str | None = None
+    rate: Positive = 1.0
+    prompt_tokens: Positive = 161.0
+    output_tokens: Positive = 338.0
+    slo: SloSection | None = None
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    load_format: Literal["auto", "dummy"] = "auto"
+    seed: int = 0
+    max_model_len: Count | None = None
+    max_seqs: Count = 64
+
+    @model_validator(mode="after")
+    def _has_one_source(self) -> "ModelSection":
+        if (self.path is None) == (self.shape is None):
+            raise ValueError("give either path (a Hugging Face directory) or shape (to plan only)")
+        return self
+
+
+class NodeSection(Section):
+    """A node with `gpus` equal ones of kind `gpu`; "cpu" is all cores of a machine, as one.
+
+    cores, memory_gb: of a cpu node; by default those of this machine.
+    """
+
+    name: Name
+    gpus: Count = 1
+    gpu: str
+    cores: Count | None = None
+    memory_gb: Positive | None = None
+
+    @model_validator(mode="after")
+    def _cpu_is_one(self) -> "NodeSection":
+        if self.gpu == "cpu" and self.gpus != 1:
+            raise ValueError("a cpu node counts as one GPU: gpus must be 1")
+        if self.gpu != "cpu" and (self.cores is not None or self.memory_gb is not None):
+            raise ValueError("cores and memory_gb describe a cpu node only")
+        return self
+
+
+class ClusterSection(Section):
+    """The hardware: nodes as listed, or `auto` (those that Ray reports; this machine without Ray).
+
+    Neither means this machine's cores.
+    """
+
+    nodes: list[NodeSection] = Field(default_factory=list)
+    auto: bool = False
+
+    @model_validator(mode="after")
+    def _is_listed_or_auto(self) -> "ClusterSection":
+        if self.auto and self.nodes:
+            raise ValueError("give either nodes or auto")
+        return self
+
+
+class PolicySection(Section):
+    """How units work. scheduler: the lane. partition: "threads" (workers are processes), "none"
+    (everything in the unit's process) or "auto".
+
+    block_tokens: tokens a KV block holds at head_dim 128. token_budget: most tokens of a prefill
+    job. max_decode_rows: most sequences of a decode job. quota_period_s: seconds between moves of
+    quota. kv_gb: KV pool of a unit in GiB. num_threads: of a cpu unit.
+    """
+
+    scheduler: Literal["adbs", "temporal", "round-robin", "mixed"] = "adbs"
+    packing: Literal["fcfs"] = "fcfs"
+    partition: Literal["auto", "threads", "none"] = "auto"
+    block_tokens: Annotated[int, Field(ge=8, le=1024, multiple_of=8)] = 16
+    token_budget: Count = 2048
+    max_decode_rows: Count = 256
+    quota_period_s: Positive = 5.0
+    prefix_caching: bool = True
+    kv_gb: Positive | None = None
+    num_threads: Count | None = None
+
+
+class ServerSection(Section):
+    """The HTTP side. api_key: bearer token that every route but health asks for.
+
+    lenient: unknown request fields are dropped, not refused.
+    """
+
+    host: str = "127.0.0.1"
+    port: Port = 8000
+    api_key: Annotated[str, Field(min_length=1)] | None = None
+    max_body_bytes: Count = 32 * 2**20
+    request_timeout_s: Positive = 600.0
+    lenient: bool = False
+
+
+class FileSection(Section):
+    """All of muxcluster.yaml."""
+
+    models: Annotated[list[ModelSection], Field(min_length=1)]
+    cluster: ClusterSection = ClusterSection()
+    policy: PolicySection = PolicySection()
+    server: ServerSection = ServerSection()

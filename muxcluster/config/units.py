@@ -1,0 +1,144 @@
+"""From a plan to what each unit and the edge are told."""
+
+from collections.abc import Sequence
+
+from muxcluster.config.load import Config, ConfiguredModel
+from muxcluster.config.planning import ITEMSIZE, dtype_of, nodes_of
+from muxcluster.core.errors import ConfigError
+from muxcluster.core.job import WorkerSlot
+from muxcluster.core.kvshape import KvShape, block_bytes
+from muxcluster.core.request import Slo
+from muxcluster.core.served import ServedModel
+from muxcluster.core.unitspec import ModelSpec, SchedulerSpec, UnitSpec
+from placement.hardware import Gpu
+from placement.plan import Plan, PlannedUnit
+from placement.problem import Node
+
+_SHARING_LANES = frozenset({"adbs", "round-robin"})
+
+
+def unit_specs(
+    config: Config, plan: Plan, nodes: Sequence[Node] | None = None
+) -> tuple[UnitSpec, ...]:
+    """One specification per unit of the plan, ready to start.
+
+    nodes: as given to `plan_for`. Raises ConfigError where the plan and the file disagree, a
+    model has a shape but no path, or a unit spans several GPUs.
+    """
+    known = {node.name: node for node in nodes or nodes_of(config)}
+    return tuple(_unit(config, unit, known) for unit in plan.units)
+
+
+def served_models(config: Config) -> tuple[ServedModel, ...]:
+    """What the edge knows of each model. Raises ConfigError for one without a path."""
+    return tuple(
+        ServedModel(
+            name=model.name,
+            path=_path(config, model),
+            max_model_len=model.max_model_len,
+            vocab_size=model.facts.shape.vocab_size,
+            eos_token_ids=model.facts.eos_token_ids,
+            slo=_slo(model),
+        )
+        for model in config.models
+    )
+
+
+def _unit(config: Config, unit: PlannedUnit, nodes: dict[str, Node]) -> UnitSpec:
+    if unit.node not in nodes:
+        raise ConfigError(config.file, "cluster.nodes", f"no node {unit.node!r} of the plan")
+    if unit.tp > 1:
+        raise ConfigError(
+            config.file,
+            "cluster.nodes",
+            f"unit {unit.id} spans {unit.tp} GPUs; this version runs units of one GPU only",
+        )
+    gpu = nodes[unit.node].gpu
+    by_name = {model.name: model for model in config.models}
+    for planned in unit.models:
+        if planned.name not in by_name:
+            raise ConfigError(config.file, "models", f"no model {planned.name!r} of the plan")
+    models = [by_name[planned.name] for planned in unit.models]
+    specs = tuple(_model(config, model, tuple(nodes.values())) for model in models)
+    policy = config.policy
+    threads = _threads(config, gpu)
+    partition = _partition(config, gpu)
+    workers = _workers(policy.scheduler, threads if partition == "threads" else 1)
+    return UnitSpec(
+        unit_id=unit.id,
+        models=specs,
+        num_blocks=unit.kv_blocks,
+        block_bytes=block_bytes(policy.block_tokens, max(spec.shape.itemsize for spec in specs)),
+        workers=workers,
+        scheduler=SchedulerSpec(
+            lane=policy.scheduler if len(workers) > 1 else _alone(policy.scheduler),
+            packing=policy.packing,
+            token_budget=policy.token_budget,
+            max_decode_rows=policy.max_decode_rows,
+            quota_period_s=policy.quota_period_s,
+        ),
+        device="cpu" if gpu.is_cpu else f"cuda:{unit.gpus[0]}",
+        partition=partition,
+        num_threads=threads,
+    )
+
+
+def _model(config: Config, model: ConfiguredModel, nodes: Sequence[Node]) -> ModelSpec:
+    shape, section = model.facts.shape, model.section
+    dtype = dtype_of(model, nodes)
+    return ModelSpec(
+        name=model.name,
+        path=_path(config, model),
+        shape=KvShape(shape.num_layers, shape.num_kv_heads, shape.head_dim, ITEMSIZE[dtype]),
+        vocab_size=shape.vocab_size,
+        max_model_len=model.max_model_len,
+        eos_token_ids=model.facts.eos_token_ids,
+        dtype=dtype,
+        load_format=section.load_format,
+        seed=section.seed,
+        max_seqs=section.max_seqs,
+        prefix_caching=config.policy.prefix_caching,
+        rate_per_s=section.rate,
+        mean_prompt_tokens=section.prompt_tokens,
+        mean_output_tokens=section.output_tokens,
+        slo=_slo(model),
+    )
+
+
+def _threads(config: Config, gpu: Gpu) -> int:
+    if config.policy.num_threads is not None:
+        return config.policy.num_threads
+    return gpu.num_sms if gpu.is_cpu else 1
+
+
+def _partition(config: Config, gpu: Gpu) -> str:
+    """Processes share cores on CPU; a GPU has no partition yet and runs in the unit's process."""
+    if config.policy.partition != "auto":
+        return config.policy.partition
+    return "threads" if gpu.is_cpu else "none"
+
+
+def _workers(lane: str, threads: int) -> tuple[WorkerSlot, ...]:
+    """Two workers where a lane can use them, each on half of the threads or on all."""
+    if lane not in _SHARING_LANES or threads < 2:
+        return (WorkerSlot(0, (1.0,)),)
+    return tuple(WorkerSlot(worker_id, (0.5, 1.0)) for worker_id in (0, 1))
+
+
+def _alone(lane: str) -> str:
+    """The lane of a unit with one worker: where nothing can be shared, `mixed` is adbs's choice."""
+    return "mixed" if lane == "adbs" else lane
+
+
+def _path(config: Config, model: ConfiguredModel) -> str:
+    if model.path is None:
+        index = config.models.index(model)
+        raise ConfigError(
+            config.file, f"models[{index}].path", "missing; a shape is enough to plan, not to serve"
+        )
+    return str(model.path)
+
+
+def _slo(model: ConfiguredModel) -> Slo | None:
+    slo = model.section.slo
+    return None if slo is None else Slo(slo.ttft, slo.tpot)
