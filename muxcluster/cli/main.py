@@ -1,0 +1,94 @@
+"""`muxcluster COMMAND`: finds the command, loads its module alone, turns errors into exit codes.
+
+Exit codes: 0 done, 1 failed, 2 bad input or infeasible plan, 130 interrupted.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from importlib.metadata import version
+from typing import Annotated, Any
+
+import typer
+
+from muxcluster.core.errors import ConfigError, InfeasiblePlan, LoadError, MuxClusterError
+
+COMMANDS = {
+    "place": "Plan which models share which GPUs, without starting anything.",
+    "serve": "Serve models over HTTP from this machine.",
+    "status": "Show what a running server does.",
+    "demo": "Serve three small models and send them a burst of requests.",
+}
+"""Command -> one line of help. `x` is the function `x` of module `muxcluster.cli.x`, imported only
+when it is called: `place` needs neither torch nor Ray."""
+
+_USAGE_ERROR: Any = typer.BadParameter.__base__
+"""What typer raises for a wrong command line; it has no public name of its own."""
+_BAD_INPUT = (ConfigError, InfeasiblePlan, LoadError)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs the command line (sys.argv by default) and exits with its code."""
+    sys.exit(run(list(sys.argv[1:] if arguments is None else arguments)))
+
+
+def run(arguments: list[str]) -> int:
+    """Runs one command; the exit code. Errors are one line on stderr."""
+    try:
+        code = _app(arguments)(args=arguments, prog_name="muxcluster", standalone_mode=False)
+    except _USAGE_ERROR as error:
+        return _fail(error.format_message(), 2)
+    except _BAD_INPUT as error:
+        return _fail(str(error), 2)
+    except MuxClusterError as error:
+        return _fail(str(error), 1)
+    except (KeyboardInterrupt, typer.Abort):
+        return _fail("interrupted", 130)
+    return code if isinstance(code, int) else 0
+
+
+def _app(arguments: Sequence[str]) -> typer.Typer:
+    """All commands by name; only the one that `arguments` call has its code loaded."""
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.callback(invoke_without_command=True)(_root)
+    called = next((word for word in arguments if not word.startswith("-")), None)
+    for name, summary in COMMANDS.items():
+        function = _load(name) if name == called else _listed
+        app.command(name, short_help=summary)(function)
+    return app
+
+
+def _load(name: str) -> Callable[..., None]:
+    function: Callable[..., None] = getattr(import_module(f"muxcluster.cli.{name}"), name)
+    return function
+
+
+def _listed() -> None:
+    """Stands for a command in the overview; it is never the one called."""
+
+
+def _root(
+    context: typer.Context,
+    show_version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)
+    ] = False,
+) -> None:
+    """Serve many large language models on one shared GPU cluster.
+
+    Example: muxcluster serve muxcluster.yaml
+    """
+    if show_version:
+        typer.echo(f"muxcluster {version('muxcluster')}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+        raise typer.Exit(2)
+
+
+def _fail(message: str, code: int) -> int:
+    typer.echo(f"muxcluster: {' '.join(message.split())}", err=True)
+    return code
+
+
+if __name__ == "__main__":
+    main()
