@@ -46,7 +46,8 @@ class Unit:
     ) -> None:
         """executor: where jobs run, by default what `spec.partition` names. Nothing starts yet.
 
-        Raises ConfigError where the partition is unknown or unfit for the device.
+        Raises ConfigError where the partition is unknown or unfit for the device, ValueError for
+        an unknown policy, or a pool or workers that cannot do what it needs.
         """
         self._spec = spec
         self._on_output = on_output
@@ -208,7 +209,7 @@ class Unit:
             else:
                 logger.warning("%s restarted: %s", self._name, outcome.message)
                 self._jobs.forget_running()
-                self._scheduler.reset(now)
+                self._outputs.append(self._scheduler.reset(now))
 
     def _deliver(self) -> None:
         outputs, self._outputs = self._outputs, []
