@@ -4,6 +4,7 @@ import json
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Annotated, Any
 
 import typer
@@ -13,6 +14,17 @@ from rich.table import Table
 from muxcluster.core.errors import Unavailable
 
 TIMEOUT_S = 10.0
+COLUMNS = MappingProxyType(
+    {
+        "running": "running",
+        "waiting": "waiting",
+        "quota_blocks": "quota",
+        "used_blocks": "used",
+        "cached_blocks": "cached",
+        "rate_per_s": "req/s",
+    }
+)
+"""Numbers of a model and their titles; quota, used and cached in blocks."""
 
 
 def status(
@@ -75,10 +87,9 @@ def _unit_table(unit: Mapping[str, Any]) -> Table:
     shares = ", ".join(f"{share:.0%}" for share in unit["sm_shares"])
     blocks = f"{unit['free_blocks']} of {unit['num_blocks']} blocks free"
     table = Table(title=f"{unit['id']} on {unit['device']}: {health}; SM shares {shares}; {blocks}")
-    table.add_column("model")
-    columns = ("running", "waiting", "quota_blocks", "used_blocks", "cached_blocks", "rate_per_s")
-    for column in columns:
-        table.add_column(column.replace("_", " "), justify="right")
+    table.add_column("model", no_wrap=True)
+    for title in COLUMNS.values():
+        table.add_column(title, justify="right", no_wrap=True)
     for model in unit["models"]:
-        table.add_row(model["name"], *(f"{model[column]:g}" for column in columns))
+        table.add_row(model["name"], *(f"{model[column]:g}" for column in COLUMNS))
     return table

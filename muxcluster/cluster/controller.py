@@ -39,7 +39,8 @@ class Controller:
         """Nodes, units, models, SM shares, quotas, rates and health, as JSON values."""
         answers = await asyncio.gather(*(self._ask(spec, "stats") for spec in self._specs))
         views = [UnitView(s, a) for s, a in zip(self._specs, answers, strict=True)]
-        return describe(_nodes(), views, self._plan)
+        state = describe(_nodes(), views, self._plan)
+        return {**state, "ray_address": ray.get_runtime_context().gcs_address}
 
     async def timeline(self) -> dict[str, list[dict[str, Any]]]:
         """Jobs of each unit so far, oldest first (`JobRecord` as JSON values)."""

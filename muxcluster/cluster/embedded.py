@@ -6,7 +6,9 @@ import logging
 import os
 import re
 import shutil
+import signal
 import tempfile
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -91,15 +93,16 @@ def _start(http: HttpAddress, num_cpus: float, num_gpus: float) -> None:
     for name, value in SERVE_VARIABLES.items():
         os.environ.setdefault(name, value)
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
-    ray.init(
-        address="local",
-        num_cpus=num_cpus,
-        num_gpus=num_gpus or None,
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-        object_store_memory=OBJECT_STORE_BYTES,
-    )
+    with _signals_held():
+        ray.init(
+            address="local",
+            num_cpus=num_cpus,
+            num_gpus=num_gpus or None,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            object_store_memory=OBJECT_STORE_BYTES,
+        )
     serve.start(
         http_options={"host": http.host, "port": http.port, "location": "HeadOnly"},
         logging_config={"log_level": "WARNING", "enable_access_log": False},
@@ -119,6 +122,28 @@ def raised_line(message: str) -> str | None:
     """The last exception line of a traceback in `message`, without the exception's module."""
     found = re.findall(r"^(?:[A-Za-z_]\w*\.)*([A-Z]\w*): (.+)$", message, flags=re.MULTILINE)
     return found[-1][1].strip() if found else None
+
+
+@contextlib.contextmanager
+def _signals_held() -> Iterator[None]:
+    """SIGINT and SIGTERM wait until the end of the block, then reach this process's handlers.
+
+    Ray, interrupted while it starts, leaves agents behind that wait for their head for minutes;
+    and it puts a handler that prints a stack trace before the process's own ones.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, lambda got, _: came.append(got)) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    for number in came[:1]:
+        signal.raise_signal(number)
 
 
 @contextlib.contextmanager

@@ -75,19 +75,22 @@ def _percentiles(values: Sequence[float]) -> tuple[float, float]:
 
 def table(reports: Sequence[ModelReport]) -> Table:
     """The reports as people read them: milliseconds."""
-    grid = Table(title="The burst, per model")
-    grid.add_column("model")
-    for name in ("requests", "failed", "TTFT p50", "p99 (ms)", "TPOT p50", "p99 (ms)", "tokens/s"):
-        grid.add_column(name, justify="right")
-    grid.add_column("KV quota (blocks)", justify="right")
+    grid = Table(title="The burst, per model (p50 / p99 in ms; KV quota in blocks, start → end)")
+    grid.add_column("model", no_wrap=True)
+    for name in ("requests", "TTFT", "TPOT", "tokens/s", "KV quota"):
+        grid.add_column(name, justify="right", no_wrap=True)
     for report in reports:
-        times = (report.ttft_p50_s, report.ttft_p99_s, report.tpot_p50_s, report.tpot_p99_s)
+        failed = f" ({report.num_failed} failed)" if report.num_failed else ""
         grid.add_row(
             report.model,
-            str(report.num_requests),
-            str(report.num_failed),
-            *(f"{seconds * 1000:.0f}" for seconds in times),
+            f"{report.num_requests}{failed}",
+            _pair_ms(report.ttft_p50_s, report.ttft_p99_s),
+            _pair_ms(report.tpot_p50_s, report.tpot_p99_s),
             f"{report.tokens_per_s:.1f}",
             f"{report.quota_start} → {report.quota_end}",
         )
     return grid
+
+
+def _pair_ms(p50_s: float, p99_s: float) -> str:
+    return f"{p50_s * 1000:.0f} / {p99_s * 1000:.0f}"

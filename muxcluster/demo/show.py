@@ -1,0 +1,98 @@
+"""The demonstration against a running server: check, burst, table and picture."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from openai import AsyncOpenAI
+from rich.console import Console
+
+from muxcluster.core.served import JobRecord
+from muxcluster.demo.concurrency import Streamed, overlap_s, stream_together
+from muxcluster.demo.replay import Sample, replay
+from muxcluster.demo.report import summarise, table
+from muxcluster.demo.text import docstrings
+from muxcluster.demo.timeline import draw, save
+from muxcluster.demo.workload import Burst
+
+CHECK_TOKENS = 48
+
+Ask = Callable[[str], Any]
+"""The answer of the server's `status` or `timeline`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What the demonstration came to. overlap_s: seconds in which all models streamed at once."""
+
+    overlap_s: float
+    samples: tuple[Sample, ...]
+    pictures: tuple[Path, Path]
+
+    @property
+    def failures(self) -> list[str]:
+        """Why requests have no answer."""
+        return [sample.error for sample in self.samples if sample.error is not None]
+
+
+def perform(console: Console, url: str, ask: Ask, burst: Burst, out: Path) -> Outcome:
+    """Run all of it against the server at `url`; the picture goes to `out`/timeline.svg, .png.
+
+    Raises OpenAIError where the server refuses the first check.
+    """
+    models = sorted({request.model for request in burst.requests})
+    streams = asyncio.run(_check(url, models))
+    _show_streams(console, streams)
+    quota_start = _quotas(ask("status"))
+    console.print(f"The burst: {burst.source}.")
+    samples = asyncio.run(_replay(url, burst))
+    quota_end = _quotas(ask("status"))
+    console.print(table(summarise(samples, quota_start, quota_end)))
+    window = (min(s.start_s for s in samples), max(s.end_s for s in samples))
+    pictures = save(draw(_jobs(ask("timeline")), window), out / "timeline")
+    console.print(f"Who ran when, on which share of SMs: {pictures[0]} and {pictures[1].name}")
+    return Outcome(overlap_s(streams), tuple(samples), pictures)
+
+
+async def _check(url: str, models: Sequence[str]) -> list[Streamed]:
+    async with _client(url) as client:
+        return await stream_together(client, models, CHECK_TOKENS)
+
+
+async def _replay(url: str, burst: Burst) -> list[Sample]:
+    words = " ".join(docstrings()).split()
+    async with _client(url) as client:
+        return await replay(client, burst.requests, words)
+
+
+def _client(url: str) -> AsyncOpenAI:
+    return AsyncOpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0)
+
+
+def _show_streams(console: Console, streams: Sequence[Streamed]) -> None:
+    console.print("\nOne question to all models at once (the weights are random: text is noise):")
+    origin_s = min(stream.first_s for stream in streams)
+    for stream in streams:
+        start, end = stream.first_s - origin_s, stream.last_s - origin_s
+        console.print(
+            f"  {stream.model}: streamed from {start:.2f} to {end:.2f} s, {_start(stream)}"
+        )
+    console.print(f"  all of them streamed at the same time for {overlap_s(streams):.2f} s\n")
+
+
+def _start(stream: Streamed) -> str:
+    return f"beginning {stream.text[:32]!r}"
+
+
+def _quotas(status: Any) -> dict[str, int]:
+    return {
+        model["name"]: int(model["quota_blocks"])
+        for unit in status["units"]
+        for model in unit["models"]
+    }
+
+
+def _jobs(timeline: Any) -> list[JobRecord]:
+    return [JobRecord(**job) for jobs in timeline.values() for job in jobs]
