@@ -80,6 +80,16 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
             "num_experts_per_tok": 2,
             "sliding_window": None,
         },
+        "gemma2": {
+            "hidden_size": 128,
+            "intermediate_size": 256,
+            "num_key_value_heads": 2,
+            "head_dim": 64,
+            "sliding_window": 16,
+            "query_pre_attn_scalar": 48,
+            "attn_logit_softcapping": 5.0,
+            "final_logit_softcapping": 8.0,
+        },
     }
 )
 """Configuration of each family where it differs from `_COMMON`."""

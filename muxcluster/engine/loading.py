@@ -63,7 +63,7 @@ def _read(config: PretrainedConfig, spec: ModelSpec, file: Path) -> nn.Module:
             output_loading_info=True,
         )
     except Exception as error:  # transformers raises whatever a bad file leads to
-        raise LoadError(file, f"cannot be loaded: {error}") from error
+        raise _refusal(error, file) from error
     _check(findings, file)
     loaded: nn.Module = model
     return loaded
@@ -92,12 +92,23 @@ def _some(names: Collection[str]) -> str:
 def _dummy(config: PretrainedConfig, spec: ModelSpec, device: str) -> nn.Module:
     config.initializer_range = DUMMY_STD
     place = torch.device(device)
-    with torch.random.fork_rng([] if place.type == "cpu" else [place]), place:
-        torch.manual_seed(spec.seed)
-        model: nn.Module = AutoModelForCausalLM.from_config(
-            config,
-            dtype=DTYPES[spec.dtype],
-            attn_implementation=ATTENTION_NAME,
-            trust_remote_code=False,
-        )
+    try:
+        with torch.random.fork_rng([] if place.type == "cpu" else [place]), place:
+            torch.manual_seed(spec.seed)
+            model: nn.Module = AutoModelForCausalLM.from_config(
+                config,
+                dtype=DTYPES[spec.dtype],
+                attn_implementation=ATTENTION_NAME,
+                trust_remote_code=False,
+            )
+    except Exception as error:  # transformers raises whatever a bad value leads to
+        raise _refusal(error, Path(spec.path) / "config.json") from error
     return model
+
+
+def _refusal(error: Exception, file: Path) -> LoadError:
+    """Models written before the attention interface look our name up in a table of their own."""
+    if isinstance(error, KeyError) and error.args == (ATTENTION_NAME,):
+        config_file = file.parent / "config.json"
+        return LoadError(config_file, "this type of model is not on the attention interface")
+    return LoadError(file, f"cannot be loaded: {error}")
