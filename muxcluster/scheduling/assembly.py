@@ -1,0 +1,53 @@
+"""Building a scheduler's parts from a unit's specification."""
+
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
+
+from muxcluster.core.unitspec import ModelSpec, UnitSpec
+from muxcluster.kvcache.cache import KvCache
+from muxcluster.kvcache.model import KvModel
+from muxcluster.scheduling.modelstate import ModelState
+from muxcluster.scheduling.quotas import floors, split, weights
+from muxcluster.scheduling.rates import LoadMeter
+
+_RATE_PERIODS = 4.0
+"""Time constant of measured rates, in quota periods."""
+
+Policy = TypeVar("Policy")
+
+
+def chosen(policies: Mapping[str, Policy], name: str, what: str) -> Policy:
+    """The policy of that name. Raises ValueError listing the names there are."""
+    if name not in policies:
+        raise ValueError(f"unknown {what} {name!r}: one of {', '.join(sorted(policies))}")
+    return policies[name]
+
+
+def model_state(spec: ModelSpec, unit: UnitSpec) -> ModelState:
+    """A model without requests; its load is the planned one."""
+    mean_tokens = spec.mean_prompt_tokens + spec.mean_output_tokens
+    time_constant_s = _RATE_PERIODS * unit.scheduler.quota_period_s
+    meter = LoadMeter(spec.rate_per_s, mean_tokens, time_constant_s)
+    return ModelState(spec, unit.block_bytes, meter)
+
+
+def kv_cache(
+    unit: UnitSpec, models: Sequence[ModelState], *, uses_quotas: bool
+) -> tuple[KvCache, dict[str, int]]:
+    """The cache, and the blocks one sequence of each model can always count on.
+
+    With quotas the pool is split by planned rate × mean blocks of a request, nobody below its
+    floor. Raises ValueError where the pool holds not one column of each model.
+    """
+    carry = {model.name: unit.num_blocks for model in models}
+    quotas = carry
+    least = floors(models, unit.num_blocks)
+    if uses_quotas:
+        carry, quotas = least, split(models, weights(models), least, unit.num_blocks)
+    return KvCache(unit.num_blocks, unit.block_bytes, _kv_models(unit), quotas), carry
+
+
+def _kv_models(unit: UnitSpec) -> tuple[KvModel, ...]:
+    return tuple(
+        KvModel(m.name, m.shape, m.max_seqs, m.max_model_len, m.prefix_caching) for m in unit.models
+    )

@@ -1,0 +1,139 @@
+"""What a finished job changes: tokens, ends and published prefixes, vectorised over its rows."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from muxcluster.core.events import Event, FinishReason, StepOutput
+from muxcluster.core.job import Job, JobResult, Phase, TokenLogprobs
+from muxcluster.scheduling.live import LiveRequest
+from muxcluster.scheduling.memory import Memory
+from muxcluster.scheduling.modelstate import ModelState
+from muxcluster.scheduling.stopping import Cut, cut
+
+_NO_TOKENS: NDArray[np.int32] = np.empty(0, dtype=np.int32)
+_MAX_FAILURES = 3
+"""A request that was in this many failed jobs is taken for their cause."""
+
+Logprobs = Mapping[int, tuple[TokenLogprobs, ...]]
+
+
+def events_only(events: Sequence[Event]) -> StepOutput:
+    """An output without tokens."""
+    return StepOutput((), _NO_TOKENS, _NO_TOKENS, {}, {}, tuple(events))
+
+
+class Completion:
+    """Applies the outcome of jobs to their model's sequences."""
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+
+    def succeed(self, model: ModelState, job: Job, result: JobResult, now: float) -> StepOutput:
+        """Tokens of `result` become output; who reached an end ends. Costs no Python per row.
+
+        Per-row work is left for rows that prefill, end, or report log-probabilities.
+        """
+        table, slots = model.slots, job.rows.slots
+        counts = result.counts
+        assert len(counts) == len(slots), "a result has other rows than its job"
+        assert ((counts > 0) == job.rows.samples).all(), "a row that samples yields no token"
+        table.in_job[slots] = False
+        done = cut(table, slots, result.tokens, counts, model.spec.eos_token_ids)
+        request_ids = table.request_ids[slots].tolist()
+        prompt_logprobs = self._new_prompt_logprobs(table.live, job, result.prompt_logprobs)
+        self._write(model, job, done, now)
+        if job.phase is not Phase.DECODE:
+            self._end_chunks(model, job, done, now)
+        events = self._end_rows(model, job, done, now)
+        model.counters.output_tokens += len(done.tokens)
+        return StepOutput(
+            request_ids,
+            done.tokens,
+            done.kept,
+            _cut_logprobs(result.logprobs, done.kept),
+            prompt_logprobs,
+            tuple(events),
+        )
+
+    def _write(self, model: ModelState, job: Job, done: Cut, now: float) -> None:
+        table, rows = model.slots, job.rows
+        owners = rows.slots[done.rows]
+        places = (table.num_tokens - table.num_prompt)[owners] + done.positions
+        table.outputs[owners, places] = done.tokens
+        table.num_tokens[rows.slots] += done.kept
+        # Each decode step after the first computes the token sampled before it.
+        computed = rows.starts + rows.counts + np.maximum(done.kept - 1, 0)
+        alive = ~table.is_aborted[rows.slots]
+        table.num_computed[rows.slots[alive]] = computed[alive]
+        sampled = rows.slots[done.kept > 0]
+        table.deadline_s[sampled] = now + table.tpot_s[sampled]
+
+    def _end_chunks(self, model: ModelState, job: Job, done: Cut, now: float) -> None:
+        """Publish prompt columns; who sampled decodes from now on."""
+        table = model.slots
+        chunks = table.is_prefilling[job.rows.slots] & ~table.is_aborted[job.rows.slots]
+        for row in np.flatnonzero(chunks).tolist():
+            slot = int(job.rows.slots[row])
+            self._memory.publish(model, slot)
+            if done.kept[row] == 0:
+                continue
+            table.is_prefilling[slot] = False
+            live = table.at(slot)
+            if live.first_token_s is None:
+                live.first_token_s = now
+                model.counters.prompt_tokens += live.num_prompt
+
+    def _end_rows(self, model: ModelState, job: Job, done: Cut, now: float) -> list[Event]:
+        table, slots = model.slots, job.rows.slots
+        is_aborted = table.is_aborted[slots]
+        is_long = table.num_tokens[slots] >= table.max_total[slots]
+        ends = np.cumsum(done.kept)
+        events: list[Event] = []
+        for row in np.flatnonzero(is_aborted | is_long | done.is_stopped).tolist():
+            live = self._memory.release(model, int(slots[row]), is_trusted=True)
+            reason, stop_token = FinishReason.LENGTH, None
+            if is_aborted[row]:
+                reason = FinishReason.ABORT
+            else:
+                model.meter.end(live.num_tokens)
+                if done.is_stopped[row]:
+                    reason, stop_token = FinishReason.STOP, int(done.tokens[ends[row] - 1])
+            events.append(live.finished(reason, now, stop_token=stop_token))
+        return events
+
+    def fail(self, model: ModelState, job: Job, now: float) -> list[Event]:
+        """The job came to nothing: its rows wait again, or end where they failed too often."""
+        table = model.slots
+        events: list[Event] = []
+        for slot in job.rows.slots.tolist():
+            is_aborted = bool(table.is_aborted[slot])
+            live = self._memory.release(model, slot, is_trusted=False)
+            live.num_failures += 1
+            if is_aborted:
+                events.append(live.finished(FinishReason.ABORT, now))
+            elif live.num_failures >= _MAX_FAILURES:
+                message = f"in {live.num_failures} failed jobs"
+                events.append(live.finished(FinishReason.ERROR, now, message=message))
+            else:
+                model.waiting.push(live)
+        return events
+
+    def _new_prompt_logprobs(
+        self, sequences: Sequence[LiveRequest | None], job: Job, logprobs: Logprobs
+    ) -> Logprobs:
+        """Entries not reported before a preemption; none of aborted rows is of use."""
+        fresh: dict[int, tuple[TokenLogprobs, ...]] = {}
+        for row, entries in logprobs.items():
+            live = sequences[job.rows.slots[row]]
+            assert live is not None
+            start = int(job.rows.starts[row])
+            if entries := entries[max(0, live.num_prompt_logprobs - start) :]:
+                fresh[row] = entries
+                live.num_prompt_logprobs = max(start, live.num_prompt_logprobs) + len(entries)
+        return fresh
+
+
+def _cut_logprobs(logprobs: Logprobs, kept: NDArray[np.int32]) -> Logprobs:
+    return {row: entries[: kept[row]] for row, entries in logprobs.items() if kept[row]}

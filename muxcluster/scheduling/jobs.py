@@ -1,0 +1,78 @@
+"""From a batch to the job that a worker gets."""
+
+from itertools import count
+
+import numpy as np
+from numpy.typing import NDArray
+
+from muxcluster.core.job import Admission, Job, Phase, Rows, TableDelta
+from muxcluster.kvcache.cache import KvCache
+from muxcluster.scheduling.modelstate import ModelState
+from muxcluster.scheduling.packing.batch import Batch
+from muxcluster.scheduling.shares import Place
+
+
+class JobBuilder:
+    """Numbers jobs and describes their rows, table changes and admissions."""
+
+    def __init__(self, kv: KvCache) -> None:
+        self._kv = kv
+        self._ids = count()
+
+    def build(self, model: ModelState, phase: Phase, place: Place, batch: Batch, now: float) -> Job:
+        """The job of `batch` (not empty); its sequences are in a running job from now on."""
+        table = model.slots
+        slots = batch.slots
+        starts = table.num_computed[slots]
+        table.in_job[slots] = True
+        return Job(
+            job_id=next(self._ids),
+            model=model.name,
+            phase=phase,
+            worker_id=place.worker_id,
+            share=place.share,
+            rows=Rows(
+                slots, starts, batch.counts, starts + batch.counts == table.num_tokens[slots]
+            ),
+            tables=self._tables(model, batch),
+            admissions=tuple(self._admission(model, slot, now) for slot in batch.admitted),
+            max_steps=batch.max_steps,
+        )
+
+    def _tables(self, model: ModelState, batch: Batch) -> TableDelta:
+        """Whole tables of admitted rows (a prefix may be attached), new entries of the others."""
+        admitted = self._kv.tables(model.name, np.array(batch.admitted, dtype=np.int32))
+        if batch.grown is None or len(batch.grown) == 0:
+            return admitted
+        if len(admitted) == 0:
+            return batch.grown
+        return TableDelta(
+            _joined(batch.grown.slots, admitted.slots),
+            _joined(batch.grown.columns, admitted.columns),
+            _joined(batch.grown.blocks, admitted.blocks),
+        )
+
+    def _admission(self, model: ModelState, slot: int, now: float) -> Admission:
+        live = model.slots.at(slot)
+        if live.launch_s is None:
+            self._count_first(model, slot, now)
+        return Admission(
+            slot=slot,
+            request_id=live.request.request_id,
+            tokens=live.tokens,
+            num_prompt_tokens=live.num_prompt,
+            sampling=live.request.sampling,
+            side=live.side,
+        )
+
+    def _count_first(self, model: ModelState, slot: int, now: float) -> None:
+        live = model.slots.at(slot)
+        live.launch_s = now
+        live.num_cached_tokens = min(int(model.slots.num_computed[slot]), live.num_prompt)
+        if model.uses_prefixes(live):
+            model.counters.prefix_queries += live.num_prompt
+            model.counters.prefix_hits += live.num_cached_tokens
+
+
+def _joined(first: NDArray[np.int32], second: NDArray[np.int32]) -> NDArray[np.int32]:
+    return np.concatenate((first, second))

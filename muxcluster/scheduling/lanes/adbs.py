@@ -1,0 +1,76 @@
+"""Adaptive batch scheduling: prefill first, decodes of any model beside it (MuxServe, Alg. 3)."""
+
+from muxcluster.core.job import Job, Phase
+from muxcluster.scheduling.lanes.desk import Desk
+from muxcluster.scheduling.modelstate import ModelState
+from muxcluster.scheduling.shares import Place
+
+_PATIENCE = 2
+"""A model passed over by this many launches per model goes first, whatever the others' slack."""
+
+
+class AdbsLane:
+    """At most one prefill job at a time; decode jobs, one a model, on the SMs that remain.
+
+    A prefill that waits for SMs holds back new decode launches until it starts; one that waits
+    for blocks or quota does not (it would starve the decodes that free them), and the next model
+    is tried. Models come by least slack, round robin as tie-break; nobody waits for ever.
+    """
+
+    uses_quotas = True
+    phases = frozenset({Phase.PREFILL, Phase.DECODE})
+
+    def next_jobs(self, desk: Desk, now: float) -> list[Job]:
+        """Launch a prefill where none runs, then decodes unless the prefill waits for SMs."""
+        jobs, is_prefill_waiting = self._prefill(desk, now)
+        if not is_prefill_waiting:
+            jobs += self._decodes(desk, now)
+        return jobs
+
+    def _prefill(self, desk: Desk, now: float) -> tuple[list[Job], bool]:
+        if desk.shares.has_running(Phase.PREFILL):
+            return [], False
+        place = self._prefill_place(desk)
+        for model in self._in_turn(desk, Phase.PREFILL, now):
+            if place is None:
+                if desk.may_prefill(model):
+                    return [], True
+            elif (job := desk.launch(model, Phase.PREFILL, place, now)) is not None:
+                return [job], False
+        return [], False
+
+    def _prefill_place(self, desk: Desk) -> Place | None:
+        """Part of the SMs where there is something to decode, else all of them."""
+        has_decodes = desk.shares.has_running(Phase.DECODE) or any(
+            desk.has_decode_work(model) for model in desk.models
+        )
+        if has_decodes:
+            return desk.shares.beside(Phase.PREFILL, Phase.DECODE)
+        return desk.shares.full(Phase.PREFILL)
+
+    def _decodes(self, desk: Desk, now: float) -> list[Job]:
+        jobs: list[Job] = []
+        models = self._in_turn(desk, Phase.DECODE, now)
+        for num_done, model in enumerate(models):
+            place = desk.shares.part(Phase.DECODE, len(models) - num_done)
+            if place is None:
+                break
+            if (job := desk.launch(model, Phase.DECODE, place, now)) is not None:
+                jobs.append(job)
+        return jobs
+
+    def _in_turn(self, desk: Desk, phase: Phase, now: float) -> list[ModelState]:
+        """Models with idle work of `phase` and no running job of it, the next one first."""
+        has_work = desk.has_prefill_work if phase is Phase.PREFILL else desk.has_decode_work
+        slack_s = desk.prefill_slack_s if phase is Phase.PREFILL else desk.decode_slack_s
+        longest = _PATIENCE * len(desk.models)
+
+        def rank(model: ModelState) -> tuple[float, int]:
+            last = desk.last_turn(model, phase)
+            has_waited = desk.num_launches(phase) - last >= longest
+            return (-1.0 if has_waited else slack_s(model, now)), last
+
+        return sorted(
+            (m for m in desk.models if has_work(m) and not desk.shares.has_running(phase, m.name)),
+            key=rank,
+        )

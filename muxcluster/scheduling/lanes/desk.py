@@ -1,0 +1,117 @@
+"""What a lane sees of the scheduler, and the few things it may do."""
+
+import math
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from muxcluster.core.job import Job, Phase
+from muxcluster.scheduling.cost import StepCost
+from muxcluster.scheduling.jobs import JobBuilder
+from muxcluster.scheduling.modelstate import ModelState
+from muxcluster.scheduling.packing.batch import Batch, Packing
+from muxcluster.scheduling.shares import Place, ShareLedger
+
+
+class Desk:
+    """Facts about models and shares, and `launch`.
+
+    A lane decides which model and phase goes to which place; who is in the job is the packing's
+    business, and memory is asked only through it.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[ModelState],
+        shares: ShareLedger,
+        packing: Packing,
+        builder: JobBuilder,
+        cost: StepCost | None,
+    ) -> None:
+        self.models = tuple(models)
+        self.shares = shares
+        self._packing = packing
+        self._builder = builder
+        self._cost = cost
+        self._num_launches = dict.fromkeys(Phase, 0)
+        self._last: dict[tuple[str, Phase], int] = {}
+
+    def launch(self, model: ModelState, phase: Phase, place: Place, now: float) -> Job | None:
+        """Start a job of `model` at `place`; None where memory lets no row of it run now."""
+        batch = self._pack(model, phase)
+        if len(batch) == 0:
+            return None
+        job = self._builder.build(model, phase, place, batch, now)
+        self.shares.start(job)
+        self._num_launches[phase] += 1
+        self._last[model.name, phase] = self._num_launches[phase]
+        return job
+
+    def _pack(self, model: ModelState, phase: Phase) -> Batch:
+        if phase is Phase.PREFILL:
+            return self._packing.prefill(model)
+        if phase is Phase.DECODE:
+            return self._packing.decode(model)
+        return self._packing.mixed(model)
+
+    def has_prefill_work(self, model: ModelState) -> bool:
+        """True where a request waits or a prompt is not fully computed (and in no job)."""
+        return len(model.waiting) > 0 or len(model.slots.idle_prefilling()) > 0
+
+    def has_decode_work(self, model: ModelState) -> bool:
+        """True where a sequence could decode its next token."""
+        return len(model.slots.idle_decoding()) > 0
+
+    def may_prefill(self, model: ModelState) -> bool:
+        """True where a prefill of `model` waits for nothing but a place."""
+        return self._packing.may_prefill(model)
+
+    def last_turn(self, model: ModelState, phase: Phase) -> int:
+        """When `model` last ran `phase`, as the number of that launch; 0 for never."""
+        return self._last.get((model.name, phase), 0)
+
+    def num_launches(self, phase: Phase) -> int:
+        """Jobs of `phase` launched so far."""
+        return self._num_launches[phase]
+
+    def prefill_slack_s(self, model: ModelState, now: float) -> float:
+        """Seconds until the most urgent prompt that can still make it must start; inf: none."""
+        table = model.slots
+        slots = table.idle_prefilling()
+        deadlines = table.deadline_s[slots]
+        num_tokens = int((table.num_tokens[slots] - table.num_computed[slots]).sum())
+        if (head := model.waiting.head) is not None:
+            deadlines = np.append(deadlines, head.deadline_s)
+            num_tokens += head.num_tokens
+        cost_s = 0.0 if self._cost is None else self._cost.prefill_s(model.name, 1.0, num_tokens)
+        return _least(deadlines - now - cost_s)
+
+    def decode_slack_s(self, model: ModelState, now: float) -> float:
+        """Seconds until the most urgent sequence that can still make it must decode; inf: none."""
+        slots = model.slots.idle_decoding()
+        cost_s = 0.0 if self._cost is None else self._cost.decode_s(model.name, 1.0, len(slots))
+        return _least(model.slots.deadline_s[slots] - now - cost_s)
+
+
+def _least(slacks: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> float:
+    """The smallest slack that is not negative: what is late already binds nobody."""
+    return float(slacks[slacks >= 0].min(initial=math.inf))
+
+
+class Lane(Protocol):
+    """Decides which model and phase runs next on which SM share.
+
+    uses_quotas: whether block quotas are in force; without them every model may use the pool.
+    phases: what the workers must be able to run.
+    """
+
+    uses_quotas: bool
+    phases: frozenset[Phase]
+
+    def next_jobs(self, desk: Desk, now: float) -> list[Job]:
+        """Launch what can run now; empty where the next thing to do waits for a running job.
+
+        Must launch something where no job runs and some row of some model can.
+        """
+        ...

@@ -1,0 +1,26 @@
+"""Mixed batches: prompt chunks and decodes of one model in one forward (Sarathi-Serve).
+
+The right choice where there is one SM partition.
+"""
+
+from muxcluster.core.job import Job, Phase
+from muxcluster.scheduling.lanes.desk import Desk
+
+
+class MixedLane:
+    """One job at a time at the full share; models rotate."""
+
+    uses_quotas = False
+    phases = frozenset({Phase.MIXED})
+
+    def next_jobs(self, desk: Desk, now: float) -> list[Job]:
+        """The next model with work that memory lets run, where nothing runs."""
+        place = desk.shares.full(Phase.MIXED)
+        if place is None or desk.shares.running:
+            return []
+        for model in sorted(desk.models, key=lambda m: desk.last_turn(m, Phase.MIXED)):
+            if not desk.has_prefill_work(model) and not desk.has_decode_work(model):
+                continue
+            if (job := desk.launch(model, Phase.MIXED, place, now)) is not None:
+                return [job]
+        return []

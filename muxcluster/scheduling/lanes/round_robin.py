@@ -1,0 +1,50 @@
+"""Round robin: prefill and decode on SM partitions in strict rotation, without quotas.
+
+The ablation baseline of MuxServe §5.4: spatial sharing, no adaptive batch scheduling.
+"""
+
+from muxcluster.core.job import Job, Phase
+from muxcluster.scheduling.lanes.desk import Desk
+
+_ORDER = (Phase.PREFILL, Phase.DECODE)
+
+
+class RoundRobinLane:
+    """One prefill job and one decode job at a time, each phase rotating over the models.
+
+    On a single worker the phases alternate. Nothing is urgent and nothing holds anything back.
+    """
+
+    uses_quotas = False
+    phases = frozenset(_ORDER)
+
+    def __init__(self) -> None:
+        self._next = dict.fromkeys(_ORDER, 0)
+        self._last_phase = Phase.DECODE
+
+    def next_jobs(self, desk: Desk, now: float) -> list[Job]:
+        """A job of each phase that has none running, the phase that waited longer first."""
+        phases = _ORDER if self._last_phase is Phase.DECODE else _ORDER[::-1]
+        jobs: list[Job] = []
+        for phase in phases:
+            if not desk.shares.has_running(phase):
+                jobs += self._launch(desk, phase, now)
+        return jobs
+
+    def _launch(self, desk: Desk, phase: Phase, now: float) -> list[Job]:
+        """The next model in the rotation that has work which memory lets run."""
+        other = Phase.DECODE if phase is Phase.PREFILL else Phase.PREFILL
+        shares = desk.shares
+        place = shares.part(phase, 1) if shares.running else shares.beside(phase, other)
+        if place is None:
+            return []
+        has_work = desk.has_prefill_work if phase is Phase.PREFILL else desk.has_decode_work
+        first, num_models = self._next[phase], len(desk.models)
+        for step in range(num_models):
+            index = (first + step) % num_models
+            model = desk.models[index]
+            if has_work(model) and (job := desk.launch(model, phase, place, now)) is not None:
+                self._next[phase] = (index + 1) % num_models
+                self._last_phase = phase
+                return [job]
+        return []

@@ -1,0 +1,40 @@
+"""Temporal multiplexing: the whole GPU for one job at a time, continuous batching, FCFS.
+
+The baseline of MuxServe §5 (AlpaServe's sharing with continuous batching).
+"""
+
+from muxcluster.core.job import Job, Phase
+from muxcluster.scheduling.lanes.desk import Desk
+from muxcluster.scheduling.modelstate import ModelState
+
+
+class TemporalLane:
+    """The oldest prompt of any model first; where none can start, decodes in round robin."""
+
+    uses_quotas = False
+    phases = frozenset({Phase.PREFILL, Phase.DECODE})
+
+    def next_jobs(self, desk: Desk, now: float) -> list[Job]:
+        """One job where nothing runs."""
+        if desk.shares.running:
+            return []
+        prompts = [model for model in desk.models if desk.has_prefill_work(model)]
+        decodes = [model for model in desk.models if desk.has_decode_work(model)]
+        turns = [(model, Phase.PREFILL) for model in sorted(prompts, key=_oldest_prompt)]
+        decodes.sort(key=lambda model: desk.last_turn(model, Phase.DECODE))
+        turns += [(model, Phase.DECODE) for model in decodes]
+        for model, phase in turns:
+            place = desk.shares.full(phase)
+            if place is not None and (job := desk.launch(model, phase, place, now)) is not None:
+                return [job]
+        return []
+
+
+def _oldest_prompt(model: ModelState) -> int:
+    """Seniority of the first prompt that the packing would take."""
+    prefilling = model.slots.idle_prefilling()
+    if len(prefilling):
+        return int(model.slots.seniority[prefilling[0]])
+    head = model.waiting.head
+    assert head is not None
+    return head.seniority

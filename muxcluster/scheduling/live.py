@@ -1,0 +1,119 @@
+"""One accepted request until its end: the slow facts that no array needs to hold."""
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from muxcluster.core.events import Finished, FinishReason
+from muxcluster.core.hashing import extend_hashes, root_hash
+from muxcluster.core.job import Side
+from muxcluster.core.request import Request, ServiceClass, Slo
+
+_PRIORITY_LIMIT = 2**20
+_ORDER_BITS = 40
+
+
+@dataclass(slots=True, eq=False)
+class LiveRequest:
+    """A request that has not ended; it waits, or it holds a slot.
+
+    order: arrival number in the unit. slo: its own or its model's, None for the batch class.
+    output: int32 [n], output tokens known when it last began to wait.
+    hashes: chain hashes of its first full blocks, as far as they were needed.
+    deadline_s: when its next token is due, inf without a target.
+    num_cached_tokens: prompt tokens found in the prefix cache at first admission.
+    num_prompt_logprobs: prompt positions already reported, so that recompute repeats none.
+    """
+
+    request: Request
+    order: int
+    arrival_s: float
+    slo: Slo | None
+    output: NDArray[np.int32]
+    slot: int | None = None
+    hashes: list[bytes] = field(default_factory=list)
+    deadline_s: float = math.inf
+    launch_s: float | None = None
+    first_token_s: float | None = None
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+    num_failures: int = 0
+    num_prompt_logprobs: int = 0
+    seniority: int = 0
+    """One sortable number for (class, priority, order); the smallest is the most senior."""
+
+    @classmethod
+    def of(cls, request: Request, order: int, now: float, slo: Slo | None) -> "LiveRequest":
+        """`request`, accepted at `now` with the model's target `slo` where it has none."""
+        is_batch = request.service_class is ServiceClass.BATCH
+        target = None if is_batch else request.slo or slo
+        live = cls(request, order, now, target, request.output_tokens)
+        live.deadline_s = math.inf if target is None else now + target.ttft_s
+        priority = max(-_PRIORITY_LIMIT, min(request.priority, _PRIORITY_LIMIT - 1))
+        rank = int(is_batch) * 2 * _PRIORITY_LIMIT + priority + _PRIORITY_LIMIT
+        live.seniority = (rank << _ORDER_BITS) + order
+        if len(request.output_tokens):
+            live.num_prompt_logprobs = live.num_prompt
+        return live
+
+    @property
+    def side(self) -> Side:
+        """End of a block it fills from: interactive left, batch right (BROS §5)."""
+        is_batch = self.request.service_class is ServiceClass.BATCH
+        return Side.RIGHT if is_batch else Side.LEFT
+
+    @property
+    def num_prompt(self) -> int:
+        """Prompt tokens."""
+        return len(self.request.prompt_tokens)
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and output tokens known when it last began to wait."""
+        return self.num_prompt + len(self.output)
+
+    @property
+    def tokens(self) -> NDArray[np.int32]:
+        """Prompt then output as of when it last began to wait, int32 [num_tokens]."""
+        prompt = self.request.prompt_tokens
+        return np.concatenate((prompt, self.output)) if len(self.output) else prompt
+
+    def extend_hashes(
+        self, output: NDArray[np.int32], num_columns: int, block_tokens: int
+    ) -> list[bytes]:
+        """Hashes of its first `num_columns` blocks, where `output` is all output so far."""
+        if len(self.hashes) < num_columns:
+            start, end = len(self.hashes) * block_tokens, num_columns * block_tokens
+            prompt = self.request.prompt_tokens[start:end]
+            num_prompt = self.num_prompt
+            rest = output[max(start - num_prompt, 0) : max(end - num_prompt, 0)]
+            tokens = np.concatenate((prompt, rest)) if len(rest) else prompt
+            self.hashes.extend(extend_hashes(self._parent(), tokens, block_tokens))
+        return self.hashes[:num_columns]
+
+    def _parent(self) -> bytes:
+        if self.hashes:
+            return self.hashes[-1]
+        request = self.request
+        # Sides lay tokens out in opposite order, so they never share a column.
+        return root_hash(request.model, f"{request.cache_salt}\0{self.side}")
+
+    def finished(
+        self, reason: FinishReason, now: float, *, stop_token: int | None = None, message: str = ""
+    ) -> Finished:
+        """The event that ends it at `now`."""
+        launch_s = now if self.launch_s is None else self.launch_s
+        first_s = now if self.first_token_s is None else self.first_token_s
+        return Finished(
+            self.request.request_id,
+            reason,
+            stop_token=stop_token,
+            num_cached_tokens=self.num_cached_tokens,
+            num_preemptions=self.num_preemptions,
+            queue_s=launch_s - self.arrival_s,
+            prefill_s=first_s - launch_s,
+            decode_s=now - first_s,
+            message=message,
+        )

@@ -1,0 +1,156 @@
+"""Which requests hold KV: admission, growth, preemption by recompute and release.
+
+Why nothing deadlocks or livelocks. A request is accepted only if its model's floor can carry it
+alone. Where quotas are in force they sum to at most the pool, no model uses more than its quota,
+and every quota is at least the floor; without quotas the pool itself is the floor. A victim is
+always the least senior idle sequence among those whose blocks would help (of the same model when
+the quota lacks blocks, of any when the pool does), so the most senior one is never preempted and
+finds, at the latest when the running jobs end, every other sequence preemptible: it progresses,
+ends, and the next becomes the most senior. A sequence that is alone in its job and least senior
+stalls instead of preempting itself.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from muxcluster.core.events import Event, Preempted
+from muxcluster.core.job import TableDelta
+from muxcluster.kvcache.cache import KvCache
+from muxcluster.kvcache.model import Shortage
+from muxcluster.scheduling.live import LiveRequest
+from muxcluster.scheduling.modelstate import ModelState
+from muxcluster.scheduling.slots import Slots
+
+
+class Memory:
+    """The scheduler's side of the KV cache."""
+
+    def __init__(self, kv: KvCache, models: Sequence[ModelState]) -> None:
+        self._kv = kv
+        self._models = models
+        self._events: list[Event] = []
+
+    def take_events(self) -> tuple[Event, ...]:
+        """Preemptions since the last call, in order."""
+        events = tuple(self._events)
+        self._events.clear()
+        return events
+
+    def admit(self, model: ModelState, live: LiveRequest) -> bool:
+        """Move a waiting request into a slot with blocks for all tokens known; False: not now."""
+        cached = self._open(model, live)
+        if cached is None:
+            return False
+        slot = model.slots.occupy(live, cached, model.max_total(live.request))
+        model.waiting.remove(live)
+        slots = np.array([slot], dtype=np.int32)
+        grown = self._kv.grow(model.name, slots, model.slots.num_tokens[slots])
+        assert not isinstance(grown, Shortage), "headroom promised blocks that are not there"
+        return True
+
+    def fits(self, model: ModelState, live: LiveRequest) -> bool:
+        """True where `admit` would succeed now."""
+        slot = model.slots.next_free if model.slots.num_free else 0
+        if self._open(model, live) is None:
+            return False
+        self._kv.close(model.name, slot)
+        return True
+
+    def _open(self, model: ModelState, live: LiveRequest) -> int | None:
+        """Attach the cached prefix on the next free slot; its tokens, None where it cannot fit."""
+        if model.slots.num_free == 0:
+            return None
+        slot, num_tokens = model.slots.next_free, live.num_tokens
+        hashes: list[bytes] = []
+        if model.uses_prefixes(live):
+            # At least one token must be left to compute, or there would be no logits.
+            columns = (num_tokens - 1) // model.block_tokens
+            hashes = live.extend_hashes(live.output, columns, model.block_tokens)
+        cached = self._kv.open(model.name, slot, hashes, live.side)
+        needed = model.blocks(num_tokens) - model.blocks(cached)
+        # One column for each running sequence, or admission and preemption would take turns.
+        reserve = model.slots.num_live * model.blocks_per_column
+        if needed + reserve <= self._kv.headroom(model.name):
+            return cached
+        model.is_short = True
+        self._kv.close(model.name, slot)
+        return None
+
+    def try_grow(
+        self, model: ModelState, slots: Slots, num_tokens: NDArray[np.int32]
+    ) -> TableDelta | None:
+        """Room for num_tokens[i] tokens in slots[i], or None: nobody is preempted."""
+        grown = self._kv.grow(model.name, slots, num_tokens)
+        return None if isinstance(grown, Shortage) else grown
+
+    def grow(
+        self, model: ModelState, slots: Slots, num_tokens: NDArray[np.int32]
+    ) -> tuple[Slots, TableDelta | None]:
+        """Room for num_tokens[i] tokens in slots[i] (idle), preempting where blocks are short.
+
+        Returns the slots left (some of `slots` may be preempted) and their new table entries;
+        no slots and None where even the most senior has to wait for a running job.
+        """
+        while True:
+            grown = self._kv.grow(model.name, slots, num_tokens)
+            if not isinstance(grown, Shortage):
+                return slots, grown
+            model.is_short = True
+            loser, victim = self._victim([model] if grown.by_quota else self._models)
+            stays = slots != victim if loser is model else np.ones(len(slots), dtype=np.bool_)
+            if not stays.any():
+                return slots[:0], None
+            self._preempt(loser, victim)
+            slots, num_tokens = slots[stays], num_tokens[stays]
+
+    def _victim(self, models: Sequence[ModelState]) -> tuple[ModelState, int]:
+        """The least senior sequence of `models` in no running job (there is one: who asks)."""
+        worst: tuple[int, ModelState, int] | None = None
+        for model in models:
+            idle = model.slots.idle()
+            if len(idle) == 0:
+                continue
+            ranks = model.slots.seniority[idle]
+            last = int(np.argmax(ranks))
+            if worst is None or int(ranks[last]) > worst[0]:
+                worst = int(ranks[last]), model, int(idle[last])
+        assert worst is not None, "a sequence in a running job asks for blocks"
+        return worst[1], worst[2]
+
+    def _preempt(self, model: ModelState, slot: int) -> None:
+        live = self.requeue(model, slot, is_trusted=True)
+        live.num_preemptions += 1
+        model.counters.num_preemptions += 1
+        self._events.append(Preempted(live.request.request_id))
+
+    def requeue(self, model: ModelState, slot: int, *, is_trusted: bool) -> LiveRequest:
+        """Take a sequence's blocks and slot; it waits at its old place and will recompute."""
+        live = self.release(model, slot, is_trusted=is_trusted)
+        model.waiting.push(live)
+        return live
+
+    def release(self, model: ModelState, slot: int, *, is_trusted: bool) -> LiveRequest:
+        """Take a sequence's blocks and slot. is_trusted: its computed columns may be published."""
+        if is_trusted:
+            self.publish(model, slot)
+        self._kv.close(model.name, slot)
+        return model.slots.vacate(slot)
+
+    def publish(self, model: ModelState, slot: int) -> None:
+        """Commit the columns of `slot` that became full since the last time.
+
+        Called when a prefill chunk ends and on release: output of a running sequence is of no
+        use to others before that, and a decode step stays free of hashing.
+        """
+        table = model.slots
+        live = table.at(slot)
+        if not model.uses_prefixes(live):
+            return
+        known = min(int(table.num_computed[slot]), int(table.num_tokens[slot]))
+        end = known // model.block_tokens
+        start = int(self._kv.num_committed(model.name)[slot]) // model.block_tokens
+        if end > start:
+            hashes = live.extend_hashes(table.output(slot), end, model.block_tokens)
+            self._kv.commit(model.name, slot, hashes[start:])

@@ -1,0 +1,76 @@
+"""Everything the scheduler knows of one model of the unit."""
+
+from dataclasses import dataclass
+
+from muxcluster.core.request import Request
+from muxcluster.core.unitspec import ModelSpec
+from muxcluster.scheduling.live import LiveRequest
+from muxcluster.scheduling.queues import Waiting
+from muxcluster.scheduling.rates import LoadMeter
+from muxcluster.scheduling.slots import SlotTable
+
+
+@dataclass(slots=True)
+class Counters:
+    """Totals since the start; they never decrease. Meanings as in core's ModelStats."""
+
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    num_preemptions: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+
+
+class ModelState:
+    """One model: its sequences in slots, its waiting requests, its measured load.
+
+    block_tokens: tokens in one of its blocks; a column is `blocks_per_column` blocks.
+    peak_blocks, is_short: highest use, and whether blocks were refused, since the last quota
+        adaptation.
+    """
+
+    def __init__(self, spec: ModelSpec, block_bytes: int, meter: LoadMeter) -> None:
+        self.spec = spec
+        self.block_tokens = spec.shape.block_tokens(block_bytes)
+        self.slots = SlotTable(spec.max_seqs, spec.max_model_len)
+        self.waiting = Waiting()
+        self.meter = meter
+        self.counters = Counters()
+        self.peak_blocks = 0
+        self.is_short = False
+
+    @property
+    def name(self) -> str:
+        """The model's name."""
+        return self.spec.name
+
+    @property
+    def blocks_per_column(self) -> int:
+        """Blocks of one column."""
+        return self.spec.shape.blocks_per_column
+
+    @property
+    def num_live(self) -> int:
+        """Accepted requests that have not ended."""
+        return self.slots.num_live + len(self.waiting)
+
+    def columns(self, num_tokens: int) -> int:
+        """Columns that hold `num_tokens` tokens."""
+        return -(-num_tokens // self.block_tokens)
+
+    def blocks(self, num_tokens: int) -> int:
+        """Blocks that hold `num_tokens` tokens of one sequence."""
+        return self.columns(num_tokens) * self.blocks_per_column
+
+    def max_total(self, request: Request) -> int:
+        """Prompt and output tokens at which `request` ends with `length`.
+
+        A prompt that fills the context still gets one token: the last token is never computed.
+        """
+        num_prompt = len(request.prompt_tokens)
+        longest = max(self.spec.max_model_len, num_prompt + 1)
+        return min(num_prompt + request.sampling.max_tokens, longest)
+
+    def uses_prefixes(self, live: LiveRequest) -> bool:
+        """True where `live` may take from and give to the prefix cache."""
+        return self.spec.prefix_caching and live.request.cacheable

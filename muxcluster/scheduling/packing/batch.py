@@ -1,0 +1,62 @@
+"""What a packing decides: the rows of one job, their memory already taken."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from muxcluster.core.job import TableDelta
+from muxcluster.scheduling.memory import Memory
+from muxcluster.scheduling.modelstate import ModelState
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """Rows of one model.
+
+    slots, counts: int32 [rows], sequences and how many tokens of each are processed.
+    grown: new table entries of rows that ran before. admitted: slots taken just now, whose
+    sequences a worker has never seen. max_steps: decode steps.
+    """
+
+    slots: NDArray[np.int32]
+    counts: NDArray[np.int32]
+    grown: TableDelta | None = None
+    admitted: Sequence[int] = field(default=())
+    max_steps: int = 1
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of one job: tokens of a prefill or mixed job, rows and steps of a decode job."""
+
+    token_budget: int
+    max_decode_rows: int
+    max_steps: int
+
+
+class Packing(Protocol):
+    """Chooses who is in a job. An empty batch means "nothing can run now"."""
+
+    def __init__(self, memory: Memory, limits: Limits) -> None: ...
+
+    def may_prefill(self, model: ModelState) -> bool:
+        """True where `prefill` would find rows; nothing changes."""
+        ...
+
+    def prefill(self, model: ModelState) -> Batch:
+        """Prompt chunks: admits waiting requests as memory allows."""
+        ...
+
+    def decode(self, model: ModelState) -> Batch:
+        """Sequences that decode one token (or `max_steps`); may preempt."""
+        ...
+
+    def mixed(self, model: ModelState) -> Batch:
+        """Decodes first, prompt chunks in what is left of the token budget."""
+        ...

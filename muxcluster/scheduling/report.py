@@ -1,0 +1,24 @@
+"""One model's state as numbers for metrics."""
+
+from muxcluster.core.served import ModelStats
+from muxcluster.kvcache.cache import KvCache
+from muxcluster.scheduling.modelstate import ModelState
+
+
+def model_stats(model: ModelState, kv: KvCache) -> ModelStats:
+    """The model now; counters never decrease."""
+    counters = model.counters
+    return ModelStats(
+        name=model.name,
+        num_running=model.slots.num_live,
+        num_waiting=len(model.waiting),
+        quota_blocks=kv.quota(model.name),
+        used_blocks=kv.used(model.name),
+        cached_blocks=kv.cached(model.name),
+        rate_per_s=model.meter.rate_per_s,
+        prefix_queries=counters.prefix_queries,
+        prefix_hits=counters.prefix_hits,
+        num_preemptions=counters.num_preemptions,
+        prompt_tokens=counters.prompt_tokens,
+        output_tokens=counters.output_tokens,
+    )

@@ -1,0 +1,175 @@
+"""The one step loop's mind: requests in, jobs out, results in, tokens out; no clock, no thread."""
+
+from dataclasses import replace
+
+from muxcluster.core.events import Event, FinishReason, StepOutput
+from muxcluster.core.job import Job, JobResult
+from muxcluster.core.request import Request
+from muxcluster.core.served import UnitStats
+from muxcluster.core.unitspec import UnitSpec
+from muxcluster.scheduling.adaptation import Adaptation
+from muxcluster.scheduling.admittance import refusal, unknown_model
+from muxcluster.scheduling.assembly import chosen, kv_cache, model_state
+from muxcluster.scheduling.balancer import QuotaBalancer
+from muxcluster.scheduling.completion import Completion, events_only
+from muxcluster.scheduling.cost import StepCost
+from muxcluster.scheduling.jobs import JobBuilder
+from muxcluster.scheduling.lanes import LANES
+from muxcluster.scheduling.lanes.desk import Desk
+from muxcluster.scheduling.live import LiveRequest
+from muxcluster.scheduling.memory import Memory
+from muxcluster.scheduling.packing import PACKINGS
+from muxcluster.scheduling.packing.batch import Limits
+from muxcluster.scheduling.report import model_stats
+from muxcluster.scheduling.shares import ShareLedger
+from muxcluster.scheduling.stopping import ended_already
+
+
+class UnitScheduler:
+    """Schedules one unit; engine and simulator are its drivers (DESIGN.md §2).
+
+    `now` is seconds from any monotonic origin and never goes back. Every request ends exactly
+    once, by a Finished or Rejected event of some output. Not thread-safe.
+    """
+
+    def __init__(self, spec: UnitSpec, cost: StepCost | None = None, *, max_steps: int = 1) -> None:
+        """max_steps: most decode steps in one job.
+
+        Raises ValueError for an unknown lane or packing, workers that cannot run the lane's
+        phases, and a pool too small for one column of each model.
+        """
+        policy = spec.scheduler
+        self._models = {model.name: model_state(model, spec) for model in spec.models}
+        models = tuple(self._models.values())
+        self._lane = chosen(LANES, policy.lane, "lane")()
+        self._shares = ShareLedger(spec.workers)
+        self._check_workers(policy.lane)
+        has_quotas = self._lane.uses_quotas
+        self._kv, self._carry = kv_cache(spec, models, uses_quotas=has_quotas)
+        self._memory = Memory(self._kv, models)
+        limits = Limits(policy.token_budget, policy.max_decode_rows, max_steps)
+        packing = chosen(PACKINGS, policy.packing, "packing")(self._memory, limits)
+        self._desk = Desk(models, self._shares, packing, JobBuilder(self._kv), cost)
+        balancer = QuotaBalancer(self._kv, models, self._carry) if has_quotas else None
+        self._adaptation = Adaptation(models, balancer, policy.quota_period_s)
+        self._completion = Completion(self._memory)
+        self._live: dict[str, LiveRequest] = {}
+        self._num_added = 0
+
+    def _check_workers(self, lane: str) -> None:
+        for phase in sorted(self._lane.phases):
+            if not self._shares.supports(phase):
+                raise ValueError(f"lane {lane!r} needs a worker that runs {phase}")
+
+    def add(self, request: Request, now: float) -> StepOutput | None:
+        """Accept a request; an output only where it ends at once.
+
+        That is Rejected where it can never run here, Finished where it is a recovered one whose
+        output already reached its end. Raises ValueError where a live request has the same id.
+        """
+        if request.request_id in self._live:
+            raise ValueError(f"request {request.request_id!r} is here already")
+        self._adaptation.advance(now)
+        model = self._models.get(request.model)
+        if model is None:
+            return events_only([unknown_model(request)])
+        if (rejected := refusal(request, model, self._carry[model.name])) is not None:
+            return events_only([rejected])
+        live = LiveRequest.of(request, self._num_added, now, model.spec.slo)
+        self._num_added += 1
+        model.meter.arrive()
+        ended = ended_already(request, model.max_total(request), model.spec.eos_token_ids)
+        if ended is not None:
+            return events_only([live.finished(ended[0], now, stop_token=ended[1])])
+        self._live[request.request_id] = live
+        model.waiting.push(live)
+        return None
+
+    def abort(self, request_id: str, now: float) -> StepOutput | None:
+        """End a request. None where it is unknown, or in a running job: then it ends with that."""
+        live = self._live.get(request_id)
+        if live is None:
+            return None
+        model = self._models[live.request.model]
+        if live.slot is None:
+            model.waiting.remove(live)
+        elif model.slots.in_job[live.slot]:
+            model.slots.is_aborted[live.slot] = True
+            return None
+        else:
+            self._memory.release(model, live.slot, is_trusted=True)
+        return self._output(events_only([live.finished(FinishReason.ABORT, now)]))
+
+    def next_jobs(self, now: float) -> list[Job]:
+        """Jobs to launch on the SM shares that are free."""
+        self._adaptation.advance(now)
+        return self._lane.next_jobs(self._desk, now)
+
+    def complete(self, job: Job, result: JobResult, now: float) -> StepOutput:
+        """`job` ran. A job that a reset forgot yields an empty output."""
+        if not self._shares.end(job):
+            return events_only([])
+        model = self._models[job.model]
+        model.peak_blocks = max(model.peak_blocks, self._kv.used(job.model))
+        return self._output(self._completion.succeed(model, job, result, now))
+
+    def fail(self, job: Job, now: float) -> StepOutput:
+        """The job's worker is gone or raised: its rows run again from the first token.
+
+        A request in its third failed job ends with `error`.
+        """
+        if not self._shares.end(job):
+            return events_only([])
+        return self._output(events_only(self._completion.fail(self._models[job.model], job, now)))
+
+    def reset(self, now: float) -> StepOutput:
+        """The memory's owner restarted: all KV is lost and every sequence runs again.
+
+        Running jobs count as failed, so the output may hold ends.
+        """
+        events: list[Event] = []
+        for job in self._shares.running:
+            self._shares.end(job)
+            events += self._completion.fail(self._models[job.model], job, now)
+        for model in self._models.values():
+            for slot in model.slots.idle().tolist():
+                self._memory.requeue(model, slot, is_trusted=False)
+        self._kv.drop_cache()
+        return self._output(events_only(events))
+
+    def next_wakeup(self, now: float) -> float | None:
+        """When `next_jobs` should be called though nothing happened; None while nobody is here."""
+        return self._adaptation.next_s() if self._live else None
+
+    def stats(self, now: float, unit_id: str) -> UnitStats:
+        """State at `now`; the jobs are left to the driver, who timed them."""
+        return UnitStats(
+            unit_id=unit_id,
+            now_s=now,
+            num_blocks=self._kv.num_blocks,
+            free_blocks=self._kv.free,
+            models=tuple(model_stats(model, self._kv) for model in self._models.values()),
+        )
+
+    def check(self) -> None:
+        """Raise AssertionError naming the first broken invariant."""
+        self._kv.check()
+        self._shares.check()
+        self._adaptation.check()
+        for model in self._models.values():
+            model.slots.check()
+            jobs = [job for job in self._shares.running if job.model == model.name]
+            in_jobs = sum(len(job.rows) for job in jobs)
+            assert in_jobs == model.slots.in_job.sum(), "a sequence is in two jobs or a lost one"
+            full = self._kv.capacity(model.name) < model.slots.num_computed
+            assert not (full & model.slots.is_live).any(), "a computed token has no block"
+        num_live = sum(model.num_live for model in self._models.values())
+        assert num_live == len(self._live), "a request is lost or lives twice"
+
+    def _output(self, output: StepOutput) -> StepOutput:
+        """`output` after what had happened before it; whoever ends in it is forgotten."""
+        for event in output.events:
+            del self._live[event.request_id]
+        self._adaptation.settle()
+        preempted = self._memory.take_events()
+        return replace(output, events=preempted + output.events) if preempted else output

@@ -1,0 +1,125 @@
+"""SM shares: which worker runs the next job, on which rung of its ladder."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from muxcluster.core.job import Job, Phase, WorkerSlot
+
+_EPSILON = 1e-6
+"""Shares are decimal fractions; their sums are not exact."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A free worker and the share a job would run at."""
+
+    worker_id: int
+    share: float
+
+
+class ShareLedger:
+    """Running jobs by worker. Invariant: a worker runs one job, running shares sum to ≤ 1."""
+
+    def __init__(self, workers: Sequence[WorkerSlot]) -> None:
+        self._workers = tuple(workers)
+        self._running: dict[int, Job] = {}
+
+    @property
+    def running(self) -> tuple[Job, ...]:
+        """Jobs that have started and not ended."""
+        return tuple(self._running.values())
+
+    @property
+    def left(self) -> float:
+        """Share that no running job holds."""
+        return 1.0 - sum(job.share for job in self._running.values())
+
+    def has_running(self, phase: Phase, model: str | None = None) -> bool:
+        """True while a job of `phase` (and of `model`, where given) runs."""
+        return any(
+            job.phase is phase and model in (None, job.model) for job in self._running.values()
+        )
+
+    def start(self, job: Job) -> None:
+        """`job` runs on its worker, which was free."""
+        assert job.worker_id not in self._running, f"worker {job.worker_id} is busy"
+        self._running[job.worker_id] = job
+
+    def end(self, job: Job) -> bool:
+        """`job` runs no longer; False where it did not run (it was forgotten by a reset)."""
+        running = self._running.get(job.worker_id)
+        if running is None or running.job_id != job.job_id:
+            return False
+        del self._running[job.worker_id]
+        return True
+
+    def supports(self, phase: Phase) -> bool:
+        """True where some worker may run `phase`."""
+        return any(phase in worker.phases for worker in self._workers)
+
+    def phases(self, worker_id: int) -> frozenset[Phase]:
+        """What the worker may run."""
+        return next(w.phases for w in self._workers if w.worker_id == worker_id)
+
+    def full(self, phase: Phase) -> Place | None:
+        """The largest share a worker for `phase` has; None where it is not free."""
+        return self._at_rung(phase, max(self._rungs(phase)))
+
+    def beside(self, phase: Phase, other: Phase) -> Place | None:
+        """A share for `phase` that leaves a rung of another worker for `other`; None: not free.
+
+        The most even split that the ladders allow, the larger part to `phase`; the largest rung
+        where no split is possible.
+        """
+        rungs = [rung for rung in self._rungs(phase) if self._leaves_room(rung, phase, other)]
+        if not rungs:
+            return self.full(phase)
+        return self._at_rung(phase, min(rungs, key=lambda rung: (abs(rung - 0.5), -rung)))
+
+    def part(self, phase: Phase, num_parts: int) -> Place | None:
+        """A free worker's largest rung within what is left, divided by `num_parts`.
+
+        At most as many parts as free workers count; the smallest rung where none is as small.
+        """
+        idle = self._idle(phase)
+        rungs = sorted({r for worker in idle for r in worker.shares if r <= self.left + _EPSILON})
+        if not rungs:
+            return None
+        fair = self.left / max(1, min(num_parts, len(idle))) + _EPSILON
+        return self._at_rung(phase, max((r for r in rungs if r <= fair), default=rungs[0]))
+
+    def _rungs(self, phase: Phase) -> list[float]:
+        return sorted({r for w in self._workers if phase in w.phases for r in w.shares})
+
+    def _leaves_room(self, rung: float, phase: Phase, other: Phase) -> bool:
+        """True where a worker could run `phase` at `rung` and a second one `other` beside it."""
+        return any(
+            first is not second and rung + second.shares[0] <= 1.0 + _EPSILON
+            for first in self._workers
+            if phase in first.phases and rung in first.shares
+            for second in self._workers
+            if other in second.phases
+        )
+
+    def _at_rung(self, phase: Phase, rung: float) -> Place | None:
+        """A free worker with that rung, the most specialised one; None where there is none."""
+        if rung > self.left + _EPSILON:
+            return None
+        fit = [worker for worker in self._idle(phase) if rung in worker.shares]
+        if not fit:
+            return None
+        worker = min(fit, key=lambda worker: (len(worker.phases), worker.worker_id))
+        return Place(worker.worker_id, rung)
+
+    def _idle(self, phase: Phase) -> list[WorkerSlot]:
+        return [
+            worker
+            for worker in self._workers
+            if phase in worker.phases and worker.worker_id not in self._running
+        ]
+
+    def check(self) -> None:
+        """Raise AssertionError where running jobs hold more than the whole."""
+        assert self.left >= -_EPSILON, f"running shares sum to {1.0 - self.left}"
+        for job in self.running:
+            assert job.phase in self.phases(job.worker_id), f"job {job.job_id} is misplaced"

@@ -1,0 +1,131 @@
+"""The sequences of one model as arrays over slots, so that a step costs no Python per row."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from muxcluster.scheduling.live import LiveRequest
+
+Slots = NDArray[np.int32]
+
+
+class SlotTable:
+    """State per slot; every array has length max_seqs unless said otherwise.
+
+    num_prompt, num_tokens (prompt + output), num_computed (KV written), max_total (num_tokens at
+    which it ends with `length`): int32. seniority: int64, see LiveRequest.
+    is_live; in_job (part of a running job); is_prefilling (until the last known token is
+    computed); is_aborted (ends with its job); ignores_eos; has_stops (own stop ids): bool.
+    deadline_s, tpot_s: float64, inf without a target.
+    outputs: int32 [max_seqs, max_model_len + 1], output tokens so far (pages never written cost
+        no memory). request_ids: object array. live: the rest of each sequence.
+    """
+
+    def __init__(self, max_seqs: int, max_model_len: int) -> None:
+        self.max_seqs = max_seqs
+        self.num_prompt = np.zeros(max_seqs, dtype=np.int32)
+        self.num_tokens = np.zeros(max_seqs, dtype=np.int32)
+        self.num_computed = np.zeros(max_seqs, dtype=np.int32)
+        self.max_total = np.zeros(max_seqs, dtype=np.int32)
+        self.seniority = np.zeros(max_seqs, dtype=np.int64)
+        self.is_live = np.zeros(max_seqs, dtype=np.bool_)
+        self.in_job = np.zeros(max_seqs, dtype=np.bool_)
+        self.is_prefilling = np.zeros(max_seqs, dtype=np.bool_)
+        self.is_aborted = np.zeros(max_seqs, dtype=np.bool_)
+        self.ignores_eos = np.zeros(max_seqs, dtype=np.bool_)
+        self.has_stops = np.zeros(max_seqs, dtype=np.bool_)
+        self.deadline_s = np.full(max_seqs, np.inf)
+        self.tpot_s = np.full(max_seqs, np.inf)
+        self.outputs = np.zeros((max_seqs, max_model_len + 1), dtype=np.int32)
+        self.request_ids = np.empty(max_seqs, dtype=np.object_)
+        self.live: list[LiveRequest | None] = [None] * max_seqs
+        self._free = list(range(max_seqs - 1, -1, -1))
+
+    @property
+    def num_free(self) -> int:
+        """Slots that no sequence holds."""
+        return len(self._free)
+
+    @property
+    def num_live(self) -> int:
+        """Sequences that hold a slot."""
+        return self.max_seqs - len(self._free)
+
+    @property
+    def next_free(self) -> int:
+        """The slot that `occupy` takes next; there must be one."""
+        return self._free[-1]
+
+    def at(self, slot: int) -> LiveRequest:
+        """The sequence that holds `slot`."""
+        live = self.live[slot]
+        assert live is not None, f"slot {slot} is empty"
+        return live
+
+    def occupy(self, live: LiveRequest, num_computed: int, max_total: int) -> int:
+        """Give `live` the next free slot with `num_computed` tokens' KV already there."""
+        slot = self._free.pop()
+        live.slot = slot
+        sampling = live.request.sampling
+        self.num_prompt[slot] = live.num_prompt
+        self.num_tokens[slot] = live.num_tokens
+        self.num_computed[slot] = num_computed
+        self.max_total[slot] = max_total
+        self.seniority[slot] = live.seniority
+        self.is_live[slot] = self.is_prefilling[slot] = True
+        self.in_job[slot] = self.is_aborted[slot] = False
+        self.ignores_eos[slot] = sampling.ignore_eos
+        self.has_stops[slot] = bool(sampling.stop_token_ids)
+        self.deadline_s[slot] = live.deadline_s
+        self.tpot_s[slot] = np.inf if live.slo is None else live.slo.tpot_s
+        self.outputs[slot, : len(live.output)] = live.output
+        self.request_ids[slot] = live.request.request_id
+        self.live[slot] = live
+        return slot
+
+    def vacate(self, slot: int) -> LiveRequest:
+        """Take the slot from its sequence, which keeps its output."""
+        live = self.at(slot)
+        live.output = self.output(slot).copy()
+        live.deadline_s = float(self.deadline_s[slot])
+        live.slot = self.live[slot] = self.request_ids[slot] = None
+        self.is_live[slot] = self.in_job[slot] = False
+        self._free.append(slot)
+        return live
+
+    def output(self, slot: int) -> NDArray[np.int32]:
+        """Output tokens so far, int32 [n]; a view."""
+        return self.outputs[slot, : self.num_tokens[slot] - self.num_prompt[slot]]
+
+    def idle(self) -> Slots:
+        """Sequences in no running job, ascending by slot."""
+        return _where(self.is_live & ~self.in_job)
+
+    def idle_prefilling(self) -> Slots:
+        """Sequences in no running job with prompt left to compute, most senior first."""
+        return self.by_seniority(_where(self.is_live & ~self.in_job & self.is_prefilling))
+
+    def idle_decoding(self) -> Slots:
+        """Sequences in no running job whose next token can be decoded, ascending by slot."""
+        return _where(self.is_live & ~self.in_job & ~self.is_prefilling)
+
+    def by_seniority(self, slots: Slots) -> Slots:
+        """`slots`, most senior first."""
+        return slots[np.argsort(self.seniority[slots])]
+
+    def check(self) -> None:
+        """Raise AssertionError where the arrays contradict each other."""
+        live = np.flatnonzero(self.is_live)
+        assert len(live) + len(self._free) == self.max_seqs, "a slot is lost"
+        assert not self.is_live[self._free].any(), "a live slot is on the free list"
+        assert not self.in_job[~self.is_live].any(), "an empty slot is in a job"
+        for slot in live.tolist():
+            assert self.at(slot).slot == slot, f"slot {slot} and its request disagree"
+        tokens, computed = self.num_tokens[live], self.num_computed[live]
+        assert (computed < tokens).all(), "a sequence has nothing left to compute"
+        assert (tokens < self.max_total[live]).all(), "a sequence outlived its end"
+        ready = ~self.is_prefilling[live]
+        assert (computed[ready] == tokens[ready] - 1).all(), "a decoding sequence lags"
+
+
+def _where(mask: NDArray[np.bool_]) -> Slots:
+    return np.flatnonzero(mask).astype(np.int32)

@@ -1,0 +1,132 @@
+"""A fake memory and worker: checks that every token it attends to is where the job says.
+
+Blocks hold fingerprints of (model, side, place in the column, position, token). A job that reads
+a block before it was written, or one that another sequence overwrote, fails an assertion.
+"""
+
+import hashlib
+
+import numpy as np
+
+from muxcluster.core.job import Job, JobResult, Phase, Side, TokenLogprobs
+from muxcluster.core.unitspec import UnitSpec
+
+VOCAB = 50
+EOS = 7
+
+
+def token_of(request_id: str, index: int) -> int:
+    """The output token `index` of a request: what every schedule must produce."""
+    digest = hashlib.blake2b(f"{request_id} {index}".encode(), digest_size=4).digest()
+    return int.from_bytes(digest, "little") % VOCAB
+
+
+class _Sequence:
+    def __init__(self, request_id: str, num_prompt: int, side: Side, tokens: list[int]) -> None:
+        self.request_id = request_id
+        self.num_prompt = num_prompt
+        self.side = side
+        self.tokens = tokens
+        self.wants_prompt_logprobs = False
+
+
+class FakeMemory:
+    """Pool, tables and histories of a unit, as its workers share them."""
+
+    def __init__(self, spec: UnitSpec) -> None:
+        self._models = {m.name: (i, m) for i, m in enumerate(spec.models)}
+        self._width = {m.name: m.shape.block_tokens(spec.block_bytes) for m in spec.models}
+        self._pool = np.zeros((spec.num_blocks, max(self._width.values())), dtype=np.int64)
+        self._tables: dict[tuple[str, int], dict[int, np.ndarray]] = {}
+        self._sequences: dict[tuple[str, int], _Sequence] = {}
+
+    def run(self, job: Job) -> JobResult:
+        """Execute `job`, asserting that it is complete and consistent."""
+        self._apply(job)
+        rows = job.rows
+        assert job.max_steps == 1 or job.phase is Phase.DECODE
+        assert len(set(rows.slots.tolist())) == len(rows) > 0
+        tokens: list[int] = []
+        counts: list[int] = []
+        prompt_logprobs = {}
+        for row in range(len(rows)):
+            key = job.model, int(rows.slots[row])
+            start, count = int(rows.starts[row]), int(rows.counts[row])
+            assert count > 0
+            entries = self._prompt_logprobs(self._sequences[key], start, count)
+            if entries:
+                prompt_logprobs[row] = entries
+            steps = job.max_steps if rows.samples[row] else 0
+            new = self._row(key, start, count, steps)
+            tokens += new
+            counts.append(len(new))
+        return JobResult(
+            job.job_id,
+            np.array(tokens, dtype=np.int32),
+            np.array(counts, dtype=np.int32),
+            0.0,
+            {},
+            prompt_logprobs,
+        )
+
+    def _apply(self, job: Job) -> None:
+        for admission in job.admissions:
+            key = job.model, admission.slot
+            sequence = _Sequence(
+                admission.request_id,
+                admission.num_prompt_tokens,
+                admission.side,
+                admission.tokens.tolist(),
+            )
+            sequence.wants_prompt_logprobs = admission.sampling.prompt_logprobs is not None
+            self._sequences[key] = sequence
+            self._tables[key] = {}
+        tables = job.tables
+        for slot, column, blocks in zip(
+            tables.slots.tolist(), tables.columns.tolist(), tables.blocks, strict=True
+        ):
+            self._tables[job.model, slot][column] = blocks.copy()
+
+    def _row(self, key: tuple[str, int], start: int, count: int, steps: int) -> list[int]:
+        sequence = self._sequences[key]
+        assert start + count <= len(sequence.tokens), "tokens that nobody knows"
+        assert (start + count == len(sequence.tokens)) == (steps > 0), "samples is wrong"
+        new: list[int] = []
+        self._touch(key, 0, start, is_write=False)
+        self._touch(key, start, start + count, is_write=True)
+        for step in range(steps):
+            if step:
+                end = len(sequence.tokens)
+                self._touch(key, end - 1, end, is_write=True)
+            index = len(sequence.tokens) - sequence.num_prompt
+            sequence.tokens.append(token_of(sequence.request_id, index))
+            new.append(sequence.tokens[-1])
+        return new
+
+    def _touch(self, key: tuple[str, int], start: int, end: int, *, is_write: bool) -> None:
+        if start == end:
+            return
+        name, _ = key
+        sequence, width = self._sequences[key], self._width[name]
+        positions = np.arange(start, end)
+        table = self._tables[key]
+        blocks = np.stack([table[p // width] for p in positions.tolist()])
+        places = positions % width
+        if sequence.side is Side.RIGHT:
+            places = width - 1 - places
+        tokens = np.array(sequence.tokens[start:end])
+        index = self._models[name][0]
+        prints = (tokens * 10_000 + positions)[:, None] * 100 + np.arange(blocks.shape[1])
+        prints = (prints * 10 + index) * 10 + (1 if sequence.side is Side.RIGHT else 2)
+        if is_write:
+            self._pool[blocks, places[:, None]] = prints
+        else:
+            assert (self._pool[blocks, places[:, None]] == prints).all(), "KV was lost"
+
+    def _prompt_logprobs(
+        self, sequence: _Sequence, start: int, count: int
+    ) -> tuple[TokenLogprobs, ...]:
+        if not sequence.wants_prompt_logprobs:
+            return ()
+        end = min(start + count, sequence.num_prompt - 1)
+        return tuple(TokenLogprobs(sequence.tokens[p + 1], 0.0, p) for p in range(start, end))

@@ -1,0 +1,212 @@
+"""Drives a scheduler with fake workers on virtual time and collects what every request gets."""
+
+import random
+from collections import defaultdict
+from dataclasses import replace
+
+import numpy as np
+
+from muxcluster.core.events import Finished, FinishReason, Preempted, Rejected, StepOutput
+from muxcluster.core.job import Job, WorkerSlot
+from muxcluster.core.kvshape import KvShape, block_bytes
+from muxcluster.core.request import Request
+from muxcluster.core.sampling import SamplingParams
+from muxcluster.core.unitspec import ModelSpec, SchedulerSpec, UnitSpec
+from muxcluster.scheduling.scheduler import UnitScheduler
+from tests.scheduling.fake_worker import EOS, VOCAB, FakeMemory, token_of
+
+LANES = ("adbs", "temporal", "round-robin", "mixed")
+LADDER = (0.25, 0.5, 0.75, 1.0)
+TWO_WORKERS = (WorkerSlot(0, LADDER), WorkerSlot(1, LADDER))
+
+
+def model_spec(name: str, **changes) -> ModelSpec:
+    """A small model: 4 blocks a column, 8 tokens a block at BLOCK_BYTES."""
+    spec = ModelSpec(
+        name=name,
+        path="",
+        shape=KvShape(num_layers=2, num_kv_heads=2, head_dim=128, itemsize=2),
+        vocab_size=VOCAB,
+        max_model_len=64,
+        eos_token_ids=(EOS,),
+        max_seqs=6,
+        mean_prompt_tokens=20.0,
+        mean_output_tokens=12.0,
+    )
+    return replace(spec, **changes)
+
+
+def unit_spec(models=None, *, num_blocks=200, workers=TWO_WORKERS, **policy) -> UnitSpec:
+    """A unit with blocks of 8 tokens at head_dim 128; three models where none are given."""
+    if models is None:
+        wide = KvShape(num_layers=2, num_kv_heads=2, head_dim=64, itemsize=2)
+        deep = KvShape(num_layers=3, num_kv_heads=3, head_dim=128, itemsize=2)
+        models = (
+            model_spec("a"),
+            model_spec("b", shape=wide, max_seqs=3),
+            model_spec("c", shape=deep),
+        )
+    scheduler = replace(SchedulerSpec(token_budget=32, quota_period_s=3.0), **policy)
+    return UnitSpec("unit", tuple(models), num_blocks, block_bytes(8, 2), workers, scheduler)
+
+
+def request(request_id: str, model: str = "a", num_prompt: int = 10, num_output: int = 5, **more):
+    """A request; sampling parameters and request fields by name. Prompts come from its id."""
+    fields = {name: more.pop(name) for name in tuple(more) if name in Request.__slots__}
+    prompt = fields.pop("prompt_tokens", None)
+    if prompt is None:
+        prompt = [token_of(f"prompt {request_id}", i) for i in range(num_prompt)]
+    more.setdefault("ignore_eos", True)
+    sampling = SamplingParams(max_tokens=num_output, **more)
+    return Request(request_id, model, np.asarray(prompt, dtype=np.int32), sampling, **fields)
+
+
+def expected_output(asked: Request, max_model_len: int = 64) -> list[int]:
+    """What `asked` must get, whatever the schedule: the oracle knows no scheduler."""
+    sampling, num_prompt = asked.sampling, len(asked.prompt_tokens)
+    ends = set(sampling.stop_token_ids) | (set() if sampling.ignore_eos else {EOS})
+    limit = min(sampling.max_tokens, max(max_model_len - num_prompt, 1))
+    output: list[int] = []
+    while len(output) < limit and not (output and output[-1] in ends):
+        output.append(token_of(asked.request_id, len(output)))
+    return output
+
+
+class Rig:
+    """One scheduler, its workers and everything that came out of it."""
+
+    def __init__(self, spec: UnitSpec, seed: int = 0, *, checks: bool = True, **kwargs) -> None:
+        self.spec = spec
+        self.scheduler = UnitScheduler(spec, **kwargs)
+        self.memory = FakeMemory(spec)
+        self.now = 100.0
+        self.running: list[tuple[float, Job]] = []
+        self.jobs: list[Job] = []
+        self.tokens: dict[str, list[int]] = defaultdict(list)
+        self.ends: dict[str, Finished | Rejected] = {}
+        self.end_s: dict[str, float] = {}
+        self.first_token_s: dict[str, float] = {}
+        self.preempted: list[str] = []
+        self.prompt_logprobs: dict[str, list[int]] = defaultdict(list)
+        self.num_accepted = 0
+        self._rng = random.Random(seed)
+        self._checks = checks
+
+    def add(self, *requests: Request) -> None:
+        for asked in requests:
+            self.num_accepted += 1
+            self.take(self.scheduler.add(asked, self.now))
+
+    def abort(self, request_id: str) -> None:
+        self.take(self.scheduler.abort(request_id, self.now))
+
+    def take(self, output: StepOutput | None) -> None:
+        """Record an output and check its form."""
+        if output is None:
+            return
+        assert len(output.request_ids) == len(output.counts)
+        assert output.counts.sum() == len(output.tokens)
+        start = 0
+        for row, (name, count) in enumerate(
+            zip(output.request_ids, output.counts.tolist(), strict=True)
+        ):
+            assert name not in self.ends, "tokens after the end"
+            if count:
+                self.first_token_s.setdefault(name, self.now)
+            self.tokens[name] += output.tokens[start : start + count].tolist()
+            start += count
+            entries = output.prompt_logprobs.get(row, ())
+            self.prompt_logprobs[name] += [entry.rank for entry in entries]
+        for event in output.events:
+            if isinstance(event, Preempted):
+                self.preempted.append(event.request_id)
+                continue
+            assert event.request_id not in self.ends, "a request ended twice"
+            self.ends[event.request_id] = event
+            self.end_s[event.request_id] = self.now
+
+    def launch(self) -> list[Job]:
+        """Start what the scheduler wants to run."""
+        jobs = self.scheduler.next_jobs(self.now)
+        self.check()
+        for job in jobs:
+            self.jobs.append(job)
+            self.running.append((self.now + self.seconds(job), job))
+        self.running.sort(key=lambda entry: (entry[0], entry[1].job_id))
+        return jobs
+
+    def seconds(self, job: Job) -> float:
+        """Prefill costs per token, decode is flat; both are faster on a larger share."""
+        work = 0.05 + 0.01 * int(job.rows.counts.sum()) * job.max_steps
+        return work * self._rng.uniform(0.9, 1.1) / job.share
+
+    def finish(self) -> Job:
+        """The running job that ends first ends."""
+        self.now, job = self.running.pop(0)
+        self.take(self.scheduler.complete(job, self.memory.run(job), self.now))
+        self.check()
+        return job
+
+    def fail(self) -> None:
+        """The running job that ends first fails, its memory half written."""
+        self.now, job = self.running.pop(0)
+        self.memory.run(job)
+        self.take(self.scheduler.fail(job, self.now))
+        self.check()
+
+    def reset(self) -> None:
+        """The memory's owner restarts empty."""
+        self.running.clear()
+        self.memory = FakeMemory(self.spec)
+        self.take(self.scheduler.reset(self.now))
+        self.check()
+
+    def check(self) -> None:
+        if self._checks:
+            self.scheduler.check()
+
+    @property
+    def num_open(self) -> int:
+        return self.num_accepted - len(self.ends)
+
+    def step(self) -> None:
+        """Launch, then end one job; asserts that open requests never stand still."""
+        self.launch()
+        assert self.running or not self.num_open, "requests wait and nothing runs"
+        if self.running:
+            self.finish()
+
+    def run(self, max_steps: int = 20_000) -> "Rig":
+        """To the end of every request."""
+        for _ in range(max_steps):
+            if not self.num_open:
+                return self
+            self.step()
+        raise AssertionError(f"{self.num_open} requests still open after {max_steps} steps")
+
+    def run_until(self, end_s: float) -> "Rig":
+        """Until virtual time `end_s` or nothing is left."""
+        while self.num_open and self.now < end_s:
+            self.step()
+        return self
+
+    def check_empty(self) -> None:
+        """Nothing leaks: every block is free or cached without a reader."""
+        stats = self.scheduler.stats(self.now, "unit")
+        assert not self.running
+        assert stats.free_blocks + sum(m.cached_blocks for m in stats.models) == stats.num_blocks
+        assert all(m.used_blocks == m.num_running == m.num_waiting == 0 for m in stats.models)
+        assert self.scheduler.next_wakeup(self.now) is None
+
+    def check_outputs(self, requests) -> None:
+        """Every request got exactly the oracle's tokens and the right end."""
+        for asked in requests:
+            output = expected_output(asked)
+            assert self.tokens[asked.request_id] == output, asked.request_id
+            end = self.ends[asked.request_id]
+            assert isinstance(end, Finished), end
+            stops = set(asked.sampling.stop_token_ids)
+            stops |= set() if asked.sampling.ignore_eos else {EOS}
+            is_stop = output[-1] in stops
+            assert end.reason is (FinishReason.STOP if is_stop else FinishReason.LENGTH)
+            assert end.stop_token == (output[-1] if is_stop else None)
