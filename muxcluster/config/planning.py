@@ -19,7 +19,7 @@ _POOL_PART = 4
 def plan_for(config: Config, nodes: Sequence[Node] | None = None) -> Plan:
     """A plan for the configuration's models.
 
-    nodes: the hardware found by `cluster: {auto: true}`; None takes the file's own.
+    nodes: hardware found otherwise (by asking Ray, say); None takes the file's own.
     Raises InfeasiblePlan, one line naming file, key, model and the missing memory.
     """
     try:
@@ -43,8 +43,9 @@ def problem(config: Config, nodes: tuple[Node, ...]) -> Problem:
 
 
 def nodes_of(config: Config) -> tuple[Node, ...]:
-    """The nodes of the file; this machine's cores where it lists none."""
-    sections = config.cluster.nodes or [NodeSection(name="local", gpu="cpu")]
+    """The nodes of the file; this machine's cores where it says `auto`."""
+    listed = config.cluster.nodes
+    sections = [NodeSection(name="local", gpu="cpu")] if listed == "auto" else listed
     return tuple(_node(section) for section in sections)
 
 

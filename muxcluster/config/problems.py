@@ -30,11 +30,12 @@ def first_problem(
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:
-    """`; did you mean X?`, or the valid names where none is near and they are few."""
+    """`; did you mean X?`: what `name` begins, else the most similar; else all valid names."""
     names = sorted(valid)
-    close = get_close_matches(name, names, n=1, cutoff=0.6)
+    begun = [each for each in names if name and each.lower().startswith(name.lower())]
+    close = begun or get_close_matches(name, names, n=1, cutoff=0.6)
     if close:
-        return f"; did you mean {close[0]}?"
+        return f"; did you mean {' or '.join(close[:3])}?"
     return f"; valid: {', '.join(names)}" if names else ""
 
 

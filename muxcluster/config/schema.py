@@ -74,19 +74,9 @@ class NodeSection(Section):
 
 
 class ClusterSection(Section):
-    """The hardware: nodes as listed, or `auto` (those that Ray reports; this machine without Ray).
+    """The hardware: nodes as listed, or `auto`, which is this machine's cores for now."""
 
-    Neither means this machine's cores.
-    """
-
-    nodes: list[NodeSection] = Field(default_factory=list)
-    auto: bool = False
-
-    @model_validator(mode="after")
-    def _is_listed_or_auto(self) -> "ClusterSection":
-        if self.auto and self.nodes:
-            raise ValueError("give either nodes or auto")
-        return self
+    nodes: Annotated[list[NodeSection], Field(min_length=1)] | Literal["auto"] = "auto"
 
 
 class PolicySection(Section):

@@ -1,0 +1,120 @@
+"""Bad configuration gets one line with file, line, key and the nearest valid name."""
+
+import re
+
+import pytest
+
+from muxcluster.config import load_config
+from muxcluster.core.errors import ConfigError, LoadError
+
+GOOD = """
+models:
+  - name: a
+    path: tiny
+    rate: 2
+    slo: {ttft: 0.4, tpot: 0.2}
+  - name: b
+    shape: llama-2-7b
+cluster:
+  nodes:
+    - {name: n, gpus: 4, gpu: A100-80GB}
+policy: {scheduler: adbs, partition: auto, block_tokens: 16}
+"""
+
+
+def test_a_good_file(write, model_directory) -> None:
+    directory = model_directory("tiny")
+    config = load_config(write(GOOD))
+    assert [model.name for model in config.models] == ["a", "b"]
+    first = config.models[0]
+    assert first.path == directory
+    assert (first.max_model_len, first.facts.eos_token_ids) == (2048, (2,))
+    assert (first.section.rate, first.section.slo.ttft) == (2.0, 0.4)
+    assert config.models[1].path is None
+    assert config.cluster.nodes[0].gpus == 4
+    assert (config.policy.block_tokens, config.server.port) == (16, 8000)
+
+
+def refusal(write, text: str) -> ConfigError:
+    file = write(text)
+    with pytest.raises(ConfigError) as caught:
+        load_config(file)
+    message = str(caught.value)
+    assert message.startswith(str(file))
+    assert "\n" not in message
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "key", "says"),
+    [
+        ("rate: 2", "rat: 2", "models[0].rat", "did you mean rate?"),
+        ("policy:", "polcy:", "polcy", "did you mean policy?"),
+        ("ttft: 0.4", "tfft: 0.4", "models[0].slo.tfft", "did you mean ttft?"),
+        ("gpus: 4", "gpu_count: 4", "cluster.nodes[0].gpu_count", "unknown key"),
+        ("block_tokens: 16", "block_token: 16", "policy.block_token", "block_tokens?"),
+        ("rate: 2", "rate: two", "models[0].rate", "number, not 'two'"),
+        ("rate: 2", "rate: '2'", "models[0].rate", "number"),
+        ("rate: 2", "rate: true", "models[0].rate", "number"),
+        ("rate: 2", "rate: -1", "models[0].rate", "greater than 0"),
+        ("rate: 2", "rate: .nan", "models[0].rate", "finite"),
+        ("rate: 2", "max_seqs: 1.5", "models[0].max_seqs", "integer"),
+        ("rate: 2", "max_model_len: 4096", "models[0].max_model_len", "2048"),
+        ("rate: 2", "shape: llama-2-7b", "models[0]", "either path"),
+        ("shape: llama-2-7b", "rate: 1", "models[1]", "either path"),
+        ("shape: llama-2-7b", "shape: llama2-7b", "models[1].shape", "did you mean llama-2-7b?"),
+        ("path: tiny", "path: tinny", "models[0].path", "did you mean tiny?"),
+        ("path: tiny", "path: .", "models[0].path", "no config.json"),
+        ("name: b", "name: a", "models[1].name", "already the name of models[0]"),
+        ("name: b", "name: ''", "models[1].name", "at least 1"),
+        ("gpu: A100-80GB", "gpu: A100", "cluster.nodes[0].gpu", "did you mean A100-"),
+        ("gpus: 4, gpu: A100-80GB", "gpus: 4, gpu: cpu", "cluster.nodes[0]", "must be 1"),
+        ("gpus: 4", "cores: 4", "cluster.nodes[0]", "cpu node only"),
+        ("  nodes:", "  auto: true\n  nodes:", "cluster", "either nodes or auto"),
+        ("adbs", "adsb", "policy.scheduler", "'adbs'"),
+        ("block_tokens: 16", "block_tokens: 12", "policy.block_tokens", "multiple of 8"),
+        ("models:", "model:", "model", "did you mean models?"),
+    ],
+)
+def test_refusals_name_the_key(write, model_directory, old, new, key, says) -> None:
+    model_directory("tiny")
+    assert old in GOOD
+    text = GOOD.replace(old, new, 1)
+    error = refusal(write, text)
+    assert error.key == key
+    assert says in str(error)
+    last = re.sub(r"\[\d+\]", "", key).split(".")[-1]
+    assert error.line is not None
+    assert last in text.splitlines()[error.line - 1] or key.endswith("]")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "expected keys"),
+        ("- a", "expected keys"),
+        ("models: []", "at least 1"),
+        ("policy: {}", "models: missing"),
+        ("models: [", "not YAML"),
+        ("models:\n\t- a", "not YAML"),
+        ("models: 1\nmodels: 2", "twice"),
+        ("a: !!python/object:os.system {}", "not YAML"),
+    ],
+)
+def test_a_file_that_is_no_configuration(write, text, says) -> None:
+    assert says in str(refusal(write, text))
+
+
+def test_a_missing_file(tmp_path) -> None:
+    with pytest.raises(ConfigError, match=r"none\.yaml: no such file"):
+        load_config(tmp_path / "none.yaml")
+
+
+def test_a_corrupt_config_json_is_named(write, model_directory) -> None:
+    directory = model_directory("tiny")
+    (directory / "config.json").write_text("{")
+    with pytest.raises(LoadError, match=r"config\.json"):
+        load_config(write(GOOD))
+    (directory / "config.json").write_text("{}")
+    with pytest.raises(LoadError, match="hidden_size"):
+        load_config(write(GOOD))

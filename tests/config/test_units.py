@@ -1,0 +1,152 @@
+"""From configuration to plan, unit specifications and served models."""
+
+import pytest
+
+from muxcluster.config import load_config, plan_for, served_models, unit_specs
+from muxcluster.core.errors import ConfigError, InfeasiblePlan
+from muxcluster.core.request import Slo
+from muxcluster.core.unitspec import UnitSpec
+from placement.hardware import GPUS
+from placement.memory import block_bytes
+from placement.problem import Demand, Limits, Node
+
+TWO = """
+models:
+  - {name: a, path: tiny, slo: {ttft: 1, tpot: 0.5}, rate: 3}
+  - {name: b, path: wide, max_model_len: 512, max_seqs: 8, load_format: dummy, seed: 4}
+cluster: {nodes: [{name: local, gpu: cpu, cores: CORES, memory_gb: 8}]}
+policy: {scheduler: LANE, partition: PARTITION}
+"""
+
+
+@pytest.fixture
+def specs_of(write, model_directory):
+    """(cores, lane, partition) -> specifications of two tiny models."""
+    model_directory("tiny")
+    model_directory("wide", head_dim=128, vocab_size=640)
+
+    def make(cores=2, lane="adbs", partition="auto") -> tuple[UnitSpec, ...]:
+        text = TWO.replace("CORES", str(cores)).replace("LANE", lane)
+        config = load_config(write(text.replace("PARTITION", partition)))
+        return unit_specs(config, plan_for(config))
+
+    return make
+
+
+def test_both_models_share_one_unit(specs_of) -> None:
+    (unit,) = specs_of()
+    assert (unit.unit_id, unit.device, unit.num_threads) == ("local-0", "cpu", 2)
+    by_name = {model.name: model for model in unit.models}
+    a, b = by_name["a"], by_name["b"]
+    assert (a.shape.num_layers, a.shape.num_kv_heads, a.shape.head_dim) == (2, 2, 16)
+    assert (a.dtype, a.shape.itemsize, a.slo, a.rate_per_s) == ("float32", 4, Slo(1, 0.5), 3.0)
+    assert (b.max_model_len, b.max_seqs, b.load_format, b.seed) == (512, 8, "dummy", 4)
+    assert (b.shape.head_dim, b.vocab_size) == (128, 640)
+    assert unit.block_bytes == 2 * 128 * 16 * 4
+    assert b.shape.block_tokens(unit.block_bytes) == 16
+
+
+def test_the_pool_holds_a_quarter_of_the_longest_sequences(specs_of) -> None:
+    (unit,) = specs_of()
+    need = 0
+    for model in unit.models:
+        tokens = model.shape.block_tokens(unit.block_bytes)
+        columns = -(-model.max_model_len // tokens)
+        need += model.max_seqs // 4 * columns * model.shape.blocks_per_column
+    assert unit.num_blocks == need
+
+
+@pytest.mark.parametrize(
+    ("cores", "lane", "partition", "workers", "runs"),
+    [
+        (2, "adbs", "auto", 2, "adbs"),
+        (2, "round-robin", "threads", 2, "round-robin"),
+        (2, "mixed", "auto", 1, "mixed"),
+        (2, "temporal", "auto", 1, "temporal"),
+        (1, "adbs", "auto", 1, "mixed"),
+        (2, "adbs", "none", 1, "mixed"),
+    ],
+)
+def test_workers_of_a_lane(specs_of, cores, lane, partition, workers, runs) -> None:
+    (unit,) = specs_of(cores, lane, partition)
+    assert len(unit.workers) == workers
+    assert unit.scheduler.lane == runs
+    assert [worker.worker_id for worker in unit.workers] == list(range(workers))
+    assert {worker.shares for worker in unit.workers} == {(0.5, 1.0) if workers == 2 else (1.0,)}
+
+
+def test_served_models(write, model_directory) -> None:
+    directory = model_directory("tiny")
+    (served,) = served_models(load_config(write("models: [{name: a, path: tiny}]")))
+    assert (served.path, served.vocab_size, served.eos_token_ids) == (str(directory), 512, (2,))
+    assert served.max_model_len == 2048
+
+
+def test_this_machine_is_the_default_cluster(write, model_directory) -> None:
+    model_directory("tiny")
+    for cluster in ("", "cluster: {auto: true}"):
+        plan = plan_for(load_config(write(f"models: [{{name: a, path: tiny}}]\n{cluster}")))
+        assert [(unit.node, unit.gpus) for unit in plan.units] == [("local", (0,))]
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("kv_gb: 0.0001", "max_model_len 2048 is larger than the KV pool"),
+        ("block_tokens: 8", "fewer than 8 tokens of head_dim 256"),
+    ],
+)
+def test_a_model_that_cannot_fit(write, model_directory, line, says) -> None:
+    model_directory("tiny", head_dim=256)
+    file = write(f"models: [{{name: a, path: tiny}}]\npolicy: {{{line}}}")
+    with pytest.raises(InfeasiblePlan) as caught:
+        plan_for(load_config(file))
+    message = str(caught.value)
+    assert message.startswith(f"{file}: models[0]: a does not fit: ")
+    assert says in message
+    assert "\n" not in message
+
+
+def test_weights_larger_than_the_memory_name_the_gigabytes(write) -> None:
+    file = write(
+        "models: [{name: a, shape: llama-2-7b}]\n"
+        "cluster: {nodes: [{name: n, gpu: cpu, memory_gb: 8, cores: 2}]}"
+    )
+    with pytest.raises(InfeasiblePlan, match=r"a does not fit: .*GiB missing"):
+        plan_for(load_config(file))
+
+
+def test_a_shape_alone_can_be_planned_and_not_served(write) -> None:
+    config = load_config(write("models: [{name: a, shape: llama-2-7b}]\ncluster: {auto: true}"))
+    nodes = (Node("gpu-node", 1, GPUS["A100-80GB"]),)
+    plan = plan_for(config, nodes)
+    assert plan.units[0].node == "gpu-node"
+    with pytest.raises(ConfigError, match=r"models\[0\]\.path: missing"):
+        unit_specs(config, plan, nodes)
+    with pytest.raises(ConfigError, match=r"models\[0\]\.path: missing"):
+        served_models(config)
+
+
+def test_dtype_and_device_on_a_gpu(write, model_directory) -> None:
+    model_directory("tiny")
+    file = write(
+        "models: [{name: a, path: tiny}]\ncluster: {nodes: [{name: g, gpus: 1, gpu: H100}]}"
+    )
+    config = load_config(file)
+    (unit,) = unit_specs(config, plan_for(config))
+    assert (unit.device, unit.partition, unit.models[0].dtype) == ("cuda:0", "none", "bfloat16")
+    assert unit.block_bytes == 2 * 128 * 16 * 2
+
+
+def test_a_plan_of_another_configuration_is_refused(write, model_directory) -> None:
+    model_directory("tiny")
+    plan = plan_for(load_config(write("models: [{name: a, path: tiny}]")))
+    other = load_config(write("models: [{name: b, path: tiny}]"))
+    with pytest.raises(ConfigError, match="no model 'a'"):
+        unit_specs(other, plan)
+
+
+def test_planner_and_engine_mean_the_same_block(specs_of) -> None:
+    (unit,) = specs_of()
+    demand = Demand("a", None, 1, 1, 1, 1, 1, itemsize=4)
+    assert block_bytes([demand], Limits(16)) == unit.block_bytes

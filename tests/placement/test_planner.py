@@ -1,0 +1,178 @@
+"""Every plan can be carried out, for random clusters and models; refusals are honest."""
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from placement.hardware import GIB, GPUS, cpu
+from placement.known_shapes import SHAPES
+from placement.memory import DoesNotFit, block_bytes, kv_blocks, sequence_blocks
+from placement.plan import Plan
+from placement.planner import place
+from placement.problem import Demand, Limits, Node, Problem
+from placement.quota import split_blocks
+from placement.verify import violations
+
+
+def demand(name: str, shape: str = "llama-2-7b", rate: float = 1.0, **changes) -> Demand:
+    fields = {"prompt_tokens": 161, "output_tokens": 338, "max_model_len": 2048, "max_seqs": 128}
+    return Demand(name=name, shape=SHAPES[shape], rate=rate, **{**fields, **changes})
+
+
+def a100s(count: int, name: str = "a") -> Node:
+    return Node(name, count, GPUS["A100-80GB"])
+
+
+DEMANDS = st.lists(
+    st.tuples(st.sampled_from(sorted(SHAPES)), st.floats(0.01, 50), st.sampled_from([2, 4])),
+    min_size=1,
+    max_size=8,
+)
+NODES = st.lists(
+    st.tuples(st.integers(1, 8), st.sampled_from(sorted(GPUS))), min_size=1, max_size=3
+)
+
+
+@settings(deadline=None, max_examples=150)
+@given(wanted=DEMANDS, hardware=NODES)
+def test_random_problems(wanted, hardware) -> None:
+    demands = tuple(
+        demand(f"m{index}", shape, rate, itemsize=itemsize)
+        for index, (shape, rate, itemsize) in enumerate(wanted)
+    )
+    nodes = tuple(
+        Node(f"n{index}", count, GPUS[gpu]) for index, (count, gpu) in enumerate(hardware)
+    )
+    problem = Problem(demands, nodes)
+    try:
+        plan = place(problem)
+    except DoesNotFit as refusal:
+        assert refusal.model in {each.name for each in demands}
+        return
+    assert violations(plan, problem) == []
+    assert plan.throughput <= plan.bound * (1 + 1e-9)
+    for unit in plan.units:
+        assert unit.tp & (unit.tp - 1) == 0
+        assert sum(model.quota_blocks for model in unit.models) == unit.kv_blocks
+        for model in unit.models:
+            assert model.prefill_sm + model.decode_sm <= 1 + 1e-9
+            assert model.batch >= 1
+
+
+def test_models_spread_before_they_share() -> None:
+    plan = place(Problem((demand("a"), demand("b"), demand("c")), (a100s(2),)))
+    assert sorted(len(unit.models) for unit in plan.units) == [1, 2]
+
+
+def test_the_popular_model_is_alone_and_the_rare_ones_share() -> None:
+    demands = (demand("hot", rate=15), demand("cold", rate=0.1), demand("cool", rate=0.2))
+    plan = place(Problem(demands, (a100s(2),)))
+    together = {tuple(sorted(model.name for model in unit.models)) for unit in plan.units}
+    assert together == {("hot",), ("cold", "cool")}
+
+
+def test_a_large_model_takes_the_least_gpus_that_hold_it() -> None:
+    demands = (demand("small", rate=40), demand("big", "llama-2-70b", rate=0.01))
+    plan = place(Problem(demands, (a100s(4),)))
+    tp_of = {model.name: unit.tp for unit in plan.units for model in unit.models}
+    assert tp_of["big"] == 2
+
+
+def test_more_demand_than_the_cluster_can_serve_is_said() -> None:
+    plan = place(Problem((demand("a", rate=1000.0),), (a100s(1),)))
+    assert 0 < plan.throughput < 200
+    assert plan.bound == 1000.0
+
+
+def test_what_does_not_fit_names_model_and_gigabytes() -> None:
+    with pytest.raises(DoesNotFit, match=r"big does not fit.*GiB missing") as caught:
+        place(Problem((demand("big", "llama-2-70b"),), (a100s(1),)))
+    weights = SHAPES["llama-2-70b"].num_params * 2
+    assert caught.value.missing_bytes > weights - 72 * GIB
+    with pytest.raises(DoesNotFit, match="max_model_len"):
+        place(Problem((demand("long", max_model_len=500_000),), (a100s(1),)))
+
+
+def test_the_tables_of_a_thousand_sequences_are_a_gigabyte() -> None:
+    """DESIGN §3: 7B MHA, 1,000 sequences of 4k: 1 GB."""
+    few = demand("a", max_model_len=4096, max_seqs=1)
+    many = demand("a", max_model_len=4096, max_seqs=1001)
+    lost = [kv_blocks(GPUS["A100-80GB"], 1, (each,), Limits()) for each in (few, many)]
+    lost_bytes = (lost[0] - lost[1]) * block_bytes((few,), Limits())
+    assert lost_bytes == pytest.approx(1.05e9, rel=0.05)
+
+
+def test_a_pool_limit_is_kept() -> None:
+    node = Node("local", 1, cpu(2, 64 * GIB))
+    problem = Problem((demand("a", "opt-1.3b", itemsize=4),), (node,), Limits(kv_bytes=GIB))
+    unit = place(problem).units[0]
+    assert unit.kv_blocks * block_bytes(problem.demands, problem.limits) <= GIB
+    assert (unit.models[0].prefill_sm, unit.models[0].decode_sm) == (0.5, 0.5)
+
+
+@given(
+    rates=st.lists(st.floats(0.001, 1000), min_size=1, max_size=6),
+    num_blocks=st.integers(0, 10**7),
+)
+def test_quotas_are_the_whole_pool_and_starve_nobody(rates, num_blocks) -> None:
+    demands = [demand(f"m{index}", rate=rate) for index, rate in enumerate(rates)]
+    per_block = block_bytes(demands, Limits())
+    quotas = split_blocks(num_blocks, demands, per_block)
+    assert sum(quotas) == num_blocks
+    floor = sequence_blocks(demands[0], 2048, per_block)
+    if floor * len(rates) <= num_blocks:
+        assert min(quotas) >= floor
+    for (rate, quota), (other_rate, other) in zip(
+        zip(rates, quotas, strict=True), zip(rates[1:], quotas[1:], strict=True), strict=False
+    ):
+        assert (quota - other) * (rate - other_rate) >= -len(rates) * abs(rate - other_rate)
+
+
+def test_the_file_is_as_designed(tmp_path) -> None:
+    plan = place(Problem((demand("a"),), (a100s(1),)))
+    content = json.loads(plan.to_json())
+    assert set(content) == {
+        "method",
+        "objective",
+        "score",
+        "throughput",
+        "bound",
+        "solve_seconds",
+        "units",
+    }
+    assert set(content["units"][0]) == {"id", "node", "gpus", "tp", "kv_blocks", "models"}
+    assert set(content["units"][0]["models"][0]) == {
+        "name",
+        "prefill_sm",
+        "decode_sm",
+        "batch",
+        "quota_blocks",
+        "throughput",
+    }
+    (tmp_path / "plan.json").write_text(plan.to_json())
+    assert Plan.read(tmp_path / "plan.json") == plan
+
+
+def change_unit(plan: Plan, **changes: object) -> Plan:
+    return plan.model_copy(update={"units": (plan.units[0].model_copy(update=changes),)})
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        ({"gpus": (3,)}, "uses GPU 3"),
+        ({"gpus": (0, 0), "tp": 2}, "in two units"),
+        ({"tp": 2}, "1 GPUs for tp 2"),
+        ({"node": "b"}, "unknown node"),
+        ({"kv_blocks": 10**9}, "room for"),
+        ({"kv_blocks": 1}, "quotas"),
+        ({"models": ()}, "in no unit"),
+    ],
+)
+def test_the_check_sees_a_broken_plan(changes, fault) -> None:
+    problem = Problem((demand("a"),), (a100s(2),))
+    plan = place(problem)
+    assert violations(plan, problem) == []
+    assert any(fault in line for line in violations(change_unit(plan, **changes), problem))
