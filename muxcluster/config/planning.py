@@ -43,10 +43,8 @@ def problem(config: Config, nodes: tuple[Node, ...]) -> Problem:
 
 
 def nodes_of(config: Config) -> tuple[Node, ...]:
-    """The nodes of the file; this machine's cores where it says `auto`."""
-    listed = config.cluster.nodes
-    sections = [NodeSection(name="local", gpu="cpu")] if listed == "auto" else listed
-    return tuple(_node(section) for section in sections)
+    """The nodes of the file."""
+    return tuple(_node(section) for section in config.cluster.nodes)
 
 
 def dtype_of(model: ConfiguredModel, nodes: Sequence[Node]) -> str:

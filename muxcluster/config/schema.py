@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 Name = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][\w.:/-]*$")]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -73,10 +73,19 @@ class NodeSection(Section):
         return self
 
 
-class ClusterSection(Section):
-    """The hardware: nodes as listed, or `auto`, which is this machine's cores for now."""
+def _listed(value: object) -> object:
+    """`auto` as the empty list, which itself is refused."""
+    if value == "auto":
+        return []
+    if not isinstance(value, list) or not value:
+        raise ValueError("give a list of nodes, or auto")
+    return value
 
-    nodes: Annotated[list[NodeSection], Field(min_length=1)] | Literal["auto"] = "auto"
+
+class ClusterSection(Section):
+    """The hardware: nodes as listed, or `nodes: auto` (here: no nodes), this machine's cores."""
+
+    nodes: Annotated[list[NodeSection], BeforeValidator(_listed)] = Field(default_factory=list)
 
 
 class PolicySection(Section):
