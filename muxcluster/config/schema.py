@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 Name = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][\w.:/-]*$")]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -73,19 +73,24 @@ class NodeSection(Section):
         return self
 
 
+def _this_machine() -> list[NodeSection]:
+    return [NodeSection(name="local", gpu="cpu")]
+
+
 def _listed(value: object) -> object:
-    """`auto` as the empty list, which itself is refused."""
     if value == "auto":
-        return []
+        return _this_machine()
     if not isinstance(value, list) or not value:
         raise ValueError("give a list of nodes, or auto")
     return value
 
 
 class ClusterSection(Section):
-    """The hardware: nodes as listed, or `nodes: auto` (here: no nodes), this machine's cores."""
+    """The hardware: nodes as listed; `auto`, the default, is this machine's cores."""
 
-    nodes: Annotated[list[NodeSection], BeforeValidator(_listed)] = Field(default_factory=list)
+    nodes: Annotated[list[NodeSection], BeforeValidator(_listed)] = Field(
+        default_factory=_this_machine
+    )
 
 
 class PolicySection(Section):

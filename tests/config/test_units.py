@@ -84,7 +84,7 @@ def test_served_models(write, model_directory) -> None:
 
 def test_this_machine_is_the_default_cluster(write, model_directory) -> None:
     model_directory("tiny")
-    for cluster in ("", "cluster: {auto: true}"):
+    for cluster in ("", "cluster: {nodes: auto}"):
         plan = plan_for(load_config(write(f"models: [{{name: a, path: tiny}}]\n{cluster}")))
         assert [(unit.node, unit.gpus) for unit in plan.units] == [("local", (0,))]
 
@@ -117,7 +117,7 @@ def test_weights_larger_than_the_memory_name_the_gigabytes(write) -> None:
 
 
 def test_a_shape_alone_can_be_planned_and_not_served(write) -> None:
-    config = load_config(write("models: [{name: a, shape: llama-2-7b}]\ncluster: {auto: true}"))
+    config = load_config(write("models: [{name: a, shape: llama-2-7b}]\ncluster: {nodes: auto}"))
     nodes = (Node("gpu-node", 1, GPUS["A100-80GB"]),)
     plan = plan_for(config, nodes)
     assert plan.units[0].node == "gpu-node"
