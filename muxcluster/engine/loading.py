@@ -44,8 +44,8 @@ def load_model(spec: ModelSpec, device: str) -> nn.Module:
             model = _read(config, spec, check_weight_files(directory)).to(device)
         else:
             raise ValueError(f"unknown load_format {spec.load_format!r}: use 'auto' or 'dummy'")
-    model.eval().requires_grad_(False)
-    probe(model, spec, directory / "config.json")
+        model.eval().requires_grad_(False)
+        probe(model, spec, directory / "config.json")
     return model
 
 

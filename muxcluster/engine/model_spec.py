@@ -111,13 +111,14 @@ def _longest(config: PretrainedConfig, file: Path) -> int:
     """Longest context. Rotary kinds that change with the length of the *batch* stay below the
     length where they would: a request's output must not depend on its neighbours."""
     longest = _positive(config, "max_position_embeddings", file)
-    rope = getattr(config, "rope_parameters", None) or {}
-    if rope.get("rope_type") not in _LENGTH_DEPENDENT_ROPE:
-        return longest
-    original: int | None = rope.get("original_max_position_embeddings") or getattr(
-        config, "original_max_position_embeddings", None
-    )
-    return longest if original is None else min(longest, original)
+    rope: Mapping[str, Any] = getattr(config, "rope_parameters", None) or {}
+    by_layer_type = [value for value in rope.values() if isinstance(value, Mapping)]
+    for kind in (rope, *by_layer_type):
+        if kind.get("rope_type") in _LENGTH_DEPENDENT_ROPE:
+            original: int | None = kind.get("original_max_position_embeddings")
+            original = original or getattr(config, "original_max_position_embeddings", None)
+            longest = min(longest, original or longest)
+    return longest
 
 
 def _eos_token_ids(config: PretrainedConfig, directory: Path) -> tuple[int, ...]:

@@ -4,6 +4,7 @@ Uses two private operators of torch; where they are missing or wrong, plain line
 """
 
 from functools import lru_cache
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -30,18 +31,23 @@ def pack_linears(model: nn.Module) -> int:
     Call it while the process has one thread if workers are forked later: they share the result.
     0 where this machine or torch build cannot pack the weights' type.
     """
-    found = [
-        (parent, name, child)
-        for parent in model.modules()
-        for name, child in parent.named_children()
-        if type(child) is nn.Linear and _packs_correctly(child.weight.dtype)
-    ]
-    packed: dict[int, PackedLinear] = {}
-    for parent, name, child in found:
-        if id(child) not in packed:
-            packed[id(child)] = PackedLinear(child)
-        setattr(parent, name, packed[id(child)])
-    return len(packed)
+    packed: WeakKeyDictionary[nn.Module, PackedLinear] = WeakKeyDictionary()
+    return _pack_inside(model, packed)
+
+
+def _pack_inside(module: nn.Module, packed: WeakKeyDictionary[nn.Module, PackedLinear]) -> int:
+    """`packed`: what was packed before, for a linear used in several places. No list of all
+    linears is made, so each plain weight is freed before the next is packed."""
+    num_packed = 0
+    for name, child in list(module.named_children()):
+        if type(child) is not nn.Linear:
+            num_packed += _pack_inside(child, packed)
+        elif _packs_correctly(child.weight.dtype):
+            if child not in packed:
+                packed[child] = PackedLinear(child)
+                num_packed += 1
+            setattr(module, name, packed[child])
+    return num_packed
 
 
 def _pack(weight: Tensor) -> Tensor:

@@ -1,0 +1,74 @@
+"""The flattened batch against a plain loop."""
+
+import numpy as np
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muxcluster.core.job import Admission
+from muxcluster.core.sampling import SamplingParams
+from muxcluster.engine.batch import token_batch
+from muxcluster.engine.prompt_positions import PromptPositions
+
+CPU = torch.device("cpu")
+ROWS = st.lists(
+    st.tuples(st.integers(0, 99), st.integers(0, 500), st.sampled_from([1, 1, 2, 9])),
+    min_size=1,
+    max_size=12,
+)
+
+
+def arrays(rows: list[tuple[int, int, int]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    slots, starts, counts = np.array(rows, dtype=np.int32).T
+    return slots, starts, counts
+
+
+@given(ROWS)
+def test_every_token_is_in_its_row_and_place(rows: list[tuple[int, int, int]]) -> None:
+    batch = token_batch(*arrays(rows), CPU)
+    flat = [(slot, start + i) for slot, start, count in rows for i in range(count)]
+    assert list(zip(batch.token_slots.tolist(), batch.positions.tolist(), strict=True)) == flat
+    ends = batch.ends.tolist()
+    assert [flat[end] for end in ends] == [(s, start + n - 1) for s, start, n in rows]
+    covered: list[int] = []
+    if batch.single is not None:
+        singles = [row for row in rows if row[2] == 1]
+        covered += batch.single.tokens.tolist()
+        lengths = zip(batch.single.slots.tolist(), batch.single.lengths.tolist(), strict=True)
+        assert list(lengths) == [(slot, start + 1) for slot, start, _ in singles]
+        assert [flat[i] for i in batch.single.tokens.tolist()] == [r[:2] for r in singles]
+    if batch.many is not None:
+        many, bounds = batch.many, batch.many.query_offsets.tolist()
+        tokens = many.tokens.tolist()
+        covered += tokens
+        longer = [row for row in rows if row[2] > 1]
+        assert (many.slots.tolist(), many.starts.tolist()) == (
+            [slot for slot, _, _ in longer],
+            [start for _, start, _ in longer],
+        )
+        for i, (slot, start, count) in enumerate(longer):
+            own = [flat[t] for t in tokens[bounds[i] : bounds[i + 1]]]
+            assert own == [(slot, start + k) for k in range(count)]
+    assert sorted(covered) == list(range(len(flat)))
+
+
+@given(ROWS, st.dictionaries(st.integers(0, 99), st.integers(1, 500), max_size=30))
+def test_prompt_positions(rows: list[tuple[int, int, int]], asking: dict[int, int]) -> None:
+    positions = PromptPositions()
+    for slot, num_prompt in asking.items():
+        sampling = SamplingParams(prompt_logprobs=0)
+        positions.admit(Admission(slot, "r", np.empty(0, np.int32), num_prompt, sampling))
+    asked = positions.of(*arrays(rows))
+    flat = [(r, s, start + i) for r, (s, start, n) in enumerate(rows) for i in range(n)]
+    expected = [i for i, (_, s, p) in enumerate(flat) if p + 1 < asking.get(s, 0)]
+    assert asked.tokens.tolist() == expected
+    assert [a.row for a in asked.rows for _ in range(a.num_tokens)] == [
+        flat[i][0] for i in expected
+    ]
+
+
+def test_a_slot_that_no_longer_asks_is_forgotten() -> None:
+    positions = PromptPositions()
+    for sampling in (SamplingParams(prompt_logprobs=1), SamplingParams()):
+        positions.admit(Admission(4, "r", np.empty(0, np.int32), 9, sampling))
+    assert positions.of(*arrays([(4, 0, 3)])).rows == ()
