@@ -9,14 +9,21 @@ from typing import Any
 from muxcluster.core.errors import LoadError
 from placement.shapes import ModelShape, ShapeError
 
+_LENGTH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope", "su"})
+
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """Facts of one model. dtype: as its weights are stored, "float32" where it does not say."""
+    """Facts of one model.
+
+    dtype: as its weights are stored, "float32" where it does not say. max_context: most tokens of
+    a sequence.
+    """
 
     shape: ModelShape
     eos_token_ids: tuple[int, ...]
     dtype: str
+    max_context: int
 
 
 def read_facts(directory: Path) -> ModelFacts:
@@ -33,15 +40,29 @@ def read_facts(directory: Path) -> ModelFacts:
     generation = _read(file) if file.is_file() else {}
     text = config.get("text_config") or config
     end = generation.get("eos_token_id")
+    if end is None:
+        file, end = directory / "config.json", text.get("eos_token_id")
     dtype = text.get("dtype") or text.get("torch_dtype") or "float32"
-    return ModelFacts(shape, _ids(text.get("eos_token_id") if end is None else end), str(dtype))
+    return ModelFacts(shape, _ids(end, file), str(dtype), _max_context(text, shape.max_position))
 
 
-def _ids(value: Any) -> tuple[int, ...]:
+def _max_context(text: Mapping[str, Any], longest: int) -> int:
+    """Rotary kinds that change with the length of the batch stay below where they would change: a
+    request's output must not depend on its neighbours."""
+    rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
+    if (rope.get("rope_type") or rope.get("type")) not in _LENGTH_DEPENDENT_ROPE:
+        return longest
+    key = "original_max_position_embeddings"
+    original = rope.get(key) or text.get(key)
+    return min(longest, original) if isinstance(original, int) else longest
+
+
+def _ids(value: Any, file: Path) -> tuple[int, ...]:
     """An end token is written as one id, a list of ids or null."""
-    if value is None:
-        return ()
-    return tuple(value) if isinstance(value, list) else (int(value),)
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(isinstance(token, int) for token in ids):
+        raise LoadError(file, f"eos_token_id is {value!r}, expected an integer or a list of them")
+    return tuple(ids)
 
 
 def _read(file: Path) -> Mapping[str, Any]:

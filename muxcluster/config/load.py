@@ -104,7 +104,7 @@ def _model(section: ModelSection, index: int, source: _Source) -> ConfiguredMode
     else:
         path = _directory(section.path, (*at, "path"), source)
         facts = read_facts(path)
-    longest = facts.shape.max_position
+    longest = facts.max_context
     length = section.max_model_len or longest
     if length > longest:
         message = f"{length} is more than the model's longest context, {longest}"
@@ -116,7 +116,7 @@ def _known(name: str, at: Location, source: _Source) -> ModelFacts:
     shape = SHAPES.get(name)
     if shape is None:
         raise source.error(at, f"unknown shape {name!r}{nearest(name, SHAPES)}")
-    return ModelFacts(shape, (), "bfloat16")
+    return ModelFacts(shape, (), "bfloat16", shape.max_position)
 
 
 def _directory(text: str, at: Location, source: _Source) -> Path:

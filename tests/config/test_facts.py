@@ -37,5 +37,42 @@ def test_corrupt_files_are_named(model_directory, tmp_path) -> None:
     (directory / "generation_config.json").write_text("[]")
     with pytest.raises(LoadError, match=r"generation_config\.json"):
         read_facts(directory)
+    (directory / "generation_config.json").write_text('{"eos_token_id": "</s>"}')
+    with pytest.raises(LoadError, match=r"generation_config\.json: eos_token_id"):
+        read_facts(directory)
     with pytest.raises(LoadError, match=r"config\.json: no such file"):
         read_facts(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("entries", "expected"),
+    [
+        ({}, 2048),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, 2048),
+        ({"rope_scaling": {"type": "longrope"}, "original_max_position_embeddings": 512}, 512),
+        (
+            {"rope_parameters": {"rope_type": "longrope", "original_max_position_embeddings": 256}},
+            256,
+        ),
+    ],
+)
+def test_rotary_kinds_that_depend_on_length_are_cut(model_directory, entries, expected) -> None:
+    assert read_facts(model_directory("tiny", **entries)).max_context == expected
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3", "opt", "mixtral"])
+def test_the_engine_reads_the_same(tmp_path, family) -> None:
+    """Against the engine's reader, which goes through transformers' own configuration classes."""
+    model = pytest.importorskip("muxcluster.demo.models")
+    engine = pytest.importorskip("muxcluster.engine.model_spec")
+    directory = model.build_model(tmp_path / family, family)
+    facts, spec = read_facts(directory), engine.model_spec(directory, family)
+    shape = facts.shape
+    assert (shape.num_layers, shape.num_kv_heads, shape.head_dim, shape.vocab_size) == (
+        spec.shape.num_layers,
+        spec.shape.num_kv_heads,
+        spec.shape.head_dim,
+        spec.vocab_size,
+    )
+    assert facts.eos_token_ids == spec.eos_token_ids
+    assert (facts.max_context, facts.dtype) == (spec.max_model_len, "float32")
