@@ -12,31 +12,44 @@ from muxcluster.api.settings import ApiSettings
 from muxcluster.cluster.controller import controller_deployment
 from muxcluster.cluster.unit_actor import unit_deployment
 from muxcluster.config import load_config, plan_for, served_models, unit_specs
+from muxcluster.config.schema import ServerSection
 from muxcluster.core.served import ServedModel
 from muxcluster.core.unitspec import UnitSpec
 
 
 class ServeArgs(BaseModel):
-    """Arguments of `serve run muxcluster.api.serve_app:app config=muxcluster.yaml`."""
+    """Arguments of `serve run muxcluster.api.serve_app:app config=muxcluster.yaml`.
+
+    host and port of the file do not apply there: Serve's own proxy listens.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
     config: str
-    api_key: str | None = None
-    lenient: bool = False
 
 
 def app(args: ServeArgs) -> Any:
     """Serve's application builder. Raises ConfigError, LoadError, InfeasiblePlan."""
-    return build_app(args.config, ApiSettings(api_key=args.api_key, lenient=args.lenient))
+    return build_app(args.config)
 
 
-def build_app(config_path: str | Path, settings: ApiSettings | None = None) -> Any:
+def build_app(config_path: str | Path) -> Any:
     """The application for a configuration file; nothing is started. Raises as `app`."""
     config = load_config(config_path)
     plan = plan_for(config)
     specs = unit_specs(config, plan)
-    return assemble(specs, served_models(config), settings or ApiSettings())
+    settings = settings_of(config.server)
+    return assemble(specs, served_models(config), settings, plan.model_dump(mode="json"))
+
+
+def settings_of(server: ServerSection) -> ApiSettings:
+    """The edge's settings out of the configuration's `server` section."""
+    return ApiSettings(
+        api_key=server.api_key,
+        max_body_bytes=server.max_body_bytes,
+        lenient=server.lenient,
+        request_timeout_s=server.request_timeout_s,
+    )
 
 
 def assemble(

@@ -1,16 +1,17 @@
 """`muxcluster demo`: three small models, one shared engine, a burst of requests, a picture."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from muxcluster.api.settings import ApiSettings
-from muxcluster.cli.launch import choose_address, prepare, serving, url_of
+from muxcluster.cli.launch import free_address, prepare, serving, url_of
 from muxcluster.cli.serve import block, curl_line
 from muxcluster.cli.signals import Stopped, stoppable
+from muxcluster.cluster.embedded import HttpAddress
 from muxcluster.core.errors import EngineFailure
 from muxcluster.demo.setup import MODELS, build_models, expected_loads, write_config
 from muxcluster.demo.show import Outcome, perform
@@ -36,9 +37,10 @@ def demo(
     try:
         with stoppable():
             config = _make_models(console, out, seed, burst)
-            prepared, address = prepare(config), choose_address("127.0.0.1", port)
+            address = free_address(HttpAddress("127.0.0.1", port))
+            prepared = replace(prepare(config), address=address)
             console.print("Starting an embedded local Ray and one unit for all models …")
-            with serving(prepared, address, ApiSettings()) as cluster:
+            with serving(prepared) as cluster:
                 _check(perform(console, url_of(address), cluster.ask, burst, out))
                 if keep:
                     console.print("The server stays up; Ctrl-C stops it. Try:")

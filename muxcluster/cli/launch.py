@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from muxcluster.api.model_text import ModelTexts
-from muxcluster.api.serve_app import assemble
+from muxcluster.api.serve_app import assemble, settings_of
 from muxcluster.api.settings import ApiSettings
 from muxcluster.cluster.embedded import EmbeddedRay, HttpAddress
 from muxcluster.cluster.mesh import mesh_request
-from muxcluster.cluster.preflight import check_weights
 from muxcluster.config import load_config, plan_for, served_models, unit_specs
 from muxcluster.core.errors import ConfigError, EngineFailure
 from muxcluster.core.served import ServedModel
 from muxcluster.core.unitspec import UnitSpec
+from muxcluster.engine.weights import check_weight_files
 
 READY_TIMEOUT_S = 60.0
 OTHER_CPUS = 0.5
@@ -34,6 +34,8 @@ class Prepared:
     specs: tuple[UnitSpec, ...]
     models: tuple[ServedModel, ...]
     plan: dict[str, Any]
+    settings: ApiSettings
+    address: HttpAddress
 
 
 def prepare(config_path: Path) -> Prepared:
@@ -42,13 +44,18 @@ def prepare(config_path: Path) -> Prepared:
     plan = plan_for(config)
     specs = tuple(unit_specs(config, plan))
     models = tuple(served_models(config))
-    check_weights(model for spec in specs for model in spec.models)
+    for model in (model for spec in specs for model in spec.models):
+        if model.load_format != "dummy":
+            check_weight_files(Path(model.path))
     ModelTexts.load(models)
-    return Prepared(specs, models, plan.model_dump(mode="json"))
+    address = HttpAddress(config.server.host, config.server.port)
+    settings = settings_of(config.server)
+    return Prepared(specs, models, plan.model_dump(mode="json"), settings, address)
 
 
-def choose_address(host: str, port: int) -> HttpAddress:
-    """`host` and `port`, or a free port for 0. Raises ConfigError where it is taken."""
+def free_address(wanted: HttpAddress) -> HttpAddress:
+    """`wanted`, with a free port for 0. Raises ConfigError where it is taken."""
+    host, port = wanted.host, wanted.port
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -66,9 +73,7 @@ def url_of(address: HttpAddress) -> str:
 
 
 @contextmanager
-def serving(
-    prepared: Prepared, address: HttpAddress, settings: ApiSettings
-) -> Iterator[EmbeddedRay]:
+def serving(prepared: Prepared) -> Iterator[EmbeddedRay]:
     """The server, ready to answer, until the block ends; then no process of it is left.
 
     Raises EngineFailure where it does not come up.
@@ -78,13 +83,17 @@ def serving(
     meshes = [mesh_request(spec) for spec in prepared.specs]
     # Ray starts an idle worker for each CPU it is told of, so it is told of few.
     num_cpus = math.ceil(OTHER_CPUS + sum(mesh.num_cpus for mesh in meshes))
-    cluster = EmbeddedRay(address, num_cpus, sum(mesh.num_gpus for mesh in meshes))
+    cluster = EmbeddedRay(prepared.address, num_cpus, sum(mesh.num_gpus for mesh in meshes))
     try:
         application = assemble(
-            prepared.specs, prepared.models, settings, prepared.plan, cluster.socket_dir
+            prepared.specs,
+            prepared.models,
+            prepared.settings,
+            prepared.plan,
+            cluster.socket_dir,
         )
         cluster.deploy(application)
-        _wait_ready(url_of(address))
+        _wait_ready(url_of(prepared.address))
         yield cluster
     finally:
         cluster.close()

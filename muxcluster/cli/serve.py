@@ -2,51 +2,77 @@
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from muxcluster.api.settings import ApiSettings
-from muxcluster.cli.launch import Prepared, choose_address, prepare, serving, url_of
+from muxcluster.cli.launch import Prepared, free_address, prepare, serving, url_of
 from muxcluster.cli.signals import Stopped, stoppable, wait_forever
-from muxcluster.cluster.embedded import EmbeddedRay
+from muxcluster.cluster.embedded import EmbeddedRay, HttpAddress
 from muxcluster.core.served import ServedModel
 
 
 def serve(
     config: Annotated[Path, typer.Argument(help="muxcluster.yaml")],
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8000,
+    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")
+    ] = None,
     api_key: Annotated[
         str | None,
         typer.Option(envvar="MUXCLUSTER_API_KEY", help="Key that clients must send."),
     ] = None,
-    lenient: Annotated[bool, typer.Option(help="Drop unknown request fields.")] = False,
+    lenient: Annotated[
+        bool | None, typer.Option("--lenient", help="Drop unknown request fields.")
+    ] = None,
     drain_s: Annotated[
-        float, typer.Option(help="Seconds that running requests get after SIGTERM.")
+        float, typer.Option(min=0.0, help="Seconds that running requests get at the end.")
     ] = 10.0,
 ) -> None:
-    """Serve the models of CONFIG over HTTP until SIGINT or SIGTERM.
+    """Serve the models of CONFIG over HTTP until SIGINT or SIGTERM; options win over the file.
 
     Example: muxcluster serve muxcluster.yaml --port 8000
     """
     console = Console(highlight=False, soft_wrap=True)
     started_s = time.monotonic()
-    settings = ApiSettings(api_key=api_key, lenient=lenient)
     try:
         with stoppable():
-            prepared = prepare(config)
-            address = choose_address(host, port)
+            prepared = _overridden(prepare(config), Overrides(host, port, api_key, lenient))
             console.print(f"starting {_counted(prepared)} on a local Ray …")
-            with serving(prepared, address, settings) as cluster:
-                announce(console, prepared.models, url_of(address), api_key is not None)
+            with serving(prepared) as cluster:
+                has_key = prepared.settings.api_key is not None
+                announce(console, prepared.models, url_of(prepared.address), has_key)
                 console.print(f"ready after {time.monotonic() - started_s:.1f} s; Ctrl-C stops")
                 block(cluster, drain_s)
     except Stopped as stopped:
         console.print("stopped")
         raise typer.Exit(stopped.exit_code) from None
+
+
+@dataclass(frozen=True, slots=True)
+class Overrides:
+    """Options of the command line; None leaves the file's value."""
+
+    host: str | None
+    port: int | None
+    api_key: str | None
+    lenient: bool | None
+
+
+def _overridden(prepared: Prepared, options: Overrides) -> Prepared:
+    """Raises ConfigError where the address is taken."""
+    settings, address = prepared.settings, prepared.address
+    if options.api_key is not None:
+        settings = replace(settings, api_key=options.api_key)
+    if options.lenient is not None:
+        settings = replace(settings, lenient=options.lenient)
+    host = address.host if options.host is None else options.host
+    port = address.port if options.port is None else options.port
+    address = free_address(HttpAddress(host, port))
+    return replace(prepared, settings=settings, address=address)
 
 
 def block(cluster: EmbeddedRay, drain_s: float) -> None:

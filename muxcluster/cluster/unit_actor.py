@@ -60,7 +60,7 @@ class UnitReplica:
         return self._jobs.timeline()
 
     def check_health(self) -> None:
-        """Raises EngineFailure where a loop has stalled or died; Serve then restarts the replica."""
+        """Raises EngineFailure where a loop has stalled or died: Serve restarts the replica."""
         if not self._server.is_alive:
             raise EngineFailure("the unit's server thread has died")
         age = self._unit.last_step_age_s()

@@ -23,12 +23,10 @@ class DemoModel:
 
     def describe(self) -> str:
         """Its shape in one line."""
-        heads = self.fields["num_attention_heads"]
-        return (
-            f"{self.name}: {self.family}, {self.fields['num_hidden_layers']} layers, {heads} heads, "
-            f"{self.fields.get('num_key_value_heads', heads)} KV heads of "
-            f"{self.fields['head_dim']}"
-        )
+        layers, heads = self.fields["num_hidden_layers"], self.fields["num_attention_heads"]
+        kv_heads = self.fields.get("num_key_value_heads", heads)
+        shape = f"{layers} layers, {heads} heads, {kv_heads} KV heads of {self.fields['head_dim']}"
+        return f"{self.name}: {self.family}, {shape}"
 
 
 MODELS = (
@@ -136,6 +134,7 @@ def write_config(directory: Path, paths: list[Path], expected: list[Expected]) -
         for model, path, load in zip(MODELS, paths, expected, strict=True)
     ]
     file = directory / "muxcluster.yaml"
-    config = {"models": models, "cluster": {"nodes": "auto"}}
-    file.write_text(yaml.safe_dump(config, sort_keys=False))
+    file.write_text(
+        yaml.safe_dump({"models": models, "cluster": {"nodes": "auto"}}, sort_keys=False)
+    )
     return file

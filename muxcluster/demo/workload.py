@@ -71,8 +71,8 @@ class Burst:
 
 def popularity(num_models: int, exponent: float = 1.2) -> NDArray[np.float64]:
     """Power law over ranks: share of the k-th model is proportional to k ** -exponent."""
-    weights: NDArray[np.float64] = np.arange(1, num_models + 1, dtype=np.float64) ** -exponent
-    return weights / weights.sum()
+    weights = np.power(np.arange(1, num_models + 1, dtype=np.float64), -exponent)
+    return np.asarray(weights / weights.sum(), dtype=np.float64)
 
 
 def trace_rows(path: Path, count: int) -> Rows:
