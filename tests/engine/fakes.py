@@ -178,6 +178,11 @@ class Sink:
                     self.ends[request_id] = delta
             self._changed.notify_all()
 
+    def clear(self) -> None:
+        """Forget everything, so that ids may come again."""
+        with self._changed:
+            self.tokens, self.ends = {}, {}
+
     def wait_for_ends(self, count: int, timeout_s: float = 60.0) -> None:
         with self._changed:
             assert self._changed.wait_for(lambda: len(self.ends) >= count, timeout_s), (

@@ -5,18 +5,23 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
+from muxcluster.channel.codec import Start, encode
 from muxcluster.core.errors import EngineFailure, LoadError
+from muxcluster.core.events import FinishReason
+from muxcluster.core.job import Job
 from muxcluster.core.sampling import SamplingParams
 from muxcluster.core.unitspec import UnitSpec
+from muxcluster.engine.executor import JobDone, JobFailed, Outcome, OwnerLost
 from muxcluster.engine.processes import ProcessExecutor
 from muxcluster.engine.unit import Unit
 from tests.engine.conftest import ModelBuilder
+from tests.engine.fakes import Sink
 from tests.engine.units import (
     check_lengths,
     check_nothing_leaks,
@@ -48,18 +53,29 @@ def asked_of(spec: UnitSpec, count: int = 4) -> dict[str, list[int]]:
     return asked
 
 
-def children(pid: int) -> list[int]:
-    """Process ids of the children of `pid`, oldest first."""
-    found = []
+def children(pid: int) -> dict[str, int]:
+    """Process ids of the living children of `pid` by name."""
+    found = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                head, _, tail = (entry / "stat").read_text().rpartition(")")
             except (FileNotFoundError, ProcessLookupError):
                 continue
-            if int(fields[1]) == pid and fields[0] != "Z":
-                found.append(int(entry.name))
-    return sorted(found)
+            state, parent, *_ = tail.split()
+            if int(parent) == pid and state != "Z":
+                found[head.partition("(")[2]] = int(entry.name)
+    return found
+
+
+def workers_of(owner: int, count: int) -> list[int]:
+    """Process ids of the owner's workers, once all are forked (the unit does not wait for that)."""
+    deadline = time.monotonic() + 20.0
+    names = [f"mux-worker-{worker_id}" for worker_id in range(count)]
+    while not set(names) <= (found := children(owner)).keys():
+        assert time.monotonic() < deadline, f"only {found}"
+        time.sleep(0.02)
+    return [found[name] for name in names]
 
 
 def is_gone(pid: int) -> bool:
@@ -79,15 +95,63 @@ def wait_until_gone(pids: list[int], timeout_s: float = 20.0) -> None:
     raise AssertionError(f"still there: {[pid for pid in pids if not is_gone(pid)]}")
 
 
-def tokens_of(spec: UnitSpec, sampling: SamplingParams) -> dict[str, list[int]]:
-    """Output of an undisturbed run."""
-    asked = asked_of(spec)
-    with running(spec) as (unit, sink):
-        submit(unit, asked, sampling, seeded=True)
-        sink.wait_for_ends(len(asked))
-        check_lengths(sink, asked, NUM_TOKENS)
-        check_nothing_leaks(unit)
-    return sink.tokens
+class RecordingExecutor(ProcessExecutor):
+    """Knows what runs where, and every outcome but the good ones."""
+
+    def __init__(self, spec: UnitSpec) -> None:
+        super().__init__(spec)
+        self.running: dict[int, int] = {}
+        self.misfortunes: list[JobFailed | OwnerLost] = []
+
+    def launch(self, job: Job) -> None:
+        self.running[job.job_id] = job.worker_id
+        super().launch(job)
+
+    def wait(self, timeout_s: float | None) -> Sequence[Outcome]:
+        outcomes = super().wait(timeout_s)
+        for outcome in outcomes:
+            if isinstance(outcome, JobDone):
+                del self.running[outcome.result.job_id]
+            else:
+                self.misfortunes.append(outcome)
+                self.running.clear()
+        return outcomes
+
+    def wait_for_job_on(self, worker_id: int) -> None:
+        """Block until a job has been with the (stopped) worker for a while."""
+        deadline = time.monotonic() + 20.0
+        seen: set[int] = set()
+        while True:
+            here = {job for job, worker in dict(self.running).items() if worker == worker_id}
+            if here & seen:
+                return
+            seen = here
+            assert time.monotonic() < deadline, f"no job for worker {worker_id}"
+            time.sleep(0.2)
+
+
+@dataclass
+class Live:
+    """A unit that many tests use in turn; a killed process is replaced, so none spoils it."""
+
+    executor: RecordingExecutor
+    unit: Unit
+    sink: Sink
+
+    @property
+    def workers(self) -> list[int]:
+        return workers_of(self.executor.owner_pid, 2)
+
+    def run(self, asked: dict[str, list[int]], sampling: SamplingParams) -> dict[str, list[int]]:
+        submit(self.unit, asked, sampling, seeded=True)
+        return self.finish(asked)
+
+    def finish(self, asked: dict[str, list[int]]) -> dict[str, list[int]]:
+        """Tokens of all, after checking that all ended well and gave back their blocks."""
+        self.sink.wait_for_ends(len(asked))
+        check_lengths(self.sink, asked, NUM_TOKENS)
+        check_nothing_leaks(self.unit)
+        return self.sink.tokens
 
 
 @pytest.fixture(scope="module")
@@ -96,77 +160,127 @@ def three(tiny: ModelBuilder) -> UnitSpec:
 
 
 @pytest.fixture(scope="module")
-def sampled(three: UnitSpec) -> dict[str, list[int]]:
-    """Tokens of the in-process run: the reference of every other."""
-    return tokens_of(replace(three, partition="none"), SAMPLED)
+def started(three: UnitSpec) -> Iterator[Live]:
+    executor = RecordingExecutor(three)
+    with running(three, executor) as (unit, sink):
+        yield Live(executor, unit, sink)
 
 
+@pytest.fixture
+def live(started: Live) -> Live:
+    started.sink.clear()
+    started.executor.misfortunes.clear()
+    return started
+
+
+@pytest.fixture(scope="module")
+def one_process(three: UnitSpec) -> dict[str, dict[str, list[int]]]:
+    """Tokens of an in-process unit, the reference of every other: sampled, and greedy."""
+    tokens = {}
+    for name, sampling in (("sampled", SAMPLED), ("greedy", greedy(NUM_TOKENS))):
+        asked = asked_of(three)
+        with running(replace(three, partition="none")) as (unit, sink):
+            submit(unit, asked, sampling, seeded=True)
+            sink.wait_for_ends(len(asked))
+            check_lengths(sink, asked, NUM_TOKENS)
+            check_nothing_leaks(unit)
+        tokens[name] = sink.tokens
+    return tokens
+
+
+@pytest.mark.parametrize("how", ["sampled", "greedy"])
 def test_child_processes_and_one_process_agree(
-    three: UnitSpec, sampled: dict[str, list[int]]
+    live: Live, three: UnitSpec, one_process: dict[str, dict[str, list[int]]], how: str
 ) -> None:
-    assert tokens_of(three, SAMPLED) == sampled
-    assert tokens_of(three, greedy(NUM_TOKENS)) == tokens_of(
-        replace(three, partition="none"), greedy(NUM_TOKENS)
-    )
+    sampling = SAMPLED if how == "sampled" else greedy(NUM_TOKENS)
+    assert live.run(asked_of(three), sampling) == one_process[how]
+    assert live.executor.misfortunes == []
 
 
-@pytest.mark.parametrize("victim", ["prefill worker", "decode worker", "both", "owner"])
-def test_a_killed_process_changes_no_token(
-    three: UnitSpec, sampled: dict[str, list[int]], victim: str
+def test_a_prefill_worker_killed_in_a_job_changes_no_token(
+    live: Live, three: UnitSpec, one_process: dict[str, dict[str, list[int]]]
 ) -> None:
     asked = asked_of(three)
-    executor = ProcessExecutor(three)
-    with running(three, executor) as (unit, sink):
-        owner = executor.owner_pid
-        workers = children(owner)
-        assert len(workers) == len(three.workers)
-        submit(unit, asked, SAMPLED, seeded=True)
-        sink.wait_for_tokens(next(iter(asked)), 3)
-        victims = {
-            "prefill worker": workers[:1],
-            "decode worker": workers[1:],
-            "both": workers,
-            "owner": [owner],
-        }[victim]
-        for pid in victims:
-            os.kill(pid, signal.SIGKILL)
-        sink.wait_for_ends(len(asked))
-        check_lengths(sink, asked, NUM_TOKENS)
-        check_nothing_leaks(unit)
-        if victim == "owner":
-            assert executor.owner_pid != owner
-        wait_until_gone([*victims, *workers] if victim == "owner" else victims)
-    assert sink.tokens == sampled
+    victim = live.workers[0]
+    os.kill(victim, signal.SIGSTOP)
+    submit(live.unit, asked, SAMPLED, seeded=True)
+    live.executor.wait_for_job_on(0)
+    os.kill(victim, signal.SIGKILL)
+    assert live.finish(asked) == one_process["sampled"]
+    assert [type(outcome) for outcome in live.executor.misfortunes] == [JobFailed]
+    wait_until_gone([victim])
 
 
-def test_a_worker_that_dies_idle_is_replaced(three: UnitSpec) -> None:
-    asked = asked_of(three, count=1)
-    executor = ProcessExecutor(three)
-    with running(three, executor) as (unit, sink):
-        before = children(executor.owner_pid)
-        for pid in before:
-            os.kill(pid, signal.SIGKILL)
-        wait_until_gone(before)
-        submit(unit, asked, greedy(NUM_TOKENS))
-        sink.wait_for_ends(len(asked))
-        check_lengths(sink, asked, NUM_TOKENS)
+def test_a_decode_worker_killed_in_a_job_changes_no_token(
+    live: Live, three: UnitSpec, one_process: dict[str, dict[str, list[int]]]
+) -> None:
+    asked = asked_of(three)
+    victim = live.workers[1]
+    submit(live.unit, asked, SAMPLED, seeded=True)
+    live.sink.wait_for_tokens(next(iter(asked)), 3)
+    os.kill(victim, signal.SIGSTOP)
+    live.executor.wait_for_job_on(1)
+    os.kill(victim, signal.SIGKILL)
+    assert live.finish(asked) == one_process["sampled"]
+    assert [type(outcome) for outcome in live.executor.misfortunes] == [JobFailed]
+    wait_until_gone([victim])
 
 
-def test_close_leaves_no_process(three: UnitSpec) -> None:
-    executor = ProcessExecutor(three)
-    with running(three, executor) as (unit, _):
-        submit(unit, asked_of(three), greedy(200))
-        processes = [executor.owner_pid, *children(executor.owner_pid)]
+def test_an_owner_killed_in_a_job_changes_no_token(
+    live: Live, three: UnitSpec, one_process: dict[str, dict[str, list[int]]]
+) -> None:
+    asked = asked_of(three)
+    owner, workers = live.executor.owner_pid, live.workers
+    submit(live.unit, asked, SAMPLED, seeded=True)
+    live.sink.wait_for_tokens(next(iter(asked)), 3)
+    os.kill(workers[1], signal.SIGSTOP)
+    live.executor.wait_for_job_on(1)
+    os.kill(owner, signal.SIGKILL)
+    assert live.finish(asked) == one_process["sampled"]
+    assert OwnerLost in [type(outcome) for outcome in live.executor.misfortunes]
+    assert live.executor.owner_pid != owner
+    wait_until_gone([owner, *workers])
+
+
+def test_workers_that_die_idle_are_replaced(
+    live: Live, three: UnitSpec, one_process: dict[str, dict[str, list[int]]]
+) -> None:
+    before = live.workers
+    for pid in before:
+        os.kill(pid, signal.SIGKILL)
+    wait_until_gone(before)
+    assert live.run(asked_of(three), SAMPLED) == one_process["sampled"]
+
+
+def test_abort_while_running_frees_blocks(live: Live, three: UnitSpec) -> None:
+    asked = asked_of(three)
+    submit(live.unit, asked, greedy(200))
+    live.sink.wait_for_tokens(next(iter(asked)), 3)
+    for request_id in asked:
+        live.unit.abort(request_id)
+    live.sink.wait_for_ends(len(asked))
+    assert {live.sink.reason(request_id) for request_id in asked} == {FinishReason.ABORT}
+    check_nothing_leaks(live.unit)
+
+
+def test_close_leaves_no_process(tiny: ModelBuilder) -> None:
+    spec = spec_of([tiny("llama")])
+    executor = ProcessExecutor(spec)
+    with running(spec, executor) as (unit, sink):
+        submit(unit, asked_of(spec), greedy(200))
+        processes = [executor.owner_pid, *workers_of(executor.owner_pid, 2)]
+    assert {sink.reason(request_id) for request_id in asked_of(spec)} == {FinishReason.ABORT}
     wait_until_gone(processes)
 
 
 UNIT = """
 import sys, time
 from pathlib import Path
-from tests.engine.units import spec_of
+from muxcluster.channel.codec import decode
+from muxcluster.engine.executor import JobDone, JobFailed, Outcome, OwnerLost
 from muxcluster.engine.processes import ProcessExecutor
 
-executor = ProcessExecutor(spec_of([Path(sys.argv[1])]))
+executor = ProcessExecutor(decode(Path(sys.argv[1]).read_bytes()).spec)
 executor.start()
 sys.stdout.write(f"{executor.owner_pid}\\n")
 sys.stdout.flush()
@@ -174,28 +288,18 @@ time.sleep(60)
 """
 
 
-def test_workers_and_owner_die_with_the_unit(tiny: ModelBuilder) -> None:
+def test_workers_and_owner_die_with_the_unit(tiny: ModelBuilder, tmp_path: Path) -> None:
     """A unit that is killed can say nothing: its ends of all streams close, that is all."""
-    command = [sys.executable, "-c", UNIT, str(tiny("llama"))]
+    spec = tmp_path / "spec"
+    spec.write_bytes(encode(Start(spec_of([tiny("llama")]))))
+    command = [sys.executable, "-c", UNIT, str(spec)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as unit:
         assert unit.stdout is not None
         owner = int(unit.stdout.readline())
-        processes = [owner, *children(owner)]
-        assert len(processes) > 1
+        processes = [owner, *workers_of(owner, 2)]
         unit.kill()
         unit.wait()
         wait_until_gone(processes)
-
-
-def test_abort_while_running_frees_blocks(three: UnitSpec) -> None:
-    asked = asked_of(three)
-    with running(three) as (unit, sink):
-        submit(unit, asked, greedy(200))
-        sink.wait_for_tokens(next(iter(asked)), 3)
-        for request_id in asked:
-            unit.abort(request_id)
-        sink.wait_for_ends(len(asked))
-        check_nothing_leaks(unit)
 
 
 @pytest.fixture
