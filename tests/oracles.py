@@ -16,10 +16,20 @@ class GreedyOracle:
     def __init__(self, directory: Path) -> None:
         self._model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
         self._model.generation_config = GenerationConfig(pad_token_id=0)
+        self._continuations: dict[tuple[int, ...], tuple[list[int], list[float]]] = {}
         self.num_near_ties = 0
 
     def continue_(self, prompt: Sequence[int], num_tokens: int) -> tuple[list[int], list[float]]:
-        """`num_tokens` greedy tokens after `prompt` (no end token) and the top-2 gap of each."""
+        """`num_tokens` greedy tokens after `prompt` (no end token) and the top-2 gap of each.
+
+        Remembered, as many tests ask the same.
+        """
+        key = (num_tokens, *prompt)
+        if key not in self._continuations:
+            self._continuations[key] = self._generate(prompt, num_tokens)
+        return self._continuations[key]
+
+    def _generate(self, prompt: Sequence[int], num_tokens: int) -> tuple[list[int], list[float]]:
         config = GenerationConfig(
             max_new_tokens=num_tokens,
             do_sample=False,

@@ -48,21 +48,28 @@ def spec_of(
         num_blocks=num_columns * max(m.shape.blocks_per_column for m in models),
         block_bytes=8 * max(2 * m.shape.head_dim * m.shape.itemsize for m in models),
         workers=workers,
-        scheduler=SchedulerSpec(lane=lane, token_budget=64),
+        scheduler=SchedulerSpec(lane=lane, token_budget=64, quota_period_s=1e4),
         partition=partition,
         num_threads=1,
     )
 
 
 def prompts(
-    model: str, count: int, vocab_size: int, *, shared: int = 0, seed: int = 0
+    model: str,
+    count: int,
+    vocab_size: int,
+    *,
+    shared: int = 0,
+    longest: int = 50,
+    seed: int = 0,
 ) -> dict[str, list[int]]:
-    """Ragged random prompts by request id; the first `shared` tokens are the same in all."""
+    """Random prompts by request id: `shared` tokens that are the same in all, then 1 to `longest`
+    of their own."""
     rng = random.Random(f"{model}{seed}")
     prefix = [rng.randrange(vocab_size) for _ in range(shared)]
     return {
         f"{model}/{seed}/{i}": prefix
-        + [rng.randrange(vocab_size) for _ in range(rng.randrange(1, 50))]
+        + [rng.randrange(vocab_size) for _ in range(rng.randint(1, longest))]
         for i in range(count)
     }
 
