@@ -52,10 +52,9 @@ class Memory:
 
     def fits(self, model: ModelState, live: LiveRequest) -> bool:
         """True where `admit` would succeed now."""
-        slot = model.slots.next_free if model.slots.num_free else 0
         if self._open(model, live) is None:
             return False
-        self._kv.close(model.name, slot)
+        self._kv.close(model.name, model.slots.next_free)
         return True
 
     def _open(self, model: ModelState, live: LiveRequest) -> int | None:
@@ -70,13 +69,20 @@ class Memory:
             hashes = live.extend_hashes(live.output, columns, model.block_tokens)
         cached = self._kv.open(model.name, slot, hashes, live.side)
         needed = model.blocks(num_tokens) - model.blocks(cached)
-        # One column for each running sequence, or admission and preemption would take turns.
-        reserve = model.slots.num_live * model.blocks_per_column
-        if needed + reserve <= self._kv.headroom(model.name):
+        if needed + self._reserve(model) <= self._kv.headroom(model.name):
             return cached
         model.is_short = True
         self._kv.close(model.name, slot)
         return None
+
+    def _reserve(self, model: ModelState) -> int:
+        """Blocks for one more column of each sequence that may still grow.
+
+        Without it, admission and preemption would take turns at the same blocks.
+        """
+        table = model.slots
+        may_grow = table.is_live & (self._kv.capacity(model.name) < table.max_total - 1)
+        return int(np.count_nonzero(may_grow)) * model.blocks_per_column
 
     def try_grow(
         self, model: ModelState, slots: Slots, num_tokens: NDArray[np.int32]

@@ -137,19 +137,27 @@ class Rig:
 
     def seconds(self, job: Job) -> float:
         """Prefill costs per token, decode is flat; both are faster on a larger share."""
-        work = 0.05 + 0.01 * int(job.rows.counts.sum()) * job.max_steps
+        work = 0.02 + 0.001 * int(job.rows.counts.sum()) * job.max_steps
         return work * self._rng.uniform(0.9, 1.1) / job.share
 
-    def finish(self) -> Job:
-        """The running job that ends first ends."""
-        self.now, job = self.running.pop(0)
+    def finish(self, worker_id: int | None = None) -> Job:
+        """The running job that ends first ends, or that of a worker (out of its turn)."""
+        workers = [job.worker_id for _, job in self.running]
+        end_s, job = self.running.pop(0 if worker_id is None else workers.index(worker_id))
+        self.now = max(self.now, end_s)
         self.take(self.scheduler.complete(job, self.memory.run(job), self.now))
         self.check()
         return job
 
+    def is_in(self, name: str, job: Job) -> bool:
+        """True where the request runs in `job`."""
+        seen = {(j.model, a.slot): a.request_id for j in self.jobs for a in j.admissions}
+        return any(seen[job.model, slot] == name for slot in job.rows.slots.tolist())
+
     def fail(self) -> None:
         """The running job that ends first fails, its memory half written."""
-        self.now, job = self.running.pop(0)
+        end_s, job = self.running.pop(0)
+        self.now = max(self.now, end_s)
         self.memory.run(job)
         self.take(self.scheduler.fail(job, self.now))
         self.check()

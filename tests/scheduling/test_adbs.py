@@ -1,0 +1,171 @@
+"""What ADBS is for: prefill first, decodes beside it, no model starved by turns or quotas."""
+
+from muxcluster.core.job import Phase, WorkerSlot
+from muxcluster.core.kvshape import KvShape
+from muxcluster.core.request import Slo
+from tests.scheduling.rig import LADDER, Rig, model_spec, request, unit_spec
+
+THREE_WORKERS = tuple(WorkerSlot(i, LADDER) for i in range(3))
+
+
+def two_models(**more):
+    return unit_spec([model_spec("a"), model_spec("b")], **more)
+
+
+def decoding(rig: Rig, *names: str) -> Rig:
+    """Requests of these models have had their first token; nothing runs."""
+    for name in names:
+        rig.add(request(f"{name} decodes", name, num_output=40))
+    while any(f"{name} decodes" not in rig.first_token_s for name in names):
+        rig.step()
+    while rig.running:
+        rig.finish()
+    return rig
+
+
+def summary(jobs):
+    return [(job.model, job.phase, job.share) for job in jobs]
+
+
+def test_one_kind_of_work_takes_the_whole_gpu() -> None:
+    rig = Rig(two_models())
+    rig.add(request("r", "a"))
+    assert summary(rig.launch()) == [("a", Phase.PREFILL, 1.0)]
+    rig.finish()
+    assert summary(rig.launch()) == [("a", Phase.DECODE, 1.0)]
+
+
+def test_prefill_goes_first_and_decodes_of_any_model_run_beside_it() -> None:
+    rig = decoding(Rig(two_models()), "a")
+    rig.add(request("new", "b"))
+    assert summary(rig.launch()) == [("b", Phase.PREFILL, 0.5), ("a", Phase.DECODE, 0.5)]
+    rig = decoding(Rig(two_models()), "a")
+    rig.add(request("new", "a"))
+    assert summary(rig.launch()) == [("a", Phase.PREFILL, 0.5), ("a", Phase.DECODE, 0.5)]
+
+
+def test_at_most_one_prefill_runs() -> None:
+    rig = Rig(two_models(workers=THREE_WORKERS))
+    rig.add(request("r", "a"), request("s", "b"))
+    assert summary(rig.launch()) == [("a", Phase.PREFILL, 1.0)]
+    assert rig.launch() == []
+
+
+def three_decodes_run(rig: Rig) -> Rig:
+    decoding(rig, "a", "b", "c")
+    assert [share for _, _, share in summary(rig.launch())] == [0.25, 0.25, 0.5]
+    return rig
+
+
+def three_models():
+    models = [model_spec("a"), model_spec("b"), model_spec("c"), model_spec("d", max_seqs=1)]
+    return unit_spec(models, workers=THREE_WORKERS, num_blocks=128)
+
+
+def test_a_prefill_that_waits_for_sms_holds_back_decodes() -> None:
+    rig = three_decodes_run(Rig(three_models()))
+    rig.add(request("new", "d"))
+    rig.finish(worker_id=0)
+    assert rig.launch() == [], "a quarter is free, but the prefill waits for a half"
+    rig.finish(worker_id=1)
+    assert summary(rig.launch()) == [("d", Phase.PREFILL, 0.5)]
+
+
+def test_a_prefill_that_waits_for_memory_holds_back_nothing() -> None:
+    rig = three_decodes_run(Rig(three_models()))
+    rig.add(request("new", "a", num_prompt=50))
+    rig.finish(worker_id=0)
+    assert [job.phase for job in rig.launch()] == [Phase.DECODE]
+
+
+def test_a_prefill_that_waits_for_memory_lets_the_next_model_in() -> None:
+    rig = decoding(Rig(two_models(num_blocks=80)), "a")
+    rig.add(request("too long for now", "a", num_prompt=40, num_output=20))
+    rig.add(request("fits", "b"))
+    assert summary(rig.launch())[0] == ("b", Phase.PREFILL, 0.5)
+
+
+def test_least_slack_goes_first() -> None:
+    rig = Rig(two_models())
+    rig.add(request("relaxed", "a", slo=Slo(ttft_s=9.0, tpot_s=1.0)))
+    rig.add(request("urgent", "b", slo=Slo(ttft_s=1.0, tpot_s=1.0)))
+    assert summary(rig.launch())[0][0] == "b"
+
+
+def test_a_missed_target_binds_nobody() -> None:
+    rig = Rig(two_models())
+    rig.add(request("late", "a", slo=Slo(ttft_s=1.0, tpot_s=1.0)))
+    rig.now += 5.0
+    rig.add(request("in time", "b", slo=Slo(ttft_s=2.0, tpot_s=1.0)))
+    assert summary(rig.launch())[0][0] == "b"
+
+
+def popular_and_rare(lane: str) -> Rig:
+    """Model a has urgent work all the time, b one request without a target."""
+    slo = Slo(ttft_s=1e6, tpot_s=1e6)
+    models = [model_spec("a", max_seqs=150), model_spec("b")]
+    rig = Rig(unit_spec(models, lane=lane, num_blocks=8000), checks=False)
+    rig.add(*(request(f"a{i}", "a", num_output=20, slo=slo) for i in range(150)))
+    rig.add(request("rare", "b", num_output=20))
+    return rig.run()
+
+
+def test_an_unpopular_model_is_not_starved() -> None:
+    """FCFS makes it wait for the whole backlog, ADBS for its turn."""
+    waits = {}
+    for lane in ("adbs", "temporal"):
+        rig = popular_and_rare(lane)
+        waits[lane] = rig.first_token_s["rare"] - 100.0
+    assert waits["adbs"] < 0.2 * waits["temporal"]
+
+
+def big_beside_small(lane: str) -> Rig:
+    """A large model at rate 1 beside a small one at rate 8, both overloaded (65B beside 30B)."""
+    big = KvShape(num_layers=8, num_kv_heads=4, head_dim=128, itemsize=2)
+    models = [
+        model_spec("small", max_seqs=200, rate_per_s=8.0),
+        model_spec("big", shape=big, max_seqs=50, rate_per_s=1.0),
+    ]
+    spec = unit_spec(models, lane=lane, num_blocks=800, quota_period_s=2.0, token_budget=256)
+    rig = Rig(spec, checks=False)
+    for second in range(60):
+        rig.add(
+            *(request(f"s{second}.{i}", "small", 30, 30) for i in range(8)),
+            request(f"b{second}", "big", 30, 30),
+        )
+        rig.run_until(100.0 + second)
+    return rig
+
+
+def test_quotas_do_not_starve_a_large_model() -> None:
+    """MuxServe's public code starves it; ours gives it blocks by measured demand, never below its
+    floor. Without quotas the small model's arrivals take the pool before a big column fits."""
+    ended = {}
+    for lane in ("adbs", "round-robin"):
+        rig = big_beside_small(lane)
+        ended[lane] = sum(name.startswith("b") for name in rig.ends)
+        if lane == "adbs":
+            stats = {m.name: m for m in rig.scheduler.stats(rig.now, "unit").models}
+            assert stats["big"].quota_blocks >= 8 * 32
+            small = sum(name.startswith("s") for name in rig.ends)
+            assert ended[lane] * 8 >= 0.5 * small, "far from its share of the load"
+    assert ended["adbs"] > 1.2 * ended["round-robin"]
+
+
+def test_quotas_follow_the_load() -> None:
+    """The plan was wrong about both models: after some periods quotas say what is measured."""
+    models = [
+        model_spec("a", max_seqs=40, rate_per_s=9.0),
+        model_spec("b", max_seqs=40, rate_per_s=1.0),
+    ]
+    rig = Rig(unit_spec(models, num_blocks=640, quota_period_s=1.0, token_budget=256))
+    quota = {m.name: m.quota_blocks for m in rig.scheduler.stats(rig.now, "unit").models}
+    assert quota == {"a": 576, "b": 64}
+    for second in range(12):
+        rig.add(*(request(f"b{second}.{i}", "b", 30, 30) for i in range(9)))
+        rig.add(request(f"a{second}", "a", 30, 30))
+        rig.run_until(100.0 + second)
+    quota = {m.name: m.quota_blocks for m in rig.scheduler.stats(rig.now, "unit").models}
+    assert quota["b"] > 3 * quota["a"]
+    rig.run()
+    rig.check_empty()

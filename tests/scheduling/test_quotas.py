@@ -1,0 +1,146 @@
+"""Quotas: floors, the initial split, and their adaptation to measured use."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muxcluster.core.kvshape import KvShape, block_bytes
+from muxcluster.kvcache.cache import KvCache
+from muxcluster.kvcache.model import KvModel
+from muxcluster.scheduling.balancer import QuotaBalancer
+from muxcluster.scheduling.modelstate import ModelState
+from muxcluster.scheduling.quotas import floors, split, weights
+from muxcluster.scheduling.rates import LoadMeter
+from tests.scheduling.rig import model_spec
+
+
+def state(name: str, layers: int = 2, rate: float = 1.0, max_model_len: int = 64) -> ModelState:
+    shape = KvShape(num_layers=layers, num_kv_heads=2, head_dim=128, itemsize=2)
+    spec = model_spec(name, shape=shape, max_model_len=max_model_len)
+    return ModelState(spec, block_bytes(8, 2), LoadMeter(rate, 32.0, 10.0))
+
+
+def test_floor_is_one_sequence_of_full_length() -> None:
+    models = [state("a"), state("b", layers=4)]
+    assert floors(models, 1000) == {"a": 8 * 4, "b": 8 * 8}
+
+
+def test_a_small_pool_is_split_into_whole_columns() -> None:
+    models = [state("a"), state("b", layers=4)]
+    assert floors(models, 60) == {"a": 20, "b": 40}
+    with pytest.raises(ValueError, match="not one column of 'a'"):
+        floors([state("a"), state("b", layers=4)], 8)
+
+
+def test_split_follows_rate_times_size_times_length() -> None:
+    models = [state("a", rate=3.0), state("b", layers=4)]
+    assert weights(models) == {"a": 3.0 * 4 * 4, "b": 1.0 * 4 * 8}
+    assert split(models, weights(models), {"a": 0, "b": 0}, 1000) == {"a": 600, "b": 400}
+
+
+LOADS = st.lists(st.tuples(st.integers(1, 5), st.floats(0, 1000)), min_size=1, max_size=6)
+
+
+@given(LOADS, st.integers(0, 3000))
+def test_split_keeps_floors_and_the_pool(loads, extra) -> None:
+    models = [state(str(i), layers, rate) for i, (layers, rate) in enumerate(loads)]
+    least = floors(models, 10_000)
+    num_blocks = sum(least.values()) + extra
+    quotas = split(models, weights(models), least, num_blocks)
+    assert set(quotas) == set(least)
+    assert sum(quotas.values()) <= num_blocks
+    for model in models:
+        assert quotas[model.name] >= least[model.name]
+        assert quotas[model.name] % model.blocks_per_column == 0
+    slack = sum(model.blocks_per_column for model in models)
+    assert num_blocks - sum(quotas.values()) < slack
+
+
+def balancer(models, quotas, num_blocks=400) -> tuple[QuotaBalancer, KvCache]:
+    kv_models = [KvModel(m.name, m.spec.shape, 6, 64) for m in models]
+    kv = KvCache(num_blocks, block_bytes(8, 2), kv_models, quotas)
+    return QuotaBalancer(kv, models, floors(models, num_blocks)), kv
+
+
+def test_idle_blocks_move_to_the_model_that_lacks_some() -> None:
+    models = [state("idle"), state("short")]
+    moves, kv = balancer(models, {"idle": 300, "short": 100})
+    models[1].is_short = True
+    moves.adapt()
+    moves.check()
+    assert kv.quota("idle") == 300 - 132
+    assert kv.quota("short") == 100 + 132
+    moves.adapt()
+    assert kv.quota("short") == 232, "nobody is short any more: nothing moves"
+
+
+def test_the_floor_is_never_given_away() -> None:
+    models = [state("idle"), state("short")]
+    moves, kv = balancer(models, {"idle": 300, "short": 100})
+    for _ in range(40):
+        models[1].is_short = True
+        moves.adapt()
+        moves.check()
+    floor = floors(models, 400)["idle"]
+    assert floor <= kv.quota("idle") <= floor + 2 * models[0].blocks_per_column
+
+
+def test_blocks_in_use_are_not_given() -> None:
+    models = [state("busy"), state("short")]
+    moves, kv = balancer(models, {"busy": 300, "short": 100})
+    models[0].peak_blocks = 280
+    models[1].is_short = True
+    moves.adapt()
+    assert kv.quota("busy") == 292
+
+
+@pytest.mark.parametrize(("rate", "wanted"), [(1.0, 200), (3.0, 300)])
+def test_two_short_models_even_out_by_measured_rate(rate: float, wanted: int) -> None:
+    models = [state("a", rate=rate), state("b")]
+    moves, kv = balancer(models, {"a": 100, "b": 300})
+    for _ in range(60):
+        for model in models:
+            model.is_short = True
+            model.peak_blocks = kv.quota(model.name)
+        moves.adapt()
+        moves.check()
+    assert abs(kv.quota("a") - wanted) <= 16
+
+
+def test_a_lowered_quota_waits_for_its_sequences() -> None:
+    models = [state("a", rate=3.0), state("b")]
+    moves, kv = balancer(models, {"a": 100, "b": 300})
+    slots = np.arange(6, dtype=np.int32)
+    for slot in slots.tolist():
+        kv.open("b", slot, [])
+    kv.grow("b", slots, np.full(6, 64, dtype=np.int32))
+    for _ in range(60):
+        for model in models:
+            model.is_short = True
+        moves.adapt()
+        moves.check()
+    assert (kv.quota("a"), kv.quota("b")) == (400 - 192, 192)
+    for slot in (0, 1, 2):
+        kv.close("b", slot)
+    moves.settle()
+    moves.check()
+    assert kv.quota("b") == pytest.approx(100, abs=16)
+    assert kv.quota("a") == pytest.approx(300, abs=16)
+
+
+def test_measured_rates_replace_planned_ones() -> None:
+    meter = LoadMeter(50.0, 500.0, 10.0)
+    for _ in range(20):
+        meter.arrive()
+    meter.end(100)
+    meter.update(5.0)
+    assert (meter.rate_per_s, meter.mean_tokens) == (4.0, 100.0)
+    for _ in range(60):
+        meter.arrive()
+        meter.arrive()
+        meter.update(1.0)
+    assert abs(meter.rate_per_s - 2.0) < 0.02
+    meter.update(1000.0)
+    assert meter.rate_per_s < 1e-3
+    assert meter.mean_tokens == 100.0

@@ -1,0 +1,145 @@
+"""500 random runs to the end under every lane: aborts, failures, restarts, tiny pools."""
+
+import random
+
+import pytest
+
+from muxcluster.core.events import Finished, FinishReason, Rejected
+from muxcluster.core.job import Phase, WorkerSlot
+from muxcluster.core.request import Request, ServiceClass, Slo
+from tests.scheduling.rig import (
+    LADDER,
+    LANES,
+    TWO_WORKERS,
+    Rig,
+    expected_output,
+    request,
+    unit_spec,
+)
+
+SPLIT = (
+    WorkerSlot(0, (0.5,), frozenset({Phase.PREFILL, Phase.MIXED})),
+    WorkerSlot(1, (0.5,), frozenset({Phase.DECODE})),
+)
+WORKERS = (TWO_WORKERS, (WorkerSlot(3, (1.0,)),), SPLIT, (*TWO_WORKERS, WorkerSlot(2, LADDER)))
+RUNS_PER_PART = 25
+
+
+def random_request(rng: random.Random, name: str):
+    """Any request: shared prefixes, both classes, recovered output, sometimes too long."""
+    shared = [rng.randrange(3)] * 16 if rng.random() < 0.4 else []
+    prompt = shared + [rng.randrange(50) for _ in range(rng.randint(1, 28))]
+    return request(
+        name,
+        rng.choice("aaaabbc"),
+        num_output=rng.choice((1, 2, 9, 20, 30)),
+        prompt_tokens=prompt,
+        ignore_eos=rng.random() < 0.5,
+        stop_token_ids=rng.choice(((), (), (3, 4))),
+        prompt_logprobs=rng.choice((None, None, 0)),
+        service_class=rng.choice((*ServiceClass, ServiceClass.INTERACTIVE)),
+        slo=rng.choice((None, Slo(0.5, 0.2))),
+        priority=rng.choice((0, 0, 0, -1, 3)),
+        cacheable=rng.random() < 0.8,
+        cache_salt=rng.choice(("", "", "tenant")),
+    )
+
+
+def random_step(rng: random.Random, rig: Rig, waiting: list, asked: dict) -> None:
+    """One thing that may happen to a unit."""
+    draw = rng.random()
+    if waiting and draw < 0.35:
+        rig.add(waiting.pop())
+    elif draw < 0.40:
+        rig.abort(rng.choice(list(asked)))
+    elif draw < 0.42 and rig.running:
+        rig.fail()
+    elif draw < 0.425:
+        rig.reset()
+    elif draw < 0.6:
+        rig.launch()
+    elif rig.num_open:
+        rig.step()
+
+
+def random_run(lane: str, seed: int) -> tuple[Rig, dict]:
+    """A run to the end; the rig checks the scheduler's invariants after each step."""
+    rng = random.Random(f"{lane} {seed}")
+    spec = unit_spec(
+        lane=lane,
+        num_blocks=rng.choice((36, 60, 90, 120, 121, 200)),
+        workers=rng.choice(WORKERS),
+        token_budget=rng.choice((5, 16, 64)),
+        max_decode_rows=rng.choice((2, 256)),
+    )
+    rig = Rig(spec, seed, max_steps=rng.choice((1, 1, 4)))
+    waiting = [random_request(rng, f"{seed}-{i}") for i in range(rng.randint(1, 14))]
+    asked = {r.request_id: r for r in waiting}
+    while waiting:
+        random_step(rng, rig, waiting, asked)
+    rig.run()
+    while rig.running:
+        rig.finish()
+    return rig, asked
+
+
+def check_prompt_logprobs(asked: Request, positions: list[int]) -> None:
+    """Each prompt position once and in order, however often the prompt was recomputed."""
+    if asked.sampling.prompt_logprobs is None:
+        assert positions == []
+    elif not asked.cacheable:
+        assert positions == list(range(len(asked.prompt_tokens) - 1))
+    else:
+        assert positions == sorted(set(positions))
+
+
+@pytest.mark.parametrize("part", range(5))
+@pytest.mark.parametrize("lane", LANES)
+def test_random_runs_end(lane: str, part: int) -> None:
+    reasons = set()
+    for seed in range(part * RUNS_PER_PART, (part + 1) * RUNS_PER_PART):
+        rig, asked = random_run(lane, seed)
+        assert set(rig.ends) == set(asked)
+        for name, end in rig.ends.items():
+            output = expected_output(asked[name])
+            if isinstance(end, Rejected):
+                assert not rig.tokens[name]
+                reasons.add("rejected")
+                continue
+            reasons.add(end.reason)
+            assert output[: len(rig.tokens[name])] == rig.tokens[name]
+            if end.reason in (FinishReason.STOP, FinishReason.LENGTH):
+                assert rig.tokens[name] == output
+                check_prompt_logprobs(asked[name], rig.prompt_logprobs[name])
+        rig.check_empty()
+    assert {FinishReason.STOP, FinishReason.LENGTH, FinishReason.ABORT} <= reasons
+
+
+def test_runs_reach_every_rare_path() -> None:
+    """The random runs above do preempt, fail, reject and hit the prefix cache."""
+    rigs = [random_run(lane, seed)[0] for lane in LANES for seed in range(8)]
+    ends = [end for rig in rigs for end in rig.ends.values()]
+    finished = [end for end in ends if isinstance(end, Finished)]
+    assert any(isinstance(end, Rejected) for end in ends)
+    assert any(end.num_preemptions for end in finished)
+    assert any(end.num_cached_tokens for end in finished)
+    assert any(job.max_steps > 1 for rig in rigs for job in rig.jobs)
+    assert {job.phase for rig in rigs for job in rig.jobs} == set(Phase)
+    assert any(not samples for rig in rigs for job in rig.jobs for samples in job.rows.samples)
+
+
+@pytest.mark.parametrize("lane", LANES)
+def test_same_inputs_give_the_same_jobs(lane: str) -> None:
+    first, second = (random_run(lane, 3)[0] for _ in range(2))
+    assert len(first.jobs) == len(second.jobs) > 5
+    for one, other in zip(first.jobs, second.jobs, strict=True):
+        assert (one.job_id, one.model, one.phase, one.worker_id, one.share) == (
+            other.job_id,
+            other.model,
+            other.phase,
+            other.worker_id,
+            other.share,
+        )
+        for name in ("slots", "starts", "counts", "samples"):
+            assert (getattr(one.rows, name) == getattr(other.rows, name)).all()
+        assert (one.tables.blocks == other.tables.blocks).all()
