@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 import pytest
+
 from tests.engine.conftest import ModelBuilder
 from tests.engine.units import (
     check_lengths,
@@ -14,7 +15,6 @@ from tests.engine.units import (
     submit,
 )
 from tests.oracles import GreedyOracle
-
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "opt", "mixtral")
 PRESSURE = {

@@ -3,7 +3,7 @@
 import math
 import random
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import pytest
@@ -11,6 +11,7 @@ import pytest
 from muxcluster.core.errors import InvalidValue, LoadError, NotReady
 from muxcluster.core.events import FinishReason, TokenDelta
 from muxcluster.core.unitspec import UnitSpec
+from muxcluster.engine.executor import Outcome
 from muxcluster.engine.unit import Unit
 from tests.engine.fakes import FakeExecutor, Sink, expected, fake_spec, request
 
@@ -121,6 +122,26 @@ def test_close_aborts_what_is_open() -> None:
     with pytest.raises(NotReady, match="closed"):
         unit.submit(request("late", "wide", [1], 1))
     unit.close()
+
+
+def test_close_kills_workers_that_do_not_let_go() -> None:
+    class Stuck(FakeExecutor):
+        killed = threading.Event()
+
+        def wait(self, timeout_s: float | None) -> Sequence[Outcome]:
+            self.killed.wait()
+            return []
+
+        def kill(self) -> None:
+            self.killed.set()
+
+    sink, executor = Sink(), Stuck()
+    unit = Unit(fake_spec(), sink, executor=executor)
+    unit.start()
+    unit.submit(request("r", "wide", [1], 1))
+    unit.close(timeout_s=0.2)
+    assert sink.reason("r") is FinishReason.ABORT
+    assert executor.is_closed
 
 
 def test_a_broken_loop_ends_every_request_with_error() -> None:

@@ -1,0 +1,65 @@
+"""The partition chooses the executor; the in-process one survives a job that raises."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from muxcluster.core.errors import ConfigError, EngineFailure
+from muxcluster.core.job import Admission, Job, Phase, Rows, TableDelta
+from muxcluster.core.sampling import SamplingParams
+from muxcluster.engine.executor import JobDone, JobFailed
+from muxcluster.engine.executors import make_executor
+from muxcluster.engine.inprocess import InProcessExecutor
+from muxcluster.engine.processes import ProcessExecutor
+from tests.engine.conftest import ModelBuilder
+from tests.engine.fakes import fake_spec
+from tests.engine.units import spec_of
+
+
+def test_the_partition_names_the_executor() -> None:
+    spec = fake_spec()
+    assert isinstance(make_executor(replace(spec, partition="none")), InProcessExecutor)
+    executor = make_executor(replace(spec, partition="threads"))
+    assert isinstance(executor, ProcessExecutor)
+    executor.close()
+
+
+@pytest.mark.parametrize("wrong", [{"partition": "mps"}, {"device": "cuda:0"}])
+def test_what_cannot_be_had_is_refused_by_name(wrong: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match=r"partition"):
+        make_executor(replace(fake_spec(), **wrong))
+
+
+def test_a_job_that_raises_in_this_process_fails_alone(tiny: ModelBuilder) -> None:
+    spec = spec_of([tiny("llama")], partition="none")
+    executor = InProcessExecutor(spec)
+    executor.start()
+    width = spec.models[0].shape.blocks_per_column
+    rows = Rows(
+        slots=np.zeros(1, dtype=np.int32),
+        starts=np.zeros(1, dtype=np.int32),
+        counts=np.full(1, 3, dtype=np.int32),
+        samples=np.ones(1, dtype=np.bool_),
+    )
+    admission = Admission(0, "r", np.arange(3, dtype=np.int32), 3, SamplingParams(temperature=0.0))
+
+    def job(job_id: int, column: int) -> Job:
+        blocks = np.arange(width, dtype=np.int32)[None]
+        tables = TableDelta(np.zeros(1, dtype=np.int32), np.full(1, column, dtype=np.int32), blocks)
+        return Job(job_id, "llama", Phase.PREFILL, 0, 1.0, rows, tables, (admission,))
+
+    executor.launch(job(1, column=10_000))
+    executor.launch(job(2, column=0))
+    (failed,) = executor.wait(None)
+    assert isinstance(failed, JobFailed)
+    assert failed.job_id == 1
+    assert "IndexError" in failed.message
+    (done,) = executor.wait(None)
+    assert isinstance(done, JobDone)
+    assert done.result.counts.tolist() == [1]
+    executor.wake()
+    assert executor.wait(None) == []
+    with pytest.raises(EngineFailure):
+        executor.restart()
+    executor.close()

@@ -1,0 +1,162 @@
+"""What the process executor makes of dying workers and owners, with an owner of sockets alone."""
+
+import socket
+import threading
+
+import numpy as np
+import pytest
+
+from muxcluster.channel.codec import Done, Launch, decode, encode
+from muxcluster.channel.frames import FrameSocket
+from muxcluster.core.errors import EngineFailure
+from muxcluster.core.job import JobResult
+from muxcluster.core.unitspec import UnitSpec
+from muxcluster.engine import processes
+from muxcluster.engine.executor import JobDone, JobFailed, OwnerLost
+from muxcluster.engine.processes import ProcessExecutor
+from tests.engine.fakes import fake_spec
+from tests.engine.test_admissions import admission, job_of
+
+
+class SocketOwner:
+    """Stands in for OwnerLink: no process; the test holds the far ends of all streams."""
+
+    latest: "SocketOwner"
+
+    def __init__(self) -> None:
+        SocketOwner.latest = self
+        ours, self.far_control = socket.socketpair()
+        self.control = FrameSocket(ours)
+        self.far: dict[int, FrameSocket] = {}
+        self.num_forks = 0
+        self.is_dead = False
+        self.is_stopped = False
+
+    def load(self, spec: UnitSpec) -> None:
+        assert spec.unit_id == "unit-0"
+
+    def fork(self, worker_id: int) -> FrameSocket:
+        if self.is_dead:
+            raise BrokenPipeError
+        self.num_forks += 1
+        ours, theirs = socket.socketpair()
+        self.far[worker_id] = FrameSocket(theirs)
+        return FrameSocket(ours)
+
+    def kill(self) -> None:
+        self.is_dead = True
+
+    def stop(self, grace_s: float) -> None:
+        assert grace_s > 0
+        self.is_stopped = True
+        self.control.close()
+        self.far_control.close()
+        for frames in self.far.values():
+            frames.close()
+
+
+@pytest.fixture
+def executor(monkeypatch: pytest.MonkeyPatch) -> ProcessExecutor:
+    monkeypatch.setattr(processes, "OwnerLink", SocketOwner)
+    executor = ProcessExecutor(fake_spec())
+    executor.start()
+    return executor
+
+
+def answer(worker: FrameSocket) -> Launch:
+    """Take a launch as a worker would and say that it is done."""
+    frame = worker.recv()
+    assert frame is not None
+    launch = decode(frame)
+    assert isinstance(launch, Launch)
+    job = launch.job
+    result = JobResult(job.job_id, job.rows.slots, job.rows.counts, 0.0, {}, {})
+    worker.send(encode(Done(result)))
+    return launch
+
+
+def test_a_replaced_worker_is_told_the_rules_again(executor: ProcessExecutor) -> None:
+    owner = SocketOwner.latest
+    executor.launch(job_of(0, [3], (admission(3, seed=9),)))
+    answer(owner.far[0])
+    (done,) = executor.wait(20)
+    assert isinstance(done, JobDone)
+    assert np.array_equal(done.result.tokens, [3])
+    executor.launch(job_of(0, [3]))
+    owner.far[0].close()
+    assert executor.wait(20) == [JobFailed(1, 0, "its worker process died")]
+    executor.launch(job_of(0, [3]))
+    (told,) = answer(owner.far[0]).job.admissions
+    assert told.sampling.seed == 9
+    assert len(told.tokens) == 0
+    executor.close()
+
+
+def test_a_launch_to_a_dead_worker_fails_in_wait(executor: ProcessExecutor) -> None:
+    SocketOwner.latest.far[1].close()
+    executor.launch(job_of(1, [3], (admission(3, seed=9),)))
+    assert executor.wait(20) == [JobFailed(1, 1, "its worker process died")]
+    executor.close()
+
+
+def test_an_owner_that_cannot_fork_is_lost_with_all_workers(executor: ProcessExecutor) -> None:
+    owner = SocketOwner.latest
+    executor.launch(job_of(1, [3], (admission(3, seed=9),)))
+    owner.is_dead = True
+    owner.far[0].close()
+    owner.far[1].close()
+    (outcome,) = executor.wait(20)
+    assert isinstance(outcome, OwnerLost)
+    assert owner.is_stopped
+    executor.restart()
+    assert SocketOwner.latest is not owner
+    executor.launch(job_of(1, [4], (admission(4, seed=1),)))
+    answer(SocketOwner.latest.far[1])
+    assert isinstance(executor.wait(20)[0], JobDone)
+    executor.close()
+    executor.close()
+
+
+def test_workers_that_keep_dying_idle_are_given_up(executor: ProcessExecutor) -> None:
+    owner = SocketOwner.latest
+    with pytest.raises(EngineFailure, match="worker 0 of unit-0 keeps dying"):
+        for _ in range(processes.MAX_LOSSES + 1):
+            owner.far[0].close()
+            assert executor.wait(20) == []
+    assert owner.num_forks == 2 + processes.MAX_LOSSES
+    executor.close()
+    assert owner.is_stopped
+
+
+def test_a_finished_job_forgives_earlier_losses(executor: ProcessExecutor) -> None:
+    owner = SocketOwner.latest
+    for _ in range(3):
+        for _ in range(processes.MAX_LOSSES):
+            owner.far[0].close()
+            assert executor.wait(20) == []
+        executor.launch(job_of(0, [3], (admission(3, seed=9),)))
+        answer(owner.far[0])
+        assert isinstance(executor.wait(20)[0], JobDone)
+    executor.close()
+
+
+def test_an_owner_that_keeps_dying_is_given_up(executor: ProcessExecutor) -> None:
+    for _ in range(processes.MAX_LOSSES):
+        SocketOwner.latest.far_control.close()
+        assert isinstance(executor.wait(20)[0], OwnerLost)
+        executor.restart()
+    SocketOwner.latest.far_control.close()
+    assert isinstance(executor.wait(20)[0], OwnerLost)
+    with pytest.raises(EngineFailure, match="owner of unit-0 keeps dying"):
+        executor.restart()
+    executor.close()
+
+
+def test_wake_ends_a_wait_and_never_blocks(executor: ProcessExecutor) -> None:
+    waiter = threading.Thread(target=executor.wait, args=(None,))
+    waiter.start()
+    for _ in range(100_000):
+        executor.wake()
+    waiter.join(20)
+    assert not waiter.is_alive()
+    executor.close()
