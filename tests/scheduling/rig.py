@@ -128,7 +128,8 @@ class Rig:
     def launch(self) -> list[Job]:
         """Start what the scheduler wants to run."""
         jobs = self.scheduler.next_jobs(self.now)
-        self.check()
+        if jobs:
+            self.check()
         for job in jobs:
             self.jobs.append(job)
             self.running.append((self.now + self.seconds(job), job))
@@ -172,6 +173,10 @@ class Rig:
     def check(self) -> None:
         if self._checks:
             self.scheduler.check()
+
+    def quotas(self) -> dict[str, int]:
+        stats = self.scheduler.stats(self.now, "unit")
+        return {model.name: model.quota_blocks for model in stats.models}
 
     @property
     def num_open(self) -> int:

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from muxcluster.core.events import Finished, FinishReason, Rejected
-from muxcluster.core.job import Phase, WorkerSlot
+from muxcluster.core.job import Job, Phase, WorkerSlot
 from muxcluster.core.request import Request, ServiceClass, Slo
 from tests.scheduling.rig import (
     LADDER,
@@ -71,6 +71,7 @@ def random_run(lane: str, seed: int) -> tuple[Rig, dict]:
         workers=rng.choice(WORKERS),
         token_budget=rng.choice((5, 16, 64)),
         max_decode_rows=rng.choice((2, 256)),
+        quota_period_s=rng.choice((0.2, 3.0)),
     )
     rig = Rig(spec, seed, max_steps=rng.choice((1, 1, 4)))
     waiting = [random_request(rng, f"{seed}-{i}") for i in range(rng.randint(1, 14))]
@@ -125,21 +126,26 @@ def test_runs_reach_every_rare_path() -> None:
     assert any(end.num_cached_tokens for end in finished)
     assert any(job.max_steps > 1 for rig in rigs for job in rig.jobs)
     assert {job.phase for rig in rigs for job in rig.jobs} == set(Phase)
+    moved = [rig for rig in rigs if rig.quotas() != Rig(rig.spec).quotas()]
+    assert moved
     assert any(not samples for rig in rigs for job in rig.jobs for samples in job.rows.samples)
+
+
+def description(job: Job) -> tuple:
+    """Everything a worker is told, as plain values."""
+    rows, tables = job.rows, job.tables
+    arrays = (rows.slots, rows.starts, rows.counts, rows.samples)
+    arrays += (tables.slots, tables.columns, tables.blocks)
+    admissions = [(a.slot, a.request_id, a.tokens.tolist()) for a in job.admissions]
+    head = (job.job_id, job.model, job.phase, job.worker_id, job.share, job.max_steps)
+    return (*head, admissions, *(array.tolist() for array in arrays))
 
 
 @pytest.mark.parametrize("lane", LANES)
 def test_same_inputs_give_the_same_jobs(lane: str) -> None:
-    first, second = (random_run(lane, 3)[0] for _ in range(2))
-    assert len(first.jobs) == len(second.jobs) > 5
-    for one, other in zip(first.jobs, second.jobs, strict=True):
-        assert (one.job_id, one.model, one.phase, one.worker_id, one.share) == (
-            other.job_id,
-            other.model,
-            other.phase,
-            other.worker_id,
-            other.share,
-        )
-        for name in ("slots", "starts", "counts", "samples"):
-            assert (getattr(one.rows, name) == getattr(other.rows, name)).all()
-        assert (one.tables.blocks == other.tables.blocks).all()
+    first, second = (
+        [description(job) for seed in range(6) for job in random_run(lane, seed)[0].jobs]
+        for _ in range(2)
+    )
+    assert len(first) > 50
+    assert first == second
