@@ -121,6 +121,11 @@ def _load(requests: list[Planned], span_s: float) -> Expected:
     )
 
 
+MAX_MODEL_LEN = 384
+POLICY = MappingProxyType({"kv_gb": 0.016, "quota_period_s": 2.0})
+"""So small a pool that a burst fills it, so that quotas have a reason to move."""
+
+
 def write_config(directory: Path, paths: list[Path], expected: list[Expected]) -> Path:
     """Write `muxcluster.yaml` into `directory`; returns its path."""
     models = [
@@ -130,11 +135,11 @@ def write_config(directory: Path, paths: list[Path], expected: list[Expected]) -
             "rate": round(load.rate, 3),
             "prompt_tokens": round(load.prompt_tokens, 1),
             "output_tokens": round(load.output_tokens, 1),
+            "max_model_len": MAX_MODEL_LEN,
         }
         for model, path, load in zip(MODELS, paths, expected, strict=True)
     ]
     file = directory / "muxcluster.yaml"
-    file.write_text(
-        yaml.safe_dump({"models": models, "cluster": {"nodes": "auto"}}, sort_keys=False)
-    )
+    config = {"models": models, "cluster": {"nodes": "auto"}, "policy": dict(POLICY)}
+    file.write_text(yaml.safe_dump(config, sort_keys=False))
     return file

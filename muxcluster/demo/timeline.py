@@ -36,8 +36,8 @@ def draw(jobs: Sequence[JobRecord], window_s: tuple[float, float]) -> Figure:
     axes.set_yticks(range(len(rows)), [f"{phase}, {share:.0%} of SMs" for phase, share in rows])
     axes.invert_yaxis()
     axes.set_xlim(0.0, end_s - start_s)
-    axes.set_xlabel("seconds (a share of SMs is a number of CPU threads here)")
-    axes.legend(loc="upper center", ncols=max(1, len(colors)), bbox_to_anchor=(0.5, 1.35))
+    axes.set_xlabel("seconds (on a CPU a share of SMs is a number of threads)")
+    figure.legend(loc="outside upper center", ncols=max(1, len(colors)))
     return figure
 
 

@@ -46,9 +46,9 @@ class Scale:
     """prompt, output: divisors of lengths; most_*: the longest allowed, in tokens."""
 
     prompt: float = 16.0
-    output: float = 8.0
+    output: float = 4.0
     most_prompt: int = 160
-    most_output: int = 64
+    most_output: int = 96
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """Python users: Serve handles in the server's own Ray, streamed and whole."""
 
 import json
+import os
 import subprocess
 import sys
 import urllib.request
@@ -41,7 +42,11 @@ def _answers(url: str) -> dict[str, Any]:
     with urllib.request.urlopen(f"{url}/status", timeout=10) as answer:
         address = json.load(answer)["ray_address"]
     done = subprocess.run(
-        [sys.executable, "-c", DRIVER, address], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", DRIVER, address],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "RAY_AUTH_MODE": "token"},  # Ray's default for a local cluster
     )
     assert done.returncode == 0, done.stderr
     answers: dict[str, Any] = json.loads(done.stdout.partition("RESULT")[2])

@@ -1,5 +1,6 @@
 """Bad input to `muxcluster serve`: one line that names it, exit code 2, nothing started."""
 
+import os
 import shutil
 import socket
 from collections.abc import Callable
@@ -8,6 +9,8 @@ from typing import Any
 
 import pytest
 import yaml
+
+from muxcluster.cli.main import run
 
 Edit = Callable[[dict[str, Any], Path], object]
 
@@ -18,6 +21,10 @@ def _rename_key(config: dict[str, Any], copy: Path) -> None:
 
 def _lose_path(config: dict[str, Any], copy: Path) -> None:
     config["models"][0]["path"] = str(copy / "nowhere")
+
+
+def _shrink_memory(config: dict[str, Any], copy: Path) -> None:
+    config["cluster"] = {"nodes": [{"name": "small", "gpu": "cpu", "memory_gb": 0.001}]}
 
 
 def _truncate(config: dict[str, Any], copy: Path) -> None:
@@ -34,41 +41,73 @@ def _lose_tokenizer(config: dict[str, Any], copy: Path) -> None:
     (copy / "tokenizer.json").unlink()
 
 
+def _children() -> set[int]:
+    """Processes this one has started, zombies among them."""
+    return {
+        int(pid)
+        for thread in os.listdir("/proc/self/task")
+        for pid in Path(f"/proc/self/task/{thread}/children").read_text().split()
+    }
+
+
+def _refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The one line that `muxcluster serve` refuses `arguments` with, having started nothing."""
+    before = _children()
+    capsys.readouterr()
+    assert run(["serve", *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert _children() == before
+    assert out == "" and err.count("\n") == 1 and err.endswith("\n")
+    return err
+
+
+@pytest.fixture()
+def broken(config_file: Path, tmp_path: Path) -> tuple[dict[str, Any], Path]:
+    """A configuration whose first model is a copy, and that copy's directory."""
+    config: dict[str, Any] = yaml.safe_load(config_file.read_text())
+    copy = tmp_path / "copy"
+    shutil.copytree(config["models"][0]["path"], copy)
+    config["models"][0]["path"] = str(copy)
+    return config, copy
+
+
 @pytest.mark.parametrize(
     ("edit", "named"),
     [
-        (_rename_key, ("rat", "rate")),
-        (_lose_path, ("nowhere",)),
+        (_rename_key, ("broken.yaml", "models[0].rat:", "mean rate?")),
+        (_lose_path, ("broken.yaml", "models[0].path", "nowhere")),
+        (_shrink_memory, ("broken.yaml", "llama-a")),
         (_truncate, ("model.safetensors",)),
         (_corrupt, ("model.safetensors",)),
         (_lose_tokenizer, ("tokenizer.json",)),
     ],
 )
 def test_a_wrong_file_is_named_in_one_line(
-    config_file: Path, tmp_path: Path, start_server: Any, edit: Edit, named: tuple[str, ...]
+    broken: tuple[dict[str, Any], Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    edit: Edit,
+    named: tuple[str, ...],
 ) -> None:
-    config = yaml.safe_load(config_file.read_text())
-    copy = tmp_path / "copy"
-    shutil.copytree(config["models"][0]["path"], copy)
-    config["models"][0]["path"] = str(copy)
-    edit(config, copy)
-    broken = tmp_path / "broken.yaml"
-    broken.write_text(yaml.safe_dump(config))
-    server = start_server("serve", str(broken), "--port", "0")
-    assert server.process.wait(60) == 2, server.output
-    server.join()
-    assert len(server.lines) == 1, server.output
-    assert all(name in server.output for name in named), server.output
-    server.assert_gone(set())
+    edit(*broken)
+    file = tmp_path / "broken.yaml"
+    file.write_text(yaml.safe_dump(broken[0]))
+    line = _refusal(capsys, str(file), "--port", "0")
+    assert all(name in line for name in named), line
 
 
-def test_a_taken_port_is_named(config_file: Path, start_server: Any) -> None:
+def test_a_taken_port_is_named(config_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        port = str(taken.getsockname()[1])
-        server = start_server("serve", str(config_file), "--port", port)
-        assert server.process.wait(60) == 2, server.output
+        port = taken.getsockname()[1]
+        line = _refusal(capsys, str(config_file), "--port", str(port))
+    assert f"127.0.0.1:{port}" in line
+
+
+def test_the_process_ends_with_the_code_and_leaves_none(start_server: Any, tmp_path: Path) -> None:
+    server = start_server("serve", str(tmp_path / "absent.yaml"))
+    assert server.process.wait(60) == 2, server.output
     server.join()
-    assert len(server.lines) == 1 and f"127.0.0.1:{port}" in server.output
+    assert len(server.lines) == 1 and "absent.yaml" in server.output
     server.assert_gone(set())

@@ -77,4 +77,4 @@ def test_lengths_and_gaps_are_the_traces_own(tmp_path: Path) -> None:
     burst = make_burst(MODELS, BurstSize(3, 8.0), Scale(), tmp_path)
     assert [request.at_s for request in burst.requests] == pytest.approx([0.0, 2.0, 8.0])
     assert [request.prompt_tokens for request in burst.requests] == [20, 160, 4]
-    assert [request.output_tokens for request in burst.requests] == [10, 64, 4]
+    assert [request.output_tokens for request in burst.requests] == [20, 96, 4]
