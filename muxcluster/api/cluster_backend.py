@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 
 from muxcluster.api.backend import RoutedBackend, close
-from muxcluster.api.links import UnitLink
+from muxcluster.api.links import SILENT_S, UnitLink
 from muxcluster.core.errors import NotReady
 from muxcluster.core.events import TokenDelta
 from muxcluster.core.request import Request
@@ -48,12 +48,15 @@ class ClusterBackend:
         return self._routed.stats()
 
     def ready(self) -> bool:
-        return not self._is_draining and all(link.age_s() <= STALLED_S for link in self._links)
+        return not self._is_draining and self._are_heard(SILENT_S)
 
     def healthy(self) -> bool:
         """False where a unit that once reported has fallen silent; warm-up is healthy."""
         self._was_ready = self._was_ready or self.ready()
-        return not self._was_ready or all(link.age_s() <= STALLED_S for link in self._links)
+        return not self._was_ready or self._are_heard(STALLED_S)
+
+    def _are_heard(self, within_s: float) -> bool:
+        return all(link.age_s() <= within_s for link in self._links)
 
     async def drain(self, timeout_s: float) -> int:
         """Refuse new requests and wait for the open ones; how many are open still."""

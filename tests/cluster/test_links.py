@@ -129,6 +129,8 @@ def test_silence_after_warm_up_is_unhealthy_and_not_ready() -> None:
         backend, link, clients = await _backend()
         await link.move_to("a")
         assert backend.ready() and backend.healthy()
+        clients.made[0].age = 5.0
+        assert not backend.ready() and backend.healthy()
         clients.made[0].age = 60.0
         assert not backend.ready() and not backend.healthy()
         clients.made[0].age = 0.1

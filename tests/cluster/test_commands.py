@@ -1,0 +1,54 @@
+"""`muxcluster status` against the shared server, and the application that `serve deploy` builds."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+from ray.serve import Application
+
+from muxcluster.api.serve_app import ServeArgs, app
+from muxcluster.cli.main import run
+from muxcluster.core.errors import ConfigError
+
+NAMES = {"llama-a", "qwen-b", "opt-c"}
+
+
+def test_status_as_json(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["status", "--url", url, "--json"]) == 0
+    state = json.loads(capsys.readouterr().out)
+    (unit,) = state["units"]
+    assert state["healthy"] and state["ready"] and unit["healthy"]
+    assert [node["alive"] for node in state["nodes"]] == [True]
+    assert {model["name"] for model in unit["models"]} == NAMES
+    quotas = [model["quota_blocks"] for model in unit["models"]]
+    assert all(quotas) and sum(quotas) <= unit["num_blocks"]
+    assert unit["sm_shares"] and max(unit["sm_shares"]) == 1.0
+    assert state["plan"]["method"]
+
+
+def test_status_as_a_table(
+    url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    assert run(["status", "--url", url]) == 0
+    shown = capsys.readouterr().out
+    assert "alive" in shown and "healthy" in shown and all(name in shown for name in NAMES)
+
+
+def test_status_without_a_server_fails_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["status", "--url", "http://127.0.0.1:9"]) == 1
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_serve_deploy_gets_an_application_from_the_file(config_file: Path) -> None:
+    assert isinstance(app(ServeArgs(config=str(config_file))), Application)
+
+
+@pytest.mark.parametrize("fields", [{}, {"config": "a", "confg": "b"}])
+def test_its_arguments_are_checked(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        ServeArgs(**fields)
+    with pytest.raises(ConfigError, match="nowhere"):
+        app(ServeArgs(config="nowhere.yaml"))
