@@ -67,7 +67,7 @@ def random_run(lane: str, seed: int) -> tuple[Rig, dict]:
     rng = random.Random(f"{lane} {seed}")
     spec = unit_spec(
         lane=lane,
-        num_blocks=rng.choice((36, 60, 90, 120, 121, 200)),
+        num_blocks=rng.choice((36, 60, 90, 121, 160, 200)),
         workers=rng.choice(WORKERS),
         token_budget=rng.choice((5, 16, 64)),
         max_decode_rows=rng.choice((2, 256)),

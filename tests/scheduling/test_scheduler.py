@@ -59,6 +59,15 @@ def test_times_of_a_request_add_up() -> None:
     assert end.queue_s + end.prefill_s + end.decode_s == pytest.approx(rig.now - 100.0)
 
 
+def test_the_most_senior_decode_where_rows_are_limited() -> None:
+    rig = Rig(unit_spec(max_decode_rows=1))
+    rig.add(request("low", priority=1))
+    rig.step()
+    rig.add(request("high", priority=0))
+    rig.run()
+    assert list(rig.ends) == ["high", "low"]
+
+
 def test_abort_while_waiting_ends_at_once() -> None:
     rig = Rig(unit_spec())
     rig.add(request("r"))
