@@ -1,0 +1,198 @@
+"""Time per step of the real scheduler: one `next_jobs` and one `complete`, at steady state.
+
+Workers are fake and instant, everything else is what the engine runs with. A *step* is one turn
+of the engine's loop: `next_jobs`, then `complete` of the job that ends first. With 8 models a
+decode job covers one model's rows, an eighth of the running sequences; the same numbers are given
+with all sequences in one model, where every decode job covers them all, and as the cost of one
+token for every running sequence. Requests that end are replaced at once, so prefill, admission,
+hashing, block growth, ends and eviction are in the timed steps at the rate that real lengths
+imply. Garbage collection is left as Python has it, because the engine does too.
+"""
+
+import gc
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+sys.path.pop(0)  # the script's folder, whose http.py would hide Python's
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from bench.harness import Bench, Claim, make_parser, percentiles
+from bench.scheduler_load import (
+    Lengths,
+    SteadyLoad,
+    sharegpt_lengths,
+    trace_lengths,
+    unit_spec,
+)
+from muxcluster.core.job import Phase
+from muxcluster.core.kvshape import KvShape
+from placement.known_shapes import SHAPES
+
+TARGET_US = 500.0
+"""Issue 3: the median step at 1,000 running sequences stays below this."""
+NUM_MODELS = 8
+STATED = "8 layers x 4 KV heads"
+REAL = ("llama-2-7b", "llama-3-8b", "llama-3-70b")
+SIZES = (100, 1000, 10_000)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Case:
+    """One population: `num_running` sequences over `num_models` models of one shape."""
+
+    shape_name: str
+    shape: KvShape
+    num_models: int
+    num_running: int
+    lengths_name: str
+    lengths: Lengths
+
+    @property
+    def name(self) -> str:
+        models = f"{self.num_models} model{'s' if self.num_models > 1 else ''}"
+        return f"{self.shape_name}, {models}, {self.lengths_name}, {self.num_running}"
+
+
+@dataclass(slots=True)
+class Timings:
+    """Microseconds of every step, in order, and what the job that it completed was."""
+
+    next_jobs_us: list[float] = field(default_factory=list)
+    complete_us: list[float] = field(default_factory=list)
+    add_us: list[float] = field(default_factory=list)
+    is_decode: list[bool] = field(default_factory=list)
+    num_rows: list[int] = field(default_factory=list)
+    num_tokens: int = 0
+    num_ended: int = 0
+
+
+def measure(load: SteadyLoad, num_steps: int) -> Timings:
+    """Run `num_steps` turns of the loop and time the scheduler's part of each."""
+    timings = Timings()
+    scheduler = load.scheduler
+    for _ in range(num_steps):
+        start = perf_counter()
+        jobs = scheduler.next_jobs(load.now)
+        next_jobs_s = perf_counter() - start
+        load.launch(jobs)
+        job, result = load.finish()
+        start = perf_counter()
+        output = scheduler.complete(job, result, load.now)
+        complete_s = perf_counter() - start
+        timings.next_jobs_us.append(1e6 * next_jobs_s)
+        timings.complete_us.append(1e6 * complete_s)
+        timings.is_decode.append(job.phase is Phase.DECODE)
+        timings.num_rows.append(len(job.rows))
+        timings.num_tokens += len(output.tokens)
+        for request in load.replacements(output):
+            start = perf_counter()
+            scheduler.add(request, load.now)
+            timings.add_us.append(1e6 * (perf_counter() - start))
+            timings.num_ended += 1
+    return timings
+
+
+def run(case: Case, num_steps: int, seed: int) -> tuple[dict[str, Any], list[float]]:
+    """The case's figures and its samples (µs per step, in order)."""
+    spec = unit_spec(case.shape, case.num_models, case.num_running, case.lengths.mean_live_tokens)
+    load = SteadyLoad(spec, case.lengths, case.num_running, np.random.default_rng(seed))
+    measure(load, max(num_steps // 4, 4 * case.num_models))
+    preempted = _num_preemptions(load)
+    collections = sum(generation["collections"] for generation in gc.get_stats())
+    timings = measure(load, num_steps)
+    load.scheduler.check()
+    step_us = np.array(timings.next_jobs_us) + np.array(timings.complete_us)
+    is_decode = np.array(timings.is_decode)
+    rows = np.array(timings.num_rows)
+    us_per_token = step_us.sum() / max(1, timings.num_tokens)
+    stats = load.scheduler.stats(load.now, "").models
+    figures = {
+        "case": case.name,
+        "shape": case.shape_name,
+        "blocks_per_column": case.shape.blocks_per_column,
+        "num_models": case.num_models,
+        "num_running": case.num_running,
+        "num_running_at_end": sum(model.num_running for model in stats),
+        "lengths": case.lengths_name,
+        "num_blocks": spec.num_blocks,
+        "step_us": percentiles(step_us),
+        "step_us_per_running_sequence": round(float(np.median(step_us)) / case.num_running, 3),
+        "us_per_token": round(float(us_per_token), 3),
+        "us_per_token_of_every_sequence": round(float(us_per_token) * case.num_running, 1),
+        "next_jobs_us": percentiles(timings.next_jobs_us),
+        "complete_us": percentiles(timings.complete_us),
+        "decode_step_us": percentiles(step_us[is_decode]) if is_decode.any() else None,
+        "prefill_step_us": percentiles(step_us[~is_decode]) if not is_decode.all() else None,
+        "add_us": percentiles(timings.add_us) if timings.add_us else None,
+        "num_steps": len(step_us),
+        "num_decode_steps": int(is_decode.sum()),
+        "mean_decode_rows": round(float(rows[is_decode].mean()), 1) if is_decode.any() else None,
+        "num_ended": timings.num_ended,
+        "num_preemptions": _num_preemptions(load) - preempted,
+        "num_collections": sum(g["collections"] for g in gc.get_stats()) - collections,
+    }
+    return figures, [round(value, 1) for value in step_us.tolist()]
+
+
+def _num_preemptions(load: SteadyLoad) -> int:
+    return sum(model.num_preemptions for model in load.scheduler.stats(load.now, "").models)
+
+
+def cases(sizes: Sequence[int], data: Path, seed: int) -> Iterator[Case]:
+    """The stated shape (8 models, one model, trace lengths), then the real ones."""
+    usual = sharegpt_lengths(np.random.default_rng(seed))
+    trace = trace_lengths(data)
+    stated = KvShape(num_layers=8, num_kv_heads=4, head_dim=128, itemsize=2)
+    for size in sizes:
+        yield Case(STATED, stated, NUM_MODELS, size, "sharegpt", usual)
+    for size in sizes:
+        yield Case(STATED, stated, 1, size, "sharegpt", usual)
+    if trace is not None:
+        for size in sizes:
+            yield Case(STATED, stated, NUM_MODELS, size, "azure-conv", trace)
+    for name in REAL:
+        model = SHAPES[name]
+        shape = KvShape(model.num_layers, model.num_kv_heads, model.head_dim, itemsize=2)
+        for size in sizes:
+            yield Case(name, shape, NUM_MODELS, size, "sharegpt", usual)
+
+
+def main() -> None:
+    """Measure every case, print a table, publish the claims."""
+    parser = make_parser(__doc__)
+    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="running sequences")
+    parser.add_argument("--steps", type=int, help="timed steps a case (2000; 300 with --quick)")
+    bench = Bench(parser)
+    options = bench.options
+    num_steps = options.steps or (300 if options.quick else 2000)
+    print(f"{'µs per step: case':55} {'p50':>8} {'p90':>8} {'p99':>8}  per seq.  rows/decode")
+    figures, samples = [], {}
+    for case in cases(options.sizes, options.data, options.seed):
+        row, samples[case.name] = run(case, num_steps, options.seed)
+        figures.append(row)
+        step = row["step_us"]
+        print(
+            f"{case.name:55} {step['p50']:8.0f} {step['p90']:8.0f} {step['p99']:8.0f}  "
+            f"{row['step_us_per_running_sequence']:8.3f}  {row['mean_decode_rows']}",
+            flush=True,
+        )
+    claims = [
+        Claim(
+            f"step_us_p50_at_{row['num_running']}",
+            row["step_us"]["p50"],
+            "us",
+            TARGET_US if row["num_running"] == 1000 else None,
+        )
+        for row in figures[: len(options.sizes)]
+    ]
+    bench.publish(claims, samples, shape=f"{NUM_MODELS} models, {STATED}", cases=figures)
+
+
+if __name__ == "__main__":
+    main()
