@@ -39,7 +39,7 @@ class Completion:
         counts = result.counts
         assert len(counts) == len(slots), "a result has other rows than its job"
         assert ((counts > 0) == job.rows.samples).all(), "a row that samples yields no token"
-        table.in_job[slots] = False
+        table.end_job(slots)
         done = cut(table, slots, result.tokens, counts, model.spec.eos_token_ids)
         request_ids = table.request_ids[slots].tolist()
         prompt_logprobs = self._new_prompt_logprobs(table.live, job, result.prompt_logprobs)
@@ -68,7 +68,7 @@ class Completion:
         alive = ~table.is_aborted[rows.slots]
         table.num_computed[rows.slots[alive]] = computed[alive]
         sampled = rows.slots[done.kept > 0]
-        table.deadline_s[sampled] = now + table.tpot_s[sampled]
+        table.set_deadlines(sampled, now + table.tpot_s[sampled])
 
     def _end_chunks(self, model: ModelState, job: Job, done: Cut, now: float) -> None:
         """Publish prompt columns; who sampled decodes from now on."""
@@ -79,7 +79,7 @@ class Completion:
             self._memory.publish(model, slot)
             if done.kept[row] == 0:
                 continue
-            table.is_prefilling[slot] = False
+            table.end_prefill(slot)
             live = table.at(slot)
             if live.first_token_s is None:
                 live.first_token_s = now

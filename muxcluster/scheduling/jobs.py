@@ -24,7 +24,7 @@ class JobBuilder:
         table = model.slots
         slots = batch.slots
         starts = table.num_computed[slots]
-        table.in_job[slots] = True
+        table.start_job(slots)
         return Job(
             job_id=next(self._ids),
             model=model.name,

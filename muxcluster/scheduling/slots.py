@@ -18,6 +18,9 @@ class SlotTable:
     deadline_s, tpot_s: float64, inf without a target.
     outputs: int32 [max_seqs, max_model_len + 1], output tokens so far (pages never written cost
         no memory). request_ids: object array. live: the rest of each sequence.
+
+    Read freely, but write is_live, in_job, is_prefilling and deadline_s only through the methods:
+    a unit asks every model who is idle several times a step, so the answers are kept.
     """
 
     def __init__(self, max_seqs: int, max_model_len: int) -> None:
@@ -39,6 +42,12 @@ class SlotTable:
         self.request_ids = np.empty(max_seqs, dtype=np.object_)
         self.live: list[LiveRequest | None] = [None] * max_seqs
         self._free = list(range(max_seqs - 1, -1, -1))
+        self._forget_idle()
+
+    def _forget_idle(self) -> None:
+        self._prefilling: Slots | None = None
+        self._decoding: Slots | None = None
+        self._first_deadline_s: float | None = None
 
     @property
     def num_free(self) -> int:
@@ -80,6 +89,7 @@ class SlotTable:
         self.outputs[slot, : len(live.output)] = live.output
         self.request_ids[slot] = live.request.request_id
         self.live[slot] = live
+        self._forget_idle()
         return slot
 
     def vacate(self, slot: int) -> LiveRequest:
@@ -90,7 +100,28 @@ class SlotTable:
         live.slot = self.live[slot] = self.request_ids[slot] = None
         self.is_live[slot] = self.in_job[slot] = False
         self._free.append(slot)
+        self._forget_idle()
         return live
+
+    def start_job(self, slots: Slots) -> None:
+        """`slots` are in a running job from now on."""
+        self.in_job[slots] = True
+        self._forget_idle()
+
+    def end_job(self, slots: Slots) -> None:
+        """The job of `slots` ran."""
+        self.in_job[slots] = False
+        self._forget_idle()
+
+    def end_prefill(self, slot: int) -> None:
+        """The sequence decodes from now on."""
+        self.is_prefilling[slot] = False
+        self._forget_idle()
+
+    def set_deadlines(self, slots: Slots, deadlines_s: NDArray[np.float64]) -> None:
+        """The next token of slots[i] is due at deadlines_s[i]."""
+        self.deadline_s[slots] = deadlines_s
+        self._forget_idle()
 
     def output(self, slot: int) -> NDArray[np.int32]:
         """Output tokens so far, int32 [n]; a view."""
@@ -101,12 +132,27 @@ class SlotTable:
         return _where(self.is_live & ~self.in_job)
 
     def idle_prefilling(self) -> Slots:
-        """Sequences in no running job with prompt left to compute, most senior first."""
-        return self.by_seniority(_where(self.is_live & ~self.in_job & self.is_prefilling))
+        """Sequences in no running job with prompt left to compute, most senior first.
+
+        Not to be written, like `idle_decoding`.
+        """
+        if self._prefilling is None:
+            slots = _where(self.is_live & ~self.in_job & self.is_prefilling)
+            self._prefilling = self.by_seniority(slots)
+        return self._prefilling
 
     def idle_decoding(self) -> Slots:
         """Sequences in no running job whose next token can be decoded, ascending by slot."""
-        return _where(self.is_live & ~self.in_job & ~self.is_prefilling)
+        if self._decoding is None:
+            self._decoding = _where(self.is_live & ~self.in_job & ~self.is_prefilling)
+        return self._decoding
+
+    def first_deadline_s(self) -> float:
+        """The earliest deadline among `idle_decoding`, inf where there is none."""
+        if self._first_deadline_s is None:
+            deadlines = self.deadline_s[self.idle_decoding()]
+            self._first_deadline_s = float(deadlines.min(initial=np.inf))
+        return self._first_deadline_s
 
     def by_seniority(self, slots: Slots) -> Slots:
         """`slots`, most senior first."""
@@ -125,7 +171,15 @@ class SlotTable:
         assert (tokens < self.max_total[live]).all(), "a sequence outlived its end"
         ready = ~self.is_prefilling[live]
         assert (computed[ready] == tokens[ready] - 1).all(), "a decoding sequence lags"
+        self._check_idle()
+
+    def _check_idle(self) -> None:
+        kept = self.idle_prefilling(), self.idle_decoding(), self.first_deadline_s()
+        self._forget_idle()
+        fresh = self.idle_prefilling(), self.idle_decoding(), self.first_deadline_s()
+        for old, new in zip(kept, fresh, strict=True):
+            assert np.array_equal(old, new), "what is kept of idle sequences is out of date"
 
 
 def _where(mask: NDArray[np.bool_]) -> Slots:
-    return np.flatnonzero(mask).astype(np.int32)
+    return mask.nonzero()[0].astype(np.int32)

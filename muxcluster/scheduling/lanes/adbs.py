@@ -71,6 +71,6 @@ class AdbsLane:
             return (-1.0 if has_waited else slack_s(model, now)), last
 
         return sorted(
-            (m for m in desk.models if has_work(m) and not desk.shares.has_running(phase, m.name)),
+            (m for m in desk.models if not desk.shares.has_running(phase, m.name) and has_work(m)),
             key=rank,
         )

@@ -79,19 +79,26 @@ class Desk:
         """Seconds until the most urgent prompt that can still make it must start; inf: none."""
         table = model.slots
         slots = table.idle_prefilling()
-        deadlines = table.deadline_s[slots]
-        num_tokens = int((table.num_tokens[slots] - table.num_computed[slots]).sum())
-        if (head := model.waiting.head) is not None:
-            deadlines = np.append(deadlines, head.deadline_s)
-            num_tokens += head.num_tokens
-        cost_s = 0.0 if self._cost is None else self._cost.prefill_s(model.name, 1.0, num_tokens)
-        return _least(deadlines - now - cost_s)
+        head = model.waiting.head
+        cost_s = 0.0
+        if self._cost is not None:
+            num_tokens = int((table.num_tokens[slots] - table.num_computed[slots]).sum())
+            num_tokens += 0 if head is None else head.num_tokens
+            cost_s = self._cost.prefill_s(model.name, 1.0, num_tokens)
+        slack_s = math.inf if head is None else head.deadline_s - now - cost_s
+        of_head_s = slack_s if slack_s >= 0 else math.inf
+        if len(slots) == 0:
+            return of_head_s
+        return min(of_head_s, _least(table.deadline_s[slots] - now - cost_s))
 
     def decode_slack_s(self, model: ModelState, now: float) -> float:
         """Seconds until the most urgent sequence that can still make it must decode; inf: none."""
-        slots = model.slots.idle_decoding()
+        table = model.slots
+        slots = table.idle_decoding()
         cost_s = 0.0 if self._cost is None else self._cost.decode_s(model.name, 1.0, len(slots))
-        return _least(model.slots.deadline_s[slots] - now - cost_s)
+        slack_s = table.first_deadline_s() - now - cost_s
+        # Only where the first is late already must all be looked at.
+        return slack_s if slack_s >= 0 else _least(table.deadline_s[slots] - now - cost_s)
 
 
 def _least(slacks: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> float:
