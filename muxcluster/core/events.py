@@ -26,6 +26,9 @@ class Finished:
     stop_token: the end token that stopped it (also its last output token), else None.
     num_cached_tokens: prompt tokens taken from the prefix cache at first admission.
     queue_s, prefill_s, decode_s: seconds from add to first launch, to first token, to the end.
+    preempted_s: seconds it waited after preemptions, in neither prefill_s nor decode_s.
+    recovery_s, num_recoveries: filled in by the ingress: losses of the request's unit, and seconds
+    from its last output before each to its submission to the next unit.
     message: for people, when the reason is `error`.
     """
 
@@ -37,6 +40,9 @@ class Finished:
     queue_s: float = 0.0
     prefill_s: float = 0.0
     decode_s: float = 0.0
+    preempted_s: float = 0.0
+    recovery_s: float = 0.0
+    num_recoveries: int = 0
     message: str = ""
 
 

@@ -1,6 +1,7 @@
 """Static facts of a model that a unit serves, as the layers above the engine need them."""
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from muxcluster.core.request import Slo
 
@@ -52,6 +53,14 @@ class JobRecord:
     num_tokens: int
 
 
+class UnitState(StrEnum):
+    """recovering: processes restart and requests wait. failed: a new unit must take its place."""
+
+    READY = "ready"
+    RECOVERING = "recovering"
+    FAILED = "failed"
+
+
 @dataclass(frozen=True, slots=True)
 class UnitStats:
     """A unit's state at one moment (`now_s` on the unit's clock)."""
@@ -63,3 +72,4 @@ class UnitStats:
     models: tuple[ModelStats, ...] = ()
     jobs: tuple[JobRecord, ...] = ()
     """Jobs finished since the previous stats."""
+    state: UnitState = UnitState.READY
