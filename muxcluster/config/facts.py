@@ -1,12 +1,12 @@
 """What a model's directory says about it: shape, vocabulary, end tokens, longest context."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from muxcluster.core.errors import LoadError
+from muxcluster.core.jsonfile import read_json_object
 from placement.shapes import ModelShape, ShapeError
 
 _LENGTH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope", "su"})
@@ -31,13 +31,13 @@ def read_facts(directory: Path) -> ModelFacts:
 
     Raises LoadError naming the file.
     """
-    config = _read(directory / "config.json")
+    config = read_json_object(directory / "config.json")
     try:
         shape = ModelShape.from_hf_config(config)
     except ShapeError as error:
         raise LoadError(directory / "config.json", str(error)) from error
     file = directory / "generation_config.json"
-    generation = _read(file) if file.is_file() else {}
+    generation = read_json_object(file) if file.is_file() else {}
     text = config.get("text_config") or config
     end = generation.get("eos_token_id")
     if end is None:
@@ -63,15 +63,3 @@ def _ids(value: Any, file: Path) -> tuple[int, ...]:
     if not all(isinstance(token, int) for token in ids):
         raise LoadError(file, f"eos_token_id is {value!r}, expected an integer or a list of them")
     return tuple(ids)
-
-
-def _read(file: Path) -> Mapping[str, Any]:
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise LoadError(file, "no such file") from error
-    except (OSError, ValueError) as error:
-        raise LoadError(file, f"not readable as JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise LoadError(file, "expected a JSON object")
-    return content

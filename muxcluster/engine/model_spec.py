@@ -1,6 +1,5 @@
 """Reads a Hugging Face directory's configuration into the facts the layers above need."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ import torch
 from transformers import AutoConfig, PretrainedConfig
 
 from muxcluster.core.errors import LoadError
+from muxcluster.core.jsonfile import read_json_object
 from muxcluster.core.kvshape import KvShape
 from muxcluster.core.unitspec import ModelSpec
 
@@ -72,19 +72,6 @@ def read_config(directory: Path) -> PretrainedConfig:
     if unknown:
         raise LoadError(file, f"layers of type {', '.join(unknown)} cannot be served paged")
     return config
-
-
-def read_json_object(file: Path) -> dict[str, Any]:
-    """The JSON object in `file`. Raises LoadError naming it where there is none."""
-    try:
-        value = json.loads(file.read_bytes())
-    except FileNotFoundError as error:
-        raise LoadError(file, "no such file") from error
-    except (OSError, ValueError) as error:
-        raise LoadError(file, f"cannot be read as JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise LoadError(file, "is not a JSON object")
-    return value
 
 
 def _shape(config: PretrainedConfig, itemsize: int, file: Path) -> KvShape:

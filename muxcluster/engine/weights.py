@@ -5,7 +5,7 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from muxcluster.core.errors import LoadError
-from muxcluster.engine.model_spec import read_json_object
+from muxcluster.core.jsonfile import read_json_object
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"

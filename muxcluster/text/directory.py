@@ -1,10 +1,9 @@
 """The small JSON files of a Hugging Face directory that say how a model's text looks."""
 
-import json
 from pathlib import Path
 from typing import Any
 
-from muxcluster.core.errors import LoadError
+from muxcluster.core.jsonfile import read_json_object
 
 _ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 
@@ -14,15 +13,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
     Raises LoadError where the file cannot be read or holds anything else.
     """
-    if not path.is_file():
-        return {}
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise LoadError(path, f"not readable as JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise LoadError(path, "expected a JSON object")
-    return value
+    return read_json_object(path) if path.is_file() else {}
 
 
 def tokenizer_config(directory: Path) -> dict[str, Any]:
