@@ -33,6 +33,7 @@ class KvCache:
         self._ledger = BlockLedger(num_blocks, dict.fromkeys(self._models, num_blocks))
         self._ledger.set_quotas(quotas)
         self._order = EvictionOrder()
+        self._per_column = {n: kv.columns.blocks_per_column for n, kv in self._models.items()}
 
     def block_tokens(self, model: str) -> int:
         """Tokens in one block of the model."""
@@ -121,16 +122,18 @@ class KvCache:
     def _evict(self, blocks: int) -> None:
         """Free at least `blocks` blocks of cached columns."""
         victims: dict[str, list[int]] = {}
+        per_column = self._per_column
         while blocks > 0:
             name, column = self._order.pop()
             victims.setdefault(name, []).append(column)
-            blocks -= self._models[name].columns.blocks_per_column
+            blocks -= per_column[name]
         for name, columns in victims.items():
             kv = self._models[name]
-            for column in columns:
-                kv.prefix.forget(column, int(kv.columns.owners[column]))
-            self._free(kv, np.array(columns, dtype=np.int32))
-            self._ledger.evict(name, len(columns) * kv.columns.blocks_per_column)
+            ids = np.array(columns, dtype=np.int32)
+            for column, owner in zip(columns, kv.columns.owners[ids].tolist(), strict=True):
+                kv.prefix.forget(column, owner)
+            self._free(kv, ids)
+            self._ledger.evict(name, len(columns) * per_column[name])
 
     def _free(self, kv: ModelKv, columns: NDArray[np.int32]) -> None:
         self._pool.release(*kv.columns.remove(columns))

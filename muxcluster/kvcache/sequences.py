@@ -58,7 +58,7 @@ class SequenceTable:
 
     def growth(self, slots: NDArray[np.int32], num_tokens: NDArray[np.int32]) -> Growth | None:
         """What slots[i] (distinct) lack to hold num_tokens[i] tokens; None where nothing."""
-        rows = np.flatnonzero(num_tokens > self.capacity[slots])
+        rows = (num_tokens > self.capacity[slots]).nonzero()[0]
         if len(rows) == 0:
             return None
         short = slots[rows]
@@ -67,10 +67,10 @@ class SequenceTable:
         assert wanted.max() <= self.max_columns, "more tokens than max_model_len"
         held = self.num_columns[short]
         extra = wanted - held
-        end = np.cumsum(extra)
+        end = extra.cumsum()
         # The entries of one slot are held, held + 1, ...; the repeated term restarts the count.
-        positions = np.arange(end[-1]) + np.repeat(held - end + extra, extra)
-        return Growth(np.repeat(short, extra), positions.astype(np.int32), end - 1)
+        positions = np.arange(end[-1]) + (held - end + extra).repeat(extra)
+        return Growth(short.repeat(extra), positions.astype(np.int32), end - 1)
 
     def append(self, growth: Growth, columns: NDArray[np.int32]) -> None:
         """Fill the entries of `growth` with `columns` (int32 [len(growth)])."""

@@ -89,9 +89,12 @@ class Completion:
         table, slots = model.slots, job.rows.slots
         is_aborted = table.is_aborted[slots]
         is_long = table.num_tokens[slots] >= table.max_total[slots]
-        ends = np.cumsum(done.kept)
         events: list[Event] = []
-        for row in np.flatnonzero(is_aborted | is_long | done.is_stopped).tolist():
+        ending = (is_aborted | is_long | done.is_stopped).nonzero()[0].tolist()
+        if not ending:
+            return events
+        ends = done.kept.cumsum()
+        for row in ending:
             live = self._memory.release(model, int(slots[row]), is_trusted=True)
             reason, stop_token = FinishReason.LENGTH, None
             if is_aborted[row]:

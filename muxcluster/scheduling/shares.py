@@ -34,11 +34,13 @@ class ShareLedger:
         """Share that no running job holds."""
         return 1.0 - sum(job.share for job in self._running.values())
 
-    def has_running(self, phase: Phase, model: str | None = None) -> bool:
-        """True while a job of `phase` (and of `model`, where given) runs."""
-        return any(
-            job.phase is phase and model in (None, job.model) for job in self._running.values()
-        )
+    def has_running(self, phase: Phase) -> bool:
+        """True while a job of `phase` runs."""
+        return any(job.phase is phase for job in self._running.values())
+
+    def running_models(self, phase: Phase) -> set[str]:
+        """Models with a running job of `phase`."""
+        return {job.model for job in self._running.values() if job.phase is phase}
 
     def start(self, job: Job) -> None:
         """`job` runs on its worker, which was free."""

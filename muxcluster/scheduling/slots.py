@@ -174,11 +174,12 @@ class SlotTable:
         self._check_idle()
 
     def _check_idle(self) -> None:
-        kept = self.idle_prefilling(), self.idle_decoding(), self.first_deadline_s()
+        prefilling, decoding = self.idle_prefilling(), self.idle_decoding()
+        first_s = self.first_deadline_s()
         self._forget_idle()
-        fresh = self.idle_prefilling(), self.idle_decoding(), self.first_deadline_s()
-        for old, new in zip(kept, fresh, strict=True):
-            assert np.array_equal(old, new), "what is kept of idle sequences is out of date"
+        assert np.array_equal(prefilling, self.idle_prefilling()), "kept prefills are out of date"
+        assert np.array_equal(decoding, self.idle_decoding()), "kept decodes are out of date"
+        assert first_s == self.first_deadline_s(), "the kept deadline is out of date"
 
 
 def _where(mask: NDArray[np.bool_]) -> Slots:

@@ -38,12 +38,13 @@ def cut(
 
     slots, counts: int32 [rows]; tokens: int32 [sum(counts)], row after row. An end token is kept.
     """
-    ends = np.cumsum(counts)
-    rows = np.repeat(np.arange(len(counts)), counts)
+    ends = counts.cumsum()
+    rows = np.arange(len(counts)).repeat(counts)
     positions = np.arange(len(tokens)) - (ends - counts)[rows]
     is_end = _is_end(table, slots, tokens, rows, eos_token_ids)
     first_end = counts.astype(np.int64)
-    np.minimum.at(first_end, rows[is_end], positions[is_end])
+    if is_end.any():
+        np.minimum.at(first_end, rows[is_end], positions[is_end])
     limits = np.where(table.is_aborted[slots], 0, table.max_total[slots] - table.num_tokens[slots])
     kept = np.minimum(np.minimum(counts, limits), first_end + 1)
     keeps = positions < kept[rows]
@@ -63,7 +64,7 @@ def _is_end(
     for token in eos_token_ids:
         is_end |= tokens == token
     is_end &= ~table.ignores_eos[slots][rows]
-    for row in np.flatnonzero(table.has_stops[slots]).tolist():
+    for row in table.has_stops[slots].nonzero()[0].tolist():
         stops = table.at(int(slots[row])).request.sampling.stop_token_ids
         mine = rows == row
         is_end[mine] |= np.isin(tokens[mine], stops)

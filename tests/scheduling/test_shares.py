@@ -81,8 +81,7 @@ def test_only_running_jobs_end() -> None:
     shares = ledger((1.0,))
     shares.start(JOB)
     assert not shares.end(replace(JOB, job_id=9))
-    assert shares.has_running(Phase.DECODE, "a")
-    assert not shares.has_running(Phase.DECODE, "b")
+    assert shares.running_models(Phase.DECODE) == {"a"}
     assert shares.end(JOB)
     assert not shares.end(JOB)
     assert shares.running == ()

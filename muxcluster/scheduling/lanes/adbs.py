@@ -64,6 +64,7 @@ class AdbsLane:
         has_work = desk.has_prefill_work if phase is Phase.PREFILL else desk.has_decode_work
         slack_s = desk.prefill_slack_s if phase is Phase.PREFILL else desk.decode_slack_s
         longest = _PATIENCE * len(desk.models)
+        busy = desk.shares.running_models(phase)
 
         def rank(model: ModelState) -> tuple[float, int]:
             last = desk.last_turn(model, phase)
@@ -71,6 +72,6 @@ class AdbsLane:
             return (-1.0 if has_waited else slack_s(model, now)), last
 
         return sorted(
-            (m for m in desk.models if not desk.shares.has_running(phase, m.name) and has_work(m)),
+            (m for m in desk.models if m.name not in busy and has_work(m)),
             key=rank,
         )
