@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from fastapi import FastAPI
@@ -16,9 +17,11 @@ from muxcluster.api.choice import ChoiceDelta
 from muxcluster.api.cluster_backend import ClusterBackend
 from muxcluster.api.coalesce import coalesce
 from muxcluster.api.links import UnitLink, keep_connected
+from muxcluster.api.listener import Listener
 from muxcluster.api.service import CompletionService
 from muxcluster.api.settings import ApiSettings
 from muxcluster.channel.client import UnitClient
+from muxcluster.cluster.embedded import APP, HttpAddress
 from muxcluster.core.errors import NotReady
 from muxcluster.core.served import ServedModel
 
@@ -29,26 +32,35 @@ ITEM_PERIOD_S = 0.025
 
 @dataclass(frozen=True, slots=True)
 class Routes:
-    """What an ingress serves: the models, and which unit each model's requests go to."""
+    """What an ingress serves: the models, and the units that each model's requests may go to."""
 
     models: tuple[ServedModel, ...]
-    unit_of: Mapping[str, str]
+    units_of: Mapping[str, tuple[str, ...]]
 
 
 class Ingress:
     """Serve's HTTP deployment and the target of Python handles.
 
     controller: Serve handle of the controller, asked for endpoints and status only.
+    listen: where this replica itself listens. None: HTTP comes through Serve's proxy.
     """
 
-    def __init__(self, routes: Routes, settings: ApiSettings, controller: Any) -> None:
+    def __init__(
+        self,
+        routes: Routes,
+        settings: ApiSettings,
+        controller: Any,
+        listen: HttpAddress | None = None,
+    ) -> None:
         self._settings = settings
         self._controller = controller
-        unit_ids = dict.fromkeys(routes.unit_of.values())
-        self._links = [UnitLink(unit_id, _connect) for unit_id in unit_ids]
-        self._backend = ClusterBackend(routes.models, routes.unit_of, self._links)
+        unit_ids = dict.fromkeys(chain.from_iterable(routes.units_of.values()))
+        limit_s = settings.restart_limit_s
+        self._links = [UnitLink(unit_id, _connect, limit_s) for unit_id in unit_ids]
+        self._backend = ClusterBackend(routes.models, routes.units_of, self._links, limit_s)
         self._service: CompletionService | None = None
         self._watch: asyncio.Task[None] | None = None
+        self._listener = None if listen is None else Listener(listen)
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
         """Serve's hook, on the replica's event loop: the application it routes HTTP to."""
@@ -57,6 +69,10 @@ class Ingress:
         app.add_api_route("/timeline", self.timeline, methods=["GET"])
         self._service = app.state.service
         self._watch = asyncio.create_task(keep_connected(self._links, self._endpoints))
+        if self._listener is not None:
+            app.add_api_route("/-/healthz", _serve_healthz, include_in_schema=False)
+            app.add_api_route("/-/routes", _serve_routes, include_in_schema=False)
+            await self._listener.start(app)
         return app
 
     async def generate(
@@ -106,6 +122,8 @@ class Ingress:
         return endpoints
 
     async def __del__(self) -> None:
+        if self._listener is not None:
+            await self._listener.close()
         if self._watch is not None:
             self._watch.cancel()
         for link in self._links:
@@ -116,6 +134,16 @@ async def _connect(endpoint: str) -> UnitClient:
     client = UnitClient()
     await client.connect(endpoint)
     return client
+
+
+async def _serve_healthz() -> str:
+    """What Serve's proxy answers where it is the one that listens."""
+    return "success"
+
+
+async def _serve_routes() -> dict[str, str]:
+    """As `_serve_healthz`: route prefix -> application."""
+    return {"/": APP}
 
 
 def call_fields(prompt: str | Sequence[Any], fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -141,8 +169,10 @@ def as_item(delta: ChoiceDelta) -> dict[str, Any]:
     }
 
 
-def ingress_deployment(routes: Routes, settings: ApiSettings, controller: Any) -> Any:
-    """A bound Serve deployment of the ingress over the bound controller."""
+def ingress_deployment(
+    routes: Routes, settings: ApiSettings, controller: Any, listen: HttpAddress | None = None
+) -> Any:
+    """A bound Serve deployment of the ingress; `controller` is bound, `listen` as `Ingress`'s."""
     deployment = serve.deployment(
         serve.ingress()(Ingress),
         name=INGRESS,
@@ -153,4 +183,4 @@ def ingress_deployment(routes: Routes, settings: ApiSettings, controller: Any) -
         graceful_shutdown_wait_loop_s=0.1,
         graceful_shutdown_timeout_s=10.0,
     )
-    return deployment.bind(routes, settings, controller)
+    return deployment.bind(routes, settings, controller, listen)

@@ -1,7 +1,7 @@
 """The whole server as one Serve application: for `muxcluster serve` and for `serve deploy`."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict
 from muxcluster.api.ingress import Routes, ingress_deployment
 from muxcluster.api.settings import ApiSettings
 from muxcluster.cluster.controller import controller_deployment
+from muxcluster.cluster.embedded import HttpAddress
 from muxcluster.cluster.unit_actor import unit_deployment
 from muxcluster.config import load_config, plan_for, served_models, unit_specs
 from muxcluster.config.schema import ServerSection
@@ -26,6 +27,20 @@ class ServeArgs(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     config: str
+
+
+@dataclass(frozen=True, slots=True)
+class Wiring:
+    """How the application's parts reach each other and the world.
+
+    socket_dir: as `UnitReplica`'s. listen: where the ingress itself listens; None leaves HTTP to
+    Serve's proxy. make_unit: makes a unit's bound deployment from its specification and
+    `socket_dir`.
+    """
+
+    socket_dir: str | None = None
+    listen: HttpAddress | None = None
+    make_unit: Callable[[UnitSpec, str | None], Any] = unit_deployment
 
 
 def app(args: ServeArgs) -> Any:
@@ -49,6 +64,7 @@ def settings_of(server: ServerSection) -> ApiSettings:
         max_body_bytes=server.max_body_bytes,
         lenient=server.lenient,
         request_timeout_s=server.request_timeout_s,
+        restart_limit_s=server.restart_limit_s,
     )
 
 
@@ -57,15 +73,23 @@ def assemble(
     models: Sequence[ServedModel],
     settings: ApiSettings,
     plan: Mapping[str, Any] | None = None,
-    socket_dir: str | None = None,
+    wiring: Wiring | None = None,
 ) -> Any:
-    """Units, controller and ingress, bound to each other.
-
-    socket_dir: as `UnitReplica`'s. A model in several units is routed to the first of them.
-    """
-    units = {spec.unit_id: unit_deployment(spec, socket_dir) for spec in specs}
+    """Units, controller and ingress, bound to each other."""
+    wiring = wiring or Wiring()
+    units = {spec.unit_id: wiring.make_unit(spec, wiring.socket_dir) for spec in specs}
     controller = controller_deployment(specs, plan or {}, units)
-    unit_of = {model.name: spec.unit_id for spec in reversed(specs) for model in spec.models}
-    routes = Routes(tuple(models), unit_of)
-    # Serve's proxy has set X-Request-Id already.
-    return ingress_deployment(routes, replace(settings, request_id_header=False), controller)
+    routes = Routes(tuple(models), _units_of(specs))
+    if wiring.listen is None:
+        # Serve's proxy has set X-Request-Id already.
+        settings = replace(settings, request_id_header=False)
+    return ingress_deployment(routes, settings, controller, wiring.listen)
+
+
+def _units_of(specs: Sequence[UnitSpec]) -> dict[str, tuple[str, ...]]:
+    """Model name -> ids of the units that serve it."""
+    units_of: dict[str, tuple[str, ...]] = {}
+    for spec in specs:
+        for model in spec.models:
+            units_of[model.name] = (*units_of.get(model.name, ()), spec.unit_id)
+    return units_of

@@ -50,6 +50,7 @@ class UnitClient:
         self._stats_at_s = -math.inf
         self._silent_pings = 0
         self._is_lost = False
+        self._is_broken = False
 
     async def connect(self, endpoint: str) -> None:
         """Open the connection to `endpoint`, once; does not wait for the server to answer."""
@@ -100,6 +101,10 @@ class UnitClient:
         """Seconds since the latest report; infinite before the first."""
         return asyncio.get_running_loop().time() - self._stats_at_s
 
+    def is_broken(self) -> bool:
+        """The connection ended from the other side and nothing has been heard since."""
+        return self._is_broken
+
     async def close(self) -> None:
         """End the connection; open requests fail, and the unit aborts them. Idempotent."""
         tasks, self._tasks = self._tasks, []
@@ -131,7 +136,7 @@ class UnitClient:
 
     def _hear(self, message: Message) -> None:
         self._silent_pings = 0
-        self._is_lost = False
+        self._is_lost = self._is_broken = False
         if isinstance(message, Deltas):
             for request_id, delta in message.deltas.items():
                 mailbox = self._mailboxes.get(request_id)
@@ -150,6 +155,7 @@ class UnitClient:
     async def _notice_break(self, monitor: zmq.asyncio.Socket, endpoint: str) -> None:
         while True:
             await monitor.recv_multipart()
+            self._is_broken = True
             self._lose(f"the connection to {endpoint} broke")
             self._post(Ping())  # waits for zmq to reconnect, and makes us known there
 

@@ -117,7 +117,8 @@ class PolicySection(Section):
 class ServerSection(Section):
     """The HTTP side. api_key: bearer token that every route but health asks for.
 
-    lenient: unknown request fields are dropped, not refused.
+    lenient: unknown request fields are dropped, not refused. restart_limit_s: how long a lost unit
+    may take to come back before its requests end with an error.
     """
 
     host: str = "127.0.0.1"
@@ -125,6 +126,7 @@ class ServerSection(Section):
     api_key: Annotated[str, Field(min_length=1)] | None = None
     max_body_bytes: Count = 32 * 2**20
     request_timeout_s: Positive = 600.0
+    restart_limit_s: Positive = 120.0
     lenient: bool = False
 
 

@@ -113,7 +113,7 @@ JOB = Job(
     max_steps=4,
 )
 RESULT = JobResult(7, ints(11), ints(0, 1), 0.01, {1: LOGPROBS}, {0: LOGPROBS * 2})
-FINISHED = Finished("r", FinishReason.STOP, 2, 16, 1, 0.1, 0.2, 0.3, "why")
+FINISHED = Finished("r", FinishReason.STOP, 2, 16, 1, 0.1, 0.2, 0.3, 0.4, message="why")
 STATS = UnitStats(
     "u",
     12.5,

@@ -26,6 +26,7 @@ class FakeUnit:
         self.age = 0.0
         self.reported = True
         self.is_closed = False
+        self.broken = False
         self.gate = asyncio.Event()
         self.num_aborted = 0
 
@@ -43,6 +44,9 @@ class FakeUnit:
 
     def stats_age_s(self) -> float:
         return self.age if self.reported else float("inf")
+
+    def is_broken(self) -> bool:
+        return self.broken
 
     async def close(self) -> None:
         self.is_closed = True
@@ -62,7 +66,7 @@ class Clients:
 async def _backend() -> tuple[ClusterBackend, UnitLink, Clients]:
     clients = Clients()
     link = UnitLink("unit-0", clients.connect)
-    return ClusterBackend([MODEL], {"m": "unit-0"}, [link]), link, clients
+    return ClusterBackend([MODEL], {"m": ["unit-0"]}, [link]), link, clients
 
 
 async def _first(tokens: AsyncIterator[TokenDelta]) -> TokenDelta:
