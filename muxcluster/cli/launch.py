@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from muxcluster.api.model_text import ModelTexts
-from muxcluster.api.serve_app import assemble, settings_of
+from muxcluster.api.serve_app import Wiring, assemble, settings_of
 from muxcluster.api.settings import ApiSettings
 from muxcluster.cluster.embedded import EmbeddedRay, HttpAddress
 from muxcluster.cluster.mesh import mesh_request
@@ -83,14 +83,16 @@ def serving(prepared: Prepared) -> Iterator[EmbeddedRay]:
     meshes = [mesh_request(spec) for spec in prepared.specs]
     # Ray starts an idle worker for each CPU it is told of, so it is told of few.
     num_cpus = math.ceil(OTHER_CPUS + sum(mesh.num_cpus for mesh in meshes))
-    cluster = EmbeddedRay(prepared.address, num_cpus, sum(mesh.num_gpus for mesh in meshes))
+    # The ingress replica listens itself: Serve's proxy takes 0.2-0.5 ms a streamed chunk, and
+    # HAProxy mode adds a process and a hop. `serve deploy` keeps the proxy.
+    cluster = EmbeddedRay(None, num_cpus, sum(mesh.num_gpus for mesh in meshes))
     try:
         application = assemble(
             prepared.specs,
             prepared.models,
             prepared.settings,
             prepared.plan,
-            cluster.socket_dir,
+            Wiring(cluster.socket_dir, prepared.address),
         )
         cluster.deploy(application)
         _wait_ready(url_of(prepared.address))

@@ -35,7 +35,7 @@ SERVE_VARIABLES = {
 
 @dataclass(frozen=True, slots=True)
 class HttpAddress:
-    """Where Serve's proxy listens."""
+    """Where a server listens."""
 
     host: str
     port: int
@@ -47,12 +47,15 @@ class EmbeddedRay:
     `socket_dir` is a private folder for the units' endpoints, removed at the end.
     """
 
-    def __init__(self, http: HttpAddress, num_cpus: float, num_gpus: float) -> None:
-        """Start Ray and Serve's proxy; nothing is left running where that raises."""
+    def __init__(self, proxy: HttpAddress | None, num_cpus: float, num_gpus: float) -> None:
+        """Start Ray and Serve; nothing is left running where that raises.
+
+        proxy: where Serve's own proxy listens; None starts no proxy (the ingress listens itself).
+        """
         self.socket_dir = tempfile.mkdtemp(prefix="muxcluster-")
         self._ingress: Any = None
         try:
-            _start(http, num_cpus, num_gpus)
+            _start(proxy, num_cpus, num_gpus)
         except BaseException:
             self.close()
             raise
@@ -89,7 +92,7 @@ class EmbeddedRay:
         shutil.rmtree(self.socket_dir, ignore_errors=True)
 
 
-def _start(http: HttpAddress, num_cpus: float, num_gpus: float) -> None:
+def _start(proxy: HttpAddress | None, num_cpus: float, num_gpus: float) -> None:
     for name, value in SERVE_VARIABLES.items():
         os.environ.setdefault(name, value)
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
@@ -104,9 +107,15 @@ def _start(http: HttpAddress, num_cpus: float, num_gpus: float) -> None:
             object_store_memory=OBJECT_STORE_BYTES,
         )
     serve.start(
-        http_options={"host": http.host, "port": http.port, "location": "HeadOnly"},
+        http_options=_http_options(proxy),
         logging_config={"log_level": "WARNING", "enable_access_log": False},
     )
+
+
+def _http_options(proxy: HttpAddress | None) -> dict[str, Any]:
+    if proxy is None:
+        return {"location": "NoServer"}
+    return {"host": proxy.host, "port": proxy.port, "location": "HeadOnly"}
 
 
 def _failure_reason() -> str | None:

@@ -1,0 +1,1 @@
+"""The load client of `muxcluster bench serve`: cheap while it runs, exact afterwards."""
