@@ -15,7 +15,8 @@ async def json_body(request: Request) -> object:
     """
     data = await request.body()
     try:
-        value: object = json.loads(data)
+        # from bytes the parser would also take UTF-16, and surrogates written as UTF-8
+        value: object = json.loads(data.decode("utf-8-sig"))
         if b"\\ud" in data.lower():
             # a lone surrogate escape decodes to text that no tokenizer can encode
             json.dumps(value, ensure_ascii=False).encode()

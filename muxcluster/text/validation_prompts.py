@@ -77,6 +77,8 @@ def _message(value: object, param: str) -> dict[str, Any]:
     role = value.get("role")
     if role is None:
         raise MissingParameter(f"missing required field {param}.role", f"{param}.role")
+    if not isinstance(role, str):
+        raise InvalidValue(f"{param}.role must be a string", f"{param}.role")
     if role in ("tool", "function"):
         raise UnsupportedParameter("tools are not supported", f"{param}.role")
     if role not in ROLES:
