@@ -8,7 +8,12 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from muxcluster.core.errors import InvalidValue, ModelNotFound
+from muxcluster.core.errors import (
+    ContextLengthExceeded,
+    InvalidValue,
+    MissingParameter,
+    ModelNotFound,
+)
 from muxcluster.core.served import ServedModel
 from muxcluster.text.schemas import ChatBody, TokenizeBody
 from muxcluster.text.template import ChatTemplate
@@ -37,6 +42,18 @@ class ModelText:
                 f"{self.served.vocab_size}"
             )
         return tokens
+
+    def check_length(self, text: str, param: str) -> None:
+        """Raises ContextLengthExceeded where `text` cannot fit the context, without tokenising it.
+
+        Tokenising 32 MiB takes gigabytes and half a minute.
+        """
+        if len(text) > self.served.max_model_len * self.tokenizer.longest:
+            raise ContextLengthExceeded(
+                f"the context of {self.served.name} is {self.served.max_model_len} tokens, too "
+                f"few for {len(text)} characters",
+                param,
+            )
 
     def render(self, body: ChatBody | TokenizeBody, messages: Sequence[Mapping[str, Any]]) -> str:
         """The chat prompt. Raises InvalidValue where the model has no template or it fails."""
@@ -70,12 +87,17 @@ class ModelTexts:
         return iter(self._by_name.values())
 
     def find(self, name: str | None) -> ModelText:
-        """The model called `name`; None means the only one. Raises ModelNotFound."""
+        """The model called `name`; None means the only one.
+
+        Raises ModelNotFound, or MissingParameter for None where there are several.
+        """
         if name is None and len(self._by_name) == 1:
             return next(iter(self._by_name.values()))
-        text = self._by_name.get(name or "")
+        known = ", ".join(self._by_name)
+        if name is None:
+            raise MissingParameter(f"missing required field model; served: {known}", "model")
+        text = self._by_name.get(name)
         if text is None:
-            known = ", ".join(self._by_name)
             raise ModelNotFound(f"model {name!r} is not served here; served: {known}", "model")
         return text
 

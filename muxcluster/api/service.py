@@ -144,6 +144,7 @@ class CompletionService:
 
 def _chat_prompt(body: ChatBody, model: ModelText, messages: list[dict[str, object]]) -> Prompt:
     text = model.render(body, messages)
+    model.check_length(text, "messages")
     tokens = model.encode(text, add_special_tokens=bool(body.add_special_tokens))
     if len(tokens) == 0:
         raise InvalidValue("the messages render to an empty prompt", "messages")
@@ -157,6 +158,7 @@ def _completion_prompts(
     prompts = []
     for item in items:
         if isinstance(item, str):
+            model.check_length(item, "prompt")
             text, tokens = item, model.encode(item, add_special_tokens=add_special_tokens)
         else:
             tokens = token_ids(item, model.served.vocab_size, "prompt")

@@ -9,6 +9,8 @@ from starlette.testclient import TestClient
 
 from muxcluster.api.app import create_app
 from muxcluster.api.settings import ApiSettings
+from muxcluster.text.tokenizer import Tokenizer
+from tests.api.fakes import served_model
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 TEXT = {"model": "tiny", "prompt": "hi"}
@@ -125,6 +127,7 @@ def user(content):
         ({"messages": ["hi"]}, "invalid_value", "messages[0]"),
         ({"messages": [{"content": "hi"}]}, "missing_required_parameter", "messages[0].role"),
         ({"messages": [{"role": "pope", "content": "x"}]}, "invalid_value", "messages[0].role"),
+        ({"messages": [{"role": ["user"], "content": "x"}]}, "invalid_value", "messages[0].role"),
         ({"messages": [{"role": "user"}]}, "missing_required_parameter", "messages[0].content"),
         ({"messages": user([])}, "invalid_value", "messages[0].content"),
         ({"messages": user([{"type": "image_url"}])}, UNSUPPORTED, "messages[0].content[0].type"),
@@ -154,8 +157,17 @@ def test_chat_fields(http, backend, fields, code, param):
 
 @pytest.mark.parametrize(
     "body",
-    [b"", b"{", b'{"model": "tiny",}', b"\xff", b"[" * 100_000, b'{"prompt": "\\ud800"}'],
-    ids=["empty", "cut", "comma", "not utf-8", "deep", "lone surrogate"],
+    [
+        b"",
+        b"{",
+        b'{"model": "tiny",}',
+        b"\xff",
+        b"[" * 100_000,
+        b'{"model": "tiny", "prompt": "\\ud800"}',
+        b'{"model": "tiny", "prompt": "\xed\xa0\x80"}',
+        '{"model": "tiny", "prompt": "\\ud800"}'.encode("utf-16"),
+    ],
+    ids=["empty", "cut", "comma", "not utf-8", "deep", "surrogate", "raw surrogate", "utf-16"],
 )
 def test_malformed_json(http, backend, body):
     assert_refused(post(http, body), backend, 400, "invalid_json", None)
@@ -248,3 +260,29 @@ def test_no_body_breaks_the_server(http, fields, chat):
     assert answer.status_code in (200, 400, 404)
     if answer.status_code != 200:
         assert isinstance(answer.json()["error"]["code"], str)
+
+
+@pytest.mark.parametrize(
+    ("fields", "path"),
+    [
+        ({"prompt": "x" * 30_000}, "/v1/completions"),
+        ({"messages": user("x" * 30_000)}, "/v1/chat/completions"),
+    ],
+    ids=["completion", "chat"],
+)
+def test_hopeless_prompt_is_refused_untokenised(http, backend, monkeypatch, fields, path):
+    def encode(*args):
+        raise AssertionError("tokenised")
+
+    monkeypatch.setattr(Tokenizer, "encode", encode)
+    (param,) = fields
+    base = CHAT if "chat" in path else TEXT
+    answer = post(http, base | fields, path)
+    assert_refused(answer, backend, 400, "context_length_exceeded", param)
+
+
+def test_model_may_be_left_out_of_tokenize_only_where_there_is_one(model_dir, backend):
+    backend.served.append(served_model(model_dir, name="other"))
+    with TestClient(create_app(backend, ApiSettings())) as http:
+        answer = http.post("/tokenize", json={"prompt": "x"})
+    assert_refused(answer, backend, 400, "missing_required_parameter", "model")
