@@ -114,7 +114,6 @@ def run(case: Case, num_steps: int, seed: int) -> tuple[dict[str, Any], list[flo
     preempted = _num_preemptions(load)
     collections = sum(generation["collections"] for generation in gc.get_stats())
     timings = measure(load, num_steps)
-    load.scheduler.check()
     step_us = np.array(timings.next_jobs_us) + np.array(timings.complete_us)
     is_decode = np.array(timings.is_decode)
     rows = np.array(timings.num_rows)
