@@ -26,10 +26,13 @@ class Finished:
     stop_token: the end token that stopped it (also its last output token), else None.
     num_cached_tokens: prompt tokens taken from the prefix cache at first admission.
     queue_s, prefill_s, decode_s: seconds from add to first launch, to first token, to the end.
-    preempted_s: seconds it waited after preemptions, in neither prefill_s nor decode_s.
+    preempted_s, restore_s: seconds it waited to be launched again after preemptions and failed
+    jobs, and seconds of recomputing what was lost. Disjoint: these five sum to end minus add.
+    decode_running_s: the part of decode_s spent in running jobs; the rest waited for a turn.
     recovery_s, num_recoveries: filled in by the ingress: losses of the request's unit, and seconds
     from its last output before each to its submission to the next unit.
-    message: for people, when the reason is `error`.
+    message: for people, when the reason is `error`. code: for programs, then; "poison_request":
+    it fails whenever it runs, "replica_lost": the unit failed with it.
     """
 
     request_id: str
@@ -41,9 +44,12 @@ class Finished:
     prefill_s: float = 0.0
     decode_s: float = 0.0
     preempted_s: float = 0.0
+    restore_s: float = 0.0
+    decode_running_s: float = 0.0
     recovery_s: float = 0.0
     num_recoveries: int = 0
     message: str = ""
+    code: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What a finished job changes: tokens, ends and published prefixes, vectorised over its rows."""
+"""What a job that ran changes: tokens, ends and published prefixes, vectorised over its rows."""
 
 from collections.abc import Mapping, Sequence
 
@@ -13,9 +13,6 @@ from muxcluster.scheduling.modelstate import ModelState
 from muxcluster.scheduling.stopping import Cut, cut
 
 _NO_TOKENS: NDArray[np.int32] = np.empty(0, dtype=np.int32)
-_MAX_FAILURES = 3
-"""A request that was in this many failed jobs is taken for their cause."""
-
 Logprobs = Mapping[int, tuple[TokenLogprobs, ...]]
 
 
@@ -25,7 +22,7 @@ def events_only(events: Sequence[Event]) -> StepOutput:
 
 
 class Completion:
-    """Applies the outcome of jobs to their model's sequences."""
+    """Applies the results of jobs to their model's sequences."""
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
@@ -81,8 +78,9 @@ class Completion:
                 continue
             table.end_prefill(slot)
             live = table.at(slot)
-            if live.first_token_s is None:
-                live.first_token_s = now
+            live.account.sample(now)
+            if not live.has_sampled:
+                live.has_sampled = True
                 model.counters.prompt_tokens += live.num_prompt
 
     def _end_rows(self, model: ModelState, job: Job, done: Cut, now: float) -> list[Event]:
@@ -104,23 +102,6 @@ class Completion:
                 if done.is_stopped[row]:
                     reason, stop_token = FinishReason.STOP, int(done.tokens[ends[row] - 1])
             events.append(live.finished(reason, now, stop_token=stop_token))
-        return events
-
-    def fail(self, model: ModelState, job: Job, now: float) -> list[Event]:
-        """The job came to nothing: its rows wait again, or end where they failed too often."""
-        table = model.slots
-        events: list[Event] = []
-        for slot in job.rows.slots.tolist():
-            is_aborted = bool(table.is_aborted[slot])
-            live = self._memory.release(model, slot, is_trusted=False)
-            live.num_failures += 1
-            if is_aborted:
-                events.append(live.finished(FinishReason.ABORT, now))
-            elif live.num_failures >= _MAX_FAILURES:
-                message = f"in {live.num_failures} failed jobs"
-                events.append(live.finished(FinishReason.ERROR, now, message=message))
-            else:
-                model.waiting.push(live)
         return events
 
     def _new_prompt_logprobs(

@@ -54,20 +54,20 @@ class JobBuilder:
 
     def _admission(self, model: ModelState, slot: int, now: float) -> Admission:
         live = model.slots.at(slot)
-        if live.launch_s is None:
-            self._count_first(model, slot, now)
+        if not live.account.has_started:
+            self._count_first(model, slot)
+        live.account.launch(now)
         return Admission(
             slot=slot,
             request_id=live.request.request_id,
-            tokens=live.tokens,
+            tokens=model.slots.tokens(slot),
             num_prompt_tokens=live.num_prompt,
             sampling=live.request.sampling,
             side=live.side,
         )
 
-    def _count_first(self, model: ModelState, slot: int, now: float) -> None:
+    def _count_first(self, model: ModelState, slot: int) -> None:
         live = model.slots.at(slot)
-        live.launch_s = now
         live.num_cached_tokens = min(int(model.slots.num_computed[slot]), live.num_prompt)
         if model.uses_prefixes(live):
             model.counters.prefix_queries += live.num_prompt

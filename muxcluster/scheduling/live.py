@@ -10,6 +10,8 @@ from muxcluster.core.events import Finished, FinishReason
 from muxcluster.core.hashing import extend_hashes, root_hash
 from muxcluster.core.job import Side
 from muxcluster.core.request import Request, ServiceClass, Slo
+from muxcluster.scheduling.account import Stage, TimeAccount
+from muxcluster.scheduling.isolation import Suspicion
 
 _PRIORITY_LIMIT = 2**20
 _ORDER_BITS = 40
@@ -25,21 +27,21 @@ class LiveRequest:
     deadline_s: when its next token is due, inf without a target.
     num_cached_tokens: prompt tokens found in the prefix cache at first admission.
     num_prompt_logprobs: prompt positions already reported, so that recompute repeats none.
+    has_sampled: it got a token here. suspicion: not None after a failed job, until it is cleared.
     """
 
     request: Request
     order: int
-    arrival_s: float
+    account: TimeAccount
     slo: Slo | None
     output: NDArray[np.int32]
     slot: int | None = None
     hashes: list[bytes] = field(default_factory=list)
     deadline_s: float = math.inf
-    launch_s: float | None = None
-    first_token_s: float | None = None
+    has_sampled: bool = False
     num_cached_tokens: int = 0
     num_preemptions: int = 0
-    num_failures: int = 0
+    suspicion: Suspicion | None = None
     num_prompt_logprobs: int = 0
     seniority: int = 0
     """One sortable number for (class, priority, order); the smallest is the most senior."""
@@ -49,7 +51,8 @@ class LiveRequest:
         """`request`, accepted at `now` with the model's target `slo` where it has none."""
         is_batch = request.service_class is ServiceClass.BATCH
         target = None if is_batch else request.slo or slo
-        live = cls(request, order, now, target, request.output_tokens)
+        account = TimeAccount(now, has_output=len(request.output_tokens) > 0)
+        live = cls(request, order, account, target, request.output_tokens)
         live.deadline_s = math.inf if target is None else now + target.ttft_s
         priority = max(-_PRIORITY_LIMIT, min(request.priority, _PRIORITY_LIMIT - 1))
         rank = int(is_batch) * 2 * _PRIORITY_LIMIT + priority + _PRIORITY_LIMIT
@@ -74,12 +77,6 @@ class LiveRequest:
         """Prompt and output tokens known when it last began to wait."""
         return self.num_prompt + len(self.output)
 
-    @property
-    def tokens(self) -> NDArray[np.int32]:
-        """Prompt then output as of when it last began to wait, int32 [num_tokens]."""
-        prompt = self.request.prompt_tokens
-        return np.concatenate((prompt, self.output)) if len(self.output) else prompt
-
     def extend_hashes(
         self, output: NDArray[np.int32], num_columns: int, block_tokens: int
     ) -> list[bytes]:
@@ -101,19 +98,28 @@ class LiveRequest:
         return root_hash(request.model, f"{request.cache_salt}\0{self.side}")
 
     def finished(
-        self, reason: FinishReason, now: float, *, stop_token: int | None = None, message: str = ""
+        self,
+        reason: FinishReason,
+        now: float,
+        *,
+        stop_token: int | None = None,
+        code: str = "",
+        message: str = "",
     ) -> Finished:
         """The event that ends it at `now`."""
-        launch_s = now if self.launch_s is None else self.launch_s
-        first_s = now if self.first_token_s is None else self.first_token_s
+        seconds = self.account.close(now)
         return Finished(
             self.request.request_id,
             reason,
             stop_token=stop_token,
             num_cached_tokens=self.num_cached_tokens,
             num_preemptions=self.num_preemptions,
-            queue_s=launch_s - self.arrival_s,
-            prefill_s=first_s - launch_s,
-            decode_s=now - first_s,
+            queue_s=seconds[Stage.QUEUE],
+            prefill_s=seconds[Stage.PREFILL],
+            decode_s=seconds[Stage.DECODE],
+            preempted_s=seconds[Stage.PREEMPTED],
+            restore_s=seconds[Stage.RESTORE],
+            decode_running_s=self.account.decode_running_s,
             message=message,
+            code=code,
         )

@@ -92,7 +92,7 @@ class Memory:
         return None if isinstance(grown, Shortage) else grown
 
     def grow(
-        self, model: ModelState, slots: Slots, num_tokens: NDArray[np.int32]
+        self, model: ModelState, slots: Slots, num_tokens: NDArray[np.int32], now: float
     ) -> tuple[Slots, TableDelta | None]:
         """Room for num_tokens[i] tokens in slots[i] (idle), preempting where blocks are short.
 
@@ -108,7 +108,7 @@ class Memory:
             stays = slots != victim if loser is model else np.ones(len(slots), dtype=np.bool_)
             if not stays.any():
                 return slots[:0], None
-            self._preempt(loser, victim)
+            self._preempt(loser, victim, now)
             slots, num_tokens = slots[stays], num_tokens[stays]
 
     def _victim(self, models: Sequence[ModelState]) -> tuple[ModelState, int]:
@@ -125,15 +125,16 @@ class Memory:
         assert worst is not None, "a sequence in a running job asks for blocks"
         return worst[1], worst[2]
 
-    def _preempt(self, model: ModelState, slot: int) -> None:
-        live = self.requeue(model, slot, is_trusted=True)
+    def _preempt(self, model: ModelState, slot: int, now: float) -> None:
+        live = self.requeue(model, slot, now, is_trusted=True)
         live.num_preemptions += 1
         model.counters.num_preemptions += 1
         self._events.append(Preempted(live.request.request_id))
 
-    def requeue(self, model: ModelState, slot: int, *, is_trusted: bool) -> LiveRequest:
+    def requeue(self, model: ModelState, slot: int, now: float, *, is_trusted: bool) -> LiveRequest:
         """Take a sequence's blocks and slot; it waits at its old place and will recompute."""
         live = self.release(model, slot, is_trusted=is_trusted)
+        live.account.set_back(now, keeps_memory=False)
         model.waiting.push(live)
         return live
 

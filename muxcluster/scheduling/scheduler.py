@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from muxcluster.core.events import Event, FinishReason, StepOutput
-from muxcluster.core.job import Job, JobResult
+from muxcluster.core.job import Job, JobResult, Phase
 from muxcluster.core.request import Request
 from muxcluster.core.served import UnitStats
 from muxcluster.core.unitspec import UnitSpec
@@ -13,6 +13,7 @@ from muxcluster.scheduling.assembly import chosen, kv_cache, model_state
 from muxcluster.scheduling.balancer import QuotaBalancer
 from muxcluster.scheduling.completion import Completion, events_only
 from muxcluster.scheduling.cost import StepCost
+from muxcluster.scheduling.failures import Failures
 from muxcluster.scheduling.jobs import JobBuilder
 from muxcluster.scheduling.lanes import LANES
 from muxcluster.scheduling.lanes.desk import Desk
@@ -53,6 +54,7 @@ class UnitScheduler:
         balancer = QuotaBalancer(self._kv, models, self._carry) if has_quotas else None
         self._adaptation = Adaptation(models, balancer, policy.quota_period_s)
         self._completion = Completion(self._memory)
+        self._failures = Failures(self._memory)
         self._live: dict[str, LiveRequest] = {}
         self._num_added = 0
 
@@ -107,33 +109,43 @@ class UnitScheduler:
 
     def complete(self, job: Job, result: JobResult, now: float) -> StepOutput:
         """`job` ran. A job that a reset forgot yields an empty output."""
-        if not self._shares.end(job):
+        if not self._end(job, now):
             return events_only([])
         model = self._models[job.model]
         model.peak_blocks = max(model.peak_blocks, self._kv.used(job.model))
-        return self._output(self._completion.succeed(model, job, result, now))
+        output = self._completion.succeed(model, job, result, now)
+        self._failures.clear(model, job)
+        return self._output(output)
 
-    def fail(self, job: Job, now: float) -> StepOutput:
-        """The job's worker is gone or raised: its rows run again from the first token.
+    def fail(
+        self, job: Job, now: float, cause: str = "", *, has_started: bool = True
+    ) -> StepOutput:
+        """The job's worker is gone or raised (`cause`): its rows run again, each alone at first.
 
-        A request in its third failed job ends with `error`.
+        A request whose lone jobs fail twice in a row ends with `error`, code "poison_request".
+        has_started: False where the worker was gone before it took the job.
         """
-        if not self._shares.end(job):
+        if not self._end(job, now):
             return events_only([])
-        return self._output(events_only(self._completion.fail(self._models[job.model], job, now)))
+        model = self._models[job.model]
+        return self._output(
+            events_only(self._failures.fail(model, job, now, cause, has_started=has_started))
+        )
 
-    def reset(self, now: float) -> StepOutput:
+    def reset(self, now: float, cause: str = "") -> StepOutput:
         """The memory's owner restarted: all KV is lost and every sequence runs again.
 
         Running jobs count as failed, so the output may hold ends.
         """
         events: list[Event] = []
-        for job in self._shares.running:
-            self._shares.end(job)
-            events += self._completion.fail(self._models[job.model], job, now)
+        jobs = self._shares.running
+        for job in jobs:
+            self._end(job, now)
+            model = self._models[job.model]
+            events += self._failures.lose(model, job, now, cause, was_alone=len(jobs) == 1)
         for model in self._models.values():
             for slot in model.slots.idle().tolist():
-                self._memory.requeue(model, slot, is_trusted=False)
+                self._memory.requeue(model, slot, now, is_trusted=False)
         self._kv.drop_cache()
         return self._output(events_only(events))
 
@@ -166,10 +178,21 @@ class UnitScheduler:
         num_live = sum(model.num_live for model in self._models.values())
         assert num_live == len(self._live), "a request is lost or lives twice"
 
+    def _end(self, job: Job, now: float) -> bool:
+        """The job runs no longer; False where a reset has forgotten it."""
+        start_s = self._shares.end(job)
+        if start_s is None:
+            return False
+        if job.phase is not Phase.PREFILL:
+            self._models[job.model].slots.add_running(job.rows.slots, now - start_s)
+        return True
+
     def _output(self, output: StepOutput) -> StepOutput:
         """`output` after what had happened before it; whoever ends in it is forgotten."""
         for event in output.events:
             del self._live[event.request_id]
+            self._failures.forget(event.request_id)
+        self._shares.is_exclusive = self._failures.is_exclusive
         self._adaptation.settle()
         preempted = self._memory.take_events()
         return replace(output, events=preempted + output.events) if preempted else output

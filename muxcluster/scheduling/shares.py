@@ -18,11 +18,16 @@ class Place:
 
 
 class ShareLedger:
-    """Running jobs by worker. Invariant: a worker runs one job, running shares sum to ≤ 1."""
+    """Running jobs by worker. Invariant: a worker runs one job, running shares sum to ≤ 1.
+
+    is_exclusive: no place is free while any job runs.
+    """
 
     def __init__(self, workers: Sequence[WorkerSlot]) -> None:
         self._workers = tuple(workers)
         self._running: dict[int, Job] = {}
+        self._start_s: dict[int, float] = {}
+        self.is_exclusive = False
 
     @property
     def running(self) -> tuple[Job, ...]:
@@ -42,18 +47,19 @@ class ShareLedger:
         """Models with a running job of `phase`."""
         return {job.model for job in self._running.values() if job.phase is phase}
 
-    def start(self, job: Job) -> None:
+    def start(self, job: Job, now: float) -> None:
         """`job` runs on its worker, which was free."""
         assert job.worker_id not in self._running, f"worker {job.worker_id} is busy"
         self._running[job.worker_id] = job
+        self._start_s[job.worker_id] = now
 
-    def end(self, job: Job) -> bool:
-        """`job` runs no longer; False where it did not run (it was forgotten by a reset)."""
+    def end(self, job: Job) -> float | None:
+        """`job` runs no longer; when it started, None where a reset has forgotten it."""
         running = self._running.get(job.worker_id)
         if running is None or running.job_id != job.job_id:
-            return False
+            return None
         del self._running[job.worker_id]
-        return True
+        return self._start_s.pop(job.worker_id)
 
     def supports(self, phase: Phase) -> bool:
         """True where some worker may run `phase`."""
@@ -114,6 +120,8 @@ class ShareLedger:
         return Place(worker.worker_id, rung)
 
     def _idle(self, phase: Phase) -> list[WorkerSlot]:
+        if self.is_exclusive and self._running:
+            return []
         return [
             worker
             for worker in self._workers

@@ -14,8 +14,9 @@ class SlotTable:
     num_prompt, num_tokens (prompt + output), num_computed (KV written), max_total (num_tokens at
     which it ends with `length`): int32. seniority: int64, see LiveRequest.
     is_live; in_job (part of a running job); is_prefilling (until the last known token is
-    computed); is_aborted (ends with its job); ignores_eos; has_stops (own stop ids): bool.
-    deadline_s, tpot_s: float64, inf without a target.
+    computed); is_aborted (ends with its job); is_suspect (see isolation.py); ignores_eos; has_stops
+    (own stop ids): bool. deadline_s, tpot_s: float64, inf without a target. decode_running_s:
+    float64, seconds in decode jobs since it took the slot.
     outputs: int32 [max_seqs, max_model_len + 1], output tokens so far (pages never written cost
         no memory). request_ids: object array. live: the rest of each sequence.
 
@@ -34,10 +35,12 @@ class SlotTable:
         self.in_job = np.zeros(max_seqs, dtype=np.bool_)
         self.is_prefilling = np.zeros(max_seqs, dtype=np.bool_)
         self.is_aborted = np.zeros(max_seqs, dtype=np.bool_)
+        self.is_suspect = np.zeros(max_seqs, dtype=np.bool_)
         self.ignores_eos = np.zeros(max_seqs, dtype=np.bool_)
         self.has_stops = np.zeros(max_seqs, dtype=np.bool_)
         self.deadline_s = np.full(max_seqs, np.inf)
         self.tpot_s = np.full(max_seqs, np.inf)
+        self.decode_running_s = np.zeros(max_seqs)
         self.outputs = np.zeros((max_seqs, max_model_len + 1), dtype=np.int32)
         self.request_ids = np.empty(max_seqs, dtype=np.object_)
         self.live: list[LiveRequest | None] = [None] * max_seqs
@@ -82,6 +85,8 @@ class SlotTable:
         self.seniority[slot] = live.seniority
         self.is_live[slot] = self.is_prefilling[slot] = True
         self.in_job[slot] = self.is_aborted[slot] = False
+        self.is_suspect[slot] = live.suspicion is not None
+        self.decode_running_s[slot] = 0.0
         self.ignores_eos[slot] = sampling.ignore_eos
         self.has_stops[slot] = bool(sampling.stop_token_ids)
         self.deadline_s[slot] = live.deadline_s
@@ -97,6 +102,7 @@ class SlotTable:
         live = self.at(slot)
         live.output = self.output(slot).copy()
         live.deadline_s = float(self.deadline_s[slot])
+        live.account.decode_running_s += float(self.decode_running_s[slot])
         live.slot = self.live[slot] = self.request_ids[slot] = None
         self.is_live[slot] = self.in_job[slot] = False
         self._free.append(slot)
@@ -113,6 +119,16 @@ class SlotTable:
         self.in_job[slots] = False
         self._forget_idle()
 
+    def set_back(self, slot: int) -> None:
+        """The job of `slot` failed: it is as before the job, and a suspect."""
+        self.is_suspect[slot] = True
+        self.in_job[slot] = False
+        self._forget_idle()
+
+    def add_running(self, slots: Slots, seconds: float) -> None:
+        """`slots` were in a job that ended just now and took so long."""
+        self.decode_running_s[slots[~self.is_prefilling[slots]]] += seconds
+
     def end_prefill(self, slot: int) -> None:
         """The sequence decodes from now on."""
         self.is_prefilling[slot] = False
@@ -126,6 +142,11 @@ class SlotTable:
     def output(self, slot: int) -> NDArray[np.int32]:
         """Output tokens so far, int32 [n]; a view."""
         return self.outputs[slot, : self.num_tokens[slot] - self.num_prompt[slot]]
+
+    def tokens(self, slot: int) -> NDArray[np.int32]:
+        """Prompt then output so far, int32 [num_tokens]."""
+        prompt, output = self.at(slot).request.prompt_tokens, self.output(slot)
+        return np.concatenate((prompt, output)) if len(output) else prompt
 
     def idle(self) -> Slots:
         """Sequences in no running job, ascending by slot."""

@@ -84,6 +84,7 @@ class Rig:
         self.jobs: list[Job] = []
         self.tokens: dict[str, list[int]] = defaultdict(list)
         self.ends: dict[str, Finished | Rejected] = {}
+        self.add_s: dict[str, float] = {}
         self.end_s: dict[str, float] = {}
         self.first_token_s: dict[str, float] = {}
         self.preempted: list[str] = []
@@ -95,6 +96,7 @@ class Rig:
     def add(self, *requests: Request) -> None:
         for asked in requests:
             self.num_accepted += 1
+            self.add_s[asked.request_id] = self.now
             self.take(self.scheduler.add(asked, self.now))
 
     def abort(self, request_id: str) -> None:
@@ -124,6 +126,15 @@ class Rig:
             assert event.request_id not in self.ends, "a request ended twice"
             self.ends[event.request_id] = event
             self.end_s[event.request_id] = self.now
+            if isinstance(event, Finished):
+                self._check_account(event)
+
+    def _check_account(self, end: Finished) -> None:
+        parts = (end.queue_s, end.prefill_s, end.decode_s, end.preempted_s, end.restore_s)
+        assert min(parts) >= 0
+        whole = self.now - self.add_s[end.request_id]
+        assert abs(sum(parts) - whole) < 1e-9, f"{end} lasted {whole}"
+        assert -1e-9 <= end.decode_running_s <= end.decode_s + 1e-9
 
     def launch(self) -> list[Job]:
         """Start what the scheduler wants to run."""
@@ -155,19 +166,20 @@ class Rig:
         seen = {(j.model, a.slot): a.request_id for j in self.jobs for a in j.admissions}
         return any(seen[job.model, slot] == name for slot in job.rows.slots.tolist())
 
-    def fail(self) -> None:
-        """The running job that ends first fails, its memory half written."""
-        end_s, job = self.running.pop(0)
-        self.now = max(self.now, end_s)
-        self.memory.run(job)
-        self.take(self.scheduler.fail(job, self.now))
+    def fail(self, job: Job | None = None) -> None:
+        """`job` fails (the one that ends first where none is given), its memory half written."""
+        entry = next(e for e in self.running if job is None or e[1] is job)
+        self.running.remove(entry)
+        self.now = max(self.now, entry[0])
+        self.memory.run(entry[1])
+        self.take(self.scheduler.fail(entry[1], self.now, "the test failed it"))
         self.check()
 
     def reset(self) -> None:
         """The memory's owner restarts empty."""
         self.running.clear()
         self.memory = FakeMemory(self.spec)
-        self.take(self.scheduler.reset(self.now))
+        self.take(self.scheduler.reset(self.now, "the test reset it"))
         self.check()
 
     def check(self) -> None:

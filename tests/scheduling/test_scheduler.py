@@ -47,18 +47,6 @@ def test_max_steps_changes_nothing_but_the_number_of_jobs() -> None:
     assert num_jobs[1] < 0.6 * num_jobs[0]
 
 
-def test_times_of_a_request_add_up() -> None:
-    rig = Rig(unit_spec())
-    rig.add(request("r"))
-    rig.now += 1.0
-    rig.run()
-    end = rig.ends["r"]
-    assert isinstance(end, Finished)
-    assert end.queue_s == pytest.approx(1.0)
-    assert end.queue_s + end.prefill_s == pytest.approx(rig.first_token_s["r"] - 100.0)
-    assert end.queue_s + end.prefill_s + end.decode_s == pytest.approx(rig.now - 100.0)
-
-
 def test_the_most_senior_decode_where_rows_are_limited() -> None:
     rig = Rig(unit_spec(max_decode_rows=1))
     rig.add(request("low", priority=1))
@@ -124,33 +112,6 @@ def test_a_failed_job_runs_again() -> None:
     rig.check_outputs([asked])
 
 
-def test_three_failed_jobs_end_a_request() -> None:
-    rig = Rig(unit_spec())
-    rig.add(request("r"))
-    for _ in range(3):
-        assert "r" not in rig.ends
-        rig.launch()
-        rig.fail()
-    assert reason(rig, "r") is FinishReason.ERROR
-    assert rig.launch() == []
-    rig.check_empty()
-
-
-@pytest.mark.parametrize("lane", LANES)
-def test_a_poisonous_request_takes_nobody_with_it(lane: str) -> None:
-    rig = Rig(unit_spec(lane=lane))
-    good = [request(f"good {i}") for i in range(4)]
-    rig.add(*good[:2], request("poison"), *good[2:])
-    while rig.num_open:
-        rig.launch()
-        if rig.is_in("poison", rig.running[0][1]):
-            rig.fail()
-        else:
-            rig.finish()
-    assert reason(rig, "poison") is FinishReason.ERROR
-    rig.check_outputs(good)
-
-
 def test_a_reset_loses_memory_but_no_request() -> None:
     rig = Rig(unit_spec())
     requests = [request(str(i), "ab"[i % 2]) for i in range(6)]
@@ -168,15 +129,6 @@ def test_a_reset_loses_memory_but_no_request() -> None:
     rig.run()
     rig.check_outputs(requests)
     rig.check_empty()
-
-
-def test_a_request_that_kills_the_owner_each_time_ends() -> None:
-    rig = Rig(unit_spec())
-    rig.add(request("r"))
-    for _ in range(3):
-        rig.launch()
-        rig.reset()
-    assert reason(rig, "r") is FinishReason.ERROR
 
 
 def test_recovered_output_counts_as_output() -> None:

@@ -34,25 +34,25 @@ def test_one_kind_of_work_gets_everything() -> None:
 def test_both_kinds_split_evenly_and_leave_room() -> None:
     shares = ledger(LADDER, LADDER)
     assert shares.beside(Phase.PREFILL, Phase.DECODE) == Place(0, 0.5)
-    shares.start(replace(JOB, phase=Phase.PREFILL, share=0.5))
+    shares.start(replace(JOB, phase=Phase.PREFILL, share=0.5), 1.5)
     assert shares.part(Phase.DECODE, 1) == Place(1, 0.5)
 
 
 def test_an_uneven_ladder_gives_the_larger_part() -> None:
     shares = ledger((0.3, 0.7), (0.3, 0.7))
     assert shares.beside(Phase.PREFILL, Phase.DECODE) == Place(0, 0.7)
-    shares.start(replace(JOB, phase=Phase.PREFILL, share=0.7))
+    shares.start(replace(JOB, phase=Phase.PREFILL, share=0.7), 1.5)
     assert shares.part(Phase.DECODE, 3) == Place(1, 0.3)
 
 
 def test_decodes_divide_what_is_left() -> None:
     shares = ledger(LADDER, LADDER, LADDER)
     assert shares.part(Phase.DECODE, 3) == Place(0, 0.25)
-    shares.start(replace(JOB, share=0.25))
+    shares.start(replace(JOB, share=0.25), 1.5)
     assert shares.part(Phase.DECODE, 2) == Place(1, 0.25)
-    shares.start(replace(JOB, worker_id=1, share=0.25))
+    shares.start(replace(JOB, worker_id=1, share=0.25), 1.5)
     assert shares.part(Phase.DECODE, 1) == Place(2, 0.5)
-    shares.start(replace(JOB, worker_id=2, share=0.5))
+    shares.start(replace(JOB, worker_id=2, share=0.5), 1.5)
     assert shares.part(Phase.DECODE, 1) is None
     shares.check()
 
@@ -61,7 +61,7 @@ def test_one_worker_runs_at_its_one_rung() -> None:
     shares = ledger((0.4,))
     assert shares.beside(Phase.PREFILL, Phase.DECODE) == Place(0, 0.4)
     assert shares.part(Phase.DECODE, 5) == Place(0, 0.4)
-    shares.start(replace(JOB, share=0.4))
+    shares.start(replace(JOB, share=0.4), 1.5)
     assert shares.full(Phase.PREFILL) is None
 
 
@@ -79,17 +79,17 @@ def test_specialised_workers_keep_to_their_phase() -> None:
 
 def test_only_running_jobs_end() -> None:
     shares = ledger((1.0,))
-    shares.start(JOB)
-    assert not shares.end(replace(JOB, job_id=9))
+    shares.start(JOB, 1.5)
+    assert shares.end(replace(JOB, job_id=9)) is None
     assert shares.running_models(Phase.DECODE) == {"a"}
-    assert shares.end(JOB)
-    assert not shares.end(JOB)
+    assert shares.end(JOB) == 1.5
+    assert shares.end(JOB) is None
     assert shares.running == ()
 
 
 def test_check_finds_too_much_share() -> None:
     shares = ledger((0.75,), (0.75,))
-    shares.start(replace(JOB, share=0.75))
-    shares.start(replace(JOB, worker_id=1, share=0.75))
+    shares.start(replace(JOB, share=0.75), 1.5)
+    shares.start(replace(JOB, worker_id=1, share=0.75), 1.5)
     with pytest.raises(AssertionError, match="sum to"):
         shares.check()

@@ -39,21 +39,21 @@ class Desk:
 
     def launch(self, model: ModelState, phase: Phase, place: Place, now: float) -> Job | None:
         """Start a job of `model` at `place`; None where memory lets no row of it run now."""
-        batch = self._pack(model, phase)
+        batch = self._pack(model, phase, now)
         if len(batch) == 0:
             return None
         job = self._builder.build(model, phase, place, batch, now)
-        self.shares.start(job)
+        self.shares.start(job, now)
         self._num_launches[phase] += 1
         self._last[model.name, phase] = self._num_launches[phase]
         return job
 
-    def _pack(self, model: ModelState, phase: Phase) -> Batch:
+    def _pack(self, model: ModelState, phase: Phase, now: float) -> Batch:
         if phase is Phase.PREFILL:
-            return self._packing.prefill(model)
+            return self._packing.prefill(model, now)
         if phase is Phase.DECODE:
-            return self._packing.decode(model)
-        return self._packing.mixed(model)
+            return self._packing.decode(model, now)
+        return self._packing.mixed(model, now)
 
     def has_prefill_work(self, model: ModelState) -> bool:
         """True where a request waits or a prompt is not fully computed (and in no job)."""

@@ -17,8 +17,9 @@ class Batch:
     """Rows of one model.
 
     slots, counts: int32 [rows], sequences and how many tokens of each are processed.
-    grown: new table entries of rows that ran before. admitted: slots taken just now, whose
-    sequences a worker has never seen. max_steps: decode steps.
+    grown: new table entries of rows that ran before. admitted: slots whose sequences the workers
+    must be told whole, because they took the slot just now or their last job failed. max_steps:
+    decode steps.
     """
 
     slots: NDArray[np.int32]
@@ -41,7 +42,10 @@ class Limits:
 
 
 class Packing(Protocol):
-    """Chooses who is in a job. An empty batch means "nothing can run now"."""
+    """Chooses who is in a job. An empty batch means "nothing can run now".
+
+    A suspect (see isolation.py) is the only row of its jobs and is not kept waiting by others.
+    """
 
     def __init__(self, memory: Memory, limits: Limits) -> None: ...
 
@@ -49,14 +53,14 @@ class Packing(Protocol):
         """True where `prefill` would find rows; nothing changes."""
         ...
 
-    def prefill(self, model: ModelState) -> Batch:
+    def prefill(self, model: ModelState, now: float) -> Batch:
         """Prompt chunks: admits waiting requests as memory allows."""
         ...
 
-    def decode(self, model: ModelState) -> Batch:
+    def decode(self, model: ModelState, now: float) -> Batch:
         """Sequences that decode one token (or `max_steps`); may preempt."""
         ...
 
-    def mixed(self, model: ModelState) -> Batch:
+    def mixed(self, model: ModelState, now: float) -> Batch:
         """Decodes first, prompt chunks in what is left of the token budget."""
         ...

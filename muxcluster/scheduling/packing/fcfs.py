@@ -8,9 +8,7 @@ import numpy as np
 from muxcluster.scheduling.memory import Memory
 from muxcluster.scheduling.modelstate import ModelState
 from muxcluster.scheduling.packing.batch import Batch, Limits
-
-_SUSPECT_FAILURES = 2
-"""A request whose jobs failed this often runs alone, so that it takes nobody with it."""
+from muxcluster.scheduling.slots import Slots
 
 
 class FcfsPacking:
@@ -27,18 +25,24 @@ class FcfsPacking:
         head = model.waiting.head
         return head is not None and self._memory.fits(model, head)
 
-    def prefill(self, model: ModelState) -> Batch:
+    def prefill(self, model: ModelState, now: float) -> Batch:
         """Chunks of admitted prompts, then new requests, within the token budget."""
         return self._chunks(model, self._limits.token_budget)
 
-    def decode(self, model: ModelState) -> Batch:
+    def decode(self, model: ModelState, now: float) -> Batch:
         """All idle decoding sequences, the most senior ones where they are too many."""
-        return self._decodes(model, self._limits.max_decode_rows, self._limits.max_steps)
+        return self._decodes(model, now, self._limits.max_decode_rows, self._limits.max_steps)
 
-    def mixed(self, model: ModelState) -> Batch:
+    def mixed(self, model: ModelState, now: float) -> Batch:
         """Every decode costs one token of the budget, chunks take the rest."""
         limits = self._limits
-        decodes = self._decodes(model, min(limits.max_decode_rows, limits.token_budget), 1)
+        if self._has_suspect_first(model) and len(
+            alone := self._chunks(model, limits.token_budget)
+        ):
+            return alone
+        decodes = self._decodes(model, now, min(limits.max_decode_rows, limits.token_budget), 1)
+        if len(decodes.admitted):
+            return decodes
         chunks = self._chunks(model, limits.token_budget - len(decodes), is_alone=not len(decodes))
         return Batch(
             slots=np.concatenate((decodes.slots, chunks.slots)),
@@ -47,11 +51,33 @@ class FcfsPacking:
             admitted=chunks.admitted,
         )
 
-    def _decodes(self, model: ModelState, max_rows: int, max_steps: int) -> Batch:
+    def _has_suspect_first(self, model: ModelState) -> bool:
+        """True where the prompt whose turn it is must be alone in its job."""
+        table = model.slots
+        if len(prefilling := table.idle_prefilling()):
+            return bool(table.is_suspect[prefilling[0]])
+        head = model.waiting.head
+        return head is not None and head.suspicion is not None
+
+    def _decodes(self, model: ModelState, now: float, max_rows: int, max_steps: int) -> Batch:
+        """The most senior suspect alone, everybody else where there is none or it must wait."""
         table = model.slots
         slots = table.idle_decoding()
+        is_suspect = table.is_suspect[slots]
+        if is_suspect.any():
+            lone = table.by_seniority(slots[is_suspect])[:1]
+            batch = self._grown(model, lone, now, max_steps)
+            if len(batch):
+                batch.admitted = batch.slots.tolist()
+                return batch
+            slots = slots[~is_suspect]
         if len(slots) > max_rows:
             slots = np.sort(table.by_seniority(slots)[:max_rows])
+        return self._grown(model, slots, now, max_steps)
+
+    def _grown(self, model: ModelState, slots: Slots, now: float, max_steps: int) -> Batch:
+        """Decode `slots`, as far as memory goes."""
+        table = model.slots
         if len(slots) == 0:
             return Batch(slots, slots)
         steps = min(max_steps, int((table.max_total[slots] - table.num_tokens[slots]).min()))
@@ -59,7 +85,8 @@ class FcfsPacking:
         grown = self._memory.try_grow(model, slots, table.num_computed[slots] + np.int32(steps))
         if grown is None:
             steps = 1
-            slots, grown = self._memory.grow(model, slots, table.num_computed[slots] + np.int32(1))
+            lengths = table.num_computed[slots] + np.int32(1)
+            slots, grown = self._memory.grow(model, slots, lengths, now)
         return Batch(slots, np.ones_like(slots), grown, max_steps=steps)
 
     def _chunks(self, model: ModelState, budget: int, *, is_alone: bool = True) -> Batch:
@@ -69,21 +96,23 @@ class FcfsPacking:
         counts: list[int] = []
         admitted: list[int] = []
 
-        def has_room(num_failures: int) -> bool:
-            return num_failures < _SUSPECT_FAILURES or (is_alone and not slots)
+        def has_room(is_suspect: bool) -> bool:
+            return not is_suspect or (is_alone and not slots)
 
         def take(slot: int) -> None:
             nonlocal budget
             count = min(budget, int(table.num_tokens[slot] - table.num_computed[slot]))
             slots.append(slot)
             counts.append(count)
-            budget = 0 if table.at(slot).num_failures >= _SUSPECT_FAILURES else budget - count
+            budget = 0 if table.is_suspect[slot] else budget - count
 
         for slot in table.idle_prefilling().tolist():
-            if budget == 0 or not has_room(table.at(slot).num_failures):
+            if budget == 0 or not has_room(bool(table.is_suspect[slot])):
                 break
+            if table.is_suspect[slot]:
+                admitted.append(slot)
             take(slot)
-        while budget and (head := model.waiting.head) and has_room(head.num_failures):
+        while budget and (head := model.waiting.head) and has_room(head.suspicion is not None):
             if not self._memory.admit(model, head):
                 break
             assert head.slot is not None

@@ -1,0 +1,113 @@
+"""What a failed job changes: its rows become suspects and run again, or end where proven guilty."""
+
+from muxcluster.core.events import Event, FinishReason
+from muxcluster.core.job import Job
+from muxcluster.scheduling.isolation import suspicion
+from muxcluster.scheduling.live import LiveRequest
+from muxcluster.scheduling.memory import Memory
+from muxcluster.scheduling.modelstate import ModelState
+
+POISON = "poison_request"
+"""Code of the end of a request that fails whenever it runs."""
+
+
+class Failures:
+    """Blames, and later clears or ends, the rows of failed jobs (the rules are in isolation.py)."""
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+        self._of_loss: set[str] = set()
+
+    @property
+    def is_exclusive(self) -> bool:
+        """True while only one job at a time may run, because suspects of an owner's loss are here.
+
+        With a second job beside it, the next loss would again have two possible causes.
+        """
+        return bool(self._of_loss)
+
+    def fail(
+        self, model: ModelState, job: Job, now: float, cause: str, *, has_started: bool
+    ) -> list[Event]:
+        """The job's worker is gone or raised; keys and values of earlier jobs are still there.
+
+        Its rows keep slot and blocks: a job writes only at the positions it computes, and these
+        are written again. `cause` goes into the message of a request that ends. A job that never
+        started convicts nobody.
+        """
+        events: list[Event] = []
+        for row in range(len(job.rows)):
+            end = self._blame(model, job, row, now, cause, is_certain=has_started)
+            if end is not None:
+                events.append(end)
+        return events
+
+    def lose(
+        self, model: ModelState, job: Job, now: float, cause: str, *, was_alone: bool
+    ) -> list[Event]:
+        """The memory's owner is gone; `job` was running, and no other where `was_alone`."""
+        events: list[Event] = []
+        for row, slot in enumerate(job.rows.slots.tolist()):
+            end = self._blame(model, job, row, now, cause, is_certain=was_alone)
+            if end is None:
+                live = self._memory.requeue(model, slot, now, is_trusted=False)
+                self._of_loss.add(live.request.request_id)
+            else:
+                events.append(end)
+        return events
+
+    def clear(self, model: ModelState, job: Job) -> None:
+        """The job ran: where its row was a suspect, that may be over. Call before the next job."""
+        if len(job.rows) > 1:
+            return  # suspects run alone
+        slot = int(job.rows.slots[0])
+        live = model.slots.live[slot]
+        if live is None or live.suspicion is None:
+            return
+        if live.suspicion.is_refuted(job.phase, int(model.slots.num_computed[slot])):
+            live.suspicion = None
+            model.slots.is_suspect[slot] = False
+            self.forget(live.request.request_id)
+
+    def forget(self, request_id: str) -> None:
+        """The request has ended, or is a suspect no longer."""
+        self._of_loss.discard(request_id)
+
+    def _blame(
+        self,
+        model: ModelState,
+        job: Job,
+        row: int,
+        now: float,
+        cause: str,
+        *,
+        is_certain: bool,
+    ) -> Event | None:
+        """The end of the row's request, or None: it is a suspect in its slot from now on."""
+        slot = int(job.rows.slots[row])
+        live = model.slots.at(slot)
+        if model.slots.is_aborted[slot]:
+            self._memory.release(model, slot, is_trusted=False)
+            return live.finished(FinishReason.ABORT, now)
+        live.suspicion = suspicion(
+            live.suspicion,
+            job.phase,
+            int(job.rows.starts[row] + job.rows.counts[row]),
+            was_alone=is_certain and len(job.rows) == 1,
+        )
+        if live.suspicion.is_proven:
+            self._memory.release(model, slot, is_trusted=False)
+            return live.finished(
+                FinishReason.ERROR, now, code=POISON, message=_verdict(live, cause)
+            )
+        live.account.set_back(now, keeps_memory=True)
+        model.slots.set_back(slot)
+        return None
+
+
+def _verdict(live: LiveRequest, cause: str) -> str:
+    assert live.suspicion is not None
+    return (
+        f"poison request: of the jobs it ran in alone, {live.suspicion.num_lone_failures} failed "
+        f"in a row ({cause or 'no cause is known'})"
+    )

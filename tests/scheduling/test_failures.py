@@ -1,0 +1,198 @@
+"""Failed jobs: suspects run alone, the guilty are refused, nobody else is harmed."""
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from muxcluster.core.events import Finished, FinishReason
+from muxcluster.core.job import Job, Phase
+from tests.scheduling.rig import LANES, Rig, request, unit_spec
+
+
+def is_poisoned(rig: Rig, job: Job, phases: frozenset[Phase] = frozenset(Phase)) -> bool:
+    """True where a request whose name says so is in `job`, which runs one of `phases`."""
+    names = {rig.scheduler._models[job.model].slots.request_ids[s] for s in job.rows.slots.tolist()}
+    return job.phase in phases and any("poison" in name for name in names)
+
+
+def run_with_poison(rig: Rig, is_fatal: Callable[[Job], bool], *, kills_owner: bool = False) -> int:
+    """To the end of all requests; how many jobs failed or owners were lost."""
+    num_losses = 0
+    while rig.num_open:
+        rig.launch()
+        fatal = [job for _, job in rig.running if is_fatal(job)]
+        if not fatal:
+            rig.finish()
+            continue
+        num_losses += 1
+        assert num_losses < 100, "the guilty are never found"
+        if kills_owner:
+            rig.reset()
+        else:
+            rig.fail(fatal[0])
+    return num_losses
+
+
+def poison_end(rig: Rig, name: str = "poison") -> Finished:
+    end = rig.ends[name]
+    assert isinstance(end, Finished)
+    assert (end.reason, end.code) == (FinishReason.ERROR, "poison_request")
+    assert "poison request" in end.message
+    return end
+
+
+@pytest.mark.parametrize("lane", LANES)
+@pytest.mark.parametrize(
+    "phases", [frozenset(Phase), frozenset({Phase.DECODE, Phase.MIXED})], ids=["any", "decode"]
+)
+def test_a_poisonous_request_takes_nobody_with_it(lane: str, phases: frozenset[Phase]) -> None:
+    rig = Rig(unit_spec(lane=lane))
+    good = [request(f"good {i}", "aab"[i % 3], num_output=12) for i in range(6)]
+    rig.add(*good[:3], request("poison", num_output=20), *good[3:])
+    num_losses = run_with_poison(rig, lambda job: is_poisoned(rig, job, phases))
+    assert num_losses <= 3
+    assert "the test failed it" in poison_end(rig).message
+    rig.check_outputs(good)
+    rig.check_empty()
+
+
+def test_a_lone_request_is_refused_at_its_second_kill() -> None:
+    rig = Rig(unit_spec())
+    rig.add(request("poison"))
+    assert run_with_poison(rig, lambda job: True) == 2
+    poison_end(rig)
+    assert rig.launch() == []
+    rig.check_empty()
+
+
+def test_many_poisonous_requests_are_all_found() -> None:
+    rig = Rig(unit_spec())
+    good = [request(f"good {i}") for i in range(4)]
+    rig.add(*(request(f"poison {i}", "ab"[i % 2]) for i in range(5)), *good)
+    run_with_poison(rig, lambda job: is_poisoned(rig, job))
+    for i in range(5):
+        poison_end(rig, f"poison {i}")
+    rig.check_outputs(good)
+
+
+@pytest.mark.parametrize("lane", LANES)
+def test_a_request_that_kills_the_owner_is_found_and_harms_nobody(lane: str) -> None:
+    """Jobs of other requests run beside its own when the owner goes."""
+    rig = Rig(unit_spec(lane=lane))
+    good = [request(f"good {i}", "abc"[i % 3], num_output=12) for i in range(6)]
+    rig.add(*good[:3], request("poison"), *good[3:])
+    num_losses = run_with_poison(rig, lambda job: is_poisoned(rig, job), kills_owner=True)
+    assert num_losses <= 3
+    poison_end(rig)
+    rig.check_outputs(good)
+    rig.check_empty()
+
+
+@pytest.mark.parametrize("lane", LANES)
+def test_suspects_run_alone_and_then_together_again(lane: str) -> None:
+    rig = Rig(unit_spec(lane=lane))
+    asked = [request(f"r{i}", num_output=30) for i in range(4)]
+    rig.add(*asked)
+    while not (rig.running and len(rig.running[0][1].rows) == 4):
+        rig.step()
+        rig.launch()
+    failed = rig.running[0][1]
+    rig.fail()
+    num_before = len(rig.jobs)
+    rig.run()
+    after = rig.jobs[num_before:]
+    assert [len(job.rows) for job in after[:4]] == [1, 1, 1, 1]
+    assert {job.phase for job in after[:4]} == {failed.phase}  # nothing is computed twice
+    assert len(after[4].rows) == 4
+    rig.check_outputs(asked)
+
+
+def test_a_long_prompt_stays_a_suspect_until_the_chunk_that_failed_ran() -> None:
+    rig = Rig(unit_spec(token_budget=8))
+    rig.add(request("long", num_prompt=30), request("other", num_prompt=4))
+    rig.step()
+    for _ in range(2):
+        rig.launch()
+        rig.finish(0)
+    rig.launch()
+    chunk = next(job for _, job in rig.running if job.phase is Phase.PREFILL)
+    assert chunk.rows.starts[0] == 24
+    rig.fail(chunk)
+    rig.launch()
+    (again,) = (job for _, job in rig.running if job.phase is Phase.PREFILL)
+    assert (len(again.rows), again.rows.starts[0]) == (1, 24)
+    rig.run()
+    assert {end.reason for end in rig.ends.values()} == {FinishReason.LENGTH}
+
+
+def failed_alone_before(rig: Rig, job: Job) -> bool:
+    lives = [rig.scheduler._models[job.model].slots.at(slot) for slot in job.rows.slots.tolist()]
+    return any(live.suspicion is not None and live.suspicion.num_lone_failures for live in lives)
+
+
+@pytest.mark.parametrize("lane", LANES)
+@pytest.mark.parametrize("seed", range(4))
+def test_workers_killed_at_random_end_nobody(lane: str, seed: int) -> None:
+    """16 requests, many kills, but none that hits a request alone for the second time in a row."""
+    rng = random.Random(seed)
+    rig = Rig(unit_spec(lane=lane, num_blocks=rng.choice((90, 200))), seed)
+    asked = [request(f"{i}", "aab"[i % 3], num_output=20) for i in range(16)]
+    rig.add(*asked)
+    num_kills = 0
+    while rig.num_open:
+        rig.launch()
+        if rng.random() < 0.2 and not failed_alone_before(rig, rig.running[0][1]):
+            rig.fail()
+            num_kills += 1
+        else:
+            rig.finish()
+    assert num_kills > 10
+    rig.check_outputs(asked)
+    rig.check_empty()
+
+
+def test_a_success_forgives() -> None:
+    rig = Rig(unit_spec())
+    asked = request("r", num_output=20)
+    rig.add(asked)
+    for _ in range(8):
+        rig.launch()
+        rig.fail()
+        rig.launch()
+        rig.finish()
+    rig.run()
+    rig.check_outputs([asked])
+
+
+def test_after_the_loss_of_an_owner_one_job_runs_at_a_time() -> None:
+    rig = Rig(unit_spec())
+    asked = [request(f"{model}{i}", model, num_output=20) for model in "abc" for i in range(2)]
+    rig.add(*asked)
+    while len(rig.running) < 2:
+        rig.step()
+        rig.launch()
+    rig.reset()
+    suspects = {name for name, live in rig.scheduler._live.items() if live.suspicion}
+    assert suspects
+    while any(rig.scheduler._live[name].suspicion for name in suspects & set(rig.scheduler._live)):
+        rig.launch()
+        assert len(rig.running) == 1
+        rig.finish()
+    while len(rig.running) < 2:
+        rig.step()
+        rig.launch()
+    rig.run()
+    rig.check_outputs(asked)
+
+
+def test_a_job_that_never_started_convicts_nobody() -> None:
+    rig = Rig(unit_spec())
+    asked = request("r")
+    rig.add(asked)
+    for _ in range(5):
+        (job,) = rig.launch()
+        rig.running.clear()
+        rig.take(rig.scheduler.fail(job, rig.now, has_started=False))
+    rig.run()
+    rig.check_outputs([asked])
