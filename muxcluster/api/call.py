@@ -1,6 +1,7 @@
 """A checked call: the prompts of one HTTP request and how each is to be continued."""
 
-from dataclasses import dataclass, replace
+import time
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +25,19 @@ class Prompt:
     max_tokens: int
 
 
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """How a call came. request_id: the client's or a new one. arrived_s: time.monotonic() then.
+
+    timeout_s: the client's own time limit. wants_timing: usage shall tell where the time went.
+    """
+
+    request_id: str
+    timeout_s: float | None = None
+    arrived_s: float = field(default_factory=time.monotonic)
+    wants_timing: bool = False
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Call:
     """One HTTP request after all checks; it has len(prompts) * n choices, prompt by prompt.
@@ -38,6 +52,7 @@ class Call:
     prompts: tuple[Prompt, ...]
     n: int
     sampling: SamplingParams
+    arrival: Arrival
     timeout_s: float
     stop: tuple[str, ...] = ()
     include_stop: bool = False
@@ -47,6 +62,11 @@ class Call:
     slo: Slo | None = None
     priority: int = 0
     cache_salt: str = ""
+
+    @property
+    def deadline_s(self) -> float:
+        """When the call's time is over, on time.monotonic()."""
+        return self.arrival.arrived_s + self.timeout_s
 
     @property
     def num_choices(self) -> int:

@@ -4,6 +4,7 @@ from collections import deque
 from dataclasses import dataclass
 from itertools import islice
 
+from muxcluster.api.account import EngineTime
 from muxcluster.api.call import Call
 from muxcluster.core.errors import EngineFailure, PoisonRequest
 from muxcluster.core.events import Finished, FinishReason, TokenDelta
@@ -33,7 +34,7 @@ class ChoiceDelta:
 
     stop_reason: the stop string or token id that ended it. num_output_tokens: so far, surplus
     tokens not counted. tokens: those that are new. num_cached_tokens: prompt tokens from the
-    prefix cache, known at the end only.
+    prefix cache, known at the end only, as is time.
     """
 
     index: int
@@ -44,6 +45,7 @@ class ChoiceDelta:
     stop_reason: str | int | None = None
     num_output_tokens: int = 0
     num_cached_tokens: int = 0
+    time: EngineTime | None = None
 
 
 class ChoiceText:

@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
@@ -12,6 +13,7 @@ from ray import serve
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
+from muxcluster.api import request_log
 from muxcluster.api.app import create_app
 from muxcluster.api.choice import ChoiceDelta
 from muxcluster.api.cluster_backend import ClusterBackend
@@ -52,6 +54,8 @@ class Ingress:
         controller: Any,
         listen: HttpAddress | None = None,
     ) -> None:
+        if settings.request_log is not None:
+            request_log.write_to(Path(settings.request_log))
         self._settings = settings
         self._controller = controller
         unit_ids = dict.fromkeys(chain.from_iterable(routes.units_of.values()))
@@ -177,8 +181,8 @@ def ingress_deployment(
         serve.ingress()(Ingress),
         name=INGRESS,
         num_replicas=1,
-        # Our own queues are bounded (429); Serve's default of 5 would queue in the proxy instead.
-        max_ongoing_requests=10_000,
+        # Our own queues are bounded (429); what Serve holds back would wait in the proxy instead.
+        max_ongoing_requests=100_000,
         ray_actor_options={"num_cpus": 0.1},
         graceful_shutdown_wait_loop_s=0.1,
         graceful_shutdown_timeout_s=10.0,

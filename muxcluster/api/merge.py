@@ -9,14 +9,17 @@ T = TypeVar("T")
 
 
 async def merge(sources: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
-    """Items of all `sources`; the first error of any ends the merged stream and the others."""
+    """Items of all `sources`; the first error of any ends the merged stream and the others.
+
+    Sources wait for a slow reader.
+    """
     if len(sources) == 1:
         async with aclosing(sources[0]) as only:
             async for item in only:
                 yield item
         return
     # an Exception in the queue is a source's error, None a source's end
-    queue: asyncio.Queue[tuple[T] | Exception | None] = asyncio.Queue()
+    queue: asyncio.Queue[tuple[T] | Exception | None] = asyncio.Queue(len(sources))
     tasks = [asyncio.create_task(_pump(source, queue)) for source in sources]
     try:
         num_open = len(sources)
@@ -40,7 +43,7 @@ async def _pump(
     try:
         async with aclosing(source):
             async for item in source:
-                queue.put_nowait((item,))
-        queue.put_nowait(None)
+                await queue.put((item,))
+        await queue.put(None)
     except Exception as error:  # noqa: BLE001 - handed to the reader, who raises it
-        queue.put_nowait(error)
+        await queue.put(error)

@@ -1,17 +1,14 @@
 """Request metrics under vLLM's names, in a registry of their own (never the global one)."""
 
-import time
-from types import TracebackType
-
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from muxcluster.api.call import Call
-from muxcluster.api.choice import ChoiceDelta
-from muxcluster.core.errors import RequestError, Unavailable
-from muxcluster.core.events import Finished, FinishReason
+from muxcluster.core.events import FinishReason
 from muxcluster.core.served import ServedModel
 
 LABELS = ("model_name", "engine")
+UNKNOWN_MODEL = ""
+"""`model_name` label of requests that were refused unread."""
 ENGINE = "0"
 """`engine` label of what is measured here rather than in a unit."""
 
@@ -41,12 +38,23 @@ HISTOGRAMS = {
     "request_params_n": ("n of a call.", CHOICES),
     "request_num_preemptions": ("Preemptions of a request.", (0.0, *CHOICES)),
 }
+OUR_HISTOGRAMS = {
+    "request_preempted_seconds": ("Waiting after preemptions.", TTFT_BUCKETS),
+    "request_restore_seconds": ("Recomputing what a preemption or fault lost.", TTFT_BUCKETS),
+    "request_recovery_seconds": ("Waiting for a lost unit's successor.", TTFT_BUCKETS),
+    "request_framework_seconds": ("End to end, less all that units account for.", TTFT_BUCKETS),
+}
 COUNTERS = {
     "prompt_tokens": "Prompt tokens of finished and running requests.",
     "generation_tokens": "Output tokens.",
     "prompt_tokens_cached": "Prompt tokens taken from the prefix cache.",
     "admission_rejections": "Requests refused because the server was full or not ready.",
 }
+OUR_COUNTERS = {
+    "request_recoveries": "Times that a request lost its unit and went on in another.",
+}
+REJECTED_CODES = frozenset({"model_loading", "server_shutting_down"})
+"""Of NotReady: the request was turned away. After a `replica_lost` it has failed."""
 
 
 class Metrics:
@@ -56,12 +64,14 @@ class Metrics:
         registry = self.registry = CollectorRegistry()
         self.num_live = 0
         self.histograms = {
-            name: Histogram(f"vllm:{name}", text, LABELS, buckets=buckets, registry=registry)
-            for name, (text, buckets) in HISTOGRAMS.items()
+            name: Histogram(f"{prefix}:{name}", text, LABELS, buckets=buckets, registry=registry)
+            for prefix, families in (("vllm", HISTOGRAMS), ("muxcluster", OUR_HISTOGRAMS))
+            for name, (text, buckets) in families.items()
         }
         self.counters = {
-            name: Counter(f"vllm:{name}", text, LABELS, registry=registry)
-            for name, text in COUNTERS.items()
+            name: Counter(f"{prefix}:{name}", text, LABELS, registry=registry)
+            for prefix, families in (("vllm", COUNTERS), ("muxcluster", OUR_COUNTERS))
+            for name, text in families.items()
         }
         self.success = Counter(
             "vllm:request_success",
@@ -90,92 +100,17 @@ class Metrics:
             self.success.labels(model.name, ENGINE, reason.value)
 
     def count(self, name: str, model: str, amount: float = 1) -> None:
-        """Adds to a counter of COUNTERS."""
+        """Adds to a counter of COUNTERS or OUR_COUNTERS."""
         self.counters[name].labels(model, ENGINE).inc(amount)
 
+    def refused_unread(self) -> None:
+        """A call was turned away before anyone knew its model."""
+        self.count("admission_rejections", UNKNOWN_MODEL)
+
     def observe(self, name: str, model: str, value: float) -> None:
-        """Adds a value to a histogram of HISTOGRAMS."""
+        """Adds a value to a histogram of HISTOGRAMS or OUR_HISTOGRAMS."""
         self.histograms[name].labels(model, ENGINE).observe(value)
 
     def call_started(self, call: Call) -> None:
         """A checked call goes to the engine."""
         self.observe("request_params_n", call.model.served.name, call.n)
-
-    def request(self, call: Call, index: int) -> "RequestRecord":
-        """The measurements of one choice, a context manager around its life."""
-        return RequestRecord(self, call, index)
-
-
-class RequestRecord:
-    """Times one request from entering the context to leaving it and counts its one end."""
-
-    def __init__(self, metrics: Metrics, call: Call, index: int) -> None:
-        prompt = call.prompt_of(index)
-        self._metrics = metrics
-        self._model = call.model.served.name
-        self._num_prompt = len(prompt.tokens)
-        self._max_tokens = prompt.max_tokens
-        self._num_output = 0
-        self._end: str | None = None
-
-    def __enter__(self) -> "RequestRecord":
-        self._started_s = self._latest_s = self._first_s = time.monotonic()
-        self._metrics.num_live += 1
-        self._metrics.count("prompt_tokens", self._model, self._num_prompt)
-        self._observe("request_prompt_tokens", self._num_prompt)
-        self._observe("request_params_max_tokens", self._max_tokens)
-        return self
-
-    def advance(self, delta: ChoiceDelta, finished: Finished | None) -> None:
-        """New tokens, and the end when there is one."""
-        if delta.tokens:
-            self._count_tokens(len(delta.tokens))
-        if finished is not None:
-            self._observe_phases(finished)
-        if delta.finish_reason is not None:
-            self._end = delta.finish_reason
-
-    def _count_tokens(self, num_tokens: int) -> None:
-        now_s = time.monotonic()
-        if self._num_output == 0:
-            self._first_s = now_s
-            self._observe("time_to_first_token_seconds", now_s - self._started_s)
-        else:
-            self._observe("inter_token_latency_seconds", (now_s - self._latest_s) / num_tokens)
-        self._latest_s = now_s
-        self._num_output += num_tokens
-        self._metrics.count("generation_tokens", self._model, num_tokens)
-
-    def _observe_phases(self, end: Finished) -> None:
-        self._observe("request_queue_time_seconds", end.queue_s)
-        self._observe("request_prefill_time_seconds", end.prefill_s)
-        self._observe("request_decode_time_seconds", end.decode_s)
-        self._observe("request_inference_time_seconds", end.prefill_s + end.decode_s)
-        self._observe("request_num_preemptions", end.num_preemptions)
-        computed = self._num_prompt - end.num_cached_tokens
-        self._observe("request_prefill_kv_computed_tokens", computed)
-        self._metrics.count("prompt_tokens_cached", self._model, end.num_cached_tokens)
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._metrics.num_live -= 1
-        if self._num_output == 0 and isinstance(error, Unavailable | RequestError):
-            self._metrics.count("admission_rejections", self._model)
-            return
-        if self._end is None:
-            failed = isinstance(error, Exception)
-            self._end = (FinishReason.ERROR if failed else FinishReason.ABORT).value
-        self._metrics.success.labels(self._model, ENGINE, self._end).inc()
-        now_s = time.monotonic()
-        self._observe("e2e_request_latency_seconds", now_s - self._started_s)
-        self._observe("request_generation_tokens", self._num_output)
-        if self._num_output > 1:
-            mean_s = (self._latest_s - self._first_s) / (self._num_output - 1)
-            self._observe("request_time_per_output_token_seconds", mean_s)
-
-    def _observe(self, name: str, value: float) -> None:
-        self._metrics.observe(name, self._model, value)

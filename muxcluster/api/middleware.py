@@ -12,10 +12,11 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from muxcluster.api.crowd import Crowd, Visit
 from muxcluster.api.errors import HttpError, http_error, status_error
 from muxcluster.api.metrics import Metrics
 from muxcluster.api.settings import ApiSettings
-from muxcluster.core.errors import ContentTooLarge
+from muxcluster.core.errors import ContentTooLarge, Overloaded
 
 OPEN_ROUTES = frozenset({"/health", "/ping", "/ready"})
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
@@ -36,6 +37,7 @@ class Edge:
         self._settings = settings
         self._metrics = metrics
         key = settings.api_key
+        self._crowd = Crowd(settings.queues, metrics.refused_unread)
         self._key_digest = None if key is None else hashlib.sha256(key.encode()).digest()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -46,7 +48,7 @@ class Edge:
         status = 500
         headers = Headers(scope=scope)
         request_id = _request_id(headers)
-        scope.setdefault("state", {})["request_id"] = request_id
+        scope.setdefault("state", {}).update(request_id=request_id, arrived_s=started_s)
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
@@ -68,8 +70,20 @@ class Edge:
             await error_response(error)(scope, receive, send)
         elif _declared_length(headers) > self._settings.max_body_bytes:
             await error_response(http_error(self._too_large()))(scope, receive, send)
+        elif scope["method"] == "POST":
+            await self._admitted(scope, receive, send)
         else:
-            await self._app(scope, self._limited(receive), send)
+            await self._app(scope, receive, send)
+
+    async def _admitted(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """A call with a body, unless too many are open already."""
+        try:
+            visit = self._crowd.enter()
+        except Overloaded as error:
+            await error_response(http_error(error))(scope, receive, send)
+            return
+        with visit:
+            await self._app(scope, self._limited(receive, visit), send)
 
     def _is_allowed(self, path: str, headers: Headers) -> bool:
         if self._key_digest is None or path in OPEN_ROUTES:
@@ -78,16 +92,18 @@ class Edge:
         digest = hashlib.sha256(given.strip().encode()).digest()
         return hmac.compare_digest(digest, self._key_digest) and scheme.lower() == "bearer"
 
-    def _limited(self, receive: Receive) -> Receive:
-        """`receive`, which raises ContentTooLarge when more than the limit has come."""
+    def _limited(self, receive: Receive, visit: Visit) -> Receive:
+        """`receive`, which raises ContentTooLarge or Overloaded when more than a limit has come."""
         num_bytes = 0
 
         async def counted() -> Message:
             nonlocal num_bytes
             message = await receive()
-            num_bytes += len(message.get("body", b""))
+            size = len(message.get("body", b""))
+            num_bytes += size
             if num_bytes > self._settings.max_body_bytes:
                 raise self._too_large()
+            visit.add_bytes(size)
             return message
 
         return counted

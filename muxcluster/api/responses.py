@@ -66,7 +66,7 @@ class _EventWriter:
         self._wire = wire
         self._envelope = wire.envelope(streamed=True)
         self._usage = UsageTally(call)
-        self._counts = bool(options.include_usage)
+        self._counts = bool(options.include_usage) or call.arrival.wants_timing
         self._counts_always = self._counts and bool(options.continuous_usage_stats)
         self._encoder = msgspec.json.Encoder()
 

@@ -1,5 +1,6 @@
 """POST /v1/chat/completions and /v1/completions."""
 
+import asyncio
 import math
 from collections.abc import Callable
 
@@ -8,18 +9,21 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from muxcluster.api.call import Call
+from muxcluster.api.call import Arrival, Call
 from muxcluster.api.documents import documented
 from muxcluster.api.json_body import json_body
 from muxcluster.api.responses import events, whole
 from muxcluster.api.service import CompletionService
 from muxcluster.api.streaming import EventStream, unless_disconnected
 from muxcluster.api.wire import ChatWire, CompletionWire, Wire
-from muxcluster.core.errors import InvalidValue
+from muxcluster.core.errors import InvalidValue, RequestTimeout
 from muxcluster.text.schemas import ChatBody, CompletionBody, GenerationBody
 from muxcluster.text.validation import parse
 
 TIMEOUT_HEADER = "x-request-timeout-seconds"
+TIMING_HEADER = "x-muxcluster-timing"
+READER_GRACE_S = 5.0
+"""How long after its time limit a stream is cut whose client has stopped reading."""
 
 
 def generation_routes(service: CompletionService, *, lenient: bool) -> APIRouter:
@@ -29,15 +33,21 @@ def generation_routes(service: CompletionService, *, lenient: bool) -> APIRouter
     async def answer(
         request: Request, schema: type[GenerationBody], wire_of: Callable[[Call], Wire]
     ) -> Response:
-        body = parse(schema, await json_body(request), lenient=lenient)
-        request_id: str = request.state.request_id
-        call = await service.prepare(body, request_id, _timeout_s(request))
+        arrival = _arrival(request)
+        limit_s = service.time_limit_s(arrival)
+        try:
+            async with asyncio.timeout(limit_s):
+                body = parse(schema, await json_body(request), lenient=lenient)
+                call = await service.prepare(body, arrival)
+        except TimeoutError:
+            raise RequestTimeout(f"the request was not read within {limit_s:g} s") from None
         deltas, wire = service.stream(call), wire_of(call)
         if not body.stream:
             return json_response(await unless_disconnected(request, whole(call, deltas, wire)))
         rest = events(call, deltas, wire, body.stream_options)
         # errors before the first event leave as HTTP errors: no header is sent yet
-        return EventStream(await unless_disconnected(request, anext(rest)), rest)
+        first = await unless_disconnected(request, anext(rest))
+        return EventStream(first, rest, call.deadline_s + READER_GRACE_S)
 
     @router.post("/v1/chat/completions", response_model=None, openapi_extra=documented(ChatBody))
     async def chat_completions(request: Request) -> Response:
@@ -53,6 +63,16 @@ def generation_routes(service: CompletionService, *, lenient: bool) -> APIRouter
 def json_response(value: object) -> Response:
     """`value` as a 200 JSON response."""
     return Response(msgspec.json.encode(value), media_type="application/json")
+
+
+def _arrival(request: Request) -> Arrival:
+    """The headers' part of a call. Raises InvalidValue for a wrong one."""
+    return Arrival(
+        request_id=request.state.request_id,
+        timeout_s=_timeout_s(request),
+        arrived_s=request.state.arrived_s,
+        wants_timing=request.headers.get(TIMING_HEADER, "0") not in ("", "0", "false"),
+    )
 
 
 def _timeout_s(request: Request) -> float | None:

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from muxcluster.api.ingress import Routes, ingress_deployment
-from muxcluster.api.settings import ApiSettings
+from muxcluster.api.settings import ApiSettings, QueueLimits
 from muxcluster.cluster.controller import controller_deployment
 from muxcluster.cluster.embedded import HttpAddress
 from muxcluster.cluster.unit_actor import unit_deployment
@@ -65,6 +65,13 @@ def settings_of(server: ServerSection) -> ApiSettings:
         lenient=server.lenient,
         request_timeout_s=server.request_timeout_s,
         restart_limit_s=server.restart_limit_s,
+        queues=QueueLimits(
+            server.max_queued,
+            server.max_queued_batch,
+            server.max_open_requests,
+            server.max_buffered_bytes,
+        ),
+        request_log=server.request_log and str(Path(server.request_log).absolute()),
     )
 
 

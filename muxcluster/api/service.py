@@ -2,20 +2,25 @@
 
 import asyncio
 import secrets
+import time
 import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from functools import partial
 
+from muxcluster.api.admission import Admission, Gate
 from muxcluster.api.backend import Backend, close
-from muxcluster.api.call import Call, Prompt
+from muxcluster.api.call import Arrival, Call, Prompt
 from muxcluster.api.choice import ChoiceDelta, ChoiceText
 from muxcluster.api.errors import rejection
 from muxcluster.api.merge import merge
 from muxcluster.api.metrics import Metrics
 from muxcluster.api.model_text import ModelText, ModelTexts, off_loop
+from muxcluster.api.record import RequestRecord
 from muxcluster.api.settings import ApiSettings
-from muxcluster.core.errors import EngineFailure, InvalidValue, RequestTimeout
+from muxcluster.core.errors import EngineFailure, InvalidValue, Overloaded, RequestTimeout
+from muxcluster.core.request import ServiceClass
 from muxcluster.text.schemas import ChatBody, CompletionBody, GenerationBody
 from muxcluster.text.validation import parse
 from muxcluster.text.validation_prompts import chat_messages, split_prompts, token_ids
@@ -40,6 +45,7 @@ class CompletionService:
         self._texts = texts
         self._metrics = metrics
         self._settings = settings
+        self._gate = Gate(settings.queues)
 
     def generate(
         self, fields: Mapping[str, object], *, request_id: str | None = None
@@ -56,24 +62,25 @@ class CompletionService:
     ) -> AsyncGenerator[ChoiceDelta, None]:
         schema = ChatBody if "messages" in fields else CompletionBody
         body: GenerationBody = parse(schema, fields, lenient=self._settings.lenient)
-        call = await self.prepare(body, request_id or uuid.uuid4().hex)
+        call = await self.prepare(body, Arrival(request_id or uuid.uuid4().hex))
         async with aclosing(self.stream(call)) as deltas:
             async for delta in deltas:
                 yield delta
 
-    async def prepare(
-        self, body: GenerationBody, request_id: str, timeout_s: float | None = None
-    ) -> Call:
-        """Checks `body` against its model and tokenises. Raises RequestError; asks no engine."""
+    async def prepare(self, body: GenerationBody, arrival: Arrival) -> Call:
+        """Checks `body` against its model and tokenises; asks no engine.
+
+        Raises RequestError, and Overloaded, before it tokenises, where the model's queue is full.
+        """
         check_stream_options(body)
         model = self._texts.find(body.model)
         sampling = sampling_params(body, model.served, seed=secrets.randbits(63))
-        prompts = await self._prompts(body, model)
         n = body.n or 1
+        self._check_room(model.served.name, service_class(body), n)
+        prompts = await self._prompts(body, model)
         if n * len(prompts) > MAX_CALL_CHOICES:
             raise InvalidValue(f"at most {MAX_CALL_CHOICES} choices in one request", "n")
-        call_id = body.request_id or request_id
-        limit = self._settings.request_timeout_s
+        call_id = body.request_id or arrival.request_id
         return Call(
             call_id=f"chatcmpl-{call_id}" if isinstance(body, ChatBody) else f"cmpl-{call_id}",
             engine_id=f"{call_id}-{uuid.uuid4().hex[:12]}",
@@ -81,7 +88,8 @@ class CompletionService:
             prompts=tuple(prompts),
             n=n,
             sampling=sampling,
-            timeout_s=limit if timeout_s is None else min(limit, timeout_s),
+            arrival=arrival,
+            timeout_s=self.time_limit_s(arrival),
             stop=tuple(body.stop or ()),
             include_stop=bool(body.include_stop_str_in_output),
             skip_special_tokens=body.skip_special_tokens is not False,
@@ -91,6 +99,11 @@ class CompletionService:
             priority=body.priority or 0,
             cache_salt=body.cache_salt or "",
         )
+
+    def time_limit_s(self, arrival: Arrival) -> float:
+        """How long a call may take: as long as the client says, but no longer than the server."""
+        limit_s = self._settings.request_timeout_s
+        return limit_s if arrival.timeout_s is None else min(limit_s, arrival.timeout_s)
 
     async def _prompts(self, body: GenerationBody, model: ModelText) -> Sequence[Prompt]:
         """The body's prompts, tokenised; long ones on a thread."""
@@ -105,35 +118,60 @@ class CompletionService:
         return await off_loop(work, sum(map(len, items)), inline)
 
     async def stream(self, call: Call) -> AsyncGenerator[ChoiceDelta, None]:
-        """Deltas of all choices as they come. Raises what the backend raises, or RequestTimeout."""
-        deadline = asyncio.get_running_loop().time() + call.timeout_s
-        self._metrics.call_started(call)
-        sources = [self._choice(call, index) for index in range(call.num_choices)]
-        async with aclosing(merge(sources)) as deltas:
-            while True:
-                try:
-                    async with asyncio.timeout_at(deadline):
-                        delta = await anext(deltas)
-                except StopAsyncIteration:
-                    return
-                except TimeoutError:
-                    raise RequestTimeout(f"no end within {call.timeout_s:g} s") from None
-                yield delta
+        """Deltas of all choices as they come.
 
-    async def _choice(self, call: Call, index: int) -> AsyncGenerator[ChoiceDelta, None]:
+        Raises what the backend raises, Overloaded where the queue is full, or RequestTimeout.
+        """
+        left_s = call.deadline_s - time.monotonic()
+        deadline = asyncio.get_running_loop().time() + left_s
+        with self._admit(call) as admission:
+            self._metrics.call_started(call)
+            sources = [self._choice(call, index, admission) for index in range(call.num_choices)]
+            async with aclosing(merge(sources)) as deltas:
+                while True:
+                    try:
+                        async with asyncio.timeout_at(deadline):
+                            delta = await anext(deltas)
+                    except StopAsyncIteration:
+                        return
+                    except TimeoutError:
+                        raise RequestTimeout(f"no end within {call.timeout_s:g} s") from None
+                    yield delta
+
+    def _check_room(self, model: str, service_class: ServiceClass, num_requests: int) -> None:
+        try:
+            self._gate.check(model, service_class, num_requests)
+        except Overloaded:
+            self._metrics.count("admission_rejections", model, num_requests)
+            raise
+
+    def _admit(self, call: Call) -> Admission:
+        """Room for the call's requests. Raises Overloaded, counted."""
+        model, kind = call.model.served.name, call.service_class
+        self._check_room(model, kind, call.num_choices)
+        return self._gate.admit(model, kind, call.num_choices)
+
+    async def _choice(
+        self, call: Call, index: int, admission: Admission
+    ) -> AsyncGenerator[ChoiceDelta, None]:
         """One choice from the backend; a stop string, an error or closing aborts the request."""
         text = ChoiceText(call, index)
         if call.prompt_of(index).max_tokens == 0 and call.sampling.prompt_logprobs is None:
-            yield text.echo_only()
+            with RequestRecord(self._metrics, call, index, admission) as record:
+                update = text.echo_only()
+                record.advance(update, None)
+                yield update
             return
         tokens = self._backend.generate(call.request(index))
-        with self._metrics.request(call, index) as record:
+        with RequestRecord(self._metrics, call, index, admission) as record:
             try:
                 async for delta in tokens:
                     if delta.rejected is not None:
                         raise rejection(delta.rejected)
                     update = text.advance(delta)
                     record.advance(update, delta.finished)
+                    if text.finished:
+                        update = replace(update, time=record.time())
                     yield update
                     if text.finished:
                         return

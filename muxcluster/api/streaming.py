@@ -1,6 +1,7 @@
 """Sending a stream and noticing that the client has gone."""
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Awaitable
 from typing import Any, TypeVar
 
@@ -38,28 +39,38 @@ async def unless_disconnected(request: Request, work: Awaitable[T]) -> T:
         await _end(task, leaving)
 
 
+class SlowReader(Exception):
+    """A client that has stopped reading; its connection is to be cut."""
+
+
 class EventStream(Response):
     """Server-sent events, of which `first` is there already.
 
     Whatever happens `rest` is closed, which aborts what feeds it. An error of `rest` is raised
-    without completing the body: the server then cuts the connection.
+    without completing the body: the server then cuts the connection, as it does to a client that
+    has not read everything by `cut_at_s` (time.monotonic()).
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, first: bytes, rest: AsyncGenerator[bytes, None]) -> None:
+    def __init__(self, first: bytes, rest: AsyncGenerator[bytes, None], cut_at_s: float) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._first = first
         self._rest = rest
+        self._cut_at_s = cut_at_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sending = asyncio.create_task(self._send(send))
         leaving = asyncio.create_task(_disconnected(receive))
         try:
-            await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            left_s = max(0.0, self._cut_at_s - time.monotonic())
+            tasks = {sending, leaving}
+            await asyncio.wait(tasks, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
             if sending.done():
                 sending.result()
+            elif not leaving.done():
+                raise SlowReader("the client does not read")
         except OSError:
             return  # the server says that the client has gone
         finally:

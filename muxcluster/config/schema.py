@@ -118,7 +118,10 @@ class ServerSection(Section):
     """The HTTP side. api_key: bearer token that every route but health asks for.
 
     lenient: unknown request fields are dropped, not refused. restart_limit_s: how long a lost unit
-    may take to come back before its requests end with an error.
+    may take to come back before its requests end with an error. max_queued, max_queued_batch:
+    requests of one model that may wait for their first token, interactive and batch class; beyond
+    that, and beyond max_open_requests in all, clients get 429. max_buffered_bytes: of all open
+    requests' bodies. request_log: file that gets a line of JSON per request.
     """
 
     host: str = "127.0.0.1"
@@ -127,6 +130,11 @@ class ServerSection(Section):
     max_body_bytes: Count = 32 * 2**20
     request_timeout_s: Positive = 600.0
     restart_limit_s: Positive = 120.0
+    max_queued: Count = 512
+    max_queued_batch: Count = 4096
+    max_open_requests: Count = 16_384
+    max_buffered_bytes: Count = 512 * 2**20
+    request_log: str | None = None
     lenient: bool = False
 
 

@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from muxcluster.api.app import create_app
+from muxcluster.api.call import Arrival
 from muxcluster.api.choice import ChoiceText
 from muxcluster.api.merge import merge
 from muxcluster.api.settings import ApiSettings
@@ -26,7 +27,7 @@ def service_of(backend, **options):
 
 def prepared(service, **fields):
     body = parse(CompletionBody, {"model": "tiny", "prompt": "x", **fields})
-    return asyncio.run(service.prepare(body, "r"))
+    return asyncio.run(service.prepare(body, Arrival("r")))
 
 
 async def collected(stream):
