@@ -66,6 +66,8 @@ class Bench:
         self._started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         self._load = os.getloadavg()[0]
         self._stdout = os.dup(1) if self.options.json == "-" else None
+        if self.options.json not in (None, "-"):
+            Path(self.options.json).parent.mkdir(parents=True, exist_ok=True)
         if self._stdout is not None:
             sys.stdout.flush()
             os.dup2(2, 1)

@@ -40,7 +40,7 @@ def test_stdout_holds_the_record_alone(tmp_path) -> None:
 
 
 def test_every_case_is_there_and_every_step_is_kept(tmp_path) -> None:
-    path = tmp_path / "record.json"
+    path = tmp_path / "results" / "record.json"
     done = bench("--json", str(path), "--data", str(tmp_path), "--sizes", "8", cwd=tmp_path)
     record = json.loads(path.read_text(encoding="utf-8"))
     assert "step_us_p50_at_8 = " in done.stdout
