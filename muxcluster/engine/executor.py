@@ -16,11 +16,15 @@ class JobDone:
 
 @dataclass(frozen=True, slots=True)
 class JobFailed:
-    """The job raised, or its worker died; `message` is for the log."""
+    """The job raised, or its worker died or hung; `message` is for people.
+
+    has_started: False where the worker was gone before it took the job.
+    """
 
     job_id: int
     worker_id: int
     message: str
+    has_started: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +34,24 @@ class OwnerLost:
     message: str
 
 
-Outcome = JobDone | JobFailed | OwnerLost
+@dataclass(frozen=True, slots=True)
+class StillRunning:
+    """Some job runs, and all workers with a job show signs of life."""
+
+
+Outcome = JobDone | JobFailed | OwnerLost | StillRunning
 
 
 class Executor(Protocol):
-    """The workers of one unit. Only `wake` and `kill` may be called from other threads."""
+    """The workers of one unit.
+
+    Only `wake`, `kill` and `is_recovering` may be used from other threads.
+    """
+
+    @property
+    def is_recovering(self) -> bool:
+        """True while some process is silent, is being replaced, or loads again."""
+        ...
 
     def start(self) -> None:
         """Load the models and make the workers.
@@ -50,15 +67,16 @@ class Executor(Protocol):
     def wait(self, timeout_s: float | None) -> Sequence[Outcome]:
         """Block until a job ends, `wake` is called or the time is up; what ended, in order.
 
-        After OwnerLost nothing runs until `restart`. Raises EngineFailure where workers die one
-        after the other without ever finishing a job.
+        May return earlier with nothing or StillRunning. After OwnerLost nothing runs until
+        `restart`. Raises EngineFailure where workers are lost so often that it gives up.
         """
         ...
 
     def restart(self) -> None:
         """After OwnerLost: load again and make new workers, all memory empty.
 
-        Raises as `start`, and EngineFailure after too many restarts without a finished job.
+        Tries again where the new owner is lost too. Raises LoadError as `start`, and EngineFailure
+        after too many losses or `kill`.
         """
         ...
 

@@ -23,6 +23,11 @@ class InProcessExecutor:
         self._jobs: deque[Job] = deque()
         self._woken = threading.Event()
 
+    @property
+    def is_recovering(self) -> bool:
+        """Never: there is no process to lose."""
+        return False
+
     def start(self) -> None:
         self._runner = UnitRunner(self._spec)
 

@@ -26,7 +26,8 @@ from muxcluster.engine.worker import Worker
 logger = logging.getLogger(__name__)
 
 WORKER_ID_BYTES = 4
-"""A fork request is a little-endian worker id with the worker's socket attached."""
+"""A fork request is a little-endian worker id with the worker's socket attached; the answer is
+the worker's process id in as many bytes."""
 
 
 class Owner:
@@ -67,6 +68,7 @@ class Owner:
             self._become_worker(worker_id, descriptor)
         os.close(descriptor)
         self._children[worker_id] = pid
+        self._forks.sendall(pid.to_bytes(WORKER_ID_BYTES, "little"))
 
     def _become_worker(self, worker_id: int, descriptor: int) -> None:
         """Never returns: the owner's own clean-up must not run in the child."""

@@ -1,6 +1,7 @@
 """The unit's end of its memory owner: start the process, ask it for workers, end it."""
 
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -11,6 +12,7 @@ from muxcluster.channel.codec import LoadFailed, Ready, Start, decode, encode
 from muxcluster.channel.frames import FrameSocket
 from muxcluster.core.errors import EngineFailure, LoadError
 from muxcluster.core.unitspec import UnitSpec
+from muxcluster.engine.liveness import Patience, Pulse
 
 ONE_THREAD = {
     "OMP_NUM_THREADS": "1",
@@ -29,11 +31,13 @@ class OwnerLink:
     """One owner process, from start to reaping.
 
     control: a stream whose EOF means the other side is gone; it carries Start, then Ready or
-    LoadFailed. forks: a stream of worker ids, each with the worker's socket attached.
+    LoadFailed. forks: a stream of worker ids, each with the worker's socket attached, answered by
+    the new worker's process id (both 4 bytes, little-endian).
     The owner leads its own process group, which its workers share: one signal ends them all.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, patience: Patience) -> None:
+        self._patience = patience
         unit_control, owner_control = socket.socketpair()
         self._forks, owner_forks = socket.socketpair()
         inherited = (owner_control.fileno(), owner_forks.fileno())
@@ -47,6 +51,7 @@ class OwnerLink:
                 start_new_session=True,
             )
         self.control = FrameSocket(unit_control)
+        self.pulse = Pulse(self._process.pid)
 
     @property
     def pid(self) -> int:
@@ -56,11 +61,12 @@ class OwnerLink:
     def load(self, spec: UnitSpec) -> None:
         """Tell the owner what to load and block until it has.
 
-        Raises LoadError with the owner's words, EngineFailure where it raised something else or
-        died (its standard error is ours, so the reason can be read there).
+        Raises LoadError with the owner's words, EngineFailure where it raised something else, died
+        (its standard error is ours, so the reason can be read there) or hung.
         """
         try:
             self.control.send(encode(Start(spec)))
+            self._await_answer(spec)
             frame = self.control.recv()
         except OSError:
             frame = None
@@ -74,21 +80,38 @@ class OwnerLink:
             raise EngineFailure(f"{spec.unit_id} cannot start: {message.message}")
         assert isinstance(message, Ready), f"the owner sent {type(message).__name__}"
 
-    def fork(self, worker_id: int) -> FrameSocket:
-        """Ask for a (new) worker process; the stream to it. An earlier one is killed first.
+    def _await_answer(self, spec: UnitSpec) -> None:
+        """Block until the loading owner says something or dies; raises EngineFailure: it hung."""
+        pulse = Pulse(self.pid)
+        while not select.select([self.control], [], [], self._patience.load_beat_s)[0]:
+            pulse.beat(is_busy=True)
+            if pulse.is_silent:
+                self.kill()
+                raise EngineFailure(f"the memory owner of {spec.unit_id} hung while loading")
 
-        The stream reads EOF where the owner dies before it forks. Raises OSError where the owner
-        is known to be dead.
+    def fork(self, worker_id: int) -> tuple[FrameSocket, int]:
+        """Have a (new) worker process made; the stream to it and its process id.
+
+        An earlier one of that id is killed first. Raises OSError where the owner is dead, and
+        TimeoutError, which is one, where it does not answer.
         """
         ours, theirs = socket.socketpair()
+        # A worker that is stopped in mid-frame must not stop the unit too.
+        ours.settimeout(self._patience.silence_s)
         with theirs:
             try:
-                request = worker_id.to_bytes(4, "little")
-                socket.send_fds(self._forks, [request], [theirs.fileno()])
+                return FrameSocket(ours), self._ask_for_worker(worker_id, theirs)
             except OSError:
                 ours.close()
                 raise
-        return FrameSocket(ours)
+
+    def _ask_for_worker(self, worker_id: int, stream: socket.socket) -> int:
+        self._forks.settimeout(self._patience.fork_s)
+        socket.send_fds(self._forks, [worker_id.to_bytes(4, "little")], [stream.fileno()])
+        answer = self._forks.recv(4, socket.MSG_WAITALL)
+        if len(answer) < 4:
+            raise ConnectionResetError("the memory owner died")
+        return int.from_bytes(answer, "little")
 
     def stop(self, grace_s: float) -> None:
         """Let the owner end its workers and itself; kill the group after `grace_s` seconds."""

@@ -3,51 +3,49 @@
 import logging
 import os
 import selectors
+import time
 from collections.abc import Sequence
 
-from muxcluster.channel.codec import Done, Failed, Launch, decode, encode
-from muxcluster.channel.frames import FrameSocket
 from muxcluster.core.errors import EngineFailure
 from muxcluster.core.job import Job
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.admissions import AdmissionLedger
-from muxcluster.engine.executor import JobDone, JobFailed, Outcome, OwnerLost
+from muxcluster.engine.executor import JobDone, Outcome, OwnerLost, StillRunning
+from muxcluster.engine.joblimits import JobLimits
+from muxcluster.engine.liveness import Patience
+from muxcluster.engine.losses import LossLedger
 from muxcluster.engine.ownerlink import OwnerLink
+from muxcluster.engine.workerlink import GONE, WorkerLink
 
 logger = logging.getLogger(__name__)
 
-MAX_LOSSES = 5
-"""Idle worker deaths or owner restarts, without a finished job between, before we give up."""
-
 STOP_GRACE_S = 5.0
-
-_GONE = (BrokenPipeError, ConnectionResetError)
-"""What a stream raises whose other end is a dead process."""
-
-
-class _Worker:
-    """Unit side of one worker slot: its stream and the job it runs."""
-
-    def __init__(self, worker_id: int, frames: FrameSocket) -> None:
-        self.worker_id = worker_id
-        self.frames = frames
-        self.job_id: int | None = None
 
 
 class ProcessExecutor:
-    """One owner, one worker per WorkerSlot; a dead worker is replaced, a dead owner reported."""
+    """One owner, one worker per WorkerSlot; a lost worker is replaced, a lost owner reported.
 
-    def __init__(self, spec: UnitSpec) -> None:
+    Lost means dead or hung: every process has a pulse, taken several times within
+    `patience.silence_s`; a job has a time limit, and so has the owner when it is asked for a
+    worker. What hangs is killed, and from then on it is as if it had died by itself.
+    """
+
+    def __init__(self, spec: UnitSpec, patience: Patience | None = None) -> None:
         self._spec = spec
+        self._patience = patience or Patience()
         self._owner: OwnerLink | None = None
-        self._workers: dict[int, _Worker] = {}
+        self._workers: dict[int, WorkerLink] = {}
         self._ledger = AdmissionLedger.of(spec)
-        self._num_losses = 0
+        self._limits = JobLimits(self._patience.job_s)
+        self._losses = LossLedger(spec.unit_id)
+        self._next_beat_s = time.monotonic()
+        self._is_doubtful = False
         self._selector = selectors.DefaultSelector()
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
         os.set_blocking(self._wake_write, False)
         self._selector.register(self._wake_read, selectors.EVENT_READ)
+        self._is_killed = False
         self._is_closed = False
 
     @property
@@ -56,46 +54,61 @@ class ProcessExecutor:
         assert self._owner is not None, "not started"
         return self._owner.pid
 
+    @property
+    def is_recovering(self) -> bool:
+        return self._is_doubtful
+
     def start(self) -> None:
-        self._owner = OwnerLink()
+        self._owner = OwnerLink(self._patience)
         self._owner.load(self._spec)
         self._ledger = AdmissionLedger.of(self._spec)
         self._selector.register(self._owner.control, selectors.EVENT_READ, self._owner)
         try:
             for slot in self._spec.workers:
                 self._fork(slot.worker_id)
-        except _GONE as error:
-            message = f"the memory owner of {self._spec.unit_id} died before it made a worker"
+        except (*GONE, TimeoutError) as error:
+            message = f"the memory owner of {self._spec.unit_id} was lost before it made a worker"
             raise EngineFailure(message) from error
 
     def launch(self, job: Job) -> None:
         worker = self._workers[job.worker_id]
-        assert worker.job_id is None, f"worker {job.worker_id} already runs job {worker.job_id}"
-        worker.job_id = job.job_id
-        try:
-            worker.frames.send(encode(Launch(self._ledger.complete(job))))
-        except _GONE:
-            logger.warning("worker %d died before job %d", job.worker_id, job.job_id)
-            # `wait` reads EOF from the same stream and reports the job as failed
+        worker.launch(self._ledger.complete(job), time.monotonic())
 
     def wait(self, timeout_s: float | None) -> Sequence[Outcome]:
+        until_beat_s = max(0.0, self._next_beat_s - time.monotonic())
+        timeout_s = until_beat_s if timeout_s is None else min(timeout_s, until_beat_s)
         ready = [key for key, _ in self._selector.select(timeout_s)]
         if any(isinstance(key.data, OwnerLink) for key in ready):
-            return [self._lose_owner()]
+            return [self._lose_owner("died")]
         outcomes: list[Outcome] = []
         try:
             for key in ready:
-                if isinstance(key.data, _Worker):
+                if isinstance(key.data, WorkerLink):
                     outcomes.extend(self._hear(key.data))
                 else:
                     os.read(self._wake_read, 4096)
-        except _GONE:  # no new worker for a dead one: the owner is dead too
-            return [self._lose_owner()]
+            if time.monotonic() >= self._next_beat_s:
+                outcomes.extend(self._beat())
+        except TimeoutError:
+            return [self._lose_owner("hung")]
+        except GONE:  # no new worker for a dead one: the owner is dead too
+            return [self._lose_owner("died")]
         return outcomes
 
     def restart(self) -> None:
-        self._count_loss("the memory owner")
-        self.start()
+        self._is_doubtful = True
+        while True:
+            self._losses.owner_lost(time.monotonic())
+            try:
+                self.start()
+            except EngineFailure as error:
+                self._drop_processes()
+                if self._is_killed:
+                    raise
+                logger.warning("%s: %s", self._spec.unit_id, error)
+            else:
+                self._is_doubtful = False
+                return
 
     def wake(self) -> None:
         try:
@@ -104,9 +117,8 @@ class ProcessExecutor:
             return  # the pipe is full of earlier calls: the wait will return
 
     def kill(self) -> None:
-        owner = self._owner
-        if owner is not None:
-            owner.kill()
+        self._is_killed = True
+        self._kill_owner()
 
     def close(self) -> None:
         if self._is_closed:
@@ -119,43 +131,61 @@ class ProcessExecutor:
 
     def _fork(self, worker_id: int) -> None:
         assert self._owner is not None, "a worker without an owner"
-        worker = _Worker(worker_id, self._owner.fork(worker_id))
+        frames, pid = self._owner.fork(worker_id)
+        worker = WorkerLink(worker_id, frames, pid, self._limits)
         self._ledger.forget_worker(worker_id)
         self._workers[worker_id] = worker
         self._selector.register(worker.frames, selectors.EVENT_READ, worker)
 
-    def _hear(self, worker: _Worker) -> Sequence[Outcome]:
-        try:
-            frame = worker.frames.recv()
-        except ConnectionResetError:
-            frame = None
-        if frame is None:
-            return self._replace(worker)
-        worker.job_id = None
-        message = decode(frame)
-        if isinstance(message, Done):
-            self._num_losses = 0
-            return [JobDone(message.result)]
-        assert isinstance(message, Failed), f"a worker sent {type(message).__name__}"
-        return [JobFailed(message.job_id, worker.worker_id, message.message)]
+    def _hear(self, worker: WorkerLink) -> Sequence[Outcome]:
+        outcome = worker.hear()
+        if outcome is None:
+            return self._replace(worker, "its worker process died")
+        if isinstance(outcome, JobDone):
+            self._losses.job_finished()
+        return [outcome]
 
-    def _replace(self, worker: _Worker) -> Sequence[Outcome]:
-        """A new worker in the dead one's place; its job, if it ran one, has failed."""
-        logger.warning("worker %d of %s died", worker.worker_id, self._spec.unit_id)
+    def _beat(self) -> Sequence[Outcome]:
+        """Take every pulse, replace workers that hang. Raises TimeoutError: the owner hangs."""
+        assert self._owner is not None, "not started"
+        self._next_beat_s = time.monotonic() + self._patience.beat_s
+        self._owner.pulse.beat(is_busy=False)
+        if self._owner.pulse.is_silent:
+            raise TimeoutError
+        outcomes: list[Outcome] = []
+        for worker in list(self._workers.values()):
+            cause = worker.check(time.monotonic())
+            if cause is not None:
+                outcomes.extend(self._replace(worker, cause))
+        pulses = [self._owner.pulse, *(worker.pulse for worker in self._workers.values())]
+        self._is_doubtful = any(pulse.is_doubtful for pulse in pulses)
+        busy = [worker for worker in self._workers.values() if worker.job is not None]
+        if busy and not any(worker.pulse.has_missed for worker in busy):
+            outcomes.append(StillRunning())
+        return outcomes
+
+    def _replace(self, worker: WorkerLink, cause: str) -> Sequence[Outcome]:
+        """A new worker in the lost one's place, which the owner kills if it still lives."""
+        logger.warning("worker %d of %s: %s", worker.worker_id, self._spec.unit_id, cause)
+        self._is_doubtful = True
         self._drop(worker)
-        if worker.job_id is None:
-            self._count_loss(f"worker {worker.worker_id}")
+        self._losses.worker_lost(worker.worker_id, worker.num_rows, time.monotonic())
         self._fork(worker.worker_id)
-        if worker.job_id is None:
-            return []
-        return [JobFailed(worker.job_id, worker.worker_id, "its worker process died")]
+        self._is_doubtful = False
+        return worker.lose(cause)
 
-    def _lose_owner(self) -> OwnerLost:
-        message = f"the memory owner of {self._spec.unit_id} died"
+    def _lose_owner(self, how: str) -> OwnerLost:
+        message = f"the memory owner of {self._spec.unit_id} {how}"
         logger.error(message)
-        self.kill()  # a worker deep in a job would notice late
+        self._is_doubtful = True
+        self._kill_owner()  # a worker deep in a job would notice late
         self._drop_processes()
         return OwnerLost(message)
+
+    def _kill_owner(self) -> None:
+        owner = self._owner
+        if owner is not None:
+            owner.kill()
 
     def _drop_processes(self) -> None:
         """Close every stream (workers and owner see EOF), then reap the owner."""
@@ -167,12 +197,7 @@ class ProcessExecutor:
             self._owner.stop(STOP_GRACE_S)
             self._owner = None
 
-    def _drop(self, worker: _Worker) -> None:
+    def _drop(self, worker: WorkerLink) -> None:
         del self._workers[worker.worker_id]
         self._selector.unregister(worker.frames)
         worker.frames.close()
-
-    def _count_loss(self, what: str) -> None:
-        self._num_losses += 1
-        if self._num_losses > MAX_LOSSES:
-            raise EngineFailure(f"{what} of {self._spec.unit_id} keeps dying")

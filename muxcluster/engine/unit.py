@@ -11,10 +11,10 @@ from muxcluster.core.clock import Clock, MonotonicClock
 from muxcluster.core.errors import InvalidValue, NotReady
 from muxcluster.core.events import Finished, FinishReason, StepOutput, TokenDelta
 from muxcluster.core.request import Request
-from muxcluster.core.served import UnitStats
+from muxcluster.core.served import UnitState, UnitStats
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.deltas import deltas_of
-from muxcluster.engine.executor import Executor, JobDone, JobFailed, Outcome, OwnerLost
+from muxcluster.engine.executor import Executor, JobDone, Outcome, OwnerLost, StillRunning
 from muxcluster.engine.executors import make_executor
 from muxcluster.engine.joblog import JobLog
 from muxcluster.scheduling.scheduler import UnitScheduler
@@ -123,13 +123,22 @@ class Unit:
         """The unit now, with the jobs that ended since the last call; from any thread."""
         with self._lock:
             stats = self._scheduler.stats(self._clock.now(), self._spec.unit_id)
-            return replace(stats, jobs=self._jobs.take())
+            return replace(stats, jobs=self._jobs.take(), state=self.state)
+
+    @property
+    def state(self) -> UnitState:
+        """Ready from `start` on; recovering while child processes are silent or replaced."""
+        if self._has_failed:
+            return UnitState.FAILED
+        is_recovering = self._is_reloading or self._executor.is_recovering
+        return UnitState.RECOVERING if is_recovering else UnitState.READY
 
     def last_step_age_s(self) -> float:
-        """Seconds without a finished step while requests are open; 0 when idle.
+        """Seconds without progress while requests are open; 0 when idle.
 
-        0 too while a lost memory owner loads again: a new unit would have to do the same.
-        Infinite once the unit has failed: a health check compares it with its limit.
+        Progress is a job that ended, or jobs whose workers show signs of life. 0 too while a lost
+        memory owner loads again: a new unit would have to do the same. Infinite once the unit has
+        failed: a health check compares it with its limit.
         """
         with self._lock:
             if self._has_failed:
@@ -194,22 +203,34 @@ class Unit:
 
     def _settle(self, outcome: Outcome) -> None:
         if isinstance(outcome, OwnerLost):
-            self._is_reloading = True
-            self._executor.restart()
-            self._is_reloading = False
+            self._reload(outcome)
+            return
         with self._lock:
             now = self._progress_s = self._clock.now()
+            if isinstance(outcome, StillRunning):
+                return
             if isinstance(outcome, JobDone):
                 job = self._jobs.finish(outcome.result, now)
                 self._outputs.append(self._scheduler.complete(job, outcome.result, now))
-            elif isinstance(outcome, JobFailed):
+            else:
                 job = self._jobs.fail(outcome.job_id)
                 logger.warning("job %d of %s failed: %s", job.job_id, job.model, outcome.message)
-                self._outputs.append(self._scheduler.fail(job, now))
-            else:
-                logger.warning("%s restarted: %s", self._name, outcome.message)
-                self._jobs.forget_running()
-                self._outputs.append(self._scheduler.reset(now))
+                failed = self._scheduler.fail(
+                    job, now, outcome.message, has_started=outcome.has_started
+                )
+                self._outputs.append(failed)
+
+    def _reload(self, loss: OwnerLost) -> None:
+        """All memory is gone: requests wait from now on, until a new owner has loaded."""
+        logger.warning("%s loads again: %s", self._name, loss.message)
+        self._is_reloading = True
+        with self._lock:
+            self._jobs.forget_running()
+            self._outputs.append(self._scheduler.reset(self._clock.now(), loss.message))
+        self._deliver()
+        self._executor.restart()
+        self._progress_s = self._clock.now()
+        self._is_reloading = False
 
     def _deliver(self) -> None:
         outputs, self._outputs = self._outputs, []
@@ -230,7 +251,10 @@ class Unit:
         try:
             self._deliver()
             left = sorted(self._open)
-            ends = [Finished(request_id, reason, message=refusal.message) for request_id in left]
+            ends = [
+                Finished(request_id, reason, message=refusal.message, code=refusal.code)
+                for request_id in left
+            ]
             if ends:
                 self._on_output({end.request_id: TokenDelta(finished=end) for end in ends})
         except Exception:

@@ -77,6 +77,10 @@ class FakeExecutor:
         self._wake = threading.Event()
         self._released = threading.Event()
 
+    @property
+    def is_recovering(self) -> bool:
+        return False
+
     def start(self) -> None:
         self._histories.clear()
 

@@ -1,0 +1,90 @@
+"""Whether a child process still does something, as the kernel sees it.
+
+A pulse that is taken from outside needs no thread in the child (which must not have one, see
+owner.py), and it tells a slow job from a hung one: a slow job uses processor time, while a stopped
+or deadlocked process uses none, whatever it was last asked to do.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+_BEATS = 4
+"""Pulses are taken this often within `silence_s`, and as many in a row must fail: had everything
+been frozen for a while (a suspended machine, a paused container), only one fails."""
+
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long, in seconds, child processes may be silent before they are taken for hung.
+
+    silence_s: a worker in a job that uses no processor time; any process that was stopped.
+    fork_s: an owner that was asked for a worker. load_s: an owner that loads, and uses no
+    processor time. job_s: shortest time limit of a job, however busy its worker is.
+    """
+
+    silence_s: float = 10.0
+    fork_s: float = 10.0
+    load_s: float = 60.0
+    job_s: float = 60.0
+
+    @property
+    def beat_s(self) -> float:
+        """Seconds between two pulses."""
+        return self.silence_s / _BEATS
+
+    @property
+    def load_beat_s(self) -> float:
+        """Seconds between two pulses while the owner loads."""
+        return self.load_s / _BEATS
+
+
+class Pulse:
+    """The signs of life of one process; where there is no /proc, it always seems alive."""
+
+    def __init__(self, pid: int) -> None:
+        self._stat = Path(f"/proc/{pid}/stat")
+        self._processor_s = -1.0
+        self._num_missed = 0
+
+    @property
+    def has_missed(self) -> bool:
+        """True where the last beat failed."""
+        return self._num_missed > 0
+
+    @property
+    def is_doubtful(self) -> bool:
+        """True from half of the silence on."""
+        return self._num_missed >= _BEATS // 2
+
+    @property
+    def is_silent(self) -> bool:
+        """True where it has been silent for too long."""
+        return self._num_missed >= _BEATS
+
+    def heard(self) -> None:
+        """The process itself gave a sign of life."""
+        self._num_missed = 0
+
+    def beat(self, *, is_busy: bool) -> None:
+        """Take the pulse. is_busy: it should be computing; otherwise it may sleep, but not stop."""
+        reading = self._read()
+        if reading is None:
+            return
+        state, processor_s = reading
+        # Running, or waiting for a disk: neither can be helped by a kill.
+        is_alive = state in "RD" or processor_s > self._processor_s
+        if not is_busy:
+            is_alive = state not in "Tt"
+        self._processor_s = processor_s
+        self._num_missed = 0 if is_alive else self._num_missed + 1
+
+    def _read(self) -> tuple[str, float] | None:
+        """State letter and processor seconds of all threads (proc(5)); None: not to be had."""
+        try:
+            fields = self._stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            return None
+        return fields[0], (int(fields[11]) + int(fields[12])) / _TICKS_PER_S

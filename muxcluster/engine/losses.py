@@ -1,0 +1,67 @@
+"""When a unit gives up replacing its processes, so that no fault restarts them for ever."""
+
+from collections import deque
+
+from muxcluster.core.errors import EngineFailure
+
+MAX_BLANK = 5
+"""Losses of idle workers and of owners in a row: no job finished since, so none ever may."""
+
+MAX_IN_A_ROW = 16
+"""Losses of any kind in a row; poisonous requests account for two or three each."""
+
+MAX_WORKERS, WORKERS_S = 32, 60.0
+MAX_OWNERS, OWNERS_S = 8, 300.0
+"""Losses within so many seconds, though jobs finish between them."""
+
+
+class LossLedger:
+    """Counts lost processes of one unit.
+
+    A worker that dies with a job of one row is not counted among those of the last minute: its
+    request is refused when it happens again (scheduling/isolation.py), so such losses are bounded
+    by the requests, and a client that repeats a poisonous one must not end the others' unit.
+    """
+
+    def __init__(self, unit_id: str) -> None:
+        self._unit_id = unit_id
+        self._num_in_a_row = 0
+        self._num_blank = 0
+        self._workers: deque[float] = deque(maxlen=MAX_WORKERS)
+        self._owners: deque[float] = deque(maxlen=MAX_OWNERS)
+
+    def job_finished(self) -> None:
+        """The processes work."""
+        self._num_in_a_row = self._num_blank = 0
+
+    def worker_lost(self, worker_id: int, num_rows: int, now: float) -> None:
+        """A worker died or hung, with a job of `num_rows` rows; 0: it was idle.
+
+        Raises EngineFailure where it is the last straw.
+        """
+        what = f"worker {worker_id}"
+        self._count(what, is_blank=num_rows == 0)
+        if num_rows != 1:
+            self._bound(self._workers, WORKERS_S, what, now)
+
+    def owner_lost(self, now: float) -> None:
+        """The owner died, hung, or could not load. Raises EngineFailure at the last straw."""
+        self._count("the memory owner", is_blank=True)
+        self._bound(self._owners, OWNERS_S, "the memory owner", now)
+
+    def _count(self, what: str, *, is_blank: bool) -> None:
+        self._num_in_a_row += 1
+        self._num_blank += is_blank
+        if self._num_blank > MAX_BLANK or self._num_in_a_row > MAX_IN_A_ROW:
+            raise EngineFailure(
+                f"{what} of {self._unit_id} keeps dying: {self._num_in_a_row} processes were lost "
+                "in a row without a finished job, so they are not replaced any more"
+            )
+
+    def _bound(self, times: deque[float], window_s: float, what: str, now: float) -> None:
+        if len(times) == times.maxlen and now - times[0] < window_s:
+            raise EngineFailure(
+                f"{what} of {self._unit_id} keeps dying: {len(times) + 1} processes were lost "
+                f"within {window_s:.0f} s, so they are not replaced any more"
+            )
+        times.append(now)
