@@ -1,0 +1,140 @@
+"""Units with real worker processes in tests: finding, watching and killing their processes."""
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from muxcluster.core.job import Job
+from muxcluster.core.sampling import SamplingParams
+from muxcluster.core.unitspec import UnitSpec
+from muxcluster.engine.executor import JobDone, JobFailed, Outcome, OwnerLost, StillRunning
+from muxcluster.engine.liveness import Patience
+from muxcluster.engine.processes import ProcessExecutor
+from muxcluster.engine.unit import Unit
+from tests.engine.fakes import Sink
+from tests.engine.units import check_lengths, check_nothing_leaks, prompts, submit
+
+NUM_TOKENS = 20
+SAMPLED = SamplingParams(
+    temperature=0.9,
+    top_k=40,
+    top_p=0.95,
+    repetition_penalty=1.1,
+    frequency_penalty=0.2,
+    max_tokens=NUM_TOKENS,
+    ignore_eos=True,
+)
+
+
+def asked_of(spec: UnitSpec, count: int = 4) -> dict[str, list[int]]:
+    asked: dict[str, list[int]] = {}
+    for model in spec.models:
+        asked |= prompts(model.name, count, model.vocab_size)
+    return asked
+
+
+def children(pid: int) -> dict[str, int]:
+    """Process ids of the living children of `pid` by name."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                head, _, tail = (entry / "stat").read_text().rpartition(")")
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            state, parent, *_ = tail.split()
+            if int(parent) == pid and state != "Z":
+                found[head.partition("(")[2]] = int(entry.name)
+    return found
+
+
+def workers_of(owner: int, count: int) -> list[int]:
+    """Process ids of the owner's workers, once all are forked (the unit does not wait for that)."""
+    deadline = time.monotonic() + 20.0
+    names = [f"mux-worker-{worker_id}" for worker_id in range(count)]
+    while not set(names) <= (found := children(owner)).keys():
+        assert time.monotonic() < deadline, f"only {found}"
+        time.sleep(0.02)
+    return [found[name] for name in names]
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+def wait_until_gone(pids: list[int], timeout_s: float = 20.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        if all(is_gone(pid) for pid in pids):
+            return
+        time.sleep(0.02)
+    raise AssertionError(f"still there: {[pid for pid in pids if not is_gone(pid)]}")
+
+
+class RecordingExecutor(ProcessExecutor):
+    """Knows what runs where, and every outcome but the good ones."""
+
+    def __init__(self, spec: UnitSpec, patience: Patience | None = None) -> None:
+        super().__init__(spec, patience)
+        self.running: dict[int, int] = {}
+        self.misfortunes: list[JobFailed | OwnerLost] = []
+
+    def launch(self, job: Job) -> None:
+        self.running[job.job_id] = job.worker_id
+        super().launch(job)
+
+    def wait(self, timeout_s: float | None) -> Sequence[Outcome]:
+        outcomes = super().wait(timeout_s)
+        for outcome in outcomes:
+            if isinstance(outcome, StillRunning):
+                continue
+            if isinstance(outcome, JobDone):
+                del self.running[outcome.result.job_id]
+            else:
+                self.misfortunes.append(outcome)
+                self.running.clear()
+        return outcomes
+
+    def wait_for_job_on(self, worker_id: int) -> None:
+        """Block until a job has been with the (stopped) worker for a while."""
+        deadline = time.monotonic() + 20.0
+        seen: set[int] = set()
+        while True:
+            here = {job for job, worker in dict(self.running).items() if worker == worker_id}
+            if here & seen:
+                return
+            seen = here
+            assert time.monotonic() < deadline, f"no job for worker {worker_id}"
+            time.sleep(0.2)
+
+
+@dataclass
+class Live:
+    """A unit that many tests use in turn; a killed process is replaced, so none spoils it."""
+
+    executor: RecordingExecutor
+    unit: Unit
+    sink: Sink
+
+    @property
+    def workers(self) -> list[int]:
+        return workers_of(self.executor.owner_pid, 2)
+
+    def run(self, asked: dict[str, list[int]], sampling: SamplingParams) -> dict[str, list[int]]:
+        submit(self.unit, asked, sampling, seeded=True)
+        return self.finish(asked)
+
+    def finish(
+        self, asked: dict[str, list[int]], num_tokens: int = NUM_TOKENS
+    ) -> dict[str, list[int]]:
+        """Tokens of all, after checking that all ended well and gave back their blocks."""
+        self.sink.wait_for_ends(len(asked))
+        check_lengths(self.sink, asked, num_tokens)
+        check_nothing_leaks(self.unit)
+        return self.sink.tokens
