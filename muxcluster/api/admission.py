@@ -94,6 +94,11 @@ class Admission:
             self._waiting.discard(index)
             self._queue.start(time.monotonic())
 
+    def release(self) -> None:
+        """Gives back what is left, at the end of the call. Idempotent."""
+        for index in tuple(self._waiting):
+            self.start(index)
+
     def __enter__(self) -> "Admission":
         return self
 
@@ -103,5 +108,4 @@ class Admission:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        for index in tuple(self._waiting):
-            self.start(index)
+        self.release()

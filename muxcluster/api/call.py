@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from muxcluster.api.admission import Admission
 from muxcluster.api.model_text import ModelText
 from muxcluster.core.request import Request, ServiceClass, Slo
 from muxcluster.core.sampling import SamplingParams
@@ -43,7 +44,7 @@ class Call:
     """One HTTP request after all checks; it has len(prompts) * n choices, prompt by prompt.
 
     call_id: the id clients see. engine_id: prefix of the engine's request ids, unique even where
-    a client repeats its own id.
+    a client repeats its own id. admission: its room in the queue, released by whoever ends it.
     """
 
     call_id: str
@@ -53,6 +54,7 @@ class Call:
     n: int
     sampling: SamplingParams
     arrival: Arrival
+    admission: Admission
     timeout_s: float
     stop: tuple[str, ...] = ()
     include_stop: bool = False

@@ -5,7 +5,6 @@ from types import TracebackType
 
 from muxcluster.api import request_log
 from muxcluster.api.account import EngineTime
-from muxcluster.api.admission import Admission
 from muxcluster.api.call import Call
 from muxcluster.api.choice import ChoiceDelta
 from muxcluster.api.metrics import ENGINE, REJECTED_CODES, Metrics
@@ -21,12 +20,11 @@ TIMER_S = 0.001
 class RequestRecord:
     """A context manager around the life of choice `index`; counts its end exactly once."""
 
-    def __init__(self, metrics: Metrics, call: Call, index: int, admission: Admission) -> None:
+    def __init__(self, metrics: Metrics, call: Call, index: int) -> None:
         prompt = call.prompt_of(index)
         self._metrics = metrics
         self._call = call
         self._index = index
-        self._admission = admission
         self._model = call.model.served.name
         self._num_prompt = len(prompt.tokens)
         self._max_tokens = prompt.max_tokens
@@ -70,7 +68,7 @@ class RequestRecord:
         now_s = time.monotonic()
         if self._num_output == 0:
             self._first_s = now_s
-            self._admission.start(self._index)
+            self._call.admission.start(self._index)
             self._observe("time_to_first_token_seconds", now_s - self._call.arrival.arrived_s)
         else:
             self._observe("inter_token_latency_seconds", (now_s - self._latest_s) / num_tokens)
@@ -98,7 +96,7 @@ class RequestRecord:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._admission.start(self._index)
+        self._call.admission.start(self._index)
         self._metrics.num_live -= 1
         end = self._end or self._end_by(error)
         times = self.time().within(time.monotonic() - self._call.arrival.arrived_s)

@@ -3,6 +3,7 @@
 import asyncio
 import math
 from collections.abc import Callable
+from contextlib import ExitStack
 
 import msgspec
 from fastapi import APIRouter
@@ -42,11 +43,15 @@ def generation_routes(service: CompletionService, *, lenient: bool) -> APIRouter
         except TimeoutError:
             raise RequestTimeout(f"the request was not read within {limit_s:g} s") from None
         deltas, wire = service.stream(call), wire_of(call)
-        if not body.stream:
-            return json_response(await unless_disconnected(request, whole(call, deltas, wire)))
-        rest = events(call, deltas, wire, body.stream_options)
-        # errors before the first event leave as HTTP errors: no header is sent yet
-        first = await unless_disconnected(request, anext(rest))
+        with ExitStack() as ending:
+            # a task that is cancelled before its first step releases nothing itself
+            ending.enter_context(call.admission)
+            if not body.stream:
+                return json_response(await unless_disconnected(request, whole(call, deltas, wire)))
+            rest = events(call, deltas, wire, body.stream_options)
+            # errors before the first event leave as HTTP errors: no header is sent yet
+            first = await unless_disconnected(request, anext(rest))
+            ending.pop_all()
         return EventStream(first, rest, call.deadline_s + READER_GRACE_S)
 
     @router.post("/v1/chat/completions", response_model=None, openapi_extra=documented(ChatBody))

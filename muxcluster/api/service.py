@@ -63,32 +63,39 @@ class CompletionService:
         schema = ChatBody if "messages" in fields else CompletionBody
         body: GenerationBody = parse(schema, fields, lenient=self._settings.lenient)
         call = await self.prepare(body, Arrival(request_id or uuid.uuid4().hex))
+        # no await until `stream` has it: nothing can end between the two
         async with aclosing(self.stream(call)) as deltas:
             async for delta in deltas:
                 yield delta
 
     async def prepare(self, body: GenerationBody, arrival: Arrival) -> Call:
-        """Checks `body` against its model and tokenises; asks no engine.
+        """Checks `body`, takes its room in the queue and tokenises; asks no engine.
 
-        Raises RequestError, and Overloaded, before it tokenises, where the model's queue is full.
+        The caller streams the call or releases its admission. Raises RequestError, and Overloaded
+        where the model's queue is full.
         """
         check_stream_options(body)
         model = self._texts.find(body.model)
         sampling = sampling_params(body, model.served, seed=secrets.randbits(63))
-        n = body.n or 1
-        self._check_room(model.served.name, service_class(body), n)
-        prompts = await self._prompts(body, model)
-        if n * len(prompts) > MAX_CALL_CHOICES:
+        num_choices = (body.n or 1) * num_prompts(body)
+        if num_choices > MAX_CALL_CHOICES:
             raise InvalidValue(f"at most {MAX_CALL_CHOICES} choices in one request", "n")
+        admission = self._admit(model.served.name, service_class(body), num_choices)
+        try:
+            prompts = await self._prompts(body, model)
+        except BaseException:
+            admission.release()
+            raise
         call_id = body.request_id or arrival.request_id
         return Call(
             call_id=f"chatcmpl-{call_id}" if isinstance(body, ChatBody) else f"cmpl-{call_id}",
             engine_id=f"{call_id}-{uuid.uuid4().hex[:12]}",
             model=model,
             prompts=tuple(prompts),
-            n=n,
+            n=body.n or 1,
             sampling=sampling,
             arrival=arrival,
+            admission=admission,
             timeout_s=self.time_limit_s(arrival),
             stop=tuple(body.stop or ()),
             include_stop=bool(body.include_stop_str_in_output),
@@ -120,13 +127,13 @@ class CompletionService:
     async def stream(self, call: Call) -> AsyncGenerator[ChoiceDelta, None]:
         """Deltas of all choices as they come.
 
-        Raises what the backend raises, Overloaded where the queue is full, or RequestTimeout.
+        Raises what the backend raises, or RequestTimeout.
         """
         left_s = call.deadline_s - time.monotonic()
         deadline = asyncio.get_running_loop().time() + left_s
-        with self._admit(call) as admission:
+        with call.admission:
             self._metrics.call_started(call)
-            sources = [self._choice(call, index, admission) for index in range(call.num_choices)]
+            sources = [self._choice(call, index) for index in range(call.num_choices)]
             async with aclosing(merge(sources)) as deltas:
                 while True:
                     try:
@@ -138,32 +145,25 @@ class CompletionService:
                         raise RequestTimeout(f"no end within {call.timeout_s:g} s") from None
                     yield delta
 
-    def _check_room(self, model: str, service_class: ServiceClass, num_requests: int) -> None:
+    def _admit(self, model: str, service_class: ServiceClass, num_requests: int) -> Admission:
+        """Room for a call's requests. Raises Overloaded, counted."""
         try:
-            self._gate.check(model, service_class, num_requests)
+            return self._gate.admit(model, service_class, num_requests)
         except Overloaded:
             self._metrics.count("admission_rejections", model, num_requests)
             raise
 
-    def _admit(self, call: Call) -> Admission:
-        """Room for the call's requests. Raises Overloaded, counted."""
-        model, kind = call.model.served.name, call.service_class
-        self._check_room(model, kind, call.num_choices)
-        return self._gate.admit(model, kind, call.num_choices)
-
-    async def _choice(
-        self, call: Call, index: int, admission: Admission
-    ) -> AsyncGenerator[ChoiceDelta, None]:
+    async def _choice(self, call: Call, index: int) -> AsyncGenerator[ChoiceDelta, None]:
         """One choice from the backend; a stop string, an error or closing aborts the request."""
         text = ChoiceText(call, index)
         if call.prompt_of(index).max_tokens == 0 and call.sampling.prompt_logprobs is None:
-            with RequestRecord(self._metrics, call, index, admission) as record:
+            with RequestRecord(self._metrics, call, index) as record:
                 update = text.echo_only()
                 record.advance(update, None)
                 yield update
             return
         tokens = self._backend.generate(call.request(index))
-        with RequestRecord(self._metrics, call, index, admission) as record:
+        with RequestRecord(self._metrics, call, index) as record:
             try:
                 async for delta in tokens:
                     if delta.rejected is not None:
@@ -178,6 +178,11 @@ class CompletionService:
             finally:
                 await close(tokens)
             raise EngineFailure("the token stream ended before the request did")
+
+
+def num_prompts(body: GenerationBody) -> int:
+    """Prompts in `body`, found without tokenising. Raises RequestError where it has none."""
+    return len(split_prompts(body.prompt)) if isinstance(body, CompletionBody) else 1
 
 
 def _chat_prompt(body: ChatBody, model: ModelText, messages: list[dict[str, object]]) -> Prompt:

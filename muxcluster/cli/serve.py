@@ -28,9 +28,9 @@ def serve(
     lenient: Annotated[
         bool | None, typer.Option("--lenient", help="Drop unknown request fields.")
     ] = None,
-    drain_s: Annotated[
-        float, typer.Option(min=0.0, help="Seconds that running requests get at the end.")
-    ] = 10.0,
+    drain_timeout: Annotated[
+        float, typer.Option(min=0.0, help="Seconds that open requests get after SIGTERM.")
+    ] = 30.0,
 ) -> None:
     """Serve the models of CONFIG over HTTP until SIGINT or SIGTERM; options win over the file.
 
@@ -46,7 +46,7 @@ def serve(
                 has_key = prepared.settings.api_key is not None
                 announce(console, prepared.models, url_of(prepared.address), has_key)
                 console.print(f"ready after {time.monotonic() - started_s:.1f} s; Ctrl-C stops")
-                block(cluster, drain_s)
+                block(cluster, drain_timeout)
     except Stopped as stopped:
         console.print("stopped")
         raise typer.Exit(stopped.exit_code) from None

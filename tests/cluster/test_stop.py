@@ -19,7 +19,7 @@ KEY = "open sesame"
 @pytest.fixture(scope="module")
 def guarded(start_server: Any, config_file: Path) -> Any:
     """A second server, with a key, that the tests of this module stop."""
-    arguments = ("--port", "0", "--api-key", KEY, "--drain-s", "30")
+    arguments = ("--port", "0", "--api-key", KEY, "--drain-timeout", "30")
     server = start_server("serve", str(config_file), *arguments)
     server.url()
     return server
