@@ -14,6 +14,8 @@ from muxcluster.core.errors import EngineFailure, LoadError
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.liveness import Patience, Pulse
 
+OWNER_MODULE = "muxcluster.engine.owner"
+
 ONE_THREAD = {
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
@@ -43,7 +45,7 @@ class OwnerLink:
         inherited = (owner_control.fileno(), owner_forks.fileno())
         with owner_control, owner_forks:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "muxcluster.engine.owner", *map(str, inherited)],
+                [sys.executable, "-m", OWNER_MODULE, *map(str, inherited)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 env=_environment(os.environ),

@@ -28,10 +28,12 @@ SAMPLED = SamplingParams(
 )
 
 
-def asked_of(spec: UnitSpec, count: int = 4) -> dict[str, list[int]]:
+def asked_of(spec: UnitSpec, count: int = 16) -> dict[str, list[int]]:
+    """`count` requests spread evenly over the models."""
     asked: dict[str, list[int]] = {}
-    for model in spec.models:
-        asked |= prompts(model.name, count, model.vocab_size)
+    for i, model in enumerate(spec.models):
+        share = len(range(i, count, len(spec.models)))
+        asked |= prompts(model.name, share, model.vocab_size)
     return asked
 
 
@@ -98,7 +100,10 @@ class RecordingExecutor(ProcessExecutor):
                 del self.running[outcome.result.job_id]
             else:
                 self.misfortunes.append(outcome)
-                self.running.clear()
+                if isinstance(outcome, JobFailed):
+                    del self.running[outcome.job_id]
+                else:
+                    self.running.clear()
         return outcomes
 
     def wait_for_job_on(self, worker_id: int) -> None:

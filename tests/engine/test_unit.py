@@ -10,8 +10,9 @@ import pytest
 
 from muxcluster.core.errors import InvalidValue, LoadError, NotReady
 from muxcluster.core.events import FinishReason, TokenDelta
+from muxcluster.core.served import UnitState
 from muxcluster.core.unitspec import UnitSpec
-from muxcluster.engine.executor import Outcome
+from muxcluster.engine.executor import Outcome, StillRunning
 from muxcluster.engine.unit import Unit
 from tests.engine.fakes import FakeExecutor, Sink, expected, fake_spec, request
 
@@ -247,3 +248,81 @@ def test_many_threads_submit_and_abort_and_every_request_ends_once() -> None:
         sink.wait_for_ends(num_threads * num_each)
         check_nothing_leaks(unit)
         assert unit.num_open == 0
+
+
+class Ticks:
+    """A clock that the test sets."""
+
+    now_s = 0.0
+
+    def now(self) -> float:
+        return self.now_s
+
+
+def test_signs_of_life_are_progress_and_silence_is_not() -> None:
+    class Slow(FakeExecutor):
+        lives = True
+
+        def wait(self, timeout_s: float | None) -> Sequence[Outcome]:
+            outcomes = super().wait(0.01)
+            return outcomes or ([StillRunning()] if self.lives else [])
+
+    sink, executor, clock = Sink(), Slow(["hold"]), Ticks()
+    unit = Unit(fake_spec(), sink, clock, executor=executor)
+    unit.start()
+    unit.submit(request("r", "wide", [1], 1))
+    for _ in range(3):
+        clock.now_s += 100.0
+        while unit.last_step_age_s() > 0.0:
+            threading.Event().wait(0.01)
+    executor.lives = False
+    threading.Event().wait(0.1)
+    clock.now_s += 100.0
+    threading.Event().wait(0.1)
+    assert unit.last_step_age_s() == 100.0
+    unit.close()
+
+
+def test_the_state_is_told() -> None:
+    class Restarting(FakeExecutor):
+        def restart(self) -> None:
+            states.append(unit.stats().state)
+            ages.append(unit.last_step_age_s())
+            super().restart()
+
+    states: list[UnitState] = []
+    ages: list[float] = []
+    sink = Sink()
+    with running(Restarting(["done", "owner lost"]), sink) as unit:
+        assert unit.stats().state is UnitState.READY
+        submit_all(unit)
+        sink.wait_for_ends(len(PROMPTS))
+        assert unit.stats().state is UnitState.READY
+    assert (states, ages) == ([UnitState.RECOVERING], [0.0])
+
+
+def test_time_of_loading_again_counts_as_waiting() -> None:
+    class SlowToLoad(FakeExecutor):
+        def restart(self) -> None:
+            threading.Event().wait(0.2)
+            super().restart()
+
+    sink = Sink()
+    with running(SlowToLoad(["done", "done", "owner lost"]), sink) as unit:
+        unit.submit(request("r", "wide", [1, 2, 3], 9))
+        sink.wait_for_ends(1)
+    end = sink.ends["r"].finished
+    assert end is not None
+    assert end.preempted_s >= 0.2
+    assert end.restore_s > 0.0
+
+
+def test_a_request_whose_lone_jobs_fail_is_refused_with_the_cause() -> None:
+    sink = Sink()
+    with running(FakeExecutor(["done", "failed", "failed"]), sink) as unit:
+        unit.submit(request("r", "wide", [1, 2, 3], 9))
+        sink.wait_for_ends(1)
+    end = sink.ends["r"].finished
+    assert end is not None
+    assert (end.reason, end.code) == (FinishReason.ERROR, "poison_request")
+    assert "killed by the test" in end.message

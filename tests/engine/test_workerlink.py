@@ -1,0 +1,102 @@
+"""The unit's end of a worker: time limits, full sockets, jobs that were never taken."""
+
+import os
+import socket
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from muxcluster.channel.codec import Done, Failed, encode
+from muxcluster.channel.frames import FrameSocket
+from muxcluster.core.job import JobResult
+from muxcluster.engine.executor import JobDone, JobFailed
+from muxcluster.engine.joblimits import JobLimits
+from muxcluster.engine.workerlink import WorkerLink
+from tests.engine.test_admissions import admission, job_of
+
+JOB = job_of(0, [3, 4])
+
+
+def result(seconds: float) -> JobResult:
+    return JobResult(JOB.job_id, JOB.rows.slots, JOB.rows.counts, seconds, {}, {})
+
+
+class Bench:
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair()
+        ours.settimeout(0.2)
+        self.limits = JobLimits(2.0)
+        self.far = FrameSocket(theirs)
+        # This very process: whoever reads its own state finds it running.
+        self.link = WorkerLink(0, FrameSocket(ours), os.getpid(), self.limits)
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    bench = Bench()
+    yield bench
+    bench.link.frames.close()
+    bench.far.close()
+
+
+def test_a_first_job_gets_long_and_later_ones_what_was_measured() -> None:
+    limits = JobLimits(2.0)
+    assert limits.limit_s(JOB) == 20.0
+    limits.measured(JOB, 0.001)
+    assert limits.limit_s(JOB) == 2.0
+    limits.measured(JOB, 4.0)
+    assert limits.limit_s(JOB) == pytest.approx(80.0)
+    assert limits.limit_s(replace(JOB, max_steps=3)) == pytest.approx(240.0)
+    assert limits.limit_s(replace(JOB, model="other")) == 20.0
+
+
+def test_a_job_over_its_limit_has_failed(bench: Bench) -> None:
+    bench.link.launch(JOB, 100.0)
+    assert bench.link.check(119.0) is None
+    cause = bench.link.check(121.0)
+    assert cause == "its worker process did not come to an end"
+    assert bench.link.lose(cause) == (JobFailed(JOB.job_id, 0, cause),)
+
+
+def test_a_finished_job_is_measured_and_frees_the_worker(bench: Bench) -> None:
+    bench.link.launch(JOB, 0.0)
+    assert bench.link.num_rows == 2
+    bench.far.send(encode(Done(result(0.5))))
+    assert isinstance(bench.link.hear(), JobDone)
+    assert bench.link.num_rows == 0
+    assert bench.limits.limit_s(JOB) == pytest.approx(10.0)
+    assert bench.link.check(1e6) is None
+    assert bench.link.lose("gone") == ()
+
+
+def test_a_job_that_raised_counts_as_started(bench: Bench) -> None:
+    bench.link.launch(JOB, 0.0)
+    bench.far.send(encode(Failed(JOB.job_id, "why")))
+    assert bench.link.hear() == JobFailed(JOB.job_id, 0, "why", has_started=True)
+
+
+@pytest.mark.parametrize("has_started", [True, False])
+def test_it_knows_whether_a_dead_worker_had_taken_its_job(bench: Bench, has_started: bool) -> None:
+    bench.link.launch(JOB, 0.0)
+    if has_started:
+        bench.far.recv()
+    bench.far.close()
+    assert bench.link.hear() is None
+    (failed,) = bench.link.lose("died")
+    assert failed.has_started is has_started
+
+
+def test_a_worker_that_stops_reading_or_writing_does_not_stop_us(bench: Bench) -> None:
+    """A frame larger than any socket's buffer, to a worker that does not read."""
+    long = replace(admission(3, seed=9), tokens=np.zeros(5_000_000, dtype=np.int32))
+    bench.link.launch(replace(JOB, admissions=(long,)), 0.0)
+    assert bench.link.check(0.3) == "its worker process hung"
+
+
+def test_half_an_answer_is_none(bench: Bench) -> None:
+    theirs = bench.far._stream
+    bench.link.launch(JOB, 0.0)
+    theirs.sendall((1000).to_bytes(4, "little") + b"half")
+    assert bench.link.hear() is None
