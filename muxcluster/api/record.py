@@ -13,6 +13,17 @@ from muxcluster.core.events import Finished, FinishReason
 
 REJECTED = "rejected"
 """How a request ends that no unit took; it counts apart from those that ended."""
+PART_HISTOGRAMS = {
+    "total_s": "e2e_request_latency_seconds",
+    "queue_s": "request_queue_time_seconds",
+    "prefill_s": "request_prefill_time_seconds",
+    "decode_s": "request_decode_time_seconds",
+    "preempted_s": "request_preempted_seconds",
+    "restore_s": "request_restore_seconds",
+    "recovery_s": "request_recovery_seconds",
+    "framework_s": "request_framework_seconds",
+}
+"""Each part of a request's time and the metric that tells it; all but the first sum to it."""
 TIMER_S = 0.001
 """Timers may fire this much early."""
 
@@ -46,7 +57,7 @@ class RequestRecord:
             self._count_tokens(len(delta.tokens))
         if finished is not None:
             self._finished = finished
-            self._observe_phases(finished)
+            self._observe_unit(finished)
         if delta.finish_reason is not None:
             self._end = delta.finish_reason
 
@@ -76,14 +87,7 @@ class RequestRecord:
         self._num_output += num_tokens
         self._metrics.count("generation_tokens", self._model, num_tokens)
 
-    def _observe_phases(self, end: Finished) -> None:
-        self._observe("request_queue_time_seconds", end.queue_s)
-        self._observe("request_prefill_time_seconds", end.prefill_s)
-        self._observe("request_decode_time_seconds", end.decode_s)
-        self._observe("request_inference_time_seconds", end.prefill_s + end.decode_s)
-        self._observe("request_preempted_seconds", end.preempted_s)
-        self._observe("request_restore_seconds", end.restore_s)
-        self._observe("request_recovery_seconds", end.recovery_s)
+    def _observe_unit(self, end: Finished) -> None:
         self._observe("request_num_preemptions", end.num_preemptions)
         computed = self._num_prompt - end.num_cached_tokens
         self._observe("request_prefill_kv_computed_tokens", computed)
@@ -118,8 +122,9 @@ class RequestRecord:
 
     def _observe_end(self, end: str, times: dict[str, float]) -> None:
         self._metrics.success.labels(self._model, ENGINE, end).inc()
-        self._observe("e2e_request_latency_seconds", times["total_s"])
-        self._observe("request_framework_seconds", times["framework_s"])
+        for part, name in PART_HISTOGRAMS.items():
+            self._observe(name, times[part])
+        self._observe("request_inference_time_seconds", times["prefill_s"] + times["decode_s"])
         self._observe("request_generation_tokens", self._num_output)
         if self._num_output > 1:
             mean_s = (self._latest_s - self._first_s) / (self._num_output - 1)

@@ -71,30 +71,66 @@ def test_a_killed_unit_comes_back_and_is_found(guarded: Any) -> None:
     assert len(owners) == 3  # the dead unit's owner and its two workers are gone too
 
 
-def test_sigterm_lets_running_answers_finish_and_leaves_no_process(guarded: Any) -> None:
-    url, reasons, started = guarded.url(), [], threading.Event()
+class Reader(threading.Thread):
+    """Reads one long stream to its end."""
 
-    def read() -> None:
-        with OpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0) as client:
+    def __init__(self, url: str, model: str) -> None:
+        super().__init__(daemon=True)
+        self.started = threading.Event()
+        self.reasons: list[str | None] = []
+        self.num_tokens = 0
+        self._url, self._model = url, model
+
+    def run(self) -> None:
+        with OpenAI(base_url=f"{self._url}/v1", api_key=KEY, max_retries=0) as client:
             stream = client.completions.create(
-                model="llama-a",
+                model=self._model,
                 prompt="x",
-                max_tokens=300,
+                max_tokens=200,
                 stream=True,
+                stream_options={"include_usage": True},
                 extra_body={"ignore_eos": True},
             )
             for chunk in stream:
-                started.set()
-                reasons.extend(choice.finish_reason for choice in chunk.choices)
+                self.started.set()
+                self.reasons.extend(choice.finish_reason for choice in chunk.choices)
+                if chunk.usage is not None:
+                    self.num_tokens = chunk.usage.completion_tokens
 
-    reader = threading.Thread(target=read)
-    reader.start()
-    assert started.wait(30.0)
+
+def _refusal(url: str) -> tuple[int, str | None, str | None]:
+    """(status, error code, Retry-After) of a new request."""
+    request = urllib.request.Request(
+        f"{url}/v1/completions",
+        json.dumps({"model": "opt-c", "prompt": "x", "max_tokens": 1}).encode(),
+        {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"},
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return answer.status, None, None
+    except urllib.error.HTTPError as refused:
+        with refused:
+            code = json.load(refused)["error"]["code"]
+            return refused.code, code, refused.headers["Retry-After"]
+
+
+def test_sigterm_under_load_lets_answers_finish_and_leaves_no_process(guarded: Any) -> None:
+    url = guarded.url()
+    readers = [Reader(url, model) for model in ("llama-a", "qwen-b", "opt-c") * 3]
+    for reader in readers:
+        reader.start()
+    assert all(reader.started.wait(30.0) for reader in readers)
     family, num_lines = guarded.processes(), len(guarded.lines)
     assert len(family) > 5  # Ray, Serve, a unit, its owner and workers
-    assert guarded.stop(signal.SIGTERM) == 0, guarded.output
-    reader.join(30.0)
-    assert reasons[-1] == "length"
+    guarded.process.send_signal(signal.SIGTERM)
+    while _is_ready(url):
+        time.sleep(0.01)
+    assert _refusal(url) == (503, "server_shutting_down", "1")
+    assert any(reader.is_alive() for reader in readers), "the drain was not seen under load"
+    assert guarded.process.wait(60.0) == 0, guarded.output
+    for reader in readers:
+        reader.join(30.0)
+        assert (reader.reasons[-1], reader.num_tokens) == ("length", 200)
     guarded.assert_gone(family)
     guarded.join()
     assert guarded.lines[num_lines:] == ["stopped"]
