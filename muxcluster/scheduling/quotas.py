@@ -64,4 +64,5 @@ def split(
 
 
 def _whole_columns(model: ModelState, blocks: float) -> int:
-    return int(blocks) // model.blocks_per_column * model.blocks_per_column
+    # A part that is whole but for its rounding must not lose a column.
+    return int(blocks + 1e-6) // model.blocks_per_column * model.blocks_per_column
