@@ -55,23 +55,19 @@ def paged_decode(
     check_index("slots", slots, rows)
     check_index("lengths", lengths, rows)
     halves = half_rows(pool, query.dtype, block_tokens, head_dim)
-    num_kv_heads = table.shape[1]
     all_rows, widths, order = _by_width(slots, lengths, sliding_window, block_tokens)
-    grouped = query.index_select(0, order).reshape(
-        rows, num_kv_heads, heads // num_kv_heads, head_dim
-    )
+    grouped = query.index_select(0, order).unflatten(1, (table.shape[1], -1))
     attended = torch.zeros_like(grouped, memory_format=torch.contiguous_format)
     budget = GROUP_BYTES // (2 * block_tokens * head_dim * query.element_size())
-    for part, narrowest, widest in _groups(widths, budget // num_kv_heads):
+    for part, narrowest, widest in _groups(widths, budget // table.shape[1]):
         some = _Rows(*(each[part] for each in all_rows))
         blocks, hidden = _reads(some, widest, table, from_right, block_tokens)
         step = max(1, budget // (len(some.slots) * widest))
         tail = (narrowest - 1) * block_tokens
         cuts = (torch.split(each, step, dim=1) for each in (attended[part], grouped[part], blocks))
         for result, queries, ids in zip(*cuts, strict=True):
-            result.copy_(
-                _attend(queries, halves, ids, hidden, tail, scale=scale, soft_cap=soft_cap)
-            )
+            attend = _attend(queries, halves, ids, hidden, tail, scale=scale, soft_cap=soft_cap)
+            result.copy_(attend)
     return torch.empty_like(attended).index_copy_(0, order, attended).view(rows, heads, head_dim)
 
 
