@@ -95,13 +95,14 @@ def serving(prepared: Prepared) -> Iterator[EmbeddedRay]:
             Wiring(cluster.socket_dir, prepared.address),
         )
         cluster.deploy(application)
-        _wait_ready(url_of(prepared.address))
+        wait_ready(url_of(prepared.address))
         yield cluster
     finally:
         cluster.close()
 
 
-def _wait_ready(url: str) -> None:
+def wait_ready(url: str) -> None:
+    """Until the server at `url` says it is ready. Raises EngineFailure after a minute."""
     deadline = time.monotonic() + READY_TIMEOUT_S
     while not _answers(f"{url}/ready"):
         if time.monotonic() > deadline:

@@ -4,6 +4,7 @@ import asyncio
 import ssl
 import time
 from dataclasses import dataclass, field
+from typing import cast
 from urllib.parse import urlsplit
 
 from muxcluster.core.errors import ConfigError
@@ -48,8 +49,8 @@ class _Keeping(asyncio.Protocol):
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.WriteTransport)
-        transport.write(self._request)
+        # uvloop's transports are not of asyncio's classes
+        cast(asyncio.WriteTransport, transport).write(self._request)
 
     def data_received(self, data: bytes) -> None:
         self._pieces.append((time.perf_counter(), data))

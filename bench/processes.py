@@ -1,0 +1,47 @@
+"""Processor time of a process tree, by what each process is."""
+
+import os
+from pathlib import Path
+
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+def cpu_seconds(root: int) -> dict[str, float]:
+    """Seconds of processor time so far of `root`'s descendants, summed by name.
+
+    Names: `ingress`, the units' ids, `client` and `other` (Ray's own processes).
+    """
+    stats = {pid: _stat(pid) for pid in map(int, filter(str.isdigit, os.listdir("/proc")))}
+    family = {root}
+    while more := {p for p, s in stats.items() if s and int(s[1]) in family} - family:
+        family |= more
+    used: dict[str, float] = {}
+    for pid in family:
+        fields = stats.get(pid)
+        if fields:
+            name = _name(pid)
+            seconds = (int(fields[11]) + int(fields[12])) / TICKS_PER_S
+            used[name] = used.get(name, 0.0) + seconds
+    return used
+
+
+def _stat(pid: int) -> list[str]:
+    """Fields of /proc/PID/stat after the command; empty where it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def _name(pid: int) -> str:
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+    except OSError:
+        return "other"
+    if "http_client.py" in command:
+        return "client"
+    if "ServeReplica:muxcluster:" in command:
+        return command.split("ServeReplica:muxcluster:", 1)[1].split("\0", 1)[0].split(" ")[0]
+    if "ProxyActor" in command or "haproxy" in command.lower():
+        return "proxy"
+    return "other"
