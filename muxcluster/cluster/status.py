@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from muxcluster.core.served import ModelStats, UnitStats
+from muxcluster.core.served import ModelStats, UnitState, UnitStats
 from muxcluster.core.unitspec import ModelSpec, UnitSpec
 
 
@@ -15,13 +15,18 @@ class UnitView:
     spec: UnitSpec
     stats: UnitStats | None
 
+    @property
+    def is_healthy(self) -> bool:
+        """It answers and has not failed; one whose processes restart is healthy."""
+        return self.stats is not None and self.stats.state is not UnitState.FAILED
+
 
 def describe(
     nodes: Sequence[Mapping[str, Any]], units: Sequence[UnitView], plan: Mapping[str, Any]
 ) -> dict[str, Any]:
     """{"healthy", "nodes", "units": [{..., "models": [...]}], "plan": {"method", "score"}}."""
     return {
-        "healthy": all(view.stats is not None for view in units),
+        "healthy": all(view.is_healthy for view in units),
         "nodes": [dict(node) for node in nodes],
         "units": [_unit(view) for view in units],
         "plan": {key: plan.get(key) for key in ("method", "objective", "score", "throughput")},
@@ -33,7 +38,8 @@ def _unit(view: UnitView) -> dict[str, Any]:
     found = {model.name: model for model in stats.models} if stats else {}
     return {
         "id": view.spec.unit_id,
-        "healthy": stats is not None,
+        "healthy": view.is_healthy,
+        "state": stats.state.value if stats else None,
         "device": view.spec.device,
         "sm_shares": sorted({share for slot in view.spec.workers for share in slot.shares}),
         "num_blocks": view.spec.num_blocks,

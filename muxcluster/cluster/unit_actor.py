@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -13,12 +14,14 @@ from muxcluster.cluster.jobtap import JobTap
 from muxcluster.cluster.mesh import mesh_request, on_granted_gpu
 from muxcluster.core.errors import EngineFailure
 from muxcluster.core.events import TokenDelta
-from muxcluster.core.served import JobRecord, UnitStats
+from muxcluster.core.served import JobRecord, UnitState, UnitStats
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.unit import Unit
 
 STALL_S = 30.0
 """A unit whose loop has not turned for this long is restarted (a hung actor is never reported)."""
+STALL_REPORT_S = 10.0
+"""And from here on it is reported as failed: reports come from another thread than the loop."""
 
 
 class UnitReplica:
@@ -36,7 +39,7 @@ class UnitReplica:
         # A fresh name for each start: a client of the dead one must notice and ask again.
         socket = f"{socket_dir}/{spec.unit_id}-{os.getpid()}"
         unit = self._unit = Unit(spec, self._send)
-        self._jobs = JobTap(unit.stats)
+        self._jobs = JobTap(lambda: as_reported(unit.stats(), unit.last_step_age_s()))
         self._server = UnitServer(f"ipc://{socket}", unit.submit, unit.abort, self._jobs.pushed)
         try:
             self._cleanup.callback(unit.close, timeout_s=5.0)
@@ -73,6 +76,11 @@ class UnitReplica:
     def __del__(self) -> None:
         # Serve's hook at a graceful stop; after a kill the owner sees its pipe's end instead.
         self._cleanup.close()
+
+
+def as_reported(stats: UnitStats, step_age_s: float) -> UnitStats:
+    """`stats` of a unit that made no progress for `step_age_s` seconds: stalled is failed."""
+    return replace(stats, state=UnitState.FAILED) if step_age_s > STALL_REPORT_S else stats
 
 
 def unit_deployment(spec: UnitSpec, socket_dir: str | None = None) -> Any:

@@ -1,11 +1,14 @@
 """The state that `muxcluster status` shows, from specs and reports."""
 
+from dataclasses import replace
+
 from muxcluster.cluster.embedded import raised_line
 from muxcluster.cluster.mesh import mesh_request, on_granted_gpu
 from muxcluster.cluster.status import UnitView, describe
+from muxcluster.cluster.unit_actor import as_reported
 from muxcluster.core.job import WorkerSlot
 from muxcluster.core.kvshape import KvShape
-from muxcluster.core.served import ModelStats, UnitStats
+from muxcluster.core.served import ModelStats, UnitState, UnitStats
 from muxcluster.core.unitspec import ModelSpec, UnitSpec
 
 MODELS = tuple(
@@ -39,6 +42,16 @@ def test_a_silent_unit_makes_the_cluster_unhealthy() -> None:
     state = describe([], [UnitView(_spec(), None)], {})
     assert not state["healthy"] and not state["units"][0]["healthy"]
     assert state["units"][0]["free_blocks"] is None
+
+
+def test_a_failed_or_stalled_unit_is_unhealthy_and_a_recovering_one_is_not() -> None:
+    stats = UnitStats("unit-0", 1.0, 128, 100)
+    assert as_reported(stats, 9.0) is stats
+    stalled = as_reported(stats, 11.0)
+    recovering = replace(stats, state=UnitState.RECOVERING)
+    found = [describe([], [UnitView(_spec(), s)], {}) for s in (stalled, recovering)]
+    assert [state["healthy"] for state in found] == [False, True]
+    assert [state["units"][0]["state"] for state in found] == ["failed", "recovering"]
 
 
 def test_a_gpu_unit_asks_for_its_gpu_and_sees_it_as_the_first() -> None:
