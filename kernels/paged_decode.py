@@ -52,14 +52,15 @@ def paged_decode(
     check_table(table, from_right)
     check_attention(query, table, sliding_window, soft_cap)
     rows, heads, head_dim = query.shape
+    kv_heads = table.shape[1]
     check_index("slots", slots, rows)
     check_index("lengths", lengths, rows)
     halves = half_rows(pool, query.dtype, block_tokens, head_dim)
     all_rows, widths, order = _by_width(slots, lengths, sliding_window, block_tokens)
-    grouped = query.index_select(0, order).unflatten(1, (table.shape[1], -1))
+    grouped = query.index_select(0, order).reshape(rows, kv_heads, heads // kv_heads, head_dim)
     attended = torch.zeros_like(grouped, memory_format=torch.contiguous_format)
     budget = GROUP_BYTES // (2 * block_tokens * head_dim * query.element_size())
-    for part, narrowest, widest in _groups(widths, budget // table.shape[1]):
+    for part, narrowest, widest in _groups(widths, budget // kv_heads):
         some = _Rows(*(each[part] for each in all_rows))
         blocks, hidden = _reads(some, widest, table, from_right, block_tokens)
         step = max(1, budget // (len(some.slots) * widest))
