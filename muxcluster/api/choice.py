@@ -174,6 +174,6 @@ class ChoiceText:
 
 
 def _failure(end: Finished) -> EngineFailure:
-    if end.reason is FinishReason.ERROR:
+    if end.code == PoisonRequest.code:
         return PoisonRequest(end.message or "the engine failed on this request")
-    return EngineFailure("the engine aborted this request")
+    return EngineFailure(end.message or "the engine gave this request up")

@@ -66,7 +66,7 @@ def http_error(error: Exception) -> HttpError:
         return HttpError(408, "timeout_error", "request_timeout", str(error))
     if isinstance(error, PoisonRequest):
         headers = {"x-should-retry": "false"}
-        return HttpError(500, "server_error", "poison_request", str(error), None, headers)
+        return HttpError(500, "server_error", error.code, str(error), None, headers)
     message = str(error) if isinstance(error, EngineFailure) else "internal error"
     return HttpError(500, "server_error", "internal_error", message)
 

@@ -143,3 +143,5 @@ class EngineFailure(MuxClusterError):
 
 class PoisonRequest(EngineFailure):
     """The request failed in every job it was part of; repeating it would fail again."""
+
+    code = "poison_request"

@@ -148,11 +148,20 @@ def test_time_limit_is_a_408_and_aborts(http, backend, says):
 
 
 def test_poison_request_says_not_to_retry(http, backend):
-    backend.first = TokenDelta(finished=Finished("r", FinishReason.ERROR, message="three times"))
+    end = Finished("r", FinishReason.ERROR, code="poison_request", message="twice")
+    backend.first = TokenDelta(finished=end)
     answer = http.post("/v1/completions", json=TEXT)
     assert answer.status_code == 500
     assert answer.headers["x-should-retry"] == "false"
     assert answer.json()["error"]["code"] == "poison_request"
+
+
+def test_an_engine_error_that_is_nobodys_fault_may_be_retried(http, backend):
+    backend.first = TokenDelta(finished=Finished("r", FinishReason.ERROR, message="unit failed"))
+    answer = http.post("/v1/completions", json=TEXT)
+    assert answer.status_code == 500
+    assert "x-should-retry" not in answer.headers
+    assert answer.json()["error"]["code"] == "internal_error"
 
 
 def test_unexpected_error_hides_its_text(backend, says):
