@@ -1,14 +1,12 @@
 """What a failed job changes: its rows become suspects and run again, or end where proven guilty."""
 
+from muxcluster.core.errors import PoisonRequest
 from muxcluster.core.events import Event, FinishReason
 from muxcluster.core.job import Job
 from muxcluster.scheduling.isolation import suspicion
 from muxcluster.scheduling.live import LiveRequest
 from muxcluster.scheduling.memory import Memory
 from muxcluster.scheduling.modelstate import ModelState
-
-POISON = "poison_request"
-"""Code of the end of a request that fails whenever it runs."""
 
 
 class Failures:
@@ -98,7 +96,7 @@ class Failures:
         if live.suspicion.is_proven:
             self._memory.release(model, slot, is_trusted=False)
             return live.finished(
-                FinishReason.ERROR, now, code=POISON, message=_verdict(live, cause)
+                FinishReason.ERROR, now, code=PoisonRequest.code, message=_verdict(live, cause)
             )
         live.account.set_back(now, keeps_memory=True)
         model.slots.set_back(slot)
