@@ -23,8 +23,6 @@ from typing import Any
 sys.path.pop(0)  # the script's folder, in which this file would hide Python's own http
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ["PYTHONPATH"] = str(ROOT)  # Ray's workers import the fake unit
 
 import numpy as np
 import yaml
@@ -169,10 +167,13 @@ def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--way", choices=("direct", "proxy"), default="direct", help="into Serve")
     parser.add_argument("--fake-only", action="store_true", help="leave the real engine out")
+    parser.add_argument("--rounds", type=int, default=4, help="loads a number of streams")
     parser.add_argument("--streams", type=int, nargs="+", default=STREAMS)
     parser.add_argument("--offered", type=float, default=24_000.0, help="fake engine's tokens/s")
     bench = Bench(parser)
     options = bench.options
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ["PYTHONPATH"] = str(ROOT)  # Ray's workers import the fake unit
     num_tokens = 200 if options.quick else 400
     rows, samples, engine_ms = [], {}, {}
     with tempfile.TemporaryDirectory(prefix="bench-http-") as folder:
@@ -192,7 +193,7 @@ def main() -> None:
                         length = max(16, length * min(1, 64 // num)) if num <= 64 else length // 4
                         said_all = (said * (1 + length // len(said)))[:length]
                         text = tokenizer.decode(said_all) if engine == "fake" else None
-                        rounds = 20 if num == 1 else 4
+                        rounds = 20 if num == 1 else options.rounds
                         wanted = {"num_streams": num, "num_tokens": length, "num_rounds": rounds}
                         raw = client.measure({**case, "text": text, **wanted})
                         rows.append(figures_of(engine, num, raw))

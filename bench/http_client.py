@@ -3,7 +3,6 @@
 It runs apart so that its processor time is known and the server's is not disturbed by it.
 """
 
-import asyncio
 import json
 import sys
 from pathlib import Path
