@@ -49,6 +49,8 @@ def figures(outcome: Outcome, case: dict[str, Any]) -> dict[str, Any]:
             raise RuntimeError(f"{answer.num_output_tokens} of {case['num_tokens']} tokens")
         if case["text"] is not None and answer.text != case["text"]:
             raise RuntimeError(f"wrong text: {answer.text[:80]!r}")
+        if case["text"] is not None and len(answer.event_times_s) != case["num_tokens"]:
+            raise RuntimeError(f"{len(answer.event_times_s)} events of {case['num_tokens']}")
     gaps = [
         after - before
         for answer in outcome.answers

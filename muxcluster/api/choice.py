@@ -1,6 +1,7 @@
 """One choice's tokens on their way to text: detokenise, cut at stop strings, place logprobs."""
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -34,7 +35,8 @@ class ChoiceDelta:
 
     stop_reason: the stop string or token id that ended it. num_output_tokens: so far, surplus
     tokens not counted. tokens: those that are new. num_cached_tokens: prompt tokens from the
-    prefix cache, known at the end only, as is time.
+    prefix cache, known at the end only, as is time. pieces: `text` as each of several tokens
+    added to it, where they came at once and have no logprobs; else empty.
     """
 
     index: int
@@ -46,6 +48,7 @@ class ChoiceDelta:
     num_output_tokens: int = 0
     num_cached_tokens: int = 0
     time: EngineTime | None = None
+    pieces: tuple[str, ...] = ()
 
 
 class ChoiceText:
@@ -77,37 +80,38 @@ class ChoiceText:
             raise _failure(end)
         if not delta.tokens and end is None:
             return ChoiceDelta(self._index)
-        text = self._echo() if self._echo_pending else ""
+        echo = self._echo() if self._echo_pending else ""
         first = self._num_tokens
-        if self._prompt.max_tokens > 0:
-            text += self._decode(delta)
+        pieces = self._decode(delta) if self._prompt.max_tokens > 0 else [""]
+        pieces[0] = echo + pieces[0]
         if end is not None and self._stops.matched is None:
-            text += self._flush()
+            pieces[-1] += self._flush()
         self.finished = end is not None or self._stops.matched is not None
-        self._num_shown += len(text)
-        return self._delta(text, delta.tokens[: self._num_tokens - first], end)
+        self._num_shown += sum(map(len, pieces))
+        return self._delta(pieces, delta.tokens[: self._num_tokens - first], end)
 
     def echo_only(self) -> ChoiceDelta:
         """The whole of a choice that echoes its prompt and asks for nothing else."""
         self.finished = True
         return ChoiceDelta(self._index, self._echo(), finish_reason=FinishReason.LENGTH.value)
 
-    def _decode(self, delta: TokenDelta) -> str:
-        """Text released by the delta's tokens, one by one so that a stop is cut exactly."""
-        text = ""
+    def _decode(self, delta: TokenDelta) -> list[str]:
+        """Text released by each of the delta's tokens, up to a stop; at least one piece."""
+        pieces = []
         for i, token in enumerate(delta.tokens):
             if delta.logprobs and self._call.sampling.logprobs is not None:
                 self._waiting.append(PlacedLogprob(token, self._num_decoded, delta.logprobs[i]))
             self._num_tokens += 1
             if self._is_stop_token(token, delta.finished) and not self._call.include_stop:
+                pieces.append("")
                 break
             piece = self._decoder.push([token])
             self._num_decoded += len(piece)
             # min_tokens binds stop strings too, as in vLLM
-            text += piece if self._is_below_minimum() else self._stops.push(piece)
+            pieces.append(piece if self._is_below_minimum() else self._stops.push(piece))
             if self._stops.matched is not None:
                 break
-        return text
+        return pieces or [""]
 
     def _is_below_minimum(self) -> bool:
         return self._num_tokens <= self._call.sampling.min_tokens
@@ -137,11 +141,15 @@ class ChoiceText:
             offset = min(end, offset + len(decoder.push([token])))
         return placed
 
-    def _delta(self, text: str, tokens: tuple[int, ...], end: Finished | None) -> ChoiceDelta:
+    def _delta(
+        self, pieces: list[str], tokens: tuple[int, ...], end: Finished | None
+    ) -> ChoiceDelta:
         reason, stop_reason = self._finish(end)
+        is_plain = len(pieces) > 1 and self._call.sampling.logprobs is None
         return ChoiceDelta(
             index=self._index,
-            text=text,
+            text="".join(pieces),
+            pieces=tuple(pieces) if is_plain else (),
             tokens=tokens,
             logprobs=self._release(),
             finish_reason=reason,
@@ -171,6 +179,22 @@ class ChoiceText:
         for _ in range(num_out):
             waiting.popleft()
         return released
+
+
+def one_by_one(delta: TokenDelta) -> Sequence[TokenDelta]:
+    """`delta` as deltas of one token each, which together say the same."""
+    last = len(delta.tokens) - 1
+    if last < 1:
+        return (delta,)
+    return [
+        TokenDelta(
+            (token,),
+            delta.logprobs[index : index + 1],
+            delta.prompt_logprobs if index == 0 else (),
+            delta.finished if index == last else None,
+        )
+        for index, token in enumerate(delta.tokens)
+    ]
 
 
 def _failure(end: Finished) -> EngineFailure:

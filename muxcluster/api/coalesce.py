@@ -53,4 +53,5 @@ def joined(first: ChoiceDelta, second: ChoiceDelta) -> ChoiceDelta:
         text=first.text + second.text,
         tokens=first.tokens + second.tokens,
         logprobs=first.logprobs + second.logprobs,
+        pieces=(),
     )

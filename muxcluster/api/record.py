@@ -39,6 +39,8 @@ class RequestRecord:
         self._model = call.model.served.name
         self._num_prompt = len(prompt.tokens)
         self._max_tokens = prompt.max_tokens
+        self._gaps = metrics.histograms["inter_token_latency_seconds"].labels(self._model, ENGINE)
+        self._tokens = metrics.counters["generation_tokens"].labels(self._model, ENGINE)
         self._num_output = 0
         self._finished: Finished | None = None
         self._end: str | None = None
@@ -82,10 +84,10 @@ class RequestRecord:
             self._call.admission.start(self._index)
             self._observe("time_to_first_token_seconds", now_s - self._call.arrival.arrived_s)
         else:
-            self._observe("inter_token_latency_seconds", (now_s - self._latest_s) / num_tokens)
+            self._gaps.observe((now_s - self._latest_s) / num_tokens)
         self._latest_s = now_s
         self._num_output += num_tokens
-        self._metrics.count("generation_tokens", self._model, num_tokens)
+        self._tokens.inc(num_tokens)
 
     def _observe_unit(self, end: Finished) -> None:
         self._observe("request_num_preemptions", end.num_preemptions)

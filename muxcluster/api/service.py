@@ -12,7 +12,7 @@ from functools import partial
 from muxcluster.api.admission import Admission, Gate
 from muxcluster.api.backend import Backend, close
 from muxcluster.api.call import Arrival, Call, Prompt
-from muxcluster.api.choice import ChoiceDelta, ChoiceText
+from muxcluster.api.choice import ChoiceDelta, ChoiceText, one_by_one
 from muxcluster.api.errors import rejection
 from muxcluster.api.merge import merge
 from muxcluster.api.metrics import Metrics
@@ -168,13 +168,15 @@ class CompletionService:
                 async for delta in tokens:
                     if delta.rejected is not None:
                         raise rejection(delta.rejected)
-                    update = text.advance(delta)
-                    record.advance(update, delta.finished)
-                    if text.finished:
-                        update = replace(update, time=record.time())
-                    yield update
-                    if text.finished:
-                        return
+                    # several tokens that came at once are still an event each
+                    parts = (delta,) if call.sampling.logprobs is None else one_by_one(delta)
+                    for part in parts:
+                        update = text.advance(part)
+                        record.advance(update, part.finished)
+                        if text.finished:
+                            yield replace(update, time=record.time())
+                            return
+                        yield update
             finally:
                 await close(tokens)
             raise EngineFailure("the token stream ended before the request did")

@@ -6,7 +6,6 @@ import math
 from collections.abc import AsyncGenerator
 
 import zmq
-import zmq.asyncio
 
 from muxcluster.channel.codec import (
     Abort,
@@ -20,6 +19,7 @@ from muxcluster.channel.codec import (
     encode,
 )
 from muxcluster.channel.mailbox import Mailbox
+from muxcluster.channel.reader import SocketReader
 from muxcluster.core.errors import InvalidValue, NotReady, Overloaded, Unavailable
 from muxcluster.core.events import TokenDelta
 from muxcluster.core.request import Request
@@ -42,9 +42,10 @@ class UnitClient:
 
     def __init__(self, *, silence_s: float = 10.0) -> None:
         self._silence_s = silence_s
-        self._context: zmq.asyncio.Context | None = None
-        self._socket: zmq.asyncio.Socket | None = None
-        self._tasks: list[asyncio.Task[None]] = []
+        self._context: zmq.Context[zmq.Socket[bytes]] | None = None
+        self._socket: zmq.Socket[bytes] | None = None
+        self._readers: list[SocketReader] = []
+        self._pinging: asyncio.Task[None] | None = None
         self._mailboxes: dict[str, Mailbox] = {}
         self._stats: UnitStats | None = None
         self._stats_at_s = -math.inf
@@ -55,18 +56,18 @@ class UnitClient:
     async def connect(self, endpoint: str) -> None:
         """Open the connection to `endpoint`, once; does not wait for the server to answer."""
         assert self._socket is None, "connected already"
-        self._context = zmq.asyncio.Context()
+        self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.SNDHWM, SEND_HIGH_WATER)
         self._socket.setsockopt(zmq.RCVHWM, RECEIVE_HIGH_WATER)
         monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._socket.connect(endpoint)
-        self._tasks = [
-            asyncio.create_task(self._listen(self._socket)),
-            asyncio.create_task(self._notice_break(monitor, endpoint)),
-            asyncio.create_task(self._ping(endpoint)),
+        self._readers = [
+            SocketReader(self._socket, self._receive),
+            SocketReader(monitor, lambda _: self._break(endpoint)),
         ]
+        self._pinging = asyncio.create_task(self._ping(endpoint))
 
     async def generate(self, request: Request) -> AsyncGenerator[TokenDelta, None]:
         """Deltas of the request up to the one with its end; a slow reader gets them merged.
@@ -107,10 +108,13 @@ class UnitClient:
 
     async def close(self) -> None:
         """End the connection; open requests fail, and the unit aborts them. Idempotent."""
-        tasks, self._tasks = self._tasks, []
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        pinging, self._pinging = self._pinging, None
+        if pinging is not None:
+            pinging.cancel()
+            await asyncio.gather(pinging, return_exceptions=True)
+        readers, self._readers = self._readers, []
+        for reader in readers:
+            reader.close()
         context, self._context, self._socket = self._context, None, None
         if context is not None:
             context.destroy(linger=0)
@@ -120,19 +124,22 @@ class UnitClient:
         """Send without waiting; False where the queue is full or the connection closed."""
         if self._socket is None:
             return False
-        # With NOBLOCK zmq returns a future that is done already.
-        sent = asyncio.ensure_future(self._socket.send(encode(message), zmq.NOBLOCK))
-        return sent.exception() is None
+        try:
+            self._socket.send(encode(message), zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        finally:
+            for reader in self._readers:
+                reader.poke()
+        return True
 
-    async def _listen(self, socket: zmq.asyncio.Socket) -> None:
-        while True:
-            data = await socket.recv()
-            try:
-                message = decode(data)
-            except ValueError as error:
-                logger.warning("the unit sent garbage: %s", error)
-            else:
-                self._hear(message)
+    def _receive(self, data: bytes) -> None:
+        try:
+            message = decode(data)
+        except ValueError as error:
+            logger.warning("the unit sent garbage: %s", error)
+        else:
+            self._hear(message)
 
     def _hear(self, message: Message) -> None:
         self._silent_pings = 0
@@ -152,12 +159,10 @@ class UnitClient:
         else:
             logger.warning("the unit sent %s", type(message).__name__)
 
-    async def _notice_break(self, monitor: zmq.asyncio.Socket, endpoint: str) -> None:
-        while True:
-            await monitor.recv_multipart()
-            self._is_broken = True
-            self._lose(f"the connection to {endpoint} broke")
-            self._post(Ping())  # waits for zmq to reconnect, and makes us known there
+    def _break(self, endpoint: str) -> None:
+        self._is_broken = True
+        self._lose(f"the connection to {endpoint} broke")
+        self._post(Ping())  # waits for zmq to reconnect, and makes us known there
 
     async def _ping(self, endpoint: str) -> None:
         """Counts pings, not seconds: a stalled loop must not mistake itself for a dead server."""

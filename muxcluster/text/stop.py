@@ -54,6 +54,8 @@ class StopMatcher:
         """What may be shown now. Empty after a match."""
         if self.matched is not None:
             return ""
+        if not self._patterns:
+            return text
         text, num_old = self._held + text, len(self._held)
         for end in range(num_old, len(text)):
             stop = self._advance(text[end])

@@ -287,7 +287,7 @@ def test_pings_keep_an_idle_client_alive(tmp_path: Path) -> None:
 def test_garbage_is_survived(unit: Unit, caplog: pytest.LogCaptureFixture) -> None:
     async def scenario(client: UnitClient) -> None:
         assert client._socket is not None
-        await client._socket.send(b"\xc1 garbage")
+        client._socket.send(b"\xc1 garbage")
         assert tokens_of(await collect(client, request("echo"))) == [0, 1, 2]
 
     run(unit.endpoint, scenario)
