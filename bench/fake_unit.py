@@ -4,34 +4,35 @@ Every open request gets its next token at every tick; token i is the i-th of a f
 a client knows what it must read. The first token is sent as soon as the request arrives.
 """
 
+import math
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from ray import serve
 
 from muxcluster.channel.server import UnitServer
+from muxcluster.cluster.unit_actor import unit_deployment
 from muxcluster.core.events import Finished, FinishReason, TokenDelta
 from muxcluster.core.request import Request
 from muxcluster.core.served import JobRecord, UnitStats
 from muxcluster.core.unitspec import UnitSpec
 
-MIN_STEP_S = 0.001
-
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """What the fake says: `tokens`, again and again, `tokens_per_s` over all open requests.
+    """What a fake says: `tokens`, again and again.
 
-    A tick is at least MIN_STEP_S, so few streams get less.
+    Each open request gets a token every `step_s` seconds, or less often so that all together get
+    no more than `tokens_per_s`.
     """
 
     tokens: tuple[int, ...]
-    tokens_per_s: float
+    step_s: float = 0.001
+    tokens_per_s: float = math.inf
 
 
 class FakeUnit:
@@ -86,7 +87,8 @@ class FakeUnit:
             if deltas:
                 self._server.send(deltas)
             if time.monotonic() >= next_s:
-                step_s = max(MIN_STEP_S, len(self._position) / self._script.tokens_per_s)
+                rate_per_s = self._script.tokens_per_s
+                step_s = max(self._script.step_s, len(self._position) / rate_per_s)
                 next_s = max(next_s + step_s, time.monotonic())
             self._wake.wait(max(0.0, next_s - time.monotonic()))
 
@@ -108,12 +110,20 @@ class FakeUnit:
         return deltas
 
 
-def fake_units(script: Script) -> Callable[[UnitSpec, str | None], Any]:
-    """For `Wiring.make_unit`: bound deployments that play `script`."""
-    return partial(_deployment, script)
+def unit_or_fake(
+    scripts: Mapping[str, Script],
+) -> Callable[[UnitSpec, str | None], Any]:
+    """For `Wiring.make_unit`: units named in `scripts` are fakes that play them, others real."""
+
+    def make(spec: UnitSpec, socket_dir: str | None) -> Any:
+        if spec.unit_id not in scripts:
+            return unit_deployment(spec, socket_dir)
+        return _fake_deployment(scripts[spec.unit_id], spec, socket_dir)
+
+    return make
 
 
-def _deployment(script: Script, spec: UnitSpec, socket_dir: str | None) -> Any:
+def _fake_deployment(script: Script, spec: UnitSpec, socket_dir: str | None) -> Any:
     deployment = serve.deployment(
         FakeUnit, name=spec.unit_id, ray_actor_options={"num_cpus": 0.1}, max_ongoing_requests=100
     )

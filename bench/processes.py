@@ -1,6 +1,7 @@
 """Processor time of a process tree, by what each process is."""
 
 import os
+import re
 from pathlib import Path
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -41,7 +42,8 @@ def _name(pid: int) -> str:
     if "http_client.py" in command:
         return "client"
     if "ServeReplica:muxcluster:" in command:
-        return command.split("ServeReplica:muxcluster:", 1)[1].split("\0", 1)[0].split(" ")[0]
+        title = command.split("ServeReplica:muxcluster:", 1)[1]
+        return re.split(r"[\0 .]", title, maxsplit=1)[0]  # a method's name may follow
     if "ProxyActor" in command or "haproxy" in command.lower():
         return "proxy"
     return "other"
