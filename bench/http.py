@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -208,44 +208,51 @@ def claims_of(rows: Sequence[dict[str, Any]]) -> list[Claim]:
     return claims
 
 
+def measure_all(
+    options: Any, folder: Path
+) -> tuple[list[dict[str, Any]], dict[str, list[float]], UnitSpec]:
+    """Rows of the record, samples by name, and the real unit's specification."""
+    rows: list[dict[str, Any]] = []
+    samples: dict[str, list[float]] = {}
+    config = make_config(folder)
+    tokenizer = Tokenizer.load(folder / "tiny")
+    said = tokenizer.encode(TEXT, add_special_tokens=False)
+    fakes = {
+        "flood": Script(tuple(said), tokens_per_s=options.offered),
+        "paced": Script(tuple(said), step_s=PACED_STEP_S),
+    }
+    engines = [*fakes] if options.fake_only else [*fakes, "real"]
+    with server(config, fakes, options.way) as (url, spec), closing(Client()) as client:
+        for engine in engines:  # the first connection and the first job are not measured
+            client.measure(Load(engine, 4, 1, 8).case(url, tokenizer, said))
+        for load in loads(engines, options.streams, is_quick=options.quick):
+            raw = client.measure(load.case(url, tokenizer, said))
+            rows.append(load.row(raw))
+            samples[f"{load.engine} ttft_ms at {load.num_streams}"] = raw["ttft_ms"]
+            print(json.dumps(rows[-1]), flush=True)
+    return rows, samples, spec
+
+
 def main() -> None:
-    """Measure, print a line a load, publish."""
+    """Measure, print a line per load, publish."""
     parser = make_parser(__doc__)
     parser.add_argument("--way", choices=("direct", "proxy"), default="direct", help="into Serve")
-    parser.add_argument("--engines", nargs="+", choices=NUM_TOKENS, default=list(NUM_TOKENS))
+    parser.add_argument("--fake-only", action="store_true", help="leave the real engine out")
     parser.add_argument("--streams", type=int, nargs="+", default=STREAMS)
-    parser.add_argument("--offered", type=float, default=40_000.0, help="tokens/s of the flood")
+    parser.add_argument("--offered", type=float, default=24_000.0, help="flood: tokens/s in all")
     bench = Bench(parser)
     options = bench.options
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    os.environ["PYTHONPATH"] = str(ROOT)  # Ray's workers import the fake unit
-    rows, samples, engine_ms = [], {}, {}
     with tempfile.TemporaryDirectory(prefix="bench-http-") as folder:
-        config = make_config(Path(folder))
-        tokenizer = Tokenizer.load(Path(folder) / "tiny")
-        said = tokenizer.encode(TEXT, add_special_tokens=False)
-        scripts = {
-            "flood": Script(tuple(said), tokens_per_s=options.offered),
-            "paced": Script(tuple(said), PACED_STEP_S),
-        }
-        with server(config, scripts, options.way) as (url, spec):
-            client = Client()
-            for engine in options.engines:
-                client.measure(Load(engine, 8, 1, 8).case(url, tokenizer, said))
-            for load in loads(options.engines, options.streams, is_quick=options.quick):
-                raw = client.measure(load.case(url, tokenizer, said))
-                rows.append(load.row(raw))
-                samples[f"{load.engine} ttft_ms at {load.num_streams}"] = raw["ttft_ms"]
-                print(json.dumps(rows[-1]), flush=True)
-            client.close()
-        if "real" in options.engines:
-            streams = options.streams
-            engine_ms = asyncio.run(engine_ttft_ms(spec, streams, NUM_TOKENS["real"]))
+        rows, samples, spec = measure_all(options, Path(folder))
+        alone_ms: dict[int, list[float]] = {}
+        if not options.fake_only:
+            alone_ms = asyncio.run(engine_ttft_ms(spec, options.streams, NUM_TOKENS["real"]))
     for row in rows:
-        alone = engine_ms[row["streams"]] if row["engine"] == "real" else [0.0]
+        alone = alone_ms[row["streams"]] if row["engine"] == "real" else [0.0]
         row["added_ttft_ms_p50"] = round(row["ttft_ms"]["p50"] - float(np.median(alone)), 2)
+    offered = options.offered
     bench.publish(
-        claims_of(rows), samples, way=options.way, offered_tokens_per_s=options.offered, rows=rows
+        claims_of(rows), samples, way=options.way, offered_tokens_per_s=offered, rows=rows
     )
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from muxcluster.demo.models import build_model
 
 ModelBuilder = Callable[[str], Path]
