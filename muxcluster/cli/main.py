@@ -16,6 +16,7 @@ from muxcluster.core.errors import ConfigError, InfeasiblePlan, LoadError, MuxCl
 COMMANDS = {
     "place": "Plan which models share which GPUs, without starting anything.",
     "serve": "Serve models over HTTP from this machine.",
+    "bench": "Measure a running server the way vLLM's bench does.",
     "status": "Show what a running server does.",
     "demo": "Serve three small models and send them a burst of requests.",
 }
