@@ -16,13 +16,14 @@ SECOND = Answer(100.5, (100.8, 101.8), "ab", 20, 2, 2, "length")
 FAILED = Answer(101.0, error="HTTP/1.1 429")
 OUTCOME = Outcome((FIRST, SECOND, FAILED), (0.0, 0.0, 0.2), 2.0, 0.5)
 LABELS = """Successful requests, Failed requests, Maximum request concurrency, Request rate
-configured (RPS), Benchmark duration (s), Total input tokens, Total generated tokens, Request
-throughput (req/s), Request goodput (req/s), Output token throughput (tok/s), Peak output token throughput
-(tok/s), Peak concurrent requests, Total token throughput (tok/s)"""
-KEYS = """duration, completed, failed, total_input_tokens, total_output_tokens, request_throughput,
-request_goodput, output_throughput, total_token_throughput, max_output_tokens_per_s,
-max_concurrent_requests, rtfx, input_lens, output_lens, ttfts, itls, latencies, start_times,
-queue_times, errors"""
+configured (RPS), Benchmark duration (s), Total input tokens, Total generated tokens,
+Request throughput (req/s), Request goodput (req/s), Output token throughput (tok/s),
+Peak output token throughput (tok/s), Peak concurrent requests, Total token throughput
+(tok/s)"""
+KEYS = """duration, completed, failed, total_input_tokens, total_output_tokens,
+request_throughput, request_goodput, output_throughput, total_token_throughput,
+max_output_tokens_per_s, max_concurrent_requests, rtfx, input_lens, output_lens, ttfts,
+itls, latencies, start_times, queue_times, errors"""
 
 
 def test_figures_by_hand() -> None:
