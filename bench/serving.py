@@ -63,7 +63,7 @@ def cases(sizes: Sequence[int], seed: int, *, is_quick: bool) -> list[Case]:
     num_tokens = 24 if is_quick else 64
     found = []
     for size in sizes:
-        num_prompts = size * (1 if is_quick else max(2, 8 // size))
+        num_prompts = size * (1 if is_quick else max(4, 8 // size))
         prompts = [
             [rng.randrange(3, SHAPE["vocab_size"]) for _ in range(rng.randint(*PROMPT_TOKENS))]
             for _ in range(num_prompts)
