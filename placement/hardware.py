@@ -1,10 +1,18 @@
-"""What a GPU can do: memory, bandwidth, 16-bit compute, SMs (makers' data sheets, dense rates)."""
+"""What a GPU can do: memory, bandwidth, 16-bit compute, SMs, links.
+
+Bandwidth, FLOP/s, SMs and links are the makers' data-sheet figures, FLOP/s dense (no sparsity) and
+with sums in fp32, which halves GeForce cards. Memory is what CUDA reports as the total, rounded
+down: less than the name of the card says, because the driver and ECC keep some.
+"""
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+
+from placement.names import nearest
 
 GIB = 2**30
 _TENTHS = tuple(step / 10 for step in range(1, 11))
@@ -36,19 +44,80 @@ class Gpu:
     is_cpu: bool = False
 
 
-_TABLE = (
-    Gpu("A100-40GB", 40 * GIB, 1.555e12, 312e12, 108, 300e9),
-    Gpu("A100-80GB", 80 * GIB, 2.039e12, 312e12, 108, 300e9),
-    Gpu("H100", 80 * GIB, 3.35e12, 989e12, 132, 450e9),
-    Gpu("H200", 140 * GIB, 4.8e12, 989e12, 132, 450e9),
-    Gpu("B200", 179 * GIB, 8.0e12, 2250e12, 148, 900e9),
-    Gpu("L40S", 45 * GIB, 0.864e12, 362e12, 142, 32e9),
-    Gpu("L4", 22 * GIB, 0.3e12, 121e12, 58, 32e9),
-    Gpu("A10G", 22 * GIB, 0.6e12, 70e12, 80, 32e9),
-    Gpu("RTX4090", 24 * GIB, 1.008e12, 165e12, 128, 32e9),
+_PCIE3, _PCIE4, _PCIE5 = 16, 32, 64
+_ROWS = (
+    # name, GiB, GB/s, TFLOP/s, SMs, link in GB/s
+    ("V100-16GB", 15.7, 900, 125, 80, 150),
+    ("V100-32GB", 31.7, 900, 125, 80, 150),
+    ("T4", 14.5, 320, 65, 40, _PCIE3),
+    ("A100-40GB", 39.3, 1555, 312, 108, 300),
+    ("A100-40GB-PCIe", 39.3, 1555, 312, 108, _PCIE4),
+    ("A100-80GB", 79.1, 2039, 312, 108, 300),
+    ("A100-80GB-PCIe", 79.1, 1935, 312, 108, _PCIE4),
+    ("A10", 22.0, 600, 125, 72, _PCIE4),
+    ("A10G", 22.0, 600, 70, 80, _PCIE4),
+    ("A6000", 47.4, 768, 154.8, 84, _PCIE4),
+    ("RTX3090", 23.5, 936, 71, 82, _PCIE4),
+    ("L4", 22.0, 300, 121, 58, _PCIE4),
+    ("L40", 44.3, 864, 181, 142, _PCIE4),
+    ("L40S", 44.3, 864, 362, 142, _PCIE4),
+    ("RTX4090", 23.5, 1008, 165.2, 128, _PCIE4),
+    ("H100", 79.1, 3350, 989, 132, 450),
+    ("H100-PCIe", 79.1, 2000, 756, 114, _PCIE5),
+    ("H100-NVL", 93.0, 3900, 835, 132, _PCIE5),
+    ("H200", 139.7, 4800, 989, 132, 450),
+    ("RTX5090", 31.3, 1792, 209.5, 170, _PCIE5),
+    ("B200", 178.3, 7700, 2250, 148, 900),
+    ("GB200", 184.0, 8000, 2500, 152, 900),
+    ("B300", 267.5, 7700, 2250, 148, 900),
 )
-GPUS: Mapping[str, Gpu] = MappingProxyType({gpu.name: gpu for gpu in _TABLE})
-"""Known GPUs by name. Cards with ECC on by default are listed with what it leaves."""
+GPUS: Mapping[str, Gpu] = MappingProxyType(
+    {
+        name: Gpu(name, int(gib * GIB), gb_s * 1e9, tflops * 1e12, sms, link * 1e9)
+        for name, gib, gb_s, tflops, sms, link in _ROWS
+    }
+)
+"""Known GPUs by name. "H100", "V100", "A100" without "PCIe" are the NVLink modules. NVLink bridges,
+which join pairs of cards only, are not counted: a bridged card is as fast as its PCIe slot."""
+
+_MAKERS = re.compile(r"nvidia|geforce|tesla", re.IGNORECASE)
+_OTHER_NAMES: Mapping[str, str] = {
+    "v100sxm216gb": "V100-16GB",
+    "v100sxm232gb": "V100-32GB",
+    "a10040g": "A100-40GB",
+    "a100sxm440gb": "A100-40GB",
+    "a100pcie40gb": "A100-40GB-PCIe",
+    "a10080g": "A100-80GB",
+    "a100sxm480gb": "A100-80GB",
+    "a100pcie80gb": "A100-80GB-PCIe",
+    "rtxa6000": "A6000",
+    "h10080gb": "H100",
+    "h10080gbhbm3": "H100",
+    "h100sxm": "H100",
+    "h100sxm5": "H100",
+    "h200sxm": "H200",
+    "b300sxm6ac": "B300",
+}
+
+
+def gpu_named(name: str) -> Gpu:
+    """The GPU of that name: ours, CUDA's ("NVIDIA A100-SXM4-80GB") or Ray's accelerator type
+    ("A100-80G"), in any case and punctuation.
+
+    Raises ValueError with the nearest names where none fits or, as for "A100", several do.
+    """
+    short = _MAKERS.sub("", name).strip(" -_")
+    found = _BY_KEY.get(_key(short))
+    if found is None:
+        raise ValueError(f"unknown GPU {name!r}{nearest(short, [*GPUS, 'cpu'])}")
+    return GPUS[found]
+
+
+def _key(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+_BY_KEY: Mapping[str, str] = {**_OTHER_NAMES, **{_key(name): name for name in GPUS}}
 
 
 def cpu(cores: int, memory_bytes: int) -> Gpu:

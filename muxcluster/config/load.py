@@ -7,7 +7,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from muxcluster.config.facts import ModelFacts, read_facts
-from muxcluster.config.problems import first_problem, line_of, nearest
+from muxcluster.config.problems import first_problem, line_of
 from muxcluster.config.schema import (
     ClusterSection,
     FileSection,
@@ -17,8 +17,10 @@ from muxcluster.config.schema import (
 )
 from muxcluster.config.yamlfile import Location, key_text, read_yaml
 from muxcluster.core.errors import ConfigError
-from placement.hardware import GPUS
-from placement.known_shapes import SHAPES
+from placement.hardware import gpu_named
+from placement.known_shapes import shape_named
+from placement.names import nearest
+from placement.shapes import ShapeError
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +94,11 @@ def _check_names(section: FileSection, source: _Source) -> None:
         if node.name in seen:
             raise source.error((*at, "name"), f"two nodes are called {node.name!r}")
         seen.add(node.name)
-        if node.gpu != "cpu" and node.gpu not in GPUS:
-            hint = nearest(node.gpu, [*GPUS, "cpu"])
-            raise source.error((*at, "gpu"), f"unknown GPU {node.gpu!r}{hint}")
+        if node.gpu != "cpu":
+            try:
+                gpu_named(node.gpu)
+            except ValueError as error:
+                raise source.error((*at, "gpu"), str(error)) from error
 
 
 def _model(section: ModelSection, index: int, source: _Source) -> ConfiguredModel:
@@ -113,9 +117,10 @@ def _model(section: ModelSection, index: int, source: _Source) -> ConfiguredMode
 
 
 def _known(name: str, at: Location, source: _Source) -> ModelFacts:
-    shape = SHAPES.get(name)
-    if shape is None:
-        raise source.error(at, f"unknown shape {name!r}{nearest(name, SHAPES)}")
+    try:
+        shape = shape_named(name)
+    except ShapeError as error:
+        raise source.error(at, str(error)) from error
     return ModelFacts(shape, (), "bfloat16", shape.max_position)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from muxcluster.config.load import Config, ConfiguredModel
 from muxcluster.config.schema import NodeSection
 from muxcluster.core.errors import InfeasiblePlan
-from placement.hardware import GIB, GPUS, cpu, local_cores, local_memory_bytes
+from placement.hardware import GIB, cpu, gpu_named, local_cores, local_memory_bytes
 from placement.memory import DoesNotFit, block_bytes, sequence_blocks
 from placement.plan import Plan
 from placement.planner import place
@@ -58,7 +58,7 @@ def dtype_of(model: ConfiguredModel, nodes: Sequence[Node]) -> str:
 
 def _node(section: NodeSection) -> Node:
     if section.gpu != "cpu":
-        return Node(section.name, section.gpus, GPUS[section.gpu])
+        return Node(section.name, section.gpus, gpu_named(section.gpu))
     memory = local_memory_bytes() if section.memory_gb is None else int(section.memory_gb * GIB)
     return Node(section.name, 1, cpu(section.cores or local_cores(), memory))
 

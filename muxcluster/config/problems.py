@@ -1,7 +1,6 @@
 """One plain line from what pydantic says about a file."""
 
-from collections.abc import Iterable, Mapping
-from difflib import get_close_matches
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
 
@@ -9,6 +8,7 @@ from pydantic import BaseModel, ValidationError
 
 from muxcluster.config.yamlfile import Location, key_text
 from muxcluster.core.errors import ConfigError
+from placement.names import nearest
 
 _PREFIX = "Value error, "
 
@@ -27,16 +27,6 @@ def first_problem(
     else:
         message = _sentence(detail["msg"], detail["input"])
     return ConfigError(path, key_text(location), message, line_of(location, lines))
-
-
-def nearest(name: str, valid: Iterable[str]) -> str:
-    """`; did you mean X?`: what `name` begins, else the most similar; else all valid names."""
-    names = sorted(valid)
-    begun = [each for each in names if name and each.lower().startswith(name.lower())]
-    close = begun or get_close_matches(name, names, n=1, cutoff=0.6)
-    if close:
-        return f"; did you mean {' or '.join(close[:3])}?"
-    return f"; valid: {', '.join(names)}" if names else ""
 
 
 def line_of(location: Location, lines: Mapping[Location, int]) -> int | None:

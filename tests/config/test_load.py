@@ -5,7 +5,10 @@ import re
 import pytest
 
 from muxcluster.config import load_config
+from muxcluster.config.planning import nodes_of
 from muxcluster.core.errors import ConfigError, LoadError
+from placement.hardware import GPUS
+from placement.known_shapes import SHAPES
 
 GOOD = """
 models:
@@ -33,6 +36,14 @@ def test_a_good_file(write, model_directory) -> None:
     assert config.models[1].path is None
     assert config.cluster.nodes[0].gpus == 4
     assert (config.policy.block_tokens, config.server.port) == (16, 8000)
+
+
+def test_names_as_cuda_and_hugging_face_spell_them(write, model_directory) -> None:
+    model_directory("tiny")
+    text = GOOD.replace("A100-80GB", "NVIDIA A100-SXM4-80GB")
+    config = load_config(write(text.replace("llama-2-7b", "meta-llama/Llama-2-7b-hf")))
+    assert config.models[1].facts.shape is SHAPES["llama-2-7b"]
+    assert nodes_of(config)[0].gpu is GPUS["A100-80GB"]
 
 
 def refusal(write, text: str) -> ConfigError:

@@ -1,12 +1,11 @@
-"""Shapes against published parameter counts, and config.json in its spellings."""
+"""Known shapes against published parameter counts and collected architectures."""
 
 import json
-from pathlib import Path
 
 import pytest
 
-from placement.known_shapes import SHAPES
-from placement.shapes import ModelShape, ShapeError
+from placement.known_shapes import SHAPES, shape_named
+from placement.shapes import ShapeError
 
 BILLIONS = {
     "llama-2-7b": 6.738,
@@ -20,17 +19,6 @@ BILLIONS = {
     "opt-13b": 12.853,
     "opt-30b": 29.975,
 }
-LLAMA = {
-    "model_type": "llama",
-    "hidden_size": 4096,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "intermediate_size": 14336,
-    "vocab_size": 128256,
-    "max_position_embeddings": 8192,
-    "tie_word_embeddings": False,
-}
 
 
 @pytest.mark.parametrize("name", BILLIONS)
@@ -38,60 +26,93 @@ def test_parameters_as_published(name) -> None:
     assert SHAPES[name].num_params / 1e9 == pytest.approx(BILLIONS[name], rel=1e-3)
 
 
-def test_known_shapes_agree_with_the_collected_architectures(data_dir) -> None:
-    rows = json.loads((data_dir / "model_configs" / "models.json").read_text())
-    by_name = {row["name"].lower().removesuffix("-hf"): row for row in rows}
-    both = [(name, by_name[name]) for name in SHAPES if name in by_name]
-    assert len(both) >= 10
-    for name, row in both:
-        shape = SHAPES[name]
-        assert shape.kv_bytes_per_token(2) == row["kv_bytes_per_token_bf16"], name
-        assert shape.num_params / 1e9 == pytest.approx(row["params_b_matrices_only"], rel=2e-3)
-        assert shape.max_position == row["max_position"], name
-        active = row.get("active_params_b_matrices_only")
-        if active is not None:
-            assert shape.active_params < shape.num_params
+OTHER_CONTEXTS = {"Gemma-3-1b-it": 32768}
+"""Where the collected number is that of the family and the model's own config.json says less."""
 
 
-def test_a_config_gives_the_known_shape(tmp_path: Path) -> None:
-    assert ModelShape.from_hf_config(LLAMA) == SHAPES["llama-3-8b"]
-    (tmp_path / "config.json").write_text(json.dumps({"text_config": LLAMA}))
-    assert ModelShape.from_hf_config(tmp_path) == SHAPES["llama-3-8b"]
-    assert ModelShape.from_hf_config(tmp_path / "config.json") == SHAPES["llama-3-8b"]
+@pytest.fixture(scope="module")
+def rows(data_dir):
+    found = json.loads((data_dir / "model_configs" / "models.json").read_text())
+    assert len(found) == 64
+    return found
 
 
-def test_spellings_of_other_families() -> None:
-    opt = {
-        "model_type": "opt",
-        "hidden_size": 5120,
-        "num_hidden_layers": 40,
-        "num_attention_heads": 40,
-        "ffn_dim": 20480,
-        "vocab_size": 50272,
-        "max_position_embeddings": 2048,
+def test_every_collected_model_has_its_shape(rows) -> None:
+    for row in rows:
+        shape = shape_named(row["name"])
+        assert shape is shape_named(row["hf_repo"]), row["name"]
+        assert f"{shape.num_params / 1e9:.3f}" == f"{row['params_b_matrices_only']:.3f}", row
+        assert shape.kv_bytes_per_token(2) == row["kv_bytes_per_token_bf16"], row["name"]
+        context = OTHER_CONTEXTS.get(row["name"], row["max_position"])
+        assert shape.max_position == context, row["name"]
+
+
+def test_every_collected_model_has_its_sizes(rows) -> None:
+    same = {
+        "num_layers": "num_layers",
+        "hidden_size": "hidden_size",
+        "num_heads": "num_heads",
+        "num_kv_heads": "num_kv_heads",
+        "head_dim": "head_dim",
+        "gated_mlp": "gated_mlp",
+        "tie_word_embeddings": "tied_embeddings",
     }
-    assert ModelShape.from_hf_config(opt) == SHAPES["opt-13b"]
-    gpt2 = {
-        "model_type": "gpt2",
-        "n_embd": 768,
-        "n_layer": 12,
-        "n_head": 12,
-        "vocab_size": 50257,
-        "n_positions": 1024,
-    }
-    assert ModelShape.from_hf_config(gpt2).num_params == pytest.approx(124.4e6, rel=1e-2)
-    moe = {
-        **LLAMA,
-        "model_type": "qwen3_moe",
-        "num_experts": 128,
-        "num_experts_per_tok": 8,
-        "moe_intermediate_size": 768,
-        "head_dim": 128,
-    }
-    shape = ModelShape.from_hf_config(moe)
-    assert (shape.num_experts, shape.experts_per_token, shape.intermediate_size) == (128, 8, 768)
-    falcon = {**LLAMA, "model_type": "falcon", "multi_query": True}
-    assert ModelShape.from_hf_config(falcon).num_kv_heads == 1
+    for row in rows:
+        shape = shape_named(row["name"])
+        for theirs, ours in same.items():
+            assert getattr(shape, ours) == row[theirs], (row["name"], ours)
+        experts = (row.get("num_experts", 1), row.get("experts_per_token", 1))
+        assert (shape.num_experts, shape.experts_per_token) == experts, row["name"]
+        inner = row.get("moe_intermediate_size", row["intermediate_size"])
+        assert shape.intermediate_size == inner, row["name"]
+
+
+def test_active_parameters_of_the_collected_mixtures(rows) -> None:
+    mixtures = [row for row in rows if "active_params_b_matrices_only" in row]
+    assert len(mixtures) == 4
+    for row in mixtures:
+        shape = shape_named(row["name"])
+        routers = shape.num_layers * shape.hidden_size * shape.num_experts
+        theirs = shape.active_params + shape.embedding_params - routers
+        expected = row["active_params_b_matrices_only"]
+        assert theirs / 1e9 == pytest.approx(expected, abs=5.1e-4), row["name"]
+
+
+@pytest.mark.parametrize(
+    ("name", "known"),
+    [
+        ("meta-llama/Llama-2-7b-chat-hf", "llama-2-7b"),
+        ("Meta-Llama-3-8B-Instruct", "llama-3-8b"),
+        ("Qwen2.5-7B", "qwen2.5-7b"),
+        ("QWEN2.5-7B", "qwen2.5-7b"),
+        ("mistralai/Mistral-7B-Instruct-v0.2", "mistral-7b"),
+        ("TinyLlama/TinyLlama-1.1B-Chat-v1.0", "tiny-llama-1.1b"),
+        (" opt-13b ", "opt-13b"),
+    ],
+)
+def test_names_of_repositories(name: str, known: str) -> None:
+    assert shape_named(name) is SHAPES[known]
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_every_name_finds_itself(name: str) -> None:
+    assert shape_named(name) is SHAPES[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("llama2-7b", "did you mean llama-2-7b"),
+        ("qwen2.5-7", "qwen2.5-7b"),
+        ("Qwen/Qwen3-4B-Instruct-2507", "did you mean qwen3-4b"),
+        ("zzz", f"nearest of {len(SHAPES)}"),
+        ("", "unknown shape ''"),
+    ],
+)
+def test_an_unknown_name_gets_the_nearest(name: str, hint: str) -> None:
+    with pytest.raises(ShapeError) as error:
+        shape_named(name)
+    assert hint in str(error.value)
 
 
 def test_expert_weights_read_grow_with_the_batch() -> None:
@@ -101,23 +122,3 @@ def test_expert_weights_read_grow_with_the_batch() -> None:
     assert touched[0] == pytest.approx(mixtral.active_params, rel=1e-6)
     everything = mixtral.num_params - mixtral.embedding_params
     assert touched[-1] == pytest.approx(everything, rel=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("change", "key"),
-    [
-        ({"hidden_size": None}, "hidden_size"),
-        ({"num_hidden_layers": "32"}, "num_hidden_layers"),
-        ({"vocab_size": 0}, "vocab_size"),
-        ({"num_key_value_heads": 5}, "num_key_value_heads"),
-    ],
-)
-def test_a_bad_config_names_the_key(change, key) -> None:
-    with pytest.raises(ShapeError, match=key):
-        ModelShape.from_hf_config({**LLAMA, **change})
-
-
-def test_no_json_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{")
-    with pytest.raises(ShapeError, match="JSON"):
-        ModelShape.from_hf_config(tmp_path)
