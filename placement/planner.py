@@ -1,157 +1,92 @@
-"""A greedy placement: demanding models first, each on the mesh it loads least.
-
-The seam for the full planner (mesh groups, replicas, an exact method): one function from a
-`Problem` to a `Plan`.
-"""
+"""`place`: from a problem to a plan, by the method asked for."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Literal, get_args
 
-from placement.estimate import UnitEstimate, estimate
-from placement.memory import DoesNotFit, check_split
-from placement.plan import Plan, PlannedModel, PlannedUnit
-from placement.problem import Demand, Limits, Node, Problem
+from placement.estimator import Estimator
+from placement.plan import Plan, PlannedUnit
+from placement.problem import Problem
+from placement.search.assemble import planned_units
+from placement.search.baselines import memory_greedy, spatial
+from placement.search.gpus import kinds_of
+from placement.search.layout import Placed, Workshop
+from placement.search.replan import continued, kept_units, matched
+from placement.search.start import search
+from placement.search.subclusters import search_monotone
+
+Method = Literal["greedy", "spatial", "memory-greedy"]
+METHODS: tuple[str, ...] = get_args(Method)
+_MOST_ESTIMATES = 8_000
 
 
 @dataclass(frozen=True, slots=True)
-class _Mesh:
-    """GPUs `first` to `first + tp` of a node, the models on them and what becomes of these."""
+class _Found:
+    """A layout; bound: no layout has a greater value; before: units whose GPUs it keeps."""
 
-    node: Node
-    first: int
-    tp: int
-    demands: tuple[Demand, ...]
-    estimate: UnitEstimate
-
-    def with_model(self, demand: Demand, limits: Limits) -> "_Mesh":
-        """The mesh with one more model. Raises DoesNotFit."""
-        check_split(demand, self.tp)
-        demands = (*self.demands, demand)
-        return replace(
-            self, demands=demands, estimate=estimate(self.node.gpu, self.tp, demands, limits)
-        )
+    units: Sequence[Placed]
+    bound: float | None = None
+    before: Sequence[PlannedUnit | None] = ()
 
 
-def place(problem: Problem) -> Plan:
-    """A plan with every model of the problem on one mesh.
+def place(
+    problem: Problem,
+    method: Method = "greedy",
+    *,
+    current: Plan | None = None,
+) -> Plan:
+    """A plan with every model of the problem in it; the same for any order of models and nodes.
 
-    Models that need large meshes come first, then those with most load; a model opens a mesh of
-    the fewest GPUs (a power of two) that hold it, or joins one, whichever is then least loaded.
+    method: "greedy" is the search; "spatial" gives each model a mesh of its own, "memory-greedy"
+    puts each where most memory is free, both for comparison. The search has a budget of estimates,
+    not of time, so that the same problem gets the same plan. current: the plan in force, kept where
+    a new one is not worth its moves.
     Raises memory.DoesNotFit.
     """
     start = time.perf_counter()
-    alone = {each.name: _least_mesh(each, problem) for each in problem.demands}
-    order = sorted(
-        problem.demands,
-        key=lambda each: (-alone[each.name].tp, -alone[each.name].estimate.load, each.name),
+    problem = replace(
+        problem,
+        demands=tuple(sorted(problem.demands, key=lambda each: each.name)),
+        nodes=tuple(sorted(problem.nodes, key=lambda each: each.name)),
     )
-    meshes: list[_Mesh] = []
-    for demand in order:
-        meshes = _place_one(demand, meshes, problem)
-    units = _units(meshes)
-    served = sum(model.throughput for unit in units for model in unit.models)
+    workshop = Workshop(Estimator(problem), kinds_of(problem.nodes))
+    found = _solver(method, current)(workshop)
+    units = planned_units(problem, found.units, found.before)
     return Plan(
-        method="greedy",
-        objective="throughput",
-        score=served,
-        throughput=served,
-        bound=sum(each.rate for each in problem.demands),
+        method=method,
+        objective=problem.objective,
+        score=_score(problem, found.units),
+        throughput=sum(model.throughput for unit in units for model in unit.models),
+        bound=found.bound,
         solve_seconds=time.perf_counter() - start,
         units=units,
     )
 
 
-def _least_mesh(demand: Demand, problem: Problem) -> _Mesh:
-    """The smallest mesh that holds the model alone; of equal ones the least loaded."""
-    meshes: list[_Mesh] = []
-    refusals: list[DoesNotFit] = []
-    for node in problem.nodes:
-        try:
-            meshes.append(_open(demand, node, 0, problem.limits))
-        except DoesNotFit as refusal:
-            refusals.append(refusal)
-    if not meshes:
-        raise _closest(refusals)
-    return min(meshes, key=lambda mesh: (mesh.tp, mesh.estimate.load))
+def _solver(method: Method, current: Plan | None) -> Callable[[Workshop], _Found]:
+    if method == "spatial":
+        return lambda workshop: _Found(spatial(workshop))
+    if method == "memory-greedy":
+        return lambda workshop: _Found(memory_greedy(workshop))
+    return lambda workshop: _searched(workshop, current)
 
 
-def _place_one(demand: Demand, meshes: Sequence[_Mesh], problem: Problem) -> list[_Mesh]:
-    """The meshes with `demand` added to one of them, or on a new one at the end."""
-    options: list[tuple[int, _Mesh]] = []
-    refusals: list[DoesNotFit] = []
-    for index, mesh in enumerate(meshes):
-        try:
-            options.append((index, mesh.with_model(demand, problem.limits)))
-        except DoesNotFit as refusal:
-            refusals.append(refusal)
-    for node in problem.nodes:
-        num_used = sum(mesh.tp for mesh in meshes if mesh.node.name == node.name)
-        try:
-            options.append((len(meshes), _open(demand, node, num_used, problem.limits)))
-        except DoesNotFit as refusal:
-            refusals.append(refusal)
-    if not options:
-        raise _closest(refusals)
-    index, best = min(options, key=lambda option: (option[1].estimate.load, option[1].tp))
-    return [*meshes[:index], best, *meshes[index + 1 :]]
+def _searched(workshop: Workshop, current: Plan | None) -> _Found:
+    nodes = workshop.estimator.problem.nodes
+    units = search_monotone(workshop, nodes, partial(search, most_estimates=_MOST_ESTIMATES))
+    if current is None:
+        return _Found(units)
+    units = continued(workshop, current, units, most_estimates=_MOST_ESTIMATES)
+    return _Found(units, before=_before(workshop, current, units))
 
 
-def _open(demand: Demand, node: Node, num_used: int, limits: Limits) -> _Mesh:
-    """A new mesh for `demand` on the node's free GPUs. Raises DoesNotFit."""
-    refusal = DoesNotFit(demand.name, f"no free GPU on node {node.name} for its mesh")
-    tp = 1
-    while tp <= node.num_gpus - num_used:
-        try:
-            found = _estimate(demand, node, tp, limits)
-        except DoesNotFit as error:
-            refusal = error
-        else:
-            return _Mesh(node, num_used, tp, (demand,), found)
-        tp *= 2
-    raise refusal
+def _before(workshop: Workshop, current: Plan, units: Sequence[Placed]) -> list[PlannedUnit | None]:
+    return matched(workshop, kept_units(workshop, current), units)
 
 
-def _estimate(demand: Demand, node: Node, tp: int, limits: Limits) -> UnitEstimate:
-    check_split(demand, tp)
-    return estimate(node.gpu, tp, (demand,), limits)
-
-
-def _closest(refusals: Sequence[DoesNotFit]) -> DoesNotFit:
-    """The refusal that lacks least; one where memory is not the matter only if there is no other.
-
-    `refusals` holds at least one: a problem has a node.
-    """
-    return min(refusals, key=lambda each: (each.missing_bytes is None, each.missing_bytes or 0))
-
-
-def _units(meshes: Sequence[_Mesh]) -> tuple[PlannedUnit, ...]:
-    ordered = sorted(meshes, key=lambda mesh: (mesh.node.name, mesh.first))
-    units: list[PlannedUnit] = []
-    for mesh in ordered:
-        index = sum(unit.node == mesh.node.name for unit in units)
-        units.append(
-            PlannedUnit(
-                id=f"{mesh.node.name}-{index}",
-                node=mesh.node.name,
-                gpus=tuple(range(mesh.first, mesh.first + mesh.tp)),
-                tp=mesh.tp,
-                kv_blocks=mesh.estimate.kv_blocks,
-                models=_models(mesh.estimate),
-            )
-        )
-    return tuple(units)
-
-
-def _models(found: UnitEstimate) -> tuple[PlannedModel, ...]:
-    return tuple(
-        PlannedModel(
-            name=each.demand.name,
-            prefill_sm=each.prefill_share,
-            decode_sm=each.decode_share,
-            batch=each.batch,
-            quota_blocks=each.quota_blocks,
-            throughput=each.demand.rate * found.served,
-        )
-        for each in found.models
-    )
+def _score(problem: Problem, units: Sequence[Placed]) -> float:
+    if problem.objective == "fewest-gpus":
+        return float(sum(unit.tp for unit in units))
+    return sum(unit.estimate.value for unit in units)

@@ -1,17 +1,25 @@
-"""What the planner is asked: models with their demand, nodes, and the engine's limits."""
+"""What the planner is asked: models with their demand, nodes, objective, the engine's limits."""
 
 from dataclasses import dataclass, field
+from typing import Literal
 
+from placement.cost import Profile
 from placement.hardware import Gpu
 from placement.shapes import ModelShape
+
+Objective = Literal["throughput", "weighted", "goodput", "fewest-gpus"]
+"""What a plan's score is: requests/s served; the same, each times its model's weight; requests/s
+served within the latency targets; the GPUs used, fewest of those that meet all rates."""
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """One model and what is expected of it.
+    """One model and what is asked of it.
 
     itemsize: bytes per weight and KV element. rate: requests/s. prompt_tokens, output_tokens:
     means. max_model_len, max_seqs: longest sequence and most sequences that hold KV at once.
+    weight: of a request in the "weighted" objective. ttft_s, tpot_s: latency targets, None
+    without one.
     """
 
     name: str
@@ -22,6 +30,9 @@ class Demand:
     max_model_len: int
     max_seqs: int
     itemsize: int = 2
+    weight: float = 1.0
+    ttft_s: float | None = None
+    tpot_s: float | None = None
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -36,7 +47,7 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A machine with `num_gpus` equal GPUs."""
+    """`num_gpus` equal GPUs that can form meshes among them."""
 
     name: str
     num_gpus: int
@@ -45,7 +56,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How units are built. block_tokens: per block at head_dim 128.
+    """What the engine is configured to.
 
     token_budget: most tokens a job processes. kv_bytes: pool of a unit, None = all that is left.
     """
@@ -57,8 +68,16 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Everything a planner may look at. Model names are unique, so are node names."""
+    """Models to place on nodes. Names are unique in each.
+
+    epsilon: most by which the served fractions of two models of one unit may differ where they
+    compete (0: max-min fair). profiles: measurements to predict seconds from; GPUs and models
+    that are in none are predicted by a roofline.
+    """
 
     demands: tuple[Demand, ...]
     nodes: tuple[Node, ...]
     limits: Limits = field(default=Limits())
+    objective: Objective = "throughput"
+    epsilon: float = 0.0
+    profiles: tuple[Profile, ...] = ()

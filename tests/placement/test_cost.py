@@ -4,13 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from placement.cost import BANDWIDTH_EFFICIENCY, COMPUTE_EFFICIENCY, CostModel
+from placement.cost.roofline import BANDWIDTH_EFFICIENCY, COMPUTE_EFFICIENCY, Roofline
 from placement.hardware import GPUS, cpu
 from placement.known_shapes import SHAPES
 
 A100 = GPUS["A100-80GB"]
 LLAMA = SHAPES["llama-2-7b"]
-COST = CostModel(A100)
+COST = Roofline(A100)
 
 
 def test_one_decode_reads_all_weights_once() -> None:

@@ -1,6 +1,7 @@
 """Every plan can be carried out, for random clusters and models; refusals are honest."""
 
 import json
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 
 from placement.hardware import GIB, GPUS, cpu
 from placement.known_shapes import SHAPES
-from placement.memory import DoesNotFit, block_bytes, kv_blocks, sequence_blocks
+from placement.memory import DoesNotFit, block_bytes, kv_blocks
 from placement.plan import Plan
 from placement.planner import place
 from placement.problem import Demand, Limits, Node, Problem
@@ -35,7 +36,7 @@ NODES = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=40)
 @given(wanted=DEMANDS, hardware=NODES)
 def test_random_problems(wanted, hardware) -> None:
     demands = tuple(
@@ -52,38 +53,45 @@ def test_random_problems(wanted, hardware) -> None:
         assert refusal.model in {each.name for each in demands}
         return
     assert violations(plan, problem) == []
-    assert plan.throughput <= plan.bound * (1 + 1e-9)
+    assert plan.throughput <= sum(each.rate for each in demands) * (1 + 1e-9)
+    assert plan.score == pytest.approx(plan.throughput)
     for unit in plan.units:
         assert unit.tp & (unit.tp - 1) == 0
         assert sum(model.quota_blocks for model in unit.models) == unit.kv_blocks
         for model in unit.models:
-            assert model.prefill_sm + model.decode_sm <= 1 + 1e-9
+            in_turns = model.prefill_sm == model.decode_sm == 1
+            assert in_turns or model.prefill_sm + model.decode_sm <= 1 + 1e-9
             assert model.batch >= 1
 
 
-def test_models_spread_before_they_share() -> None:
-    plan = place(Problem((demand("a"), demand("b"), demand("c")), (a100s(2),)))
-    assert sorted(len(unit.models) for unit in plan.units) == [1, 2]
-
-
-def test_the_popular_model_is_alone_and_the_rare_ones_share() -> None:
+def test_all_gpus_are_used_and_the_popular_model_gets_most() -> None:
     demands = (demand("hot", rate=15), demand("cold", rate=0.1), demand("cool", rate=0.2))
-    plan = place(Problem(demands, (a100s(2),)))
-    together = {tuple(sorted(model.name for model in unit.models)) for unit in plan.units}
-    assert together == {("hot",), ("cold", "cool")}
+    plan = place(Problem(demands, (a100s(4),)))
+    assert sum(unit.tp for unit in plan.units) == 4
+    gpus = dict.fromkeys(("hot", "cold", "cool"), 0)
+    for unit in plan.units:
+        for model in unit.models:
+            gpus[model.name] += unit.tp
+    assert max(gpus, key=gpus.__getitem__) == "hot"
 
 
-def test_a_large_model_takes_the_least_gpus_that_hold_it() -> None:
+def test_a_model_past_what_one_mesh_serves_gets_replicas() -> None:
+    plan = place(Problem((demand("hot", rate=300.0),), (a100s(4, "a"), a100s(4, "b"))))
+    assert sum(unit.tp for unit in plan.units) == 8
+    assert len(plan.units) > 1
+    alone = place(Problem((demand("hot", rate=300.0),), (a100s(1),))).throughput
+    assert plan.throughput > 5 * alone
+
+
+def test_a_large_model_is_given_gpus_that_hold_it() -> None:
     demands = (demand("small", rate=40), demand("big", "llama-2-70b", rate=0.01))
     plan = place(Problem(demands, (a100s(4),)))
-    tp_of = {model.name: unit.tp for unit in plan.units for model in unit.models}
-    assert tp_of["big"] == 2
+    assert all(unit.tp >= 2 for unit in plan.units for model in unit.models if model.name == "big")
 
 
-def test_more_demand_than_the_cluster_can_serve_is_said() -> None:
+def test_more_demand_than_the_cluster_can_serve_is_not_promised() -> None:
     plan = place(Problem((demand("a", rate=1000.0),), (a100s(1),)))
     assert 0 < plan.throughput < 200
-    assert plan.bound == 1000.0
 
 
 def test_what_does_not_fit_names_model_and_gigabytes() -> None:
@@ -109,25 +117,23 @@ def test_a_pool_limit_is_kept() -> None:
     problem = Problem((demand("a", "opt-1.3b", itemsize=4),), (node,), Limits(kv_bytes=GIB))
     unit = place(problem).units[0]
     assert unit.kv_blocks * block_bytes(problem.demands, problem.limits) <= GIB
-    assert (unit.models[0].prefill_sm, unit.models[0].decode_sm) == (0.5, 0.5)
 
 
 @given(
-    rates=st.lists(st.floats(0.001, 1000), min_size=1, max_size=6),
+    weights=st.lists(st.floats(0.001, 1000), min_size=1, max_size=6),
     num_blocks=st.integers(0, 10**7),
+    floor=st.integers(1, 10**6),
 )
-def test_quotas_are_the_whole_pool_and_starve_nobody(rates, num_blocks) -> None:
-    demands = [demand(f"m{index}", rate=rate) for index, rate in enumerate(rates)]
-    per_block = block_bytes(demands, Limits())
-    quotas = split_blocks(num_blocks, demands, per_block)
+def test_quotas_are_the_whole_pool_and_starve_nobody(weights, num_blocks, floor) -> None:
+    floors = [floor] * len(weights)
+    quotas = split_blocks(num_blocks, floors, weights)
     assert sum(quotas) == num_blocks
-    floor = sequence_blocks(demands[0], 2048, per_block)
-    if floor * len(rates) <= num_blocks:
+    if floor * len(weights) <= num_blocks:
         assert min(quotas) >= floor
-    for (rate, quota), (other_rate, other) in zip(
-        zip(rates, quotas, strict=True), zip(rates[1:], quotas[1:], strict=True), strict=False
-    ):
-        assert (quota - other) * (rate - other_rate) >= -len(rates) * abs(rate - other_rate)
+    for (weight, quota), (other_weight, other) in pairwise(zip(weights, quotas, strict=True)):
+        assert (quota - other) * (weight - other_weight) >= -len(weights) * abs(
+            weight - other_weight
+        )
 
 
 def test_the_file_is_as_designed(tmp_path) -> None:
@@ -172,7 +178,7 @@ def change_unit(plan: Plan, **changes: object) -> Plan:
     ],
 )
 def test_the_check_sees_a_broken_plan(changes, fault) -> None:
-    problem = Problem((demand("a"),), (a100s(2),))
+    problem = Problem((demand("a"),), (a100s(1),))
     plan = place(problem)
     assert violations(plan, problem) == []
     assert any(fault in line for line in violations(change_unit(plan, **changes), problem))

@@ -16,7 +16,7 @@ ALL_REDUCE_S = 10e-6
 
 
 @dataclass(frozen=True, slots=True)
-class CostModel:
+class Roofline:
     """Predictions for one kind of GPU, weights and KV in `itemsize` bytes an element.
 
     All predictions are in seconds. `tp` GPUs work together, `share` of the SMs of each; `batch`
@@ -44,6 +44,29 @@ class CostModel:
         flops = batch * model.flops_per_token(context)
         kv_bytes = batch * context * model.kv_bytes_per_token(self.itemsize)
         return self._seconds(model, tp, share, batch, flops, kv_bytes)
+
+    def prefill_draw(
+        self, model: ModelShape, tp: int, share: float, batch: float, prompt_tokens: float
+    ) -> float:
+        """Share of the mesh's memory bandwidth that such a prefill draws, 0 to 1."""
+        tokens = batch * prompt_tokens
+        kv_bytes = tokens * model.kv_bytes_per_token(self.itemsize)
+        seconds = self.prefill_s(model, tp, share, batch, prompt_tokens)
+        return self._draw(model, tp, tokens, kv_bytes, seconds)
+
+    def decode_draw(
+        self, model: ModelShape, tp: int, share: float, batch: float, context: float
+    ) -> float:
+        """Share of the mesh's memory bandwidth that such a step draws, 0 to 1."""
+        kv_bytes = batch * context * model.kv_bytes_per_token(self.itemsize)
+        seconds = self.decode_s(model, tp, share, batch, context)
+        return self._draw(model, tp, batch, kv_bytes, seconds)
+
+    def _draw(
+        self, model: ModelShape, tp: int, tokens: float, kv_bytes: float, seconds: float
+    ) -> float:
+        num_bytes = model.touched_params(tokens) * self.itemsize + kv_bytes
+        return min(1.0, num_bytes / (tp * self.gpu.bandwidth * BANDWIDTH_EFFICIENCY * seconds))
 
     def _seconds(
         self,

@@ -1,0 +1,37 @@
+"""What every cost model answers."""
+
+from typing import Protocol
+
+from placement.shapes import ModelShape
+
+
+class Cost(Protocol):
+    """Seconds of jobs on one kind of GPU in one dtype.
+
+    `tp` GPUs work together, on `share` of the SMs of each; a draw is the share of the mesh's
+    memory bandwidth that the job takes while it runs, 0 to 1.
+    """
+
+    def prefill_s(
+        self, model: ModelShape, tp: int, share: float, batch: float, prompt_tokens: float
+    ) -> float:
+        """One forward over `batch` prompts of `prompt_tokens` each."""
+        ...
+
+    def decode_s(
+        self, model: ModelShape, tp: int, share: float, batch: float, context: float
+    ) -> float:
+        """One token for each of `batch` sequences of `context` tokens."""
+        ...
+
+    def prefill_draw(
+        self, model: ModelShape, tp: int, share: float, batch: float, prompt_tokens: float
+    ) -> float:
+        """Bandwidth drawn by such a prefill."""
+        ...
+
+    def decode_draw(
+        self, model: ModelShape, tp: int, share: float, batch: float, context: float
+    ) -> float:
+        """Bandwidth drawn by such a step."""
+        ...

@@ -1,0 +1,1 @@
+"""The planner's search: meshes, layouts, greedy construction, local improvement."""
