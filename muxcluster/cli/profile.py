@@ -1,0 +1,195 @@
+"""`muxcluster profile`: how long jobs really take on this machine, for the planner to go by."""
+
+import os
+import platform
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from muxcluster.cli.profile_input import (
+    Subject,
+    check_itemsizes,
+    chosen,
+    node_of,
+    numbers,
+    shares_of,
+    subject_of,
+)
+from muxcluster.cli.signals import Stopped, stoppable
+from muxcluster.config import load_config
+from muxcluster.core.errors import ConfigError
+from muxcluster.engine.profiling import measure
+from muxcluster.engine.profiling_grid import Grid, Point, fits
+from placement.cost import Cost, Profile, ProfiledModel, cost_for
+from placement.shapes import ModelShape
+
+FULL = Grid(shares=(), batches=(1, 2, 4, 8), lengths=(32, 128, 512), repeats=3)
+QUICK = Grid(shares=(), batches=(1, 4), lengths=(32, 128), repeats=1)
+"""No shares: those that the node can be divided into."""
+COLUMNS = ("share", "batch", "tokens", "prefill ms", "decode ms")
+_CPUINFO = Path("/proc/cpuinfo")
+
+
+def profile(  # noqa: PLR0913 - each parameter is an option of the command line
+    config: Annotated[Path, typer.Argument(help="muxcluster.yaml")],
+    out: Annotated[Path | None, typer.Option(help="Write the profile to this file.")] = None,
+    models: Annotated[str | None, typer.Option(help="Only these, as a,b.")] = None,
+    batches: Annotated[str | None, typer.Option(help="Sequences a job; 1,2,4,8.")] = None,
+    lengths: Annotated[
+        str | None, typer.Option(help="Tokens of a prompt or context; 32,128,512.")
+    ] = None,
+    shares: Annotated[str | None, typer.Option(help="Parts of the cores; 0.5,1.0.")] = None,
+    repeats: Annotated[int | None, typer.Option(min=1, help="Runs of each cell; 3.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A small grid, one run a cell.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the profile alone.")] = False,
+) -> None:
+    """Measure on this machine how long jobs of CONFIG's models take, each model by itself.
+
+    What does not fit a model's context, its max_seqs or the KV pool is left out. Other work on
+    the machine spoils the figures. CPU nodes only. Exit code 2 where the input is wrong.
+
+    Example: muxcluster profile muxcluster.yaml --out profile.json --batches 1,8 --lengths 64,512
+    """
+    if out is None and not as_json:
+        raise typer.BadParameter("give --out FILE, --json or both")
+    defaults = QUICK if quick else FULL
+    grid = Grid(
+        numbers("--shares", shares, float),
+        numbers("--batches", batches, int) or defaults.batches,
+        numbers("--lengths", lengths, int) or defaults.lengths,
+        repeats or defaults.repeats,
+    )
+    loaded = load_config(config)
+    node = node_of(loaded)
+    grid = replace(grid, shares=shares_of(grid.shares, node))
+    subjects = [subject_of(loaded, model, node, grid) for model in chosen(loaded, models)]
+    cost = cost_for(node.gpu, itemsize := check_itemsizes(loaded, subjects))
+    if out is not None:
+        _check_writable(out)
+    begun_s = time.monotonic()
+    measured = Profile(
+        gpu=node.gpu.name,
+        itemsize=itemsize,
+        machine=f"{_processor()}, {subjects[0].spec.num_threads} threads",
+        models=_measured(subjects, grid, cost),
+    )
+    if out is not None:
+        _write(measured, out)
+        _say(f"wrote {out}")
+    if as_json:
+        typer.echo(measured.model_dump_json(indent=2))
+    else:
+        _show(measured, Console(highlight=False))
+    _summarise(measured, subjects, grid, time.monotonic() - begun_s)
+
+
+def _measured(subjects: Sequence[Subject], grid: Grid, cost: Cost) -> tuple[ProfiledModel, ...]:
+    """Raises KeyboardInterrupt where a signal asks to stop; then no process is left."""
+    total_s = sum(
+        _predicted_s(cost, subject.model.facts.shape, grid.repeats, point)
+        for subject in subjects
+        for point in grid.points()
+        if fits(subject.spec, point)
+    )
+    _say(f"{len(subjects)} model(s), about {total_s:.0f} s by the cost model")
+    measured = []
+    try:
+        with stoppable(), _progress(total_s) as advance:
+            for subject in subjects:
+                name, shape = subject.model.name, subject.model.facts.shape
+                predict = partial(_predicted_s, cost, shape, grid.repeats)
+                cells = measure(subject.spec, grid, partial(advance, name, predict))
+                measured.append(ProfiledModel(name=name, shape=shape, cells=cells))
+    except Stopped as stopped:
+        raise KeyboardInterrupt from stopped
+    return tuple(measured)
+
+
+def _predicted_s(cost: Cost, shape: ModelShape, repeats: int, point: Point) -> float:
+    """Seconds that measuring `point` may take."""
+    where = (shape, 1, point.share, point.batch, point.tokens)
+    return (repeats + 1) * (cost.prefill_s(*where) + cost.decode_s(*where))
+
+
+@contextmanager
+def _progress(total_s: float) -> Iterator[Callable[[str, Callable[[Point], float], Point], None]]:
+    """A bar on standard error where that is a terminal; yields what moves it on: a model's name,
+    what predicts its seconds, the point that is done."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
+        task = bar.add_task("loading", total=total_s)
+
+        def advance(name: str, predict: Callable[[Point], float], point: Point) -> None:
+            bar.update(task, description=name, advance=predict(point))
+
+        yield advance
+
+
+def _show(measured: Profile, console: Console) -> None:
+    """Medians, a line for each share, batch and length."""
+    for model in measured.models:
+        table = Table(*COLUMNS, title=model.name, title_justify="left", box=None, pad_edge=False)
+        for prefill, decode in zip(model.cells[::2], model.cells[1::2], strict=True):
+            medians = (f"{1e3 * statistics.median(cell.seconds):.2f}" for cell in (prefill, decode))
+            where = (f"{prefill.share:.0%}", str(prefill.batch), str(prefill.tokens))
+            table.add_row(*where, *medians)
+        console.print(table)
+
+
+def _summarise(measured: Profile, subjects: Sequence[Subject], grid: Grid, seconds: float) -> None:
+    asked = 2 * len(grid.points()) * len(subjects)
+    done = sum(len(model.cells) for model in measured.models)
+    left_out = f", {asked - done} left out (context, max_seqs or KV pool)" if done < asked else ""
+    _say(f"{done} cells of {grid.repeats} runs in {seconds:.1f} s{left_out}, on {measured.machine}")
+
+
+def _say(message: str) -> None:
+    """On standard error: standard output is for the result."""
+    typer.echo(f"profile: {message}", err=True)
+
+
+def _processor() -> str:
+    """The processor's name as Linux gives it, else its kind."""
+    lines = _CPUINFO.read_text().splitlines() if _CPUINFO.exists() else []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine() or "unknown processor")
+
+
+def _check_writable(out: Path) -> None:
+    """Raises ConfigError now rather than after the measuring."""
+    try:
+        with tempfile.TemporaryFile(dir=out.parent):
+            is_folder = out.is_dir()
+    except OSError as error:
+        raise _unwritable(out, error.strerror) from error
+    if is_folder:
+        raise _unwritable(out, "is a directory")
+
+
+def _write(measured: Profile, out: Path) -> None:
+    """All of the file or, after a crash, what was there before."""
+    part = out.with_name(f"{out.name}.{os.getpid()}.part")
+    try:
+        part.write_text(measured.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        part.replace(out)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise _unwritable(out, error.strerror) from error
+
+
+def _unwritable(out: Path, reason: str | None) -> ConfigError:
+    return ConfigError(out, "", f"cannot be written: {reason}")

@@ -1,0 +1,119 @@
+"""What `muxcluster profile` is asked to measure, checked before anything starts."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import typer
+
+from muxcluster.config import Config, ConfiguredModel, plan_for, unit_specs
+from muxcluster.config.planning import nodes_of
+from muxcluster.config.schema import ClusterSection
+from muxcluster.core.errors import ConfigError
+from muxcluster.core.job import WorkerSlot
+from muxcluster.core.unitspec import UnitSpec
+from muxcluster.engine.profiling_grid import Grid, fits
+from placement.hardware import local_cores
+from placement.names import nearest
+from placement.problem import Node
+
+_MOST = 2**20
+
+Number = TypeVar("Number", int, float)
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A model to measure. spec: it alone in a unit, as `serve` would run it, but with one worker
+    for all shares."""
+
+    model: ConfiguredModel
+    spec: UnitSpec
+
+
+def numbers(option: str, text: str | None, kind: Callable[[str], Number]) -> tuple[Number, ...]:
+    """The distinct numbers of "1,2,4", ascending; none for None. Raises BadParameter."""
+    if text is None:
+        return ()
+    try:
+        found = sorted({kind(part) for part in text.split(",")})
+    except ValueError:
+        found = []
+    if not found or not all(0 < number <= _MOST for number in found):
+        raise typer.BadParameter(f"{option}: {text!r} is no list of positive numbers such as 1,2,4")
+    return tuple(found)
+
+
+def node_of(config: Config) -> Node:
+    """The file's first node, which must be a CPU with no more cores than this machine has.
+
+    Raises ConfigError where it is not, or any other node has GPUs.
+    """
+    for index, section in enumerate(config.cluster.nodes):
+        if section.gpu != "cpu":
+            key = f"cluster.nodes[{index}].gpu"
+            message = f"{section.gpu}: profile measures CPU nodes in this version"
+            raise ConfigError(config.file, key, message)
+    node = nodes_of(config)[0]
+    cores, here = node.gpu.num_sms, local_cores()
+    if cores > here:
+        message = f"{cores}, but this machine has {here}: run profile on node {node.name}"
+        raise ConfigError(config.file, "cluster.nodes[0].cores", message)
+    return node
+
+
+def shares_of(asked: Sequence[float], node: Node) -> tuple[float, ...]:
+    """The shares to measure, by default the node's own. Raises BadParameter for an impossible one.
+
+    A share is a number of threads: 0.7 of two cores would be measured as 0.5.
+    """
+    cores = node.gpu.num_sms
+    for share in asked:
+        is_whole = share <= 1 and (share * cores).is_integer()
+        if share not in node.gpu.shares and not is_whole:
+            message = f"{share:g} of {cores} cores is no number of threads from 1 to {cores}"
+            raise typer.BadParameter(f"--shares: {message}")
+    return tuple(asked) or node.gpu.shares
+
+
+def chosen(config: Config, names: str | None) -> list[ConfiguredModel]:
+    """The models of that list, in the file's order. Raises ConfigError for a name not there."""
+    known = [model.name for model in config.models]
+    wanted = known if names is None else [name.strip() for name in names.split(",")]
+    for name in wanted:
+        if name not in known:
+            raise ConfigError(config.file, "models", f"no model {name!r}{nearest(name, known)}")
+    return [model for model in config.models if model.name in wanted]
+
+
+def subject_of(config: Config, model: ConfiguredModel, node: Node, grid: Grid) -> Subject:
+    """Raises ConfigError for a model without a path, or one that no point of the grid fits, and
+    InfeasiblePlan for one that does not fit the node's memory."""
+    key = f"models[{config.models.index(model)}]"
+    if model.path is None:
+        message = (
+            f"missing: {model.name} has a shape only, and profile runs it; with `load_format: "
+            "dummy` a directory with its config.json is enough"
+        )
+        raise ConfigError(config.file, f"{key}.path", message)
+    # Without the file's own profiles: the one to be made may be among them.
+    section = config.cluster.nodes[0]
+    alone = replace(config, models=(model,), cluster=ClusterSection(nodes=[section]))
+    (spec,) = unit_specs(alone, plan_for(alone, [node]), [node])
+    spec = replace(spec, workers=(WorkerSlot(0, grid.shares),))
+    if not any(fits(spec, point) for point in grid.points()):
+        message = (
+            f"{model.name} can run no batch and length asked for: its longest context is "
+            f"{model.max_model_len}, max_seqs {model.section.max_seqs}"
+        )
+        raise ConfigError(config.file, key, message)
+    return Subject(model, spec)
+
+
+def check_itemsizes(config: Config, subjects: Sequence[Subject]) -> int:
+    """Bytes of an element in all subjects. Raises ConfigError where they differ."""
+    first, *others = sorted({subject.spec.models[0].shape.itemsize for subject in subjects})
+    if others:
+        message = "their dtypes differ in size: profile them apart, with --models"
+        raise ConfigError(config.file, "models", message)
+    return first

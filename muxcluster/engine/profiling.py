@@ -1,0 +1,90 @@
+"""Measures how long prefill jobs and decode steps of one model take on this machine."""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+from muxcluster.core.errors import EngineFailure
+from muxcluster.core.job import Job
+from muxcluster.core.unitspec import UnitSpec
+from muxcluster.engine.executor import Executor, JobDone, JobFailed, Outcome, OwnerLost
+from muxcluster.engine.executors import make_executor
+from muxcluster.engine.profiling_grid import Grid, Point, fits
+from muxcluster.engine.profiling_jobs import ProfileJobs
+from placement.cost import Cell
+
+LONG_S = 1.0
+"""A warm-up that takes this long counts as the first repeat: what only a first run pays (memory
+touched, kernels chosen for a new size, some milliseconds) is lost in it."""
+
+
+def measure(
+    spec: UnitSpec,
+    grid: Grid,
+    on_point: Callable[[Point], None],
+    executor: Executor | None = None,
+) -> tuple[Cell, ...]:
+    """A prefill and a decode cell for each point of `grid` that fits the unit, in the grid's order.
+
+    spec: a unit of one model, whose first worker may run at every share of the grid. Seconds are
+    those from launching a job to its outcome, as the unit sees them. `on_point` is
+    called after each point. executor: where jobs run, by default what `spec.partition` names;
+    closed at the end.
+    Raises LoadError naming the file at fault, EngineFailure where a job or process was lost.
+    """
+    points = [point for point in grid.points() if fits(spec, point)]
+    executor = executor or make_executor(spec)
+    try:
+        executor.start()
+        jobs = ProfileJobs(spec)
+        cells: list[Cell] = []
+        for point in points:
+            cells.extend(_cells(executor, jobs, point, grid.repeats))
+            on_point(point)
+        return tuple(cells)
+    finally:
+        executor.close()
+
+
+def _cells(executor: Executor, jobs: ProfileJobs, point: Point, repeats: int) -> tuple[Cell, Cell]:
+    """The decode follows the prefill, whose keys and values it reads."""
+    prefill_s = _samples(repeats, lambda: _run(executor, jobs.prefill(point)))
+    decode_s = _samples(repeats, lambda: _run(executor, [jobs.decode(point)]))
+    return _cell("prefill", point, prefill_s), _cell("decode", point, decode_s)
+
+
+def _cell(phase: Literal["prefill", "decode"], point: Point, seconds: tuple[float, ...]) -> Cell:
+    return Cell(
+        phase=phase,
+        tp=1,
+        share=point.share,
+        batch=point.batch,
+        tokens=point.tokens,
+        seconds=seconds,
+    )
+
+
+def _samples(repeats: int, run: Callable[[], float]) -> tuple[float, ...]:
+    """Seconds of `repeats` runs after a warm-up."""
+    warm_up_s = run()
+    seconds = [warm_up_s] if warm_up_s >= LONG_S else []
+    while len(seconds) < repeats:
+        seconds.append(run())
+    return tuple(seconds)
+
+
+def _run(executor: Executor, jobs: Sequence[Job]) -> float:
+    """Seconds that the jobs take, one after the other."""
+    started = time.perf_counter()
+    for job in jobs:
+        executor.launch(job)
+        while not any(_is_end(outcome) for outcome in executor.wait(None)):
+            continue
+    return time.perf_counter() - started
+
+
+def _is_end(outcome: Outcome) -> bool:
+    """True where the one job that runs is done; raises EngineFailure where it is lost."""
+    if isinstance(outcome, JobFailed | OwnerLost):
+        raise EngineFailure(f"profiling stopped: {outcome.message}")
+    return isinstance(outcome, JobDone)

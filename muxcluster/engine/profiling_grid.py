@@ -1,0 +1,44 @@
+"""What a profile asks for: a grid of shares, batches and lengths, and what of it a unit can run."""
+
+from dataclasses import dataclass
+
+from muxcluster.core.unitspec import UnitSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """`batch` sequences of `tokens` tokens at one SM share: a prefill and a decode step of them."""
+
+    share: float
+    batch: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """All combinations of its axes, each measured `repeats` times."""
+
+    shares: tuple[float, ...]
+    batches: tuple[int, ...]
+    lengths: tuple[int, ...]
+    repeats: int
+
+    def points(self) -> tuple[Point, ...]:
+        """Every point, the shares one after the other."""
+        return tuple(
+            Point(share, batch, tokens)
+            for share in self.shares
+            for tokens in self.lengths
+            for batch in self.batches
+        )
+
+
+def fits(spec: UnitSpec, point: Point) -> bool:
+    """True where the unit's only model has the context, the slots and the blocks for `point`."""
+    (model,) = spec.models
+    columns = -(-point.tokens // model.shape.block_tokens(spec.block_bytes))
+    return (
+        point.tokens <= model.max_model_len
+        and point.batch <= min(model.max_seqs, spec.scheduler.max_decode_rows)
+        and point.batch * columns * model.shape.blocks_per_column <= spec.num_blocks
+    )

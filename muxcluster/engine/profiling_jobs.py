@@ -1,0 +1,114 @@
+"""Jobs of a known size, made as the scheduler makes them: blocks, tables, admissions, rows."""
+
+from collections.abc import Sequence
+from itertools import count
+
+import numpy as np
+from numpy.typing import NDArray
+
+from muxcluster.core.job import Admission, Job, Phase, Rows, TableDelta
+from muxcluster.core.sampling import SamplingParams
+from muxcluster.core.unitspec import UnitSpec
+from muxcluster.engine.profiling_grid import Point
+from muxcluster.kvcache.cache import KvCache
+from muxcluster.kvcache.model import KvModel, Shortage
+
+_GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
+
+
+class ProfileJobs:
+    """Jobs of the unit's only model for its first worker.
+
+    Invariant: the slots 0 to n - 1 are open, n the batch of the last `prefill`.
+    """
+
+    def __init__(self, spec: UnitSpec) -> None:
+        (model,) = spec.models
+        self._model = model
+        self._budget = spec.scheduler.token_budget
+        self._worker_id = spec.workers[0].worker_id
+        kv_model = KvModel(
+            model.name, model.shape, model.max_seqs, model.max_model_len, prefix_caching=False
+        )
+        self._kv = KvCache(spec.num_blocks, spec.block_bytes, (kv_model,), {})
+        self._open: NDArray[np.int32] = np.empty(0, dtype=np.int32)
+        self._random = np.random.default_rng(model.seed)
+        self._ids = count()
+
+    def prefill(self, point: Point) -> list[Job]:
+        """Random new prompts in the place of the last ones: one job where the token budget allows,
+        else as few as it needs. `point` must fit (profiling_grid.fits)."""
+        slots = self._reopen(point.batch)
+        tables = self._grow(slots, point.tokens)
+        admissions = tuple(self._admission(slot, point.tokens) for slot in slots.tolist())
+        first, *others = prompt_rows(point.batch, point.tokens, self._budget)
+        jobs = [self._job(Phase.PREFILL, point.share, first, tables, admissions)]
+        nothing = self._grow(slots, point.tokens)
+        jobs += (self._job(Phase.PREFILL, point.share, rows, nothing) for rows in others)
+        return jobs
+
+    def decode(self, point: Point) -> Job:
+        """One step of the sequences of the last `prefill` of the same batch and length.
+
+        Each row attends to `point.tokens` tokens, its own included.
+        """
+        slots = self._open
+        rows = Rows(
+            slots=slots,
+            starts=np.full_like(slots, point.tokens - 1),
+            counts=np.ones_like(slots),
+            samples=np.ones(len(slots), dtype=np.bool_),
+        )
+        return self._job(Phase.DECODE, point.share, rows, self._grow(slots, point.tokens))
+
+    def _reopen(self, batch: int) -> NDArray[np.int32]:
+        for slot in self._open.tolist():
+            self._kv.close(self._model.name, slot)
+        self._open = np.arange(batch, dtype=np.int32)
+        for slot in range(batch):
+            self._kv.open(self._model.name, slot, ())
+        return self._open
+
+    def _grow(self, slots: NDArray[np.int32], tokens: int) -> TableDelta:
+        grown = self._kv.grow(self._model.name, slots, np.full_like(slots, tokens))
+        assert not isinstance(grown, Shortage), "a point that does not fit"
+        return grown
+
+    def _admission(self, slot: int, tokens: int) -> Admission:
+        prompt = self._random.integers(self._model.vocab_size, size=tokens, dtype=np.int32)
+        return Admission(slot, f"profile-{slot}", prompt, tokens, _GREEDY)
+
+    def _job(
+        self,
+        phase: Phase,
+        share: float,
+        rows: Rows,
+        tables: TableDelta,
+        admissions: tuple[Admission, ...] = (),
+    ) -> Job:
+        return Job(
+            job_id=next(self._ids),
+            model=self._model.name,
+            phase=phase,
+            worker_id=self._worker_id,
+            share=share,
+            rows=rows,
+            tables=tables,
+            admissions=admissions,
+        )
+
+
+def prompt_rows(batch: int, tokens: int, budget: int) -> Sequence[Rows]:
+    """`batch` prompts of `tokens` tokens on slots 0, 1, ..., cut into jobs of `budget` tokens.
+
+    First come, first served: each job but the last is full, and a prompt may span several.
+    """
+    total = batch * tokens
+    jobs = []
+    for begin in range(0, total, budget):
+        end = min(begin + budget, total)
+        slots = np.arange(begin // tokens, -(-end // tokens), dtype=np.int32)
+        starts = np.maximum(begin - slots * tokens, 0).astype(np.int32)
+        ends = np.minimum(end - slots * tokens, tokens).astype(np.int32)
+        jobs.append(Rows(slots, starts, ends - starts, samples=ends == tokens))
+    return jobs

@@ -1,0 +1,188 @@
+"""What a profile measures: jobs of exactly the asked size, on keys and values that are there."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muxcluster.core.errors import EngineFailure
+from muxcluster.core.job import Job, Phase, WorkerSlot
+from muxcluster.core.unitspec import UnitSpec
+from muxcluster.engine import profiling
+from muxcluster.engine.executor import JobDone
+from muxcluster.engine.profiling import measure
+from muxcluster.engine.profiling_grid import Grid, Point, fits
+from muxcluster.engine.profiling_jobs import ProfileJobs, prompt_rows
+from muxcluster.kvcache.cache import KvCache
+from tests.engine.fakes import FakeExecutor, fake_spec, next_token
+
+GRID = Grid(shares=(0.5, 1.0), batches=(1, 3), lengths=(5, 40), repeats=2)
+
+
+def lone_spec(num_blocks: int = 256, token_budget: int = 2048) -> UnitSpec:
+    """The fake "wide" model alone: 4 blocks a column of 16 tokens, 8 slots, context 512."""
+    spec = fake_spec()
+    return replace(
+        spec,
+        models=spec.models[:1],
+        num_blocks=num_blocks,
+        workers=(WorkerSlot(0, (0.5, 1.0)),),
+        scheduler=replace(spec.scheduler, token_budget=token_budget),
+    )
+
+
+def by_point(launched: Sequence[Job]) -> dict[tuple[Phase, float, int], list[Job]]:
+    """Jobs by phase, share and rows."""
+    found: dict[tuple[Phase, float, int], list[Job]] = {}
+    for job in launched:
+        found.setdefault((job.phase, job.share, len(job.rows)), []).append(job)
+    return found
+
+
+def test_every_point_gives_a_prefill_and_a_decode_cell() -> None:
+    done: list[Point] = []
+    executor = FakeExecutor()
+    cells = measure(lone_spec(), GRID, done.append, executor)
+    assert tuple(done) == GRID.points()
+    expected = [
+        (phase, point.share, point.batch, point.tokens)
+        for point in GRID.points()
+        for phase in ("prefill", "decode")
+    ]
+    assert [(c.phase, c.share, c.batch, c.tokens) for c in cells] == expected
+    assert all(len(cell.seconds) == 2 and min(cell.seconds) > 0 for cell in cells)
+    assert all(cell.tp == 1 for cell in cells)
+    assert executor.is_closed
+    assert len(executor.launched) == len(cells) * (GRID.repeats + 1)
+
+
+def test_jobs_have_the_shares_rows_and_tokens_asked_for() -> None:
+    executor = FakeExecutor()
+    measure(lone_spec(), GRID, lambda point: None, executor)
+    jobs = by_point(executor.launched)
+    for point in GRID.points():
+        prefills = jobs[Phase.PREFILL, point.share, point.batch]
+        whole = [job for job in prefills if job.rows.counts[0] == point.tokens]
+        assert len(whole) == GRID.repeats + 1
+        assert all((job.rows.starts == 0).all() for job in whole)
+        decodes = jobs[Phase.DECODE, point.share, point.batch]
+        steps = [job for job in decodes if job.rows.starts[0] + 1 == point.tokens]
+        assert len(steps) == GRID.repeats + 1
+        for job in steps:
+            assert (job.rows.starts + job.rows.counts == point.tokens).all()
+            assert (job.rows.counts == 1).all()
+            assert job.rows.samples.all()
+
+
+def test_a_decode_reads_the_prompts_that_were_just_prefilled() -> None:
+    jobs, executor = ProfileJobs(lone_spec()), FakeExecutor()
+    point = Point(1.0, 2, 40)
+    tokens = []
+    for job in (*jobs.prefill(point), jobs.decode(point)):
+        executor.launch(job)
+        (outcome,) = executor.wait(None)
+        assert isinstance(outcome, JobDone)
+        tokens.append(outcome.result.tokens.tolist())
+    prompts = [admission.tokens.tolist() for admission in executor.launched[0].admissions]
+    assert [len(prompt) for prompt in prompts] == [40, 40]
+    after_prompts = [next_token(prompt) for prompt in prompts]
+    assert tokens == [after_prompts, after_prompts]
+
+
+def test_each_prefill_has_new_prompts_and_whole_tables() -> None:
+    jobs = ProfileJobs(lone_spec(num_blocks=4 * 3 * 2))  # room for two sequences of 40 tokens
+    point = Point(1.0, 2, 40)
+    (first,), (second,) = jobs.prefill(point), jobs.prefill(point)
+    for job in (first, second):
+        entries = set(zip(job.tables.slots.tolist(), job.tables.columns.tolist(), strict=True))
+        assert entries == {(slot, column) for slot in (0, 1) for column in (0, 1, 2)}
+        assert len(set(job.tables.blocks.ravel().tolist())) == 4 * 3 * 2
+    assert first.admissions[0].tokens.tolist() != second.admissions[0].tokens.tolist()
+    assert len(jobs.decode(point).tables) == 0
+
+
+def test_prompts_beyond_the_token_budget_take_several_jobs_that_count_together() -> None:
+    executor = FakeExecutor()
+    grid = Grid((1.0,), (3,), (40,), repeats=1)
+    cells = measure(lone_spec(token_budget=50), grid, lambda point: None, executor)
+    assert len(cells) == 2
+    prefills = [job for job in executor.launched if job.phase is Phase.PREFILL]
+    assert [int(job.rows.counts.sum()) for job in prefills] == [50, 50, 20] * 2
+    assert [len(job.admissions) for job in prefills] == [3, 0, 0] * 2
+
+
+@given(st.integers(1, 9), st.integers(1, 60), st.integers(1, 100))
+def test_rows_cover_every_prompt_once_in_order(batch: int, tokens: int, budget: int) -> None:
+    jobs = prompt_rows(batch, tokens, budget)
+    seen = [0] * batch
+    sampled = [0] * batch
+    for rows in jobs:
+        assert 0 < rows.counts.sum() <= budget
+        for slot, start, count, samples in zip(
+            rows.slots, rows.starts, rows.counts, rows.samples, strict=True
+        ):
+            assert start == seen[slot]
+            seen[slot] += count
+            assert samples == (seen[slot] == tokens)
+            sampled[slot] += samples
+    assert all(rows.counts.sum() == budget for rows in jobs[:-1])
+    assert seen == [tokens] * batch
+    assert sampled == [1] * batch
+
+
+@given(st.integers(1, 12), st.integers(1, 600), st.integers(4, 300))
+def test_what_fits_is_what_the_cache_can_hold(batch: int, tokens: int, num_blocks: int) -> None:
+    spec = lone_spec(num_blocks=num_blocks)
+    point = Point(1.0, batch, tokens)
+    if batch > spec.models[0].max_seqs or tokens > spec.models[0].max_model_len:
+        assert not fits(spec, point)
+        return
+    try:
+        (job, *_) = ProfileJobs(spec).prefill(point)
+    except AssertionError:  # the cache is short of blocks
+        assert not fits(spec, point)
+    else:
+        assert fits(spec, point)
+        assert len(job.tables) == batch * -(-tokens // 16)
+
+
+def test_points_that_do_not_fit_are_left_out() -> None:
+    grid = Grid((1.0,), (1, 9), (512, 513), repeats=1)
+    cells = measure(lone_spec(num_blocks=4 * 32), grid, lambda point: None, FakeExecutor())
+    assert {(cell.batch, cell.tokens) for cell in cells} == {(1, 512)}
+
+
+def test_a_long_warm_up_counts_as_the_first_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profiling, "LONG_S", 0.0)
+    executor = FakeExecutor()
+    cells = measure(lone_spec(), GRID, lambda point: None, executor)
+    assert all(len(cell.seconds) == GRID.repeats for cell in cells)
+    assert len(executor.launched) == len(cells) * GRID.repeats
+
+
+@pytest.mark.parametrize("fate", ["failed", "owner lost"])
+def test_a_lost_job_ends_the_profile(fate: str) -> None:
+    executor = FakeExecutor(["done", "done", fate])
+    with pytest.raises(EngineFailure, match="killed by the test"):
+        measure(lone_spec(), GRID, lambda point: None, executor)
+    assert executor.is_closed
+
+
+def test_no_block_leaks_between_points(monkeypatch: pytest.MonkeyPatch) -> None:
+    caches: list[KvCache] = []
+    init = KvCache.__init__
+
+    def watched(cache: KvCache, *arguments: object) -> None:
+        init(cache, *arguments)
+        caches.append(cache)
+
+    monkeypatch.setattr(KvCache, "__init__", watched)
+    jobs = ProfileJobs(lone_spec())
+    (cache,) = caches
+    for point in GRID.points():
+        jobs.prefill(point)
+        jobs.decode(point)
+        cache.check()
+        assert cache.used("wide") == point.batch * -(-point.tokens // 16) * 4
