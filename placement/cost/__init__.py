@@ -2,8 +2,18 @@
 
 from placement.cost.choice import cost_for
 from placement.cost.interference import slowdown
+from placement.cost.muxserve import read_muxserve
 from placement.cost.profile import Cell, Profile, ProfiledModel
 from placement.cost.protocol import Cost
 from placement.cost.roofline import Roofline
 
-__all__ = ["Cell", "Cost", "Profile", "ProfiledModel", "Roofline", "cost_for", "slowdown"]
+__all__ = [
+    "Cell",
+    "Cost",
+    "Profile",
+    "ProfiledModel",
+    "Roofline",
+    "cost_for",
+    "read_muxserve",
+    "slowdown",
+]
