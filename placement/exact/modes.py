@@ -1,0 +1,148 @@
+"""What a replica of a model costs a mesh per request served, in every way that it may be run."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placement.cost import slowdown
+from placement.estimator import BATCHES, Estimator, ModelCost
+from placement.estimator.shares import Tenant, candidates
+from placement.hardware import Gpu
+from placement.memory import CONTEXT_BYTES, NUM_CONTEXTS, DoesNotFit, block_bytes
+from placement.problem import Demand
+
+KV, LANE, PREFILL, SMS, BANDWIDTH = range(5)
+"""Columns of `Modes.table`: KV bytes of a replica; seconds per request of its decode lane, of the
+mesh's prefill lane, of all SMs, of the whole memory bandwidth."""
+
+
+@dataclass(frozen=True, slots=True)
+class Modes:
+    """A model on one kind of mesh.
+
+    table: [modes, 5]. static_bytes, activation_bytes, floor_bytes (one longest sequence): of the
+    model, the least over the block sizes it may meet.
+    """
+
+    table: NDArray[np.float64]
+    static_bytes: int
+    activation_bytes: int
+    floor_bytes: int
+
+
+def usable_bytes(gpu: Gpu, tp: int) -> int:
+    """Of a mesh, without its processes' contexts."""
+    usable = int(tp * gpu.memory_bytes * gpu.usable_share)
+    return usable if gpu.is_cpu else usable - tp * NUM_CONTEXTS * CONTEXT_BYTES
+
+
+def modes_of(estimator: Estimator, index: int, gpu: Gpu, tp: int, stride: int) -> Modes | None:
+    """Every way in which a unit's estimate can run the model, or better ones; None where no unit
+    on such a mesh holds it.
+
+    stride: batches are taken in runs of so many; a run counts as one mode with the KV of its
+    smallest batch and the speed of its largest.
+    """
+    demand = estimator.problem.demands[index]
+    costs = _costs(estimator, index, gpu, tp)
+    usable = usable_bytes(gpu, tp)
+    costs = [(cost, size) for cost, size in costs if _needs(cost, size) <= usable]
+    if not costs:
+        return None
+    static = min(cost.static_bytes for cost, _ in costs)
+    sequence = min(cost.sequence_blocks * size for cost, size in costs)
+    cost = costs[0][0]
+    runs = _runs(demand, sequence, usable - static - cost.activation_bytes, stride)
+    rows = [row for run in runs for row in _run_rows(cost, gpu, run, sequence)]
+    return Modes(
+        table=_undominated(np.array(rows)),
+        static_bytes=static,
+        activation_bytes=cost.activation_bytes,
+        floor_bytes=min(cost.floor_blocks * size for cost, size in costs),
+    )
+
+
+def _costs(estimator: Estimator, index: int, gpu: Gpu, tp: int) -> list[tuple[ModelCost, int]]:
+    """The model at each block size that it may meet in a unit, and that size."""
+    problem = estimator.problem
+    least = block_bytes([problem.demands[index]], problem.limits)
+    sizes = {block_bytes([demand], problem.limits) for demand in problem.demands}
+    found = []
+    for size in sorted(size for size in sizes if size >= least):
+        try:
+            found.append((estimator.model(index, gpu, tp, size), size))
+        except DoesNotFit:
+            continue
+    return found
+
+
+def _needs(cost: ModelCost, size: int) -> int:
+    return cost.static_bytes + cost.activation_bytes + cost.floor_blocks * size
+
+
+def _runs(demand: Demand, sequence: int, pool: int, stride: int) -> list[tuple[int, ...]]:
+    """Batches that fit, in runs. A run ends with the batch that the next one starts with: the
+    time per request may have its least between two measured batches at either end."""
+    fit = [
+        batch for batch in BATCHES if batch == 1 or batch <= min(demand.max_seqs, pool // sequence)
+    ]
+    if stride == 1:
+        return [(batch,) for batch in fit]
+    starts = range(0, len(fit), stride)
+    return [(fit[first], *fit[first + 1 : first + stride + 1][-1:]) for first in starts]
+
+
+def _run_rows(
+    cost: ModelCost, gpu: Gpu, run: Sequence[int], sequence: int
+) -> list[tuple[float, ...]]:
+    """The modes of a run of batches: in turns on the whole GPU, and each split of the SMs.
+
+    A model with less than one mean sequence of KV still counts as a batch of 1.
+    """
+    kv = 0 if run[0] == 1 else run[0] * sequence
+    rows = [(kv, *_in_turns(cost, run))]
+    tried = candidates((Tenant(cost, 1.0, 1),), gpu.shares)
+    for split in (loads.prefill_share for loads in tried if loads.shared):
+        for share in gpu.shares:
+            if share <= 1 - split + 1e-9:
+                rows.append((kv, *_side_by_side(cost, run, split, share)))
+    return rows
+
+
+def _in_turns(cost: ModelCost, run: Sequence[int]) -> tuple[float, ...]:
+    """The lane of a job is the whole GPU: it is busy with this request for so long."""
+    prefill_s, prefill_draw = cost.prefill(1.0)
+    decode_s, drawn = _least_decode(cost, run, 1.0)
+    busy = prefill_s + decode_s
+    return busy, 0.0, busy, prefill_s * prefill_draw + drawn
+
+
+def _side_by_side(
+    cost: ModelCost, run: Sequence[int], split: float, share: float
+) -> tuple[float, ...]:
+    """As estimator.shares has it, slowed down by the model's own jobs only."""
+    prefill_s, prefill_draw = cost.prefill(split)
+    decode_s, drawn = _least_decode(cost, run, share)
+    slower = slowdown((prefill_draw, min(cost.decode(batch, share)[1] for batch in run)))
+    sms = (split * prefill_s + share * decode_s) * slower
+    return decode_s * slower, prefill_s * slower, sms, prefill_s * prefill_draw + drawn
+
+
+def _least_decode(cost: ModelCost, run: Sequence[int], share: float) -> tuple[float, float]:
+    """(seconds, seconds of the whole bandwidth) of a request's decode at the best of a run."""
+    found = [cost.decode(batch, share) for batch in run]
+    return min(seconds for seconds, _ in found), min(seconds * draw for seconds, draw in found)
+
+
+def _undominated(table: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Without the rows that another one undercuts in every column, or repeats."""
+    table = np.unique(table, axis=0)
+    kept: list[int] = []
+    for number, row in enumerate(table):
+        # sorted by the first column, so that only earlier rows can be as good in all
+        earlier = table[kept]
+        if not np.any(np.all(earlier <= row, axis=1)):
+            kept.append(number)
+    return table[kept]

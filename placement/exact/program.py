@@ -1,0 +1,114 @@
+"""A linear program, or one with whole numbers, put together row by row; HiGHS solves it."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import Bounds, LinearConstraint, linprog, milp
+from scipy.sparse import csr_array
+
+Entry = tuple[int, float]
+"""(row, coefficient)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """values: of the best solution found, None where none was. bound: that no solution exceeds."""
+
+    values: NDArray[np.float64] | None
+    bound: float
+
+
+class Program:
+    """Maximise gains · x, rows between their limits, 0 ≤ x ≤ upper."""
+
+    def __init__(self) -> None:
+        self._low: list[float] = []
+        self._high: list[float] = []
+        self._gains: list[float] = []
+        self._upper: list[float] = []
+        self._whole: list[bool] = []
+        self._rows: list[int] = []
+        self._columns: list[int] = []
+        self._coefficients: list[float] = []
+
+    def row(self, low: float, high: float) -> int:
+        """A new row and its limits; its number."""
+        self._low.append(low)
+        self._high.append(high)
+        return len(self._low) - 1
+
+    def column(
+        self,
+        gain: float,
+        entries: Iterable[Entry],
+        *,
+        upper: float = np.inf,
+        whole: bool = False,
+    ) -> int:
+        """A new variable, whole where asked for; its number."""
+        number = len(self._gains)
+        self._gains.append(gain)
+        self._upper.append(upper)
+        self._whole.append(whole)
+        for row, coefficient in entries:
+            self._rows.append(row)
+            self._columns.append(number)
+            self._coefficients.append(coefficient)
+        return number
+
+    def solve(self, time_limit_s: float, *, whole: bool, gap: float = 0.0) -> Answer:
+        """`whole` False drops the demand for whole numbers. gap: relative, that may be left.
+
+        The bound is infinite where time ended before there was one, and -infinite where there is
+        no solution at all.
+        """
+        found = milp(
+            -np.array(self._gains),
+            integrality=np.array(self._whole, dtype=int) if whole else None,
+            bounds=Bounds(0, np.array(self._upper)),
+            constraints=LinearConstraint(self._matrix(), np.array(self._low), np.array(self._high)),
+            options={"time_limit": max(0.1, time_limit_s), "mip_rel_gap": gap},
+        )
+        if found.status == _INFEASIBLE:
+            return Answer(None, -np.inf)
+        return Answer(found.x, _bound(found, whole))
+
+    def duals(self, time_limit_s: float) -> NDArray[np.float64] | None:
+        """What one more unit of each row's limit is worth in the linear program, by row; None
+        where it was not solved. Rows are equalities or have an upper limit only."""
+        matrix, low, high = self._matrix(), np.array(self._low), np.array(self._high)
+        equal = low == high
+        found = linprog(
+            -np.array(self._gains),
+            A_ub=matrix[~equal],
+            b_ub=high[~equal],
+            A_eq=matrix[equal],
+            b_eq=high[equal],
+            bounds=np.column_stack([np.zeros(len(self._upper)), self._upper]),
+            method="highs",
+            options={"time_limit": max(0.1, time_limit_s)},
+        )
+        if found.status != 0:
+            return None
+        prices = np.empty(len(low))
+        prices[~equal] = -found.ineqlin.marginals
+        prices[equal] = -found.eqlin.marginals
+        return prices
+
+    def _matrix(self) -> csr_array:
+        return csr_array(
+            (self._coefficients, (self._rows, self._columns)),
+            shape=(len(self._low), len(self._gains)),
+        )
+
+
+_INFEASIBLE = 2
+
+
+def _bound(found: object, whole: bool) -> float:
+    """Of scipy's result; a linear program's is its optimum, only where that was reached."""
+    bound = getattr(found, "mip_dual_bound", None) if whole else getattr(found, "fun", None)
+    reached = whole or getattr(found, "status", None) == 0
+    return -float(bound) if bound is not None and reached else np.inf
