@@ -1,75 +1,213 @@
 """`muxcluster place`: what goes where, and what to expect of it."""
 
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from enum import StrEnum
+from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.text import Text
 
-from muxcluster.config import load_config, plan_for
+from muxcluster.cli.placing.explaining import explained_lines
+from muxcluster.cli.placing.files import write_bytes
+from muxcluster.cli.placing.inputs import curves_file, with_profile
+from muxcluster.cli.placing.moves import difference_lines
+from muxcluster.cli.placing.outcome import REPLANNING, Outcome, Solver, solve
+from muxcluster.cli.placing.reports import Judged
+from muxcluster.cli.placing.summary import summary_lines
+from muxcluster.cli.placing.table import plan_lines
+from muxcluster.config import Config, load_config
+from muxcluster.config.planfile import read_plan
 from muxcluster.core.errors import ConfigError
-from placement.plan import Plan, PlannedUnit
-
-COLUMNS = ("unit", "GPUs", "model", "prefill SM", "decode SM", "batch", "quota", "req/s")
+from placement.explain import explain as explain_model
 
 
-def place(
+class Method(StrEnum):
+    """How the plan is found."""
+
+    GREEDY = "greedy"
+    EXACT = "exact"
+    SPATIAL = "spatial"
+    MEMORY_GREEDY = "memory-greedy"
+    COMPAT = "compat"
+
+
+class Objective(StrEnum):
+    """What the plan maximises."""
+
+    THROUGHPUT = "throughput"
+    WEIGHTED = "weighted"
+    GOODPUT = "goodput"
+    FEWEST_GPUS = "fewest-gpus"
+
+
+_LONGEST_S = 86_400.0
+
+
+def place(  # noqa: PLR0913 - each parameter is an option of the command line
     config: Annotated[Path, typer.Argument(help="muxcluster.yaml")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print plan.json.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Write plan.json to this file.")] = None,
+    method: Annotated[
+        Method,
+        typer.Option(
+            help="greedy: search, with a bound on how far it is from the best; exact: set "
+            "partition, to a proven end where time allows; spatial: one model a mesh; "
+            "memory-greedy: where most memory is free; compat: MuxServe's own objective. "
+            "Example: --method exact"
+        ),
+    ] = Method.GREEDY,
+    objective: Annotated[
+        Objective | None,
+        typer.Option(
+            help="Instead of the file's policy.objective. Example: --objective goodput",
+            show_default=False,
+        ),
+    ] = None,
+    time_limit: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            max=_LONGEST_S,
+            help="Seconds for proving how good the plan is. Example: --time-limit 60",
+        ),
+    ] = 10.0,
+    as_json: Annotated[
+        bool,
+        typer.Option(
+            "--json",
+            help="Print plan.json alone; all else goes to stderr. "
+            "Example: muxcluster place c.yaml --json | jq .units",
+        ),
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Write plan.json to this file. Example: --out plan.json")
+    ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(help="Draw the plan, .svg or .png. Example: --plot plan.svg"),
+    ] = None,
+    explain: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="MODEL",
+            help="Why the model is where it is, and what other places would cost. "
+            "Example: --explain chat-7b",
+        ),
+    ] = None,
+    what_if: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="CHANGE",
+            help="Plan as if the file were changed and show the difference; may be repeated. "
+            "Example: --what-if add:llama-2-7b,rate=2 --what-if remove:chat-7b "
+            "--what-if rate:chat-7b=x2 --what-if gpus:a=4",
+        ),
+    ] = None,
+    from_plan: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            metavar="PLAN",
+            help="Go on from this plan: move models only where that is worth it. "
+            "Example: --from plan.json",
+        ),
+    ] = None,
+    profile: Annotated[
+        Path | None,
+        typer.Option(
+            help="Measured seconds to predict from, of `muxcluster profile` or MuxServe's table. "
+            "Example: --profile a100.json"
+        ),
+    ] = None,
 ) -> None:
     """Plan which models of CONFIG share which GPUs; nothing is started, no weights are read.
 
-    Exit code 2 where the file is wrong or the models do not fit.
+    Exit code 2 where a file or an option is wrong or the models do not fit.
 
-    Example: muxcluster place muxcluster.yaml --out plan.json
+    Example: muxcluster place muxcluster.yaml --out plan.json --plot plan.svg
     """
-    plan = plan_for(load_config(config))
+    if not math.isfinite(time_limit):
+        raise typer.BadParameter("--time-limit is not a number of seconds")
+    if from_plan is not None and method.value not in REPLANNING:
+        raise typer.BadParameter(f"--from needs --method {' or '.join(REPLANNING)}")
+    drawn = None if plot is None else _canvas(plot)
+    file = _configured(config, objective, profile)
+    current = None if from_plan is None else read_plan(from_plan, file)
+    curves = curves_file(file, profile) if method is Method.COMPAT else None
+    with _waiting():
+        outcome = solve(file, Solver(method.value, time_limit, curves), current, what_if or [])
+        answers = [_explained(outcome.after, name) for name in explain or []]
     if out is not None:
-        _write(plan, out)
+        write_bytes(out, (outcome.after.plan.to_json() + "\n").encode())
+    if plot is not None and drawn is not None:
+        write_bytes(plot, drawn(outcome.after, plot.suffix[1:].lower()))
+    lines = _lines(outcome, answers, has_table=not (what_if or explain))
     if as_json:
-        typer.echo(plan.to_json())
-    else:
-        _show(plan, Console(highlight=False))
+        typer.echo(outcome.after.plan.to_json())
+        lines = chain.from_iterable(answers) if explain else iter(())
+    _print(lines, to_stderr=as_json)
 
 
-def _write(plan: Plan, out: Path) -> None:
+def _configured(path: Path, objective: Objective | None, profile: Path | None) -> Config:
+    config = load_config(path)
+    if objective is not None:
+        policy = config.policy.model_copy(update={"objective": objective.value})
+        config = replace(config, policy=policy)
+    return config if profile is None else with_profile(config, profile)
+
+
+def _canvas(path: Path) -> Callable[[Judged, str], bytes]:
+    """What draws a plan in the format of `path`, loaded only when it is asked for."""
+    if path.suffix.lower() not in (".svg", ".png"):
+        raise ConfigError(path, "", "a plot is written as .svg or .png")
     try:
-        out.write_text(plan.to_json() + "\n", encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(out, "", f"cannot be written: {error.strerror}") from error
+        from muxcluster.cli.placing.plot import picture
+    except ImportError as error:
+        message = f"drawing needs matplotlib ({error}): pip install 'muxcluster[plot]'"
+        raise ConfigError(path, "", message) from error
+    return picture
 
 
-def _show(plan: Plan, console: Console) -> None:
-    table = Table(*COLUMNS, box=None, pad_edge=False)
-    for unit in plan.units:
-        for index, row in enumerate(_rows(unit)):
-            table.add_row(*(row if index == 0 else ("", "", *row[2:])))
-    console.print(table)
-    console.print(_summary(plan))
+def _explained(judged: Judged, name: str) -> list[Text]:
+    try:
+        found = explain_model(judged.problem, judged.plan, name)
+    except ValueError as error:
+        raise ConfigError(f"--explain {name}", "", str(error)) from error
+    return [line for each in found for line in explained_lines(each)]
 
 
-def _rows(unit: PlannedUnit) -> list[tuple[str, ...]]:
-    gpus = f"{unit.node}: {', '.join(map(str, unit.gpus))}"
-    return [
-        (
-            unit.id,
-            gpus,
-            model.name,
-            f"{model.prefill_sm:.0%}",
-            f"{model.decode_sm:.0%}",
-            f"{model.batch:.1f}",
-            f"{model.quota_blocks} / {unit.kv_blocks}",
-            f"{model.throughput:.2f}",
-        )
-        for model in unit.models
-    ]
+def _lines(
+    outcome: Outcome, answers: Sequence[Sequence[Text]], *, has_table: bool
+) -> Iterator[Text]:
+    if has_table:
+        yield from plan_lines(outcome.after)
+        yield Text()
+    for answer in answers:
+        yield from answer
+        yield Text()
+    difference = outcome.difference()
+    if difference is not None and outcome.before is not None:
+        yield from difference_lines(outcome.before, outcome.after.plan, difference)
+        yield Text()
+    yield from summary_lines(outcome.after)
 
 
-def _summary(plan: Plan) -> str:
-    asked = "" if plan.bound is None else f" of the {plan.bound:.2f} asked for"
-    return (
-        f"{plan.method}: {plan.throughput:.2f} req/s{asked}, by the cost model; "
-        "quota in KV blocks of the unit's pool"
-    )
+def _print(lines: Iterable[Text], *, to_stderr: bool) -> None:
+    console = Console(highlight=False, stderr=to_stderr)
+    for line in lines:
+        console.print(line, soft_wrap=True)
+
+
+@contextmanager
+def _waiting() -> Iterator[None]:
+    """A spinner on stderr, where people look at it."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield
+        return
+    with console.status("planning"):
+        yield

@@ -7,6 +7,7 @@ from typing import Any
 
 from muxcluster.core.errors import LoadError
 from muxcluster.core.jsonfile import read_json_object
+from placement.known_shapes import shape_named
 from placement.shapes import ModelShape, ShapeError
 
 _LENGTH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope", "su"})
@@ -44,6 +45,12 @@ def read_facts(directory: Path) -> ModelFacts:
         file, end = directory / "config.json", text.get("eos_token_id")
     dtype = text.get("dtype") or text.get("torch_dtype") or "float32"
     return ModelFacts(shape, _ids(end, file), str(dtype), _max_context(text, shape.max_position))
+
+
+def known_facts(name: str) -> ModelFacts:
+    """Of a well-known shape, without its weights. Raises ShapeError with the nearest names."""
+    shape = shape_named(name)
+    return ModelFacts(shape, (), "bfloat16", shape.max_position)
 
 
 def _max_context(text: Mapping[str, Any], longest: int) -> int:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from muxcluster.config.facts import ModelFacts, read_facts
+from muxcluster.config.facts import ModelFacts, known_facts, read_facts
 from muxcluster.config.problems import first_problem, line_of
 from muxcluster.config.schema import (
     ClusterSection,
@@ -18,7 +18,6 @@ from muxcluster.config.schema import (
 from muxcluster.config.yamlfile import Location, key_text, read_yaml
 from muxcluster.core.errors import ConfigError
 from placement.hardware import gpu_named
-from placement.known_shapes import shape_named
 from placement.names import nearest
 from placement.shapes import ShapeError
 
@@ -118,10 +117,9 @@ def _model(section: ModelSection, index: int, source: _Source) -> ConfiguredMode
 
 def _known(name: str, at: Location, source: _Source) -> ModelFacts:
     try:
-        shape = shape_named(name)
+        return known_facts(name)
     except ShapeError as error:
         raise source.error(at, str(error)) from error
-    return ModelFacts(shape, (), "bfloat16", shape.max_position)
 
 
 def _directory(text: str, at: Location, source: _Source) -> Path:

@@ -1,14 +1,19 @@
 """From a configuration to the planner's problem, and to a plan."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 
 from muxcluster.config.load import Config, ConfiguredModel
-from muxcluster.config.schema import NodeSection
-from muxcluster.core.errors import InfeasiblePlan
+from muxcluster.config.profiles import read_profile
+from muxcluster.config.schema import NodeSection, PolicySection
+from muxcluster.core.errors import ConfigError, InfeasiblePlan
+from placement.cost import Profile
 from placement.hardware import GIB, cpu, gpu_named, local_cores, local_memory_bytes
 from placement.memory import DoesNotFit, block_bytes, sequence_blocks
 from placement.plan import Plan
-from placement.planner import place
+from placement.planner import Method, place
 from placement.problem import Demand, Limits, Node, Problem
 
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -16,30 +21,61 @@ _POOL_PART = 4
 """A cpu unit's default pool holds a quarter of the longest sequences it has slots for."""
 
 
-def plan_for(config: Config, nodes: Sequence[Node] | None = None) -> Plan:
+def plan_for(
+    config: Config,
+    nodes: Sequence[Node] | None = None,
+    *,
+    method: Method = "greedy",
+    time_limit_s: float = 0.0,
+    current: Plan | None = None,
+    curves: Path | None = None,
+) -> Plan:
     """A plan for the configuration's models.
 
-    nodes: hardware found otherwise (by asking Ray, say); None takes the file's own.
-    Raises InfeasiblePlan, one line naming file, key, model and the missing memory.
+    nodes: hardware found otherwise (by asking Ray, say); None takes the file's own. The others are
+    `placement.planner.place`'s; no time is spent on proving unless some is given.
+    Raises InfeasiblePlan, one line naming file, key, model and the missing memory; ConfigError
+    where `method` cannot plan for these models or a profile cannot be read.
     """
+    with refusals(config):
+        asked = problem(config, tuple(nodes or nodes_of(config)))
+        return place(asked, method, current=current)
+
+
+@contextmanager
+def refusals(config: Config) -> Iterator[None]:
+    """The planner's refusals inside the block become errors that name the file and the key."""
     try:
-        return place(problem(config, tuple(nodes or nodes_of(config))))
+        yield
     except DoesNotFit as error:
         index = [model.name for model in config.models].index(error.model)
         raise InfeasiblePlan(f"{config.file}: models[{index}]: {error}") from error
+    except ValueError as error:
+        raise ConfigError(config.file, "", f"method compat: {error}") from error
 
 
 def problem(config: Config, nodes: tuple[Node, ...]) -> Problem:
-    """What the planner is asked. Raises memory.DoesNotFit where a KV block is too small."""
+    """What the planner is asked.
+
+    Raises memory.DoesNotFit where a KV block is too small, ConfigError for a profile that cannot be
+    read.
+    """
     demands = tuple(_demand(model, dtype_of(model, nodes)) for model in config.models)
     policy = config.policy
-    limits = Limits(policy.block_tokens, policy.token_budget)
-    if policy.kv_gb is not None:
-        limits = Limits(policy.block_tokens, policy.token_budget, int(policy.kv_gb * GIB))
-    elif all(node.gpu.is_cpu for node in nodes):
-        pool = _modest_pool(demands, limits)
-        limits = Limits(policy.block_tokens, policy.token_budget, pool)
-    return Problem(demands, nodes, limits)
+    return Problem(
+        demands,
+        nodes,
+        _limits(policy, demands, nodes),
+        objective=policy.objective,
+        epsilon=policy.fairness,
+        profiles=tuple(_profiles(config)),
+    )
+
+
+def profile_paths(config: Config) -> tuple[Path, ...]:
+    """The files of `cluster.profiles`; relative ones start from the file's own directory."""
+    folder = config.file.parent
+    return tuple(folder / Path(text).expanduser() for text in config.cluster.profiles)
 
 
 def nodes_of(config: Config) -> tuple[Node, ...]:
@@ -54,6 +90,24 @@ def dtype_of(model: ConfiguredModel, nodes: Sequence[Node]) -> str:
     if all(node.gpu.is_cpu for node in nodes):
         return "float32"
     return model.facts.dtype if model.facts.dtype in ITEMSIZE else "bfloat16"
+
+
+def _limits(policy: PolicySection, demands: Sequence[Demand], nodes: Sequence[Node]) -> Limits:
+    limits = Limits(policy.block_tokens, policy.token_budget)
+    if policy.kv_gb is not None:
+        return replace(limits, kv_bytes=int(policy.kv_gb * GIB))
+    if all(node.gpu.is_cpu for node in nodes):
+        return replace(limits, kv_bytes=_modest_pool(demands, limits))
+    return limits
+
+
+def _profiles(config: Config) -> Iterator[Profile]:
+    for index, path in enumerate(profile_paths(config)):
+        try:
+            yield read_profile(path)
+        except ValueError as error:
+            key = f"cluster.profiles[{index}]"
+            raise ConfigError(config.file, key, f"{path}: {error}") from error
 
 
 def _node(section: NodeSection) -> Node:
@@ -74,6 +128,9 @@ def _demand(model: ConfiguredModel, dtype: str) -> Demand:
         max_model_len=model.max_model_len,
         max_seqs=section.max_seqs,
         itemsize=ITEMSIZE[dtype],
+        weight=section.weight,
+        ttft_s=None if section.slo is None else section.slo.ttft,
+        tpot_s=None if section.slo is None else section.slo.tpot,
     )
 
 

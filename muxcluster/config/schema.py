@@ -26,16 +26,17 @@ class SloSection(Section):
 class ModelSection(Section):
     """One model. path: Hugging Face directory, relative to the file; or shape, to plan without it.
 
-    rate: expected requests/s; prompt_tokens, output_tokens: their mean lengths. dtype: "auto" is
-    float32 on CPU and the model's own on GPUs. load_format: "dummy" makes random weights from
-    `seed`. max_model_len: longest prompt plus output, by default the model's own. max_seqs: most
-    sequences that hold KV at once.
+    rate: expected requests/s; prompt_tokens, output_tokens: their mean lengths. weight: worth of a
+    request where policy.objective is "weighted". dtype: "auto" is float32 on CPU and the model's
+    own on GPUs. load_format: "dummy" makes random weights from `seed`. max_model_len: longest
+    prompt plus output, by default the model's own. max_seqs: most sequences that hold KV at once.
     """
 
     name: Name
     path: str | None = None
     shape: str | None = None
     rate: Positive = 1.0
+    weight: Positive = 1.0
     prompt_tokens: Positive = 161.0
     output_tokens: Positive = 338.0
     slo: SloSection | None = None
@@ -86,16 +87,25 @@ def _listed(value: object) -> object:
 
 
 class ClusterSection(Section):
-    """The hardware: nodes as listed; `auto`, the default, is this machine's cores."""
+    """The hardware: nodes as listed; `auto`, the default, is this machine's cores.
+
+    profiles: measurements that the planner predicts from, relative to the file: those of
+    `muxcluster profile`, or the table that MuxServe publishes.
+    """
 
     nodes: Annotated[list[NodeSection], BeforeValidator(_listed)] = Field(
         default_factory=_this_machine
     )
+    profiles: list[Annotated[str, Field(min_length=1)]] = []
 
 
 class PolicySection(Section):
-    """How units work. scheduler: the lane. partition: "threads" (workers are processes), "none"
-    (everything in the unit's process) or "auto".
+    """How models are placed and how units work. scheduler: the lane. partition: "threads" (workers
+    are processes), "none" (everything in the unit's process) or "auto".
+
+    objective: what placement maximises: requests/s; those times their models' weights; those within
+    the SLO; or the fewest GPUs that meet all rates. fairness: most by which the served parts of two
+    models' rates may differ where they compete (0: max-min fair).
 
     block_tokens: tokens a KV block holds at head_dim 128. token_budget: most tokens of a prefill
     job. max_decode_rows: most sequences of a decode job. quota_period_s: seconds between moves of
@@ -105,6 +115,8 @@ class PolicySection(Section):
     scheduler: Literal["adbs", "temporal", "round-robin", "mixed"] = "adbs"
     packing: Literal["fcfs"] = "fcfs"
     partition: Literal["auto", "threads", "none"] = "auto"
+    objective: Literal["throughput", "weighted", "goodput", "fewest-gpus"] = "throughput"
+    fairness: Annotated[float, Field(ge=0, le=1)] = 0.0
     block_tokens: Annotated[int, Field(ge=8, le=1024, multiple_of=8)] = 16
     token_budget: Count = 2048
     max_decode_rows: Count = 256

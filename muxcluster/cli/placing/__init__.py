@@ -1,0 +1,1 @@
+"""What `muxcluster place` reads, computes, prints and draws around the planner."""

@@ -1,0 +1,64 @@
+"""What `place` reads beside the configuration: a profile, and the reference planner's curves."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import muxcluster
+from muxcluster.config import Config
+from muxcluster.config.planning import profile_paths
+from muxcluster.config.profiles import is_published, read_profile
+from muxcluster.core.errors import ConfigError
+
+DATA_VARIABLE = "MUXCLUSTER_DATA"
+_CURVES = Path("muxserve") / "llama_a100_profile.json"
+_SHARED = Path("..") / "shared" / "data"
+
+
+def with_profile(config: Config, profile: Path) -> Config:
+    """The configuration with one profile more, which comes first. Raises ConfigError for a file
+    that is none."""
+    try:
+        read_profile(profile)
+    except ValueError as error:
+        raise ConfigError(profile, "", str(error)) from error
+    listed = [str(profile.absolute()), *config.cluster.profiles]
+    return replace(config, cluster=config.cluster.model_copy(update={"profiles": listed}))
+
+
+def curves_file(config: Config, profile: Path | None) -> Path:
+    """MuxServe's published table, which method compat scores with: `profile`, else the file's own,
+    else where the data is kept.
+
+    Raises ConfigError where none is found, or `profile` is another one.
+    """
+    if profile is not None:
+        if not _is_published(profile):
+            message = "method compat needs MuxServe's published table, which this is not"
+            raise ConfigError(profile, "", message)
+        return profile
+    for path in profile_paths(config):
+        if _is_published(path):
+            return path
+    places = [folder / _CURVES for folder in _data_folders()]
+    for path in places:
+        if path.is_file():
+            return path
+    looked = ", ".join(str(path) for path in places)
+    message = f"method compat needs {_CURVES.name}: give --profile FILE; looked for {looked}"
+    raise ConfigError(config.file, "", message)
+
+
+def _data_folders() -> list[Path]:
+    """In the order in which they are tried."""
+    named = os.environ.get(DATA_VARIABLE)
+    package = Path(muxcluster.__file__).resolve().parent
+    folders = [Path(named)] if named else []
+    return [*folders, Path.cwd() / _SHARED, package.parent / _SHARED]
+
+
+def _is_published(path: Path) -> bool:
+    try:
+        return is_published(path)
+    except ValueError as error:
+        raise ConfigError(path, "", str(error)) from error

@@ -1,0 +1,65 @@
+"""From what `place` is asked to its plan, and to the plan before it where there is one."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from muxcluster.cli.placing.reports import Judged
+from muxcluster.cli.placing.whatif import changed
+from muxcluster.config import Config, plan_for
+from muxcluster.config.planning import nodes_of, problem, refusals
+from placement.difference import Difference, difference
+from placement.plan import Plan
+from placement.planner import Method
+
+REPLANNING: tuple[Method, ...] = ("greedy", "exact")
+"""Methods that go on from a plan in force."""
+
+
+@dataclass(frozen=True, slots=True)
+class Solver:
+    """How to plan. curves: MuxServe's published table, for compat."""
+
+    method: Method
+    time_limit_s: float
+    curves: Path | None = None
+
+    def plan(self, config: Config, current: Plan | None) -> Plan:
+        """Raises InfeasiblePlan, ConfigError."""
+        return plan_for(
+            config,
+            method=self.method,
+            time_limit_s=self.time_limit_s,
+            current=current if self.method in REPLANNING else None,
+            curves=self.curves,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A plan; before: the one in force, or the one without the changes asked about."""
+
+    after: Judged
+    before: Plan | None = None
+
+    def difference(self) -> Difference | None:
+        """From the plan before to this one."""
+        if self.before is None:
+            return None
+        return difference(self.after.problem, self.before, self.after.plan)
+
+
+def solve(config: Config, solver: Solver, current: Plan | None, changes: Sequence[str]) -> Outcome:
+    """Plans for `config` after `changes`, from `current` where it is given.
+
+    Changes without a plan in force are compared with the plan that would be made now, and start
+    from it. Raises InfeasiblePlan, ConfigError.
+    """
+    wanted = config
+    for change in changes:
+        wanted = changed(wanted, change)
+    before = solver.plan(config, None) if changes and current is None else current
+    plan = solver.plan(wanted, before)
+    with refusals(wanted):
+        asked = problem(wanted, nodes_of(wanted))
+    return Outcome(Judged(asked, plan), before)

@@ -1,0 +1,71 @@
+"""A plan with the problem it answers and, where the estimator can judge it, what to expect."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from placement.assess import UnitReport, assess
+from placement.memory import block_bytes
+from placement.plan import Plan, PlannedUnit
+from placement.problem import Demand, Problem
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A plan for `problem`. Frozen; what follows from it is computed once."""
+
+    problem: Problem
+    plan: Plan
+
+    @cached_property
+    def reports(self) -> Mapping[str, UnitReport]:
+        """By unit. A unit is missing where our estimator would not put its models together: the
+        reference planner (compat) counts memory in its own way."""
+        try:
+            return {report.id: report for report in assess(self.problem, self.plan)}
+        except ValueError:
+            return {unit.id: report for unit in self.plan.units if (report := self._alone(unit))}
+
+    @cached_property
+    def demands(self) -> Mapping[str, Demand]:
+        """By model."""
+        return {demand.name: demand for demand in self.problem.demands}
+
+    @cached_property
+    def served(self) -> Mapping[str, float]:
+        """Requests/s by model, over its replicas."""
+        served = dict.fromkeys(self.demands, 0.0)
+        for unit in self.plan.units:
+            for model in unit.models:
+                served[model.name] += model.throughput
+        return served
+
+    @property
+    def offered(self) -> float:
+        """Requests/s of all models."""
+        return sum(demand.rate for demand in self.problem.demands)
+
+    def gpu_name(self, unit: PlannedUnit) -> str:
+        """Kind of the unit's GPUs."""
+        return next(node.gpu.name for node in self.problem.nodes if node.name == unit.node)
+
+    def block_bytes(self, unit: PlannedUnit) -> int:
+        """Of one KV block of the unit."""
+        demands = [self.demands[model.name] for model in unit.models]
+        return block_bytes(demands, self.problem.limits)
+
+    def idle(self) -> Mapping[str, tuple[int, ...]]:
+        """GPUs of no unit, by node; nodes without any are left out."""
+        taken = {(unit.node, gpu) for unit in self.plan.units for gpu in unit.gpus}
+        idle = {
+            node.name: tuple(gpu for gpu in range(node.num_gpus) if (node.name, gpu) not in taken)
+            for node in self.problem.nodes
+        }
+        return {name: gpus for name, gpus in idle.items() if gpus}
+
+    def _alone(self, unit: PlannedUnit) -> UnitReport | None:
+        try:
+            (report,) = assess(self.problem, self.plan.model_copy(update={"units": (unit,)}))
+        except ValueError:
+            return None
+        return report

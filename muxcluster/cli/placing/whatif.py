@@ -1,0 +1,166 @@
+"""`--what-if`: a change to the configuration, written in one word."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from muxcluster.config import Config, ConfiguredModel
+from muxcluster.config.facts import ModelFacts, known_facts
+from muxcluster.config.problems import first_problem
+from muxcluster.config.schema import FileSection, ModelSection, NodeSection
+from muxcluster.core.errors import ConfigError
+from placement.known_shapes import SHAPES
+from placement.names import nearest
+from placement.shapes import ShapeError
+
+_KEYS = {
+    "rate": "rate",
+    "shape": "shape",
+    "prompt": "prompt_tokens",
+    "output": "output_tokens",
+    "weight": "weight",
+    "max_model_len": "max_model_len",
+    "max_seqs": "max_seqs",
+}
+"""Keys of `add`, and what they are in the file."""
+_WHOLE = ("max_model_len", "max_seqs")
+FORMS = "add:NAME,rate=2 or remove:NAME or rate:NAME=5 or rate:NAME=x2 or gpus:NODE=4"
+
+
+class _Refused(ValueError):
+    """A change that cannot be made; says why."""
+
+
+def changed(config: Config, change: str) -> Config:
+    """The configuration after `change`. Raises ConfigError: one line with the change and why."""
+    verb, _, rest = change.partition(":")
+    make = _VERBS.get(verb.strip())
+    try:
+        if make is None or not rest.strip():
+            raise _Refused(f"expected {FORMS}")
+        return make(config, rest.strip())
+    except ValidationError as error:
+        raise first_problem(Path(f"--what-if {change}"), FileSection, {}, error) from error
+    except _Refused as error:
+        raise ConfigError(f"--what-if {change}", "", str(error)) from error
+
+
+def _add(config: Config, text: str) -> Config:
+    name, *pairs = (part.strip() for part in text.split(","))
+    given = _settings(pairs)
+    like = next((model for model in config.models if model.name == name), None)
+    section: dict[str, Any] = {"rate": 1.0, "name": _new_name(config, name), **given}
+    if like is not None and "shape" not in given:
+        section = {**like.section.model_dump(), **section}
+        return _with(config, _model(section, like.path, like.facts))
+    section.setdefault("shape", name)
+    names = [*SHAPES, *(model.name for model in config.models)]
+    try:
+        facts = known_facts(section["shape"])
+    except ShapeError as error:
+        if "shape" in given:
+            raise _Refused(str(error)) from error
+        raise _Refused(f"{name!r} is no known shape or model{nearest(name, names)}") from error
+    return _with(config, _model(section, None, facts))
+
+
+def _settings(pairs: list[str]) -> dict[str, Any]:
+    """The keys of the file that "rate=2" and the like set."""
+    given: dict[str, Any] = {}
+    for pair in pairs:
+        key, equals, value = (part.strip() for part in pair.partition("="))
+        if not equals or key not in _KEYS:
+            raise _Refused(f"{pair!r} is not KEY=VALUE{nearest(key, _KEYS)}")
+        if key == "shape":
+            given[key] = value
+        else:
+            given[_KEYS[key]] = _number(key, value, whole=key in _WHOLE)
+    return given
+
+
+def _number(key: str, text: str, *, whole: bool = False) -> float | int:
+    try:
+        return int(text) if whole else float(text)
+    except ValueError as error:
+        raise _Refused(f"{key}={text!r} is no {'whole ' if whole else ''}number") from error
+
+
+def _new_name(config: Config, name: str) -> str:
+    """`name`, else NAME-2, NAME-3 and so on: the first that no model has."""
+    taken = {model.name for model in config.models}
+    number, found = 1, name
+    while found in taken:
+        number += 1
+        found = f"{name}-{number}"
+    return found
+
+
+def _model(values: Mapping[str, Any], path: Path | None, facts: ModelFacts) -> ConfiguredModel:
+    section = ModelSection.model_validate(values)
+    length = section.max_model_len or facts.max_context
+    if length > facts.max_context:
+        raise _Refused(f"max_model_len={length} is more than {facts.max_context}")
+    return ConfiguredModel(section, path, facts, length)
+
+
+def _with(config: Config, model: ConfiguredModel) -> Config:
+    return replace(config, models=(*config.models, model))
+
+
+def _remove(config: Config, name: str) -> Config:
+    gone = _named(config, name)
+    left = tuple(model for model in config.models if model is not gone)
+    if not left:
+        raise _Refused("no model would be left")
+    return replace(config, models=left)
+
+
+def _rate(config: Config, text: str) -> Config:
+    """ "chat=5", "chat=x2"."""
+    name, equals, value = (part.strip() for part in text.rpartition("="))
+    if not equals:
+        raise _Refused("expected rate:NAME=5 or rate:NAME=x2")
+    model = _named(config, name)
+    number = _number("rate", value.removeprefix("x"))
+    rate = model.section.rate * number if value.startswith("x") else number
+    section = {**model.section.model_dump(), "rate": float(rate)}
+    new = replace(model, section=ModelSection.model_validate(section))
+    models = tuple(new if each is model else each for each in config.models)
+    return replace(config, models=models)
+
+
+def _gpus(config: Config, text: str) -> Config:
+    """ "a=4"; "a=0" is the cluster without node a."""
+    name, equals, value = (part.strip() for part in text.rpartition("="))
+    if not equals:
+        raise _Refused("expected gpus:NODE=4")
+    nodes = {node.name: node for node in config.cluster.nodes}
+    if name not in nodes:
+        raise _Refused(f"no node {name!r}{nearest(name, nodes)}")
+    count = _number("gpus", value, whole=True)
+    if count:
+        nodes[name] = NodeSection.model_validate({**nodes[name].model_dump(), "gpus": count})
+    else:
+        del nodes[name]
+    if not nodes:
+        raise _Refused("no node would be left")
+    cluster = config.cluster.model_copy(update={"nodes": list(nodes.values())})
+    return replace(config, cluster=cluster)
+
+
+def _named(config: Config, name: str) -> ConfiguredModel:
+    for model in config.models:
+        if model.name == name:
+            return model
+    raise _Refused(f"no model {name!r}{nearest(name, [model.name for model in config.models])}")
+
+
+_VERBS: Mapping[str, Callable[[Config, str], Config]] = {
+    "add": _add,
+    "remove": _remove,
+    "rate": _rate,
+    "gpus": _gpus,
+}

@@ -1,0 +1,82 @@
+"""plan.json, checked: its form, and that it is a plan for this cluster."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from muxcluster.config.load import Config
+from muxcluster.config.problems import first_problem
+from muxcluster.core.errors import ConfigError
+from placement.names import nearest
+from placement.plan import Plan, PlannedUnit
+
+
+def read_plan(path: Path, config: Config) -> Plan:
+    """The plan in `path`, to go on from. It may have models and nodes that the configuration has
+    no more, but not these alone.
+
+    Raises ConfigError: one line naming file, key and what is wrong.
+    """
+    try:
+        plan = Plan.model_validate(_json_object(path))
+    except ValidationError as error:
+        raise first_problem(path, Plan, {}, error) from error
+    taken: dict[tuple[str, int], str] = {}
+    for index, unit in enumerate(plan.units):
+        _check_mesh(path, f"units[{index}]", unit)
+        _check_models(path, f"units[{index}]", unit)
+        for gpu in unit.gpus:
+            other = taken.setdefault((unit.node, gpu), unit.id)
+            if other != unit.id:
+                message = f"GPU {gpu} of {unit.node} is in {other} as well"
+                raise ConfigError(path, f"units[{index}].gpus", message)
+    _check_cluster(path, plan, config)
+    return plan
+
+
+def _json_object(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_bytes())
+    except FileNotFoundError as error:
+        raise ConfigError(path, "", "no such file") from error
+    except OSError as error:
+        raise ConfigError(path, "", f"cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(path, "", f"not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ConfigError(path, "", "not a plan: expected a JSON object")
+    return content
+
+
+def _check_mesh(path: Path, key: str, unit: PlannedUnit) -> None:
+    """Distinct GPUs, as many as tp, a power of two."""
+    if len(set(unit.gpus)) != unit.tp or len(unit.gpus) != unit.tp:
+        raise ConfigError(path, f"{key}.gpus", f"{len(set(unit.gpus))} GPUs for tp {unit.tp}")
+    if unit.tp & (unit.tp - 1):
+        raise ConfigError(path, f"{key}.tp", f"{unit.tp} is no power of two")
+
+
+def _check_models(path: Path, key: str, unit: PlannedUnit) -> None:
+    names = [model.name for model in unit.models]
+    if not names:
+        raise ConfigError(path, f"{key}.models", "the unit has none")
+    if len(set(names)) < len(names):
+        raise ConfigError(path, f"{key}.models", "a model is there twice")
+
+
+def _check_cluster(path: Path, plan: Plan, config: Config) -> None:
+    """Some of its models and of its nodes are the configuration's."""
+    models = {model.name for model in config.models}
+    nodes = {node.name for node in config.cluster.nodes}
+    if not plan.units:
+        raise ConfigError(path, "units", "the plan has none")
+    if not any(model.name in models for unit in plan.units for model in unit.models):
+        name = plan.units[0].models[0].name
+        message = f"{config.file} has no model {name!r}, nor any other of the plan"
+        raise ConfigError(path, "units[0].models[0].name", message + nearest(name, models))
+    if not any(unit.node in nodes for unit in plan.units):
+        name = plan.units[0].node
+        message = f"{config.file} has no node {name!r}, nor any other of the plan"
+        raise ConfigError(path, "units[0].node", message + nearest(name, nodes))

@@ -1,0 +1,45 @@
+"""Profiles that planning reads: those of `muxcluster profile`, and the table MuxServe publishes for
+its A100s, each recognised by its form."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from placement.cost import Profile, read_muxserve
+
+
+def read_profile(path: Path) -> Profile:
+    """The measurements in `path`.
+
+    Raises ValueError: one line that says what is wrong, not which file.
+    """
+    content = _json_object(path)
+    try:
+        return read_muxserve(path) if _is_published(content) else Profile.read(path)
+    except ValueError as error:
+        raise ValueError(str(error).removeprefix(f"{path}: ")) from error
+
+
+def is_published(path: Path) -> bool:
+    """Whether it is MuxServe's table. Raises ValueError as `read_profile` does."""
+    return _is_published(_json_object(path))
+
+
+def _json_object(path: Path) -> Mapping[str, Any]:
+    try:
+        content = json.loads(path.read_bytes())
+    except OSError as error:
+        raise ValueError(f"cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError("no profile: expected a JSON object")
+    return content
+
+
+def _is_published(content: Mapping[str, Any]) -> bool:
+    """It is a table by model, tp, SM percentage, batch and length, with no key but those."""
+    if not content or not content.keys().isdisjoint(Profile.model_fields):
+        return False
+    return all(isinstance(each, dict) for each in content.values())
