@@ -1,5 +1,6 @@
 """How far from the best: a proven bound, and set partition over (mesh, models) columns."""
 
 from placement.exact.relaxation import upper_bound
+from placement.exact.solve import solve_exact
 
-__all__ = ["upper_bound"]
+__all__ = ["solve_exact", "upper_bound"]
