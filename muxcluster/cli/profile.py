@@ -38,19 +38,27 @@ FULL = Grid(shares=(), batches=(1, 2, 4, 8), lengths=(32, 128, 512), repeats=3)
 QUICK = Grid(shares=(), batches=(1, 4), lengths=(32, 128), repeats=1)
 """No shares: those that the node can be divided into."""
 COLUMNS = ("share", "batch", "tokens", "prefill ms", "decode ms")
+BUSY_LOAD = 0.5
+"""Mean number of running processes from which on the machine does not count as quiet."""
 _CPUINFO = Path("/proc/cpuinfo")
 
 
 def profile(  # noqa: PLR0913 - each parameter is an option of the command line
     config: Annotated[Path, typer.Argument(help="muxcluster.yaml")],
     out: Annotated[Path | None, typer.Option(help="Write the profile to this file.")] = None,
-    models: Annotated[str | None, typer.Option(help="Only these, as a,b.")] = None,
-    batches: Annotated[str | None, typer.Option(help="Sequences a job; 1,2,4,8.")] = None,
-    lengths: Annotated[
-        str | None, typer.Option(help="Tokens of a prompt or context; 32,128,512.")
+    models: Annotated[str | None, typer.Option(help="Only these: a,b.")] = None,
+    batches: Annotated[
+        str | None, typer.Option(help="Sequences a job, by default 1,2,4,8.")
     ] = None,
-    shares: Annotated[str | None, typer.Option(help="Parts of the cores; 0.5,1.0.")] = None,
-    repeats: Annotated[int | None, typer.Option(min=1, help="Runs of each cell; 3.")] = None,
+    lengths: Annotated[
+        str | None, typer.Option(help="Tokens of each prompt or context, by default 32,128,512.")
+    ] = None,
+    shares: Annotated[
+        str | None, typer.Option(help="Parts of the cores, by default 0.5,1.0.")
+    ] = None,
+    repeats: Annotated[
+        int | None, typer.Option(min=1, help="Runs of each cell, by default 3.")
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A small grid, one run a cell.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the profile alone.")] = False,
 ) -> None:
@@ -95,14 +103,16 @@ def profile(  # noqa: PLR0913 - each parameter is an option of the command line
 
 
 def _measured(subjects: Sequence[Subject], grid: Grid, cost: Cost) -> tuple[ProfiledModel, ...]:
-    """Raises KeyboardInterrupt where a signal asks to stop; then no process is left."""
+    """Raises typer.Exit (130) where a signal asks to stop; then no process is left."""
     total_s = sum(
         _predicted_s(cost, subject.model.facts.shape, grid.repeats, point)
         for subject in subjects
         for point in grid.points()
         if fits(subject.spec, point)
     )
-    _say(f"{len(subjects)} model(s), about {total_s:.0f} s by the cost model")
+    names = ", ".join(subject.model.name for subject in subjects)
+    _say(f"{names}: about {total_s:.0f} s by the cost model")
+    _warn_of_load()
     measured = []
     try:
         with stoppable(), _progress(total_s) as advance:
@@ -111,9 +121,16 @@ def _measured(subjects: Sequence[Subject], grid: Grid, cost: Cost) -> tuple[Prof
                 predict = partial(_predicted_s, cost, shape, grid.repeats)
                 cells = measure(subject.spec, grid, partial(advance, name, predict))
                 measured.append(ProfiledModel(name=name, shape=shape, cells=cells))
-    except Stopped as stopped:
-        raise KeyboardInterrupt from stopped
+    except Stopped:
+        _say("interrupted, nothing is written")
+        raise typer.Exit(130) from None
     return tuple(measured)
+
+
+def _warn_of_load() -> None:
+    load = os.getloadavg()[0]
+    if load >= BUSY_LOAD:
+        _say(f"other work runs here (load average {load:.1f}): measured times will be too long")
 
 
 def _predicted_s(cost: Cost, shape: ModelShape, repeats: int, point: Point) -> float:

@@ -1,0 +1,230 @@
+"""`muxcluster profile`: real jobs of a tiny model, the file it writes, and what it refuses."""
+
+import contextlib
+import io
+import json
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from muxcluster.cli import main as entry
+from placement.cost import Profile, Roofline, cost_for
+from placement.hardware import cpu
+from placement.shapes import ModelShape
+from tests.engine.live_units import children, wait_until_gone, workers_of
+
+ROOT = Path(__file__).resolve().parents[2]
+TINY = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "intermediate_size": 128,
+    "vocab_size": 512,
+    "max_position_embeddings": 256,
+    "tie_word_embeddings": False,
+    "eos_token_id": 2,
+}
+ONE_CORE = "cluster: {nodes: [{name: n, gpu: cpu, cores: 1}]}\n"
+MODELS = "models:\n- {name: tiny, path: tiny, load_format: dummy}\n"
+BATCHES, LENGTHS, REPEATS = (1, 4), (16, 64), 3
+
+
+def write_config(folder: Path, text: str = MODELS + ONE_CORE) -> Path:
+    """muxcluster.yaml and, beside it, a model directory with just its config.json."""
+    (folder / "tiny").mkdir(exist_ok=True)
+    (folder / "tiny" / "config.json").write_text(json.dumps(TINY))
+    file = folder / "muxcluster.yaml"
+    file.write_text(text)
+    return file
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What one run of the command printed and wrote."""
+
+    code: int
+    out: str
+    err: str
+    file: Path
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """A small grid with one length beyond the model's context."""
+    folder = tmp_path_factory.mktemp("profile")
+    file = folder / "profile.json"
+    arguments = ["profile", str(write_config(folder)), "--out", str(file), "--json"]
+    arguments += ["--batches", "4,1", "--lengths", "16,64,257", "--repeats", str(REPEATS)]
+    with (
+        contextlib.redirect_stdout(io.StringIO()) as out,
+        contextlib.redirect_stderr(io.StringIO()) as err,
+    ):
+        code = entry.run(arguments)
+    return Ran(code, out.getvalue(), err.getvalue(), file)
+
+
+def test_the_file_has_every_cell_asked_for_with_all_repeats(ran: Ran) -> None:
+    assert ran.code == 0, ran.err
+    profile = Profile.read(ran.file)
+    (model,) = profile.models
+    assert (profile.gpu, profile.itemsize, model.name) == ("cpu", 4, "tiny")
+    assert model.shape == ModelShape.from_hf_config(TINY)
+    assert profile.machine.endswith(", 1 threads")
+    found = {(cell.phase, cell.share, cell.batch, cell.tokens) for cell in model.cells}
+    assert found == {
+        (phase, 1.0, batch, tokens)
+        for phase in ("prefill", "decode")
+        for batch in BATCHES
+        for tokens in LENGTHS
+    }
+    assert len(model.cells) == len(found)
+    assert all(len(cell.seconds) == REPEATS for cell in model.cells)
+
+
+def test_json_is_the_profile_alone_and_the_rest_is_on_standard_error(ran: Ran) -> None:
+    assert json.loads(ran.out) == json.loads(ran.file.read_text())
+    assert "by the cost model" in ran.err
+    assert "8 cells of 3 runs" in ran.err
+    assert "4 left out" in ran.err
+    assert [path.name for path in ran.file.parent.iterdir() if "profile" in path.name] == [
+        ran.file.name
+    ]
+
+
+def test_the_cost_model_predicts_what_was_measured(ran: Ran) -> None:
+    profile = Profile.read(ran.file)
+    (model,) = profile.models
+    gpu = cpu(1, 2**34)
+    cost = cost_for(gpu, 4, [profile])
+    for cell in model.cells:
+        predict = cost.prefill_s if cell.phase == "prefill" else cost.decode_s
+        predicted = predict(model.shape, 1, cell.share, cell.batch, cell.tokens)
+        assert min(cell.seconds) / 3 < predicted < 3 * max(cell.seconds), cell
+    other = replace(model.shape, num_layers=7)
+    assert cost.decode_s(other, 1, 1.0, 2, 64) == Roofline(gpu, 4).decode_s(other, 1, 1.0, 2, 64)
+
+
+def test_the_table_has_medians_in_milliseconds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "profile.json"
+    out.write_text("of an earlier run")
+    config = write_config(tmp_path, MODELS + "policy: {partition: none}\n" + ONE_CORE)
+    grid = ["--batches", "2", "--lengths", "8", "--quick"]
+    assert entry.run(["profile", str(config), "--out", str(out), *grid]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    (model,) = Profile.read(out).models
+    medians = [f"{1e3 * statistics.median(cell.seconds):.2f}" for cell in model.cells]
+    assert lines[0].split() == ["tiny"]
+    assert lines[1].split() == ["share", "batch", "tokens", "prefill", "ms", "decode", "ms"]
+    assert lines[2].split() == ["100%", "2", "8", *medians]
+    assert [len(cell.seconds) for cell in model.cells] == [1, 1]
+
+
+SHAPE_ONLY = "models: [{name: big, shape: llama-2-7b}]\n"
+TWO_DTYPES = MODELS + "- {name: half, path: tiny, load_format: dummy, dtype: bfloat16}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "says"),
+    [
+        (MODELS, ["--models", "tinny"], "models: no model 'tinny'; did you mean tiny?"),
+        (MODELS, ["--out", "{folder}/none/p.json"], "none/p.json: cannot be written: No such"),
+        (MODELS, ["--out", "{folder}/tiny"], "tiny: cannot be written: is a directory"),
+        (MODELS, ["--batches", "1,,2"], "--batches: '1,,2' is no list of positive numbers"),
+        (MODELS, ["--lengths", "0"], "--lengths: '0' is no list"),
+        (MODELS, ["--lengths", "many"], "--lengths: 'many' is no list"),
+        (MODELS, ["--shares", "nan"], "--shares: 'nan' is no list"),
+        (MODELS, ["--shares", "1.5"], "--shares: 1.5 of 1 cores is no number of threads"),
+        (MODELS, ["--shares", "0.3"], "--shares: 0.3 of 1 cores is no number of threads"),
+        (MODELS, ["--repeats", "0"], "--repeats"),
+        (MODELS, ["--lengths", "300"], "models[0]: tiny can run no batch and length asked for"),
+        (MODELS, ["--batches", "65"], "models[0]: tiny can run no batch"),
+        (SHAPE_ONLY, [], "models[0].path: missing: big has a shape only"),
+        (TWO_DTYPES, [], "models: their dtypes differ in size: profile them apart"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    text: str,
+    options: list[str],
+    says: str,
+) -> None:
+    config = write_config(tmp_path, text + ONE_CORE)
+    options = [option.format(folder=tmp_path) for option in options]
+    code = entry.run(["profile", str(config), "--out", str(tmp_path / "out.json"), *options])
+    shown = capsys.readouterr()
+    assert (code, shown.out) == (2, "")
+    assert shown.err.count("\n") == 1
+    assert says in shown.err
+    assert {path.name for path in tmp_path.iterdir()} == {"tiny", "muxcluster.yaml"}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "says"),
+    [
+        (
+            "[{name: n, gpu: cpu}, {name: g, gpus: 1, gpu: L4}]",
+            "cluster.nodes[1].gpu: L4: profile measures CPU nodes in this version",
+        ),
+        ("[{name: n, gpu: cpu, cores: 4096}]", "cluster.nodes[0].cores: 4096, but this machine"),
+    ],
+)
+def test_nodes_that_are_not_here_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], nodes: str, says: str
+) -> None:
+    config = write_config(tmp_path, MODELS + f"cluster: {{nodes: {nodes}}}\n")
+    assert entry.run(["profile", str(config), "--json"]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_a_run_that_would_leave_nothing_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert entry.run(["profile", str(write_config(tmp_path))]) == 2
+    assert "give --out FILE, --json or both" in capsys.readouterr().err
+
+
+def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
+    assert entry.run(["profile", "--help"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "Example: muxcluster profile muxcluster.yaml --out profile.json" in shown
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_it_with_no_file_and_no_process_left(
+    tmp_path: Path, signum: signal.Signals
+) -> None:
+    config, out = write_config(tmp_path), tmp_path / "profile.json"
+    command = [sys.executable, "-m", "muxcluster.cli.main", "profile", str(config)]
+    command += ["--out", str(out), "--repeats", "1000000", "--lengths", "16", "--batches", "1"]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            owner = owner_of(process)
+            workers = workers_of(owner, 1)
+            process.send_signal(signum)
+            _, err = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert process.returncode == 130
+    assert err.splitlines()[-1] == "profile: interrupted, nothing is written"
+    wait_until_gone([owner, *workers])
+    assert not out.exists()
+
+
+def owner_of(process: subprocess.Popen[str]) -> int:
+    """The process id of its memory owner, once there is one."""
+    while (owner := children(process.pid).get("mux-owner")) is None:
+        assert process.poll() is None, process.communicate()[1]
+        time.sleep(0.05)
+    return owner
