@@ -96,11 +96,7 @@ def subject_of(config: Config, model: ConfiguredModel, node: Node, grid: Grid) -
             "dummy` a directory with its config.json is enough"
         )
         raise ConfigError(config.file, f"{key}.path", message)
-    # Without the file's own profiles: the one to be made may be among them.
-    section = config.cluster.nodes[0]
-    alone = replace(config, models=(model,), cluster=ClusterSection(nodes=[section]))
-    (spec,) = unit_specs(alone, plan_for(alone, [node]), [node])
-    spec = replace(spec, workers=(WorkerSlot(0, grid.shares),))
+    spec = _alone(config, model, node, grid.shares)
     if not any(fits(spec, point) for point in grid.points()):
         message = (
             f"{model.name} can run no batch and length asked for: its longest context is "
@@ -108,6 +104,18 @@ def subject_of(config: Config, model: ConfiguredModel, node: Node, grid: Grid) -
         )
         raise ConfigError(config.file, key, message)
     return Subject(model, spec)
+
+
+def _alone(
+    config: Config, model: ConfiguredModel, node: Node, shares: tuple[float, ...]
+) -> UnitSpec:
+    """A unit of that model only, planned without the file's profiles (the one to be made may be
+    among them) and whatever the objective, which may be out of reach."""
+    policy = config.policy.model_copy(update={"objective": "throughput"})
+    cluster = ClusterSection(nodes=config.cluster.nodes[:1])
+    config = replace(config, models=(model,), cluster=cluster, policy=policy)
+    (spec,) = unit_specs(config, plan_for(config, [node]), [node])
+    return replace(spec, workers=(WorkerSlot(0, shares),))
 
 
 def check_itemsizes(config: Config, subjects: Sequence[Subject]) -> int:

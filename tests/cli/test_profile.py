@@ -118,8 +118,12 @@ def test_the_table_has_medians_in_milliseconds(
 ) -> None:
     out = tmp_path / "profile.json"
     out.write_text("of an earlier run")
-    config = write_config(tmp_path, MODELS + "policy: {partition: none}\n" + ONE_CORE)
-    grid = ["--batches", "2", "--lengths", "8", "--quick"]
+    nodes = ONE_CORE.replace("]}", "], profiles: [not-there-yet.json]}")
+    policy = "policy: {partition: none, objective: fewest-gpus}\n"
+    other = "- {name: other, path: tiny}\n"
+    models = MODELS.replace("dummy}", "dummy, rate: 1.0e+9}") + other
+    config = write_config(tmp_path, models + policy + nodes)
+    grid = ["--batches", "2", "--lengths", "8", "--quick", "--models", "tiny"]
     assert entry.run(["profile", str(config), "--out", str(out), *grid]) == 0
     lines = capsys.readouterr().out.splitlines()
     (model,) = Profile.read(out).models
