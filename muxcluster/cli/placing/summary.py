@@ -31,17 +31,21 @@ def summary_lines(judged: Judged) -> Iterator[Text]:
         if served < judged.demands[name].rate * (1 - _SAME)
     ]
     yield _listing("below their rate", short)
-    late = [
-        f"{model.name} on {report.id} ({kind} {seconds_text(seconds)})"
-        for report in judged.reports.values()
-        for model in report.models
-        for kind, seconds, margin in (
-            ("TTFT", model.ttft_s, model.ttft_margin),
-            ("TPOT", model.tpot_s, model.tpot_margin),
-        )
-        if margin is not None and margin < 0
-    ]
-    yield _listing("beyond their SLO", late)
+    yield _listing("beyond their SLO", _late(judged))
+
+
+def _late(judged: Judged) -> list[str]:
+    """By model, the worst of its units and of its two targets."""
+    worst: dict[str, tuple[float, str]] = {}
+    for report in judged.reports.values():
+        for model in report.models:
+            for kind, seconds, margin in (
+                ("TTFT", model.ttft_s, model.ttft_margin),
+                ("TPOT", model.tpot_s, model.tpot_margin),
+            ):
+                if margin is not None and margin < min(0.0, *worst.get(model.name, (0.0,))[:1]):
+                    worst[model.name] = (margin, f"{kind} {seconds_text(seconds)} on {report.id}")
+    return [f"{name} ({text})" for name, (_, text) in worst.items()]
 
 
 def gap_text(judged: Judged) -> str:
