@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Literal, get_args
 
 from placement.estimator import Estimator
@@ -14,12 +13,11 @@ from placement.search.baselines import memory_greedy, spatial
 from placement.search.gpus import kinds_of
 from placement.search.layout import Placed, Workshop
 from placement.search.replan import continued, kept_units, matched
-from placement.search.start import search
+from placement.search.start import effort, search
 from placement.search.subclusters import search_monotone
 
 Method = Literal["greedy", "spatial", "memory-greedy"]
 METHODS: tuple[str, ...] = get_args(Method)
-_MOST_ESTIMATES = 8_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +73,10 @@ def _solver(method: Method, current: Plan | None) -> Callable[[Workshop], _Found
 
 def _searched(workshop: Workshop, current: Plan | None) -> _Found:
     nodes = workshop.estimator.problem.nodes
-    units = search_monotone(workshop, nodes, partial(search, most_estimates=_MOST_ESTIMATES))
+    units = search_monotone(workshop, nodes, search)
     if current is None:
         return _Found(units)
-    units = continued(workshop, current, units, most_estimates=_MOST_ESTIMATES)
+    units = continued(workshop, current, units, most_estimates=effort(workshop, units))
     return _Found(units, before=_before(workshop, current, units))
 
 

@@ -13,7 +13,19 @@ _PRICES = (0.0, 0.5, 1.0, 2.0, 8.0)
 which finds a place for all in a cluster that is short of memory."""
 
 
-def search(workshop: Workshop, *, most_estimates: int, seed: int = 0) -> list[Placed]:
+_LEAST_EFFORT = 6_000
+_EFFORT_PER_MODEL = 15
+_SERVED_EFFORT = 4
+"""Where all rates are met the search only gains headroom: a quarter of the estimates do."""
+
+
+def effort(workshop: Workshop, units: Sequence[Placed]) -> int:
+    """Most estimates that improving `units` is worth."""
+    most = _LEAST_EFFORT + _EFFORT_PER_MODEL * len(workshop.estimator.problem.demands)
+    return most // (_SERVED_EFFORT if all(unit.estimate.load <= 1 for unit in units) else 1)
+
+
+def search(workshop: Workshop, seed: int = 0) -> list[Placed]:
     """A good layout with every model in it.
 
     Raises DoesNotFit where a model fits on no mesh, or not all of them were found a place.
@@ -22,7 +34,8 @@ def search(workshop: Workshop, *, most_estimates: int, seed: int = 0) -> list[Pl
     if not drafts:
         raise _crowded_out(workshop)
     best = max(drafts, key=lambda draft: merit(draft.units))
-    return improve(workshop, best.units, most_estimates=most_estimates, seed=seed)
+    most = effort(workshop, best.units)
+    return improve(workshop, best.units, most_estimates=most, seed=seed)
 
 
 def _drafts(workshop: Workshop) -> list[Draft | None]:
