@@ -3,12 +3,12 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from placement.cost.profile import Cell, Profile, ProfiledModel
+from placement.cost.profile import Cell, Phase, Profile, ProfiledModel
 from placement.known_shapes import SHAPES
 
-_PHASES: tuple[tuple[str, Literal["prefill", "decode"]], ...] = (
+_PHASES: tuple[tuple[str, Phase], ...] = (
     ("prefill", "prefill"),
     ("decoding", "decode"),
 )

@@ -9,6 +9,7 @@ from placement.shapes import ModelShape
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
+Phase = Literal["prefill", "decode"]
 
 
 class _Frozen(BaseModel):
@@ -22,7 +23,7 @@ class Cell(_Frozen):
     context (decode). seconds: of every repeat, warm-up left out.
     """
 
-    phase: Literal["prefill", "decode"]
+    phase: Phase
     tp: Count
     share: Annotated[float, Field(gt=0, le=1)]
     batch: Count

@@ -1,18 +1,49 @@
 """Seconds of a prefill or decode job from a roofline: FLOPs, bytes, SM share (DESIGN.md §7)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from placement.cost.tuning import Tuning
+from placement.cost.work import Number, Work, decode_work, prefill_work
 from placement.hardware import Gpu
 from placement.shapes import ModelShape
 
-COMPUTE_EFFICIENCY = 0.6
-"""Share of the data sheet's FLOP/s that large matrix products reach."""
-BANDWIDTH_EFFICIENCY = 0.8
-"""Share of the data sheet's bandwidth that streaming reads reach."""
-LAUNCH_S = 5e-6
-"""Launch of one kernel in a captured graph; about ten kernels a layer."""
-ALL_REDUCE_S = 10e-6
-"""Latency of one all-reduce, two of them a layer under tensor parallelism."""
+_KNEE_POWER = 3
+_OVERLAP_POWER = 2
+"""Compute and memory traffic of a job overlap in part: their sum would be too slow."""
+_HOST_POWER = 8
+"""The host launches ahead of the GPU: nearly the larger of the two."""
+
+
+def saturation(share: Number, knee: float) -> Number:
+    """Of a resource, what a job on `share` of the SMs gets: linear far below `knee`, then bending;
+    1 on the whole GPU."""
+    bent = 1 + (knee / share) ** _KNEE_POWER
+    part: Number = ((1 + knee**_KNEE_POWER) / bent) ** (1 / _KNEE_POWER)
+    return part
+
+
+def job_seconds(work: Work[Number], gpu: Gpu, itemsize: int, tuning: Tuning) -> Number:
+    """Seconds of a job, or of each of many."""
+    sms = work.tp * saturation(work.share, tuning.compute_knee)
+    compute_s = work.flops / (sms * gpu.flops * tuning.compute)
+    drawn = work.tp * saturation(work.share, gpu.bandwidth_knee)
+    memory_s = work.num_bytes / (drawn * gpu.bandwidth * tuning.bandwidth)
+    overlapped_s = (compute_s**_OVERLAP_POWER + memory_s**_OVERLAP_POWER) ** (1 / _OVERLAP_POWER)
+    layer_s = tuning.kernels_s + work.rows * tuning.row_s / sms
+    layer_s = layer_s + _all_reduces_s(work, gpu, itemsize, tuning)
+    device_s = overlapped_s + work.num_layers * layer_s
+    launch_s = tuning.decode_layer_s + work.is_prefill * (
+        tuning.prefill_layer_s - tuning.decode_layer_s
+    )
+    host_s = work.num_layers * launch_s
+    seconds: Number = (device_s**_HOST_POWER + host_s**_HOST_POWER) ** (1 / _HOST_POWER)
+    return seconds
+
+
+def _all_reduces_s(work: Work[Number], gpu: Gpu, itemsize: int, tuning: Tuning) -> Number:
+    """Two ring all-reduces of the hidden states."""
+    sent = 2 * (1 - 1 / work.tp) * work.tokens * work.hidden_size * itemsize
+    return 2 * ((work.tp > 1) * tuning.all_reduce_s + sent / (gpu.link * tuning.link))
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,69 +56,39 @@ class Roofline:
 
     gpu: Gpu
     itemsize: int = 2
+    tuning: Tuning = field(default_factory=Tuning)
 
     def prefill_s(
         self, model: ModelShape, tp: int, share: float, batch: float, prompt_tokens: float
     ) -> float:
         """One forward over `batch` prompts of `prompt_tokens` each."""
-        tokens = batch * prompt_tokens
-        flops = tokens * model.flops_per_token(prompt_tokens / 2)
-        # the output head runs on the last token of each prompt only
-        flops -= 2 * (tokens - batch) * model.vocab_size * model.hidden_size
-        kv_bytes = tokens * model.kv_bytes_per_token(self.itemsize)
-        return self._seconds(model, tp, share, tokens, flops, kv_bytes)
+        return self.seconds(prefill_work(model, self.itemsize, tp, share, batch, prompt_tokens))
 
     def decode_s(
         self, model: ModelShape, tp: int, share: float, batch: float, context: float
     ) -> float:
         """One token for each of `batch` sequences of `context` tokens."""
-        flops = batch * model.flops_per_token(context)
-        kv_bytes = batch * context * model.kv_bytes_per_token(self.itemsize)
-        return self._seconds(model, tp, share, batch, flops, kv_bytes)
+        return self.seconds(decode_work(model, self.itemsize, tp, share, batch, context))
 
     def prefill_draw(
         self, model: ModelShape, tp: int, share: float, batch: float, prompt_tokens: float
     ) -> float:
         """Share of the mesh's memory bandwidth that such a prefill draws, 0 to 1."""
-        tokens = batch * prompt_tokens
-        kv_bytes = tokens * model.kv_bytes_per_token(self.itemsize)
-        seconds = self.prefill_s(model, tp, share, batch, prompt_tokens)
-        return self._draw(model, tp, tokens, kv_bytes, seconds)
+        work = prefill_work(model, self.itemsize, tp, share, batch, prompt_tokens)
+        return self.draw(work, self.seconds(work))
 
     def decode_draw(
         self, model: ModelShape, tp: int, share: float, batch: float, context: float
     ) -> float:
         """Share of the mesh's memory bandwidth that such a step draws, 0 to 1."""
-        kv_bytes = batch * context * model.kv_bytes_per_token(self.itemsize)
-        seconds = self.decode_s(model, tp, share, batch, context)
-        return self._draw(model, tp, batch, kv_bytes, seconds)
+        work = decode_work(model, self.itemsize, tp, share, batch, context)
+        return self.draw(work, self.seconds(work))
 
-    def _draw(
-        self, model: ModelShape, tp: int, tokens: float, kv_bytes: float, seconds: float
-    ) -> float:
-        num_bytes = model.touched_params(tokens) * self.itemsize + kv_bytes
-        return min(1.0, num_bytes / (tp * self.gpu.bandwidth * BANDWIDTH_EFFICIENCY * seconds))
+    def seconds(self, work: Work[Number]) -> Number:
+        """Of a job, or of each of many."""
+        return job_seconds(work, self.gpu, self.itemsize, self.tuning)
 
-    def _seconds(
-        self,
-        model: ModelShape,
-        tp: int,
-        share: float,
-        tokens: float,
-        flops: float,
-        kv_bytes: float,
-    ) -> float:
-        gpu = self.gpu
-        compute_s = flops / (tp * share * gpu.flops * COMPUTE_EFFICIENCY)
-        num_bytes = model.touched_params(tokens) * self.itemsize + kv_bytes
-        drawn = min(1.0, share / gpu.bandwidth_knee) * gpu.bandwidth * BANDWIDTH_EFFICIENCY
-        memory_s = num_bytes / (tp * drawn)
-        launch_s = model.num_layers * 10 * LAUNCH_S
-        return max(compute_s, memory_s) + launch_s + self._all_reduce_s(model, tp, tokens)
-
-    def _all_reduce_s(self, model: ModelShape, tp: int, tokens: float) -> float:
-        """Two ring all-reduces of the hidden states a layer."""
-        if tp == 1:
-            return 0.0
-        sent = 2 * (tp - 1) / tp * tokens * model.hidden_size * self.itemsize
-        return 2 * model.num_layers * (ALL_REDUCE_S + sent / self.gpu.link)
+    def draw(self, work: Work[float], seconds: float) -> float:
+        """Of the bandwidth that can be reached, what a job takes that lasts for `seconds`."""
+        reachable = work.tp * self.gpu.bandwidth * self.tuning.bandwidth
+        return min(1.0, work.num_bytes / (reachable * seconds))
