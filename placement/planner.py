@@ -3,9 +3,13 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 from typing import Literal, get_args
 
+from placement.compat import place_compat, read_curves
 from placement.estimator import Estimator
+from placement.exact import solve_exact, upper_bound
 from placement.plan import Plan, PlannedUnit
 from placement.problem import Problem
 from placement.search.assemble import planned_units
@@ -16,7 +20,7 @@ from placement.search.replan import continued, kept_units, matched
 from placement.search.start import effort, search
 from placement.search.subclusters import search_monotone
 
-Method = Literal["greedy", "spatial", "memory-greedy"]
+Method = Literal["greedy", "exact", "spatial", "memory-greedy", "compat"]
 METHODS: tuple[str, ...] = get_args(Method)
 
 
@@ -33,15 +37,19 @@ def place(
     problem: Problem,
     method: Method = "greedy",
     *,
+    time_limit_s: float = 10.0,
     current: Plan | None = None,
+    curves: Path | None = None,
 ) -> Plan:
     """A plan with every model of the problem in it; the same for any order of models and nodes.
 
-    method: "greedy" is the search; "spatial" gives each model a mesh of its own, "memory-greedy"
-    puts each where most memory is free, both for comparison. The search has a budget of estimates,
-    not of time, so that the same problem gets the same plan. current: the plan in force, kept where
-    a new one is not worth its moves.
-    Raises memory.DoesNotFit.
+    method: "greedy" is the search; "exact" proves it, or betters it, by set partition; "spatial"
+    gives each model a mesh of its own, "memory-greedy" puts each where most memory is free, both
+    for comparison; "compat" is the MuxServe planner's own objective and needs `curves`, the
+    published profile. time_limit_s: for proving only; the search has a budget of estimates
+    instead, so that the same problem gets the same plan. current: the plan in force, kept where a
+    new one is not worth its moves (greedy and exact).
+    Raises memory.DoesNotFit; compat.CompatError and OSError for "compat".
     """
     start = time.perf_counter()
     problem = replace(
@@ -49,8 +57,12 @@ def place(
         demands=tuple(sorted(problem.demands, key=lambda each: each.name)),
         nodes=tuple(sorted(problem.nodes, key=lambda each: each.name)),
     )
+    if method == "compat":
+        if curves is None:
+            raise ValueError("compat needs `curves`, the published profile")
+        return place_compat(problem, read_curves(curves))
     workshop = Workshop(Estimator(problem), kinds_of(problem.nodes))
-    found = _solver(method, current)(workshop)
+    found = _solver(method, current, time_limit_s)(workshop)
     units = planned_units(problem, found.units, found.before)
     return Plan(
         method=method,
@@ -63,12 +75,33 @@ def place(
     )
 
 
-def _solver(method: Method, current: Plan | None) -> Callable[[Workshop], _Found]:
+def _solver(
+    method: Method, current: Plan | None, time_limit_s: float
+) -> Callable[[Workshop], _Found]:
     if method == "spatial":
         return lambda workshop: _Found(spatial(workshop))
     if method == "memory-greedy":
         return lambda workshop: _Found(memory_greedy(workshop))
-    return lambda workshop: _searched(workshop, current)
+    prove = _exact if method == "exact" else _bounded
+    return partial(prove, current=current, time_limit_s=time_limit_s)
+
+
+def _bounded(workshop: Workshop, *, current: Plan | None, time_limit_s: float) -> _Found:
+    """The search's layout and how good any could be."""
+    found = _searched(workshop, current)
+    bound = upper_bound(workshop, time_limit_s)
+    return replace(found, bound=_at_least(bound, workshop, found.units))
+
+
+def _exact(workshop: Workshop, *, current: Plan | None, time_limit_s: float) -> _Found:
+    """The search's layout made as good as columns and time allow; it stays where `current` says
+    that nothing better is worth the moves."""
+    found = _searched(workshop, current)
+    units, bound = solve_exact(workshop, found.units, time_limit_s)
+    if current is not None:
+        units = continued(workshop, current, units, most_estimates=0)
+        found = replace(found, before=_before(workshop, current, units))
+    return replace(found, units=units, bound=_at_least(bound, workshop, units))
 
 
 def _searched(workshop: Workshop, current: Plan | None) -> _Found:
@@ -88,3 +121,11 @@ def _score(problem: Problem, units: Sequence[Placed]) -> float:
     if problem.objective == "fewest-gpus":
         return float(sum(unit.tp for unit in units))
     return sum(unit.estimate.value for unit in units)
+
+
+def _at_least(bound: float | None, workshop: Workshop, units: Sequence[Placed]) -> float | None:
+    """A bound of the objective; none where that is not a rate."""
+    objective = workshop.estimator.problem.objective
+    if bound is None or objective == "fewest-gpus":
+        return None
+    return max(bound, sum(unit.estimate.value for unit in units))
