@@ -38,26 +38,41 @@ def usable_bytes(gpu: Gpu, tp: int) -> int:
     return usable if gpu.is_cpu else usable - tp * NUM_CONTEXTS * CONTEXT_BYTES
 
 
-def modes_of(estimator: Estimator, index: int, gpu: Gpu, tp: int, stride: int) -> Modes | None:
-    """Every way in which a unit's estimate can run the model, or better ones; None where no unit
-    on such a mesh holds it.
+@dataclass(frozen=True, slots=True)
+class Detail:
+    """How finely modes are told apart; coarse is faster, never stricter.
 
-    stride: batches are taken in runs of so many; a run counts as one mode with the KV of its
-    smallest batch and the speed of its largest.
+    stride: batches are taken in runs of so many; a run counts as one with the KV of its smallest
+    batch and the speed of its largest. melt_shares: one mode a batch, as cheap in each resource
+    as the SM shares that are best for that resource.
     """
+
+    stride: int = 1
+    melt_shares: bool = False
+
+
+def modes_of(estimator: Estimator, index: int, gpu: Gpu, tp: int, detail: Detail) -> Modes | None:
+    """Every way in which a unit's estimate can run the model, or better ones; None where no unit
+    on such a mesh holds it."""
     demand = estimator.problem.demands[index]
-    costs = _costs(estimator, index, gpu, tp)
     usable = usable_bytes(gpu, tp)
-    costs = [(cost, size) for cost, size in costs if _needs(cost, size) <= usable]
+    costs = [
+        (cost, size)
+        for cost, size in _costs(estimator, index, gpu, tp)
+        if _needs(cost, size) <= usable
+    ]
     if not costs:
         return None
     static = min(cost.static_bytes for cost, _ in costs)
     sequence = min(cost.sequence_blocks * size for cost, size in costs)
     cost = costs[0][0]
-    runs = _runs(demand, sequence, usable - static - cost.activation_bytes, stride)
-    rows = [row for run in runs for row in _run_rows(cost, gpu, run, sequence)]
+    runs = _runs(demand, sequence, usable - static - cost.activation_bytes, detail.stride)
+    shares = _pairs_of_shares(cost, gpu)
+    tables = [_run_table(cost, run, sequence, shares) for run in runs]
+    if detail.melt_shares:
+        tables = [table.min(axis=0, keepdims=True) for table in tables]
     return Modes(
-        table=_undominated(np.array(rows)),
+        table=_undominated(np.concatenate(tables)),
         static_bytes=static,
         activation_bytes=cost.activation_bytes,
         floor_bytes=min(cost.floor_blocks * size for cost, size in costs),
@@ -94,46 +109,55 @@ def _runs(demand: Demand, sequence: int, pool: int, stride: int) -> list[tuple[i
     return [(fit[first], *fit[first + 1 : first + stride + 1][-1:]) for first in starts]
 
 
-def _run_rows(
-    cost: ModelCost, gpu: Gpu, run: Sequence[int], sequence: int
-) -> list[tuple[float, ...]]:
-    """The modes of a run of batches: in turns on the whole GPU, and each split of the SMs.
+def _pairs_of_shares(cost: ModelCost, gpu: Gpu) -> list[tuple[float, float]]:
+    """(prefill, decode) SM shares that the estimator may choose, in turns on all SMs left out."""
+    tried = candidates((Tenant(cost, 1.0, 1),), gpu.shares)
+    splits = [loads.prefill_share for loads in tried if loads.shared]
+    return [(split, share) for split in splits for share in gpu.shares if share <= 1 - split + 1e-9]
+
+
+def _run_table(
+    cost: ModelCost, run: Sequence[int], sequence: int, shares: Sequence[tuple[float, float]]
+) -> NDArray[np.float64]:
+    """The modes of a run of batches [modes, 5]: in turns on the whole GPU, and side by side.
 
     A model with less than one mean sequence of KV still counts as a batch of 1.
     """
     kv = 0 if run[0] == 1 else run[0] * sequence
-    rows = [(kv, *_in_turns(cost, run))]
-    tried = candidates((Tenant(cost, 1.0, 1),), gpu.shares)
-    for split in (loads.prefill_share for loads in tried if loads.shared):
-        for share in gpu.shares:
-            if share <= 1 - split + 1e-9:
-                rows.append((kv, *_side_by_side(cost, run, split, share)))
-    return rows
+    best = {share: _best_decode(cost, run, share) for share in {1.0, *(each for _, each in shares)}}
+    rows = [_in_turns(cost, best[1.0])]
+    rows += [_side_by_side(cost, split, share, best[share]) for split, share in shares]
+    return np.array([(kv, *row) for row in rows])
 
 
-def _in_turns(cost: ModelCost, run: Sequence[int]) -> tuple[float, ...]:
+def _best_decode(cost: ModelCost, run: Sequence[int], share: float) -> tuple[float, float, float]:
+    """(seconds, seconds of the whole bandwidth, draw) of a request's decode, each the least of a
+    run of batches."""
+    found = [cost.decode(batch, share) for batch in run]
+    return (
+        min(seconds for seconds, _ in found),
+        min(seconds * draw for seconds, draw in found),
+        min(draw for _, draw in found),
+    )
+
+
+def _in_turns(cost: ModelCost, decode: tuple[float, float, float]) -> tuple[float, ...]:
     """The lane of a job is the whole GPU: it is busy with this request for so long."""
     prefill_s, prefill_draw = cost.prefill(1.0)
-    decode_s, drawn = _least_decode(cost, run, 1.0)
+    decode_s, drawn, _ = decode
     busy = prefill_s + decode_s
     return busy, 0.0, busy, prefill_s * prefill_draw + drawn
 
 
 def _side_by_side(
-    cost: ModelCost, run: Sequence[int], split: float, share: float
+    cost: ModelCost, split: float, share: float, decode: tuple[float, float, float]
 ) -> tuple[float, ...]:
     """As estimator.shares has it, slowed down by the model's own jobs only."""
     prefill_s, prefill_draw = cost.prefill(split)
-    decode_s, drawn = _least_decode(cost, run, share)
-    slower = slowdown((prefill_draw, min(cost.decode(batch, share)[1] for batch in run)))
+    decode_s, drawn, draw = decode
+    slower = slowdown((prefill_draw, draw))
     sms = (split * prefill_s + share * decode_s) * slower
     return decode_s * slower, prefill_s * slower, sms, prefill_s * prefill_draw + drawn
-
-
-def _least_decode(cost: ModelCost, run: Sequence[int], share: float) -> tuple[float, float]:
-    """(seconds, seconds of the whole bandwidth) of a request's decode at the best of a run."""
-    found = [cost.decode(batch, share) for batch in run]
-    return min(seconds for seconds, _ in found), min(seconds * draw for seconds, draw in found)
 
 
 def _undominated(table: NDArray[np.float64]) -> NDArray[np.float64]:

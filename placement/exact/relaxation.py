@@ -7,44 +7,70 @@ program: a unit's batches, shares and served rates satisfy each row with the uni
 """
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
-from placement.exact.modes import BANDWIDTH, KV, LANE, PREFILL, SMS, Modes, modes_of, usable_bytes
+from placement.exact.modes import (
+    BANDWIDTH,
+    KV,
+    LANE,
+    PREFILL,
+    SMS,
+    Detail,
+    Modes,
+    modes_of,
+    usable_bytes,
+)
 from placement.exact.program import Program
 from placement.hardware import GIB, Gpu
 from placement.problem import Demand, Objective
 from placement.search.gpus import Kind
 from placement.search.layout import Workshop
 
+INF = float("inf")
 _ROUNDING = 1e-6
 """Relative; what the solver's tolerances may hide."""
-_FINE_MODES = 40_000
-"""Of all models on all meshes, batches not taken in runs; more are slow to solve."""
-_BATCHES_PER_MESH = 200
-_STRIDE = 4
+_CLOSE = 1e-4
+"""Relative gap at which the search for whole numbers ends."""
+_DETAILS = (Detail(stride=8, melt_shares=True), Detail(stride=4), Detail())
+"""Tried in turn while there is time."""
+_FINER = 25.0
+"""How many times longer the next detail takes, at most."""
 
 
-def upper_bound(workshop: Workshop, time_limit_s: float) -> float | None:
+def upper_bound(workshop: Workshop, time_limit_s: float, reached: float = 0.0) -> float | None:
     """No layout of the workshop's problem has a greater value (sum of Placed.estimate.value).
 
-    At most the value of serving everything; None for "fewest-gpus". time_limit_s: for the solver,
-    whose best bound so far counts when it ends; -inf where not even the relaxation has a place for
+    At most the value of serving everything; None for "fewest-gpus". time_limit_s: about; one
+    linear program is solved however long it takes to build. reached: value of a layout; nothing
+    is computed to tell what lies no higher. -inf where not even the relaxation has a place for
     every model.
     """
     problem = workshop.estimator.problem
     if problem.objective == "fewest-gpus":
         return None
     end = time.perf_counter() + time_limit_s
-    total = sum(each.rate * worth(each, problem.objective) for each in problem.demands)
-    program = _Melted(workshop, lambda demand: worth(demand, problem.objective)).program
-    bound = program.solve(end - time.perf_counter(), whole=False).bound
-    if bound >= total * (1 - _ROUNDING):
-        return total
-    left = end - time.perf_counter()
-    if left > 0.5:
-        bound = min(bound, program.solve(left, whole=True, gap=1e-4).bound)
-    return min(total, bound * (1 + _ROUNDING))
+    bound = sum(each.rate * worth(each, problem.objective) for each in problem.demands)
+    for detail in _DETAILS:
+        begin = time.perf_counter()
+        if _proven(reached, bound):
+            return bound
+        program = _Melted(workshop, detail).program
+        bound = min(bound, _padded(program.solve(end - time.perf_counter(), whole=False).bound))
+        took = time.perf_counter() - begin
+        if took * _FINER > end - time.perf_counter():
+            return bound
+    if not _proven(reached, bound):
+        left = end - time.perf_counter()
+        bound = min(bound, _padded(program.solve(left, whole=True, gap=_CLOSE).bound))
+    return bound
+
+
+def _proven(reached: float, bound: float) -> bool:
+    return reached >= bound * (1 - _ROUNDING)
+
+
+def _padded(bound: float) -> float:
+    return bound + abs(bound) * _ROUNDING
 
 
 def worth(demand: Demand, objective: Objective) -> float:
@@ -66,15 +92,16 @@ class _MeshRows:
 class _Melted:
     """The program of `upper_bound`; bytes in GiB."""
 
-    def __init__(self, workshop: Workshop, gain: Callable[[Demand], float]) -> None:
+    def __init__(self, workshop: Workshop, detail: Detail) -> None:
+        problem = workshop.estimator.problem
         self.program = Program()
         self._estimator = workshop.estimator
-        self._demands = workshop.estimator.problem.demands
-        self._gains = [gain(demand) for demand in self._demands]
+        self._demands = problem.demands
+        self._gains = [worth(demand, problem.objective) for demand in problem.demands]
         self._rates = [self.program.row(-INF, demand.rate) for demand in self._demands]
         self._covers = [self.program.row(1.0, INF) for _ in self._demands]
         self._known: dict[tuple[object, ...], Modes | None] = {}
-        self._stride = _stride(workshop)
+        self._detail = detail
         for kind in workshop.kinds.values():
             slots = {size: self.program.row(-INF, most) for size, most in kind.slots.items()}
             for tp in kind.slots:
@@ -126,14 +153,5 @@ class _Melted:
             (demand.max_model_len, demand.max_seqs, gpu.name, tp),
         )
         if key not in self._known:
-            self._known[key] = modes_of(self._estimator, index, gpu, tp, self._stride)
+            self._known[key] = modes_of(self._estimator, index, gpu, tp, self._detail)
         return self._known[key]
-
-
-INF = float("inf")
-
-
-def _stride(workshop: Workshop) -> int:
-    """1 where all modes of all models are few enough to solve at once."""
-    sizes = len(workshop.meshes()) * len(workshop.estimator.problem.demands)
-    return 1 if sizes * _BATCHES_PER_MESH <= _FINE_MODES else _STRIDE

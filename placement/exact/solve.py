@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 
 from placement.exact.columns import Pool
-from placement.exact.modes import modes_of, usable_bytes
+from placement.exact.modes import Detail, modes_of, usable_bytes
 from placement.exact.partition import Partition
 from placement.exact.pieces import Split, splits_of
 from placement.exact.relaxation import upper_bound
@@ -35,7 +35,7 @@ def solve_exact(
     layout was found that holds all models; it names the largest, and what all lack together.
     """
     end = time.perf_counter() + time_limit_s
-    found = upper_bound(workshop, time_limit_s / 3)
+    found = upper_bound(workshop, time_limit_s / 3, _value(start))
     bound = float("inf") if found is None else found
     best = list(start)
     if not best or _value(best) < bound * (1 - _CLOSE):
@@ -101,7 +101,7 @@ def _unplaceable(workshop: Workshop) -> DoesNotFit:
         sizes = [
             modes.static_bytes
             for gpu, tp in workshop.meshes()
-            if (modes := modes_of(workshop.estimator, index, gpu, tp, 1)) is not None
+            if (modes := modes_of(workshop.estimator, index, gpu, tp, Detail())) is not None
         ]
         if not sizes:
             return first_refusal(workshop, index)

@@ -144,7 +144,7 @@ def test_never_worse_than_its_start_and_every_rate_is_offered(seed: int) -> None
         demand(f"m{number}", draw.choice(names), 10 ** draw.uniform(0, 2)) for number in range(5)
     ]
     shop = workshop(demands, (4, "A100-80GB"), (2, "H100"))
-    start = search(shop, most_estimates=300, seed=seed)
+    start = search(shop, seed)
     units, bound = solve_exact(shop, start, 3.0)
     assert merit(units) >= merit(start)
     assert value(units) <= bound

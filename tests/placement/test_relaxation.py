@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from placement.estimator import Estimator
-from placement.exact.modes import BANDWIDTH, KV, LANE, PREFILL, SMS, modes_of
+from placement.exact.modes import BANDWIDTH, KV, LANE, PREFILL, SMS, Detail, modes_of
 from placement.exact.relaxation import upper_bound
 from placement.hardware import GPUS
 from placement.known_shapes import SHAPES
@@ -86,8 +86,10 @@ def test_no_random_layout_exceeds_the_bound(seed: int) -> None:
 
 
 @settings(max_examples=60)
-@given(seed=st.integers(0, 2**32), stride=st.sampled_from([1, 4]))
-def test_each_tenant_of_a_unit_is_no_better_than_one_of_its_modes(seed: int, stride: int) -> None:
+@given(seed=st.integers(0, 2**32), stride=st.sampled_from([1, 4]), melt=st.booleans())
+def test_each_tenant_of_a_unit_is_no_better_than_one_of_its_modes(
+    seed: int, stride: int, melt: bool
+) -> None:
     draw = random.Random(seed)
     shop = workshop(random_problem(draw))
     layouts = [layout for _ in range(10) if (layout := random_layout(shop, draw))]
@@ -95,7 +97,7 @@ def test_each_tenant_of_a_unit_is_no_better_than_one_of_its_modes(seed: int, str
         found = unit.estimate
         for number, (index, rate) in enumerate(unit.offers):
             tenant, loads = found.tenants[number], found.loads
-            modes = modes_of(shop.estimator, index, unit.gpu, unit.tp, stride)
+            modes = modes_of(shop.estimator, index, unit.gpu, unit.tp, Detail(stride, melt))
             assert modes is not None
             batch_blocks = tenant.batch * tenant.cost.sequence_blocks
             assert tenant.batch == 1 or batch_blocks <= found.quotas[number]
