@@ -1,11 +1,10 @@
 """`muxcluster place`: what goes where, and what to expect of it."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from enum import StrEnum
-from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
@@ -145,11 +144,13 @@ def place(  # noqa: PLR0913 - each parameter is an option of the command line
         write_bytes(out, (outcome.after.plan.to_json() + "\n").encode())
     if plot is not None and drawn is not None:
         write_bytes(plot, drawn(outcome.after, plot.suffix[1:].lower()))
-    lines = _lines(outcome, answers, has_table=not (what_if or explain))
+    notes = [*_notes(outcome, answers)]
     if as_json:
         typer.echo(outcome.after.plan.to_json())
-        lines = chain.from_iterable(answers) if explain else iter(())
-    _print(lines, to_stderr=as_json)
+        _print(notes, to_stderr=True)
+        return
+    table = [] if what_if or explain else [*plan_lines(outcome.after), Text()]
+    _print([*table, *notes, *summary_lines(outcome.after)])
 
 
 def _configured(path: Path, objective: Objective | None, profile: Path | None) -> Config:
@@ -180,12 +181,8 @@ def _explained(judged: Judged, name: str) -> list[Text]:
     return [line for each in found for line in explained_lines(each)]
 
 
-def _lines(
-    outcome: Outcome, answers: Sequence[Sequence[Text]], *, has_table: bool
-) -> Iterator[Text]:
-    if has_table:
-        yield from plan_lines(outcome.after)
-        yield Text()
+def _notes(outcome: Outcome, answers: Iterable[Iterable[Text]]) -> Iterator[Text]:
+    """What was asked beside the plan: explanations, then the difference."""
     for answer in answers:
         yield from answer
         yield Text()
@@ -193,10 +190,9 @@ def _lines(
     if difference is not None and outcome.before is not None:
         yield from difference_lines(outcome.before, outcome.after.plan, difference)
         yield Text()
-    yield from summary_lines(outcome.after)
 
 
-def _print(lines: Iterable[Text], *, to_stderr: bool) -> None:
+def _print(lines: Iterable[Text], *, to_stderr: bool = False) -> None:
     console = Console(highlight=False, stderr=to_stderr)
     for line in lines:
         console.print(line, soft_wrap=True)

@@ -28,10 +28,10 @@ def read_plan(path: Path, config: Config) -> Plan:
         _check_mesh(path, f"units[{index}]", unit)
         _check_models(path, f"units[{index}]", unit)
         for gpu in unit.gpus:
-            other = taken.setdefault((unit.node, gpu), unit.id)
-            if other != unit.id:
-                message = f"GPU {gpu} of {unit.node} is in {other} as well"
+            if (unit.node, gpu) in taken:
+                message = f"GPU {gpu} of {unit.node} is in {taken[unit.node, gpu]} as well"
                 raise ConfigError(path, f"units[{index}].gpus", message)
+            taken[unit.node, gpu] = unit.id
     _check_cluster(path, plan, config)
     return plan
 

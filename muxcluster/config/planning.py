@@ -9,6 +9,7 @@ from muxcluster.config.load import Config, ConfiguredModel
 from muxcluster.config.profiles import read_profile
 from muxcluster.config.schema import NodeSection, PolicySection
 from muxcluster.core.errors import ConfigError, InfeasiblePlan
+from placement.compat import CompatError
 from placement.cost import Profile
 from placement.hardware import GIB, cpu, gpu_named, local_cores, local_memory_bytes
 from placement.memory import DoesNotFit, block_bytes, sequence_blocks
@@ -39,7 +40,7 @@ def plan_for(
     """
     with refusals(config):
         asked = problem(config, tuple(nodes or nodes_of(config)))
-        return place(asked, method, current=current)
+        return place(asked, method, time_limit_s=time_limit_s, current=current, curves=curves)
 
 
 @contextmanager
@@ -50,7 +51,7 @@ def refusals(config: Config) -> Iterator[None]:
     except DoesNotFit as error:
         index = [model.name for model in config.models].index(error.model)
         raise InfeasiblePlan(f"{config.file}: models[{index}]: {error}") from error
-    except ValueError as error:
+    except CompatError as error:
         raise ConfigError(config.file, "", f"method compat: {error}") from error
 
 

@@ -4,22 +4,20 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from muxcluster.cli import main as entry
+from muxcluster.cli.place import Method, Objective
 from muxcluster.core.errors import EngineFailure
 from placement.plan import Plan
+from placement.planner import METHODS
+from placement.problem import Objective as ObjectiveName
+from tests.cli.calls import call, refusal
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "muxcluster.yaml"
-
-
-def call(capsys, *arguments: str) -> tuple[int, str, str]:
-    """(exit code, stdout, stderr)."""
-    code = entry.run(list(arguments))
-    shown = capsys.readouterr()
-    return code, shown.out, shown.err
 
 
 def test_the_table_names_every_model(capsys) -> None:
@@ -117,3 +115,132 @@ def test_planning_needs_neither_torch_nor_ray() -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     Plan.model_validate_json(done.stdout)
+
+
+def test_every_option_of_place_has_an_example_in_its_help(capsys, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    _, out, _ = call(capsys, "place", "--help")
+    text = " ".join(out.split())
+    options = ("method", "objective", "time-limit", "json", "out", "plot", "explain", "what-if")
+    for option in (*options, "from", "profile"):
+        assert f"--{option}" in text
+    assert text.count("Example: ") == len(options) + 2 + 1  # one a option, one of the command
+
+
+def test_the_methods_offered_are_the_planners() -> None:
+    assert set(Method) == set(METHODS)
+    assert set(Objective) == set(get_args(ObjectiveName))
+
+
+def test_the_table_shows_load_limit_quota_and_slo(capsys, small) -> None:
+    code, out, err = call(capsys, "place", small(gpus=1))
+    assert (code, err) == (0, "")
+    plan = Plan.model_validate_json(call(capsys, "place", small(gpus=1), "--json")[1])
+    (unit,) = plan.units
+    assert f"{unit.id}  a: 0  1 x A100-80GB, tp 1  [" in out
+    assert "all is served" in out
+    for model in unit.models:
+        (line,) = (line for line in out.splitlines() if line.startswith(f"  {model.name} "))
+        assert f"{model.throughput:.2f} of " in line or model.name == "rare"
+        assert f"GiB, {model.quota_blocks} " in line
+        assert ("(+" in line) == (model.name == "chat"), "only chat has an SLO"
+    assert f"{plan.throughput:.2f} of 5.05 req/s (100%)" in out
+    assert "idle GPUs: none" in out
+    assert "below their rate: none" in out
+
+
+def test_an_overloaded_cluster_says_what_limits_and_who_is_short(capsys, small) -> None:
+    _, out, _ = call(capsys, "place", small(gpus=1, rate=500.0))
+    assert "limited by " in out
+    (line,) = (line for line in out.splitlines() if line.startswith("below their rate: "))
+    assert "chat (" in line
+
+
+def test_a_table_that_is_piped_is_not_cut(capsys, small, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "30")
+    narrow = call(capsys, "place", small())[1]
+    monkeypatch.setenv("COLUMNS", "300")
+    assert narrow.splitlines()[1] == call(capsys, "place", small())[1].splitlines()[1]
+    assert narrow.isascii()
+
+
+@pytest.mark.parametrize("objective", list(Objective))
+def test_objectives(capsys, small, objective) -> None:
+    code, out, err = call(capsys, "place", small(gpus=4), "--objective", objective, "--json")
+    assert (code, err) == (0, "")
+    plan = Plan.model_validate_json(out)
+    assert plan.objective == objective
+    if objective == "fewest-gpus":
+        assert plan.score == sum(len(unit.gpus) for unit in plan.units) < 4
+
+
+def test_the_objective_of_the_file(capsys, small) -> None:
+    more = "policy: {objective: weighted, fairness: 0.2}\n"
+    plan = Plan.model_validate_json(call(capsys, "place", small(more=more), "--json")[1])
+    assert plan.objective == "weighted"
+    out = call(capsys, "place", small(more=more), "--objective", "goodput", "--json")[1]
+    assert Plan.model_validate_json(out).objective == "goodput"
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if name != "compat"])
+def test_methods_print_the_plan_alone(capsys, small, method) -> None:
+    code, out, err = call(
+        capsys, "place", small(gpus=4), "--method", method, "--json", "--time-limit", "2"
+    )
+    assert (code, err) == (0, "")
+    assert Plan.model_validate_json(out).method == method
+
+
+def test_explanations_and_differences_leave_stdout_to_the_plan(capsys, small) -> None:
+    asked = ("--explain", "chat", "--what-if", "rate:code=2", "--json")
+    code, out, err = call(capsys, "place", small(), *asked)
+    assert code == 0
+    plan = Plan.model_validate_json(out)
+    assert plan.throughput == pytest.approx(6.05)
+    assert "chat is on " in err
+    assert "5.05 -> 6.05 req/s" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--method", "best"], "'greedy'"),
+        (["--objective", "money"], "'throughput'"),
+        (["--time-limit", "-1"], "--time-limit"),
+        (["--time-limit", "nan"], "--time-limit"),
+        (["--time-limit", "soon"], "--time-limit"),
+        (["--explain", "chatt"], "did you mean chat?"),
+        (["--out", "."], "cannot be written"),
+        (["--profile", "/no/such/file.json"], "/no/such/file.json: cannot be read"),
+        (["--profile", "."], "cannot be read"),
+        (["--from", "/no/such/plan.json"], "/no/such/plan.json: no such file"),
+        (["--plot", "plan.gif"], ".svg or .png"),
+        (["--plot", "/no/such/folder/plan.svg"], "cannot be written"),
+        (["--what-if", "more"], "expected add:NAME"),
+        (["--explain"], "requires an argument"),
+    ],
+)
+def test_bad_options_of_place(capsys, small, arguments, says) -> None:
+    assert says in refusal(capsys, "place", small(), *arguments)
+
+
+def test_a_broken_profile_is_named_with_its_key(capsys, small, tmp_path) -> None:
+    (tmp_path / "p.json").write_text('{"version": 1}')
+    assert "p.json: gpu: " in refusal(
+        capsys, "place", small(), "--profile", str(tmp_path / "p.json")
+    )
+    file = Path(small())
+    file.write_text(file.read_text().replace("nodes: [", "profiles: [p.json], nodes: ["))
+    err = refusal(capsys, "place", str(file))
+    assert "cluster.profiles[0]: " in err
+    assert "gpu" in err
+
+
+def test_out_to_a_device_and_through_a_link(capsys, small, tmp_path) -> None:
+    assert call(capsys, "place", small(), "--out", "/dev/null")[0] == 0
+    assert not Path("/dev/null").is_file()
+    (tmp_path / "link.json").symlink_to(tmp_path / "target.json")
+    assert call(capsys, "place", small(), "--out", str(tmp_path / "link.json"))[0] == 0
+    assert (tmp_path / "link.json").is_symlink()
+    assert Plan.read(tmp_path / "target.json").units
+    assert not list(tmp_path.glob("*.partial"))

@@ -1,7 +1,7 @@
 """From what `place` is asked to its plan, and to the plan before it where there is one."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from muxcluster.cli.placing.reports import Judged
@@ -23,6 +23,10 @@ class Solver:
     method: Method
     time_limit_s: float
     curves: Path | None = None
+
+    def unproven(self) -> "Solver":
+        """The same plans without their bound, where that is all that time is spent on."""
+        return self if self.method == "exact" else replace(self, time_limit_s=0.0)
 
     def plan(self, config: Config, current: Plan | None) -> Plan:
         """Raises InfeasiblePlan, ConfigError."""
@@ -58,7 +62,7 @@ def solve(config: Config, solver: Solver, current: Plan | None, changes: Sequenc
     wanted = config
     for change in changes:
         wanted = changed(wanted, change)
-    before = solver.plan(config, None) if changes and current is None else current
+    before = solver.unproven().plan(config, None) if changes and current is None else current
     plan = solver.plan(wanted, before)
     with refusals(wanted):
         asked = problem(wanted, nodes_of(wanted))

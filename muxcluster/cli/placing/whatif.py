@@ -50,6 +50,8 @@ def changed(config: Config, change: str) -> Config:
 
 def _add(config: Config, text: str) -> Config:
     name, *pairs = (part.strip() for part in text.split(","))
+    if not name:
+        raise _Refused("a model needs a name: add:NAME,rate=2")
     given = _settings(pairs)
     like = next((model for model in config.models if model.name == name), None)
     section: dict[str, Any] = {"rate": 1.0, "name": _new_name(config, name), **given}
