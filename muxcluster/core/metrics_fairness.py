@@ -22,7 +22,7 @@ class Fairness:
 
 
 def fairness(use: Mapping[str, float], rates: Mapping[str, float]) -> Fairness:
-    """Of the models of `rates`, requests/s, each above 0 (MuxServe Eq. 2: R = blocks / rate).
+    """Of the models of `rates`, requests/s, each above 0 (MuxServe §3.2: token blocks over rate).
 
     use: mean token blocks held, or requests/s served; not below 0. Raises ValueError where a number
     is out of range or nobody used anything, KeyError for a model without a use.
