@@ -17,7 +17,7 @@ from placement.problem import Demand, Node, Problem
 @dataclass(frozen=True, slots=True)
 class Case:
     """models: in the order of `problem.demands`. tenants: of each, by tp that the nodes have room
-    for. meshes: with the limit on their number."""
+    for. meshes: no more than models, where the nodes can be split into so few."""
 
     models: tuple[Model, ...]
     tenants: tuple[Mapping[int, Tenant], ...]
@@ -35,7 +35,8 @@ def case_of(problem: Problem, curves: Curves) -> Case:
         raise CompatError("there is no GPU to place models on: name a node with at least one")
     fill = fill_share(models, sum(blocks))
     tenants = tuple(_tenants(model, curves, fill, max(blocks)) for model in models)
-    return Case(models, tenants, Meshes(tuple(blocks), len(models)))
+    most = len(models) if len(blocks) <= len(models) else None
+    return Case(models, tenants, Meshes(tuple(blocks), most))
 
 
 def _model(demand: Demand, curves: Curves) -> Model:

@@ -70,8 +70,8 @@ def _curve(rows: Mapping[str, Any], prefill_ms: list[float]) -> Curve:
     decode = [(int(batch), ms) for batch, row in rows.items() if (ms := _decode_ms(row))]
     pairs = list(zip(decode, prefill_ms, strict=False))
     batches = tuple(batch for (batch, _), _ in pairs)
-    if not pairs or list(batches) != sorted(set(batches)):
-        raise ValueError(f"batches {batches} are not ascending")
+    if len(batches) < 2 or list(batches) != sorted(set(batches)):
+        raise ValueError(f"batches {batches} are not two or more, ascending")
     return Curve(
         batches, tuple(ms / 1e3 for _, ms in pairs), tuple(ms / 1e3 for (_, ms), _ in pairs)
     )

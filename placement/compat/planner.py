@@ -64,8 +64,8 @@ def _refusal(case: Case, division: Division) -> DoesNotFit:
     missing = sum(model.facts.weights_gb for model in left) * GIB
     return DoesNotFit(
         largest.name,
-        f"{len(case.models)} models on {case.meshes.num_gpus} GPUs leave out "
-        f"{', '.join(model.name for model in left)}: compat allows {WEIGHTS_GB_PER_GPU} GB of "
-        f"weights a GPU and {MOST_DECODE_SM} % of decode SM shares a mesh; add GPUs",
+        f"no room found for {len(left)} of {len(case.models)} models on {case.meshes.num_gpus} "
+        f"GPUs at {WEIGHTS_GB_PER_GPU} GB of weights a GPU and decode SM shares of "
+        f"{MOST_DECODE_SM} % a mesh; add GPUs",
         missing,
     )

@@ -24,11 +24,13 @@ Indices = NDArray[np.intp]
 @dataclass(frozen=True, slots=True)
 class Relaxed:
     """The linear program's answer. objective: F x SCALE less penalties. used: how much of each
-    column; reduced_costs: what one more of it costs of the objective."""
+    column; reduced_costs: what one more of it costs of the objective. unplaced: how much of each
+    model no column has room for."""
 
     objective: float
     used: Floats
     reduced_costs: Floats
+    unplaced: Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +78,8 @@ class Program:
             method="highs",
         )
         columns = slice(len(self.columns))
-        return Relaxed(-found.fun, found.x[columns], found.lower.marginals[columns])
+        unplaced = found.x[-self._num_models :]
+        return Relaxed(-found.fun, found.x[columns], found.lower.marginals[columns], unplaced)
 
     def chosen(self, columns: Indices) -> Chosen:
         """Solve the integer program over some columns."""
@@ -121,7 +124,7 @@ class Program:
     def _limits(self) -> tuple[Floats, Floats]:
         """(least, most) of each row."""
         meshes, num_gpus = self._meshes, self._meshes.num_gpus
-        most = np.inf if meshes.most is None else meshes.most
+        most = num_gpus if meshes.most is None else meshes.most
         room = [meshes.room(level) for level in self._levels]
         once = [1.0] * self._num_models
         low = [*once, num_gpus, -np.inf, *(-np.inf for _ in room)]

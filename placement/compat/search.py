@@ -5,7 +5,7 @@ a plan in hand to that bound is in no better plan, which leaves few to the integ
 """
 
 import random
-from math import fsum
+from math import ceil, fsum
 
 import numpy as np
 
@@ -41,6 +41,8 @@ def divide(tenants: Tenants, meshes: Meshes) -> Division:
             break
         program = Program(pool.values, meshes, len(tenants))
         relaxed = program.relaxed()
+    if relaxed.unplaced.sum() > _ROUNDING:
+        return _too_full(relaxed)
     chosen, most = _chosen(program, relaxed, _CORE * len(tenants))
     columns = tuple(program.columns[index] for index in chosen.columns)
     score = fsum(pool.values[column] for column in columns)
@@ -55,6 +57,13 @@ def _widen(pool: Pool, program: Program, relaxed: Relaxed, seed: int) -> bool:
     beside = sorted({each for index in used for each in pool.beside(program.columns[index])})
     pool.add(random.Random(seed).sample(beside, min(len(beside), _PER_ROUND)))
     return bool(beside)
+
+
+def _too_full(relaxed: Relaxed) -> Division:
+    """Names as few models as the linear program has to leave out, those it leaves out most of."""
+    count = ceil(relaxed.unplaced.sum() - _ROUNDING)
+    most_left_out = np.argsort(-relaxed.unplaced, kind="stable")[:count]
+    return Division((), (), tuple(sorted(most_left_out.tolist())), 0.0, None)
 
 
 def _chosen(program: Program, relaxed: Relaxed, core: int) -> tuple[Chosen, float]:
