@@ -52,7 +52,7 @@ def gap_text(judged: Judged) -> str:
     """How far from the best plan the score can be at most."""
     plan = judged.plan
     if plan.bound is None:
-        return "bound: none proven (more --time-limit, or --method exact, may prove one)"
+        return f"bound: none for objective {plan.objective} with method {plan.method}"
     if plan.bound <= plan.score * (1 + _SAME):
         return f"bound {plan.bound:.6g}: proven, no plan is better"
     gap = 1 - plan.score / plan.bound

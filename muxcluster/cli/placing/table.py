@@ -72,12 +72,14 @@ def _unit_line(judged: Judged, unit: PlannedUnit) -> Text:
         return line
     load = f"{bar_text(report.load)} {percent_text(report.load)}"
     line.append(load, style=_BAD if report.load > 1 else "green")
-    line.append(f"  {_limit(report)}; weights {gib_text(report.weight_bytes)}")
+    line.append(f"  {_limit(judged, report)}; weights {gib_text(report.weight_bytes)}")
     line.append(f", KV {gib_text(report.kv_bytes)} of {gib_text(report.memory_bytes)}")
     return line
 
 
-def _limit(report: UnitReport) -> str:
+def _limit(judged: Judged, report: UnitReport) -> str:
+    if judged.plan.method == "compat":
+        return "load and latencies by our estimator, the rest by the reference's"
     return f"limited by {report.limit}" if report.limit else "all is served"
 
 
