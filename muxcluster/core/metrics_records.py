@@ -7,6 +7,7 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
+from muxcluster.core.events import FinishReason
 from muxcluster.core.request import ServiceClass
 
 CLASSES = tuple(ServiceClass)
@@ -23,6 +24,15 @@ class Ending(IntEnum):
     FAILED = 2
     REJECTED = 3
     UNFINISHED = 4
+
+
+ENDINGS = {
+    FinishReason.STOP: Ending.FINISHED,
+    FinishReason.LENGTH: Ending.FINISHED,
+    FinishReason.ABORT: Ending.ABORTED,
+    FinishReason.ERROR: Ending.FAILED,
+}
+"""What the engine's reasons are here."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from muxcluster.core.events import FinishReason
 from muxcluster.core.metrics import (
     Window,
     arrived,
@@ -18,7 +19,7 @@ from muxcluster.core.metrics import (
     spread,
     throughput,
 )
-from muxcluster.core.metrics_records import ROW, Ending, Record, RecordLog, Records
+from muxcluster.core.metrics_records import ENDINGS, ROW, Ending, Record, RecordLog, Records
 from muxcluster.core.request import ServiceClass
 
 TICK = 1 / 64
@@ -197,3 +198,9 @@ def test_a_log_keeps_everything_over_many_chunks() -> None:
     assert found.of_model("m1").rows["prompt_tokens"].tolist() == list(range(1, 20_000, 3))
     assert len(found.of_model("quiet")) == 0
     assert found.rows.nbytes == 20_000 * ROW.itemsize == 20_000 * 78
+
+
+def test_every_reason_of_the_engine_is_an_ending() -> None:
+    assert set(ENDINGS) == set(FinishReason)
+    served = {reason for reason, ending in ENDINGS.items() if ending is Ending.FINISHED}
+    assert served == {FinishReason.STOP, FinishReason.LENGTH}
