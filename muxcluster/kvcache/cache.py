@@ -26,10 +26,19 @@ class KvCache:
         block_bytes: int,
         models: Sequence[KvModel],
         quotas: Mapping[str, int],
+        *,
+        has_block_ids: bool = True,
     ) -> None:
+        """has_block_ids: False keeps counts (decisions) and no ids (addresses), for a simulator.
+
+        Every answer is the same, but the blocks of a TableDelta are int32 [n, 0].
+        """
         self.num_blocks = num_blocks
-        self._pool = BlockPool(num_blocks)
-        self._models = {model.name: ModelKv(model, num_blocks, block_bytes) for model in models}
+        self._pool = BlockPool(num_blocks if has_block_ids else 0)
+        self._models = {
+            model.name: ModelKv(model, num_blocks, block_bytes, has_block_ids=has_block_ids)
+            for model in models
+        }
         self._ledger = BlockLedger(num_blocks, dict.fromkeys(self._models, num_blocks))
         self._ledger.set_quotas(quotas)
         self._order = EvictionOrder()
@@ -73,13 +82,12 @@ class KvCache:
         growth = kv.sequences.growth(slots, num_tokens)
         if growth is None:
             return kv.nothing
-        per_column = kv.columns.blocks_per_column
-        blocks = len(growth) * per_column
+        blocks = len(growth) * kv.columns.blocks_per_column
         shortage = self._ledger.shortage(model, blocks)
         if shortage is not None:
             return shortage
-        self._evict(blocks - self._pool.free)
-        owners = np.repeat(kv.sequences.owners[growth.slots], per_column)
+        self._evict(blocks - self.free)
+        owners = np.repeat(kv.sequences.owners[growth.slots], kv.columns.num_ids)
         delta = kv.place(growth, self._pool.allocate(owners))
         self._ledger.take(model, blocks)
         return delta
@@ -175,8 +183,8 @@ class KvCache:
 
     @property
     def free(self) -> int:
-        """Blocks on the free list."""
-        return self._pool.free
+        """Blocks that nobody holds."""
+        return self._ledger.free
 
     @property
     def evictable(self) -> int:
@@ -191,20 +199,21 @@ class KvCache:
         """Raise AssertionError naming the first broken invariant."""
         self._pool.check()
         self._ledger.check()
-        owners = np.zeros(self.num_blocks, dtype=np.uint8)
+        owners = np.zeros(self._pool.num_blocks, dtype=np.uint8)
         for kv in self._models.values():
             kv.check()
             self._check_counts(kv)
             live = np.flatnonzero(kv.columns.owners)
             blocks = kv.columns.blocks[live].ravel()
-            bits = np.repeat(kv.columns.owners[live], kv.columns.blocks_per_column)
+            bits = np.repeat(kv.columns.owners[live], kv.columns.num_ids)
             for bit in OWNER_BIT.values():
                 ours = blocks[bits == bit]
                 assert len(np.unique(ours)) == len(ours), "a block is owned twice on a side"
                 assert not (owners[ours] & bit).any(), "two models own a block on the same side"
                 owners[ours] |= bit
         assert (owners == self._pool.owners).all(), "blocks leaked: the pool has other owners"
-        assert self.free == self._ledger.free, "free list and ledger differ"
+        if self._pool.num_blocks:
+            assert self._pool.free == self._ledger.free, "free list and ledger differ"
 
     def _check_counts(self, kv: ModelKv) -> None:
         name, per_column = kv.model.name, kv.columns.blocks_per_column

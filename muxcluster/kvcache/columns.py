@@ -9,24 +9,24 @@ from muxcluster.kvcache.ids import IdStack
 class ColumnStore:
     """Columns (one token block over all layers and KV heads) of one model.
 
-    blocks: int32 [num_columns, blocks_per_column], layer-major block ids.
+    blocks: int32 [num_columns, num_ids], layer-major block ids; num_ids is blocks_per_column, or 0
+        where blocks are counted and have no ids.
     refs: int32 [num_columns], live sequences whose table holds the column.
     owners: uint8 [num_columns], owner bit of the side it was filled from, 0 for a free column.
     """
 
-    def __init__(self, num_columns: int, blocks_per_column: int) -> None:
-        self.blocks = np.zeros((num_columns, blocks_per_column), dtype=np.int32)
+    def __init__(
+        self, num_columns: int, blocks_per_column: int, *, has_block_ids: bool = True
+    ) -> None:
+        self.blocks_per_column = blocks_per_column
+        self.num_ids = blocks_per_column if has_block_ids else 0
+        self.blocks = np.zeros((num_columns, self.num_ids), dtype=np.int32)
         self.refs = np.zeros(num_columns, dtype=np.int32)
         self.owners = np.zeros(num_columns, dtype=np.uint8)
         self._free = IdStack(num_columns)
 
-    @property
-    def blocks_per_column(self) -> int:
-        """Blocks in each column."""
-        return self.blocks.shape[1]
-
     def add(self, blocks: NDArray[np.int32], owners: NDArray[np.uint8]) -> NDArray[np.int32]:
-        """New columns with one reader each; blocks int32 [n, blocks_per_column], owners [n]."""
+        """New columns with one reader each; blocks int32 [n, num_ids], owners [n]."""
         columns = self._free.take(len(blocks))
         self.blocks[columns] = blocks
         self.owners[columns] = owners
@@ -34,10 +34,10 @@ class ColumnStore:
         return columns
 
     def remove(self, columns: NDArray[np.int32]) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
-        """Forget unread columns; their block ids and owner bits, both [n * blocks_per_column]."""
+        """Forget unread columns; their block ids and owner bits, both [n * num_ids]."""
         assert not self.refs[columns].any(), "a column with readers is removed"
         blocks = self.blocks[columns].ravel()
-        owners = np.repeat(self.owners[columns], self.blocks_per_column)
+        owners = np.repeat(self.owners[columns], self.num_ids)
         self.owners[columns] = 0
         self._free.give(columns)
         return blocks, owners

@@ -14,11 +14,15 @@ from muxcluster.kvcache.sequences import Growth, SequenceTable
 class ModelKv:
     """Column store, sequence table and prefix index of one model, without any quota."""
 
-    def __init__(self, model: KvModel, num_blocks: int, block_bytes: int) -> None:
+    def __init__(
+        self, model: KvModel, num_blocks: int, block_bytes: int, *, has_block_ids: bool = True
+    ) -> None:
         per_column = model.shape.blocks_per_column
         self.model = model
         self.block_tokens = model.shape.block_tokens(block_bytes)
-        self.columns = ColumnStore(num_blocks // per_column, per_column)
+        self.columns = ColumnStore(
+            num_blocks // per_column, per_column, has_block_ids=has_block_ids
+        )
         self.sequences = SequenceTable(model.max_seqs, model.max_model_len, self.block_tokens)
         self.prefix = PrefixIndex()
         self.nothing = self._delta(np.empty(0, np.int32), np.empty(0, np.int32))
@@ -33,8 +37,8 @@ class ModelKv:
         )
 
     def place(self, growth: Growth, blocks: NDArray[np.int32]) -> TableDelta:
-        """Make `blocks` (int32 [len(growth) * blocks_per_column]) the columns of `growth`."""
-        rows = blocks.reshape(len(growth), -1)
+        """Make `blocks` (int32 [len(growth) * num_ids]) the columns of `growth`."""
+        rows = blocks.reshape(len(growth), self.columns.num_ids)
         columns = self.columns.add(rows, self.sequences.owners[growth.slots])
         self.sequences.append(growth, columns)
         return TableDelta(growth.slots, growth.positions, rows)

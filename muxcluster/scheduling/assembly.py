@@ -32,7 +32,11 @@ def model_state(spec: ModelSpec, unit: UnitSpec) -> ModelState:
 
 
 def kv_cache(
-    unit: UnitSpec, models: Sequence[ModelState], *, uses_quotas: bool
+    unit: UnitSpec,
+    models: Sequence[ModelState],
+    *,
+    uses_quotas: bool,
+    has_block_ids: bool,
 ) -> tuple[KvCache, dict[str, int]]:
     """The cache, and the blocks one sequence of each model can always count on.
 
@@ -44,7 +48,10 @@ def kv_cache(
     least = floors(models, unit.num_blocks)
     if uses_quotas:
         carry, quotas = least, split(models, weights(models), least, unit.num_blocks)
-    return KvCache(unit.num_blocks, unit.block_bytes, _kv_models(unit), quotas), carry
+    cache = KvCache(
+        unit.num_blocks, unit.block_bytes, _kv_models(unit), quotas, has_block_ids=has_block_ids
+    )
+    return cache, carry
 
 
 def _kv_models(unit: UnitSpec) -> tuple[KvModel, ...]:

@@ -33,8 +33,15 @@ class UnitScheduler:
     once, by a Finished or Rejected event of some output. Not thread-safe.
     """
 
-    def __init__(self, spec: UnitSpec, cost: StepCost | None = None, *, max_steps: int = 1) -> None:
-        """max_steps: most decode steps in one job.
+    def __init__(
+        self,
+        spec: UnitSpec,
+        cost: StepCost | None = None,
+        *,
+        max_steps: int = 1,
+        has_block_ids: bool = True,
+    ) -> None:
+        """max_steps: most decode steps in one job. has_block_ids: False only counts blocks.
 
         Raises ValueError for an unknown lane or packing, workers that cannot run the lane's
         phases, and a pool too small for one column of each model.
@@ -46,10 +53,12 @@ class UnitScheduler:
         self._shares = ShareLedger(spec.workers)
         self._check_workers(policy.lane)
         has_quotas = self._lane.uses_quotas
-        self._kv, self._carry = kv_cache(spec, models, uses_quotas=has_quotas)
+        self._kv, self._carry = kv_cache(
+            spec, models, uses_quotas=has_quotas, has_block_ids=has_block_ids
+        )
         self._memory = Memory(self._kv, models)
-        limits = Limits(policy.token_budget, policy.max_decode_rows, max_steps)
-        packing = chosen(PACKINGS, policy.packing, "packing")(self._memory, limits)
+        self._limits = Limits(policy.token_budget, policy.max_decode_rows, max_steps)
+        packing = chosen(PACKINGS, policy.packing, "packing")(self._memory, self._limits)
         self._desk = Desk(models, self._shares, packing, JobBuilder(self._kv), cost)
         balancer = QuotaBalancer(self._kv, models, self._carry) if has_quotas else None
         self._adaptation = Adaptation(models, balancer, policy.quota_period_s)
@@ -152,6 +161,33 @@ class UnitScheduler:
     def next_wakeup(self, now: float) -> float | None:
         """When `next_jobs` should be called though nothing happened; None while nobody is here."""
         return self._adaptation.next_s() if self._live else None
+
+    @property
+    def max_steps(self) -> int:
+        """Most decode steps in a job launched from now on."""
+        return self._limits.max_steps
+
+    @max_steps.setter
+    def max_steps(self, max_steps: int) -> None:
+        self._limits.max_steps = max_steps
+
+    def has_waiting(self, phase: Phase) -> bool:
+        """True where some model has idle work of `phase` and no running job of it."""
+        busy = self._shares.running_models(phase)
+        has_work = self._desk.has_work(phase)
+        return any(has_work(m) for m in self._desk.models if m.name not in busy)
+
+    @property
+    def share_left(self) -> float:
+        """SM share that no running job holds."""
+        return self._shares.left
+
+    def num_output(self, request_id: str) -> int:
+        """Output tokens so far of a request that has not ended. Raises KeyError for another."""
+        live = self._live[request_id]
+        if live.slot is None:
+            return len(live.output)
+        return len(self._models[live.request.model].slots.output(live.slot))
 
     def stats(self, now: float, unit_id: str) -> UnitStats:
         """State at `now`; the jobs are left to the driver, who timed them."""

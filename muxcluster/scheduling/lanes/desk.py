@@ -1,7 +1,7 @@
 """What a lane sees of the scheduler, and the few things it may do."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -62,6 +62,10 @@ class Desk:
     def has_decode_work(self, model: ModelState) -> bool:
         """True where a sequence could decode its next token."""
         return len(model.slots.idle_decoding()) > 0
+
+    def has_work(self, phase: Phase) -> Callable[[ModelState], bool]:
+        """`has_prefill_work` or `has_decode_work`."""
+        return self.has_prefill_work if phase is Phase.PREFILL else self.has_decode_work
 
     def may_prefill(self, model: ModelState) -> bool:
         """True where a prefill of `model` waits for nothing but a place."""

@@ -32,9 +32,12 @@ class Batch:
         return len(self.slots)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Limits:
-    """Bounds of one job: tokens of a prefill or mixed job, rows and steps of a decode job."""
+    """Bounds of one job: tokens of a prefill or mixed job, rows and steps of a decode job.
+
+    max_steps may change between two jobs.
+    """
 
     token_budget: int
     max_decode_rows: int

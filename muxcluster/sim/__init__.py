@@ -1,0 +1,1 @@
+"""Many units on a virtual clock: the real scheduler and KV bookkeeping, jobs timed by a cost."""

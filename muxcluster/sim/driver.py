@@ -1,0 +1,140 @@
+"""Drives one unit's scheduler on a virtual clock, in the order in which the engine drives it."""
+
+import math
+from typing import Protocol
+
+import numpy as np
+
+from muxcluster.core.events import Finished, Rejected, StepOutput
+from muxcluster.core.job import JobResult, Phase
+from muxcluster.core.request import Request
+from muxcluster.scheduling.scheduler import UnitScheduler
+from muxcluster.sim.coalescing import Coalescing
+from muxcluster.sim.concurrency import Concurrency, Running
+from muxcluster.sim.requests import TOKENS
+from muxcluster.sim.timing import CostTiming, Timing
+from muxcluster.sim.unit import SimUnit
+
+_MIN_WAIT_S = 0.001
+"""As in the engine: a wake-up already past must not make the loop spin."""
+
+
+class Sink(Protocol):
+    """Who is told what happens in a unit."""
+
+    def first_token(self, request_id: str, now: float) -> None:
+        """The request got a token from a job that computes prompts."""
+        ...
+
+    def end(self, event: Finished | Rejected, now: float) -> None:
+        """The request has ended."""
+        ...
+
+    def ran(self, driver: "UnitDriver", entry: Running) -> None:
+        """A job ended at `driver.now`."""
+        ...
+
+
+class UnitDriver:
+    """One `UnitScheduler` and its running jobs.
+
+    Per moment the order is that of `engine.unit.Unit`: jobs that end are completed one by one, then
+    requests are added, then `next_jobs` is asked once.
+    """
+
+    def __init__(
+        self, unit: SimUnit, sink: Sink, timing: Timing | None = None, *, exact: bool = True
+    ) -> None:
+        """timing: what times the jobs, by default the unit's cost models.
+
+        exact: every decode step is a job of its own; otherwise see coalescing.py. Raises ValueError
+        as `UnitScheduler` does.
+        """
+        self.unit = unit
+        self.scheduler = UnitScheduler(unit.spec, has_block_ids=False)
+        self.now = 0.0
+        self._sink = sink
+        self._timing = timing or CostTiming(unit)
+        self._jobs = Concurrency()
+        smallest = min(share for worker in unit.spec.workers for share in worker.shares)
+        self._coalescing = None if exact else Coalescing(self.scheduler, self._jobs, smallest)
+        self._is_stirred = False
+        self._wakeup_s = math.inf
+
+    def submit(self, request: Request, now: float) -> None:
+        """Accept a request at `now`, up to which the unit has been advanced."""
+        self.now = now
+        output = self.scheduler.add(request, now)
+        if output is not None:
+            self._tell(output)
+        self._stir()
+
+    def advance(self, until_s: float) -> None:
+        """All that happens up to `until_s`, except that jobs are launched before it only."""
+        while True:
+            end_s = self._jobs.next_end_s
+            next_s = min(end_s, self._wakeup_s)
+            if self._is_stirred and self.now < min(until_s, next_s):
+                self._launch()
+                continue
+            if next_s > until_s or next_s == math.inf:
+                return
+            self.now = next_s
+            self._is_stirred = True
+            if end_s <= next_s:
+                self._finish()
+            else:
+                self._wakeup_s = math.inf
+                self._stir()
+
+    def _stir(self, joined: str | None = None) -> None:
+        self._is_stirred = True
+        if self._coalescing is not None:
+            self._coalescing.stir(joined)
+
+    def _launch(self) -> None:
+        now = self.now
+        self._is_stirred = False
+        if self._coalescing is not None:
+            self._coalescing.before_launch()
+        launched = [
+            self._jobs.start(job, self._timing.work(job), now)
+            for job in self.scheduler.next_jobs(now)
+        ]
+        if self._coalescing is not None:
+            self._coalescing.after_launch(launched, now)
+        wakeup_s = self.scheduler.next_wakeup(now)
+        self._wakeup_s = math.inf if wakeup_s is None else max(wakeup_s, now + _MIN_WAIT_S)
+
+    def _finish(self) -> None:
+        entry = self._jobs.finish(self.now)
+        result = _result(entry, self.now)
+        output = self.scheduler.complete(entry.job, result, self.now)
+        if entry.job.phase is not Phase.DECODE:
+            self._tell_first_tokens(output)
+            self._stir(joined=entry.job.model)
+        self._sink.ran(self, entry)
+        self._tell(output)
+
+    def _tell_first_tokens(self, output: StepOutput) -> None:
+        for request_id, count in zip(output.request_ids, output.counts.tolist(), strict=True):
+            if count:
+                self._sink.first_token(request_id, self.now)
+
+    def _tell(self, output: StepOutput) -> None:
+        if output.events:
+            self._stir()
+        for event in output.events:
+            if isinstance(event, Finished | Rejected):
+                self._sink.end(event, self.now)
+
+
+def _result(entry: Running, now: float) -> JobResult:
+    counts = entry.job.rows.samples.astype(np.int32)
+    num_tokens = len(counts)
+    if entry.job.phase is not Phase.DECODE:
+        num_tokens = int(counts.sum())
+    elif entry.num_steps > 1:
+        counts *= entry.num_steps
+        num_tokens *= entry.num_steps
+    return JobResult(entry.job.job_id, TOKENS[:num_tokens], counts, now - entry.start_s, {}, {})

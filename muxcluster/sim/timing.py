@@ -1,0 +1,110 @@
+"""How long a job would take alone on its SMs, and what it draws of the memory bandwidth."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from muxcluster.core.job import Job, Phase
+from muxcluster.sim.unit import SimModel, SimUnit
+
+_CONTEXT_STEP = 8
+"""Mean contexts are looked up to the nearest 8 tokens: a decode step of 300 tokens of context
+differs by less than 0.3 % in that."""
+Ints = NDArray[np.int32]
+_DecodeKey = tuple[str, float, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """seconds: of one step of the job without neighbours. draw: share of the bandwidth, 0 to 1."""
+
+    seconds: float
+    draw: float
+
+
+class Timing(Protocol):
+    """What times the jobs of one unit."""
+
+    def work(self, job: Job) -> Work:
+        """Of `job`, by its actual rows."""
+        ...
+
+
+class CostTiming:
+    """Asks `placement.cost` (DESIGN.md §7).
+
+    decode: rows at their mean context, halfway through its steps. prefill: as many equal prompts
+    as have the same tokens and the same attention, Σ count · (start + count / 2); rows that are
+    less than one such prompt (a late chunk of a long one) as what the whole costs more than its
+    beginning. mixed: the larger of its prefill and decode parts plus half of the smaller one,
+    because they read the weights once and share the launches.
+    """
+
+    def __init__(self, unit: SimUnit) -> None:
+        self._models = unit.models
+        self._tp = unit.tp
+        self._decodes: dict[_DecodeKey, Work] = {}
+
+    def work(self, job: Job) -> Work:
+        """Of `job`, by its actual rows."""
+        rows = job.rows
+        if job.phase is Phase.DECODE:
+            starts = int(rows.starts.sum())
+            return self._decode(job, len(rows), starts / len(rows) + (job.max_steps + 1) / 2)
+        counts, starts_of = rows.counts, rows.starts
+        if job.phase is Phase.MIXED:
+            is_chunk = counts > 1
+            num_decodes = len(rows) - int(is_chunk.sum())
+            if num_decodes:
+                context = float(starts_of[~is_chunk].mean()) + 1
+                decode = self._decode(job, num_decodes, context)
+                if num_decodes == len(rows):
+                    return decode
+                counts, starts_of = counts[is_chunk], starts_of[is_chunk]
+                return _together(decode, self._prefill(job, *_sums(counts, starts_of)))
+        return self._prefill(job, *_sums(counts, starts_of))
+
+    def _decode(self, job: Job, num_rows: int, context: float) -> Work:
+        step = round(context / _CONTEXT_STEP)
+        key = job.model, job.share, num_rows, step
+        work = self._decodes.get(key)
+        if work is None:
+            model, tokens = self._models[job.model], max(1, step * _CONTEXT_STEP)
+            case = model.shape, self._tp, job.share, num_rows, tokens
+            work = Work(model.cost.decode_s(*case), model.cost.decode_draw(*case))
+            self._decodes[key] = work
+        return work
+
+    def _prefill(self, job: Job, num_tokens: float, attention: float) -> Work:
+        """attention: Σ count · (start + count / 2) of the rows."""
+        model = self._models[job.model]
+        prompt = 2 * attention / num_tokens
+        if prompt > num_tokens:
+            return self._late_chunk(model, job.share, num_tokens, attention)
+        case = model.shape, self._tp, job.share, num_tokens / prompt, prompt
+        return Work(model.cost.prefill_s(*case), model.cost.prefill_draw(*case))
+
+    def _late_chunk(
+        self, model: SimModel, share: float, num_tokens: float, attention: float
+    ) -> Work:
+        cost, shape, tp = model.cost, model.shape, self._tp
+        start = attention / num_tokens - num_tokens / 2
+        alone = cost.prefill_s(shape, tp, share, 1, num_tokens)
+        more = cost.prefill_s(shape, tp, share, 1, start + num_tokens)
+        more -= cost.prefill_s(shape, tp, share, 1, max(1.0, start))
+        draw = cost.prefill_draw(shape, tp, share, 1, num_tokens)
+        return Work(max(alone, more), draw * alone / max(alone, more))
+
+
+def _sums(counts: Ints, starts: Ints) -> tuple[float, float]:
+    return float(counts.sum()), float((counts * (starts + counts / 2)).sum())
+
+
+def _together(first: Work, second: Work) -> Work:
+    """One forward over the rows of both."""
+    large, small = sorted((first.seconds, second.seconds), reverse=True)
+    seconds = large + small / 2
+    drawn = first.seconds * first.draw + second.seconds * second.draw
+    return Work(seconds, min(1.0, drawn / seconds))

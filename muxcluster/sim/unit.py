@@ -1,0 +1,25 @@
+"""A unit as the simulator needs it: what the engine is told, and what its jobs cost."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from muxcluster.core.unitspec import UnitSpec
+from placement.cost import Cost
+from placement.shapes import ModelShape
+
+
+@dataclass(frozen=True, slots=True)
+class SimModel:
+    """Shape of a model, and the cost model of its GPU in its dtype."""
+
+    shape: ModelShape
+    cost: Cost
+
+
+@dataclass(frozen=True, slots=True)
+class SimUnit:
+    """One unit on a mesh of `tp` GPUs. models: of every name in `spec.models`."""
+
+    spec: UnitSpec
+    models: Mapping[str, SimModel]
+    tp: int = 1
