@@ -57,7 +57,7 @@ class Partition:
 
     def chosen(self, time_limit_s: float) -> list[Placed] | None:
         """The best layout of these columns, or the best found in time; None where there is none."""
-        values = self._program.solve(time_limit_s, whole=True).values
+        values = self._program.whole(time_limit_s)
         if values is None:
             return None
         counts = [math.floor(value + 0.5) for value in values[: len(self._columns)]]

@@ -1,23 +1,16 @@
 """A linear program, or one with whole numbers, put together row by row; HiGHS solves it."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import Bounds, LinearConstraint, linprog, milp
+from scipy.optimize import Bounds, LinearConstraint, OptimizeResult, linprog, milp
 from scipy.sparse import csr_array
 
+_INFEASIBLE = 2
+"""HiGHS through scipy: result.status."""
 Entry = tuple[int, float]
 """(row, coefficient)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """values: of the best solution found, None where none was. bound: that no solution exceeds."""
-
-    values: NDArray[np.float64] | None
-    bound: float
 
 
 class Program:
@@ -58,22 +51,27 @@ class Program:
             self._coefficients.append(coefficient)
         return number
 
-    def solve(self, time_limit_s: float, *, whole: bool, gap: float = 0.0) -> Answer:
-        """`whole` False drops the demand for whole numbers. gap: relative, that may be left.
+    def optimum(self, time_limit_s: float) -> float:
+        """Of the linear program: whole numbers are not asked for. Infinite where it was not reached
+        in time, -infinite where there is no solution."""
+        found = self._solved(time_limit_s, None)
+        if found.status == _INFEASIBLE:
+            return -np.inf
+        return -float(found.fun) if found.status == 0 else np.inf
 
-        The bound is infinite where time ended before there was one, and -infinite where there is
-        no solution at all.
-        """
-        found = milp(
+    def whole(self, time_limit_s: float) -> NDArray[np.float64] | None:
+        """The best solution with whole numbers, or the best found in time; None without any."""
+        found = self._solved(time_limit_s, np.array(self._whole, dtype=int))
+        return None if found.x is None else np.asarray(found.x)
+
+    def _solved(self, time_limit_s: float, integrality: NDArray[np.int_] | None) -> OptimizeResult:
+        return milp(
             -np.array(self._gains),
-            integrality=np.array(self._whole, dtype=int) if whole else None,
+            integrality=integrality,
             bounds=Bounds(0, np.array(self._upper)),
             constraints=LinearConstraint(self._matrix(), np.array(self._low), np.array(self._high)),
-            options={"time_limit": max(0.1, time_limit_s), "mip_rel_gap": gap},
+            options={"time_limit": max(0.1, time_limit_s), "mip_rel_gap": 0.0},
         )
-        if found.status == _INFEASIBLE:
-            return Answer(None, -np.inf)
-        return Answer(found.x, _bound(found, whole))
 
     def duals(self, time_limit_s: float) -> NDArray[np.float64] | None:
         """What one more unit of each row's limit is worth in the linear program, by row; None
@@ -102,13 +100,3 @@ class Program:
             (self._coefficients, (self._rows, self._columns)),
             shape=(len(self._low), len(self._gains)),
         )
-
-
-_INFEASIBLE = 2
-
-
-def _bound(found: object, whole: bool) -> float:
-    """Of scipy's result; a linear program's is its optimum, only where that was reached."""
-    bound = getattr(found, "mip_dual_bound", None) if whole else getattr(found, "fun", None)
-    reached = whole or getattr(found, "status", None) == 0
-    return -float(bound) if bound is not None and reached else np.inf

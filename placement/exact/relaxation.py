@@ -4,6 +4,10 @@ Each replica of a model runs in one of its modes (batch, SM shares); what is ser
 variable, and the meshes' memory, SM time, memory bandwidth and prefill lane are summed over equal
 meshes. Every layout, with any number of replicas and any split of the rates, is a solution of that
 program: a unit's batches, shares and served rates satisfy each row with the unit's own numbers.
+
+What it gives away, and why a gap is left on overloaded clusters: that models of one unit are served
+the same fraction of their rates, that quotas follow the rates, and that a model is on a mesh wholly
+or not at all. Whole numbers of meshes were tried and tighten it by less than 0.1 %.
 """
 
 import time
@@ -29,8 +33,6 @@ from placement.search.layout import Workshop
 INF = float("inf")
 _ROUNDING = 1e-6
 """Relative; what the solver's tolerances may hide."""
-_CLOSE = 1e-4
-"""Relative gap at which the search for whole numbers ends."""
 _DETAILS = (Detail(stride=8, melt_shares=True), Detail(stride=4), Detail())
 """Tried in turn while there is time."""
 _FINER = 25.0
@@ -55,13 +57,10 @@ def upper_bound(workshop: Workshop, time_limit_s: float, reached: float = 0.0) -
         if _proven(reached, bound):
             return bound
         program = _Melted(workshop, detail).program
-        bound = min(bound, _padded(program.solve(end - time.perf_counter(), whole=False).bound))
+        bound = min(bound, _padded(program.optimum(end - time.perf_counter())))
         took = time.perf_counter() - begin
         if took * _FINER > end - time.perf_counter():
-            return bound
-    if not _proven(reached, bound):
-        left = end - time.perf_counter()
-        bound = min(bound, _padded(program.solve(left, whole=True, gap=_CLOSE).bound))
+            break
     return bound
 
 
@@ -122,7 +121,7 @@ class _Melted:
         entries += [(row, -1.0) for row in (rows.prefill, rows.sms, rows.bandwidth)]
         one_each = [self.program.row(-INF, 0.0) for _ in held]
         entries += [(row, -1.0) for row in one_each]
-        self.program.column(0.0, entries, upper=kind.slots[tp], whole=True)
+        self.program.column(0.0, entries, upper=kind.slots[tp])
         for (index, modes), once in zip(held, one_each, strict=True):
             self._add_model(index, modes, rows, once)
 
