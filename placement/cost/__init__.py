@@ -2,17 +2,21 @@
 
 from placement.cost.choice import cost_for
 from placement.cost.interference import slowdown
+from placement.cost.measured import MeasuredCost
 from placement.cost.muxserve import read_muxserve
 from placement.cost.profile import Cell, Profile, ProfiledModel
 from placement.cost.protocol import Cost
 from placement.cost.roofline import Roofline
+from placement.cost.tuning import Tuning
 
 __all__ = [
     "Cell",
     "Cost",
+    "MeasuredCost",
     "Profile",
     "ProfiledModel",
     "Roofline",
+    "Tuning",
     "cost_for",
     "read_muxserve",
     "slowdown",

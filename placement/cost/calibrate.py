@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import astuple, fields, replace
+from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,7 +45,7 @@ def calibrated(gpu: Gpu, itemsize: int, models: Sequence[ProfiledModel]) -> Roof
     """
     cells = _some([(model.shape, cell) for model in models for cell in model.cells])
     work = stacked(cell_work(shape, itemsize, cell) for shape, cell in cells)
-    measured = np.array([float(np.median(cell.seconds)) for _, cell in cells])
+    measured = np.array([median(cell.seconds) for _, cell in cells])
     usual = _packed(Tuning(), gpu)
 
     def error(constants: FloatArray) -> FloatArray:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
+from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
@@ -95,32 +96,39 @@ def _grouped(
 
 def _surface(roofline: Roofline, shape: ModelShape, cells: Sequence[Cell]) -> Surface:
     """From the cells, all of one tp and phase."""
-    tp, is_prefill = cells[0].tp, cells[0].phase == "prefill"
+    is_prefill = cells[0].phase == "prefill"
     points = np.array([(cell.share, cell.batch, cell.tokens) for cell in cells], dtype=np.float64)
-    measured = np.log([float(np.median(cell.seconds)) for cell in cells])
     shares, batches, tokens = (
-        sorted({*points[:, axis].tolist(), *usual})
+        np.unique(np.concatenate((points[:, axis], usual)))
         for axis, usual in enumerate((_SHARES, _BATCHES, _TOKENS))
     )
-    grid = np.array(list(product(shares, batches, tokens)))
-    off = measured - np.log(_by_roofline(roofline, shape, tp, is_prefill, points))
-    # beyond the measured range a ratio is that of the nearest point within
-    inside, place = np.unique(
-        np.clip(grid, points.min(axis=0), points.max(axis=0)), axis=0, return_inverse=True
+    expected = _by_roofline(roofline, shape, cells[0], (shares, batches, tokens))
+    place = (
+        np.searchsorted(shares, points[:, 0]),
+        np.searchsorted(batches, points[:, 1]),
+        np.searchsorted(tokens, points[:, 2]),
     )
-    ratios = smoothed(_coordinates(points, is_prefill), off, _coordinates(inside, is_prefill))
-    seconds = _by_roofline(roofline, shape, tp, is_prefill, grid) * np.exp(ratios)[place.ravel()]
-    seconds = seconds.reshape(len(shares), len(batches), len(tokens))
-    return Surface(shares, batches, tokens, monotone(seconds))
+    measured = np.array([median(cell.seconds) for cell in cells])
+    ratios = np.log(measured / expected[place])
+    # beyond the measured range a ratio is that of the nearest point within
+    grid = np.stack(np.meshgrid(shares, batches, tokens, indexing="ij"), axis=-1).reshape(-1, 3)
+    nearest = np.clip(grid, points.min(axis=0), points.max(axis=0))
+    nearest, copies = np.unique(nearest, axis=0, return_inverse=True)
+    ratios = smoothed(_coordinates(points, is_prefill), ratios, _coordinates(nearest, is_prefill))
+    seconds = expected * np.exp(ratios)[copies.ravel()].reshape(expected.shape)
+    return Surface(shares.tolist(), batches.tolist(), tokens.tolist(), monotone(seconds))
 
 
 def _by_roofline(
-    roofline: Roofline, shape: ModelShape, tp: int, is_prefill: bool, points: FloatArray
+    roofline: Roofline, shape: ModelShape, cell: Cell, knots: tuple[FloatArray, ...]
 ) -> FloatArray:
-    """points: [n, 3] of share, batch, tokens. Returns seconds [n]."""
-    make = prefill_work if is_prefill else decode_work
-    itemsize = roofline.itemsize
-    return roofline.seconds(stacked(make(shape, itemsize, tp, *each) for each in points.tolist()))
+    """Seconds [shares, batches, tokens] of such jobs; `knots` are those three."""
+    shares, batches, tokens = knots
+    make = prefill_work if cell.phase == "prefill" else decode_work
+    jobs = product(batches.tolist(), tokens.tolist())
+    work = stacked(make(shape, roofline.itemsize, cell.tp, 1.0, *each) for each in jobs)
+    seconds = roofline.seconds(work._replace(share=shares[:, None]))
+    return seconds.reshape(len(shares), len(batches), len(tokens))
 
 
 def _coordinates(points: FloatArray, is_prefill: bool) -> FloatArray:

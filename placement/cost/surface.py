@@ -6,19 +6,49 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+FloatArray = NDArray[np.float64]
 
-def monotone(seconds: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The nearest grid, in a sense, that falls along axis 0 (share) and rises along 1 and 2.
 
-    Of each cell, the geometric mean of the greatest that must not exceed it and the least that must
-    not be below it: both are monotone, and equal where the grid is.
+_ROUNDS = 8
+
+
+def monotone(seconds: FloatArray) -> FloatArray:
+    """The grid nearest to `seconds`, in logarithms, that falls along axis 0 (SM share) and rises
+    along 1 and 2 (batch, tokens).
+
+    Dykstra's alternating projections, stopped early; what is left to mend is cut to the mean of the
+    greatest value that must not exceed a cell's and the least that must not be below it.
     """
     logs = np.log(seconds)[::-1]
-    above, below = logs, logs[::-1, ::-1, ::-1]
+    owed = [np.zeros_like(logs) for _ in range(3)]
+    for _ in range(_ROUNDS):
+        for axis in range(3):
+            before = logs + owed[axis]
+            logs = _rising(before, axis)
+            owed[axis] = before - logs
+    return np.asarray(np.exp(_cut(logs))[::-1])
+
+
+def _rising(values: FloatArray, axis: int) -> FloatArray:
+    """Isotonic regression of every line along `axis`: max over i ≤ k of min over j ≥ k of the mean
+    of values i to j."""
+    lines = np.moveaxis(values, axis, -1)
+    size = lines.shape[-1]
+    sums = np.concatenate((np.zeros((*lines.shape[:-1], 1)), np.cumsum(lines, axis=-1)), axis=-1)
+    first, last = np.arange(size)[:, None], np.arange(size)
+    means = (sums[..., None, 1:] - sums[..., :-1, None]) / np.maximum(last - first + 1, 1)
+    means = np.where(last >= first, means, np.inf)
+    least = np.minimum.accumulate(means[..., ::-1], axis=-1)[..., ::-1]
+    least = np.where(last >= first, least, -np.inf)
+    return np.moveaxis(least.max(axis=-2), -1, axis)
+
+
+def _cut(values: FloatArray) -> FloatArray:
+    above, below = values, values[::-1, ::-1, ::-1]
     for axis in range(3):
         above = np.maximum.accumulate(above, axis=axis)
         below = np.minimum.accumulate(below, axis=axis)
-    return np.asarray(np.exp((above + below[::-1, ::-1, ::-1]) / 2)[::-1])
+    return np.asarray((above + below[::-1, ::-1, ::-1]) / 2)
 
 
 class Surface:
@@ -36,7 +66,7 @@ class Surface:
         shares: Sequence[float],
         batches: Sequence[float],
         tokens: Sequence[float],
-        seconds: NDArray[np.float64],
+        seconds: FloatArray,
     ) -> None:
         self._shares = list(shares)
         self._inverses = [1 / share for share in shares]

@@ -1,0 +1,156 @@
+"""Profiles: what is read, what is refused and how the refusal reads."""
+
+import copy
+import json
+
+import pytest
+
+from placement.cost import Cell, Profile, cost_for, read_muxserve
+from placement.cost.measured import MeasuredCost
+from placement.cost.roofline import Roofline
+from placement.hardware import GPUS
+from placement.known_shapes import SHAPES
+
+VALID = {
+    "version": 1,
+    "gpu": "NVIDIA A100-SXM4-80GB",
+    "itemsize": 2,
+    "machine": "a test",
+    "models": [
+        {
+            "name": "tiny",
+            "shape": {
+                "num_layers": 2,
+                "hidden_size": 64,
+                "num_heads": 4,
+                "num_kv_heads": 2,
+                "head_dim": 16,
+                "intermediate_size": 128,
+                "vocab_size": 100,
+                "max_position": 256,
+            },
+            "cells": [
+                {
+                    "phase": "decode",
+                    "tp": 1,
+                    "share": 0.5,
+                    "batch": 4,
+                    "tokens": 32,
+                    "seconds": [0.02, 0.03, 0.9],
+                }
+            ],
+        }
+    ],
+}
+
+
+def read(tmp_path, content) -> Profile:
+    path = tmp_path / "profile.json"
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return Profile.read(path)
+
+
+def changed(*keys, value):
+    content = copy.deepcopy(VALID)
+    place = content
+    for key in keys[:-1]:
+        place = place[key]
+    place[keys[-1]] = value
+    return content
+
+
+def test_what_is_written_is_read_back(tmp_path) -> None:
+    profile = read(tmp_path, VALID)
+    assert profile.models[0].cells[0].seconds == (0.02, 0.03, 0.9)
+    assert read(tmp_path, profile.model_dump_json()) == profile
+    assert hash(read(tmp_path, profile.model_dump_json())) == hash(profile)
+
+
+CELL = ("models", 0, "cells", 0)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("", "not a profile: Invalid JSON"),
+        ("[]", "not a profile"),
+        (changed("version", value=2), "version: "),
+        (changed("speed", value=1), "speed: "),
+        (changed("itemsize", value="2"), "itemsize: "),
+        (changed("models", 0, "shape", "num_layers", value=0), "models[0].shape: "),
+        (changed("models", 0, "shape", "head_dim", value="x"), "models[0].shape.head_dim: "),
+        (changed(*CELL, "seconds", value=[]), "models[0].cells[0].seconds: "),
+        (changed(*CELL, "seconds", value=[1.0, 0.0]), "models[0].cells[0].seconds[1]: "),
+        (changed(*CELL, "seconds", value=[-1.0]), "greater than 0"),
+        (changed(*CELL, "share", value=50), "models[0].cells[0].share: "),
+        (changed(*CELL, "batch", value=1.5), "models[0].cells[0].batch: "),
+        (changed(*CELL, "phase", value="mixed"), "'prefill' or 'decode'"),
+    ],
+)
+def test_a_fault_is_one_line_with_file_key_and_remedy(tmp_path, content, said) -> None:
+    with pytest.raises(ValueError, match=r"profile\.json: ") as caught:
+        read(tmp_path, content)
+    message = str(caught.value)
+    assert said in message
+    assert "\n" not in message
+    assert "muxcluster profile" in message
+
+
+def test_a_missing_file_is_an_oserror(tmp_path) -> None:
+    with pytest.raises(FileNotFoundError):
+        Profile.read(tmp_path / "absent.json")
+
+
+def test_a_profile_counts_for_its_gpu_and_dtype_only(tmp_path) -> None:
+    profile = read(tmp_path, VALID)
+    assert isinstance(cost_for(GPUS["A100-80GB"], 2, [profile]), MeasuredCost)
+    assert cost_for(GPUS["A100-80GB"], 4, [profile]) == Roofline(GPUS["A100-80GB"], 4)
+    assert cost_for(GPUS["H100"], 2, [profile]) == Roofline(GPUS["H100"], 2)
+    empty = profile.model_copy(update={"models": ()})
+    assert cost_for(GPUS["A100-80GB"], 2, [empty]) == Roofline(GPUS["A100-80GB"], 2)
+
+
+def test_a_cell_alone_is_predicted_by_the_median_of_its_repeats(tmp_path) -> None:
+    profile = read(tmp_path, VALID)
+    cost = cost_for(GPUS["A100-80GB"], 2, [profile])
+    shape = profile.models[0].shape
+    assert cost.decode_s(shape, 1, 0.5, 4, 32) == pytest.approx(0.03, rel=0.1)
+    assert cost.prefill_s(shape, 1, 0.5, 4, 32) > 0
+
+
+def test_muxserve_leaves_out_what_was_not_measured(tmp_path) -> None:
+    path = tmp_path / "llama.json"
+    entry = {"prefill": 16.0, "decoding": -1}
+    path.write_text(json.dumps({"llama-7b": {"2": {"50": {"8": {"128": entry}}}}}))
+    profile = read_muxserve(path)
+    assert (profile.gpu, profile.itemsize) == ("A100-80GB", 2)
+    (model,) = profile.models
+    assert model.shape == SHAPES["llama-7b"]
+    assert model.cells == (
+        Cell(phase="prefill", tp=2, share=0.5, batch=8, tokens=128, seconds=(0.016,)),
+    )
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", '{"llama-8b": {}}', '{"llama-7b": {"1": {"50": {"1": {"32": {}}}}}}']
+)
+def test_muxserve_refuses_other_files_in_one_line(tmp_path, content) -> None:
+    path = tmp_path / "llama.json"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=r"llama\.json: not MuxServe's profile") as caught:
+        read_muxserve(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_published_profile_is_read_whole(data_dir) -> None:
+    profile = read_muxserve(data_dir / "muxserve" / "llama_a100_profile.json")
+    assert sum(len(model.cells) for model in profile.models) == 10240 - 1246
+    seven = next(model for model in profile.models if model.name == "llama-7b")
+    wanted = {"tp": 1, "share": 0.5, "batch": 1, "tokens": 128}
+    found = {
+        cell.phase: cell.seconds
+        for cell in seven.cells
+        if all(getattr(cell, key) == value for key, value in wanted.items())
+    }
+    assert found["prefill"] == pytest.approx([0.0213], abs=1e-4)
+    assert found["decode"] == pytest.approx([0.0126], abs=1e-4)
