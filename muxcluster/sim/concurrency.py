@@ -1,11 +1,11 @@
 """Jobs that run side by side on one mesh: a work clock that slows down for all of them."""
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from muxcluster.core.job import Job
 from muxcluster.sim.timing import Work
-from placement.cost import slowdown
 
 _EPSILON = 1e-9
 
@@ -29,12 +29,13 @@ class Running:
 class Concurrency:
     """Running jobs of one unit; their work is conserved whatever joins or leaves.
 
-    All of them are slowed by one factor, `placement.cost.slowdown` of what they draw, so a clock
-    that runs 1 / factor as fast as time tells the progress of each: a job ends when that clock has
-    advanced by what it takes alone.
+    All of them are slowed by one factor, `slowdown` of what they draw, so a clock that runs
+    1 / factor as fast as time tells the progress of each: a job ends when that clock has advanced
+    by what it takes alone.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, slowdown: Callable[[Sequence[float]], float]) -> None:
+        self._slowdown_of = slowdown
         self.running: list[Running] = []
         self._now_s = 0.0
         self._clock = 0.0
@@ -84,7 +85,7 @@ class Concurrency:
         self._now_s = now
 
     def _changed(self) -> None:
-        self._slowdown = slowdown([entry.work.draw for entry in self.running])
+        self._slowdown = self._slowdown_of([entry.work.draw for entry in self.running])
         self._find_first()
 
     def _find_first(self) -> None:

@@ -55,7 +55,7 @@ class UnitDriver:
         self.now = 0.0
         self._sink = sink
         self._timing = timing or CostTiming(unit)
-        self._jobs = Concurrency()
+        self._jobs = Concurrency(self._timing.slowdown)
         smallest = min(share for worker in unit.spec.workers for share in worker.shares)
         self._coalescing = None if exact else Coalescing(self.scheduler, self._jobs, smallest)
         self._is_stirred = False
@@ -98,7 +98,7 @@ class UnitDriver:
         if self._coalescing is not None:
             self._coalescing.before_launch()
         launched = [
-            self._jobs.start(job, self._timing.work(job), now)
+            self._jobs.start(job, self._timing.work(job, now), now)
             for job in self.scheduler.next_jobs(now)
         ]
         if self._coalescing is not None:

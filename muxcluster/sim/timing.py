@@ -1,5 +1,6 @@
 """How long a job would take alone on its SMs, and what it draws of the memory bandwidth."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -8,6 +9,7 @@ from numpy.typing import NDArray
 
 from muxcluster.core.job import Job, Phase
 from muxcluster.sim.unit import SimModel, SimUnit
+from placement.cost import slowdown
 
 _CONTEXT_STEP = 8
 """Mean contexts are looked up to the nearest 8 tokens: a decode step of 300 tokens of context
@@ -27,8 +29,12 @@ class Work:
 class Timing(Protocol):
     """What times the jobs of one unit."""
 
-    def work(self, job: Job) -> Work:
-        """Of `job`, by its actual rows."""
+    def work(self, job: Job, now: float) -> Work:
+        """Of `job`, by its actual rows; it is launched at `now`."""
+        ...
+
+    def slowdown(self, draws: Sequence[float]) -> float:
+        """Factor ≥ 1 by which jobs that run at the same time, with these draws, are slower."""
         ...
 
 
@@ -47,8 +53,12 @@ class CostTiming:
         self._tp = unit.tp
         self._decodes: dict[_DecodeKey, Work] = {}
 
-    def work(self, job: Job) -> Work:
-        """Of `job`, by its actual rows."""
+    def slowdown(self, draws: Sequence[float]) -> float:
+        """As `placement.cost` has it."""
+        return slowdown(draws)
+
+    def work(self, job: Job, now: float) -> Work:
+        """Of `job`, by its actual rows, whenever it is launched."""
         rows = job.rows
         if job.phase is Phase.DECODE:
             starts = int(rows.starts.sum())

@@ -1,7 +1,7 @@
 """Small simulated units with round numbers, and arrivals for them."""
 
 import random
-from dataclasses import replace
+from collections.abc import Sequence
 
 from muxcluster.core.job import Job, Phase, WorkerSlot
 from muxcluster.core.kvshape import KvShape, block_bytes
@@ -9,7 +9,7 @@ from muxcluster.core.unitspec import ModelSpec, SchedulerSpec, UnitSpec
 from muxcluster.sim.timing import Work
 from muxcluster.sim.unit import SimModel, SimUnit
 from muxcluster.workload.arrival import Arrival
-from placement.cost import Roofline
+from placement.cost import Roofline, slowdown
 from placement.hardware import GPUS
 from placement.known_shapes import SHAPES
 
@@ -67,5 +67,8 @@ class FixedTiming:
     def __init__(self, prefill: Work, decode: Work) -> None:
         self._works = {Phase.PREFILL: prefill, Phase.DECODE: decode}
 
-    def work(self, job: Job) -> Work:
-        return replace(self._works[job.phase])
+    def work(self, job: Job, now: float) -> Work:
+        return self._works[job.phase]
+
+    def slowdown(self, draws: Sequence[float]) -> float:
+        return slowdown(draws)

@@ -20,7 +20,7 @@ def job(job_id: int, max_steps: int = 1) -> Job:
 def test_a_neighbour_slows_a_job_only_while_it_runs() -> None:
     factor = slowdown((0.8, 0.7))
     assert factor > 1.5
-    jobs = Concurrency()
+    jobs = Concurrency(slowdown)
     jobs.start(job(0), Work(4.0, 0.8), 10.0)
     assert jobs.next_end_s == pytest.approx(14.0)
     jobs.start(job(1), Work(1.0, 0.7), 12.0)
@@ -34,7 +34,7 @@ def test_a_neighbour_slows_a_job_only_while_it_runs() -> None:
 
 
 def test_a_cut_job_ends_with_its_step() -> None:
-    jobs = Concurrency()
+    jobs = Concurrency(slowdown)
     entry = jobs.start(job(0, max_steps=10), Work(2.0, 0.1), 5.0)
     assert jobs.next_end_s == pytest.approx(25.0)
     jobs.cut(entry, 8.5)
@@ -46,7 +46,7 @@ def test_a_cut_job_ends_with_its_step() -> None:
 
 @pytest.mark.parametrize(("now", "steps"), [(5.0, 1), (7.0, 1), (7.1, 2), (9.0, 2), (24.9, 10)])
 def test_a_cut_at_a_boundary_adds_no_step(now: float, steps: int) -> None:
-    jobs = Concurrency()
+    jobs = Concurrency(slowdown)
     entry = jobs.start(job(0, max_steps=10), Work(2.0, 0.1), 5.0)
     jobs.cut(entry, now)
     assert entry.num_steps == steps
