@@ -30,7 +30,7 @@ def job_seconds(work: Work[Number], gpu: Gpu, itemsize: int, tuning: Tuning) -> 
     memory_s = work.num_bytes / (drawn * gpu.bandwidth * tuning.bandwidth)
     overlapped_s = (compute_s**_OVERLAP_POWER + memory_s**_OVERLAP_POWER) ** (1 / _OVERLAP_POWER)
     layer_s = tuning.kernels_s + work.rows * tuning.row_s / sms
-    layer_s = layer_s + _all_reduces_s(work, gpu, itemsize, tuning)
+    layer_s = layer_s + all_reduces_s(work, gpu, itemsize, tuning)
     device_s = overlapped_s + work.num_layers * layer_s
     launch_s = tuning.decode_layer_s + work.is_prefill * (
         tuning.prefill_layer_s - tuning.decode_layer_s
@@ -40,8 +40,8 @@ def job_seconds(work: Work[Number], gpu: Gpu, itemsize: int, tuning: Tuning) -> 
     return seconds
 
 
-def _all_reduces_s(work: Work[Number], gpu: Gpu, itemsize: int, tuning: Tuning) -> Number:
-    """Two ring all-reduces of the hidden states."""
+def all_reduces_s(work: Work[Number], gpu: Gpu, itemsize: int, tuning: Tuning) -> Number:
+    """Of two ring all-reduces of the hidden states, or of two for each of many jobs."""
     sent = 2 * (1 - 1 / work.tp) * work.tokens * work.hidden_size * itemsize
     return 2 * ((work.tp > 1) * tuning.all_reduce_s + sent / (gpu.link * tuning.link))
 

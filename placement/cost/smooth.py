@@ -7,7 +7,7 @@ FloatArray = NDArray[np.float64]
 
 _NOISE = 0.05
 """Variance of one measurement, in units of the variance of what is measured."""
-_LEVEL = 4.0
+_LEVEL = 100.0
 """Variance of the common level, in the same units."""
 _FEWEST = 8
 _MOST_OUTLIERS = 0.1

@@ -9,9 +9,8 @@ class Tuning:
 
     The values here were fitted to the published A100 profile (MuxServe: four LLaMA models, tp 1
     to 8, 30 to 100 % of the SMs), with two exceptions. A layer of decode is launched as a part of
-    a captured graph, not kernel by kernel from Python (0.4 ms there). An all-reduce is as fast as
-    in Vidur's tables of H100 machines, where small ones take 10 to 40 µs and large ones reach half
-    of the links.
+    a captured graph, not kernel by kernel from Python (0.4 ms there). All-reduces are
+    those that Vidur measured over NVLink (A100 pairs, H100 DGX): the profile's were slower.
 
     compute: of the FLOP/s that large matrix products reach. bandwidth: of the memory's that
     streaming reads reach. compute_knee: share of the SMs at which compute starts to be held back
@@ -28,5 +27,5 @@ class Tuning:
     row_s: float = 1.9e-6
     prefill_layer_s: float = 6e-4
     decode_layer_s: float = 5e-5
-    all_reduce_s: float = 2.5e-5
-    link: float = 0.45
+    all_reduce_s: float = 2e-5
+    link: float = 0.6
