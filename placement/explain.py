@@ -11,6 +11,7 @@ from placement.names import nearest
 from placement.plan import Plan, PlannedUnit
 from placement.problem import Problem
 
+MOST_UNITS = 5
 _SERVED = 1 - 1e-9
 _BISECTIONS = 24
 _MOST_DOUBLINGS = 20
@@ -84,8 +85,10 @@ class _Judged:
     estimate: UnitEstimate
 
 
-def explain(problem: Problem, plan: Plan, model: str) -> tuple[Explanation, ...]:
-    """One explanation for each unit that has the model.
+def explain(
+    problem: Problem, plan: Plan, model: str, most: int = MOST_UNITS
+) -> tuple[Explanation, ...]:
+    """One explanation for each unit that has the model, of the first `most` of these.
 
     Raises ValueError where the plan has no such model, or the estimator cannot judge the plan.
     """
@@ -95,11 +98,8 @@ def explain(problem: Problem, plan: Plan, model: str) -> tuple[Explanation, ...]
     estimator = Estimator(problem)
     units = [_judged(estimator, plan, unit) for unit in plan.units]
     index = [demand.name for demand in problem.demands].index(model)
-    return tuple(
-        _explained(estimator, units, here, index)
-        for here in units
-        if any(each == index for each, _ in here.offers)
-    )
+    homes = [here for here in units if any(each == index for each, _ in here.offers)]
+    return tuple(_explained(estimator, units, here, index) for here in homes[:most])
 
 
 def _judged(estimator: Estimator, plan: Plan, unit: PlannedUnit) -> _Judged:

@@ -1,10 +1,12 @@
 """`muxcluster place`: what goes where, and what to expect of it."""
 
 import math
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from enum import StrEnum
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +14,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from muxcluster.cli.placing.explaining import explained_lines
+from muxcluster.cli.placing.explaining import answer_lines
 from muxcluster.cli.placing.files import write_bytes
 from muxcluster.cli.placing.inputs import curves_file, with_profile
 from muxcluster.cli.placing.moves import difference_lines
@@ -22,7 +24,7 @@ from muxcluster.cli.placing.summary import summary_lines
 from muxcluster.cli.placing.table import plan_lines
 from muxcluster.config import Config, load_config
 from muxcluster.config.planfile import read_plan
-from muxcluster.core.errors import ConfigError
+from muxcluster.core.errors import ConfigError, MuxClusterError
 from placement.explain import explain as explain_model
 
 
@@ -145,12 +147,13 @@ def place(  # noqa: PLR0913 - each parameter is an option of the command line
     if plot is not None and drawn is not None:
         write_bytes(plot, drawn(outcome.after, plot.suffix[1:].lower()))
     notes = [*_notes(outcome, answers)]
-    if as_json:
-        typer.echo(outcome.after.plan.to_json())
-        _print(notes, to_stderr=True)
-        return
-    table = [] if what_if or explain else [*plan_lines(outcome.after), Text()]
-    _print([*table, *notes, *summary_lines(outcome.after)])
+    with _writing():
+        if as_json:
+            typer.echo(outcome.after.plan.to_json())
+            _print(notes, to_stderr=True)
+            return
+        table = [] if what_if or explain else [*plan_lines(outcome.after), Text()]
+        _print([*table, *notes, *summary_lines(outcome.after)])
 
 
 def _configured(path: Path, objective: Objective | None, profile: Path | None) -> Config:
@@ -178,7 +181,7 @@ def _explained(judged: Judged, name: str) -> list[Text]:
         found = explain_model(judged.problem, judged.plan, name)
     except ValueError as error:
         raise ConfigError(f"--explain {name}", "", str(error)) from error
-    return [line for each in found for line in explained_lines(each)]
+    return [*answer_lines(judged, found)]
 
 
 def _notes(outcome: Outcome, answers: Iterable[Iterable[Text]]) -> Iterator[Text]:
@@ -196,6 +199,20 @@ def _print(lines: Iterable[Text], *, to_stderr: bool = False) -> None:
     console = Console(highlight=False, stderr=to_stderr)
     for line in lines:
         console.print(line, soft_wrap=True)
+
+
+@contextmanager
+def _writing() -> Iterator[None]:
+    """Letters that the terminal lacks become question marks; a full disk is one line."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise MuxClusterError(f"the plan cannot be printed: {error.strerror}") from error
 
 
 @contextmanager

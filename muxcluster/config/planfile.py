@@ -9,7 +9,6 @@ from pydantic import ValidationError
 from muxcluster.config.load import Config
 from muxcluster.config.problems import first_problem
 from muxcluster.core.errors import ConfigError
-from placement.names import nearest
 from placement.plan import Plan, PlannedUnit
 
 
@@ -75,8 +74,8 @@ def _check_cluster(path: Path, plan: Plan, config: Config) -> None:
     if not any(model.name in models for unit in plan.units for model in unit.models):
         name = plan.units[0].models[0].name
         message = f"{config.file} has no model {name!r}, nor any other of the plan"
-        raise ConfigError(path, "units[0].models[0].name", message + nearest(name, models))
+        raise ConfigError(path, "units[0].models[0].name", message)
     if not any(unit.node in nodes for unit in plan.units):
         name = plan.units[0].node
         message = f"{config.file} has no node {name!r}, nor any other of the plan"
-        raise ConfigError(path, "units[0].node", message + nearest(name, nodes))
+        raise ConfigError(path, "units[0].node", message)

@@ -7,6 +7,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 Name = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][\w.:/-]*$")]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
+Amount = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
+"""Rates, weights and GiB: beyond a million it is a slip, and sums of such overflow."""
+Tokens = Annotated[float, Field(ge=1, le=1e8, allow_inf_nan=False)]
 Port = Annotated[int, Field(ge=0, le=65535)]
 
 
@@ -35,10 +38,10 @@ class ModelSection(Section):
     name: Name
     path: str | None = None
     shape: str | None = None
-    rate: Positive = 1.0
-    weight: Positive = 1.0
-    prompt_tokens: Positive = 161.0
-    output_tokens: Positive = 338.0
+    rate: Amount = 1.0
+    weight: Amount = 1.0
+    prompt_tokens: Tokens = 161.0
+    output_tokens: Tokens = 338.0
     slo: SloSection | None = None
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     load_format: Literal["auto", "dummy"] = "auto"
@@ -60,10 +63,10 @@ class NodeSection(Section):
     """
 
     name: Name
-    gpus: Count = 1
+    gpus: Annotated[int, Field(ge=1, le=1024)] = 1
     gpu: str
     cores: Count | None = None
-    memory_gb: Positive | None = None
+    memory_gb: Amount | None = None
 
     @model_validator(mode="after")
     def _cpu_is_one(self) -> "NodeSection":
@@ -122,7 +125,7 @@ class PolicySection(Section):
     max_decode_rows: Count = 256
     quota_period_s: Positive = 5.0
     prefix_caching: bool = True
-    kv_gb: Positive | None = None
+    kv_gb: Amount | None = None
     num_threads: Count | None = None
 
 

@@ -244,3 +244,11 @@ def test_out_to_a_device_and_through_a_link(capsys, small, tmp_path) -> None:
     assert (tmp_path / "link.json").is_symlink()
     assert Plan.read(tmp_path / "target.json").units
     assert not list(tmp_path.glob("*.partial"))
+
+
+def test_a_full_disk_is_one_line(small) -> None:
+    with Path("/dev/full").open("wb") as full:
+        command = [sys.executable, "-m", "muxcluster.cli.main", "place", small()]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, cwd=ROOT, check=False)
+    assert done.returncode == 1
+    assert done.stderr == b"muxcluster: the plan cannot be printed: No space left on device\n"

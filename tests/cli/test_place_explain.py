@@ -7,13 +7,14 @@ from tests.cli.calls import call
 
 
 def test_load_fit_room_and_other_places(capsys, small) -> None:
-    code, out, err = call(capsys, "place", small(gpus=4), "--explain", "chat")
+    asked = ("--explain", "chat", "--method", "spatial")  # so that there are other places
+    code, out, err = call(capsys, "place", small(gpus=4), *asked)
     assert (code, err) == (0, "")
     for word in ("chat is on a-", "load: ", "fit: 12.6 GiB of weights", "room: ", "limit: none"):
         assert word in out
     assert re.search(r"req/s more of it \(up to [\d.]+\)", out)
     assert "if it moved (now 5.05 req/s in all):" in out
-    assert "A100-80GB): as much in all (5.05), load there " in out
+    assert re.search(r"A100-80GB\).*: as much in all \(5.05\), load there ", out)
     assert "model   " not in out, "the table is left out"
 
 
@@ -43,3 +44,15 @@ def test_several_models_and_the_plan_after_a_change(capsys, small) -> None:
     _, out, _ = call(capsys, "place", small(), *asked)
     assert "chat is on " in out
     assert "opt-13b is on " in out
+
+
+def test_many_replicas_and_equal_places_are_counted(capsys, tmp_path) -> None:
+    path = tmp_path / "many.yaml"
+    path.write_text(
+        "models: [{name: a, shape: opt-13b, rate: 10000}]\n"
+        "cluster: {nodes: [{name: n, gpus: 16, gpu: A100-80GB}]}\n"
+    )
+    out = call(capsys, "place", str(path), "--explain", "a", "--time-limit", "0")[1]
+    assert out.count("a is on n-") == 5
+    assert re.search(r"^and a is on \d+ more units$", out, re.MULTILINE)
+    assert re.search(r" and \d+ like it: -", out)

@@ -55,7 +55,7 @@ def gap_text(judged: Judged) -> str:
         return f"bound: none for objective {plan.objective} with method {plan.method}"
     if plan.bound <= plan.score * (1 + _SAME):
         return f"bound {plan.bound:.6g}: proven, no plan is better"
-    gap = 1 - plan.score / plan.bound
+    gap = max(1e-4, 1 - plan.score / plan.bound)
     return f"bound {plan.bound:.6g}: at most {gap:.2%} below the best possible plan"
 
 
