@@ -5,8 +5,10 @@ three ways: random fifths of all cells; one SM share at a time, end shares inclu
 time, which the roofline fitted to the others then predicts. An error is |predicted / measured - 1|
 of one cell, predicted by a model that was fitted without it; the measurements' own noise and
 outliers are in it. Beside it stand linear interpolation of logarithms (the obvious method) on the
-same fifths and the roofline as it comes, with no profile at all. The roofline is also held against
-Vidur's measured layers and all-reduces of A100 and H100.
+same fifths and the roofline as it comes, with no profile at all: it expects decode to run as a
+captured graph, and these measurements launched every kernel from Python, so it is too fast there
+(its bias), most where tp is great. It is also held against Vidur's measured layers and all-reduces
+of A100 and H100. Times are of the fastest of five rounds, as the machine may be busy.
 """
 
 import sys
@@ -32,7 +34,8 @@ GPU = GPUS["A100-80GB"]
 ITEMSIZE = 2
 FOLDS = 5
 PHASES = ("prefill", "decode")
-NUM_TIMED = 100_000
+NUM_TIMED = 20_000
+ROUNDS = 5
 
 FloatArray = NDArray[np.float64]
 Labels = Sequence[int]
@@ -153,16 +156,19 @@ def splits(models: Sequence[ProfiledModel], seed: int, quick: bool) -> dict[str,
     return found
 
 
-def speed(models: Sequence[ProfiledModel]) -> tuple[float, float]:
-    """(seconds to fit, microseconds of one prediction)."""
-    start = time.perf_counter()
-    cost = MeasuredCost(GPU, ITEMSIZE, models)
-    fit_s = time.perf_counter() - start
+def speed(models: Sequence[ProfiledModel]) -> tuple[list[float], list[float]]:
+    """(seconds of each fit, microseconds of one prediction in each round)."""
+    fits_s, rounds_us = [], []
     shape = models[0].shape
-    start = time.perf_counter()
-    for number in range(NUM_TIMED):
-        cost.decode_s(shape, 1, 0.5, 1 + number % 300, 499.5)
-    return fit_s, (time.perf_counter() - start) / NUM_TIMED * 1e6
+    for _ in range(ROUNDS):
+        start = time.perf_counter()
+        cost = MeasuredCost(GPU, ITEMSIZE, models)
+        fits_s.append(time.perf_counter() - start)
+        start = time.perf_counter()
+        for number in range(NUM_TIMED):
+            cost.decode_s(shape, 1, 0.5, 1 + number % 300, 499.5)
+        rounds_us.append((time.perf_counter() - start) / NUM_TIMED * 1e6)
+    return fits_s, rounds_us
 
 
 def claims_of(rows: Sequence[dict[str, Any]]) -> Iterator[Claim]:
@@ -198,14 +204,18 @@ def main() -> None:
     for row in rows:
         if row["of"] in ("all", *PHASES) or row["split"] == "vidur":
             print(" ".join(f"{key}={value}" for key, value in row.items()), flush=True)
-    fit_s, prediction_us = speed(models)
+    fits_s, rounds_us = speed(models)
     bench.publish(
         [
             *claims_of(rows),
-            Claim("fit_s", round(fit_s, 3), "s"),
-            Claim("prediction_us", round(prediction_us, 2), "us", 5.0),
+            Claim("fastest_fit_s", round(min(fits_s), 3), "s"),
+            Claim("fastest_prediction_us", round(min(rounds_us), 2), "us", 5.0),
         ],
-        {name: found.round(4).tolist() for name, found in errors.items()},
+        {
+            **{name: found.round(4).tolist() for name, found in errors.items()},
+            "fit_s": fits_s,
+            "prediction_us": rounds_us,
+        },
         errors=rows,
     )
 
