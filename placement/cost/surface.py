@@ -2,6 +2,7 @@
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,7 +60,7 @@ class Surface:
     1 / share; beyond the last ones they grow in proportion, below the first they stay.
     """
 
-    __slots__ = ("_batches", "_inverses", "_seconds", "_shares", "_tokens")
+    __slots__ = ("_batches", "_cells", "_inner_batches", "_inner_tokens", "_shares", "_tokens")
 
     def __init__(
         self,
@@ -68,41 +69,73 @@ class Surface:
         tokens: Sequence[float],
         seconds: FloatArray,
     ) -> None:
-        self._shares = list(shares)
-        self._inverses = [1 / share for share in shares]
-        self._batches = list(batches)
-        self._tokens = list(tokens)
-        self._seconds: list[list[list[float]]] = seconds.tolist()
+        self._shares = tuple(shares)
+        self._batches, self._inner_batches = (batches[0], batches[-1]), tuple(batches[1:-1])
+        self._tokens, self._inner_tokens = (tokens[0], tokens[-1]), tuple(tokens[1:-1])
+        self._cells = tuple(
+            tuple(tuple(_Cell(*each) for each in row) for row in layer)
+            for layer in _coefficients(batches, tokens, seconds).tolist()
+        )
 
     def seconds(self, share: float, batch: float, tokens: float) -> float:
         """At any positive share, batch and tokens."""
-        batches, lengths, shares = self._batches, self._tokens, self._shares
-        factor = max(1.0, batch / batches[-1]) * max(1.0, tokens / lengths[-1])
-        row, row_part = _place(batches, batch)
-        column, column_part = _place(lengths, tokens)
-        layer = bisect_right(shares, share)
+        batch, factor = _within(batch, *self._batches)
+        tokens, longer = _within(tokens, *self._tokens)
+        factor *= longer
+        row = bisect_right(self._inner_batches, batch)
+        column = bisect_right(self._inner_tokens, tokens)
+        layer = bisect_right(self._shares, share)
         if layer == 0:
-            factor *= shares[0] / share
-            return factor * _bilinear(self._seconds[0], row, row_part, column, column_part)
-        slow = _bilinear(self._seconds[layer - 1], row, row_part, column, column_part)
-        if layer == len(shares) or share == shares[layer - 1]:
+            factor *= self._shares[0] / share
+            return factor * _at(self._cells[0][row][column], batch, tokens)
+        below = self._shares[layer - 1]
+        slow = _at(self._cells[layer - 1][row][column], batch, tokens)
+        if share == below or layer == len(self._shares):
             return factor * slow
-        fast = _bilinear(self._seconds[layer], row, row_part, column, column_part)
-        low, high = self._inverses[layer - 1], self._inverses[layer]
-        return factor * (slow + (fast - slow) * (low - 1 / share) / (low - high))
+        fast = _at(self._cells[layer][row][column], batch, tokens)
+        part = (1 / below - 1 / share) / (1 / below - 1 / self._shares[layer])
+        return factor * (slow + (fast - slow) * part)
 
 
-def _place(knots: Sequence[float], value: float) -> tuple[int, float]:
-    """(knot at or below, part of the way to the next one); at least two knots."""
-    index = min(max(bisect_right(knots, value) - 1, 0), len(knots) - 2)
-    part = (value - knots[index]) / (knots[index + 1] - knots[index])
-    return index, min(1.0, max(0.0, part))
+class _Cell(NamedTuple):
+    """Seconds between two neighbouring batches and two lengths, by the distance from the first."""
+
+    batch: float
+    tokens: float
+    seconds: float
+    per_batch: float
+    per_token: float
+    per_both: float
 
 
-def _bilinear(
-    grid: Sequence[Sequence[float]], row: int, row_part: float, column: int, column_part: float
-) -> float:
-    upper, lower = grid[row], grid[row + 1]
-    first = upper[column] * (1 - column_part) + upper[column + 1] * column_part
-    second = lower[column] * (1 - column_part) + lower[column + 1] * column_part
-    return first * (1 - row_part) + second * row_part
+def _at(cell: _Cell, batch: float, tokens: float) -> float:
+    first_batch, first_tokens, seconds, per_batch, per_token, per_both = cell
+    longer = tokens - first_tokens
+    slope = per_batch + per_both * longer
+    return seconds + per_token * longer + slope * (batch - first_batch)
+
+
+def _within(value: float, least: float, most: float) -> tuple[float, float]:
+    """(the value moved into the range, by what factor it exceeds it)."""
+    if value > most:
+        return most, value / most
+    return (value if value > least else least), 1.0
+
+
+def _coefficients(
+    batches: Sequence[float], tokens: Sequence[float], seconds: FloatArray
+) -> FloatArray:
+    """[shares, batches - 1, tokens - 1, 6]: the fields of the cells."""
+    rows, columns = np.asarray(batches)[:, None], np.asarray(tokens)
+    per_batch = np.diff(seconds, axis=1) / np.diff(rows, axis=0)
+    per_token = np.diff(seconds, axis=2) / np.diff(columns)
+    per_both = np.diff(per_batch, axis=2) / np.diff(columns)
+    fields = (
+        rows[:-1],
+        columns[:-1],
+        seconds[:, :-1, :-1],
+        per_batch[:, :, :-1],
+        per_token[:, :-1],
+        per_both,
+    )
+    return np.stack(np.broadcast_arrays(*fields), axis=-1)
