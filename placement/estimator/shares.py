@@ -52,8 +52,14 @@ class Loads:
 
 def candidates(tenants: Sequence[Tenant], rungs: Sequence[float]) -> list[Loads]:
     """The loads of each way of sharing that `rungs` allow: time sharing first, then splits."""
-    splits = [rung for rung in rungs if rung in _SPLITS]
-    return [_in_turns(tenants), *(_side_by_side(tenants, rungs, each) for each in splits)]
+    found = [_in_turns(tenants)]
+    for split in (rung for rung in rungs if rung in _SPLITS):
+        loads = _side_by_side(tenants, rungs, split, 1.0)
+        found.append(loads)
+        if loads.greatest > 1:
+            # what cannot be served needs no SMs: fewer for each leave more for all
+            found.append(_side_by_side(tenants, rungs, split, 1 / loads.greatest))
+    return found
 
 
 def _in_turns(tenants: Sequence[Tenant]) -> Loads:
@@ -69,16 +75,18 @@ def _in_turns(tenants: Sequence[Tenant]) -> Loads:
     return Loads(1.0, ones, 1.0, none, none, tuple(busy), tuple(drawn))
 
 
-def _side_by_side(tenants: Sequence[Tenant], rungs: Sequence[float], prefill_share: float) -> Loads:
+def _side_by_side(
+    tenants: Sequence[Tenant], rungs: Sequence[float], prefill_share: float, part: float
+) -> Loads:
     """Prefill on its share of the SMs beside decodes on the rest (MuxServe §3.1).
 
-    A model's decodes get the fewest SMs on which its own lane meets its rate (Alg. 2); the SMs'
-    time, share x seconds, is what concurrent jobs compete for.
+    A model's decodes get the fewest SMs on which its own lane meets `part` of its rate (Alg. 2);
+    the SMs' time, share x seconds, is what concurrent jobs compete for.
     """
     rest = [rung for rung in rungs if rung <= 1 - prefill_share + 1e-9]
     prefills = [each.cost.prefill(prefill_share) for each in tenants]
     drawn_beside = max(draw for _, draw in prefills)
-    shares, slower = _decode_shares(tenants, rest, drawn_beside)
+    shares, slower = _decode_shares(tenants, rest, drawn_beside, part)
     decodes = [
         each.cost.decode(each.batch, share) for each, share in zip(tenants, shares, strict=True)
     ]
@@ -102,13 +110,13 @@ def _side_by_side(tenants: Sequence[Tenant], rungs: Sequence[float], prefill_sha
 
 
 def _decode_shares(
-    tenants: Sequence[Tenant], rest: Sequence[float], drawn_beside: float
+    tenants: Sequence[Tenant], rest: Sequence[float], drawn_beside: float, part: float
 ) -> tuple[list[float], float]:
     """(share of each model's decodes, slowdown beside a prefill). More SMs also draw more, so the
     slowdown that the shares are chosen for is that of the shares found without it."""
     slower = 1.0
     for _ in range(2):
-        shares = [_fewest(each, rest, slower) for each in tenants]
+        shares = [_fewest(each, rest, slower * part) for each in tenants]
         drawn = max(
             each.cost.decode(each.batch, share)[1]
             for each, share in zip(tenants, shares, strict=True)
@@ -117,8 +125,8 @@ def _decode_shares(
     return shares, slower
 
 
-def _fewest(tenant: Tenant, rest: Sequence[float], slower: float) -> float:
+def _fewest(tenant: Tenant, rest: Sequence[float], factor: float) -> float:
     for share in rest:
-        if tenant.rate * tenant.cost.decode(tenant.batch, share)[0] * slower <= 1:
+        if tenant.rate * tenant.cost.decode(tenant.batch, share)[0] * factor <= 1:
             return share
     return rest[-1]
