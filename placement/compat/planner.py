@@ -18,7 +18,7 @@ from placement.problem import Problem
 def place_compat(problem: Problem, curves: Curves) -> Plan:
     """A plan with every model in one unit; the same for any order of models and nodes.
 
-    score: F, in requests/s. bound: what no plan's F exceeds; with about 30 models or more, None.
+    score: F, in requests/s. bound: what no plan's F exceeds, None for more than 20 to 30 models.
     throughput: sum of min(rate, the mesh estimate's throughput). The reference takes every
     sequence to have 161 prompt and 337 output tokens: the lengths, context limits, latency targets
     and weights of the demands, and `problem.objective`, change nothing.
@@ -50,7 +50,7 @@ def place_compat(problem: Problem, curves: Curves) -> Plan:
 
 def _divided(case: Case) -> Division:
     division = divide(case.tenants, case.meshes)
-    if division.unplaced:
+    if division.unplaced and case.meshes.most is not None:
         division = divide(case.tenants, replace(case.meshes, most=None))
     if division.unplaced:
         raise _refusal(case, division)

@@ -14,8 +14,8 @@ from placement.compat.meshes import Meshes
 
 SCALE = 1000.0
 """Of F in the programs, whose solver takes objectives 1e-6 apart for equal."""
-_MOST_NODES = 2_000
-"""Of the integer program's search tree: a limit that does not depend on the clock."""
+_EFFORT = 30_000
+"""Nodes of the integer program's search tree times its columns: a limit without a clock."""
 
 Floats = NDArray[np.float64]
 Indices = NDArray[np.intp]
@@ -90,8 +90,10 @@ class Program:
             constraints=LinearConstraint(self._rows[:, given], self._low, self._high),
             integrality=np.ones(len(given)),
             bounds=Bounds(0, self._meshes.num_gpus),
-            options={"mip_rel_gap": 0.0, "node_limit": _MOST_NODES},
+            options={"mip_rel_gap": 0.0, "node_limit": 1 + _EFFORT // len(given)},
         )
+        if found.x is None:
+            return Chosen((), (), tuple(range(self._num_models)), -np.inf, np.inf)
         taken = np.repeat(given, np.rint(found.x).astype(int))
         return self._read(taken.tolist(), -found.fun, -found.mip_dual_bound)
 

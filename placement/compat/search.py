@@ -14,12 +14,13 @@ from placement.compat.meshes import Division, Meshes
 from placement.compat.program import SCALE, Chosen, Program, Relaxed
 
 _MOST_COLUMNS = 30_000
-"""All there are for up to about 28 models, as a mesh has room for four."""
+"""All there are for 20 to 30 models, by their sizes, as a mesh has room for four."""
 _ROUNDS = 6
 _PER_ROUND = 4_000
 """Further columns estimated in each round where those are not all."""
 _CORE = 8
-"""Columns for each model in the first integer program."""
+_WIDEST = 64
+"""Columns for each model in the first integer program; at most in the second."""
 _NEAR = 1e-4
 """A plan this near its bound is not searched on: that takes longest where it gains least."""
 _ROUNDING = 1e-6
@@ -43,7 +44,7 @@ def divide(tenants: Tenants, meshes: Meshes) -> Division:
         relaxed = program.relaxed()
     if relaxed.unplaced.sum() > _ROUNDING:
         return _too_full(relaxed)
-    chosen, most = _chosen(program, relaxed, _CORE * len(tenants))
+    chosen, most = _chosen(program, relaxed, len(tenants))
     columns = tuple(program.columns[index] for index in chosen.columns)
     score = fsum(pool.values[column] for column in columns)
     bound = max(score, most / SCALE) if complete else None
@@ -66,10 +67,11 @@ def _too_full(relaxed: Relaxed) -> Division:
     return Division((), (), tuple(sorted(most_left_out.tolist())), 0.0, None)
 
 
-def _chosen(program: Program, relaxed: Relaxed, core: int) -> tuple[Chosen, float]:
-    """The best of the columns of least reduced cost, or of all that may be in a better plan; and
-    what no objective exceeds."""
+def _chosen(program: Program, relaxed: Relaxed, num_models: int) -> tuple[Chosen, float]:
+    """The best of the columns of least reduced cost, or of all that may be in a better plan where
+    those are not too many; and what no objective exceeds."""
     ranked = np.argsort(relaxed.reduced_costs, kind="stable")
+    core = _CORE * num_models
     chosen = program.chosen(ranked[:core])
     while chosen.unplaced and core < len(ranked):
         core *= 2
@@ -77,7 +79,7 @@ def _chosen(program: Program, relaxed: Relaxed, core: int) -> tuple[Chosen, floa
     distance = relaxed.objective - chosen.objective
     useful = int(np.count_nonzero(relaxed.reduced_costs <= distance + _ROUNDING))
     if useful > core:
-        if distance <= _NEAR * abs(relaxed.objective):
+        if useful > _WIDEST * num_models or distance <= _NEAR * abs(relaxed.objective):
             return chosen, relaxed.objective
         chosen = program.chosen(ranked[:useful])
     return chosen, min(chosen.most, relaxed.objective)
