@@ -7,8 +7,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 Name = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][\w.:/-]*$")]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
-Amount = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
-"""Rates, weights and GiB: beyond a million it is a slip, and sums of such overflow."""
+Amount = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
+"""Rates, weights and GiB: more than any cluster has, and far from what overflows in sums."""
 Tokens = Annotated[float, Field(ge=1, le=1e8, allow_inf_nan=False)]
 Port = Annotated[int, Field(ge=0, le=65535)]
 
