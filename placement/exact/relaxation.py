@@ -35,7 +35,7 @@ _ROUNDING = 1e-6
 """Relative; what the solver's tolerances may hide."""
 _DETAILS = (Detail(stride=8, melt_shares=True), Detail(stride=4), Detail())
 """Tried in turn while there is time."""
-_FINER = 25.0
+_FINER = 8.0
 """How many times longer the next detail takes, at most."""
 
 

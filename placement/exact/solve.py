@@ -6,7 +6,9 @@ pricing), and the answer is the best layout of those found. The bound is the rel
 layouts and all splits.
 """
 
+import math
 import time
+from collections import Counter
 from collections.abc import Sequence
 
 from placement.exact.columns import Pool
@@ -20,6 +22,10 @@ from placement.search.greedy import first_refusal
 from placement.search.layout import Placed, Workshop, merit
 
 _MOST_COLUMNS = 40_000
+_FIRST_COLUMNS = 4_000
+"""Those of few models, where all of them are far too many; pricing finds the others."""
+_HOPELESS = 20.0
+"""Sets of pieces per column allowed beyond which no memory limit makes all columns few enough."""
 _CLOSE = 1e-6
 """Relative; a layout as near to its bound is the best."""
 _SLACK = 1e-6
@@ -53,11 +59,18 @@ def _partitioned(workshop: Workshop, start: Sequence[Placed], end: float) -> lis
     pool = Pool(workshop, sorted({piece for split in splits for piece in split.pieces()}))
     for unit in start:
         pool.add(unit)
-    if not pool.enumerate(_MOST_COLUMNS, _part_of(end, 0.3)):
+    if not pool.enumerate(_budget(workshop, splits), _part_of(end, 0.3)):
         _generate(workshop, pool, splits, _part_of(end, 0.5))
     columns = _worthwhile(workshop, pool, splits, start, end)
     left = end - time.perf_counter()
     return Partition(workshop, splits, columns).chosen(left)
+
+
+def _budget(workshop: Workshop, splits: Sequence[Split]) -> int:
+    """Columns to enumerate."""
+    choices = Counter(index for split in splits for index, _ in split.pieces())
+    sets = len(workshop.meshes()) * math.prod(1.0 + number for number in choices.values())
+    return _MOST_COLUMNS if sets <= _HOPELESS * _MOST_COLUMNS else _FIRST_COLUMNS
 
 
 def _generate(workshop: Workshop, pool: Pool, splits: Sequence[Split], end: float) -> None:
