@@ -6,10 +6,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from muxcluster.core.events import Event, FinishReason, StepOutput
-from muxcluster.core.job import Job, JobResult, Phase, TokenLogprobs
+from muxcluster.core.job import Job, JobResult, Phase, Rows, TokenLogprobs
 from muxcluster.scheduling.live import LiveRequest
 from muxcluster.scheduling.memory import Memory
 from muxcluster.scheduling.modelstate import ModelState
+from muxcluster.scheduling.slots import SlotTable
 from muxcluster.scheduling.stopping import Cut, cut
 
 _NO_TOKENS: NDArray[np.int32] = np.empty(0, dtype=np.int32)
@@ -56,8 +57,13 @@ class Completion:
 
     def _write(self, model: ModelState, job: Job, done: Cut, now: float) -> None:
         table, rows = model.slots, job.rows
-        owners = rows.slots[done.rows]
-        places = (table.num_tokens - table.num_prompt)[owners] + done.positions
+        if done.width is not None:
+            _write_rectangle(table, rows, done, done.width, now)
+            return
+        owner = np.arange(len(rows)).repeat(done.kept)
+        positions = np.arange(len(done.tokens)) - (done.kept.cumsum() - done.kept)[owner]
+        owners = rows.slots[owner]
+        places = table.num_tokens[owners] - table.num_prompt[owners] + positions
         table.outputs[owners, places] = done.tokens
         table.num_tokens[rows.slots] += done.kept
         # Each decode step after the first computes the token sampled before it.
@@ -85,12 +91,16 @@ class Completion:
 
     def _end_rows(self, model: ModelState, job: Job, done: Cut, now: float) -> list[Event]:
         table, slots = model.slots, job.rows.slots
-        is_aborted = table.is_aborted[slots]
-        is_long = table.num_tokens[slots] >= table.max_total[slots]
+        is_ending = table.num_tokens[slots] >= table.max_total[slots]
+        if table.has_aborted:
+            is_ending |= table.is_aborted[slots]
+        if done.is_stopped is not None:
+            is_ending |= done.is_stopped
         events: list[Event] = []
-        ending = (is_aborted | is_long | done.is_stopped).nonzero()[0].tolist()
-        if not ending:
+        if not is_ending.any():
             return events
+        ending = is_ending.nonzero()[0].tolist()
+        is_aborted = table.is_aborted[slots]
         ends = done.kept.cumsum()
         for row in ending:
             live = self._memory.release(model, int(slots[row]), is_trusted=True)
@@ -99,7 +109,7 @@ class Completion:
                 reason = FinishReason.ABORT
             else:
                 model.meter.end(live.num_tokens)
-                if done.is_stopped[row]:
+                if done.is_stopped is not None and done.is_stopped[row]:
                     reason, stop_token = FinishReason.STOP, int(done.tokens[ends[row] - 1])
             events.append(live.finished(reason, now, stop_token=stop_token))
         return events
@@ -117,6 +127,22 @@ class Completion:
                 fresh[row] = entries
                 live.num_prompt_logprobs = max(start, live.num_prompt_logprobs) + len(entries)
         return fresh
+
+
+def _write_rectangle(table: SlotTable, rows: Rows, done: Cut, width: int, now: float) -> None:
+    """Every row got `width` tokens."""
+    slots = rows.slots
+    before = table.num_tokens[slots]
+    after = before + np.int32(width)
+    places = before - table.num_prompt[slots]
+    if width == 1:
+        table.outputs[slots, places] = done.tokens
+    else:
+        columns = places[:, None] + np.arange(width, dtype=np.int32)
+        table.outputs[slots[:, None], columns] = done.tokens.reshape(-1, width)
+    table.num_tokens[slots] = after
+    table.num_computed[slots] = after - np.int32(1)
+    table.set_deadlines(slots, now + table.tpot_s[slots])
 
 
 def _cut_logprobs(logprobs: Logprobs, kept: NDArray[np.int32]) -> Logprobs:

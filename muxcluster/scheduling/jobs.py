@@ -41,6 +41,8 @@ class JobBuilder:
 
     def _tables(self, model: ModelState, batch: Batch) -> TableDelta:
         """Whole tables of admitted rows (a prefix may be attached), new entries of the others."""
+        if batch.grown is not None and not len(batch.admitted):
+            return batch.grown
         admitted = self._kv.tables(model.name, np.array(batch.admitted, dtype=np.int32))
         if batch.grown is None or len(batch.grown) == 0:
             return admitted

@@ -44,6 +44,10 @@ class Waiting:
     def __len__(self) -> int:
         return sum(map(len, self.by_class.values()))
 
+    def __bool__(self) -> bool:
+        """True where some request waits."""
+        return any(self.by_class.values())
+
     @property
     def head(self) -> LiveRequest | None:
         """Who is admitted next."""

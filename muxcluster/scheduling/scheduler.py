@@ -105,7 +105,7 @@ class UnitScheduler:
         if live.slot is None:
             model.waiting.remove(live)
         elif model.slots.in_job[live.slot]:
-            model.slots.is_aborted[live.slot] = True
+            model.slots.abort(live.slot)
             return None
         else:
             self._memory.release(model, live.slot, is_trusted=True)

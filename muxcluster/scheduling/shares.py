@@ -24,20 +24,20 @@ class ShareLedger:
     """
 
     def __init__(self, workers: Sequence[WorkerSlot]) -> None:
-        self._workers = tuple(workers)
+        most_special_first = sorted(workers, key=lambda w: (len(w.phases), w.worker_id))
+        self._workers = tuple(most_special_first)
+        self._by_phase = {p: [w for w in self._workers if p in w.phases] for p in Phase}
+        self._beside = {(p, q): self._rung_beside(p, q) for p in Phase for q in Phase}
         self._running: dict[int, Job] = {}
         self._start_s: dict[int, float] = {}
+        self.left = 1.0
+        """Share that no running job holds."""
         self.is_exclusive = False
 
     @property
     def running(self) -> tuple[Job, ...]:
         """Jobs that have started and not ended."""
         return tuple(self._running.values())
-
-    @property
-    def left(self) -> float:
-        """Share that no running job holds."""
-        return 1.0 - sum(job.share for job in self._running.values())
 
     def has_running(self, phase: Phase) -> bool:
         """True while a job of `phase` runs."""
@@ -52,6 +52,7 @@ class ShareLedger:
         assert job.worker_id not in self._running, f"worker {job.worker_id} is busy"
         self._running[job.worker_id] = job
         self._start_s[job.worker_id] = now
+        self._count_left()
 
     def end(self, job: Job) -> float | None:
         """`job` runs no longer; when it started, None where a reset has forgotten it."""
@@ -59,11 +60,15 @@ class ShareLedger:
         if running is None or running.job_id != job.job_id:
             return None
         del self._running[job.worker_id]
+        self._count_left()
         return self._start_s.pop(job.worker_id)
+
+    def _count_left(self) -> None:
+        self.left = 1.0 - sum([job.share for job in self._running.values()])
 
     def supports(self, phase: Phase) -> bool:
         """True where some worker may run `phase`."""
-        return any(phase in worker.phases for worker in self._workers)
+        return len(self._by_phase[phase]) > 0
 
     def phases(self, worker_id: int) -> frozenset[Phase]:
         """What the worker may run."""
@@ -79,10 +84,12 @@ class ShareLedger:
         The most even split that the ladders allow, the larger part to `phase`; the largest rung
         where no split is possible.
         """
+        rung = self._beside[phase, other]
+        return self.full(phase) if rung is None else self._at_rung(phase, rung)
+
+    def _rung_beside(self, phase: Phase, other: Phase) -> float | None:
         rungs = [rung for rung in self._rungs(phase) if self._leaves_room(rung, phase, other)]
-        if not rungs:
-            return self.full(phase)
-        return self._at_rung(phase, min(rungs, key=lambda rung: (abs(rung - 0.5), -rung)))
+        return min(rungs, key=lambda rung: (abs(rung - 0.5), -rung), default=None)
 
     def part(self, phase: Phase, num_parts: int) -> Place | None:
         """A free worker's largest rung within what is left, divided by `num_parts`.
@@ -90,46 +97,54 @@ class ShareLedger:
         At most as many parts as free workers count; the smallest rung where none is as small.
         """
         idle = self._idle(phase)
-        rungs = sorted({r for worker in idle for r in worker.shares if r <= self.left + _EPSILON})
+        most = self.left + _EPSILON
+        rungs = [rung for rung in _ladder(idle) if rung <= most]
         if not rungs:
             return None
         fair = self.left / max(1, min(num_parts, len(idle))) + _EPSILON
-        return self._at_rung(phase, max((r for r in rungs if r <= fair), default=rungs[0]))
+        rung = max([rung for rung in rungs if rung <= fair], default=rungs[0])
+        return _first_with(idle, rung)
 
     def _rungs(self, phase: Phase) -> list[float]:
-        return sorted({r for w in self._workers if phase in w.phases for r in w.shares})
+        return _ladder(self._by_phase[phase])
 
     def _leaves_room(self, rung: float, phase: Phase, other: Phase) -> bool:
         """True where a worker could run `phase` at `rung` and a second one `other` beside it."""
         return any(
             first is not second and rung + second.shares[0] <= 1.0 + _EPSILON
-            for first in self._workers
-            if phase in first.phases and rung in first.shares
-            for second in self._workers
-            if other in second.phases
+            for first in self._by_phase[phase]
+            if rung in first.shares
+            for second in self._by_phase[other]
         )
 
     def _at_rung(self, phase: Phase, rung: float) -> Place | None:
         """A free worker with that rung, the most specialised one; None where there is none."""
         if rung > self.left + _EPSILON:
             return None
-        fit = [worker for worker in self._idle(phase) if rung in worker.shares]
-        if not fit:
-            return None
-        worker = min(fit, key=lambda worker: (len(worker.phases), worker.worker_id))
-        return Place(worker.worker_id, rung)
+        return _first_with(self._idle(phase), rung)
 
     def _idle(self, phase: Phase) -> list[WorkerSlot]:
         if self.is_exclusive and self._running:
             return []
-        return [
-            worker
-            for worker in self._workers
-            if phase in worker.phases and worker.worker_id not in self._running
-        ]
+        running = self._running
+        return [worker for worker in self._by_phase[phase] if worker.worker_id not in running]
 
     def check(self) -> None:
         """Raise AssertionError where running jobs hold more than the whole."""
         assert self.left >= -_EPSILON, f"running shares sum to {1.0 - self.left}"
         for job in self.running:
             assert job.phase in self.phases(job.worker_id), f"job {job.job_id} is misplaced"
+
+
+def _ladder(workers: Sequence[WorkerSlot]) -> list[float]:
+    """All rungs of `workers`, ascending."""
+    ladders = {worker.shares for worker in workers}
+    return sorted({rung for ladder in ladders for rung in ladder})
+
+
+def _first_with(workers: Sequence[WorkerSlot], rung: float) -> Place | None:
+    """The first of `workers` that has the rung."""
+    for worker in workers:
+        if rung in worker.shares:
+            return Place(worker.worker_id, rung)
+    return None

@@ -8,6 +8,9 @@ from muxcluster.scheduling.live import LiveRequest
 Slots = NDArray[np.int32]
 
 
+_NO_SLOTS: Slots = np.empty(0, dtype=np.int32)
+
+
 class SlotTable:
     """State per slot; every array has length max_seqs unless said otherwise.
 
@@ -45,6 +48,9 @@ class SlotTable:
         self.request_ids = np.empty(max_seqs, dtype=np.object_)
         self.live: list[LiveRequest | None] = [None] * max_seqs
         self._free = list(range(max_seqs - 1, -1, -1))
+        self._num_prefilling = 0
+        self.has_aborted = False
+        """False where no live sequence `is_aborted`."""
         self._forget_idle()
 
     def _forget_idle(self) -> None:
@@ -84,6 +90,7 @@ class SlotTable:
         self.max_total[slot] = max_total
         self.seniority[slot] = live.seniority
         self.is_live[slot] = self.is_prefilling[slot] = True
+        self._num_prefilling += 1
         self.in_job[slot] = self.is_aborted[slot] = False
         self.is_suspect[slot] = live.suspicion is not None
         self.decode_running_s[slot] = 0.0
@@ -104,7 +111,10 @@ class SlotTable:
         live.deadline_s = float(self.deadline_s[slot])
         live.account.decode_running_s += float(self.decode_running_s[slot])
         live.slot = self.live[slot] = self.request_ids[slot] = None
+        self._num_prefilling -= int(self.is_prefilling[slot])
         self.is_live[slot] = self.in_job[slot] = False
+        if self.has_aborted:
+            self.has_aborted = bool((self.is_aborted & self.is_live).any())
         self._free.append(slot)
         self._forget_idle()
         return live
@@ -119,6 +129,10 @@ class SlotTable:
         self.in_job[slots] = False
         self._forget_idle()
 
+    def abort(self, slot: int) -> None:
+        """The sequence ends with the job that it is in."""
+        self.is_aborted[slot] = self.has_aborted = True
+
     def set_back(self, slot: int) -> None:
         """The job of `slot` failed: it is as before the job, and a suspect."""
         self.is_suspect[slot] = True
@@ -127,10 +141,13 @@ class SlotTable:
 
     def add_running(self, slots: Slots, seconds: float) -> None:
         """`slots` were in a job that ended just now and took so long."""
-        self.decode_running_s[slots[~self.is_prefilling[slots]]] += seconds
+        if self._num_prefilling:
+            slots = slots[~self.is_prefilling[slots]]
+        self.decode_running_s[slots] += seconds
 
     def end_prefill(self, slot: int) -> None:
         """The sequence decodes from now on."""
+        self._num_prefilling -= int(self.is_prefilling[slot])
         self.is_prefilling[slot] = False
         self._forget_idle()
 
@@ -158,6 +175,8 @@ class SlotTable:
         Not to be written, like `idle_decoding`.
         """
         if self._prefilling is None:
+            if not self._num_prefilling:
+                return _NO_SLOTS
             slots = _where(self.is_live & ~self.in_job & self.is_prefilling)
             self._prefilling = self.by_seniority(slots)
         return self._prefilling
@@ -177,6 +196,8 @@ class SlotTable:
 
     def by_seniority(self, slots: Slots) -> Slots:
         """`slots`, most senior first."""
+        if len(slots) < 2:
+            return slots
         return slots[np.argsort(self.seniority[slots])]
 
     def check(self) -> None:
@@ -185,6 +206,8 @@ class SlotTable:
         assert len(live) + len(self._free) == self.max_seqs, "a slot is lost"
         assert not self.is_live[self._free].any(), "a live slot is on the free list"
         assert not self.in_job[~self.is_live].any(), "an empty slot is in a job"
+        assert self.has_aborted == self.is_aborted[live].any(), "aborted sequences are forgotten"
+        assert self._num_prefilling == self.is_prefilling[live].sum(), "prefills are miscounted"
         for slot in live.tolist():
             assert self.at(slot).slot == slot, f"slot {slot} and its request disagree"
         tokens, computed = self.num_tokens[live], self.num_computed[live]

@@ -43,7 +43,8 @@ def test_cut_equals_a_loop(rows) -> None:
     for i, (_, limit, ignores_eos, stops, is_aborted) in enumerate(rows):
         asked = request(str(i), num_prompt=3, ignore_eos=ignores_eos, stop_token_ids=stops)
         slot = table.occupy(LiveRequest.of(asked, i, 0.0, None), 0, 3 + limit)
-        table.is_aborted[slot] = is_aborted
+        if is_aborted:
+            table.abort(slot)
         slots.append(slot)
     order = np.array(slots[::-1], dtype=np.int32)
     new = [row[0] for row in rows[::-1]]
@@ -57,9 +58,11 @@ def test_cut_equals_a_loop(rows) -> None:
     wanted = [naive(*row) for row in rows[::-1]]
     assert result.kept.tolist() == [len(kept) for kept, _ in wanted]
     assert result.tokens.tolist() == [token for kept, _ in wanted for token in kept]
-    assert result.is_stopped.tolist() == [stopped for _, stopped in wanted]
-    assert result.rows.tolist() == [i for i, (kept, _) in enumerate(wanted) for _ in kept]
-    assert result.positions.tolist() == [p for kept, _ in wanted for p in range(len(kept))]
+    stopped = [False] * len(rows) if result.is_stopped is None else result.is_stopped.tolist()
+    assert stopped == [stopped for _, stopped in wanted]
+    if result.width is not None:
+        assert [len(tokens) for tokens in new] == [result.width] * len(rows)
+        assert result.kept.tolist() == [result.width] * len(rows)
 
 
 def test_recovered_output_may_have_ended() -> None:

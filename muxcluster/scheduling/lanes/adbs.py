@@ -30,8 +30,11 @@ class AdbsLane:
     def _prefill(self, desk: Desk, now: float) -> tuple[list[Job], bool]:
         if desk.shares.has_running(Phase.PREFILL):
             return [], False
+        models = self._in_turn(desk, Phase.PREFILL, now)
+        if not models:
+            return [], False
         place = self._prefill_place(desk)
-        for model in self._in_turn(desk, Phase.PREFILL, now):
+        for model in models:
             if place is None:
                 if desk.may_prefill(model):
                     return [], True
@@ -65,13 +68,13 @@ class AdbsLane:
         slack_s = desk.prefill_slack_s if phase is Phase.PREFILL else desk.decode_slack_s
         longest = _PATIENCE * len(desk.models)
         busy = desk.shares.running_models(phase)
+        waiting = [m for m in desk.models if m.name not in busy and has_work(m)]
+        if len(waiting) < 2:
+            return waiting
 
         def rank(model: ModelState) -> tuple[float, int]:
             last = desk.last_turn(model, phase)
             has_waited = desk.num_launches(phase) - last >= longest
             return (-1.0 if has_waited else slack_s(model, now)), last
 
-        return sorted(
-            (m for m in desk.models if m.name not in busy and has_work(m)),
-            key=rank,
-        )
+        return sorted(waiting, key=rank)

@@ -57,7 +57,7 @@ class Desk:
 
     def has_prefill_work(self, model: ModelState) -> bool:
         """True where a request waits or a prompt is not fully computed (and in no job)."""
-        return len(model.waiting) > 0 or len(model.slots.idle_prefilling()) > 0
+        return bool(model.waiting) or len(model.slots.idle_prefilling()) > 0
 
     def has_decode_work(self, model: ModelState) -> bool:
         """True where a sequence could decode its next token."""

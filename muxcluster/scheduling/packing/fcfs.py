@@ -87,7 +87,7 @@ class FcfsPacking:
             steps = 1
             lengths = table.num_computed[slots] + np.int32(1)
             slots, grown = self._memory.grow(model, slots, lengths, now)
-        return Batch(slots, np.ones_like(slots), grown, max_steps=steps)
+        return Batch(slots, np.ones(len(slots), dtype=np.int32), grown, max_steps=steps)
 
     def _chunks(self, model: ModelState, budget: int, *, is_alone: bool = True) -> Batch:
         """Prompt chunks of at most `budget` tokens; is_alone: the job has no other rows."""
