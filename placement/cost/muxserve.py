@@ -30,7 +30,7 @@ def read_muxserve(path: Path) -> Profile:
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise ValueError(
             f"{path}: not MuxServe's profile (model -> GPUs -> % of SMs -> batch -> tokens -> "
-            f"{{prefill, decoding}}): {reason}; for one of ours use Profile.read"
+            f"{{prefill, decoding}}): {reason}"
         ) from error
     return Profile(gpu="A100-80GB", itemsize=2, machine="MuxServe (published)", models=models)
 

@@ -36,7 +36,7 @@ def test_the_file_makes_one_unit_of_all_three(made: tuple[Path, list[Path]]) -> 
     assert sum(load.rate for load in loads) == pytest.approx(3.0)
     config = load_config(write_config(directory, paths, loads))
     (unit,) = unit_specs(config, plan_for(config))
-    assert [model.name for model in unit.models] == [model.name for model in MODELS]
+    assert {model.name for model in unit.models} == {model.name for model in MODELS}
     # The longest request of the burst fits, and the pool is small enough to be contended.
     assert all(model.max_model_len >= 2 * 160 + 60 for model in unit.models)
     assert unit.num_blocks * unit.block_bytes < 32 * 2**20
