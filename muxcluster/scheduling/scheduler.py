@@ -182,6 +182,10 @@ class UnitScheduler:
         """SM share that no running job holds."""
         return self._shares.left
 
+    def used_blocks(self) -> dict[str, int]:
+        """Distinct blocks that live sequences of each model hold."""
+        return {name: self._kv.used(name) for name in self._models}
+
     def num_output(self, request_id: str) -> int:
         """Output tokens so far of a request that has not ended. Raises KeyError for another."""
         live = self._live[request_id]

@@ -1,6 +1,7 @@
 """Drives one unit's scheduler on a virtual clock, in the order in which the engine drives it."""
 
 import math
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -28,6 +29,10 @@ class Sink(Protocol):
 
     def end(self, event: Finished | Rejected, now: float) -> None:
         """The request has ended."""
+        ...
+
+    def launched(self, driver: "UnitDriver", entries: Sequence[Running]) -> None:
+        """Jobs started at `driver.now`."""
         ...
 
     def ran(self, driver: "UnitDriver", entry: Running) -> None:
@@ -103,6 +108,7 @@ class UnitDriver:
         ]
         if self._coalescing is not None:
             self._coalescing.after_launch(launched, now)
+        self._sink.launched(self, launched)
         wakeup_s = self.scheduler.next_wakeup(now)
         self._wakeup_s = math.inf if wakeup_s is None else max(wakeup_s, now + _MIN_WAIT_S)
 

@@ -1,91 +1,27 @@
 """`simulate`: a stream of requests through many units, and what became of each request."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from muxcluster.core.events import Finished, Rejected
 from muxcluster.core.metrics_records import Records
-from muxcluster.sim.concurrency import Running
-from muxcluster.sim.driver import UnitDriver
-from muxcluster.sim.records import RequestTable
-from muxcluster.sim.requests import request_of
-from muxcluster.sim.routing import shortest_wait
+from muxcluster.sim.fleet import Fleet, JobSink
 from muxcluster.sim.unit import SimUnit
+from muxcluster.sim.usage import Usage
 from muxcluster.workload.arrival import Arrival
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SimResult:
-    """records: every request, in the order of their ends. end_s: virtual time at the end."""
+    """records: every request, in the order of their ends. end_s: virtual time of the last event.
+
+    num_jobs: jobs that ran, coalesced ones counted once. usage: by unit id, empty if not asked for.
+    """
 
     records: Records
     end_s: float
     num_jobs: int
-
-
-class _Replica:
-    """One model on one unit. outstanding: tokens of its requests that have not ended."""
-
-    def __init__(self, driver: UnitDriver, model: str) -> None:
-        self.driver = driver
-        self.outstanding = 0
-        spec = next(m for m in driver.unit.spec.models if m.name == model)
-        mean_tokens = spec.mean_prompt_tokens + spec.mean_output_tokens
-        self.speed = max(spec.rate_per_s * mean_tokens, 1e-9)
-
-
-class _Fleet:
-    """The units, and who serves which model."""
-
-    def __init__(self, units: Sequence[SimUnit], exact: bool) -> None:
-        self.num_jobs = 0
-        self._replica_of: dict[str, _Replica] = {}
-        context: dict[str, int] = {}
-        self.drivers = [UnitDriver(unit, self, exact=exact) for unit in units]
-        self._replicas: dict[str, list[_Replica]] = {}
-        for driver in self.drivers:
-            for model in driver.unit.spec.models:
-                context[model.name] = max(context.get(model.name, 0), model.max_model_len)
-                replica = _Replica(driver, model.name)
-                self._replicas.setdefault(model.name, []).append(replica)
-        self.table = RequestTable(context)
-
-    def submit(self, arrival: Arrival) -> None:
-        now = arrival.time_s
-        replicas = self._replicas[arrival.model]
-        for replica in replicas:
-            replica.driver.advance(now)
-        tokens = arrival.prompt_tokens + arrival.output_tokens
-        chosen = replicas[0]
-        if len(replicas) > 1:
-            held = [replica.outstanding for replica in replicas]
-            chosen = replicas[shortest_wait(held, [r.speed for r in replicas], tokens)]
-        chosen.outstanding += tokens
-        self._replica_of[arrival.request_id] = chosen
-        self.table.add(arrival)
-        chosen.driver.submit(request_of(arrival), now)
-
-    def first_token(self, request_id: str, now: float) -> None:
-        self.table.first_token(request_id, now)
-
-    def end(self, event: Finished | Rejected, now: float) -> None:
-        if isinstance(event, Finished):
-            arrival = self.table.finish(event, now)
-        else:
-            arrival = self.table.reject(event.request_id)
-        replica = self._replica_of.pop(arrival.request_id)
-        replica.outstanding -= arrival.prompt_tokens + arrival.output_tokens
-
-    def leave(self, now: float) -> None:
-        def num_output(arrival: Arrival) -> int:
-            driver = self._replica_of[arrival.request_id].driver
-            return driver.scheduler.num_output(arrival.request_id)
-
-        self.table.leave(num_output, now)
-
-    def ran(self, driver: UnitDriver, entry: Running) -> None:
-        self.num_jobs += 1
+    usage: Mapping[str, Usage]
 
 
 def simulate(
@@ -93,16 +29,23 @@ def simulate(
     arrivals: Iterable[Arrival],
     *,
     until_s: float = math.inf,
-    exact: bool = True,
+    exact: bool = False,
+    on_job: JobSink | None = None,
+    usage_bin_s: float | None = None,
 ) -> SimResult:
-    """Run `arrivals` (in order of time) through `units`."""
-    fleet = _Fleet(units, exact)
+    """Run `arrivals` (in order of time) through `units`, by default to the end of every request.
+
+    until_s: stop there; requests that are open then are recorded as unfinished. exact: every decode
+    step is an event of its own; otherwise see coalescing.py. on_job: gets each job as it ends, a
+    unit's in order. usage_bin_s: resolution of the usage over time, None for no usage.
+    Nothing is random: the same arrivals give the same result. Raises KeyError for an arrival whose
+    model no unit has, ValueError as `UnitScheduler` does.
+    """
+    fleet = Fleet(units, exact=exact, on_job=on_job, usage_bin_s=usage_bin_s)
     for arrival in arrivals:
         if arrival.time_s >= until_s:
             break
         fleet.submit(arrival)
-    for driver in fleet.drivers:
-        driver.advance(until_s)
+    fleet.stop(until_s)
     end_s = max(driver.now for driver in fleet.drivers)
-    fleet.leave(until_s)
-    return SimResult(fleet.table.records(), end_s, fleet.num_jobs)
+    return SimResult(fleet.table.records(), end_s, fleet.num_jobs, fleet.usage(end_s))

@@ -25,6 +25,9 @@ class Log:
     def end(self, event, now: float) -> None:
         self.ends[event.request_id] = now
 
+    def launched(self, driver: UnitDriver, entries) -> None:
+        assert all(entry.start_s == driver.now for entry in entries)
+
     def ran(self, driver: UnitDriver, entry) -> None:
         job = entry.job
         self.jobs.append((job.model, job.phase.value, entry.num_steps, entry.start_s, driver.now))

@@ -104,6 +104,9 @@ class Jobs:
     def end(self, event, now: float) -> None:
         self.num_ended += 1
 
+    def launched(self, driver: UnitDriver, entries) -> None:
+        assert all(entry.start_s == driver.now for entry in entries)
+
     def ran(self, driver: UnitDriver, entry) -> None:
         assert entry.num_steps == 1
 

@@ -1,0 +1,90 @@
+"""One case of a comparison: a system with its plan, under a load, for a while."""
+
+import time
+from dataclasses import dataclass
+
+from muxcluster.core.metrics import Window
+from muxcluster.core.metrics_records import Records
+from muxcluster.core.unitspec import SchedulerSpec
+from muxcluster.sim.loads import Load
+from muxcluster.sim.report import CaseReport, GroupReport
+from muxcluster.sim.report_judge import fairness_report, group_report, worst_model
+from muxcluster.sim.report_slo import base_latencies
+from muxcluster.sim.simulate import SimResult, simulate
+from muxcluster.sim.systems import System
+from muxcluster.sim.systems_units import units_for
+from placement.plan import Plan
+from placement.problem import Problem
+
+_DRAIN = 2.0
+"""Simulations stop at so many times the duration: what has not ended by then counts as a miss."""
+SCALES = (1.0, 2.0, 3.0, 5.0, 8.0, 10.0, 15.0, 20.0, 30.0, 50.0, 100.0)
+"""SLO scales at which attainment is always reported."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Everything that decides the outcome.
+
+    rate_scale: what the load was scaled by, for the report alone. duration_s: requests come so
+    long, and throughput is counted so long. slo_scale: the one that the report goes by.
+    is_exact: every decode step is an event.
+    """
+
+    system: System
+    plan: Plan
+    problem: Problem
+    load: Load
+    policy: SchedulerSpec = SchedulerSpec()
+    rate_scale: float = 1.0
+    duration_s: float = 1200.0
+    seed: int = 0
+    slo_scale: float = 8.0
+    is_exact: bool = False
+
+
+def run_case(case: Case) -> CaseReport:
+    """Simulate it. Raises ConfigError for a trace that is malformed, KeyError where plan, problem
+    and load name different models."""
+    start = time.perf_counter()
+    units = units_for(case.system, case.plan, case.problem, case.policy)
+    arrivals = case.load.arrivals(case.seed, case.duration_s)
+    until_s = _DRAIN * case.duration_s
+    result = simulate(units, arrivals, until_s=until_s, exact=case.is_exact)
+    return _report(case, result, time.perf_counter() - start)
+
+
+def _report(case: Case, result: SimResult, wall_s: float) -> CaseReport:
+    window = Window(0.0, case.duration_s)
+    bases = base_latencies(case.problem)
+    demands = {demand.name: demand for demand in case.problem.demands}
+    scales = sorted({*SCALES, case.slo_scale})
+
+    def judged(records: Records) -> GroupReport:
+        return group_report(records, window, bases, demands, scales)
+
+    models = {name: judged(result.records.of_model(name)) for name in result.records.models}
+    served = {name: group.requests_per_s for name, group in models.items()}
+    offered = {name: group.offered_per_s for name, group in models.items()}
+    return CaseReport(
+        system=case.system.name,
+        rate_scale=case.rate_scale,
+        seed=case.seed,
+        duration_s=case.duration_s,
+        slo_scale=case.slo_scale,
+        units=_unit_lines(case.plan),
+        total=judged(result.records),
+        models=models,
+        fairness=fairness_report(served, offered),
+        worst_model=worst_model(models, case.slo_scale),
+        use=None,
+        num_jobs=result.num_jobs,
+        wall_s=wall_s,
+    )
+
+
+def _unit_lines(plan: Plan) -> tuple[str, ...]:
+    return tuple(
+        f"{unit.id} (tp {unit.tp}): {', '.join(model.name for model in unit.models)}"
+        for unit in plan.units
+    )

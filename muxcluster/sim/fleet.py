@@ -1,0 +1,130 @@
+"""All units of a simulation: who serves which model, and what is recorded."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from muxcluster.core.events import Finished, Rejected
+from muxcluster.sim.concurrency import Running
+from muxcluster.sim.driver import UnitDriver
+from muxcluster.sim.records import RequestTable
+from muxcluster.sim.requests import request_of
+from muxcluster.sim.routing import shortest_wait
+from muxcluster.sim.timeline import JobSpan
+from muxcluster.sim.unit import SimUnit
+from muxcluster.sim.usage import Usage, UsageMeter
+from muxcluster.workload.arrival import Arrival
+
+JobSink = Callable[[JobSpan], None]
+
+
+class _Replica:
+    """One model on one unit. outstanding: tokens of its requests that have not ended."""
+
+    def __init__(self, driver: UnitDriver, model: str) -> None:
+        self.driver = driver
+        self.outstanding = 0
+        spec = next(m for m in driver.unit.spec.models if m.name == model)
+        mean_tokens = spec.mean_prompt_tokens + spec.mean_output_tokens
+        self.speed = max(spec.rate_per_s * mean_tokens, 1e-9)
+
+
+class Fleet:
+    """Units, each advanced only as far as the next request that may go to it needs.
+
+    So between two arrivals a unit runs undisturbed by the others. exact: as in `UnitDriver`.
+    """
+
+    def __init__(
+        self,
+        units: Sequence[SimUnit],
+        *,
+        exact: bool,
+        on_job: JobSink | None = None,
+        usage_bin_s: float | None = None,
+    ) -> None:
+        self.num_jobs = 0
+        self._on_job = on_job
+        self.drivers = [UnitDriver(unit, self, exact=exact) for unit in units]
+        self._meters: dict[UnitDriver, UsageMeter] = {}
+        if usage_bin_s is not None:
+            self._meters = {driver: UsageMeter(driver, usage_bin_s) for driver in self.drivers}
+        self._replicas: dict[str, list[_Replica]] = {}
+        self._replica_of: dict[str, _Replica] = {}
+        context: dict[str, int] = {}
+        for driver in self.drivers:
+            for model in driver.unit.spec.models:
+                context[model.name] = max(context.get(model.name, 0), model.max_model_len)
+                replica = _Replica(driver, model.name)
+                self._replicas.setdefault(model.name, []).append(replica)
+        self.table = RequestTable(context)
+
+    def submit(self, arrival: Arrival) -> None:
+        """A request comes. Raises KeyError where no unit has its model."""
+        now = arrival.time_s
+        replicas = self._replicas[arrival.model]
+        for replica in replicas:
+            replica.driver.advance(now)
+        tokens = arrival.prompt_tokens + arrival.output_tokens
+        chosen = replicas[0]
+        if len(replicas) > 1:
+            held = [replica.outstanding for replica in replicas]
+            chosen = replicas[shortest_wait(held, [r.speed for r in replicas], tokens)]
+        chosen.outstanding += tokens
+        self._replica_of[arrival.request_id] = chosen
+        self.table.add(arrival)
+        chosen.driver.submit(request_of(arrival), now)
+
+    def stop(self, now: float) -> None:
+        """Nothing is recorded after `now`."""
+        for driver in self.drivers:
+            driver.advance(now)
+        self.table.leave(self._num_output, now)
+
+    def usage(self, now: float) -> Mapping[str, Usage]:
+        """By unit, where it was asked for."""
+        return {d.unit.spec.unit_id: meter.usage(now) for d, meter in self._meters.items()}
+
+    def first_token(self, request_id: str, now: float) -> None:
+        """The request got a token from a job that computes prompts."""
+        self.table.first_token(request_id, now)
+
+    def end(self, event: Finished | Rejected, now: float) -> None:
+        """The request has ended."""
+        if isinstance(event, Finished):
+            arrival = self.table.finish(event, now)
+        else:
+            arrival = self.table.reject(event.request_id)
+        replica = self._replica_of.pop(arrival.request_id)
+        replica.outstanding -= arrival.prompt_tokens + arrival.output_tokens
+
+    def launched(self, driver: UnitDriver, entries: Sequence[Running]) -> None:
+        """Jobs started."""
+        if self._meters:
+            self._meters[driver].launched(driver, entries)
+
+    def ran(self, driver: UnitDriver, entry: Running) -> None:
+        """A job ended."""
+        self.num_jobs += 1
+        if self._meters:
+            self._meters[driver].ran(driver, entry)
+        if self._on_job is not None:
+            self._on_job(_span(driver, entry))
+
+    def _num_output(self, arrival: Arrival) -> int:
+        driver = self._replica_of[arrival.request_id].driver
+        return driver.scheduler.num_output(arrival.request_id)
+
+
+def _span(driver: UnitDriver, entry: Running) -> JobSpan:
+    job, steps = entry.job, entry.num_steps
+    return JobSpan(
+        unit_id=driver.unit.spec.unit_id,
+        model=job.model,
+        phase=job.phase.value,
+        share=job.share,
+        start_s=entry.start_s,
+        end_s=driver.now,
+        num_rows=len(job.rows),
+        num_tokens=int(job.rows.counts.sum()) * steps,
+        num_steps=steps,
+        alone_s=entry.work.seconds * steps,
+    )

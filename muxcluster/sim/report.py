@@ -1,0 +1,92 @@
+"""What one simulated case amounts to, as a value that goes to JSON and back."""
+
+from pydantic import BaseModel, ConfigDict
+
+Number = float | None
+"""None where there is nothing to measure."""
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class SpreadReport(_Frozen):
+    """Seconds over the requests that finished. quantiles: at 0, 1, .. 100 %, [] without any."""
+
+    count: int
+    mean: Number
+    p50: Number
+    p90: Number
+    p99: Number
+    quantiles: tuple[float, ...]
+
+
+class GroupReport(_Frozen):
+    """One model's requests, or all of them: those that arrived in the window, or what came in it.
+
+    offered_per_s: arrivals. requests_per_s, tokens_per_s: requests that ended well and output
+    tokens that came, inside the window. served_share: requests_per_s over offered_per_s.
+    finished_share: of the arrivals, those that finished before the simulation stopped. num_refused:
+    too long for their model or its memory. attainment: by SLO scale, share of the arrivals whose
+    latency is at most scale times what they take alone. target_attainment: share within the
+    configured TTFT and TPOT, over models that have such targets. time_s: mean time account.
+    """
+
+    num_requests: int
+    num_refused: int
+    offered_per_s: float
+    requests_per_s: float
+    tokens_per_s: float
+    served_share: Number
+    finished_share: Number
+    ttft: SpreadReport
+    tpot: SpreadReport
+    latency: SpreadReport
+    normalised: SpreadReport
+    attainment: dict[str, Number]
+    target_attainment: Number
+    time_s: dict[str, Number]
+
+
+class FairnessReport(_Frozen):
+    """Of `use` over offered rate: max_over_min is None where a model got nothing."""
+
+    max_over_min: Number
+    jain: float
+    least_share: float
+    least_model: str
+
+
+class UseReport(_Frozen):
+    """Means over the window. sm: of the SMs of all GPUs of the plan. kv: of all KV blocks.
+
+    times_s: ends of the spans of kv_over_time: by model, share of all KV blocks that it holds.
+    kv_fairness: of the blocks held over rate (MuxServe §3.2).
+    """
+
+    sm: float
+    kv: float
+    times_s: tuple[float, ...]
+    kv_over_time: dict[str, tuple[float, ...]]
+    kv_fairness: FairnessReport | None
+
+
+class CaseReport(_Frozen):
+    """One system under one load. units: a line each. wall_s: what the simulation itself took.
+
+    worst_model: the one of least attainment at `slo_scale`, then of least served share.
+    """
+
+    system: str
+    rate_scale: float
+    seed: int
+    duration_s: float
+    slo_scale: float
+    units: tuple[str, ...]
+    total: GroupReport
+    models: dict[str, GroupReport]
+    fairness: FairnessReport | None
+    worst_model: str | None
+    use: UseReport | None
+    num_jobs: int
+    wall_s: float

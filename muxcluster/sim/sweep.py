@@ -1,0 +1,118 @@
+"""Many cases on a few processes; what is known already is not simulated again."""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from muxcluster.sim.case import Case, run_case
+from muxcluster.sim.case_key import code_key, key_of
+from muxcluster.sim.report import CaseReport
+from muxcluster.sim.systems_units import plan_of
+from placement.plan import Plan
+from placement.problem import Problem
+
+Kept = TypeVar("Kept", bound=BaseModel)
+Progress = Callable[[int, int], None]
+"""Called with (cases done, cases in all) from the process that sweeps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cache:
+    """Plans and reports by key, a JSON file each, whole or not there. folder: None keeps nothing.
+
+    A file that cannot be read counts as absent and is written anew.
+    """
+
+    folder: Path | None = None
+    _code: str = field(default_factory=code_key)
+
+    def plan(self, method: str, problem: Problem) -> Plan:
+        """As `systems_units.plan_of`, which is asked once."""
+        key = key_of(self._code, method, problem)
+        found = self._read(f"plan-{key}", Plan)
+        if found is None:
+            found = plan_of(method, problem)
+            self._write(f"plan-{key}", found)
+        return found
+
+    def report(self, case: Case) -> CaseReport | None:
+        """What is known of a case."""
+        return self._read(self._name(case), CaseReport)
+
+    def keep(self, case: Case, report: CaseReport) -> None:
+        """Know it from now on."""
+        self._write(self._name(case), report)
+
+    def _name(self, case: Case) -> str:
+        return f"case-{key_of(self._code, case)}"
+
+    def _read(self, name: str, kind: type[Kept]) -> Kept | None:
+        if self.folder is None:
+            return None
+        try:
+            return kind.model_validate_json((self.folder / f"{name}.json").read_bytes())
+        except (OSError, ValidationError):
+            return None
+
+    def _write(self, name: str, value: BaseModel) -> None:
+        """Raises OSError."""
+        if self.folder is None:
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        part = self.folder / f".{name}.{os.getpid()}.part"
+        try:
+            part.write_text(value.model_dump_json(), encoding="utf-8")
+            part.replace(self.folder / f"{name}.json")
+        finally:
+            part.unlink(missing_ok=True)
+
+
+def _ignore(done: int, total: int) -> None:
+    """Nobody looks."""
+
+
+def sweep(
+    cases: Sequence[Case],
+    cache: Cache | None = None,
+    *,
+    num_processes: int = 2,
+    progress: Progress = _ignore,
+) -> list[CaseReport]:
+    """The report of each case, in their order. Reports are kept as they come, so a sweep that was
+    broken off goes on where it was.
+
+    One process, or one case left to simulate, means this process. Otherwise processes are spawned,
+    so the caller's main module must be importable. Raises what `run_case` raises.
+    """
+    kept = Cache() if cache is None else cache
+    reports = {index: kept.report(case) for index, case in enumerate(cases)}
+    missing = [index for index, report in reports.items() if report is None]
+    progress(len(cases) - len(missing), len(cases))
+    for index, report in _simulated(cases, missing, num_processes):
+        reports[index] = report
+        kept.keep(cases[index], report)
+        progress(sum(each is not None for each in reports.values()), len(cases))
+    return [report for report in reports.values() if report is not None]
+
+
+def _simulated(
+    cases: Sequence[Case], missing: Sequence[int], num_processes: int
+) -> Iterator[tuple[int, CaseReport]]:
+    if min(num_processes, len(missing)) <= 1:
+        yield from ((index, run_case(cases[index])) for index in missing)
+        return
+    with ProcessPoolExecutor(num_processes, mp_context=get_context("spawn")) as pool:
+        futures: dict[Future[CaseReport], int] = {
+            pool.submit(run_case, cases[index]): index for index in missing
+        }
+        try:
+            for future in as_completed(futures):
+                yield futures[future], future.result()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)

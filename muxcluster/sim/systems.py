@@ -1,0 +1,97 @@
+"""Systems by name: how models are placed, which lane runs them, which of MuxServe's parts it has.
+
+A system of one's own is a line in `SYSTEMS`; an ablation is a switch behind a name.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+METHODS = ("greedy", "memory-greedy", "spatial", "spatial-load")
+"""Placements: ours; most free memory first (MuxServe §4.4); a mesh for each model, sized by the
+model's size, whatever its rate; the same sized by load."""
+_SHARING = frozenset({"adbs", "round-robin"})
+"""Lanes that run jobs side by side on parts of the SMs."""
+_QUOTAS = frozenset({"adbs"})
+"""Lanes that divide the KV pool by quotas; in the others every model may use all of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """One way to serve.
+
+    method: one of `METHODS`. lane: of `muxcluster.scheduling.lanes`. shares_sms: False gives every
+    job all SMs, so that one runs at a time. lends_blocks: False keeps each model within the part of
+    the KV pool that its planned rate and lengths give it, for ever.
+    """
+
+    name: str
+    method: str
+    lane: str
+    shares_sms: bool = True
+    lends_blocks: bool = True
+
+
+SYSTEMS: dict[str, System] = {
+    system.name: system
+    for system in (
+        System("muxserve", "greedy", "adbs"),
+        System("spatial", "spatial", "temporal"),
+        System("spatial-load", "spatial-load", "temporal"),
+        System("temporal", "greedy", "temporal"),
+        System("round-robin", "greedy", "round-robin"),
+        # the ablation's name for prompts first come, first served, decodes in turn (MuxServe §4.4)
+        System("fcfs", "greedy", "temporal"),
+        System("mixed", "greedy", "mixed"),
+    )
+}
+"""The order is that of the tables."""
+
+
+def system_named(text: str) -> System:
+    """The system that a name stands for, with its switches: "muxserve:sharing=off:quotas=off".
+
+    Switches: placement=METHOD, sharing=on|off, quotas=on|off. Raises ValueError, one line saying
+    what there is, for an unknown name, switch or value, and for a switch that changes nothing
+    because the lane never shares SMs or has no quotas.
+    """
+    name, *switches = text.split(":")
+    if name not in SYSTEMS:
+        raise ValueError(f"no system {name!r}: one of {', '.join(SYSTEMS)}")
+    system = SYSTEMS[name]
+    for switch in switches:
+        key, _, value = switch.partition("=")
+        if key not in _SWITCHES:
+            raise ValueError(f"no switch {switch!r} of {name}: one of {', '.join(_SWITCHES)}")
+        system = _SWITCHES[key](system, value)
+    return replace(system, name=text)
+
+
+def _placed(system: System, value: str) -> System:
+    if value not in METHODS:
+        raise ValueError(f"placement={value}: expected one of {', '.join(METHODS)}")
+    return replace(system, method=value)
+
+
+def _sharing(system: System, value: str) -> System:
+    if system.lane not in _SHARING:
+        raise ValueError(f"{system.name} never shares SMs: leave sharing={value} out")
+    return replace(system, shares_sms=_is_on("sharing", value))
+
+
+def _quotas(system: System, value: str) -> System:
+    if system.lane not in _QUOTAS:
+        raise ValueError(f"{system.name} has no quotas: leave quotas={value} out")
+    return replace(system, lends_blocks=_is_on("quotas", value))
+
+
+def _is_on(key: str, value: str) -> bool:
+    if value not in ("on", "off"):
+        raise ValueError(f"{key}={value}: expected on or off")
+    return value == "on"
+
+
+_SWITCHES: Mapping[str, Callable[[System, str], System]] = {
+    "placement": _placed,
+    "sharing": _sharing,
+    "quotas": _quotas,
+}

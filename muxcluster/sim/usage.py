@@ -1,0 +1,52 @@
+"""SMs and KV blocks in use over time, as means of equal spans."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from muxcluster.core.metrics_series import StepSeries
+from muxcluster.sim.concurrency import Running
+from muxcluster.sim.driver import UnitDriver
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Usage:
+    """One unit, span after span of `bin_s` seconds from 0 on; float64 [bins] each.
+
+    sm_share: SMs in running jobs, 0 to 1. kv_share: of the pool, held by live sequences, by model.
+    """
+
+    bin_s: float
+    sm_share: NDArray[np.float64]
+    kv_share: Mapping[str, NDArray[np.float64]]
+
+
+class UsageMeter:
+    """Measures one unit; memory grows with the bins, not with the events."""
+
+    def __init__(self, driver: UnitDriver, bin_s: float) -> None:
+        self._bin_s = bin_s
+        self._num_blocks = driver.unit.spec.num_blocks
+        self._sm = StepSeries(bin_s)
+        self._kv = {model.name: StepSeries(bin_s) for model in driver.unit.spec.models}
+
+    def launched(self, driver: UnitDriver, entries: Sequence[Running]) -> None:
+        """Jobs started."""
+        self._sm.add(driver.now, sum(entry.job.share for entry in entries))
+        self._note_blocks(driver)
+
+    def ran(self, driver: UnitDriver, entry: Running) -> None:
+        """A job ended."""
+        self._sm.add(driver.now, -entry.job.share)
+        self._note_blocks(driver)
+
+    def usage(self, now: float) -> Usage:
+        """Up to the last full bin before `now`."""
+        kv = {name: series.means(now) / self._num_blocks for name, series in self._kv.items()}
+        return Usage(self._bin_s, self._sm.means(now), kv)
+
+    def _note_blocks(self, driver: UnitDriver) -> None:
+        for name, blocks in driver.scheduler.used_blocks().items():
+            self._kv[name].set(driver.now, blocks)
