@@ -15,6 +15,7 @@ from muxcluster.core.errors import ConfigError, InfeasiblePlan, LoadError, MuxCl
 
 COMMANDS = {
     "place": "Plan which models share which GPUs, without starting anything.",
+    "simulate": "Compare policies on a virtual clock, on GPUs that need not exist.",
     "profile": "Measure how long jobs take on this machine, for the planner.",
     "serve": "Serve models over HTTP from this machine.",
     "bench": "Measure a running server the way vLLM's bench does.",

@@ -1,18 +1,22 @@
 """One case of a comparison: a system with its plan, under a load, for a while."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from muxcluster.core.metrics import Window
 from muxcluster.core.metrics_records import Records
 from muxcluster.core.unitspec import SchedulerSpec
+from muxcluster.sim.fleet import JobSink
 from muxcluster.sim.loads import Load
 from muxcluster.sim.report import CaseReport, GroupReport
 from muxcluster.sim.report_judge import fairness_report, group_report, worst_model
 from muxcluster.sim.report_slo import base_latencies
+from muxcluster.sim.report_use import NUM_BINS, use_report
 from muxcluster.sim.simulate import SimResult, simulate
 from muxcluster.sim.systems import System
 from muxcluster.sim.systems_units import units_for
+from muxcluster.sim.unit import SimUnit
 from placement.plan import Plan
 from placement.problem import Problem
 
@@ -43,18 +47,26 @@ class Case:
     is_exact: bool = False
 
 
-def run_case(case: Case) -> CaseReport:
-    """Simulate it. Raises ConfigError for a trace that is malformed, KeyError where plan, problem
-    and load name different models."""
+def run_case(case: Case, on_job: JobSink | None = None) -> CaseReport:
+    """Simulate it. on_job: gets each job as it ends.
+
+    Raises ConfigError for a trace that is malformed, KeyError where plan, problem and load name
+    different models.
+    """
     start = time.perf_counter()
     units = units_for(case.system, case.plan, case.problem, case.policy)
-    arrivals = case.load.arrivals(case.seed, case.duration_s)
-    until_s = _DRAIN * case.duration_s
-    result = simulate(units, arrivals, until_s=until_s, exact=case.is_exact)
-    return _report(case, result, time.perf_counter() - start)
+    result = simulate(
+        units,
+        case.load.arrivals(case.seed, case.duration_s),
+        until_s=_DRAIN * case.duration_s,
+        exact=case.is_exact,
+        on_job=on_job,
+        usage_bin_s=case.duration_s / NUM_BINS,
+    )
+    return _report(case, units, result, time.perf_counter() - start)
 
 
-def _report(case: Case, result: SimResult, wall_s: float) -> CaseReport:
+def _report(case: Case, units: Sequence[SimUnit], result: SimResult, wall_s: float) -> CaseReport:
     window = Window(0.0, case.duration_s)
     bases = base_latencies(case.problem)
     demands = {demand.name: demand for demand in case.problem.demands}
@@ -77,7 +89,7 @@ def _report(case: Case, result: SimResult, wall_s: float) -> CaseReport:
         models=models,
         fairness=fairness_report(served, offered),
         worst_model=worst_model(models, case.slo_scale),
-        use=None,
+        use=use_report(units, result.usage, case.duration_s, offered),
         num_jobs=result.num_jobs,
         wall_s=wall_s,
     )

@@ -58,10 +58,10 @@ class FairnessReport(_Frozen):
 
 
 class UseReport(_Frozen):
-    """Means over the window. sm: of the SMs of all GPUs of the plan. kv: of all KV blocks.
+    """Means over the window. sm: of the SMs of the plan's GPUs. kv: of the memory of all pools.
 
-    times_s: ends of the spans of kv_over_time: by model, share of all KV blocks that it holds.
-    kv_fairness: of the blocks held over rate (MuxServe §3.2).
+    times_s: ends of the spans of kv_over_time: by model, share of the pools that it holds.
+    kv_fairness: of that share over rate (MuxServe §3.2).
     """
 
     sm: float
@@ -87,6 +87,6 @@ class CaseReport(_Frozen):
     models: dict[str, GroupReport]
     fairness: FairnessReport | None
     worst_model: str | None
-    use: UseReport | None
+    use: UseReport
     num_jobs: int
     wall_s: float

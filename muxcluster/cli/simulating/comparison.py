@@ -1,0 +1,131 @@
+"""Which cases a command line means, and their reports."""
+
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from pathlib import Path
+
+from muxcluster.cli.simulating.demand import Wish, demand_of
+from muxcluster.config import Config
+from muxcluster.config.planfile import read_plan
+from muxcluster.config.planning import nodes_of, problem, refusals
+from muxcluster.core.errors import ConfigError, InfeasiblePlan, MuxClusterError
+from muxcluster.core.unitspec import SchedulerSpec
+from muxcluster.sim.case import Case
+from muxcluster.sim.report import CaseReport
+from muxcluster.sim.sweep import Cache, Progress, sweep
+from muxcluster.sim.systems import System
+from placement.memory import DoesNotFit
+from placement.plan import Plan
+from placement.problem import Problem
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Systems times rate scales, and how they are simulated.
+
+    plan: of the systems whose placement is "greedy"; None lets them be planned at every scale.
+    """
+
+    systems: tuple[System, ...]
+    scales: tuple[float, ...]
+    wish: Wish
+    slo_scale: float
+    is_exact: bool
+    plan: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A system that finds no placement."""
+
+    system: str
+    rate_scale: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """The cases of a grid, by scale, then in the order of the systems."""
+
+    cases: tuple[Case, ...]
+    refused: tuple[Refused, ...]
+
+
+def prepare(config: Config, grid: Grid, cache: Cache) -> Prepared:
+    """Plan every case. Raises ConfigError for a file that is wrong, InfeasiblePlan where no system
+    finds a placement."""
+    with refusals(config):
+        base = problem(config, nodes_of(config))
+    given = None if grid.plan is None else _whole_plan(grid.plan, config)
+    cases: list[Case] = []
+    refused: list[Refused] = []
+    for scale in grid.scales:
+        load, asked = demand_of(grid.wish, base, scale)
+        for system in grid.systems:
+            try:
+                plan = _plan(system, given, asked, cache)
+            except DoesNotFit as error:
+                refused.append(Refused(system.name, scale, str(error)))
+                continue
+            cases.append(
+                Case(
+                    system,
+                    plan,
+                    asked,
+                    load,
+                    _policy(config),
+                    rate_scale=scale,
+                    duration_s=grid.wish.duration_s,
+                    seed=grid.wish.seed,
+                    slo_scale=grid.slo_scale,
+                    is_exact=grid.is_exact,
+                )
+            )
+    if not cases:
+        raise InfeasiblePlan(f"{config.file}: {refused[0].reason}")
+    return Prepared(tuple(cases), tuple(refused))
+
+
+def reports_of(
+    prepared: Prepared, cache: Cache, num_processes: int, progress: Progress
+) -> list[CaseReport]:
+    """The report of each case. Raises ConfigError for a cache that cannot be written,
+    MuxClusterError where a process is lost."""
+    try:
+        return sweep(prepared.cases, cache, num_processes=num_processes, progress=progress)
+    except BrokenProcessPool as error:
+        raise MuxClusterError(f"a simulating process ended: {error}") from error
+    except OSError as error:
+        raise ConfigError(cache.folder or "", "", f"cannot be written: {error.strerror}") from error
+
+
+def _plan(system: System, given: Plan | None, asked: Problem, cache: Cache) -> Plan:
+    if given is not None and system.method == "greedy":
+        return given
+    return cache.plan(system.method, asked)
+
+
+def _whole_plan(path: Path, config: Config) -> Plan:
+    """A plan of just the configuration's models, on its nodes."""
+    plan = read_plan(path, config)
+    planned = {model.name for unit in plan.units for model in unit.models}
+    models = {model.name for model in config.models}
+    for name in sorted(planned ^ models):
+        where = "the configuration" if name in planned else "the plan"
+        raise ConfigError(path, "units", f"{where} has no model {name!r}")
+    nodes = {node.name for node in config.cluster.nodes}
+    for unit in plan.units:
+        if unit.node not in nodes:
+            raise ConfigError(path, "units", f"{config.file} has no node {unit.node!r}")
+    return plan
+
+
+def _policy(config: Config) -> SchedulerSpec:
+    """Its limits; lanes are the systems' own."""
+    policy = config.policy
+    return SchedulerSpec(
+        packing=policy.packing,
+        token_budget=policy.token_budget,
+        max_decode_rows=policy.max_decode_rows,
+        quota_period_s=policy.quota_period_s,
+    )

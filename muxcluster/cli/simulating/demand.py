@@ -1,0 +1,117 @@
+"""The demand of a simulation: a load, and the planner's problem with the rates of that load."""
+
+import math
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from pathlib import Path
+
+from muxcluster.core.errors import ConfigError
+from muxcluster.sim.loads import Load, Synthetic, Trace, form_of
+from muxcluster.workload.arrival import Arrival
+from muxcluster.workload.generate import Source
+from muxcluster.workload.lengths import Independent
+from muxcluster.workload.marginals import LogNormal
+from muxcluster.workload.popularity import power_law_rates
+from muxcluster.workload.processes import Poisson
+from muxcluster.workload.summary import ModelSummary, summarise
+from placement.names import nearest
+from placement.problem import Demand, Problem
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What the command line asks for.
+
+    alpha: popularity of the models as a power law over their order by configured rate, None keeps
+    those rates; max_rate: requests/s of the most popular one, None for the highest configured.
+    sigma: spread of the lengths, 0 for constant ones. trace: a file instead of distributions.
+    """
+
+    duration_s: float
+    seed: int
+    alpha: float | None = None
+    max_rate: float | None = None
+    sigma: float = 1.0
+    trace: Path | None = None
+
+
+def demand_of(wish: Wish, problem: Problem, scale: float) -> tuple[Load, Problem]:
+    """The load at `scale` times its rates, and the problem of placing models for just that.
+
+    Raises ConfigError for a trace that is malformed or names other models than the problem.
+    """
+    rates = _rates(wish, problem)
+    if wish.trace is None:
+        scaled = {name: rate * scale for name, rate in rates.items()}
+        demands = tuple(replace(each, rate=scaled[each.name]) for each in problem.demands)
+        load = Synthetic(tuple(_source(demand, wish.sigma) for demand in demands))
+        return load, replace(problem, demands=demands)
+    trace = Trace(wish.trace, form_of(wish.trace), tuple(rates.items()), scale, _digest(wish.trace))
+    return trace, _as_traced(problem, trace, wish)
+
+
+def _rates(wish: Wish, problem: Problem) -> dict[str, float]:
+    configured = {demand.name: demand.rate for demand in problem.demands}
+    if wish.alpha is None:
+        return configured
+    order = sorted(configured, key=lambda name: -configured[name])
+    highest = max(configured.values()) if wish.max_rate is None else wish.max_rate
+    found = power_law_rates(len(order), wish.alpha, highest).tolist()
+    return dict(zip(order, found, strict=True))
+
+
+def _source(demand: Demand, sigma: float) -> Source:
+    """Poisson arrivals; log-normal lengths with the demand's means (before the cut)."""
+    most = max(1, demand.max_model_len - 1)
+    lengths = Independent(
+        _log_normal(demand.prompt_tokens, sigma, most),
+        _log_normal(demand.output_tokens, sigma, most),
+    )
+    return Source(demand.name, Poisson(demand.rate), lengths)
+
+
+def _log_normal(mean: float, sigma: float, most: int) -> LogNormal:
+    return LogNormal(math.log(mean) - sigma * sigma / 2, sigma, most)
+
+
+def _as_traced(problem: Problem, trace: Trace, wish: Wish) -> Problem:
+    """The problem with rates and mean lengths as they are in the trace's span."""
+    found = {each.model: each for each in _summaries(trace, problem, wish)}
+    if not found:
+        raise ConfigError(trace.path, "", f"no request in its first {wish.duration_s:g} s")
+    return replace(
+        problem,
+        demands=tuple(_traced(each, found.get(each.name), wish) for each in problem.demands),
+    )
+
+
+def _summaries(trace: Trace, problem: Problem, wish: Wish) -> tuple[ModelSummary, ...]:
+    names = {demand.name for demand in problem.demands}
+
+    def known(arrival: Arrival) -> Arrival:
+        if arrival.model not in names:
+            hint = nearest(arrival.model, names)
+            message = f"{arrival.model!r} is no model of the configuration{hint}"
+            raise ConfigError(trace.path, f"request {arrival.request_id}", message)
+        return arrival
+
+    return summarise(map(known, trace.arrivals(wish.seed, wish.duration_s)))
+
+
+def _traced(demand: Demand, found: ModelSummary | None, wish: Wish) -> Demand:
+    """A model that nobody asks for counts as asked for once."""
+    if found is None:
+        return replace(demand, rate=1 / wish.duration_s)
+    return replace(
+        demand,
+        rate=found.num_requests / wish.duration_s,
+        prompt_tokens=found.prompt_tokens.mean,
+        output_tokens=found.output_tokens.mean,
+    )
+
+
+def _digest(path: Path) -> str:
+    try:
+        return sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        raise ConfigError(path, "", f"cannot be read: {error.strerror}") from error
