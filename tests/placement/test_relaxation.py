@@ -86,9 +86,14 @@ def test_no_random_layout_exceeds_the_bound(seed: int) -> None:
 
 
 @settings(max_examples=60)
-@given(seed=st.integers(0, 2**32), stride=st.sampled_from([1, 4]), melt=st.booleans())
+@given(
+    seed=st.integers(0, 2**32),
+    stride=st.sampled_from([1, 4]),
+    melt=st.booleans(),
+    sampled=st.booleans(),
+)
 def test_each_tenant_of_a_unit_is_no_better_than_one_of_its_modes(
-    seed: int, stride: int, melt: bool
+    seed: int, stride: int, melt: bool, sampled: bool
 ) -> None:
     draw = random.Random(seed)
     shop = workshop(random_problem(draw))
@@ -97,7 +102,9 @@ def test_each_tenant_of_a_unit_is_no_better_than_one_of_its_modes(
         found = unit.estimate
         for number, (index, rate) in enumerate(unit.offers):
             tenant, loads = found.tenants[number], found.loads
-            modes = modes_of(shop.estimator, index, unit.gpu, unit.tp, Detail(stride, melt))
+            modes = modes_of(
+                shop.estimator, index, unit.gpu, unit.tp, Detail(stride, melt, sampled)
+            )
             assert modes is not None
             batch_blocks = tenant.batch * tenant.cost.sequence_blocks
             assert tenant.batch == 1 or batch_blocks <= found.quotas[number]
