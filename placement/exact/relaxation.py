@@ -46,9 +46,9 @@ _FINER = 8.0
 def upper_bound(workshop: Workshop, time_limit_s: float, reached: float = 0.0) -> float | None:
     """No layout of the workshop's problem has a greater value (sum of Placed.estimate.value).
 
-    At most the value of serving everything; None for "fewest-gpus". time_limit_s: about. reached: value of a layout; nothing
-    is computed to tell what lies no higher. -inf where not even the relaxation has a place for
-    every model.
+    At most the value of serving everything; None for "fewest-gpus"; -inf where not even the
+    relaxation has a place for every model. time_limit_s: about. reached: value of a layout, which
+    may be all there is to reach: then nothing is computed.
     """
     problem = workshop.estimator.problem
     if problem.objective == "fewest-gpus":
@@ -73,7 +73,7 @@ def _proven(reached: float, bound: float) -> bool:
 
 
 def _padded(bound: float) -> float:
-    return bound + abs(bound) * _ROUNDING
+    return bound * (1 + _ROUNDING)
 
 
 def worth(demand: Demand, objective: Objective) -> float:

@@ -124,3 +124,11 @@ def test_one_model_alone_reaches_the_bound() -> None:
         bound = upper_bound(shop, 5.0)
         assert unit is not None and bound is not None
         assert unit.estimate.value <= bound <= unit.estimate.value * 1.1
+
+
+def test_models_that_fit_nowhere_together_have_no_bound() -> None:
+    demands = tuple(
+        Demand(f"m{number}", SHAPES["llama-13b"], 1.0, 161, 338, 2048, 64) for number in range(4)
+    )
+    shop = workshop(Problem(demands, (Node("n", 1, GPUS["A100-80GB"]),)))
+    assert upper_bound(shop, 5.0) == float("-inf")
