@@ -89,7 +89,7 @@ def _solver(
 def _bounded(workshop: Workshop, *, current: Plan | None, time_limit_s: float) -> _Found:
     """The search's layout and how good any could be."""
     found = _searched(workshop, current)
-    bound = upper_bound(workshop, time_limit_s)
+    bound = upper_bound(workshop, time_limit_s, reached=_value(found.units))
     return replace(found, bound=_at_least(bound, workshop, found.units))
 
 
@@ -120,6 +120,10 @@ def _before(workshop: Workshop, current: Plan, units: Sequence[Placed]) -> list[
 def _score(problem: Problem, units: Sequence[Placed]) -> float:
     if problem.objective == "fewest-gpus":
         return float(sum(unit.tp for unit in units))
+    return _value(units)
+
+
+def _value(units: Sequence[Placed]) -> float:
     return sum(unit.estimate.value for unit in units)
 
 
@@ -128,4 +132,4 @@ def _at_least(bound: float | None, workshop: Workshop, units: Sequence[Placed]) 
     objective = workshop.estimator.problem.objective
     if bound is None or objective == "fewest-gpus":
         return None
-    return max(bound, sum(unit.estimate.value for unit in units))
+    return max(bound, _value(units))

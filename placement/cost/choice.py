@@ -1,6 +1,7 @@
 """Which cost model predicts for a GPU."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from placement.cost.measured import MeasuredCost
 from placement.cost.profile import Profile
@@ -12,9 +13,14 @@ from placement.hardware import Gpu, gpu_named
 def cost_for(gpu: Gpu, itemsize: int, profiles: Sequence[Profile] = ()) -> Cost:
     """A cost model of `gpu` in a dtype of `itemsize` bytes.
 
-    Measured where a profile is of this GPU and dtype, all such profiles together (half a second
-    for the published A100 profile: keep the object); else the roofline.
+    Measured where a profile is of this GPU and dtype, all such profiles together; else the
+    roofline. The last few are kept: fitting the published A100 profile takes a second.
     """
+    return _cost_for(gpu, itemsize, tuple(profiles))
+
+
+@lru_cache(maxsize=8)
+def _cost_for(gpu: Gpu, itemsize: int, profiles: tuple[Profile, ...]) -> Cost:
     models = [
         model
         for profile in profiles
