@@ -2,20 +2,29 @@
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import Progress
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+)
 
+from muxcluster.cli.placing.files import write_bytes
 from muxcluster.cli.placing.inputs import with_profile
 from muxcluster.cli.simulating.comparison import Grid, Prepared, prepare, reports_of
 from muxcluster.cli.simulating.demand import Wish
 from muxcluster.cli.simulating.table import comparison_lines
+from muxcluster.cli.simulating.tracing import check_place, traced
 from muxcluster.config import load_config
+from muxcluster.core.errors import ConfigError
 from muxcluster.sim.report import CaseReport
 from muxcluster.sim.sweep import Cache
 from muxcluster.sim.systems import SYSTEMS, System, system_named
@@ -120,6 +129,13 @@ def simulate(  # noqa: PLR0913 - each parameter is an option of the command line
     plot: Annotated[
         Path | None, typer.Option(help="Draw the comparison, .svg or .png. Example: --plot sim.svg")
     ] = None,
+    timeline: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write the jobs of the last minute in which requests come, for Perfetto or "
+            "chrome://tracing; cases are simulated one by one. Example: --timeline jobs.json"
+        ),
+    ] = None,
     cache: Annotated[
         Path | None,
         typer.Option(
@@ -147,14 +163,19 @@ def simulate(  # noqa: PLR0913 - each parameter is an option of the command line
     if trace is not None and alpha is None and max_rate is not None:
         raise typer.BadParameter("--max-rate needs --alpha")
     wish = Wish(duration, seed, alpha, max_rate, length_sigma, trace)
-    chosen = _systems(systems)
-    grid = Grid(chosen, _scales(rate_scale), wish, slo_scale, step_exact, plan)
+    grid = Grid(_systems(systems), _scales(rate_scale), wish, slo_scale, step_exact, plan)
+    drawn = None if plot is None else _canvas(plot)
+    for path in (plot, timeline):
+        if path is not None:
+            check_place(path)
     file = load_config(config)
     file = file if profile is None else with_profile(file, profile)
     store = Cache(cache)
     with _waiting("planning"):
         prepared = prepare(file, grid, store)
-    reports = _simulated(prepared, store, processes)
+    reports = _simulated(prepared, store, processes, timeline)
+    if plot is not None and drawn is not None:
+        write_bytes(plot, drawn(reports, plot.suffix[1:].lower()))
     _print(prepared, reports, as_json=as_json, by_model=by_model)
 
 
@@ -195,16 +216,38 @@ def _systems(text: str) -> tuple[System, ...]:
     return systems
 
 
-def _simulated(prepared: Prepared, cache: Cache, num_processes: int) -> list[CaseReport]:
-    """With a bar on stderr, where people look at it."""
+def _canvas(path: Path) -> Callable[[Sequence[CaseReport], str], bytes]:
+    """What draws a comparison in the format of `path`, loaded only when it is asked for."""
+    if path.suffix.lower() not in (".svg", ".png"):
+        raise ConfigError(path, "", "a plot is written as .svg or .png")
+    try:
+        from muxcluster.sim.plots import picture
+    except ImportError as error:
+        message = f"drawing needs matplotlib ({error}): pip install 'muxcluster[plot]'"
+        raise ConfigError(path, "", message) from error
+    return picture
+
+
+def _simulated(
+    prepared: Prepared, cache: Cache, num_processes: int, timeline: Path | None
+) -> list[CaseReport]:
+    with _progress(len(prepared.cases)) as progress:
+        if timeline is not None:
+            return traced(prepared, timeline, progress)
+        return reports_of(prepared, cache, num_processes, progress)
+
+
+@contextmanager
+def _progress(num_cases: int) -> Iterator[Callable[[int, int], None]]:
+    """A bar on stderr, where people look at it."""
     console = Console(stderr=True)
     if not console.is_terminal:
-        return reports_of(prepared, cache, num_processes, lambda done, total: None)
-    with Progress(console=console, transient=True) as bar:
-        task = bar.add_task("simulating", total=len(prepared.cases))
-        return reports_of(
-            prepared, cache, num_processes, lambda done, _: bar.update(task, completed=done)
-        )
+        yield lambda done, total: None
+        return
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
+    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as bar:
+        task = bar.add_task("simulating", total=num_cases)
+        yield lambda done, total: bar.update(task, completed=done)
 
 
 def _print(prepared: Prepared, reports: list[CaseReport], *, as_json: bool, by_model: bool) -> None:

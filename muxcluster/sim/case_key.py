@@ -27,12 +27,14 @@ def key_of(*values: object) -> str:
 
 
 def code_key() -> str:
-    """Of the source that simulates and plans: a result outlives no change to it."""
+    """Of the source that simulates and plans (not draws): a result outlives no change to it."""
     here, planning = (Path(str(each.__file__)).parent for each in (muxcluster, placement))
     folders = [*(here / name for name in _DECIDING), planning]
     digest = sha256()
     for folder in folders:
         for path in sorted(folder.rglob("*.py")):
+            if path.name.startswith("plots"):
+                continue
             digest.update(f"{path.relative_to(folder.parent)}\0".encode())
             digest.update(path.read_bytes())
     return digest.hexdigest()

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from muxcluster.core.errors import ConfigError
 from muxcluster.sim.case import Case, run_case
 from muxcluster.sim.case_key import code_key, key_of
 from muxcluster.sim.report import CaseReport
@@ -26,7 +27,8 @@ Progress = Callable[[int, int], None]
 class Cache:
     """Plans and reports by key, a JSON file each, whole or not there. folder: None keeps nothing.
 
-    A file that cannot be read counts as absent and is written anew.
+    A file that cannot be read counts as absent and is written anew; a folder that cannot be written
+    raises ConfigError.
     """
 
     folder: Path | None = None
@@ -61,16 +63,19 @@ class Cache:
             return None
 
     def _write(self, name: str, value: BaseModel) -> None:
-        """Raises OSError."""
         if self.folder is None:
             return
-        self.folder.mkdir(parents=True, exist_ok=True)
         part = self.folder / f".{name}.{os.getpid()}.part"
         try:
-            part.write_text(value.model_dump_json(), encoding="utf-8")
-            part.replace(self.folder / f"{name}.json")
-        finally:
-            part.unlink(missing_ok=True)
+            self.folder.mkdir(parents=True, exist_ok=True)
+            try:
+                part.write_text(value.model_dump_json(), encoding="utf-8")
+                part.replace(self.folder / f"{name}.json")
+            finally:
+                part.unlink(missing_ok=True)
+        except OSError as error:
+            message = f"cannot be written: {error.strerror}"
+            raise ConfigError(self.folder, "", message) from error
 
 
 def _ignore(done: int, total: int) -> None:

@@ -95,8 +95,6 @@ def reports_of(
         return sweep(prepared.cases, cache, num_processes=num_processes, progress=progress)
     except BrokenProcessPool as error:
         raise MuxClusterError(f"a simulating process ended: {error}") from error
-    except OSError as error:
-        raise ConfigError(cache.folder or "", "", f"cannot be written: {error.strerror}") from error
 
 
 def _plan(system: System, given: Plan | None, asked: Problem, cache: Cache) -> Plan:

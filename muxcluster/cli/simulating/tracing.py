@@ -1,0 +1,54 @@
+"""`--timeline`: the jobs of all cases as one file, a process a unit of a case."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from muxcluster.cli.simulating.comparison import Prepared
+from muxcluster.core.errors import ConfigError
+from muxcluster.sim.case import Case, run_case
+from muxcluster.sim.report import CaseReport
+from muxcluster.sim.sweep import Progress
+from muxcluster.sim.timeline import JobSpan, write_timeline
+
+SPAN_S = 60.0
+"""A longer file opens slowly; the last minute under load shows the steady state."""
+
+
+def traced(prepared: Prepared, path: Path, progress: Progress) -> list[CaseReport]:
+    """The reports, simulated anew one by one, their jobs written to `path`, whole or not at all.
+
+    Raises ConfigError where the file cannot be written.
+    """
+    spans: list[JobSpan] = []
+    reports = []
+    for case in prepared.cases:
+        reports.append(_run(case, spans))
+        progress(len(reports), len(prepared.cases))
+    part = path.with_name(f".{path.name}.partial")
+    try:
+        write_timeline(spans, part)
+        part.replace(path)
+    except OSError as error:
+        raise ConfigError(path, "", f"cannot be written: {error.strerror}") from error
+    finally:
+        part.unlink(missing_ok=True)
+    return reports
+
+
+def check_place(path: Path) -> None:
+    """Before anything is simulated: `path` has a directory to be in. Raises ConfigError."""
+    if not path.parent.is_dir():
+        raise ConfigError(path, "", f"no such directory: {path.parent}")
+    if path.is_dir():
+        raise ConfigError(path, "", "is a directory")
+
+
+def _run(case: Case, spans: list[JobSpan]) -> CaseReport:
+    start_s = max(0.0, case.duration_s - SPAN_S)
+    label = f"{case.system.name} x{case.rate_scale:g}"
+
+    def keep(span: JobSpan) -> None:
+        if span.end_s >= start_s and span.start_s < case.duration_s:
+            spans.append(replace(span, unit_id=f"{label} {span.unit_id}"))
+
+    return run_case(case, keep)

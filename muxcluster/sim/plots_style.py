@@ -1,0 +1,53 @@
+"""How the pictures of a comparison look."""
+
+from collections.abc import Iterable
+from colorsys import hls_to_rgb
+
+from matplotlib.axes import Axes
+
+Colour = str | tuple[float, float, float]
+INK, PALE = "#1f2430", "#d9dce2"
+STYLE = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "muxcluster",
+    "font.family": "sans-serif",
+    "font.size": 9,
+    "text.color": INK,
+    "axes.edgecolor": "#8a909c",
+    "axes.labelcolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+}
+_SYSTEMS = ("#0b5fa5", "#d1495b", "#e09f1f", "#2a9d6f", "#7a4fa3", "#6b7280", "#0f8b8d", "#a05a2c")
+_DASHES: tuple[str | tuple[int, tuple[int, ...]], ...] = ("-", (0, (5, 2)), (0, (2, 1)))
+_GOLDEN = 0.618034
+
+
+def system_colours(names: Iterable[str]) -> dict[str, Colour]:
+    """A colour each, in order of appearance; after eight they come again."""
+    known = list(dict.fromkeys(names))
+    return {name: _SYSTEMS[index % len(_SYSTEMS)] for index, name in enumerate(known)}
+
+
+def dash_of(index: int) -> str | tuple[int, tuple[int, ...]]:
+    """A dash pattern, so that lines over one another and colours alike stay apart."""
+    return _DASHES[index % len(_DASHES)]
+
+
+def model_colours(names: Iterable[str]) -> dict[str, Colour]:
+    """A colour each; hues of neighbours are far apart."""
+    known = list(dict.fromkeys(names))
+    return {
+        name: hls_to_rgb((0.58 + index * _GOLDEN) % 1, 0.60 - 0.12 * (index // 8 % 3), 0.55)
+        for index, name in enumerate(known)
+    }
+
+
+def dress(axes: Axes, title: str, xlabel: str, ylabel: str) -> None:
+    """Title, labels, a pale grid, no box."""
+    axes.set_title(title, loc="left", fontsize=10, fontweight="bold", color=INK)
+    axes.set_xlabel(xlabel)
+    axes.set_ylabel(ylabel)
+    axes.grid(color=PALE, linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)

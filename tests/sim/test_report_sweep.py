@@ -1,0 +1,118 @@
+"""Sweeps: kept by everything that decides a case, resumed, the same on two processes."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from muxcluster.sim import sweep as sweeping
+from muxcluster.sim.case import Case, run_case
+from muxcluster.sim.case_key import code_key, key_of
+from muxcluster.sim.report import CaseReport
+from muxcluster.sim.sweep import Cache, sweep
+from muxcluster.sim.systems import system_named
+from muxcluster.workload.marginals import Resampled
+from tests.sim.test_report import small_case
+
+
+def same(reports: list[CaseReport]) -> list[CaseReport]:
+    """Without what the clock on the wall said."""
+    return [report.model_copy(update={"wall_s": 0.0}) for report in reports]
+
+
+@pytest.fixture
+def cases() -> list[Case]:
+    """Three short ones."""
+    first = replace(small_case(rate=1.0), duration_s=5.0)
+    return [first, replace(first, seed=7), replace(first, rate_scale=2.0)]
+
+
+def test_a_key_changes_with_everything_that_decides(cases: list[Case]) -> None:
+    case = cases[0]
+    demands = (replace(case.problem.demands[0], rate=4.5), *case.problem.demands[1:])
+    others = [
+        replace(case, system=system_named("temporal")),
+        replace(case, system=replace(case.system, shares_sms=False)),
+        replace(case, problem=replace(case.problem, demands=demands)),
+        replace(case, plan=case.plan.model_copy(update={"units": case.plan.units[:1]})),
+        replace(case, load=replace(case.load, sources=case.load.sources[:1])),
+        replace(case, policy=replace(case.policy, token_budget=512)),
+        replace(case, duration_s=6.0),
+        replace(case, seed=1),
+        replace(case, slo_scale=9.0),
+        replace(case, is_exact=True),
+    ]
+    keys = {key_of(each) for each in [case, *others]}
+    assert len(keys) == len(others) + 1
+    again = case.plan.model_copy(update={"solve_seconds": 99.0})
+    assert key_of(replace(case, plan=again)) == key_of(case)
+    assert code_key() == code_key()
+
+
+def test_keys_see_into_arrays_and_refuse_what_they_do_not_know() -> None:
+    first, second = (Resampled(np.array([1, 2, last])) for last in (3, 4))
+    assert key_of(first) != key_of(second)
+    assert key_of(Path("a"), {"x": 1}, {2, 1}) == key_of(Path("a"), {"x": 1}, {1, 2})
+    with pytest.raises(TypeError, match="object"):
+        key_of(object())
+
+
+def test_two_processes_give_what_one_gives_in_the_order_of_the_cases(cases: list[Case]) -> None:
+    seen: list[tuple[int, int]] = []
+    found = sweep(cases, num_processes=2, progress=lambda done, total: seen.append((done, total)))
+    assert same(found) == same([run_case(case) for case in cases])
+    assert seen == [(0, 3), (1, 3), (2, 3), (3, 3)]
+
+
+def test_a_broken_sweep_goes_on_where_it_was(
+    cases: list[Case], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[int] = []
+
+    def counted(case: Case) -> CaseReport:
+        ran.append(case.seed)
+        return run_case(case)
+
+    def broken(done: int, total: int) -> None:
+        if done == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(sweeping, "run_case", counted)
+    cache = Cache(tmp_path / "kept")
+    with pytest.raises(KeyboardInterrupt):
+        sweep(cases, cache, num_processes=1, progress=broken)
+    assert len(ran) == 2
+    found = sweep(cases, cache, num_processes=1)
+    assert len(ran) == 3
+    assert sweep(cases, cache, num_processes=1) == found
+    assert len(ran) == 3
+    assert sorted(path.suffix for path in (tmp_path / "kept").iterdir()) == [".json"] * 3
+
+
+@pytest.mark.parametrize("content", ["", '{"system": "x"}', "[]"])
+def test_a_damaged_file_counts_as_absent(cases: list[Case], tmp_path: Path, content: str) -> None:
+    cache = Cache(tmp_path)
+    (before,) = sweep(cases[:1], cache)
+    (file,) = tmp_path.iterdir()
+    file.write_text(content)
+    assert cache.report(cases[0]) is None
+    (after,) = sweep(cases[:1], cache)
+    assert same([after]) == same([before])
+    assert json.loads(file.read_text())["system"] == "muxserve"
+
+
+def test_other_code_knows_nothing_of_old_results(cases: list[Case], tmp_path: Path) -> None:
+    sweep(cases[:1], Cache(tmp_path, "before"))
+    assert Cache(tmp_path, "before").report(cases[0]) is not None
+    assert Cache(tmp_path, "after").report(cases[0]) is None
+
+
+def test_plans_are_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache, problem = Cache(tmp_path), small_case().problem
+    plan = cache.plan("greedy", problem)
+    monkeypatch.setattr(sweeping, "plan_of", None)
+    assert cache.plan("greedy", problem) == plan
+    with pytest.raises(TypeError):
+        cache.plan("spatial", problem)
