@@ -1,0 +1,46 @@
+"""Plans become units with the plan's memory, the GPU's rungs and the lane's workers."""
+
+import pytest
+
+from muxcluster.core.job import Phase
+from muxcluster.core.unitspec import SchedulerSpec
+from muxcluster.sim.planned import units_of
+from muxcluster.sim.routing import shortest_wait
+from muxcluster.sim.simulate import simulate
+from placement.hardware import GPUS
+from placement.known_shapes import SHAPES
+from placement.planner import place
+from placement.problem import Demand, Node, Problem
+from tests.sim.cases import arrivals
+
+PROBLEM = Problem(
+    tuple(Demand(name, SHAPES["llama-7b"], 4.0, 161, 338, 2048, 128) for name in "ab"),
+    (Node("n", 2, GPUS["A100-80GB"]),),
+)
+
+
+@pytest.mark.parametrize("lane", ["adbs", "round-robin", "temporal", "mixed"])
+def test_a_plan_runs_under_every_lane(lane: str) -> None:
+    plan = place(PROBLEM)
+    units = units_of(plan, PROBLEM, SchedulerSpec(lane=lane))
+    for unit, planned in zip(units, plan.units, strict=True):
+        assert unit.spec.num_blocks == planned.kv_blocks
+        assert unit.tp == planned.tp
+        shares = {worker.shares for worker in unit.spec.workers}
+        if lane in ("adbs", "round-robin"):
+            assert shares == {GPUS["A100-80GB"].shares}
+            phases = [worker.phases for worker in unit.spec.workers]
+            assert phases.count(frozenset({Phase.PREFILL})) == 1
+            assert phases.count(frozenset({Phase.DECODE})) == len(planned.models)
+        else:
+            assert shares == {(1.0,)}
+    for name in "ab":
+        rates = [m.rate_per_s for unit in units for m in unit.spec.models if m.name == name]
+        assert sum(rates) == pytest.approx(4.0)
+    assert len(simulate(units, arrivals(20, 8.0)).records) == 20
+
+
+def test_the_shortest_wait_counts_what_waits_and_how_fast_it_goes() -> None:
+    assert shortest_wait([100.0, 100.0], [1.0, 2.0], 10.0) == 1
+    assert shortest_wait([100.0, 500.0], [1.0, 2.0], 10.0) == 0
+    assert shortest_wait([0.0, 0.0], [1.0, 1.0], 10.0) == 0
