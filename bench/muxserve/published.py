@@ -2,7 +2,7 @@
 
 import csv
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +20,7 @@ _CONDENSED = (500, 1200)
 _GPU_GB = 80.0
 _SPATIAL_KV_SHARE = 0.5
 """gpu_memory_utilization of every spatial unit of the synthetic runs (their bench_end_to_end)."""
+Row = dict[str, str]
 _SHAREGPT_TOKENS = 416
 """Mean prompt and output of what was sent, as the reference's scheduler has it. Its planner takes
 161 and 337, which would be 498; single requests took as long as about 250 output tokens do."""
@@ -81,6 +82,7 @@ def read_runs(data: Path) -> tuple[Run, ...]:
 
 def _chatlmsys(folder: Path) -> Iterator[Run]:
     rows = _rows(folder / "chatlmsys_measured_condense500_1200.csv")
+    outputs = _outputs(rows)
     for condense in _CONDENSED:
         rates = read_chatlmsys_rates(folder / "chatlmsys_rates_day55.csv", condense)
         rate_of = {rate.name: rate.rate_per_s for rate in rates}
@@ -88,7 +90,7 @@ def _chatlmsys(folder: Path) -> Iterator[Run]:
             found = [r for r in rows if (r["condense"], r["system"]) == (str(condense), system)]
             by_name = {row["llm"]: row for row in found}
             meshes = tuple(
-                _recorded_mesh(path, by_name, rate_of)
+                _recorded_mesh(path, by_name, rate_of, outputs)
                 for path in _placements(folder, system, condense)
             )
             yield Run(f"chatlmsys_c{condense}", system, meshes)
@@ -104,42 +106,54 @@ def _placements(folder: Path, system: str, condense: int) -> Sequence[Path]:
     return found
 
 
-def _recorded_mesh(path: Path, rows: dict[str, dict[str, str]], rate_of: dict[str, float]) -> Mesh:
+def _outputs(rows: Sequence[Row]) -> dict[str, float]:
+    """Mean output tokens by model: the first token, and decode steps a request.
+
+    A request that was set back decodes again, so the run with the fewest steps tells.
+    """
+    found: dict[str, float] = {}
+    for row in rows:
+        steps = float(row["decoding_avg_batches"]) * float(row["decoding_batch_times"])
+        output = 1.0 + steps / int(row["request_num"])
+        found[row["llm"]] = min(output, found.get(row["llm"], output))
+    return found
+
+
+def _recorded_mesh(
+    path: Path, rows: Mapping[str, Row], rates: Mapping[str, float], outputs: Mapping[str, float]
+) -> Mesh:
     document = yaml.safe_load(path.read_text(encoding="utf-8"))
     models = tuple(
-        _recorded_model(rows[model["name"]], model["mps_percentage"], rate_of)
+        _recorded_model(
+            rows[model["name"]],
+            model["mps_percentage"],
+            rates[model["name"]],
+            outputs[model["name"]],
+        )
         for model in document["models"]
     )
     return Mesh(document["num_gpus"], document["gpu_memory_utilization"], models)
 
 
-def _recorded_model(
-    row: dict[str, str], percentages: Sequence[int], rate_of: dict[str, float]
-) -> Served:
-    """Mean lengths from the row: tokens a request, and decode steps a request of the largest run.
-
-    A request that was set back computes its prompt again, but decodes what it decodes.
-    """
+def _recorded_model(row: Row, percentages: Sequence[int], rate: float, output: float) -> Served:
     count, per_s = int(row["request_num"]), float(row["throughput"])
     tokens = float(row["tokens_throughput"]) / per_s
-    steps = float(row["decoding_avg_batches"]) * float(row["decoding_batch_times"])
-    output = steps / count + 1.0
     return Served(
         name=row["llm"],
         shape=row["model"],
-        rate_per_s=rate_of[row["llm"]],
+        rate_per_s=rate,
         count=count,
         prompt=tokens - output,
         output=output,
         prefill_share=max(percentages) / 100,
         decode_share=min(percentages) / 100,
         measured_per_s=per_s,
-        span_s=count / rate_of[row["llm"]],
+        span_s=count / rate,
     )
 
 
 def _synthetic(folder: Path) -> Iterator[Run]:
-    groups: dict[tuple[str, str], list[dict[str, str]]] = defaultdict(list)
+    groups: dict[tuple[str, str], list[Row]] = defaultdict(list)
     for row in _rows(folder / "e2e_synthetic_measured_per_llm.csv"):
         point = f"synth19_a{row['alpha']}_s{row['rate_scale']}"
         groups[point, row["system"]].append(row)
@@ -150,9 +164,9 @@ def _synthetic(folder: Path) -> Iterator[Run]:
 
 
 def _synthetic_meshes(
-    system: str, rows: Sequence[dict[str, str]], rate_of: dict[str, float]
+    system: str, rows: Sequence[Row], rate_of: dict[str, float]
 ) -> Iterator[Mesh]:
-    by_device: dict[str, list[dict[str, str]]] = defaultdict(list)
+    by_device: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
         # spatial: the number of GPUs that the model has to itself; else a mesh's name
         by_device[row["llm"] if system == "spatial" else row["device"]].append(row)
@@ -163,7 +177,7 @@ def _synthetic_meshes(
         yield Mesh(tp, share, models)
 
 
-def _synthetic_model(system: str, row: dict[str, str], rate_of: dict[str, float]) -> Served:
+def _synthetic_model(system: str, row: Row, rate_of: dict[str, float]) -> Served:
     shared = system == "muxserve"
     return Served(
         name=row["llm"],
@@ -185,6 +199,6 @@ def kv_share(tp: int, models: Sequence[Served]) -> float:
     return 1.0 - (weights + 7.6 * len(models)) / _GPU_GB
 
 
-def _rows(path: Path) -> list[dict[str, str]]:
+def _rows(path: Path) -> list[Row]:
     with path.open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))

@@ -1,0 +1,109 @@
+"""Errors, orders, intervals and fair shares of the MuxServe benches, against numbers by hand."""
+
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+
+from bench.muxserve.agreement import Row, by_point, pairs_right, ranked, row_of
+from bench.muxserve.cases import Duration, ablations, problems, scaled
+from bench.muxserve.judging import interval, least_fair_share, rate_weighted, share_within_slo
+from bench.muxserve.published import Mesh, Run, Served
+from bench.muxserve.replay import Replayed
+from bench.muxserve.store import Store
+from muxcluster.sim.case import run_case
+from muxcluster.sim.report import CaseReport
+
+
+def _run(system: str, **measured: float) -> Run:
+    models = tuple(
+        Served(name, "llama-7b", 1.0 + index, 10, 10, 10, 1.0, 0.9, value)
+        for index, (name, value) in enumerate(measured.items())
+    )
+    return Run("p", system, (Mesh(1, 0.5, models),))
+
+
+def _replayed(**per_s: float) -> Replayed:
+    return Replayed(per_s=per_s, latency_s={}, ttft_s={}, num_jobs=1)
+
+
+def test_row_is_the_mean_over_seeds() -> None:
+    row = row_of(_run("spatial", a=4.0, b=1.0), [_replayed(a=3.0, b=1.0), _replayed(a=5.0, b=2.0)])
+    assert row.totals == (5.0, 5.5)
+    assert row.error == pytest.approx(0.1)
+    assert row.model_errors == pytest.approx([0.0, 0.5])
+    # rates 1 and 2
+    assert row.weighted == pytest.approx(((4 + 2) / 3, (4 + 3) / 3))
+
+
+def test_order_and_pairs() -> None:
+    rows = [
+        Row(_run("muxserve", a=10.0), {"a": 10.0}, {"a": 12.0}),
+        Row(_run("spatial", a=8.0), {"a": 8.0}, {"a": 7.0}),
+        Row(_run("temporal", a=7.9), {"a": 7.9}, {"a": 7.5}),
+    ]
+    systems = by_point(rows)["p"]
+    assert ranked(systems) == (
+        ("muxserve", "spatial", "temporal"),
+        ("muxserve", "temporal", "spatial"),
+    )
+    pairs = {(one, other): (gap, right) for one, other, gap, right in pairs_right(systems)}
+    assert pairs["muxserve", "spatial"] == (pytest.approx(0.25), True)
+    assert pairs["spatial", "temporal"] == (pytest.approx(8 / 7.9 - 1), False)
+
+
+def test_interval_of_one_and_of_several() -> None:
+    assert interval([3.0]) == (3.0, 0.0)
+    mean, half = interval([1.0, 2.0, 3.0])
+    assert mean == 2.0
+    assert half == pytest.approx(1.96 / 3**0.5)
+
+
+def test_store_keeps_by_case_and_forgets_what_is_broken(tmp_path: Path) -> None:
+    class Value(BaseModel):
+        number: int
+
+    store = Store(tmp_path / "new")
+    run = _run("spatial", a=1.0)
+    assert store.read(Value, run, 0) is None
+    store.write(Value(number=7), run, 0)
+    assert store.read(Value, run, 0) == Value(number=7)
+    assert store.read(Value, run, 1) is None
+    (file,) = (tmp_path / "new").iterdir()
+    file.write_text("{", encoding="utf-8")
+    assert store.read(Value, run, 0) is None
+    assert Store(None).read(Value, run, 0) is None
+
+
+@pytest.fixture(scope="module")
+def starved(data_dir: Path) -> CaseReport:
+    """65B and 30B on one mesh at four times the paper's rates, for a while."""
+    asked = ablations(data_dir)[1]
+    cases = asked.cases(Duration(30.0, (0,)))
+    assert set(cases) == {"fcfs", "round-robin", "muxserve"}
+    return run_case(cases["muxserve"][0])
+
+
+def test_figures_of_a_simulated_case(starved: CaseReport) -> None:
+    rates = {"llama-65b": 1.0, "llama-30b": 8.0}
+    served = {name: group.requests_per_s for name, group in starved.models.items()}
+    by_hand = (served["llama-65b"] + 8 * served["llama-30b"]) / 9
+    assert rate_weighted(starved, rates) == pytest.approx(by_hand)
+    assert 0.0 <= share_within_slo(starved) <= 1.0
+
+
+def test_fair_share_wants_enough_requests(starved: CaseReport) -> None:
+    counts = {name: group.num_requests for name, group in starved.models.items()}
+    assert counts["llama-65b"] < 200 < counts["llama-30b"]
+    group = starved.models["llama-30b"]
+    overall = sum(g.requests_per_s for g in starved.models.values()) / sum(
+        g.offered_per_s for g in starved.models.values()
+    )
+    expected = group.requests_per_s / group.offered_per_s / overall
+    assert least_fair_share([starved]) == pytest.approx(expected, abs=1e-4)
+
+
+def test_rates_follow_the_power_law(data_dir: Path) -> None:
+    for alpha, problem in problems(data_dir).items():
+        rates = [demand.rate for demand in scaled(problem, 0.5).demands]
+        assert rates == pytest.approx([20.0 * (i + 1) ** -alpha for i in range(19)], rel=0.01)
