@@ -100,7 +100,7 @@ def _draw_first(
 
 
 def _draw_kv(part: SubFigure, highest: Sequence[CaseReport], legend_rows: int) -> None:
-    colours = model_colours(sorted({name for each in highest for name in each.models}))
+    colours = model_colours(panels.by_rate(highest[0]))
     columns = min(_MOST_BESIDE, len(highest))
     rows = -(-len(highest) // columns)
     grid = part.subplots(rows, columns, squeeze=False).ravel()

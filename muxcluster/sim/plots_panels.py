@@ -4,7 +4,13 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, PercentFormatter
+from matplotlib.ticker import (
+    FuncFormatter,
+    LogLocator,
+    MaxNLocator,
+    NullFormatter,
+    PercentFormatter,
+)
 
 from muxcluster.sim.plots_style import INK, Colour, dash_of, dress
 from muxcluster.sim.report import CaseReport, GroupReport, Number, SpreadReport
@@ -66,8 +72,7 @@ def attainment_by_slo(axes: Axes, reports: Sequence[CaseReport], colours: Colour
 def served_by_model(axes: Axes, reports: Sequence[CaseReport], colours: Colours) -> None:
     """Share of each model's demand that was served: who is starved."""
     dress(axes, "Served, by model", "", "")
-    models = [name for name, group in reports[0].models.items() if group.num_requests]
-    models.sort(key=lambda name: -reports[0].models[name].offered_per_s)
+    models = by_rate(reports[0])
     width = 0.8 / len(reports)
     places = np.arange(len(models))
     for index, report in enumerate(reports):
@@ -75,12 +80,19 @@ def served_by_model(axes: Axes, reports: Sequence[CaseReport], colours: Colours)
         offset = (index - (len(reports) - 1) / 2) * width
         axes.bar(places + offset, shares, width * 0.92, color=colours[report.system])
     names = models if len(models) <= _MOST_NAMED else [str(place + 1) for place in places]
-    size = 8 if len(models) <= 6 else 7
-    axes.set_xticks(places, names, rotation=25, ha="right", fontsize=size)
-    if names != models:
-        axes.set_xlabel("models by rate")
+    if names == models:
+        size = 8 if len(models) <= 6 else 7
+        axes.set_xticks(places, names, rotation=25, ha="right", fontsize=size)
+    else:
+        axes.set_xticks(places, names, fontsize=7)
+        axes.set_xlabel("models by rate, in the order of the legend below")
     _percent(axes)
     axes.grid(visible=False, axis="x")
+
+
+def by_rate(report: CaseReport) -> list[str]:
+    """The models, the one with most requests first."""
+    return sorted(report.models, key=lambda name: -report.models[name].offered_per_s)
 
 
 def cdf(
@@ -150,5 +162,6 @@ def _logarithmic(axes: Axes) -> None:
 
 def _percent(axes: Axes) -> None:
     axes.set_ylim(0, 1.02)
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10]))
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     axes.tick_params(axis="both", color=INK)
