@@ -142,6 +142,11 @@ def _used(found: UnitEstimate, part: Sequence[float]) -> float:
 def _limit(found: UnitEstimate) -> str:
     if min(found.served) >= 1 - 1e-9:
         return ""
+    return fullest(found) if found.load > 1 else "latency target"
+
+
+def fullest(found: UnitEstimate) -> str:
+    """The resource that the offered rates fill most, for people."""
     loads = found.loads
     resources = {
         "prefill lane": sum(loads.prefill),
@@ -150,8 +155,7 @@ def _limit(found: UnitEstimate) -> str:
     }
     for tenant, lane in zip(found.tenants, loads.lanes, strict=True):
         resources[f"decode lane of {tenant.cost.demand.name}"] = lane
-    name = max(resources, key=lambda each: resources[each])
-    return name if resources[name] > 1 else "latency target"
+    return max(resources, key=lambda name: resources[name])
 
 
 def _models(found: UnitEstimate) -> tuple[ModelReport, ...]:

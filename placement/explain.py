@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from placement.assess import offers_of
+from placement.assess import fullest, offers_of
 from placement.estimator import Estimator, Offer, UnitEstimate
 from placement.hardware import Gpu
 from placement.memory import block_bytes, weight_bytes
@@ -136,7 +136,7 @@ def _explained(
         load=found.load,
         load_without=left.load if left else 0.0,
         marginal=found.throughput - (left.throughput if left else 0.0),
-        fullest=_fullest(found),
+        fullest=fullest(found),
         throughput=sum(each.estimate.throughput for each in units),
         value=sum(each.estimate.value for each in units),
         alternatives=_alternatives(estimator, units, here, index),
@@ -147,18 +147,6 @@ def _without(estimator: Estimator, unit: _Judged, index: int) -> UnitEstimate | 
     """The unit's other models alone; None where there are none."""
     offers = [offer for offer in unit.offers if offer[0] != index]
     return estimator.unit(unit.place.gpu, unit.place.tp, offers) if offers else None
-
-
-def _fullest(found: UnitEstimate) -> str:
-    loads = found.loads
-    resources = {
-        "prefill lane": sum(loads.prefill),
-        "SM time": sum(loads.sms),
-        "memory bandwidth": sum(loads.bandwidth),
-    }
-    for tenant, lane in zip(found.tenants, loads.lanes, strict=True):
-        resources[f"decode lane of {tenant.cost.demand.name}"] = lane
-    return max(resources, key=lambda name: resources[name])
 
 
 def _full_rate(estimator: Estimator, unit: _Judged, index: int) -> float:
