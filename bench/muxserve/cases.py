@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
 from bench.placement_cases import points
 from muxcluster.core.unitspec import SchedulerSpec
 from muxcluster.sim.case import Case
@@ -29,6 +31,7 @@ MAX_DECODE_ROWS = 1024
 _SIGMA_AS_MEDIAN = 0.6
 """Median of a log-normal length over its mean: a sigma of 1.0."""
 _LONGEST = 1024
+_DRAWS = 200_000
 _GPU = GPUS["A100-80GB"]
 
 
@@ -84,6 +87,15 @@ def _source(demand: Demand) -> Source:
     )
     lengths = Limited(Independent(prompt, output), _LONGEST, _LONGEST)
     return Source(demand.name, Poisson(demand.rate), lengths)
+
+
+def output_tokens(problem: Problem) -> dict[str, float]:
+    """Mean output of a request by model: a little below the demand's, for long ones are cut."""
+    rng = np.random.default_rng(0)
+    return {
+        demand.name: float(_source(demand).lengths.draw(rng, _DRAWS)[1].mean())
+        for demand in problem.demands
+    }
 
 
 @dataclass(frozen=True, slots=True)

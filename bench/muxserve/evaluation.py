@@ -10,6 +10,7 @@ mesh, at the paper's rates and at twice those, where our engine is as overloaded
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -27,6 +28,7 @@ from bench.muxserve.cases import (
     Duration,
     ablations,
     cases_of,
+    output_tokens,
     problems,
     scaled,
 )
@@ -45,6 +47,8 @@ from placement.problem import Problem
 
 _SWEEP = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.625, 0.75, 1.0, 1.25, 1.5, 2.0)
 """Rate scales at which the highest rate within the SLO is looked for."""
+_SEARCH_S = 120.0
+"""Virtual seconds of each case of that search."""
 _OVERLOADS = (1.0, 2.0)
 _QUICK_POINTS = ((2.1, 0.5), (2.1, 1.0))
 
@@ -73,6 +77,7 @@ class Cell:
     scale: float
     system: str
     reports: tuple[CaseReport, ...]
+    fair_share: float | None
 
     @property
     def served(self) -> float:
@@ -99,7 +104,7 @@ class Cell:
             "sm_use": round(first.use.sm, 3),
             "kv_use": round(first.use.kv, 3),
             "worst_model": first.worst_model,
-            "least_fair_share": least_fair_share(self.reports),
+            "least_fair_share": self.fair_share,
         }
 
 
@@ -116,35 +121,52 @@ def grid(
         for alpha, scale, system in keys
     ]
     reports = iter(runner.reports([case for each in cases for case in each]))
-    return [Cell(*key, tuple(next(reports) for _ in duration.seeds)) for key in keys]
+    found = []
+    for alpha, scale, system in keys:
+        mine = tuple(next(reports) for _ in duration.seeds)
+        fair = least_fair_share(mine, output_tokens(base[alpha]))
+        found.append(Cell(alpha, scale, system, mine, fair))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """Where the highest rate within the SLO is looked for: ascending rate scales."""
+
+    runner: Runner
+    scales: tuple[float, ...]
+    duration: Duration
 
 
 def highest_rate(
-    runner: Runner, problem: Problem, system: str, duration: Duration
-) -> tuple[float, bool]:
-    """(rate scale with 99 % of the requests within the SLO, whether even the highest one had so).
+    search: Search, problem: Problem, system: str, known: Mapping[float, float]
+) -> float:
+    """The rate scale with 99 % of the requests within the SLO; 0 where the lowest has fewer.
 
-    By bisection over `_SWEEP`: attainment is taken to fall with the rate.
+    By bisection: attainment is taken to fall with the rate.
+    known: attainment by scales of the search.
     """
-    found: dict[float, float] = {}
-    low, high = -1, len(_SWEEP)
-    while high - low > 1:
-        middle = (low + high) // 2
-        scale = _SWEEP[middle]
-        cases = cases_of(system, problem, scale, duration, runner.cache)
+    found = dict(known)
+    runner = search.runner
+    while (scale := _undecided(search.scales, found)) is not None:
+        cases = cases_of(system, problem, scale, search.duration, runner.cache)
         found[scale] = fmean(map(share_within_slo, runner.reports(cases)))
-        if found[scale] >= LEVEL:
-            low = middle
-        else:
-            high = middle
-    reached = goodput(list(found), list(found.values()))
-    return reached.interpolated, reached.is_capped
+    return goodput(list(found), list(found.values())).interpolated
+
+
+def _undecided(scales: Sequence[float], found: Mapping[float, float]) -> float | None:
+    """The middle of the scales above all that passed and below all that failed, if there is one."""
+    lowest = max((scale for scale, share in found.items() if share >= LEVEL), default=0.0)
+    highest = min((scale for scale, share in found.items() if share < LEVEL), default=inf)
+    between = [scale for scale in scales if lowest < scale < highest]
+    return between[len(between) // 2] if between else None
 
 
 def ablation(runner: Runner, asked: Ablation, overload: float, duration: Duration) -> list[Any]:
     """A row a system: rate-weighted requests/s as the paper has them, and who was starved."""
     loaded = replace(asked, problem=scaled(asked.problem, overload))
     rates = {demand.name: demand.rate for demand in loaded.problem.demands}
+    outputs = output_tokens(loaded.problem)
     rows = []
     for system, cases in loaded.cases(duration).items():
         reports = runner.reports(cases)
@@ -161,10 +183,19 @@ def ablation(runner: Runner, asked: Ablation, overload: float, duration: Duratio
                     name: round(fmean(each.models[name].served_share or 0 for each in reports), 3)
                     for name in rates
                 },
-                "least_fair_share": least_fair_share(reports),
+                "least_fair_share": least_fair_share(reports, outputs),
             }
         )
     return rows
+
+
+def _known(cells: Sequence[Cell], alpha: float, system: str) -> dict[float, float]:
+    """Attainment by rate scale, of the grid's points."""
+    return {
+        cell.scale: fmean(map(share_within_slo, cell.reports))
+        for cell in cells
+        if (cell.alpha, cell.system) == (alpha, system)
+    }
 
 
 def _ratio(cells: Sequence[Cell], other: str) -> tuple[float, float, float]:
@@ -182,9 +213,11 @@ def claims_of(
 ) -> list[Claim]:
     """What is said in public; the baselines are the paper's."""
     fair = [row["least_fair_share"] for row in rows if row["system"] == "muxserve"]
-    fair += [least_fair_share(cell.reports) for cell in cells if cell.system == "muxserve"]
-    at_99 = [each["muxserve"] / each["spatial"] for each in highest.values() if each["spatial"]]
-    over_temporal = [each["muxserve"] / each["temporal"] for each in highest.values()]
+    fair += [cell.fair_share for cell in cells if cell.system == "muxserve"]
+    at_99, over_temporal = (
+        [each["muxserve"] / each[other] for each in highest.values() if each[other]]
+        for other in ("spatial", "temporal")
+    )
     return [
         Claim("throughput_over_spatial_max", _ratio(cells, "spatial")[0], "times", 1.8),
         Claim("throughput_over_temporal_max", _ratio(cells, "temporal")[0], "times", 1.8),
@@ -227,12 +260,16 @@ def main() -> None:
     base = problems(options.data)
     points = _QUICK_POINTS if quick else [(alpha, scale) for alpha in ALPHAS for scale in SCALES]
     cells = grid(runner, base, points, duration)
-    single = Duration(min(seconds, 120.0), duration.seeds[:1])
-    highest: dict[float, dict[str, float]] = {}
-    for alpha in () if quick else ALPHAS:
-        highest[alpha] = {
-            system: highest_rate(runner, base[alpha], system, single)[0] for system in SYSTEMS
+    single = Duration(min(seconds, _SEARCH_S), duration.seeds[:1])
+    scales = tuple(scale for scale in _SWEEP if scale <= points[-1][1] or not quick)
+    search = Search(runner, scales, single)
+    highest = {
+        alpha: {
+            system: highest_rate(search, base[alpha], system, _known(cells, alpha, system))
+            for system in SYSTEMS
         }
+        for alpha in sorted({alpha for alpha, _ in points})
+    }
     asked = ablations(options.data)
     rows = [
         row

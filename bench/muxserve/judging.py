@@ -5,7 +5,7 @@ from math import sqrt
 from statistics import fmean, stdev
 
 from bench.muxserve.cases import SLO_SCALE
-from muxcluster.sim.report import CaseReport, GroupReport
+from muxcluster.sim.report import CaseReport
 
 _ENOUGH = 200
 """Requests below which the share of a model says more of chance than of the scheduler."""
@@ -34,29 +34,24 @@ def interval(values: Iterable[float]) -> tuple[float, float]:
     return fmean(found), half
 
 
-def least_fair_share(reports: Sequence[CaseReport]) -> float | None:
-    """Of a model: the part of its requests that was served, over that part of all requests.
+def least_fair_share(
+    reports: Sequence[CaseReport], output_tokens: Mapping[str, float]
+) -> float | None:
+    """Of a model: output tokens that came over those asked for, over the same of all models.
 
-    The least over the models with 200 requests or more in all seeds together; None where none has
-    so many. 1 is fair: everyone gets the same part of what they ask for.
+    Tokens, because requests still on their way at the end would count against slow models. The
+    least over the models with 200 requests or more in all seeds together; None where none has so
+    many. 1 is fair: everyone gets the same part of what they ask for.
+    output_tokens: mean of a request, by model.
     """
-    names = tuple(reports[0].models)
-    offered, served, counts = (
-        {name: sum(read(each.models[name]) for each in reports) for name in names}
-        for read in (_offered, _served, _count)
-    )
-    overall = sum(served.values()) / sum(offered.values())
-    shares = [served[name] / offered[name] / overall for name in offered if counts[name] >= _ENOUGH]
+    served = {
+        name: sum(each.models[name].tokens_per_s for each in reports) for name in output_tokens
+    }
+    counts = {name: sum(each.models[name].num_requests for each in reports) for name in served}
+    asked = {
+        name: mean * sum(each.models[name].offered_per_s for each in reports)
+        for name, mean in output_tokens.items()
+    }
+    overall = sum(served.values()) / sum(asked.values())
+    shares = [served[name] / asked[name] / overall for name in served if counts[name] >= _ENOUGH]
     return round(min(shares), 4) if shares else None
-
-
-def _offered(group: GroupReport) -> float:
-    return group.offered_per_s
-
-
-def _served(group: GroupReport) -> float:
-    return group.requests_per_s
-
-
-def _count(group: GroupReport) -> float:
-    return group.num_requests

@@ -6,7 +6,7 @@ import pytest
 from pydantic import BaseModel
 
 from bench.muxserve.agreement import Row, by_point, pairs_right, ranked, row_of
-from bench.muxserve.cases import Duration, ablations, problems, scaled
+from bench.muxserve.cases import Duration, ablations, output_tokens, problems, scaled
 from bench.muxserve.judging import interval, least_fair_share, rate_weighted, share_within_slo
 from bench.muxserve.published import Mesh, Run, Served
 from bench.muxserve.replay import Replayed
@@ -92,15 +92,17 @@ def test_figures_of_a_simulated_case(starved: CaseReport) -> None:
     assert 0.0 <= share_within_slo(starved) <= 1.0
 
 
-def test_fair_share_wants_enough_requests(starved: CaseReport) -> None:
-    counts = {name: group.num_requests for name, group in starved.models.items()}
-    assert counts["llama-65b"] < 200 < counts["llama-30b"]
-    group = starved.models["llama-30b"]
-    overall = sum(g.requests_per_s for g in starved.models.values()) / sum(
-        g.offered_per_s for g in starved.models.values()
-    )
-    expected = group.requests_per_s / group.offered_per_s / overall
-    assert least_fair_share([starved]) == pytest.approx(expected, abs=1e-4)
+def test_fair_share_wants_enough_requests(starved: CaseReport, data_dir: Path) -> None:
+    outputs = output_tokens(ablations(data_dir)[1].problem)
+    assert outputs["llama-30b"] == pytest.approx(126, rel=0.02)
+    assert 230 < outputs["llama-65b"] < 251
+    groups = starved.models
+    assert groups["llama-65b"].num_requests < 200 < groups["llama-30b"].num_requests
+    came = {name: group.tokens_per_s for name, group in groups.items()}
+    asked = {name: group.offered_per_s * outputs[name] for name, group in groups.items()}
+    overall = sum(came.values()) / sum(asked.values())
+    expected = came["llama-30b"] / asked["llama-30b"] / overall
+    assert least_fair_share([starved], outputs) == pytest.approx(expected, abs=1e-4)
 
 
 def test_rates_follow_the_power_law(data_dir: Path) -> None:
