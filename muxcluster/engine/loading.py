@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 from muxcluster.core.errors import LoadError
 from muxcluster.core.unitspec import ModelSpec
 from muxcluster.engine.attention import ATTENTION_NAME
-from muxcluster.engine.model_spec import DTYPES, read_config
+from muxcluster.engine.hf_config import DTYPES, read_config
 from muxcluster.engine.probe import probe
 from muxcluster.engine.quiet import quiet_loading
 from muxcluster.engine.weights import check_weight_files

@@ -61,18 +61,19 @@ def test_rotary_kinds_that_depend_on_length_are_cut(model_directory, entries, ex
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3", "opt", "mixtral"])
-def test_the_engine_reads_the_same(tmp_path, family) -> None:
-    """Against the engine's reader, which goes through transformers' own configuration classes."""
+def test_transformers_reads_the_same(tmp_path, family) -> None:
+    """Oracle: transformers' own configuration classes, defaults filled in."""
     model = pytest.importorskip("muxcluster.demo.models")
-    engine = pytest.importorskip("muxcluster.engine.model_spec")
+    engine = pytest.importorskip("muxcluster.engine.hf_config")
     directory = model.build_model(tmp_path / family, family)
-    facts, spec = read_facts(directory), engine.model_spec(directory, family)
+    facts, config = read_facts(directory), engine.read_config(directory)
     shape = facts.shape
+    heads = config.num_attention_heads
     assert (shape.num_layers, shape.num_kv_heads, shape.head_dim, shape.vocab_size) == (
-        spec.shape.num_layers,
-        spec.shape.num_kv_heads,
-        spec.shape.head_dim,
-        spec.vocab_size,
+        config.num_hidden_layers,
+        getattr(config, "num_key_value_heads", None) or heads,
+        getattr(config, "head_dim", None) or config.hidden_size // heads,
+        config.vocab_size,
     )
-    assert facts.eos_token_ids == spec.eos_token_ids
-    assert (facts.max_context, facts.dtype) == (spec.max_model_len, "float32")
+    assert facts.eos_token_ids == (config.eos_token_id,)
+    assert (facts.max_context, facts.dtype) == (config.max_position_embeddings, "float32")

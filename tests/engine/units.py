@@ -14,9 +14,9 @@ from muxcluster.core.request import Request
 from muxcluster.core.sampling import SamplingParams
 from muxcluster.core.unitspec import SchedulerSpec, UnitSpec
 from muxcluster.engine.executor import Executor
-from muxcluster.engine.model_spec import model_spec
 from muxcluster.engine.unit import Unit
 from tests.engine.fakes import Sink
+from tests.models import model_spec
 
 
 def spec_of(

@@ -20,8 +20,8 @@ from muxcluster.core.job import (
 )
 from muxcluster.core.sampling import SamplingParams
 from muxcluster.core.unitspec import ModelSpec, UnitSpec
-from muxcluster.engine.model_spec import model_spec
 from muxcluster.engine.runner import UnitRunner
+from tests.models import model_spec
 
 GREEDY = SamplingParams(temperature=0.0)
 BLOCK_BYTES = 8192

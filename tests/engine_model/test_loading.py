@@ -11,8 +11,8 @@ from transformers import AutoModelForCausalLM
 
 from muxcluster.core.errors import LoadError
 from muxcluster.engine.loading import load_model
-from muxcluster.engine.model_spec import model_spec
 from tests.engine_model.conftest import ModelBuilder
+from tests.models import model_spec
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "opt", "mixtral")
 SINGLE = "model.safetensors"

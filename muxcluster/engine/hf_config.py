@@ -1,0 +1,47 @@
+"""What transformers makes of a model's config.json, and whether a paged cache can serve it."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig, PretrainedConfig
+
+from muxcluster.core.errors import LoadError
+from muxcluster.core.jsonfile import read_json_object
+
+DTYPES: Mapping[str, torch.dtype] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+"""Names that `ModelSpec.dtype` may have."""
+
+_PAGED_LAYERS = frozenset({"full_attention", "sliding_attention"})
+
+
+def read_config(directory: Path) -> PretrainedConfig:
+    """The model's configuration as transformers understands it; nothing remote, no model code.
+
+    Raises LoadError naming config.json where it is missing, not JSON, of an unknown model type,
+    quantised, or with layers that are not ordinary attention.
+    """
+    file = directory / "config.json"
+    read_json_object(file)
+    try:
+        config = AutoConfig.from_pretrained(
+            directory, local_files_only=True, trust_remote_code=False
+        )
+    except Exception as error:  # transformers raises whatever a bad value leads to
+        raise LoadError(file, f"not a model configuration: {_first_line(error)}") from error
+    if getattr(config, "quantization_config", None) is not None:
+        raise LoadError(file, "quantised weights are not supported")
+    layer_types = getattr(config.get_text_config(), "layer_types", None) or ()
+    unknown = sorted(set(layer_types) - _PAGED_LAYERS)
+    if unknown:
+        raise LoadError(file, f"layers of type {', '.join(unknown)} cannot be served paged")
+    return config
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,23 @@
+"""Specifications of models on disk, as `serve` makes them of a configuration."""
+
+from pathlib import Path
+from typing import Any
+
+from muxcluster.config import read_facts
+from muxcluster.core.kvshape import KvShape
+from muxcluster.core.unitspec import ModelSpec
+
+_ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+def model_spec(directory: Path, name: str, **overrides: Any) -> ModelSpec:
+    """The specification of the model in `directory`; overrides: fields of ModelSpec."""
+    facts = read_facts(directory)
+    shape, itemsize = facts.shape, _ITEMSIZE[overrides.get("dtype", "float32")]
+    found = {
+        "shape": KvShape(shape.num_layers, shape.num_kv_heads, shape.head_dim, itemsize),
+        "vocab_size": shape.vocab_size,
+        "max_model_len": facts.max_context,
+        "eos_token_ids": facts.eos_token_ids,
+    }
+    return ModelSpec(name=name, path=str(directory), **{**found, **overrides})
