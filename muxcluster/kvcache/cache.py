@@ -92,6 +92,12 @@ class KvCache:
         self._ledger.take(model, blocks)
         return delta
 
+    def lack(self, model: str, slots: NDArray[np.int32], num_tokens: NDArray[np.int32]) -> int:
+        """Blocks that `grow` would take for the same slots and lengths."""
+        kv = self._models[model]
+        columns = -(-num_tokens // kv.block_tokens) - kv.sequences.num_columns[slots]
+        return int(np.maximum(columns, 0).sum()) * kv.columns.blocks_per_column
+
     def commit(self, model: str, slot: int, hashes: Sequence[bytes]) -> None:
         """The next len(hashes) columns of the sequence are fully computed: publish them.
 

@@ -1,5 +1,6 @@
 """When rates are measured and quotas move: once a period, on the time the driver tells."""
 
+import math
 from collections.abc import Sequence
 
 from muxcluster.scheduling.balancer import QuotaBalancer
@@ -39,6 +40,14 @@ class Adaptation:
         """When `advance` has something to do next; None where it changes no decision."""
         if self._balancer is None or self._last_s is None:
             return None
+        return self._last_s + self._period_s
+
+    @property
+    def undisturbed_until_s(self) -> float:
+        """Before then neither rates nor quotas move, unless requests end; -inf: at once."""
+        is_settled = self._balancer is None or self._balancer.is_settled
+        if self._last_s is None or not is_settled:
+            return -math.inf
         return self._last_s + self._period_s
 
     def check(self) -> None:

@@ -73,12 +73,18 @@ class QuotaBalancer:
             name, column = model.name, model.blocks_per_column
             self._targets[name] += int(gains[name] * part) // column * column
 
+    @property
+    def is_settled(self) -> bool:
+        """True where the quotas in force are the targets."""
+        quota = self._kv.quota
+        return all(quota(name) == target for name, target in self._targets.items())
+
     def settle(self) -> None:
         """Bring the quotas in force as close to the targets as use allows."""
+        if self.is_settled:
+            return
         kv = self._kv
         now = {model.name: kv.quota(model.name) for model in self._models}
-        if now == self._targets:
-            return
         quotas = {n: min(quota, max(self._targets[n], kv.used(n))) for n, quota in now.items()}
         free = kv.num_blocks - sum(quotas.values())
         for name in sorted(quotas, key=lambda name: quotas[name] / self._targets[name]):

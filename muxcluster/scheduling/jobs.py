@@ -1,7 +1,5 @@
 """From a batch to the job that a worker gets."""
 
-from itertools import count
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -17,7 +15,13 @@ class JobBuilder:
 
     def __init__(self, kv: KvCache) -> None:
         self._kv = kv
-        self._ids = count()
+        self._next_id = 0
+
+    def skip(self, num_ids: int) -> int:
+        """Give away the next so many ids; the first of them."""
+        first = self._next_id
+        self._next_id += num_ids
+        return first
 
     def build(self, model: ModelState, phase: Phase, place: Place, batch: Batch, now: float) -> Job:
         """The job of `batch` (not empty); its sequences are in a running job from now on."""
@@ -26,7 +30,7 @@ class JobBuilder:
         starts = table.num_computed[slots]
         table.start_job(slots)
         return Job(
-            job_id=next(self._ids),
+            job_id=self.skip(1),
             model=model.name,
             phase=phase,
             worker_id=place.worker_id,

@@ -1,5 +1,6 @@
 """The one step loop's mind: requests in, jobs out, results in, tokens out; no clock, no thread."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from muxcluster.core.events import Event, FinishReason, StepOutput
@@ -21,6 +22,7 @@ from muxcluster.scheduling.live import LiveRequest
 from muxcluster.scheduling.memory import Memory
 from muxcluster.scheduling.packing import PACKINGS
 from muxcluster.scheduling.packing.batch import Limits
+from muxcluster.scheduling.repeating import Repeating, Repetition
 from muxcluster.scheduling.report import model_stats
 from muxcluster.scheduling.shares import ShareLedger
 from muxcluster.scheduling.stopping import ended_already
@@ -63,6 +65,7 @@ class UnitScheduler:
         balancer = QuotaBalancer(self._kv, models, self._carry) if has_quotas else None
         self._adaptation = Adaptation(models, balancer, policy.quota_period_s)
         self._completion = Completion(self._memory)
+        self._repeating = Repeating(self._models, self._kv, self._desk, self._lane)
         self._failures = Failures(self._memory)
         self._live: dict[str, LiveRequest] = {}
         self._num_added = 0
@@ -162,25 +165,25 @@ class UnitScheduler:
         """When `next_jobs` should be called though nothing happened; None while nobody is here."""
         return self._adaptation.next_s() if self._live else None
 
-    @property
-    def max_steps(self) -> int:
-        """Most decode steps in a job launched from now on."""
-        return self._limits.max_steps
+    def repeats(self, launched: Sequence[Job]) -> dict[int, int]:
+        """How often each running decode job would end and be launched again as it is, by job id.
 
-    @max_steps.setter
-    def max_steps(self, max_steps: int) -> None:
-        self._limits.max_steps = max_steps
-
-    def has_waiting(self, phase: Phase) -> bool:
-        """True where some model has idle work of `phase` and no running job of it."""
-        busy = self._shares.running_models(phase)
-        has_work = self._desk.has_work(phase)
-        return any(has_work(m) for m in self._desk.models if m.name not in busy)
+        launched: what `next_jobs` answered just now. It holds while nothing else happens, and
+        before `undisturbed_until_s`.
+        """
+        return self._repeating.limits(launched)
 
     @property
-    def share_left(self) -> float:
-        """SM share that no running job holds."""
-        return self._shares.left
+    def undisturbed_until_s(self) -> float:
+        """Before then, time alone changes no decision."""
+        return self._adaptation.undisturbed_until_s
+
+    def repeat(self, repetitions: Sequence[Repetition]) -> list[Job]:
+        """As `complete` and `next_jobs` over and over, within `repeats`; the jobs that run then.
+
+        For a simulator: every row gets tokens of id 0.
+        """
+        return self._repeating.repeat(repetitions)
 
     def used_blocks(self) -> dict[str, int]:
         """Distinct blocks that live sequences of each model hold."""

@@ -1,6 +1,6 @@
 """SM shares: which worker runs the next job, on which rung of its ladder."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from muxcluster.core.job import Job, Phase, WorkerSlot
@@ -62,6 +62,21 @@ class ShareLedger:
         del self._running[job.worker_id]
         self._count_left()
         return self._start_s.pop(job.worker_id)
+
+    def replace(self, job: Job, again: Job, start_s: float) -> None:
+        """`job` has ended and `again` has started in its place."""
+        assert self._running[job.worker_id] is job, "another job runs there"
+        self._running[again.worker_id] = again
+        self._start_s[again.worker_id] = start_s
+
+    def would_repeat(self, job: Job, choose: Callable[[], Place | None]) -> bool:
+        """True where `choose` would give a running job its place again if it ended now."""
+        running, left = self._running, self.left
+        self._running = {worker: each for worker, each in running.items() if each is not job}
+        self._count_left()
+        place = choose()
+        self._running, self.left = running, left
+        return place == Place(job.worker_id, job.share)
 
     def _count_left(self) -> None:
         self.left = 1.0 - sum([job.share for job in self._running.values()])

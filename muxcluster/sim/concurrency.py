@@ -1,7 +1,6 @@
 """Jobs that run side by side on one mesh: a work clock that slows down for all of them."""
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from muxcluster.core.job import Job
@@ -26,6 +25,36 @@ class Running:
         return self.begun + self.num_steps * self.work.seconds
 
 
+@dataclass(slots=True, eq=False)
+class Repeated:
+    """A decode job that is launched again at its ends. left: how often it may be.
+
+    work_after: what it takes after so many launches. count, order: launches so far, and the number
+    of the last one among those of all jobs. begun_s: when the first job started. running_s: of the
+    jobs that ended; alone_s: what they would have taken alone.
+    """
+
+    entry: Running
+    left: int
+    work_after: Callable[[int], Work]
+    begun_s: float
+    count: int = 0
+    order: int = 0
+    running_s: float = 0.0
+    alone_s: float = 0.0
+
+    def launch(self, now: float, clock: float, order: int) -> None:
+        """The job has ended and starts anew."""
+        entry = self.entry
+        self.left -= 1
+        self.count += 1
+        self.order = order
+        self.running_s += now - entry.start_s
+        self.alone_s += entry.work.seconds
+        entry.start_s, entry.begun = now, clock
+        entry.work = self.work_after(self.count)
+
+
 class Concurrency:
     """Running jobs of one unit; their work is conserved whatever joins or leaves.
 
@@ -41,6 +70,7 @@ class Concurrency:
         self._clock = 0.0
         self._slowdown = 1.0
         self._first: Running | None = None
+        self._num_repeated = 0
 
     @property
     def next_end_s(self) -> float:
@@ -66,19 +96,38 @@ class Concurrency:
         self._changed()
         return entry
 
-    def step_end(self, entry: Running) -> float:
-        """When the step that a job is in ends, on the work clock of the last change."""
-        return entry.begun + self._steps_begun(entry) * entry.work.seconds
+    def repeat(self, repeated: Mapping[Running, "Repeated"], before_s: float) -> bool:
+        """Start jobs again at their ends, as `finish` and `start` would, up to `before_s`.
 
-    def cut(self, entry: Running, now: float) -> None:
-        """End a job of several steps with the step that it is in."""
-        self._advance(now)
-        entry.num_steps = self._steps_begun(entry)
+        False where something else comes first: the end of another job or of one that may not be
+        repeated again, or two ends so near that they may be the same moment.
+        """
+        while (entry := self._first) is not None:
+            now = self.next_end_s
+            if now >= before_s:
+                return True
+            again = repeated.get(entry)
+            if again is None or not again.left or self._is_tied(entry):
+                return False
+            self._now_s, self._clock = now, max(self._clock, entry.end)
+            again.launch(now, self._clock, self._num_repeated)
+            self._num_repeated += 1
+            if len(self.running) > 1:
+                self.running.remove(entry)
+                self.running.append(entry)
+                self._changed()
+        return False
+
+    def replace(self, jobs: Mapping[Running, Job]) -> None:
+        """Repeated jobs go by their new names, and the next launches are counted from 0."""
+        for entry, job in jobs.items():
+            entry.job = job
+        self._num_repeated = 0
         self._find_first()
 
-    def _steps_begun(self, entry: Running) -> int:
-        done = (self._clock - entry.begun) / entry.work.seconds
-        return min(entry.num_steps, max(1, math.ceil(done - _EPSILON)))
+    def _is_tied(self, entry: Running) -> bool:
+        latest = entry.end + _EPSILON
+        return any(each.end <= latest for each in self.running if each is not entry)
 
     def _advance(self, now: float) -> None:
         self._clock += (now - self._now_s) / self._slowdown

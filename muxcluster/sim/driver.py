@@ -10,8 +10,8 @@ from muxcluster.core.events import Finished, Rejected, StepOutput
 from muxcluster.core.job import JobResult, Phase
 from muxcluster.core.request import Request
 from muxcluster.scheduling.scheduler import UnitScheduler
-from muxcluster.sim.coalescing import Coalescing
 from muxcluster.sim.concurrency import Concurrency, Running
+from muxcluster.sim.repeating import Repeating
 from muxcluster.sim.requests import TOKENS
 from muxcluster.sim.timing import CostTiming, Timing
 from muxcluster.sim.unit import SimUnit
@@ -52,8 +52,9 @@ class UnitDriver:
     ) -> None:
         """timing: what times the jobs, by default the unit's cost models.
 
-        exact: every decode step is a job of its own; otherwise see coalescing.py. Raises ValueError
-        as `UnitScheduler` does.
+        exact: every decode step is asked for and told to the sink; otherwise those that change no
+        decision are one entry of several steps, see repeating.py: nothing else differs. Raises
+        ValueError as `UnitScheduler` does.
         """
         self.unit = unit
         self.scheduler = UnitScheduler(unit.spec, has_block_ids=False)
@@ -61,22 +62,26 @@ class UnitDriver:
         self._sink = sink
         self._timing = timing or CostTiming(unit)
         self._jobs = Concurrency(self._timing.slowdown)
-        smallest = min(share for worker in unit.spec.workers for share in worker.shares)
-        self._coalescing = None if exact else Coalescing(self.scheduler, self._jobs, smallest)
+        self._repeating = None if exact else Repeating(self.scheduler, self._jobs, self._timing)
         self._is_stirred = False
         self._wakeup_s = math.inf
 
     def submit(self, request: Request, now: float) -> None:
         """Accept a request at `now`, up to which the unit has been advanced."""
+        self.settle()
         self.now = now
         output = self.scheduler.add(request, now)
         if output is not None:
             self._tell(output)
-        self._stir()
+        self._is_stirred = True
 
     def advance(self, until_s: float) -> None:
         """All that happens up to `until_s`, except that jobs are launched before it only."""
         while True:
+            if self._repeating is not None and not self._is_stirred:
+                if self._repeating.advance(until_s):
+                    return
+                self.settle()
             end_s = self._jobs.next_end_s
             next_s = min(end_s, self._wakeup_s)
             if self._is_stirred and self.now < min(until_s, next_s):
@@ -90,27 +95,26 @@ class UnitDriver:
                 self._finish()
             else:
                 self._wakeup_s = math.inf
-                self._stir()
 
-    def _stir(self, joined: str | None = None) -> None:
-        self._is_stirred = True
-        if self._coalescing is not None:
-            self._coalescing.stir(joined)
+    def settle(self) -> None:
+        """The scheduler and the sink know of all steps so far."""
+        if self._repeating is None:
+            return
+        for ran, running in self._repeating.end():
+            self.now = running.start_s
+            self._sink.ran(self, ran)
+            self._sink.launched(self, [running])
 
     def _launch(self) -> None:
         now = self.now
         self._is_stirred = False
-        if self._coalescing is not None:
-            self._coalescing.before_launch()
-        launched = [
-            self._jobs.start(job, self._timing.work(job, now), now)
-            for job in self.scheduler.next_jobs(now)
-        ]
-        if self._coalescing is not None:
-            self._coalescing.after_launch(launched, now)
+        jobs = self.scheduler.next_jobs(now)
+        launched = [self._jobs.start(job, self._timing.work(job, now), now) for job in jobs]
         self._sink.launched(self, launched)
         wakeup_s = self.scheduler.next_wakeup(now)
         self._wakeup_s = math.inf if wakeup_s is None else max(wakeup_s, now + _MIN_WAIT_S)
+        if self._repeating is not None:
+            self._repeating.begin(jobs)
 
     def _finish(self) -> None:
         entry = self._jobs.finish(self.now)
@@ -118,7 +122,6 @@ class UnitDriver:
         output = self.scheduler.complete(entry.job, result, self.now)
         if entry.job.phase is not Phase.DECODE:
             self._tell_first_tokens(output)
-            self._stir(joined=entry.job.model)
         self._sink.ran(self, entry)
         self._tell(output)
 
@@ -128,8 +131,6 @@ class UnitDriver:
                 self._sink.first_token(request_id, self.now)
 
     def _tell(self, output: StepOutput) -> None:
-        if output.events:
-            self._stir()
         for event in output.events:
             if isinstance(event, Finished | Rejected):
                 self._sink.end(event, self.now)
@@ -137,10 +138,5 @@ class UnitDriver:
 
 def _result(entry: Running, now: float) -> JobResult:
     counts = entry.job.rows.samples.astype(np.int32)
-    num_tokens = len(counts)
-    if entry.job.phase is not Phase.DECODE:
-        num_tokens = int(counts.sum())
-    elif entry.num_steps > 1:
-        counts *= entry.num_steps
-        num_tokens *= entry.num_steps
+    num_tokens = len(counts) if entry.job.phase is Phase.DECODE else int(counts.sum())
     return JobResult(entry.job.job_id, TOKENS[:num_tokens], counts, now - entry.start_s, {}, {})

@@ -42,8 +42,10 @@ class Fleet:
         usage_bin_s: float | None = None,
     ) -> None:
         self.num_jobs = 0
+        self._counts_steps = exact
         self._on_job = on_job
-        self.drivers = [UnitDriver(unit, self, exact=exact) for unit in units]
+        is_watched = on_job is not None or usage_bin_s is not None
+        self.drivers = [UnitDriver(unit, self, exact=exact and is_watched) for unit in units]
         self._meters: dict[UnitDriver, UsageMeter] = {}
         if usage_bin_s is not None:
             self._meters = {driver: UsageMeter(driver, usage_bin_s) for driver in self.drivers}
@@ -77,6 +79,7 @@ class Fleet:
         """Nothing is recorded after `now`."""
         for driver in self.drivers:
             driver.advance(now)
+            driver.settle()
         self.table.leave(self._num_output, now)
 
     def usage(self, now: float) -> Mapping[str, Usage]:
@@ -103,7 +106,7 @@ class Fleet:
 
     def ran(self, driver: UnitDriver, entry: Running) -> None:
         """A job ended."""
-        self.num_jobs += 1
+        self.num_jobs += entry.num_steps if self._counts_steps else 1
         if self._meters:
             self._meters[driver].ran(driver, entry)
         if self._on_job is not None:

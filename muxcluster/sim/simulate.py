@@ -36,7 +36,8 @@ def simulate(
     """Run `arrivals` (in order of time) through `units`, by default to the end of every request.
 
     until_s: stop there; requests that are open then are recorded as unfinished. exact: every decode
-    step is an event of its own; otherwise see coalescing.py. on_job: gets each job as it ends, a
+    step counts as a job of its own and is told to `on_job`; otherwise steps that repeat are one
+    job (see repeating.py) and nothing else differs. on_job: gets each job as it ends, a
     unit's in order. usage_bin_s: resolution of the usage over time, None for no usage.
     Nothing is random: the same arrivals give the same result. Raises KeyError for an arrival whose
     model no unit has, ValueError as `UnitScheduler` does.

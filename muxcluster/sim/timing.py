@@ -1,6 +1,6 @@
 """How long a job would take alone on its SMs, and what it draws of the memory bandwidth."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -33,6 +33,10 @@ class Timing(Protocol):
         """Of `job`, by its actual rows; it is launched at `now`."""
         ...
 
+    def repeated(self, job: Job) -> Callable[[int], Work]:
+        """What a decode job of one step takes when it is launched again after so many of them."""
+        ...
+
     def slowdown(self, draws: Sequence[float]) -> float:
         """Factor ≥ 1 by which jobs that run at the same time, with these draws, are slower."""
         ...
@@ -61,8 +65,7 @@ class CostTiming:
         """Of `job`, by its actual rows, whenever it is launched."""
         rows = job.rows
         if job.phase is Phase.DECODE:
-            starts = int(rows.starts.sum())
-            return self._decode(job, len(rows), starts / len(rows) + (job.max_steps + 1) / 2)
+            return self.repeated(job)(0)
         counts, starts_of = rows.counts, rows.starts
         if job.phase is Phase.MIXED:
             is_chunk = counts > 1
@@ -75,6 +78,16 @@ class CostTiming:
                 counts, starts_of = counts[is_chunk], starts_of[is_chunk]
                 return _together(decode, self._prefill(job, *_sums(counts, starts_of)))
         return self._prefill(job, *_sums(counts, starts_of))
+
+    def repeated(self, job: Job) -> Callable[[int], Work]:
+        """Of a decode job; every row is a token longer each time."""
+        num_rows, starts = len(job.rows), int(job.rows.starts.sum())
+
+        def work_after(count: int) -> Work:
+            context = (starts + count * num_rows) / num_rows + (job.max_steps + 1) / 2
+            return self._decode(job, num_rows, context)
+
+        return work_after
 
     def _decode(self, job: Job, num_rows: int, context: float) -> Work:
         step = round(context / _CONTEXT_STEP)

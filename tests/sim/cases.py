@@ -1,7 +1,7 @@
 """Small simulated units with round numbers, and arrivals for them."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from muxcluster.core.job import Job, Phase, WorkerSlot
 from muxcluster.core.kvshape import KvShape, block_bytes
@@ -69,6 +69,9 @@ class FixedTiming:
 
     def work(self, job: Job, now: float) -> Work:
         return self._works[job.phase]
+
+    def repeated(self, job: Job) -> Callable[[int], Work]:
+        return lambda count: self._works[job.phase]
 
     def slowdown(self, draws: Sequence[float]) -> float:
         return slowdown(draws)

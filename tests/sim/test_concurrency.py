@@ -31,22 +31,3 @@ def test_a_neighbour_slows_a_job_only_while_it_runs() -> None:
     assert jobs.next_end_s == pytest.approx(12.0 + factor + 1.0)
     assert jobs.finish(jobs.next_end_s).job.job_id == 0
     assert jobs.next_end_s == float("inf")
-
-
-def test_a_cut_job_ends_with_its_step() -> None:
-    jobs = Concurrency(slowdown)
-    entry = jobs.start(job(0, max_steps=10), Work(2.0, 0.1), 5.0)
-    assert jobs.next_end_s == pytest.approx(25.0)
-    jobs.cut(entry, 8.5)
-    assert entry.num_steps == 2
-    assert jobs.next_end_s == pytest.approx(9.0)
-    jobs.cut(entry, 8.9)
-    assert jobs.next_end_s == pytest.approx(9.0)
-
-
-@pytest.mark.parametrize(("now", "steps"), [(5.0, 1), (7.0, 1), (7.1, 2), (9.0, 2), (24.9, 10)])
-def test_a_cut_at_a_boundary_adds_no_step(now: float, steps: int) -> None:
-    jobs = Concurrency(slowdown)
-    entry = jobs.start(job(0, max_steps=10), Work(2.0, 0.1), 5.0)
-    jobs.cut(entry, now)
-    assert entry.num_steps == steps

@@ -52,7 +52,7 @@ def test_one_request_takes_a_prefill_and_a_step_per_further_token(exact: bool) -
     assert log.firsts == {"r": pytest.approx(3.0)}
     assert log.ends == {"r": pytest.approx(4.0)}
     assert sum(steps for _, phase, steps, *_ in log.jobs if phase == "decode") == 10
-    assert len(log.jobs) == (11 if exact else 2)
+    assert len(log.jobs) == (11 if exact else 3)
 
 
 @pytest.mark.parametrize("exact", [True, False])

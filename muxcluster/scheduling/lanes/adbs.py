@@ -27,6 +27,10 @@ class AdbsLane:
             jobs += self._decodes(desk, now)
         return jobs
 
+    def repeats(self, desk: Desk, job: Job) -> bool:
+        """True where what the others leave is what the job has."""
+        return desk.shares.would_repeat(job, lambda: desk.shares.part(Phase.DECODE, 1))
+
     def _prefill(self, desk: Desk, now: float) -> tuple[list[Job], bool]:
         if desk.shares.has_running(Phase.PREFILL):
             return [], False

@@ -1,7 +1,7 @@
 """What a lane sees of the scheduler, and the few things it may do."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -48,6 +48,17 @@ class Desk:
         self._last[model.name, phase] = self._num_launches[phase]
         return job
 
+    def skip(self, launches: Sequence[tuple[Job, int]]) -> int:
+        """Count launches that only repeated running jobs; the id of the first one.
+
+        launches: each job, and the number of its last launch among them all, from 0.
+        """
+        num_launches = 1 + max(order for _, order in launches)
+        for job, order in launches:
+            self._last[job.model, job.phase] = self._num_launches[job.phase] + order + 1
+        self._num_launches[Phase.DECODE] += num_launches
+        return self._builder.skip(num_launches)
+
     def _pack(self, model: ModelState, phase: Phase, now: float) -> Batch:
         if phase is Phase.PREFILL:
             return self._packing.prefill(model, now)
@@ -62,10 +73,6 @@ class Desk:
     def has_decode_work(self, model: ModelState) -> bool:
         """True where a sequence could decode its next token."""
         return len(model.slots.idle_decoding()) > 0
-
-    def has_work(self, phase: Phase) -> Callable[[ModelState], bool]:
-        """`has_prefill_work` or `has_decode_work`."""
-        return self.has_prefill_work if phase is Phase.PREFILL else self.has_decode_work
 
     def may_prefill(self, model: ModelState) -> bool:
         """True where a prefill of `model` waits for nothing but a place."""
@@ -124,5 +131,11 @@ class Lane(Protocol):
         """Launch what can run now; empty where the next thing to do waits for a running job.
 
         Must launch something where no job runs and some row of some model can.
+        """
+        ...
+
+    def repeats(self, desk: Desk, job: Job) -> bool:
+        """True where `job`, which decodes all there is of its model, would be launched at the same
+        place again if it ended now, and again after that: see repeating.py.
         """
         ...

@@ -24,3 +24,7 @@ class MixedLane:
             if (job := desk.launch(model, Phase.MIXED, place, now)) is not None:
                 return [job]
         return []
+
+    def repeats(self, desk: Desk, job: Job) -> bool:
+        """No job of this lane only decodes."""
+        return False

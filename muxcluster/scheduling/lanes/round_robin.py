@@ -31,6 +31,18 @@ class RoundRobinLane:
                 jobs += self._launch(desk, phase, now)
         return jobs
 
+    def repeats(self, desk: Desk, job: Job) -> bool:
+        """True where prompts wait for nothing but the prefill that runs, and the place stays."""
+        shares = desk.shares
+        is_prefilling = shares.has_running(Phase.PREFILL)
+        if self._last_phase is not Phase.DECODE:
+            return False
+        if not is_prefilling and any(map(desk.has_prefill_work, desk.models)):
+            return False
+        if is_prefilling:
+            return shares.would_repeat(job, lambda: shares.part(Phase.DECODE, 1))
+        return shares.would_repeat(job, lambda: shares.beside(Phase.DECODE, Phase.PREFILL))
+
     def _launch(self, desk: Desk, phase: Phase, now: float) -> list[Job]:
         """The next model in the rotation that has work which memory lets run."""
         other = Phase.DECODE if phase is Phase.PREFILL else Phase.PREFILL

@@ -29,6 +29,10 @@ class TemporalLane:
                 return [job]
         return []
 
+    def repeats(self, desk: Desk, job: Job) -> bool:
+        """The only model that decodes has the GPU again and again."""
+        return desk.shares.would_repeat(job, lambda: desk.shares.full(Phase.DECODE))
+
 
 def _oldest_prompt(model: ModelState) -> int:
     """Seniority of the first prompt that the packing would take."""

@@ -1,0 +1,105 @@
+"""Repeated decode steps are those that the scheduler would have ordered one by one."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from muxcluster.sim.driver import UnitDriver
+from muxcluster.sim.requests import request_of
+from muxcluster.sim.simulate import SimResult, simulate
+from muxcluster.sim.timeline import JobSpan
+from muxcluster.sim.unit import SimUnit
+from muxcluster.workload.arrival import Arrival
+from tests.sim.cases import arrivals, sim_unit
+
+LANES = ["adbs", "temporal", "round-robin", "mixed"]
+
+
+def both(
+    unit: SimUnit, asked: list[Arrival], until_s: float = math.inf
+) -> tuple[SimResult, SimResult, list[JobSpan]]:
+    """Every step by the scheduler (a watched exact run), and repeated steps; jobs of the first."""
+    jobs: list[JobSpan] = []
+    plain = simulate([unit], asked, until_s=until_s, exact=True, on_job=jobs.append)
+    return plain, simulate([unit], asked, until_s=until_s, exact=True), jobs
+
+
+@pytest.mark.parametrize("models", [("a",), ("a", "b"), ("a", "b", "c")])
+@pytest.mark.parametrize("num_columns", [4000, 260])
+@pytest.mark.parametrize("lane", LANES)
+def test_every_request_fares_the_same_to_the_last_bit(
+    lane: str, num_columns: int, models: tuple[str, ...]
+) -> None:
+    unit = sim_unit(models=models, lane=lane, num_columns=num_columns)
+    plain, repeated, jobs = both(unit, arrivals(120, 6.0, models))
+    assert plain.records.rows.tobytes() == repeated.records.rows.tobytes()
+    assert plain.end_s == repeated.end_s
+    assert plain.num_jobs == repeated.num_jobs == len(jobs)
+    assert all(job.num_steps == 1 for job in jobs)
+
+
+@pytest.mark.parametrize("until_s", [3.0, 7.7])
+def test_a_run_that_is_stopped_has_as_many_tokens(until_s: float) -> None:
+    plain, repeated, _ = both(sim_unit(), arrivals(60, 5.0), until_s)
+    assert (plain.records.rows["output_tokens"] > 0).any()
+    assert plain.records.rows.tobytes() == repeated.records.rows.tobytes()
+
+
+def test_few_quotas_and_many_periods_change_nothing() -> None:
+    unit = sim_unit(num_columns=400, max_seqs=8)
+    policy = replace(unit.spec.scheduler, quota_period_s=0.37, max_decode_rows=4)
+    unit = replace(unit, spec=replace(unit.spec, scheduler=policy))
+    plain, repeated, _ = both(unit, arrivals(100, 8.0, seed=3))
+    assert plain.records.rows.tobytes() == repeated.records.rows.tobytes()
+
+
+class Watch:
+    """A sink that counts steps by model, and checks the scheduler where it hears of a job."""
+
+    def __init__(self) -> None:
+        self.steps: dict[tuple[str, str], int] = {}
+        self.num_entries = 0
+        self.share = 0.0
+
+    def first_token(self, request_id: str, now: float) -> None:
+        assert request_id
+
+    def end(self, event, now: float) -> None:
+        assert event.request_id
+
+    def launched(self, driver: UnitDriver, entries) -> None:
+        self.share += sum(entry.job.share for entry in entries)
+        assert all(entry.start_s == driver.now for entry in entries)
+        assert self.share < 1 + 1e-6
+
+    def ran(self, driver: UnitDriver, entry) -> None:
+        self.share -= entry.job.share
+        key = entry.job.model, entry.job.phase.value
+        self.steps[key] = self.steps.get(key, 0) + entry.num_steps
+        self.num_entries += 1
+
+
+def watched(lane: str, *, exact: bool) -> tuple[Watch, UnitDriver]:
+    """A unit's whole day, and it is consistent between any two requests."""
+    sink = Watch()
+    driver = UnitDriver(sim_unit(lane=lane), sink, exact=exact)
+    for arrival in arrivals(80, 4.0):
+        driver.advance(arrival.time_s)
+        driver.submit(request_of(arrival), arrival.time_s)
+        driver.scheduler.check()
+    driver.advance(math.inf)
+    driver.settle()
+    driver.scheduler.check()
+    return sink, driver
+
+
+@pytest.mark.parametrize("lane", ["adbs"])
+def test_the_same_steps_in_a_fraction_of_the_entries(lane: str) -> None:
+    (plain, first), (repeated, second) = (watched(lane, exact=exact) for exact in (True, False))
+    assert repeated.steps == plain.steps
+    assert repeated.num_entries < plain.num_entries / 2
+    stats = [driver.scheduler.stats(first.now, "u") for driver in (first, second)]
+    assert first.now == second.now
+    assert stats[0] == stats[1]
+    assert abs(repeated.share) < 1e-6
