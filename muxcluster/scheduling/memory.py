@@ -32,6 +32,11 @@ class Memory:
         self._models = models
         self._events: list[Event] = []
 
+    @property
+    def has_preempted(self) -> bool:
+        """True where `take_events` would find some."""
+        return len(self._events) > 0
+
     def take_events(self) -> tuple[Event, ...]:
         """Preemptions since the last call, in order."""
         events = tuple(self._events)

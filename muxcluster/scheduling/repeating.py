@@ -12,20 +12,25 @@ from muxcluster.scheduling.lanes.desk import Desk, Lane
 from muxcluster.scheduling.modelstate import ModelState
 from muxcluster.scheduling.slots import Slots
 
+_NO_ID = -1
+
 
 @dataclass(frozen=True, slots=True)
 class Repetition:
-    """A running decode job ended and was launched again as it was, `count` ≥ 1 times.
+    """A decode job of `limits` ended `count` times.
 
-    order: of its last launch among all launches of the repetitions, from 0. start_s: when that
-    was. running_s: seconds of the jobs that ended, together.
+    order: of its last launch among all launches of the repetitions, from 0; -1: it had none.
+    start_s: when that was, where it runs (`is_running`). end_s: when it ended last. running_s:
+    seconds of the jobs that ended, together.
     """
 
     job: Job
     count: int
     order: int
     start_s: float
+    end_s: float
     running_s: float
+    is_running: bool
 
 
 class Repeating:
@@ -37,30 +42,50 @@ class Repeating:
     """
 
     def __init__(
-        self, models: Mapping[str, ModelState], kv: KvCache, desk: Desk, lane: Lane
+        self,
+        models: Mapping[str, ModelState],
+        kv: KvCache,
+        desk: Desk,
+        lane: Lane,
+        max_rows: int,
     ) -> None:
+        """max_rows: of a decode job."""
         self._models = models
         self._kv = kv
         self._desk = desk
         self._lane = lane
+        self._max_rows = max_rows
 
-    def limits(self, launched: Sequence[Job]) -> dict[int, int]:
-        """How often each running decode job may be repeated, by job id; empty where none may.
+    def limits(self, launched: Sequence[Job]) -> dict[Job, int]:
+        """How often each running decode job may end and be followed; empty where none may.
 
-        launched: what `next_jobs` answered last, just now.
+        launched: what `next_jobs` answered last, just now. Where models take turns, those that
+        wait come after the one that runs, in turn, as jobs that are not launched yet.
         """
         jobs = [job for job in self._desk.shares.running if job.phase is Phase.DECODE]
         if not jobs or not self._is_steady(jobs, launched):
             return {}
+        jobs += [self._waiting(model, jobs[0]) for model in self._lane.turns(self._desk)]
         lefts = {job: self._steps_left(job) for job in jobs}
         longest = max(lefts.values())
         while longest and not self._has_blocks(lefts, longest):
             longest //= 2
-        return {job.job_id: min(left, longest) for job, left in lefts.items()} if longest else {}
+        return {job: min(left, longest) for job, left in lefts.items()} if longest else {}
+
+    def _waiting(self, model: ModelState, running: Job) -> Job:
+        """The decode job that `model` will have at the place of the one that runs."""
+        table, slots = model.slots, model.slots.idle_decoding()
+        ones = np.ones(len(slots), dtype=np.int32)
+        rows = Rows(slots, table.num_computed[slots], ones, ones == 1)
+        return replace(running, job_id=_NO_ID, model=model.name, rows=rows, admissions=())
 
     def _is_steady(self, jobs: Sequence[Job], launched: Sequence[Job]) -> bool:
         desk = self._desk
-        if desk.shares.is_exclusive or any(map(desk.has_decode_work, desk.models)):
+        turns = self._lane.turns(desk)
+        waiting = [model for model in desk.models if desk.has_decode_work(model)]
+        if desk.shares.is_exclusive or len(waiting) != len(turns):
+            return False
+        if not all(self._may_wait(model) for model in turns):
             return False
         # Prompts were passed over by this very call, or are not asked for while some are computed.
         if not (
@@ -70,6 +95,12 @@ class Repeating:
         ):
             return False
         return all(self._is_plain(job) and self._lane.repeats(desk, job) for job in jobs)
+
+    def _may_wait(self, model: ModelState) -> bool:
+        """True where all that a waiting model decodes will be in its next job."""
+        table, slots = model.slots, model.slots.idle_decoding()
+        is_short = len(slots) <= self._max_rows
+        return is_short and not table.has_aborted and not table.is_suspect[slots].any()
 
     def _is_plain(self, job: Job) -> bool:
         table = self._models[job.model].slots
@@ -97,8 +128,10 @@ class Repeating:
         return total <= self._kv.free
 
     def repeat(self, repetitions: Sequence[Repetition]) -> list[Job]:
-        """Everything is as after those steps, each row having got tokens of id 0; the jobs that
-        run now, in the same order."""
+        """Everything is as after those steps, each row having got tokens of id 0.
+
+        The jobs that run now, or ran last, in the same order.
+        """
         first_id = self._desk.skip([(each.job, each.order) for each in repetitions])
         return [self._repeat(each, first_id + each.order) for each in repetitions]
 
@@ -106,27 +139,35 @@ class Repeating:
         job, count = done.job, np.int32(done.count)
         model, rows = self._models[job.model], job.rows
         table, slots = model.slots, rows.slots
+        (table.start_job if done.is_running else table.end_job)(slots)
+        if count:
+            self._write(model, rows, done)
+        if done.is_running:
+            self._grow(model, slots, table.num_tokens[slots])
+        again = replace(
+            job,
+            job_id=job_id,
+            rows=Rows(slots, rows.starts + count, rows.counts, rows.samples),
+            tables=self._kv.tables(model.name, slots[:0]),
+            admissions=(),
+        )
+        if done.is_running:
+            self._desk.shares.replace(again, done.start_s)
+        return again
+
+    def _write(self, model: ModelState, rows: Rows, done: Repetition) -> None:
+        """The tokens of the steps that ended, and what they took."""
+        table, slots, count = model.slots, rows.slots, np.int32(done.count)
         places = table.num_tokens[slots] - table.num_prompt[slots]
         columns = places[:, None] + np.arange(count, dtype=np.int32)
         table.outputs[slots[:, None], columns] = 0
         table.num_tokens[slots] += count
         table.num_computed[slots] += count
-        table.set_deadlines(slots, done.start_s + table.tpot_s[slots])
+        table.set_deadlines(slots, done.end_s + table.tpot_s[slots])
         table.add_running(slots, done.running_s)
         model.counters.output_tokens += done.count * len(slots)
         self._grow(model, slots, table.num_computed[slots])
         model.peak_blocks = max(model.peak_blocks, self._kv.used(model.name))
-        self._grow(model, slots, table.num_tokens[slots])
-        starts = rows.starts + count
-        again = replace(
-            job,
-            job_id=job_id,
-            rows=Rows(slots, starts, rows.counts, rows.samples),
-            tables=self._kv.tables(model.name, slots[:0]),
-            admissions=(),
-        )
-        self._desk.shares.replace(job, again, done.start_s)
-        return again
 
     def _grow(self, model: ModelState, slots: Slots, lengths: Slots) -> None:
         grown = self._kv.grow(model.name, slots, lengths)

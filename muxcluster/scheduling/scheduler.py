@@ -65,7 +65,9 @@ class UnitScheduler:
         balancer = QuotaBalancer(self._kv, models, self._carry) if has_quotas else None
         self._adaptation = Adaptation(models, balancer, policy.quota_period_s)
         self._completion = Completion(self._memory)
-        self._repeating = Repeating(self._models, self._kv, self._desk, self._lane)
+        self._repeating = Repeating(
+            self._models, self._kv, self._desk, self._lane, policy.max_decode_rows
+        )
         self._failures = Failures(self._memory)
         self._live: dict[str, LiveRequest] = {}
         self._num_added = 0
@@ -165,12 +167,14 @@ class UnitScheduler:
         """When `next_jobs` should be called though nothing happened; None while nobody is here."""
         return self._adaptation.next_s() if self._live else None
 
-    def repeats(self, launched: Sequence[Job]) -> dict[int, int]:
-        """How often each running decode job would end and be launched again as it is, by job id.
+    def repeats(self, launched: Sequence[Job]) -> dict[Job, int]:
+        """How often each running decode job would end and be launched again as it is.
 
         launched: what `next_jobs` answered just now. It holds while nothing else happens, and
-        before `undisturbed_until_s`.
+        before `undisturbed_until_s`. Jobs that do not run yet take turns with the one that does.
         """
+        if self._memory.has_preempted:  # blocks came free after prompts had been passed over
+            return {}
         return self._repeating.limits(launched)
 
     @property

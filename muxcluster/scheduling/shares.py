@@ -63,9 +63,9 @@ class ShareLedger:
         self._count_left()
         return self._start_s.pop(job.worker_id)
 
-    def replace(self, job: Job, again: Job, start_s: float) -> None:
-        """`job` has ended and `again` has started in its place."""
-        assert self._running[job.worker_id] is job, "another job runs there"
+    def replace(self, again: Job, start_s: float) -> None:
+        """The job on its worker has ended and `again` has started in its place."""
+        assert self._running[again.worker_id].share == again.share, "it has another place"
         self._running[again.worker_id] = again
         self._start_s[again.worker_id] = start_s
 

@@ -1,5 +1,7 @@
 """Jobs that run side by side on one mesh: a work clock that slows down for all of them."""
 
+import math
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -27,30 +29,38 @@ class Running:
 
 @dataclass(slots=True, eq=False)
 class Repeated:
-    """A decode job that is launched again at its ends. left: how often it may be.
+    """A decode job that is launched again at its ends. left: how often it may end.
 
-    work_after: what it takes after so many launches. count, order: launches so far, and the number
-    of the last one among those of all jobs. begun_s: when the first job started. running_s: of the
-    jobs that ended; alone_s: what they would have taken alone.
+    work_after: what it takes after so many ends. count, order: ends so far, and the number of the
+    last launch among those of all jobs, -1 before. begun_s, end_s: start of the first job that
+    ended, and end of the last. running_s: of the jobs that ended; alone_s: what they would have
+    taken alone.
     """
 
     entry: Running
     left: int
     work_after: Callable[[int], Work]
-    begun_s: float
+    begun_s: float = math.inf
+    end_s: float = 0.0
     count: int = 0
-    order: int = 0
+    order: int = -1
     running_s: float = 0.0
     alone_s: float = 0.0
 
-    def launch(self, now: float, clock: float, order: int) -> None:
-        """The job has ended and starts anew."""
+    def end(self, now: float) -> None:
+        """The job has ended."""
         entry = self.entry
         self.left -= 1
         self.count += 1
-        self.order = order
+        self.begun_s = min(self.begun_s, entry.start_s)
+        self.end_s = now
         self.running_s += now - entry.start_s
         self.alone_s += entry.work.seconds
+
+    def start(self, now: float, clock: float, order: int) -> None:
+        """The job starts anew."""
+        entry = self.entry
+        self.order = order
         entry.start_s, entry.begun = now, clock
         entry.work = self.work_after(self.count)
 
@@ -96,9 +106,12 @@ class Concurrency:
         self._changed()
         return entry
 
-    def repeat(self, repeated: Mapping[Running, "Repeated"], before_s: float) -> bool:
+    def repeat(
+        self, repeated: Mapping[Running, Repeated], turns: deque[Repeated], before_s: float
+    ) -> bool:
         """Start jobs again at their ends, as `finish` and `start` would, up to `before_s`.
 
+        turns: who start in place of the job that ended, the next one first; empty: itself.
         False where something else comes first: the end of another job or of one that may not be
         repeated again, or two ends so near that they may be the same moment.
         """
@@ -110,11 +123,14 @@ class Concurrency:
             if again is None or not again.left or self._is_tied(entry):
                 return False
             self._now_s, self._clock = now, max(self._clock, entry.end)
-            again.launch(now, self._clock, self._num_repeated)
+            again.end(now)
+            turns.append(again)
+            follower = turns.popleft()
+            follower.start(now, self._clock, self._num_repeated)
             self._num_repeated += 1
-            if len(self.running) > 1:
+            if len(self.running) > 1 or follower is not again:
                 self.running.remove(entry)
-                self.running.append(entry)
+                self.running.append(follower.entry)
                 self._changed()
         return False
 

@@ -100,8 +100,8 @@ class UnitDriver:
         """The scheduler and the sink know of all steps so far."""
         if self._repeating is None:
             return
-        for ran, running in self._repeating.end():
-            self.now = running.start_s
+        for ran, running, end_s in self._repeating.end():
+            self.now = end_s
             self._sink.ran(self, ran)
             self._sink.launched(self, [running])
 

@@ -44,7 +44,7 @@ class Fleet:
         self.num_jobs = 0
         self._counts_steps = exact
         self._on_job = on_job
-        is_watched = on_job is not None or usage_bin_s is not None
+        is_watched = on_job is not None
         self.drivers = [UnitDriver(unit, self, exact=exact and is_watched) for unit in units]
         self._meters: dict[UnitDriver, UsageMeter] = {}
         if usage_bin_s is not None:

@@ -5,7 +5,8 @@ place. `scheduling.repeating` tells how often it would; so many steps need no sc
 its own duration and its own slowdown by the neighbours of that moment: nothing is approximated.
 """
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Sequence
 
 from muxcluster.core.job import Job
 from muxcluster.scheduling.repeating import Repetition
@@ -25,6 +26,7 @@ class Repeating:
         self._jobs = jobs
         self._timing = timing
         self._repeated: dict[Running, Repeated] = {}
+        self._turns: deque[Repeated] = deque()
         self._before_s = 0.0
 
     def begin(self, launched: Sequence[Job]) -> None:
@@ -35,39 +37,51 @@ class Repeating:
         lefts = self._scheduler.repeats(launched)
         if not lefts:
             return
-        for entry in self._jobs.running:
-            if entry.job.job_id in lefts:
-                left = lefts[entry.job.job_id]
-                work_after: Callable[[int], Work] = self._timing.repeated(entry.job)
-                self._repeated[entry] = Repeated(entry, left, work_after, entry.start_s)
+        running = {entry.job: entry for entry in self._jobs.running}
+        for job, left in lefts.items():
+            work_after = self._timing.repeated(job)
+            entry = running.get(job) or Running(job, work_after(0), 0.0, 0.0, 1)
+            self._repeated[entry] = repeated = Repeated(entry, left, work_after)
+            if job not in running:
+                self._turns.append(repeated)
 
     def advance(self, until_s: float) -> bool:
         """Steps that end before `until_s`. True where no more is to be done until then."""
         if not self._repeated:
             return False
         before_s = min(until_s, self._before_s)
-        return self._jobs.repeat(self._repeated, before_s) and before_s == until_s
+        return self._jobs.repeat(self._repeated, self._turns, before_s) and before_s == until_s
 
-    def end(self) -> list[tuple[Running, Running]]:
+    def end(self) -> list[tuple[Running, Running, float]]:
         """Tell the scheduler what ran.
 
-        Returns that as jobs of several steps, in the order of their ends, each with the job that
-        started at its end and still runs.
+        Returns that as jobs of several steps, in the order of their ends, each with the one that
+        has its place then; where models take turns, with the next to be told of.
+        And when each ended.
         """
-        done = [each for each in self._repeated.values() if each.count]
+        changed = [each for each in self._repeated.values() if each.count or each.order >= 0]
+        has_turns = len(self._turns) > 0
         self._repeated.clear()
-        if not done:
+        self._turns.clear()
+        if not changed:
             return []
-        done.sort(key=lambda each: each.order)
+        done = sorted((each for each in changed if each.count), key=lambda each: each.end_s)
         before = [_ran(each) for each in done]
-        again = self._scheduler.repeat([_repetition(each) for each in done])
-        self._jobs.replace({each.entry: job for each, job in zip(done, again, strict=True)})
-        return [(ran, each.entry) for ran, each in zip(before, done, strict=True)]
+        ends_s = [each.end_s for each in done]
+        now_running = set(self._jobs.running)
+        again = self._scheduler.repeat([_repetition(e, e.entry in now_running) for e in changed])
+        self._jobs.replace({each.entry: job for each, job in zip(changed, again, strict=True)})
+        if has_turns:
+            following = [each.entry for each in done[1:]] + self._jobs.running
+            return list(zip(before, following, ends_s, strict=True))
+        return list(zip(before, (each.entry for each in done), ends_s, strict=True))
 
 
-def _repetition(each: Repeated) -> Repetition:
+def _repetition(each: Repeated, is_running: bool) -> Repetition:
     entry = each.entry
-    return Repetition(entry.job, each.count, each.order, entry.start_s, each.running_s)
+    return Repetition(
+        entry.job, each.count, each.order, entry.start_s, each.end_s, each.running_s, is_running
+    )
 
 
 def _ran(each: Repeated) -> Running:

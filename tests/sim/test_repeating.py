@@ -94,7 +94,7 @@ def watched(lane: str, *, exact: bool) -> tuple[Watch, UnitDriver]:
     return sink, driver
 
 
-@pytest.mark.parametrize("lane", ["adbs"])
+@pytest.mark.parametrize("lane", ["adbs", "temporal"])
 def test_the_same_steps_in_a_fraction_of_the_entries(lane: str) -> None:
     (plain, first), (repeated, second) = (watched(lane, exact=exact) for exact in (True, False))
     assert repeated.steps == plain.steps

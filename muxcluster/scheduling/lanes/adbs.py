@@ -27,6 +27,10 @@ class AdbsLane:
             jobs += self._decodes(desk, now)
         return jobs
 
+    def turns(self, desk: Desk) -> list[ModelState]:
+        """Nobody: a waiting model has other claims than its turn."""
+        return []
+
     def repeats(self, desk: Desk, job: Job) -> bool:
         """True where what the others leave is what the job has."""
         return desk.shares.would_repeat(job, lambda: desk.shares.part(Phase.DECODE, 1))

@@ -51,11 +51,12 @@ class Desk:
     def skip(self, launches: Sequence[tuple[Job, int]]) -> int:
         """Count launches that only repeated running jobs; the id of the first one.
 
-        launches: each job, and the number of its last launch among them all, from 0.
+        launches: each job, and the number of its last launch among them all, from 0; -1: none.
         """
         num_launches = 1 + max(order for _, order in launches)
         for job, order in launches:
-            self._last[job.model, job.phase] = self._num_launches[job.phase] + order + 1
+            if order >= 0:
+                self._last[job.model, job.phase] = self._num_launches[job.phase] + order + 1
         self._num_launches[Phase.DECODE] += num_launches
         return self._builder.skip(num_launches)
 
@@ -137,5 +138,13 @@ class Lane(Protocol):
     def repeats(self, desk: Desk, job: Job) -> bool:
         """True where `job`, which decodes all there is of its model, would be launched at the same
         place again if it ended now, and again after that: see repeating.py.
+        """
+        ...
+
+    def turns(self, desk: Desk) -> Sequence[ModelState]:
+        """Models that decode in turn after the one that decodes now, the next one first.
+
+        Each that has had its turn goes to the back, at the same place; empty where a lane does not
+        hand one place around.
         """
         ...

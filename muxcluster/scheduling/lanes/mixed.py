@@ -5,6 +5,7 @@ The right choice where there is one SM partition.
 
 from muxcluster.core.job import Job, Phase
 from muxcluster.scheduling.lanes.desk import Desk
+from muxcluster.scheduling.modelstate import ModelState
 
 
 class MixedLane:
@@ -23,6 +24,10 @@ class MixedLane:
                 continue
             if (job := desk.launch(model, Phase.MIXED, place, now)) is not None:
                 return [job]
+        return []
+
+    def turns(self, desk: Desk) -> list[ModelState]:
+        """Nobody: a waiting model has other claims than its turn."""
         return []
 
     def repeats(self, desk: Desk, job: Job) -> bool:

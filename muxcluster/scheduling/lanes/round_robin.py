@@ -5,6 +5,7 @@ The ablation baseline of MuxServe §5.4: spatial sharing, no adaptive batch sche
 
 from muxcluster.core.job import Job, Phase
 from muxcluster.scheduling.lanes.desk import Desk
+from muxcluster.scheduling.modelstate import ModelState
 
 _ORDER = (Phase.PREFILL, Phase.DECODE)
 
@@ -30,6 +31,10 @@ class RoundRobinLane:
             if not desk.shares.has_running(phase):
                 jobs += self._launch(desk, phase, now)
         return jobs
+
+    def turns(self, desk: Desk) -> list[ModelState]:
+        """Nobody: a waiting model has other claims than its turn."""
+        return []
 
     def repeats(self, desk: Desk, job: Job) -> bool:
         """True where prompts wait for nothing but the prefill that runs, and the place stays."""

@@ -29,8 +29,13 @@ class TemporalLane:
                 return [job]
         return []
 
+    def turns(self, desk: Desk) -> list[ModelState]:
+        """All that decode, by their last turn."""
+        decodes = [model for model in desk.models if desk.has_decode_work(model)]
+        return sorted(decodes, key=lambda model: desk.last_turn(model, Phase.DECODE))
+
     def repeats(self, desk: Desk, job: Job) -> bool:
-        """The only model that decodes has the GPU again and again."""
+        """Whoever's turn it is has the whole GPU."""
         return desk.shares.would_repeat(job, lambda: desk.shares.full(Phase.DECODE))
 
 
