@@ -116,6 +116,8 @@ class Concurrency:
         repeated again, or two ends so near that they may be the same moment.
         """
         while (entry := self._first) is not None:
+            if len(self.running) == 1 and not turns and entry in repeated:
+                self._repeat_alone(repeated[entry], before_s)
             now = self.next_end_s
             if now >= before_s:
                 return True
@@ -133,6 +135,31 @@ class Concurrency:
                 self.running.append(follower.entry)
                 self._changed()
         return False
+
+    def _repeat_alone(self, again: Repeated, before_s: float) -> None:
+        """The same for the only job, whose neighbours need no look: most steps of most units."""
+        entry, now, clock, slowdown = again.entry, self._now_s, self._clock, self._slowdown
+        end, seconds, start_s = entry.end, entry.work.seconds, entry.start_s
+        begun_s, count, last = min(again.begun_s, start_s), again.count, again.count + again.left
+        work = entry.work
+        while count < last:
+            ended_s = now + max(0.0, end - clock) * slowdown
+            if ended_s >= before_s:
+                break
+            again.running_s += ended_s - start_s
+            again.alone_s += seconds
+            now, clock, start_s = ended_s, max(clock, end), ended_s
+            count += 1
+            work = again.work_after(count)
+            seconds = work.seconds
+            end = clock + seconds
+        num_ended = count - again.count
+        if num_ended:
+            again.count, again.left, again.begun_s, again.end_s = count, last - count, begun_s, now
+            self._num_repeated += num_ended
+            again.order = self._num_repeated - 1
+            entry.start_s, entry.begun, entry.work = start_s, clock, work
+            self._now_s, self._clock = now, clock
 
     def replace(self, jobs: Mapping[Running, Job]) -> None:
         """Repeated jobs go by their new names, and the next launches are counted from 0."""

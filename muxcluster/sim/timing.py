@@ -83,9 +83,15 @@ class CostTiming:
         """Of a decode job; every row is a token longer each time."""
         num_rows, starts = len(job.rows), int(job.rows.starts.sum())
 
+        half = (job.max_steps + 1) / 2
+        works: dict[int, Work] = {}
+
         def work_after(count: int) -> Work:
-            context = (starts + count * num_rows) / num_rows + (job.max_steps + 1) / 2
-            return self._decode(job, num_rows, context)
+            context = (starts + count * num_rows) / num_rows + half
+            step = round(context / _CONTEXT_STEP)
+            if (work := works.get(step)) is None:
+                work = works[step] = self._decode(job, num_rows, context)
+            return work
 
         return work_after
 

@@ -10,6 +10,9 @@ from muxcluster.core.metrics_series import StepSeries
 from muxcluster.sim.concurrency import Running
 from muxcluster.sim.driver import UnitDriver
 
+_PARTS = 8
+"""Steps in which the blocks of a job of many steps are taken to have come."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Usage:
@@ -28,6 +31,8 @@ class UsageMeter:
 
     def __init__(self, driver: UnitDriver, bin_s: float) -> None:
         self._bin_s = bin_s
+        self._blocks: Mapping[str, int] = {}
+        self._noted_s = 0.0
         self._num_blocks = driver.unit.spec.num_blocks
         self._sm = StepSeries(bin_s)
         self._kv = {model.name: StepSeries(bin_s) for model in driver.unit.spec.models}
@@ -40,6 +45,8 @@ class UsageMeter:
     def ran(self, driver: UnitDriver, entry: Running) -> None:
         """A job ended."""
         self._sm.add(driver.now, -entry.job.share)
+        if entry.num_steps > 1:
+            self._ramp(driver)
         self._note_blocks(driver)
 
     def usage(self, now: float) -> Usage:
@@ -48,5 +55,17 @@ class UsageMeter:
         return Usage(self._bin_s, self._sm.means(now), kv)
 
     def _note_blocks(self, driver: UnitDriver) -> None:
-        for name, blocks in driver.scheduler.used_blocks().items():
+        self._blocks, self._noted_s = driver.scheduler.used_blocks(), driver.now
+        for name, blocks in self._blocks.items():
             self._kv[name].set(driver.now, blocks)
+
+    def _ramp(self, driver: UnitDriver) -> None:
+        """Blocks came step by step since the last note, and are told of only now."""
+        part_s = (driver.now - self._noted_s) / _PARTS
+        for name, blocks in driver.scheduler.used_blocks().items():
+            before = self._blocks.get(name, 0)
+            if blocks == before:
+                continue
+            for part in range(_PARTS):
+                level = before + (blocks - before) * (part + 0.5) / _PARTS
+                self._kv[name].set(self._noted_s + part * part_s, level)

@@ -54,6 +54,19 @@ def test_few_quotas_and_many_periods_change_nothing() -> None:
     assert plain.records.rows.tobytes() == repeated.records.rows.tobytes()
 
 
+@pytest.mark.parametrize("lane", LANES)
+def test_use_over_time_is_the_same(lane: str) -> None:
+    asked = arrivals(80, 4.0)
+    unit = sim_unit(lane=lane)
+    jobs: list[JobSpan] = []
+    plain = simulate([unit], asked, exact=True, on_job=jobs.append, usage_bin_s=0.5).usage["u"]
+    repeated = simulate([unit], asked, exact=True, usage_bin_s=0.5).usage["u"]
+    assert repeated.sm_share == pytest.approx(plain.sm_share, abs=1e-9)
+    assert plain.sm_share.max() > 0.5
+    for name, share in plain.kv_share.items():
+        assert repeated.kv_share[name] == pytest.approx(share, abs=0.01 * share.max())
+
+
 class Watch:
     """A sink that counts steps by model, and checks the scheduler where it hears of a job."""
 
