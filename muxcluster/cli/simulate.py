@@ -110,14 +110,6 @@ def simulate(  # noqa: PLR0913 - each parameter is an option of the command line
             "Example: --profile a100.json"
         ),
     ] = None,
-    step_exact: Annotated[
-        bool,
-        typer.Option(
-            "--step-exact",
-            help="Every decode step is an event of its own: two to four times slower, and right "
-            "for tail latencies near saturation.",
-        ),
-    ] = False,
     by_model: Annotated[
         bool, typer.Option("--by-model", help="Show each model of each system, too.")
     ] = False,
@@ -165,7 +157,7 @@ def simulate(  # noqa: PLR0913 - each parameter is an option of the command line
     if trace is not None and alpha is None and max_rate is not None:
         raise typer.BadParameter("--max-rate needs --alpha")
     wish = Wish(duration, seed, alpha, max_rate, length_sigma, trace)
-    grid = Grid(_systems(systems), _scales(rate_scale), wish, slo_scale, step_exact, plan)
+    grid = Grid(_systems(systems), _scales(rate_scale), wish, slo_scale, plan)
     drawn = None if plot is None else _canvas(plot)
     for path in (plot, timeline):
         if path is not None:

@@ -32,7 +32,6 @@ class Case:
 
     rate_scale: what the load was scaled by, for the report alone. duration_s: requests come so
     long, and throughput is counted so long. slo_scale: the one that the report goes by.
-    is_exact: every decode step is an event.
     """
 
     system: System
@@ -44,7 +43,6 @@ class Case:
     duration_s: float = 1200.0
     seed: int = 0
     slo_scale: float = 8.0
-    is_exact: bool = False
 
 
 def run_case(case: Case, on_job: JobSink | None = None) -> CaseReport:
@@ -59,7 +57,6 @@ def run_case(case: Case, on_job: JobSink | None = None) -> CaseReport:
         units,
         case.load.arrivals(case.seed, case.duration_s),
         until_s=_DRAIN * case.duration_s,
-        exact=case.is_exact,
         on_job=on_job,
         usage_bin_s=case.duration_s / NUM_BINS,
     )

@@ -30,7 +30,6 @@ class Grid:
     scales: tuple[float, ...]
     wish: Wish
     slo_scale: float
-    is_exact: bool
     plan: Path | None = None
 
 
@@ -78,7 +77,6 @@ def prepare(config: Config, grid: Grid, cache: Cache) -> Prepared:
                     duration_s=grid.wish.duration_s,
                     seed=grid.wish.seed,
                     slo_scale=grid.slo_scale,
-                    is_exact=grid.is_exact,
                 )
             )
     if not cases:
