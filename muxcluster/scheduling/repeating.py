@@ -166,8 +166,11 @@ class Repeating:
         table.set_deadlines(slots, done.end_s + table.tpot_s[slots])
         table.add_running(slots, done.running_s)
         model.counters.output_tokens += done.count * len(slots)
-        self._grow(model, slots, table.num_computed[slots])
-        model.peak_blocks = max(model.peak_blocks, self._kv.used(model.name))
+        lengths = table.num_computed[slots]
+        used = self._kv.used(model.name) + self._kv.lack(model.name, slots, lengths)
+        model.peak_blocks = max(model.peak_blocks, used)
+        if not done.is_running:
+            self._grow(model, slots, lengths)
 
     def _grow(self, model: ModelState, slots: Slots, lengths: Slots) -> None:
         grown = self._kv.grow(model.name, slots, lengths)

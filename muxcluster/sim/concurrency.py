@@ -170,7 +170,10 @@ class Concurrency:
 
     def _is_tied(self, entry: Running) -> bool:
         latest = entry.end + _EPSILON
-        return any(each.end <= latest for each in self.running if each is not entry)
+        for each in self.running:
+            if each is not entry and each.begun + each.num_steps * each.work.seconds <= latest:
+                return True
+        return False
 
     def _advance(self, now: float) -> None:
         self._clock += (now - self._now_s) / self._slowdown
