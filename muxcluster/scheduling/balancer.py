@@ -81,10 +81,10 @@ class QuotaBalancer:
 
     def settle(self) -> None:
         """Bring the quotas in force as close to the targets as use allows."""
-        if self.is_settled:
-            return
         kv = self._kv
         now = {model.name: kv.quota(model.name) for model in self._models}
+        if now == self._targets:
+            return
         quotas = {n: min(quota, max(self._targets[n], kv.used(n))) for n, quota in now.items()}
         free = kv.num_blocks - sum(quotas.values())
         for name in sorted(quotas, key=lambda name: quotas[name] / self._targets[name]):
