@@ -21,6 +21,8 @@ PROFILE = Path("muxserve") / "llama_a100_profile.json"
 _LONGEST = 1024
 """Tokens of the longest prompt or output: their sampling drops longer prompts, and sums of 2048."""
 _ROUNDS = 20
+_DISPATCH_S = 1000.0
+"""Their synthetic workloads send nothing after that."""
 
 
 class Replayed(BaseModel):
@@ -69,6 +71,7 @@ def _requests(model: Served, seed: int) -> Iterator[Arrival]:
     rng = rng_for(seed, "published", model.name)
     if model.span_s is None:
         times = np.cumsum(rng.exponential(1.0 / model.rate_per_s, model.count))
+        times *= min(1.0, _DISPATCH_S / float(times[-1]))
     else:
         times = np.sort(rng.uniform(0.0, model.span_s, model.count))
     prompts = lengths(rng, model.prompt, model.count)

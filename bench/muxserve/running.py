@@ -1,0 +1,167 @@
+"""Simulates the evaluation's grid, its search for the highest rate, and its ablation."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+from statistics import fmean
+from typing import Any
+
+from bench.muxserve.cases import SYSTEMS, Ablation, Duration, cases_of, output_tokens, scaled
+from bench.muxserve.judging import (
+    interval,
+    least_fair_share,
+    rate_weighted,
+    requests_per_s,
+    share_within_slo,
+)
+from muxcluster.core.metrics_slo import LEVEL, goodput
+from muxcluster.sim.case import Case
+from muxcluster.sim.report import CaseReport
+from muxcluster.sim.sweep import Cache, sweep
+from placement.problem import Problem
+
+
+@dataclass(frozen=True, slots=True)
+class Runner:
+    """Simulates cases, those that are known already excepted."""
+
+    cache: Cache
+    num_processes: int
+
+    def reports(self, cases: Sequence[Case]) -> list[CaseReport]:
+        """In the order of the cases."""
+        return sweep(cases, self.cache, num_processes=self.num_processes, progress=_progress)
+
+
+def _progress(done: int, total: int) -> None:
+    print(f"{done} of {total}", file=sys.stderr, flush=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A point's reports of one system, a seed each."""
+
+    alpha: float
+    scale: float
+    system: str
+    reports: tuple[CaseReport, ...]
+    fair_share: float | None
+
+    @property
+    def served(self) -> float:
+        """Requests/s, mean of the seeds."""
+        return fmean(map(requests_per_s, self.reports))
+
+    def row(self) -> dict[str, Any]:
+        """For the record."""
+        first = self.reports[0]
+        return {
+            "alpha": self.alpha,
+            "rate_scale": self.scale,
+            "system": self.system,
+            "offered_per_s": round(fmean(each.total.offered_per_s for each in self.reports), 2),
+            "requests_per_s": [
+                round(value, 2) for value in interval(map(requests_per_s, self.reports))
+            ],
+            "within_slo": [
+                round(value, 4) for value in interval(map(share_within_slo, self.reports))
+            ],
+            "p99_ttft_s": first.total.ttft.p99,
+            "p99_tpot_s": first.total.tpot.p99,
+            "p99_latency_s": first.total.latency.p99,
+            "sm_use": round(first.use.sm, 3),
+            "kv_use": round(first.use.kv, 3),
+            "worst_model": first.worst_model,
+            "least_fair_share": self.fair_share,
+        }
+
+
+def grid(
+    runner: Runner,
+    base: Mapping[float, Problem],
+    points: Sequence[tuple[float, float]],
+    duration: Duration,
+) -> list[Cell]:
+    """Every system at every (alpha, scale)."""
+    keys = [(alpha, scale, system) for alpha, scale in points for system in SYSTEMS]
+    cases = [
+        cases_of(system, base[alpha], scale, duration, runner.cache)
+        for alpha, scale, system in keys
+    ]
+    reports = iter(runner.reports([case for each in cases for case in each]))
+    found = []
+    for alpha, scale, system in keys:
+        mine = tuple(next(reports) for _ in duration.seeds)
+        fair = least_fair_share(mine, output_tokens(base[alpha]))
+        found.append(Cell(alpha, scale, system, mine, fair))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """Where the highest rate within the SLO is looked for: ascending rate scales."""
+
+    runner: Runner
+    scales: tuple[float, ...]
+    duration: Duration
+
+
+def highest_rate(
+    search: Search, problem: Problem, system: str, known: Mapping[float, float]
+) -> float:
+    """The rate scale with 99 % of the requests within the SLO; 0 where the lowest has fewer.
+
+    By bisection: attainment is taken to fall with the rate.
+    known: attainment by scales of the search.
+    """
+    found = dict(known)
+    runner = search.runner
+    while (scale := _undecided(search.scales, found)) is not None:
+        cases = cases_of(system, problem, scale, search.duration, runner.cache)
+        found[scale] = fmean(map(share_within_slo, runner.reports(cases)))
+    return goodput(list(found), list(found.values())).interpolated
+
+
+def _undecided(scales: Sequence[float], found: Mapping[float, float]) -> float | None:
+    """The middle of the scales above all that passed and below all that failed, if there is one."""
+    lowest = max((scale for scale, share in found.items() if share >= LEVEL), default=0.0)
+    highest = min((scale for scale, share in found.items() if share < LEVEL), default=inf)
+    between = [scale for scale in scales if lowest < scale < highest]
+    return between[len(between) // 2] if between else None
+
+
+def ablation(runner: Runner, asked: Ablation, overload: float, duration: Duration) -> list[Any]:
+    """A row a system: rate-weighted requests/s as the paper has them, and who was starved."""
+    loaded = replace(asked, problem=scaled(asked.problem, overload))
+    rates = {demand.name: demand.rate for demand in loaded.problem.demands}
+    outputs = output_tokens(loaded.problem)
+    rows = []
+    for system, cases in loaded.cases(duration).items():
+        reports = runner.reports(cases)
+        rows.append(
+            {
+                "models": asked.name,
+                "overload": overload,
+                "system": system,
+                "rate_weighted_per_s": round(
+                    fmean(rate_weighted(each, rates) for each in reports), 2
+                ),
+                "paper": asked.paper[system],
+                "served_share": {
+                    name: round(fmean(each.models[name].served_share or 0 for each in reports), 3)
+                    for name in rates
+                },
+                "least_fair_share": least_fair_share(reports, outputs),
+            }
+        )
+    return rows
+
+
+def known_of(cells: Sequence[Cell], alpha: float, system: str) -> dict[float, float]:
+    """Attainment by rate scale, of the grid's points."""
+    return {
+        cell.scale: fmean(map(share_within_slo, cell.reports))
+        for cell in cells
+        if (cell.alpha, cell.system) == (alpha, system)
+    }
