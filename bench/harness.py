@@ -167,7 +167,7 @@ def _lines(record: Mapping[str, Any]) -> str:
     for key, value in record.items():
         text = json.dumps(value)
         if isinstance(value, dict) and len(text) > 200:
-            rows = ",\n  ".join(f"{json.dumps(k)}: {json.dumps(v)}" for k, v in value.items())
+            rows = ",\n  ".join(f"{json.dumps(str(k))}: {json.dumps(v)}" for k, v in value.items())
             text = f"{{\n  {rows}\n }}"
         elif isinstance(value, list) and len(text) > 200:
             text = "[\n  " + ",\n  ".join(map(json.dumps, value)) + "\n ]"
