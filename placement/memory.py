@@ -74,6 +74,13 @@ def table_bytes(demand: Demand, bytes_per_block: int) -> int:
     return 4 * demand.max_seqs * (blocks + demand.max_model_len + 1)
 
 
+def usable_bytes(gpu: Gpu, tp: int) -> int:
+    """Memory of a mesh that is left for weights, KV and buffers: what one engine may take, less its
+    processes' contexts."""
+    usable = int(tp * gpu.memory_bytes * gpu.usable_share)
+    return usable if gpu.is_cpu else usable - tp * NUM_CONTEXTS * CONTEXT_BYTES
+
+
 def kv_blocks(gpu: Gpu, tp: int, demands: Sequence[Demand], limits: Limits) -> int:
     """Blocks of the unit's pool over its `tp` GPUs, all of `demands` loaded.
 
@@ -81,10 +88,7 @@ def kv_blocks(gpu: Gpu, tp: int, demands: Sequence[Demand], limits: Limits) -> i
     some model's longest sequence is larger than the pool.
     """
     per_block = block_bytes(demands, limits)
-    usable = int(tp * gpu.memory_bytes * gpu.usable_share)
-    if not gpu.is_cpu:
-        usable -= tp * NUM_CONTEXTS * CONTEXT_BYTES
-    usable -= sum(weight_bytes(demand) for demand in demands)
+    usable = usable_bytes(gpu, tp) - sum(weight_bytes(demand) for demand in demands)
     usable -= max(activation_bytes(demand, limits) for demand in demands)
     usable -= sum(table_bytes(demand, per_block) for demand in demands)
     if usable < 0:

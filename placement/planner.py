@@ -15,7 +15,7 @@ from placement.problem import Problem
 from placement.search.assemble import planned_units
 from placement.search.baselines import memory_greedy, spatial
 from placement.search.gpus import kinds_of
-from placement.search.layout import Placed, Workshop
+from placement.search.layout import Placed, Workshop, value
 from placement.search.replan import continued, kept_units, matched
 from placement.search.start import effort, search
 from placement.search.subclusters import search_monotone
@@ -89,7 +89,7 @@ def _solver(
 def _bounded(workshop: Workshop, *, current: Plan | None, time_limit_s: float) -> _Found:
     """The search's layout and how good any could be."""
     found = _searched(workshop, current)
-    bound = upper_bound(workshop, time_limit_s, reached=_value(found.units))
+    bound = upper_bound(workshop, time_limit_s, reached=value(found.units))
     return replace(found, bound=_at_least(bound, workshop, found.units))
 
 
@@ -120,11 +120,7 @@ def _before(workshop: Workshop, current: Plan, units: Sequence[Placed]) -> list[
 def _score(problem: Problem, units: Sequence[Placed]) -> float:
     if problem.objective == "fewest-gpus":
         return float(sum(unit.tp for unit in units))
-    return _value(units)
-
-
-def _value(units: Sequence[Placed]) -> float:
-    return sum(unit.estimate.value for unit in units)
+    return value(units)
 
 
 def _at_least(bound: float | None, workshop: Workshop, units: Sequence[Placed]) -> float | None:
@@ -132,4 +128,4 @@ def _at_least(bound: float | None, workshop: Workshop, units: Sequence[Placed]) 
     objective = workshop.estimator.problem.objective
     if bound is None or objective == "fewest-gpus":
         return None
-    return max(bound, _value(units))
+    return max(bound, value(units))

@@ -34,6 +34,13 @@ class Demand:
     ttft_s: float | None = None
     tpot_s: float | None = None
 
+    def worth(self, objective: Objective) -> float:
+        """What one of its requests/s, served, adds to the objective; "fewest-gpus" first counts
+        the parts of rates that are met."""
+        if objective == "weighted":
+            return self.weight
+        return 1 / self.rate if objective == "fewest-gpus" else 1.0
+
     @property
     def kv_bytes_per_token(self) -> int:
         """KV bytes of one token over all layers."""

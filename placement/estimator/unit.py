@@ -9,8 +9,8 @@ from placement.estimator.latency import Latency, latencies
 from placement.estimator.modelcost import ModelCost
 from placement.estimator.shares import Loads, Tenant, candidates
 from placement.hardware import Gpu
-from placement.memory import CONTEXT_BYTES, NUM_CONTEXTS, DoesNotFit, block_bytes, kv_blocks
-from placement.problem import Demand, Objective, Problem
+from placement.memory import DoesNotFit, block_bytes, kv_blocks, usable_bytes
+from placement.problem import Problem
 from placement.quota import split_blocks
 
 Offer = tuple[int, float]
@@ -53,9 +53,9 @@ class Estimator:
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        self._costs: dict[tuple[str, int], Cost] = {}
-        self._models: dict[tuple[int, str, int, int], ModelCost | DoesNotFit] = {}
-        self._units: dict[tuple[str, int, tuple[Offer, ...]], UnitEstimate | None] = {}
+        self._costs: dict[tuple[Gpu, int], Cost] = {}
+        self._models: dict[tuple[int, Gpu, int, int], ModelCost | DoesNotFit] = {}
+        self._units: dict[tuple[Gpu, int, tuple[Offer, ...]], UnitEstimate | None] = {}
 
     @property
     def num_estimates(self) -> int:
@@ -67,7 +67,7 @@ class Estimator:
 
         offers: at least one, each model at most once.
         """
-        key = (gpu.name, tp, tuple(sorted(offers)))
+        key = (gpu, tp, tuple(sorted(offers)))
         if key not in self._units:
             try:
                 self._units[key] = self._estimate(gpu, tp, key[2])
@@ -85,7 +85,7 @@ class Estimator:
 
     def model(self, index: int, gpu: Gpu, tp: int, bytes_per_block: int) -> ModelCost:
         """What a model costs on a kind of mesh. Raises DoesNotFit where it cannot be split so."""
-        key = (index, gpu.name, tp, bytes_per_block)
+        key = (index, gpu, tp, bytes_per_block)
         found = self._models.get(key)
         if found is None:
             found = self._models[key] = self._model(index, gpu, tp, bytes_per_block)
@@ -95,7 +95,7 @@ class Estimator:
 
     def _model(self, index: int, gpu: Gpu, tp: int, bytes_per_block: int) -> ModelCost | DoesNotFit:
         demand, limits = self.problem.demands[index], self.problem.limits
-        which = (gpu.name, demand.itemsize)
+        which = (gpu, demand.itemsize)
         if which not in self._costs:
             self._costs[which] = cost_for(gpu, demand.itemsize, self.problem.profiles)
         try:
@@ -127,10 +127,7 @@ class Estimator:
     ) -> int:
         """As memory.kv_blocks, from the memoised parts; that one words the refusal."""
         limits = self.problem.limits
-        pool = int(tp * gpu.memory_bytes * gpu.usable_share)
-        if not gpu.is_cpu:
-            pool -= tp * NUM_CONTEXTS * CONTEXT_BYTES
-        pool -= sum(cost.static_bytes for cost in costs)
+        pool = usable_bytes(gpu, tp) - sum(cost.static_bytes for cost in costs)
         pool -= max(cost.activation_bytes for cost in costs)
         if limits.kv_bytes is not None:
             pool = min(pool, limits.kv_bytes)
@@ -144,19 +141,12 @@ class Estimator:
     ) -> tuple[float, float, Loads, tuple[float, ...]]:
         """(value, load, loads, served fractions) of one way of sharing."""
         objective = self.problem.objective
-        values = [each.rate * _worth(each.cost.demand, objective) for each in tenants]
+        values = [each.rate * each.cost.demand.worth(objective) for each in tenants]
         served = fractions(loads, values, self.problem.epsilon)
         if objective == "goodput":
             served, values = _within_targets(tenants, loads, served, values)
         value = sum(worth * share for worth, share in zip(values, served, strict=True))
         return value, loads.greatest, loads, served
-
-
-def _worth(demand: Demand, objective: Objective) -> float:
-    """Of one request/s served."""
-    if objective == "weighted":
-        return demand.weight
-    return 1 / demand.rate if objective == "fewest-gpus" else 1.0
 
 
 def _within_targets(

@@ -19,13 +19,13 @@ class Prices:
 
     optimum: float
     pieces: Mapping[Offer, float]
-    meshes: Mapping[tuple[str, int], float]
+    meshes: Mapping[tuple[Gpu, int], float]
 
     def profit(self, unit: Placed) -> float:
         """A column's merit above its cost; a column of negative profit is in no layout that is
         worth more than the optimum and that profit (fixing by reduced cost)."""
         cost = sum(self.pieces[offer] for offer in unit.offers)
-        return unit.merit - cost - self.meshes[unit.gpu.name, unit.tp]
+        return unit.merit - cost - self.meshes[unit.gpu, unit.tp]
 
 
 class Pool:
@@ -34,7 +34,7 @@ class Pool:
     def __init__(self, workshop: Workshop, pieces: Sequence[Offer]) -> None:
         self._workshop = workshop
         self._pieces = pieces
-        self._found: dict[tuple[str, int, tuple[Offer, ...]], Placed | None] = {}
+        self._found: dict[tuple[Gpu, int, tuple[Offer, ...]], Placed | None] = {}
 
     @property
     def columns(self) -> list[Placed]:
@@ -43,11 +43,11 @@ class Pool:
 
     def add(self, unit: Placed) -> None:
         """A column from elsewhere; its offers are pieces."""
-        self._found[unit.gpu.name, unit.tp, unit.offers] = unit
+        self._found[unit.gpu, unit.tp, unit.offers] = unit
 
     def column(self, gpu: Gpu, tp: int, offers: Iterable[Offer]) -> Placed | None:
         """None where the pieces do not fit the mesh."""
-        key = (gpu.name, tp, tuple(sorted(offers)))
+        key = (gpu, tp, tuple(sorted(offers)))
         if key not in self._found:
             self._found[key] = self._workshop.unit(gpu, tp, key[2])
         return self._found[key]
@@ -56,7 +56,7 @@ class Pool:
         """Every column there is. False where there are more than `most`, or `end` (of
         time.perf_counter) came first: then those of few models are in, or most of them."""
         level: list[tuple[Gpu, int, tuple[Offer, ...]]] = [
-            (gpu, tp, ()) for gpu, tp in self._workshop.meshes()
+            (gpu, tp, ()) for gpu, tp in self._workshop.meshes
         ]
         while level:
             longer = []
@@ -82,7 +82,7 @@ class Pool:
         adds any: it may miss some.
         """
         found = 0
-        for gpu, tp in self._workshop.meshes():
+        for gpu, tp in self._workshop.meshes:
             for first in self._pieces:
                 if time.perf_counter() > end:
                     return found

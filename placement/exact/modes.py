@@ -10,7 +10,7 @@ from placement.cost import slowdown
 from placement.estimator import BATCHES, Estimator, ModelCost
 from placement.estimator.shares import Tenant, candidates
 from placement.hardware import Gpu
-from placement.memory import CONTEXT_BYTES, NUM_CONTEXTS, DoesNotFit, block_bytes
+from placement.memory import DoesNotFit, block_bytes, usable_bytes
 from placement.problem import Demand
 
 _SAMPLING = 0.01
@@ -31,12 +31,6 @@ class Modes:
     static_bytes: int
     activation_bytes: int
     floor_bytes: int
-
-
-def usable_bytes(gpu: Gpu, tp: int) -> int:
-    """Of a mesh, without its processes' contexts."""
-    usable = int(tp * gpu.memory_bytes * gpu.usable_share)
-    return usable if gpu.is_cpu else usable - tp * NUM_CONTEXTS * CONTEXT_BYTES
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,8 +31,8 @@ class Partition:
             piece: self._program.row(0.0, 0.0) for split in splits for piece in split.pieces()
         }
         self._most = {
-            (name, size): most
-            for name, kind in workshop.kinds.items()
+            (gpu, size): most
+            for gpu, kind in workshop.kinds.items()
             for size, most in kind.slots.items()
         }
         self._slots = {key: self._program.row(-_INF, most) for key, most in self._most.items()}
@@ -50,8 +50,8 @@ class Partition:
         entries = [(self._pieces[offer], 1.0) for offer in column.offers]
         entries += [
             (row, float(column.tp // size))
-            for (name, size), row in self._slots.items()
-            if name == column.gpu.name and size <= column.tp
+            for (gpu, size), row in self._slots.items()
+            if gpu == column.gpu and size <= column.tp
         ]
         self._program.column(column.merit, entries, whole=True)
 
@@ -74,12 +74,12 @@ class Partition:
             return None
         slots = {key: float(duals[row]) for key, row in self._slots.items()}
         meshes = {
-            (name, tp): sum(
+            (gpu, tp): sum(
                 price * (tp // size)
                 for (other, size), price in slots.items()
-                if other == name and size <= tp
+                if other == gpu and size <= tp
             )
-            for name, tp in slots
+            for gpu, tp in slots
         }
         return Prices(
             optimum=sum(float(duals[row]) for row in self._one_split.values())

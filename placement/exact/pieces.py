@@ -40,7 +40,7 @@ def _most_replicas(workshop: Workshop, index: int) -> int:
     """The meshes that the model fills alone, each of the smallest size that holds it; one more,
     as replicas may share meshes."""
     rate = workshop.estimator.problem.demands[index].rate
-    sizes = sorted(workshop.meshes(), key=lambda mesh: mesh[1])
+    sizes = sorted(workshop.meshes, key=lambda mesh: mesh[1])
     alone = (workshop.unit(gpu, tp, [(index, rate)]) for gpu, tp in sizes)
     smallest = next((unit for unit in alone if unit is not None), None)
     if smallest is None or smallest.estimate.load <= 1:

@@ -22,11 +22,10 @@ from placement.exact.modes import (
     Detail,
     Modes,
     modes_of,
-    usable_bytes,
 )
 from placement.exact.program import Program
 from placement.hardware import GIB, Gpu
-from placement.problem import Demand, Objective
+from placement.memory import usable_bytes
 from placement.search.gpus import Kind
 from placement.search.layout import Workshop
 
@@ -54,8 +53,8 @@ def upper_bound(workshop: Workshop, time_limit_s: float, reached: float = 0.0) -
     if problem.objective == "fewest-gpus":
         return None
     end = time.perf_counter() + time_limit_s
-    bound = sum(each.rate * worth(each, problem.objective) for each in problem.demands)
-    pairs = len(problem.demands) * len(workshop.meshes())
+    bound = sum(each.rate * each.worth(problem.objective) for each in problem.demands)
+    pairs = len(problem.demands) * len(workshop.meshes)
     for detail in _DETAILS:
         begin = time.perf_counter()
         if _proven(reached, bound) or pairs * _PAIR_S > end - begin:
@@ -74,11 +73,6 @@ def _proven(reached: float, bound: float) -> bool:
 
 def _padded(bound: float) -> float:
     return bound * (1 + _ROUNDING)
-
-
-def worth(demand: Demand, objective: Objective) -> float:
-    """Of one request/s served, at most."""
-    return demand.weight if objective == "weighted" else 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +94,7 @@ class _Melted:
         self.program = Program()
         self._estimator = workshop.estimator
         self._demands = problem.demands
-        self._gains = [worth(demand, problem.objective) for demand in problem.demands]
+        self._gains = [demand.worth(problem.objective) for demand in problem.demands]
         self._rates = [self.program.row(-INF, demand.rate) for demand in self._demands]
         self._covers = [self.program.row(1.0, INF) for _ in self._demands]
         self._known: dict[tuple[object, ...], Modes | None] = {}
@@ -153,7 +147,7 @@ class _Melted:
         demand = self._demands[index]
         key = (
             (demand.shape, demand.itemsize, demand.prompt_tokens, demand.output_tokens),
-            (demand.max_model_len, demand.max_seqs, gpu.name, tp),
+            (demand.max_model_len, demand.max_seqs, gpu, tp),
         )
         if key not in self._known:
             self._known[key] = modes_of(self._estimator, index, gpu, tp, self._detail)

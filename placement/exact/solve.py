@@ -12,14 +12,14 @@ from collections import Counter
 from collections.abc import Sequence
 
 from placement.exact.columns import Pool
-from placement.exact.modes import Detail, modes_of, usable_bytes
+from placement.exact.modes import Detail, modes_of
 from placement.exact.partition import Partition
 from placement.exact.pieces import Split, splits_of
 from placement.exact.relaxation import upper_bound
 from placement.hardware import GIB
-from placement.memory import DoesNotFit, weight_bytes
-from placement.search.greedy import first_refusal
-from placement.search.layout import Placed, Workshop, merit
+from placement.memory import DoesNotFit, usable_bytes, weight_bytes
+from placement.search.layout import Placed, Workshop, merit, value
+from placement.search.refusals import first_refusal
 
 _MOST_COLUMNS = 40_000
 _FIRST_COLUMNS = 4_000
@@ -41,16 +41,16 @@ def solve_exact(
     layout was found that holds all models; it names the largest, and what all lack together.
     """
     end = time.perf_counter() + time_limit_s
-    found = upper_bound(workshop, time_limit_s / 3, _value(start))
+    found = upper_bound(workshop, time_limit_s / 3, value(start))
     bound = float("inf") if found is None else found
     best = list(start)
-    if not best or _value(best) < bound * (1 - _CLOSE):
+    if not best or value(best) < bound * (1 - _CLOSE):
         better = _partitioned(workshop, start, end)
         if better and (not best or merit(better) > merit(best)):
             best = better
     if not best:
         raise _unplaceable(workshop)
-    return best, max(bound, _value(best))
+    return best, max(bound, value(best))
 
 
 def _partitioned(workshop: Workshop, start: Sequence[Placed], end: float) -> list[Placed] | None:
@@ -69,7 +69,7 @@ def _partitioned(workshop: Workshop, start: Sequence[Placed], end: float) -> lis
 def _budget(workshop: Workshop, splits: Sequence[Split]) -> int:
     """Columns to enumerate."""
     choices = Counter(index for split in splits for index, _ in split.pieces())
-    sets = len(workshop.meshes()) * math.prod(1.0 + number for number in choices.values())
+    sets = len(workshop.meshes) * math.prod(1.0 + number for number in choices.values())
     return _MOST_COLUMNS if sets <= _HOPELESS * _MOST_COLUMNS else _FIRST_COLUMNS
 
 
@@ -102,10 +102,6 @@ def _part_of(end: float, part: float) -> float:
     return now + part * (end - now)
 
 
-def _value(units: Sequence[Placed]) -> float:
-    return sum(unit.estimate.value for unit in units)
-
-
 def _unplaceable(workshop: Workshop) -> DoesNotFit:
     """A model that no mesh holds, or the one with the largest weights and what all lack."""
     demands = workshop.estimator.problem.demands
@@ -113,7 +109,7 @@ def _unplaceable(workshop: Workshop) -> DoesNotFit:
     for index in range(len(demands)):
         sizes = [
             modes.static_bytes
-            for gpu, tp in workshop.meshes()
+            for gpu, tp in workshop.meshes
             if (modes := modes_of(workshop.estimator, index, gpu, tp, Detail())) is not None
         ]
         if not sizes:

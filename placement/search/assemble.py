@@ -28,6 +28,8 @@ def planned_units(
     others would find no room beside those.
     """
     seats = _seated(problem, units, before) if any(before) else None
+    seats = seats or _seated(problem, units, ())
+    assert seats is not None, "meshes that fit by count find no seats"
     return tuple(
         PlannedUnit(
             id=f"{seat.node.name}-{number}",
@@ -37,7 +39,7 @@ def planned_units(
             kv_blocks=seat.unit.estimate.kv_blocks,
             models=_models(problem, seat.unit),
         )
-        for number, seat in _numbered(seats or _seated(problem, units, ()) or [])
+        for number, seat in _numbered(seats)
     )
 
 
@@ -49,7 +51,7 @@ def _seated(
     free = {node.name: [True] * node.num_gpus for node in problem.nodes}
     seats, others = [], []
     for unit, old in zip_longest(units, before):
-        if old is None or old.gpus != tuple(range(old.gpus[0], old.gpus[0] + unit.tp)):
+        if old is None or not _can_keep(old, free[old.node]):
             others.append(unit)
         else:
             seats.append(_Seat(nodes[old.node], old.gpus[0], unit))
@@ -61,6 +63,12 @@ def _seated(
         seats.append(seat)
         _take(free[seat.node.name], seat)
     return seats
+
+
+def _can_keep(old: PlannedUnit, free: Sequence[bool]) -> bool:
+    """Its GPUs lie side by side, and no other unit has one of them."""
+    first, end = old.gpus[0], old.gpus[0] + old.tp
+    return old.gpus == tuple(range(first, end)) and all(free[first:end])
 
 
 def _take(free: list[bool], seat: _Seat) -> None:

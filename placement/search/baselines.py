@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 
 from placement.memory import DoesNotFit
-from placement.problem import Demand
-from placement.search.greedy import Draft, first_refusal
+from placement.search.draft import Draft
 from placement.search.layout import Placed, Workshop
+from placement.search.orders import by_weight
+from placement.search.refusals import first_refusal
 
 
 def spatial(workshop: Workshop) -> list[Placed]:
@@ -15,7 +16,6 @@ def spatial(workshop: Workshop) -> list[Placed]:
     Raises DoesNotFit where there are too few GPUs for a mesh each.
     """
     draft = Draft(workshop)
-    demands = workshop.estimator.problem.demands
     for index in by_weight(workshop):
         unit = _smallest(draft, index)
         if unit is None:
@@ -23,7 +23,6 @@ def spatial(workshop: Workshop) -> list[Placed]:
         draft.open(unit)
     while _grown(draft):
         pass
-    assert len(draft.units) == len(demands)
     return draft.units
 
 
@@ -35,30 +34,19 @@ def memory_greedy(workshop: Workshop) -> list[Placed]:
     """
     demands = workshop.estimator.problem.demands
     order = sorted(range(len(demands)), key=lambda index: -demands[index].rate)
-    sizes = sorted({tp for _, tp in workshop.meshes()})
-    refusal: DoesNotFit | None = None
+    sizes = sorted({tp for _, tp in workshop.meshes})
+    refusals = []
     for tp in sizes:
         try:
             return _filled(workshop, order, tp)
-        except DoesNotFit as error:
-            refusal = error
-    assert refusal is not None
-    raise refusal
-
-
-def by_weight(workshop: Workshop) -> list[int]:
-    """Models by their weights, largest first."""
-
-    def weights(demand: Demand) -> int:
-        return demand.shape.num_params * demand.itemsize
-
-    demands = workshop.estimator.problem.demands
-    return sorted(range(len(demands)), key=lambda index: weights(demands[index]), reverse=True)
+        except DoesNotFit as refusal:
+            refusals.append(refusal)
+    raise refusals[-1]
 
 
 def _smallest(draft: Draft, index: int) -> Placed | None:
     rate = draft.workshop.estimator.problem.demands[index].rate
-    for gpu, tp in sorted(draft.workshop.meshes(), key=lambda mesh: mesh[1]):
+    for gpu, tp in sorted(draft.workshop.meshes, key=lambda mesh: mesh[1]):
         if draft.room.fits(gpu, tp):
             unit = draft.workshop.unit(gpu, tp, [(index, rate)])
             if unit is not None:
@@ -69,7 +57,7 @@ def _smallest(draft: Draft, index: int) -> Placed | None:
 def _no_mesh(draft: Draft, index: int) -> DoesNotFit:
     """No mesh of the cluster holds the model, or all of them are taken."""
     if all(
-        draft.workshop.unit(gpu, tp, [(index, 1.0)]) is None for gpu, tp in draft.workshop.meshes()
+        draft.workshop.unit(gpu, tp, [(index, 1.0)]) is None for gpu, tp in draft.workshop.meshes
     ):
         return first_refusal(draft.workshop, index)
     name = draft.workshop.estimator.problem.demands[index].name
@@ -102,7 +90,7 @@ def _put_where_memory_is(draft: Draft, index: int, tp: int) -> None:
     demand = workshop.estimator.problem.demands[index]
     opened = [
         unit
-        for gpu, size in workshop.meshes()
+        for gpu, size in workshop.meshes
         if size == tp and draft.room.fits(gpu, tp)
         if (unit := workshop.unit(gpu, tp, [(index, demand.rate)])) is not None
     ]

@@ -34,13 +34,13 @@ class Kind:
 
 
 def kinds_of(nodes: Iterable[Node]) -> tuple[Kind, ...]:
-    """The nodes by kind of GPU, in the order of their names."""
-    sizes: dict[str, list[int]] = {}
-    gpus: dict[str, Gpu] = {}
+    """The nodes by kind of GPU, in the order of their names. Machines' cores ("cpu") are of as many
+    kinds as there are sizes of machines."""
+    sizes: dict[Gpu, list[int]] = {}
     for node in nodes:
-        gpus[node.gpu.name] = node.gpu
-        sizes.setdefault(node.gpu.name, []).append(node.num_gpus)
-    return tuple(_kind(gpus[name], sizes[name]) for name in sorted(gpus))
+        sizes.setdefault(node.gpu, []).append(node.num_gpus)
+    kinds = (_kind(gpu, found) for gpu, found in sizes.items())
+    return tuple(sorted(kinds, key=lambda kind: (kind.gpu.name, kind.gpu.memory_bytes)))
 
 
 def _kind(gpu: Gpu, sizes: Sequence[int]) -> Kind:

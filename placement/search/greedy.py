@@ -9,8 +9,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from heapq import nsmallest
 
+from placement.estimator import Offer
 from placement.hardware import Gpu
-from placement.memory import DoesNotFit
+from placement.search.draft import Draft
 from placement.search.layout import Placed, Workshop
 
 _MOST_JOINED = 12
@@ -26,41 +27,11 @@ class _Option:
     gain: float
 
 
-class Draft:
-    """A layout under construction: units and the meshes that are taken."""
-
-    def __init__(self, workshop: Workshop, units: Iterable[Placed] = ()) -> None:
-        self.workshop = workshop
-        self.units = list(units)
-        self.crowding = [unit.crowding for unit in self.units]
-        self.room = workshop.room(self.units)
-
-    def open(self, unit: Placed) -> None:
-        """A new unit on idle GPUs."""
-        self.units.append(unit)
-        self.crowding.append(unit.crowding)
-        self.room.take(unit.gpu, unit.tp)
-
-    def can_grow(self, unit: Placed) -> bool:
-        """Whether a mesh of twice its GPUs fits in its place."""
-        self.room.free(unit.gpu, unit.tp)
-        fits = self.room.fits(unit.gpu, 2 * unit.tp)
-        self.room.take(unit.gpu, unit.tp)
-        return fits
-
-    def replace(self, position: int, unit: Placed) -> None:
-        """Another mesh or other models in place of a unit."""
-        old = self.units[position]
-        self.room.free(old.gpu, old.tp)
-        self.room.take(unit.gpu, unit.tp)
-        self.units[position] = unit
-        self.crowding[position] = unit.crowding
-
-
-def cover(draft: Draft, pieces: Sequence[tuple[int, float]], price: float) -> bool:
+def cover(draft: Draft, pieces: Sequence[Offer], price: float) -> int | None:
     """Gives each piece (model, rate) the place of greatest gain less `price` per GPU opened.
 
-    Returns False where one finds no place; the draft is then of no use.
+    Returns the first model that finds no place, after which nothing more is done; None where all
+    have one.
     """
     for index, rate in pieces:
         options = [
@@ -68,13 +39,13 @@ def cover(draft: Draft, pieces: Sequence[tuple[int, float]], price: float) -> bo
             *_opened(draft, index, rate, price),
         ]
         if not options:
-            return False
+            return index
         best = max(options, key=lambda option: option.gain)
         if best.position is None:
             draft.open(best.unit)
         else:
             draft.replace(best.position, best.unit)
-    return True
+    return None
 
 
 def _joined(draft: Draft, index: int, rate: float) -> Iterable[_Option]:
@@ -91,7 +62,7 @@ def _joined(draft: Draft, index: int, rate: float) -> Iterable[_Option]:
 
 
 def _opened(draft: Draft, index: int, rate: float, price: float) -> Iterable[_Option]:
-    for gpu, tp in draft.workshop.meshes():
+    for gpu, tp in draft.workshop.meshes:
         if not draft.room.fits(gpu, tp):
             continue
         unit = draft.workshop.unit(gpu, tp, [(index, rate)])
@@ -105,7 +76,7 @@ def spend(draft: Draft) -> None:
     Each step takes the change with most gain per GPU.
     """
     while True:
-        sizes = [mesh for mesh in draft.workshop.meshes() if draft.room.fits(*mesh)]
+        sizes = [mesh for mesh in draft.workshop.meshes if draft.room.fits(*mesh)]
         if not sizes:
             return
         best: tuple[float, int, tuple[Placed, ...]] | None = None
@@ -171,13 +142,3 @@ def _parts(unit: Placed, whole: Placed, rate: float) -> Iterable[float]:
     yield balanced
     if full < rate and abs(full - balanced) > 1e-3 * rate:
         yield full
-
-
-def first_refusal(workshop: Workshop, index: int) -> DoesNotFit:
-    """Why no mesh of the cluster takes the model alone: the refusal with the least missing."""
-    refusals = [
-        error
-        for gpu, tp in workshop.meshes()
-        if (error := workshop.estimator.refusal(gpu, tp, [(index, 1.0)])) is not None
-    ]
-    return min(refusals, key=lambda each: (each.missing_bytes is None, each.missing_bytes or 0))

@@ -7,10 +7,12 @@ search, Shaw 1998); the order of models and the price of a GPU are drawn anew ea
 import random
 from collections.abc import Sequence
 
-from placement.search.greedy import Draft, cover, spend
+from placement.search.draft import Draft
+from placement.search.greedy import cover, spend
 from placement.search.layout import Placed, Workshop, merit
 
 _MOST_TORN_DOWN = 4
+_LEAST_ROUNDS, _ROUNDS_PER_UNIT = 60, 8
 _PRICES = (0.0, 0.25, 0.5, 1.0, 2.0)
 
 
@@ -19,19 +21,19 @@ def improve(
 ) -> list[Placed]:
     """A layout at least as good as `units`.
 
-    Ends after `most_estimates` new estimates, or when as many rounds in a row as there are pairs
-    of units (at least 60) have not helped. The same arguments give the same answer.
+    Ends after `most_estimates` new estimates, or when eight rounds a unit (60 at least) in a row
+    have not helped. The same arguments give the same answer.
     """
     draw = random.Random(seed)
-    best = list(units)
+    best, best_merit = list(units), merit(units)
     start = workshop.estimator.num_estimates
     stale = 0
-    while stale < max(60, len(best) * 8):
+    while stale < max(_LEAST_ROUNDS, _ROUNDS_PER_UNIT * len(best)):
         if workshop.estimator.num_estimates - start > most_estimates:
             break
         found = _rebuilt(workshop, best, draw)
-        if found is not None and merit(found) > merit(best) + 1e-9:
-            best, stale = found, 0
+        if found is not None and merit(found) > best_merit + 1e-9:
+            best, best_merit, stale = found, merit(found), 0
         else:
             stale += 1
     return best
@@ -48,7 +50,7 @@ def _rebuilt(
     kept = [unit for position, unit in enumerate(units) if position not in torn]
     draft = Draft(workshop, kept)
     pieces = sorted(rates.items(), key=lambda piece: -piece[1] * draw.uniform(0.3, 1.0))
-    if not cover(draft, pieces, draw.choice(_PRICES) * mean_price(units)):
+    if cover(draft, pieces, draw.choice(_PRICES) * mean_price(units)) is not None:
         return None
     spend(draft)
     return draft.units

@@ -37,12 +37,20 @@ class Placed:
 
 
 class Workshop:
-    """Makes units and judges changes for one problem."""
+    """Makes units for one problem and says what they are worth.
+
+    meshes: every kind and size of mesh that the nodes have, small ones of a kind first.
+    """
 
     def __init__(self, estimator: Estimator, kinds: Sequence[Kind]) -> None:
         self.estimator = estimator
-        self.kinds = {kind.gpu.name: kind for kind in kinds}
-        self._total_rate = sum(demand.rate for demand in estimator.problem.demands)
+        self.kinds = {kind.gpu: kind for kind in kinds}
+        self.meshes = tuple((kind.gpu, tp) for kind in kinds for tp in sorted(kind.slots))
+        demands = estimator.problem.demands
+        self._total_rate = sum(each.rate for each in demands)
+        self.total_worth = sum(
+            each.rate * each.worth(estimator.problem.objective) for each in demands
+        )
 
     def unit(self, gpu: Gpu, tp: int, offers: Iterable[Offer]) -> Placed | None:
         """A unit, or None where it does not fit."""
@@ -60,49 +68,50 @@ class Workshop:
             return estimate.value / _UNMET_PER_GPU - tp + headroom / self._total_rate
         return estimate.value + headroom
 
-    def meshes(self) -> list[tuple[Gpu, int]]:
-        """Every kind and size of mesh that the nodes have, small ones first."""
-        return [(kind.gpu, tp) for kind in self.kinds.values() for tp in sorted(kind.slots)]
-
     def room(self, units: Iterable[Placed]) -> "Room":
         """What is taken by `units`."""
-        used: dict[str, Counter[int]] = {name: Counter() for name in self.kinds}
+        used: dict[Gpu, Counter[int]] = {gpu: Counter() for gpu in self.kinds}
         for unit in units:
-            used[unit.gpu.name][unit.tp] += 1
+            used[unit.gpu][unit.tp] += 1
         return Room(self.kinds, used)
 
 
 class Room:
     """Counts of the meshes in use; says what else fits. `take` and `free` are exact opposites."""
 
-    def __init__(self, kinds: dict[str, Kind], used: dict[str, Counter[int]]) -> None:
+    def __init__(self, kinds: dict[Gpu, Kind], used: dict[Gpu, Counter[int]]) -> None:
         self._kinds = kinds
         self._used = used
 
     def fits(self, gpu: Gpu, tp: int) -> bool:
         """Whether one more mesh fits."""
-        used = self._used[gpu.name]
+        used = self._used[gpu]
         used[tp] += 1
-        fits = self._kinds[gpu.name].holds(used)
+        fits = self._kinds[gpu].holds(used)
         used[tp] -= 1
         return fits
 
     def take(self, gpu: Gpu, tp: int) -> None:
         """One more mesh in use."""
-        self._used[gpu.name][tp] += 1
+        self._used[gpu][tp] += 1
 
     def free(self, gpu: Gpu, tp: int) -> None:
         """One mesh less."""
-        self._used[gpu.name][tp] -= 1
+        self._used[gpu][tp] -= 1
 
     def num_idle(self) -> int:
         """GPUs of no mesh."""
         return sum(
-            kind.num_gpus - sum(tp * number for tp, number in self._used[name].items())
-            for name, kind in self._kinds.items()
+            kind.num_gpus - sum(tp * number for tp, number in self._used[gpu].items())
+            for gpu, kind in self._kinds.items()
         )
 
 
 def merit(units: Iterable[Placed]) -> float:
-    """Of a whole layout."""
+    """Of a whole layout: what the search maximises."""
     return sum(unit.merit for unit in units)
+
+
+def value(units: Iterable[Placed]) -> float:
+    """Of a whole layout: the objective alone."""
+    return sum(unit.estimate.value for unit in units)

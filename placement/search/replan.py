@@ -7,7 +7,8 @@ from placement.assess import offers_of
 from placement.estimator import Offer
 from placement.memory import weight_bytes
 from placement.plan import Plan, PlannedUnit
-from placement.search.greedy import Draft, cover, spend
+from placement.search.draft import Draft
+from placement.search.greedy import cover, spend
 from placement.search.improve import improve, mean_price
 from placement.search.layout import Placed, Workshop, merit
 
@@ -74,7 +75,7 @@ def _mended(workshop: Workshop, kept: Sequence[Kept]) -> list[Placed] | None:
     if not lost:
         return units
     draft = Draft(workshop, units)
-    if not cover(draft, lost, mean_price(units) if units else 0.0):
+    if cover(draft, lost, mean_price(units)) is not None:
         return None
     spend(draft)
     return draft.units

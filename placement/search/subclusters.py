@@ -6,8 +6,9 @@ from math import prod
 
 from placement.memory import DoesNotFit
 from placement.problem import Node
+from placement.search.draft import Draft
 from placement.search.gpus import kinds_of
-from placement.search.greedy import Draft, spend
+from placement.search.greedy import spend
 from placement.search.layout import Placed, Workshop, merit
 
 MOST_SUBCLUSTERS = 40

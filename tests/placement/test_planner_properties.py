@@ -8,7 +8,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from placement.assess import assess
-from placement.hardware import GIB, GPUS
+from placement.hardware import GIB, GPUS, cpu
 from placement.known_shapes import SHAPES
 from placement.memory import DoesNotFit
 from placement.planner import place
@@ -176,6 +176,36 @@ def test_too_little_memory_for_all_names_a_model_and_gigabytes() -> None:
     with pytest.raises(DoesNotFit, match=r"m\d does not fit: .*GiB missing") as caught:
         place(Problem(crowd, (Node("a", 1, GPUS["A100-80GB"]),)))
     assert 0 < caught.value.missing_bytes < 80 * GIB
+
+
+def test_machines_of_one_name_and_different_size_are_told_apart() -> None:
+    """Every cpu node is called "cpu", whatever its cores and memory."""
+    small, large = Node("a", 1, cpu(2, 24 * GIB)), Node("b", 1, cpu(16, 96 * GIB))
+    demands = tuple(demand(f"m{i}", "opt-125m", 0.1, itemsize=4) for i in range(3))
+    problem = Problem(demands, (small, large))
+    for method in ("greedy", "exact", "memory-greedy"):
+        plan = place(problem, method)
+        assert violations(plan, problem) == []
+    only_large = Problem((demand("m", "llama-2-7b", 0.01, itemsize=4),), (small, large))
+    assert place(only_large).units[0].node == "b"
+
+
+def test_a_plan_in_force_whose_units_overlap_is_not_carried_on() -> None:
+    problem = Problem((demand("a"), demand("b")), (Node("n", 2, GPUS["A100-80GB"]),))
+    plan = place(problem)
+    twice = tuple(
+        unit.model_copy(update={"gpus": (0,), "tp": 1, "id": f"u{i}"})
+        for i, unit in enumerate((*plan.units, *plan.units)[:2])
+    )
+    second = place(problem, current=plan.model_copy(update={"units": twice}))
+    assert violations(second, problem) == []
+
+
+def test_memory_for_all_is_found_though_only_the_densest_packing_has_it() -> None:
+    """Thirteen models of 12.6 GiB and the KV of one sequence each: five on each of three GPUs."""
+    crowd = tuple(demand(f"m{i:02}", rate=5.0, max_model_len=1024) for i in range(13))
+    problem = Problem(crowd, (Node("n", 3, GPUS["A100-80GB"]),))
+    assert violations(place(problem), problem) == []
 
 
 def test_more_gpus_than_models_are_used() -> None:

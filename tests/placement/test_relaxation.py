@@ -54,7 +54,7 @@ def random_layout(shop: Workshop, draw: random.Random) -> list[Placed] | None:
     """Random meshes until none fits, each model in some of them at random parts of its rate; None
     where a unit does not fit its mesh."""
     room, meshes = shop.room([]), []
-    while options := [mesh for mesh in shop.meshes() if room.fits(*mesh)]:
+    while options := [mesh for mesh in shop.meshes if room.fits(*mesh)]:
         meshes.append(draw.choice(options))
         room.take(*meshes[-1])
         if draw.random() < 0.1:
