@@ -1,0 +1,27 @@
+"""What a kernel is compiled with when no GPU is there to say."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Specimen:
+    """One realistic compile of one Triton kernel, for the compile check.
+
+    It states what Triton's JIT would find out at a launch: argument types, the values of the
+    constexpr arguments, and which pointers and strides are multiples of 16.
+    """
+
+    name: str
+    """Unique, with the shape in words, such as `paged_decode bf16 d128 g8`."""
+    kernel: Any
+    """The `@triton.jit` function (Triton has no stubs)."""
+    signature: Mapping[str, str]
+    """Every argument in order, to its type: `*bf16`, `*i32`, `i32`, `fp32`, `constexpr`."""
+    constants: Mapping[str, object]
+    """The value of each `constexpr` argument."""
+    divisible: frozenset[str]
+    """Names of the pointers, strides and other integers that are multiples of 16."""
+    num_warps: int = 4
+    num_stages: int = 2
