@@ -3,6 +3,7 @@
 from torch import Tensor
 
 from kernels.layout import check_heads, check_index, check_table, half_offsets, half_rows
+from kernels.on_gpu import triton_kernel
 
 
 def kv_write(
@@ -26,6 +27,18 @@ def kv_write(
 
     Raises ValueError for wrong shapes, types or strides, before anything is written.
     """
+    if key.is_cuda:
+        triton_kernel("kv_write")(
+            pool,
+            key,
+            value,
+            table,
+            slots,
+            positions,
+            from_right,
+            block_tokens,
+        )
+        return
     _check(key, value, table, slots, positions, from_right)
     tokens, _, head_dim = key.shape
     halves = half_rows(pool, key.dtype, block_tokens, head_dim)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from kernels.layout import check_attention, check_index, check_table, half_rows, token_positions
+from kernels.on_gpu import triton_kernel
 
 GROUP_BYTES = 4 << 20
 """Gathered K and V stay below this, so that they are still in the cache when they are read."""
@@ -49,6 +50,20 @@ def paged_decode(
     (even NaN) does not matter. Arithmetic is in fp32 at least.
     Raises ValueError for wrong shapes, types or strides.
     """
+    if query.is_cuda:
+        output: Tensor = triton_kernel("paged_decode")(
+            query,
+            pool,
+            table,
+            slots,
+            lengths,
+            from_right,
+            block_tokens=block_tokens,
+            scale=scale,
+            sliding_window=sliding_window,
+            soft_cap=soft_cap,
+        )
+        return output
     check_table(table, from_right)
     check_attention(query, table, sliding_window, soft_cap)
     rows, heads, head_dim = query.shape

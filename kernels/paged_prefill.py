@@ -5,6 +5,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from kernels.layout import check_attention, check_index, check_table, half_rows
+from kernels.on_gpu import triton_kernel
 
 TILE_TOKENS = 256
 """Queries handled at once where a mask is needed: bounds the mask and skips unseen keys."""
@@ -37,6 +38,21 @@ def paged_prefill(
 
     Only columns in use are read. Raises ValueError for wrong shapes, types or strides.
     """
+    if query.is_cuda:
+        output: Tensor = triton_kernel("paged_prefill")(
+            query,
+            pool,
+            table,
+            slots,
+            query_offsets,
+            starts,
+            from_right,
+            block_tokens=block_tokens,
+            scale=scale,
+            sliding_window=sliding_window,
+            soft_cap=soft_cap,
+        )
+        return output
     check_table(table, from_right)
     check_attention(query, table, sliding_window, soft_cap)
     tokens, heads, head_dim = query.shape
