@@ -5,8 +5,9 @@ TORCH_INDEX ?=
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+KERNEL_TESTS := TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/kernels_triton
 
-.PHONY: install demo test test-slow check lint clean
+.PHONY: install demo test test-kernels test-slow check lint clean
 
 install: $(STAMP)
 
@@ -20,8 +21,15 @@ $(STAMP): pyproject.toml
 demo: install
 	$(BIN)/muxcluster demo $(ARGS)
 
+# The Triton kernels' tests change how Triton is imported, so they have a process of their own.
 test: install
 	$(BIN)/python -m pytest $(ARGS)
+ifeq ($(ARGS)$(shell uname -s),Linux)
+	$(KERNEL_TESTS)
+endif
+
+test-kernels: install
+	$(KERNEL_TESTS) $(ARGS)
 
 test-slow: install
 	$(BIN)/python -m pytest -m 'slow and not gpu' $(ARGS)
