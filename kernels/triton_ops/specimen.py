@@ -16,9 +16,9 @@ class Specimen:
     name: str
     """Unique, with the shape in words, such as `paged_decode bf16 d128 g8`."""
     kernel: Any
-    """The `@triton.jit` function (Triton has no stubs)."""
+    """The `@triton.jit` function (Triton has no types)."""
     signature: Mapping[str, str]
-    """Every argument in order, to its type: `*bf16`, `*i32`, `i32`, `fp32`, `constexpr`."""
+    """The type of every argument: `*bf16`, `*i32`, `i32`, `fp32`, `constexpr`."""
     constants: Mapping[str, object]
     """The value of each `constexpr` argument."""
     divisible: frozenset[str]
