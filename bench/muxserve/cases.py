@@ -61,12 +61,13 @@ def cases_of(
     """A case a seed: all models loaded from the first to the last second."""
     asked = scaled(problem, scale)
     plan = cache.plan(system_named(system).method, asked)
-    return [_case(system, plan, asked, duration.seconds, seed, scale) for seed in duration.seeds]
+    return [case_of(system, plan, asked, duration.seconds, seed, scale) for seed in duration.seeds]
 
 
-def _case(
+def case_of(
     system: str, plan: Plan, problem: Problem, seconds: float, seed: int, scale: float = 1.0
 ) -> Case:
+    """Every model of the problem loaded for so many seconds. scale: for the report alone."""
     return Case(
         system_named(system),
         plan,
@@ -108,9 +109,11 @@ class Ablation:
 
     def cases(self, duration: Duration) -> dict[str, list[Case]]:
         """By system, all on the same mesh."""
-        plan = _one_mesh(self.problem)
+        plan = one_mesh(self.problem)
         return {
-            system: [_case(system, plan, self.problem, duration.seconds, s) for s in duration.seeds]
+            system: [
+                case_of(system, plan, self.problem, duration.seconds, s) for s in duration.seeds
+            ]
             for system in self.paper
         }
 
@@ -144,7 +147,7 @@ def _problem(demands: Sequence[Demand], profile: Profile) -> Problem:
     return Problem(tuple(demands), (Node("node-0", 4, _GPU),), profiles=(profile,))
 
 
-def _one_mesh(problem: Problem) -> Plan:
+def one_mesh(problem: Problem) -> Plan:
     """All models on the 4 GPUs. What is expected of each is left at its rate."""
     models = tuple(
         PlannedModel(
