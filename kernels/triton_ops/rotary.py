@@ -104,10 +104,10 @@ def rotary(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, interleaved: bo
     num_pairs = cos.shape[1] // 2
     tokens, query_heads, _ = query.shape
     key_heads = key.shape[1]
+    if not tokens * (query_heads + key_heads) * num_pairs:
+        return
     block_heads = min(_MAX_HEADS, triton.next_power_of_2(max(query_heads, key_heads)))
     groups = triton.cdiv(query_heads, block_heads) + triton.cdiv(key_heads, block_heads)
-    if not tokens * groups * num_pairs:
-        return
     _rotary[(tokens, groups)](
         query,
         key,
