@@ -31,7 +31,7 @@ class KvCache:
     ) -> None:
         """has_block_ids: False keeps counts (decisions) and no ids (addresses), for a simulator.
 
-        Every answer is the same, but the blocks of a TableDelta are int32 [n, 0].
+        Every answer is the same, but a TableDelta is empty.
         """
         self.num_blocks = num_blocks
         self._pool = BlockPool(num_blocks if has_block_ids else 0)
@@ -56,6 +56,9 @@ class KvCache:
         """
         kv = self._models[model]
         owner = OWNER_BIT[side]
+        if not hashes:
+            kv.sequences.open(slot, owner, kv.nothing.columns)
+            return 0
         columns = self._affordable(kv, kv.prefix.match(hashes, owner))
         revived = columns[kv.columns.refs[columns] == 0]
         kv.sequences.open(slot, owner, columns)
@@ -79,46 +82,45 @@ class KvCache:
         table entries, or what is missing, with nothing changed.
         """
         kv = self._models[model]
-        growth = kv.sequences.growth(slots, num_tokens)
-        if growth is None:
+        lack = kv.sequences.lack(slots, num_tokens)
+        if lack is None:
             return kv.nothing
-        blocks = len(growth) * kv.columns.blocks_per_column
+        blocks = lack.total * kv.columns.blocks_per_column
         shortage = self._ledger.shortage(model, blocks)
         if shortage is not None:
             return shortage
-        self._evict(blocks - self.free)
-        owners = np.repeat(kv.sequences.owners[growth.slots], kv.columns.num_ids)
-        delta = kv.place(growth, self._pool.allocate(owners))
+        if blocks > self._ledger.free:
+            self._evict(blocks - self._ledger.free)
         self._ledger.take(model, blocks)
-        return delta
+        return kv.extend(lack, self._pool)
 
     def lack(self, model: str, slots: NDArray[np.int32], num_tokens: NDArray[np.int32]) -> int:
         """Blocks that `grow` would take for the same slots and lengths."""
         kv = self._models[model]
-        columns = -(-num_tokens // kv.block_tokens) - kv.sequences.num_columns[slots]
-        return int(np.maximum(columns, 0).sum()) * kv.columns.blocks_per_column
+        lack = kv.sequences.lack(slots, num_tokens)
+        return 0 if lack is None else lack.total * kv.columns.blocks_per_column
 
     def commit(self, model: str, slot: int, hashes: Sequence[bytes]) -> None:
         """The next len(hashes) columns of the sequence are fully computed: publish them.
 
         They are immutable from now on. `hashes` continue the chain of those before.
         """
-        kv = self._models[model]
-        columns = kv.sequences.advance(slot, len(hashes))
-        if kv.model.prefix_caching:
-            kv.prefix.commit(columns, hashes, int(kv.sequences.owners[slot]))
+        self._models[model].commit(slot, hashes)
 
     def close(self, model: str, slot: int) -> None:
         """End the sequence: unpublished columns are freed, published ones stay while unread."""
         kv = self._models[model]
         owner = int(kv.sequences.owners[slot])
-        columns = kv.sequences.close(slot)
+        columns, num_counted = kv.sequences.close(slot)
+        per_column = kv.columns.blocks_per_column
+        self._ledger.give(model, num_counted * per_column)
+        if len(columns) == 0:
+            return
         unread = columns[kv.columns.detach(columns)]
         # Deepest first: see EvictionOrder.
         kept = [self._retire(kv, column, owner) for column in unread[::-1].tolist()]
         freed = unread[::-1][~np.array(kept, dtype=np.bool_)]
         self._free(kv, freed)
-        per_column = kv.columns.blocks_per_column
         self._ledger.give(model, len(freed) * per_column)
         self._ledger.cache(model, (len(unread) - len(freed)) * per_column)
 
@@ -226,6 +228,7 @@ class KvCache:
         live = kv.columns.owners != 0
         read = kv.columns.refs > 0
         used, cached = np.count_nonzero(read), np.count_nonzero(live & ~read)
+        used += int((kv.sequences.num_columns - kv.sequences.num_named).sum())
         assert used * per_column == self.used(name), f"{name}: used blocks are miscounted"
         assert cached * per_column == self.cached(name), f"{name}: cached blocks are miscounted"
         published = {int(c) for bit in OWNER_BIT.values() for c in kv.prefix.published(bit)}

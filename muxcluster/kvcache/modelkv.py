@@ -1,18 +1,23 @@
 """One model's part of the cache: its columns, sequences and prefixes side by side."""
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
 from muxcluster.core.job import TableDelta
 from muxcluster.kvcache.columns import ColumnStore
 from muxcluster.kvcache.model import KvModel
-from muxcluster.kvcache.pool import OWNER_BIT
+from muxcluster.kvcache.pool import OWNER_BIT, BlockPool
 from muxcluster.kvcache.prefix import PrefixIndex
-from muxcluster.kvcache.sequences import Growth, SequenceTable
+from muxcluster.kvcache.sequences import Lack, SequenceTable
 
 
 class ModelKv:
-    """Column store, sequence table and prefix index of one model, without any quota."""
+    """Column store, sequence table and prefix index of one model, without any quota.
+
+    Where blocks have no ids, a column gets one only when it is published: nobody asks before.
+    """
 
     def __init__(
         self, model: KvModel, num_blocks: int, block_bytes: int, *, has_block_ids: bool = True
@@ -23,12 +28,17 @@ class ModelKv:
         self.columns = ColumnStore(
             num_blocks // per_column, per_column, has_block_ids=has_block_ids
         )
-        self.sequences = SequenceTable(model.max_seqs, model.max_model_len, self.block_tokens)
+        self.sequences = SequenceTable(
+            model.max_seqs, model.max_model_len, self.block_tokens, names_all=has_block_ids
+        )
+        self._names_all = has_block_ids
         self.prefix = PrefixIndex()
         self.nothing = self._delta(np.empty(0, np.int32), np.empty(0, np.int32))
 
     def delta(self, slots: NDArray[np.int32]) -> TableDelta:
-        """The whole tables of `slots`."""
+        """The whole tables of `slots`; empty where blocks have no ids."""
+        if not self._names_all:
+            return self.nothing
         return self._delta(*self.sequences.entries(slots))
 
     def _delta(self, slots: NDArray[np.int32], positions: NDArray[np.int32]) -> TableDelta:
@@ -36,12 +46,29 @@ class ModelKv:
             slots, positions, self.columns.blocks[self.sequences.columns[slots, positions]]
         )
 
-    def place(self, growth: Growth, blocks: NDArray[np.int32]) -> TableDelta:
-        """Make `blocks` (int32 [len(growth) * num_ids]) the columns of `growth`."""
-        rows = blocks.reshape(len(growth), self.columns.num_ids)
+    def extend(self, lack: Lack, pool: BlockPool) -> TableDelta:
+        """Give the sequences their columns, of blocks of `pool` where these have ids."""
+        if not self._names_all:
+            self.sequences.count(lack)
+            return self.nothing
+        growth = self.sequences.growth(lack)
+        owners = np.repeat(self.sequences.owners[growth.slots], self.columns.num_ids)
+        rows = pool.allocate(owners).reshape(len(growth), self.columns.num_ids)
         columns = self.columns.add(rows, self.sequences.owners[growth.slots])
         self.sequences.append(growth, columns)
         return TableDelta(growth.slots, growth.positions, rows)
+
+    def commit(self, slot: int, hashes: Sequence[bytes]) -> None:
+        """The next len(hashes) columns of `slot` are computed: publish them."""
+        sequences, owner = self.sequences, int(self.sequences.owners[slot])
+        place = sequences.advance(slot, len(hashes))
+        if not self.model.prefix_caching:
+            return
+        if not self._names_all:
+            blocks = np.empty((len(hashes), 0), dtype=np.int32)
+            owners = np.full(len(hashes), owner, dtype=np.uint8)
+            sequences.name(slot, self.columns.add(blocks, owners))
+        self.prefix.commit(sequences.columns[slot, place], hashes, owner)
 
     def check(self) -> None:
         """Raise AssertionError where tables, reference counts and prefixes disagree."""
@@ -52,7 +79,7 @@ class ModelKv:
         held = self.sequences.columns[self.sequences.entries(slots)]
         refs = np.bincount(held, minlength=len(self.columns.refs))
         assert (refs == self.columns.refs).all(), "reference counts differ from the tables"
-        owners = np.repeat(self.sequences.owners, self.sequences.num_columns)
+        owners = np.repeat(self.sequences.owners, self.sequences.num_named)
         assert (self.columns.owners[held] == owners).all(), "a table holds the other side's column"
         assert self.columns.owners[self.prefix.keyed()].all(), "a free column has a key"
         for bit in OWNER_BIT.values():
