@@ -23,12 +23,12 @@ def chosen(policies: Mapping[str, Policy], name: str, what: str) -> Policy:
     return policies[name]
 
 
-def model_state(spec: ModelSpec, unit: UnitSpec) -> ModelState:
-    """A model without requests; its load is the planned one."""
+def model_state(spec: ModelSpec, unit: UnitSpec, *, keeps_output: bool) -> ModelState:
+    """A model without requests; its load is the planned one. keeps_output: see SlotTable."""
     mean_tokens = spec.mean_prompt_tokens + spec.mean_output_tokens
     time_constant_s = _RATE_PERIODS * unit.scheduler.quota_period_s
     meter = LoadMeter(spec.rate_per_s, mean_tokens, time_constant_s)
-    return ModelState(spec, unit.block_bytes, meter)
+    return ModelState(spec, unit.block_bytes, meter, keeps_output=keeps_output)
 
 
 def kv_cache(

@@ -31,6 +31,8 @@ class QuotaBalancer:
         self._models = models
         self._floors = floors
         self._targets = {model.name: kv.quota(model.name) for model in models}
+        self.is_settled = True
+        """True where the quotas in force are the targets."""
 
     def adapt(self) -> None:
         """Choose new targets from the use and the refusals since the last call."""
@@ -42,6 +44,7 @@ class QuotaBalancer:
         for model in self._models:
             model.is_short = False
             model.peak_blocks = self._kv.used(model.name)
+        self.is_settled = False
         self.settle()
 
     def _give(self, model: ModelState) -> int:
@@ -73,18 +76,12 @@ class QuotaBalancer:
             name, column = model.name, model.blocks_per_column
             self._targets[name] += int(gains[name] * part) // column * column
 
-    @property
-    def is_settled(self) -> bool:
-        """True where the quotas in force are the targets."""
-        quota = self._kv.quota
-        return all(quota(name) == target for name, target in self._targets.items())
-
     def settle(self) -> None:
         """Bring the quotas in force as close to the targets as use allows."""
+        if self.is_settled:
+            return
         kv = self._kv
         now = {model.name: kv.quota(model.name) for model in self._models}
-        if now == self._targets:
-            return
         quotas = {n: min(quota, max(self._targets[n], kv.used(n))) for n, quota in now.items()}
         free = kv.num_blocks - sum(quotas.values())
         for name in sorted(quotas, key=lambda name: quotas[name] / self._targets[name]):
@@ -92,11 +89,13 @@ class QuotaBalancer:
             quotas[name] += granted
             free -= granted
         kv.set_quotas(quotas)
+        self.is_settled = quotas == self._targets
 
     def check(self) -> None:
         """Raise AssertionError where an invariant is broken."""
         kv = self._kv
         quotas = {model.name: kv.quota(model.name) for model in self._models}
+        assert self.is_settled == (quotas == self._targets), "nobody knows that quotas must move"
         assert sum(quotas.values()) <= kv.num_blocks, f"quotas {quotas} exceed the pool"
         assert sum(self._targets.values()) <= kv.num_blocks, "targets exceed the pool"
         for name, quota in quotas.items():

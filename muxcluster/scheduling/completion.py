@@ -37,14 +37,14 @@ class Completion:
         counts = result.counts
         assert len(counts) == len(slots), "a result has other rows than its job"
         assert ((counts > 0) == job.rows.samples).all(), "a row that samples yields no token"
-        table.end_job(slots)
+        table.end_job(slots, are_decoding=job.phase is Phase.DECODE)
         done = cut(table, slots, result.tokens, counts, model.spec.eos_token_ids)
         request_ids = table.request_ids[slots].tolist()
         prompt_logprobs = self._new_prompt_logprobs(table.live, job, result.prompt_logprobs)
         self._write(model, job, done, now)
         if job.phase is not Phase.DECODE:
             self._end_chunks(model, job, done, now)
-        events = self._end_rows(model, job, done, now)
+        events = self._end_rows(model, job, done, now) if done.has_ends else []
         model.counters.output_tokens += len(done.tokens)
         return StepOutput(
             request_ids,
@@ -64,14 +64,15 @@ class Completion:
         positions = np.arange(len(done.tokens)) - (done.kept.cumsum() - done.kept)[owner]
         owners = rows.slots[owner]
         places = table.num_tokens[owners] - table.num_prompt[owners] + positions
-        table.outputs[owners, places] = done.tokens
+        if table.keeps_output:
+            table.outputs[owners, places] = done.tokens
         table.num_tokens[rows.slots] += done.kept
         # Each decode step after the first computes the token sampled before it.
         computed = rows.starts + rows.counts + np.maximum(done.kept - 1, 0)
         alive = ~table.is_aborted[rows.slots]
         table.num_computed[rows.slots[alive]] = computed[alive]
         sampled = rows.slots[done.kept > 0]
-        table.set_deadlines(sampled, now + table.tpot_s[sampled])
+        table.set_deadlines(sampled, now)
 
     def _end_chunks(self, model: ModelState, job: Job, done: Cut, now: float) -> None:
         """Publish prompt columns; who sampled decodes from now on."""
@@ -134,15 +135,17 @@ def _write_rectangle(table: SlotTable, rows: Rows, done: Cut, width: int, now: f
     slots = rows.slots
     before = table.num_tokens[slots]
     after = before + np.int32(width)
+    table.num_tokens[slots] = after
+    table.num_computed[slots] = after - np.int32(1)
+    table.set_deadlines(slots, now)
+    if not table.keeps_output:
+        return
     places = before - table.num_prompt[slots]
     if width == 1:
         table.outputs[slots, places] = done.tokens
     else:
         columns = places[:, None] + np.arange(width, dtype=np.int32)
         table.outputs[slots[:, None], columns] = done.tokens.reshape(-1, width)
-    table.num_tokens[slots] = after
-    table.num_computed[slots] = after - np.int32(1)
-    table.set_deadlines(slots, now + table.tpot_s[slots])
 
 
 def _cut_logprobs(logprobs: Logprobs, kept: NDArray[np.int32]) -> Logprobs:

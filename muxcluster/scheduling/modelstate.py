@@ -29,25 +29,20 @@ class ModelState:
         adaptation.
     """
 
-    def __init__(self, spec: ModelSpec, block_bytes: int, meter: LoadMeter) -> None:
+    def __init__(
+        self, spec: ModelSpec, block_bytes: int, meter: LoadMeter, *, keeps_output: bool = True
+    ) -> None:
+        """keeps_output: see SlotTable."""
         self.spec = spec
+        self.name = spec.name
+        self.blocks_per_column = spec.shape.blocks_per_column
         self.block_tokens = spec.shape.block_tokens(block_bytes)
-        self.slots = SlotTable(spec.max_seqs, spec.max_model_len)
+        self.slots = SlotTable(spec.max_seqs, spec.max_model_len, keeps_output=keeps_output)
         self.waiting = Waiting()
         self.meter = meter
         self.counters = Counters()
         self.peak_blocks = 0
         self.is_short = False
-
-    @property
-    def name(self) -> str:
-        """The model's name."""
-        return self.spec.name
-
-    @property
-    def blocks_per_column(self) -> int:
-        """Blocks of one column."""
-        return self.spec.shape.blocks_per_column
 
     @property
     def num_live(self) -> int:

@@ -40,13 +40,10 @@ class Waiting:
 
     def __init__(self) -> None:
         self.by_class = {service: WaitingQueue() for service in ServiceClass}
+        self._length = 0
 
     def __len__(self) -> int:
-        return sum(map(len, self.by_class.values()))
-
-    def __bool__(self) -> bool:
-        """True where some request waits."""
-        return any(self.by_class.values())
+        return self._length
 
     @property
     def head(self) -> LiveRequest | None:
@@ -58,8 +55,10 @@ class Waiting:
 
     def push(self, live: LiveRequest) -> None:
         """`live` waits (again)."""
+        self._length += 1
         self.by_class[live.request.service_class].push(live)
 
     def remove(self, live: LiveRequest) -> None:
         """`live` waits no longer."""
         self.by_class[live.request.service_class].remove(live)
+        self._length -= 1

@@ -100,14 +100,12 @@ class Repeating:
         """True where all that a waiting model decodes will be in its next job."""
         table, slots = model.slots, model.slots.idle_decoding()
         is_short = len(slots) <= self._max_rows
-        return is_short and not table.has_aborted and not table.is_suspect[slots].any()
+        return is_short and not table.has_aborted and not table.has_suspect(slots)
 
     def _is_plain(self, job: Job) -> bool:
         table = self._models[job.model].slots
         return (
-            job.max_steps == 1
-            and not table.has_aborted
-            and not table.is_suspect[job.rows.slots].any()
+            job.max_steps == 1 and not table.has_aborted and not table.has_suspect(job.rows.slots)
         )
 
     def _steps_left(self, job: Job) -> int:
@@ -158,12 +156,13 @@ class Repeating:
     def _write(self, model: ModelState, rows: Rows, done: Repetition) -> None:
         """The tokens of the steps that ended, and what they took."""
         table, slots, count = model.slots, rows.slots, np.int32(done.count)
-        places = table.num_tokens[slots] - table.num_prompt[slots]
-        columns = places[:, None] + np.arange(count, dtype=np.int32)
-        table.outputs[slots[:, None], columns] = 0
+        if table.keeps_output:
+            places = table.num_tokens[slots] - table.num_prompt[slots]
+            columns = places[:, None] + np.arange(count, dtype=np.int32)
+            table.outputs[slots[:, None], columns] = 0
         table.num_tokens[slots] += count
         table.num_computed[slots] += count
-        table.set_deadlines(slots, done.end_s + table.tpot_s[slots])
+        table.set_deadlines(slots, done.end_s)
         table.add_running(slots, done.running_s)
         model.counters.output_tokens += done.count * len(slots)
         lengths = table.num_computed[slots]

@@ -41,22 +41,26 @@ class UnitScheduler:
         cost: StepCost | None = None,
         *,
         max_steps: int = 1,
-        has_block_ids: bool = True,
+        only_counts: bool = False,
     ) -> None:
-        """max_steps: most decode steps in one job. has_block_ids: False only counts blocks.
+        """max_steps: most decode steps in one job. only_counts: of blocks and of output tokens,
+        where no worker needs ids and every token is 0: in a simulator.
 
         Raises ValueError for an unknown lane or packing, workers that cannot run the lane's
         phases, and a pool too small for one column of each model.
         """
         policy = spec.scheduler
-        self._models = {model.name: model_state(model, spec) for model in spec.models}
+        self._models = {
+            model.name: model_state(model, spec, keeps_output=not only_counts)
+            for model in spec.models
+        }
         models = tuple(self._models.values())
         self._lane = chosen(LANES, policy.lane, "lane")()
         self._shares = ShareLedger(spec.workers)
         self._check_workers(policy.lane)
         has_quotas = self._lane.uses_quotas
         self._kv, self._carry = kv_cache(
-            spec, models, uses_quotas=has_quotas, has_block_ids=has_block_ids
+            spec, models, uses_quotas=has_quotas, has_block_ids=not only_counts
         )
         self._memory = Memory(self._kv, models)
         self._limits = Limits(policy.token_budget, policy.max_decode_rows, max_steps)

@@ -1,5 +1,7 @@
 """The sequences of one model as arrays over slots, so that a step costs no Python per row."""
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -21,14 +23,20 @@ class SlotTable:
     (own stop ids): bool. deadline_s, tpot_s: float64, inf without a target. decode_running_s:
     float64, seconds in decode jobs since it took the slot.
     outputs: int32 [max_seqs, max_model_len + 1], output tokens so far (pages never written cost
-        no memory). request_ids: object array. live: the rest of each sequence.
+        no memory); all 0, and not to be written, where they are not kept. request_ids: object
+        array. live: the rest of each sequence.
+    has_targets, has_suspects, has_own_stops: True where some sequence has a deadline, is a suspect,
+        has stop ids, or one since the table was last empty had. Mostly none has, and the arrays
+        need no look.
 
     Read freely, but write is_live, in_job, is_prefilling and deadline_s only through the methods:
     a unit asks every model who is idle several times a step, so the answers are kept.
     """
 
-    def __init__(self, max_seqs: int, max_model_len: int) -> None:
+    def __init__(self, max_seqs: int, max_model_len: int, *, keeps_output: bool = True) -> None:
+        """keeps_output: False where every output token is 0, in a simulator."""
         self.max_seqs = max_seqs
+        self.keeps_output = keeps_output
         self.num_prompt = np.zeros(max_seqs, dtype=np.int32)
         self.num_tokens = np.zeros(max_seqs, dtype=np.int32)
         self.num_computed = np.zeros(max_seqs, dtype=np.int32)
@@ -44,13 +52,16 @@ class SlotTable:
         self.deadline_s = np.full(max_seqs, np.inf)
         self.tpot_s = np.full(max_seqs, np.inf)
         self.decode_running_s = np.zeros(max_seqs)
-        self.outputs = np.zeros((max_seqs, max_model_len + 1), dtype=np.int32)
+        shape = max_seqs, max_model_len + 1
+        nothing = np.broadcast_to(np.int32(0), shape)
+        self.outputs = np.zeros(shape, dtype=np.int32) if keeps_output else nothing
         self.request_ids = np.empty(max_seqs, dtype=np.object_)
         self.live: list[LiveRequest | None] = [None] * max_seqs
         self._free = list(range(max_seqs - 1, -1, -1))
         self._num_prefilling = 0
         self.has_aborted = False
         """False where no live sequence `is_aborted`."""
+        self.has_targets = self.has_suspects = self.has_own_stops = False
         self._forget_idle()
 
     def _forget_idle(self) -> None:
@@ -93,12 +104,16 @@ class SlotTable:
         self._num_prefilling += 1
         self.in_job[slot] = self.is_aborted[slot] = False
         self.is_suspect[slot] = live.suspicion is not None
+        self.has_suspects |= live.suspicion is not None
         self.decode_running_s[slot] = 0.0
         self.ignores_eos[slot] = sampling.ignore_eos
         self.has_stops[slot] = bool(sampling.stop_token_ids)
+        self.has_own_stops |= bool(sampling.stop_token_ids)
         self.deadline_s[slot] = live.deadline_s
         self.tpot_s[slot] = np.inf if live.slo is None else live.slo.tpot_s
-        self.outputs[slot, : len(live.output)] = live.output
+        self.has_targets |= live.slo is not None
+        if self.keeps_output:
+            self.outputs[slot, : len(live.output)] = live.output
         self.request_ids[slot] = live.request.request_id
         self.live[slot] = live
         self._forget_idle()
@@ -107,7 +122,8 @@ class SlotTable:
     def vacate(self, slot: int) -> LiveRequest:
         """Take the slot from its sequence, which keeps its output."""
         live = self.at(slot)
-        live.output = self.output(slot).copy()
+        output = self.output(slot)
+        live.output = output.copy() if self.keeps_output else output
         live.deadline_s = float(self.deadline_s[slot])
         live.account.decode_running_s += float(self.decode_running_s[slot])
         live.slot = self.live[slot] = self.request_ids[slot] = None
@@ -116,18 +132,26 @@ class SlotTable:
         if self.has_aborted:
             self.has_aborted = bool((self.is_aborted & self.is_live).any())
         self._free.append(slot)
+        if self.num_live == 0:
+            self.has_targets = self.has_suspects = self.has_own_stops = False
         self._forget_idle()
         return live
 
     def start_job(self, slots: Slots) -> None:
         """`slots` are in a running job from now on."""
         self.in_job[slots] = True
-        self._forget_idle()
+        if slots is self._decoding:
+            self._decoding, self._first_deadline_s = _NO_SLOTS, None
+        else:
+            self._forget_idle()
 
-    def end_job(self, slots: Slots) -> None:
-        """The job of `slots` ran."""
+    def end_job(self, slots: Slots, *, are_decoding: bool = False) -> None:
+        """The job of `slots` ran. are_decoding: none of them is prefilling."""
         self.in_job[slots] = False
-        self._forget_idle()
+        if are_decoding and self._decoding is _NO_SLOTS:
+            self._decoding, self._first_deadline_s = slots, None
+        else:
+            self._forget_idle()
 
     def abort(self, slot: int) -> None:
         """The sequence ends with the job that it is in."""
@@ -135,7 +159,7 @@ class SlotTable:
 
     def set_back(self, slot: int) -> None:
         """The job of `slot` failed: it is as before the job, and a suspect."""
-        self.is_suspect[slot] = True
+        self.is_suspect[slot] = self.has_suspects = True
         self.in_job[slot] = False
         self._forget_idle()
 
@@ -151,10 +175,15 @@ class SlotTable:
         self.is_prefilling[slot] = False
         self._forget_idle()
 
-    def set_deadlines(self, slots: Slots, deadlines_s: NDArray[np.float64]) -> None:
-        """The next token of slots[i] is due at deadlines_s[i]."""
-        self.deadline_s[slots] = deadlines_s
-        self._forget_idle()
+    def set_deadlines(self, slots: Slots, now: float) -> None:
+        """`slots` got a token at `now`, so the next one of each is due after its TPOT."""
+        if self.has_targets:
+            self.deadline_s[slots] = now + self.tpot_s[slots]
+            self._first_deadline_s = None
+
+    def has_suspect(self, slots: Slots) -> bool:
+        """True where one of `slots` is a suspect."""
+        return self.has_suspects and bool(self.is_suspect[slots].any())
 
     def output(self, slot: int) -> NDArray[np.int32]:
         """Output tokens so far, int32 [n]; a view."""
@@ -189,6 +218,8 @@ class SlotTable:
 
     def first_deadline_s(self) -> float:
         """The earliest deadline among `idle_decoding`, inf where there is none."""
+        if not self.has_targets:
+            return math.inf
         if self._first_deadline_s is None:
             deadlines = self.deadline_s[self.idle_decoding()]
             self._first_deadline_s = float(deadlines.min(initial=np.inf))
@@ -207,6 +238,10 @@ class SlotTable:
         assert not self.is_live[self._free].any(), "a live slot is on the free list"
         assert not self.in_job[~self.is_live].any(), "an empty slot is in a job"
         assert self.has_aborted == self.is_aborted[live].any(), "aborted sequences are forgotten"
+        assert self.has_suspects or not self.is_suspect[live].any(), "suspects are forgotten"
+        assert self.has_own_stops or not self.has_stops[live].any(), "stop ids are forgotten"
+        has_target = (np.minimum(self.deadline_s, self.tpot_s)[live] < np.inf).any()
+        assert self.has_targets or not has_target, "deadlines are forgotten"
         assert self._num_prefilling == self.is_prefilling[live].sum(), "prefills are miscounted"
         for slot in live.tolist():
             assert self.at(slot).slot == slot, f"slot {slot} and its request disagree"

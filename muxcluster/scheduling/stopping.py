@@ -17,13 +17,14 @@ class Cut:
 
     kept: int32 [rows]. tokens: int32 [sum(kept)]. is_stopped: bool [rows], the last kept token is
     an end token; None where none is. width: what every row keeps where that is the same number and
-    nothing was cut, else None.
+    nothing was cut, else None. has_ends: False where nobody ends with these tokens.
     """
 
     kept: NDArray[np.int32]
     tokens: NDArray[np.int32]
     is_stopped: NDArray[np.bool_] | None = None
     width: int | None = None
+    has_ends: bool = True
 
 
 def cut(
@@ -37,8 +38,10 @@ def cut(
 
     slots, counts: int32 [rows]; tokens: int32 [sum(counts)], row after row. An end token is kept.
     """
-    if (width := _width(table, slots, tokens, counts, eos_token_ids)) is not None:
-        return Cut(counts, tokens, width=width)
+    if (width := _width(table, tokens, counts, eos_token_ids)) is not None:
+        left = int((table.max_total[slots] - table.num_tokens[slots]).min())
+        if width <= left and not (table.has_own_stops and table.has_stops[slots].any()):
+            return Cut(counts, tokens, width=width, has_ends=width == left)
     rows = np.arange(len(counts)).repeat(counts)
     positions = np.arange(len(tokens)) - (counts.cumsum() - counts)[rows]
     limits = table.max_total[slots] - table.num_tokens[slots]
@@ -58,21 +61,19 @@ def cut(
 
 def _width(
     table: SlotTable,
-    slots: Slots,
     tokens: NDArray[np.int32],
     counts: NDArray[np.int32],
     eos_token_ids: Sequence[int],
 ) -> int | None:
-    """Tokens of every row where all have as many and none can be cut; None otherwise.
+    """Tokens of every row where all have as many, nobody is aborted and no end token is there;
+    None otherwise.
 
     That is nearly every decode job, and looking costs a third of doing.
     """
     width = len(tokens) // len(counts)
     if table.has_aborted or width == 0 or (counts != width).any():
         return None
-    if (table.num_tokens[slots] + width > table.max_total[slots]).any():
-        return None
-    if any((tokens == token).any() for token in eos_token_ids) or table.has_stops[slots].any():
+    if any((tokens == token).any() for token in eos_token_ids):
         return None
     return width
 

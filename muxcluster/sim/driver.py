@@ -57,7 +57,7 @@ class UnitDriver:
         ValueError as `UnitScheduler` does.
         """
         self.unit = unit
-        self.scheduler = UnitScheduler(unit.spec, has_block_ids=False)
+        self.scheduler = UnitScheduler(unit.spec, only_counts=True)
         self.now = 0.0
         self._sink = sink
         self._timing = timing or CostTiming(unit)

@@ -108,7 +108,7 @@ def test_without_lending_quotas_stay_where_the_plan_put_them() -> None:
     )
     assert fixed.scheduler.quota_period_s == math.inf
     assert moving.scheduler.quota_period_s == 2.0
-    scheduler = UnitScheduler(fixed, has_block_ids=False)
+    scheduler = UnitScheduler(fixed, only_counts=True)
     before = {m.name: m.quota_blocks for m in scheduler.stats(0.0, "u").models}
     assert 0 < min(before.values()) < max(before.values()) < fixed.num_blocks
     scheduler.next_jobs(0.0)

@@ -63,8 +63,8 @@ class FcfsPacking:
         """The most senior suspect alone, everybody else where there is none or it must wait."""
         table = model.slots
         slots = table.idle_decoding()
-        is_suspect = table.is_suspect[slots]
-        if is_suspect.any():
+        if table.has_suspect(slots):
+            is_suspect = table.is_suspect[slots]
             lone = table.by_seniority(slots[is_suspect])[:1]
             batch = self._grown(model, lone, now, max_steps)
             if len(batch):
@@ -80,7 +80,10 @@ class FcfsPacking:
         table = model.slots
         if len(slots) == 0:
             return Batch(slots, slots)
-        steps = min(max_steps, int((table.max_total[slots] - table.num_tokens[slots]).min()))
+        steps = max_steps
+        if steps > 1:
+            left = table.max_total[slots] - table.num_tokens[slots]
+            steps = min(steps, int(left.min()))
         # One step more than one is worth no preemption.
         grown = self._memory.try_grow(model, slots, table.num_computed[slots] + np.int32(steps))
         if grown is None:
