@@ -28,9 +28,9 @@ FIXED = "muxserve:quotas=off"
 EVEN = "even "
 """Before a system's name: its KV pool is divided as if all models were equally popular."""
 _PLACEMENTS = (("assumed4_8gpu", "8 GPUs, 4 models"), ("assumed7_16gpu", "16 GPUs, 7 models"))
-_COLOCATED = ("llama-7b", "llama-13b", "llama-30b", "llama-65b")
-"""The most popular first."""
-_TOP_PER_S = 16.0
+COLOCATED = ("llama-7b", "llama-13b", "llama-30b", "llama-65b")
+"""Models llm-0 to llm-3 on one mesh, the most popular first."""
+_TOP_PER_S = 10.0
 """Requests/s of the most popular colocated model: more than one mesh of 4 GPUs serves."""
 _GPU = GPUS["A100-80GB"]
 
@@ -117,10 +117,10 @@ def _on_one_mesh(
 
 
 def _colocated(alpha: float, profile: Profile) -> Problem:
-    rates = power_law_rates(len(_COLOCATED), alpha, _TOP_PER_S).tolist()
+    rates = power_law_rates(len(COLOCATED), alpha, _TOP_PER_S).tolist()
     demands = tuple(
         _demand(f"llm-{index}", shape, rate, *_SHAREGPT_LENGTHS)
-        for index, (shape, rate) in enumerate(zip(_COLOCATED, rates, strict=True))
+        for index, (shape, rate) in enumerate(zip(COLOCATED, rates, strict=True))
     )
     return _problem(demands, 1, 4, profile)
 

@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 from bench.harness import Bench, Claim, make_parser
 from bench.muxserve.cases import ALPHAS, SCALES, SLO_SCALE, SYSTEMS, Duration, ablations, problems
 from bench.muxserve.judging import requests_per_s
+from bench.muxserve.picture import draw
 from bench.muxserve.running import Cell, Runner, Search, ablation, grid, highest_rate, known_of
 from muxcluster.sim.sweep import Cache
 
@@ -86,6 +87,9 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, help="repeats (2; 1 with --quick)")
     parser.add_argument("--processes", type=int, default=2, metavar="N")
     parser.add_argument("--cache", type=Path, metavar="DIR", help="keep results, to go on later")
+    parser.add_argument(
+        "--plot", type=Path, metavar="FILE", help="draw figures by rate, .svg, .png"
+    )
     bench = Bench(parser)
     options = bench.options
     quick = options.quick
@@ -114,6 +118,8 @@ def main() -> None:
         for row in ablation(runner, each, overload, duration)
     ]
     show(cells, rows)
+    if options.plot is not None:
+        draw([cell.row() for cell in cells], options.plot)
     bench.publish(
         claims_of(cells, highest, rows),
         {

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from colorsys import hls_to_rgb
+from itertools import chain
 
 from matplotlib.axes import Axes
 
@@ -19,6 +20,7 @@ STYLE = {
     "ytick.color": INK,
 }
 _SYSTEMS = ("#0b5fa5", "#d1495b", "#e09f1f", "#2a9d6f", "#7a4fa3", "#6b7280", "#0f8b8d", "#a05a2c")
+_MODELS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#4a4a4a")
 _DASHES: tuple[str | tuple[int, tuple[int, ...]], ...] = ("-", (0, (5, 2)), (0, (2, 1)))
 _GOLDEN = 0.618034
 
@@ -35,12 +37,15 @@ def dash_of(index: int) -> str | tuple[int, tuple[int, ...]]:
 
 
 def model_colours(names: Iterable[str]) -> dict[str, Colour]:
-    """A colour each; hues of neighbours are far apart."""
+    """A colour each; the first eight can be told apart by the colour-blind, too (Okabe and Ito),
+    of the rest neighbours' hues are far apart."""
     known = list(dict.fromkeys(names))
-    return {
-        name: hls_to_rgb((0.58 + index * _GOLDEN) % 1, 0.60 - 0.12 * (index // 8 % 3), 0.55)
-        for index, name in enumerate(known)
-    }
+    more = (_hue(index) for index in range(len(known)))
+    return dict(zip(known, chain(_MODELS, more), strict=False))
+
+
+def _hue(index: int) -> Colour:
+    return hls_to_rgb((0.58 + index * _GOLDEN) % 1, 0.60 - 0.12 * (index // 8 % 3), 0.55)
 
 
 def dress(axes: Axes, title: str, xlabel: str, ylabel: str) -> None:

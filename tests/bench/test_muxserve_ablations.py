@@ -13,8 +13,9 @@ from bench.muxserve.ablation_cases import (
     placement_points,
     resource_points,
 )
-from bench.muxserve.ablations import Headline, Measured, claims_of
-from bench.muxserve.cases import Duration
+from bench.muxserve.cases import SYSTEMS, Duration
+from bench.muxserve.headlines import Headline, Measured, claims_of
+from bench.muxserve.picture import draw
 from muxcluster.sim.case import run_case
 from muxcluster.sim.report import CaseReport
 from muxcluster.sim.sweep import Cache
@@ -90,3 +91,24 @@ def test_chatlmsys_is_the_releases(data_dir: Path) -> None:
         assert len(demands) == 16
         assert sum(demand.rate for demand in demands) == pytest.approx(190.05, abs=0.01)
         assert [case.seed for case in cases] == [0, 1]
+
+
+def test_the_picture_has_a_column_an_alpha(tmp_path: Path) -> None:
+    rows = [
+        {
+            "alpha": alpha,
+            "system": system,
+            "offered_per_s": rate,
+            "requests_per_s": [0.9 * rate, 0.1],
+            "within_slo": [0.95, 0.0],
+        }
+        for alpha in (0.7, 2.1)
+        for system in SYSTEMS
+        for rate in (10.0, 20.0)
+    ]
+    draw(rows, tmp_path / "p.svg")
+    text = (tmp_path / "p.svg").read_text(encoding="utf-8")
+    for word in ("α = 0.7", "α = 2.1", "muxserve (ours)", "served, requests/s"):
+        assert word in text
+    draw(rows, tmp_path / "again.svg")
+    assert (tmp_path / "again.svg").read_text(encoding="utf-8") == text
