@@ -1,0 +1,50 @@
+"""Runs a script of ours in a process of its own, for a limited time."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+_KEPT_CHARACTERS = 1500
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """failure: empty where it returned 0, else why it did not, with the end of its messages.
+    output: what it wrote to stdout."""
+
+    failure: str
+    output: str
+
+
+def run_child(
+    command: Sequence[str], seconds: float, environment: Mapping[str, str] | None = None
+) -> Ended:
+    """Run `command` under this Python; ended with all its own children after `seconds`.
+
+    environment: added to ours.
+    """
+    process = subprocess.Popen(
+        (sys.executable, *command),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+        env={**os.environ, **(environment or {})},
+    )
+    try:
+        output, errors = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        output, errors = process.communicate()
+        return Ended(f"ended after {seconds:.0f} s. {_end(errors)}", output)
+    if process.returncode:
+        return Ended(f"exit code {process.returncode}. {_end(errors)}", output)
+    return Ended("", output)
+
+
+def _end(errors: str) -> str:
+    return errors.strip()[-_KEPT_CHARACTERS:]

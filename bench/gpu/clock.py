@@ -1,0 +1,82 @@
+"""Times calls on a GPU: CUDA events, the L2 cache flushed before every repetition."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+
+FLUSH_BYTES = 1 << 30
+"""Written before each repetition: several times the L2 of any card, and long enough (about a
+quarter of a millisecond) that the next launches are queued before the device comes to them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """samples_s: seconds of each repetition. how: `graph` (a captured graph's replay, no launch
+    costs inside), `eager` (capture failed: launch costs may be inside) or `cpu`."""
+
+    samples_s: tuple[float, ...]
+    how: str
+
+    @property
+    def median_s(self) -> float:
+        return median(self.samples_s)
+
+
+class Clock:
+    """Repeats calls on one device."""
+
+    def __init__(self, device: torch.device, repeats: int) -> None:
+        self._device = device
+        self._repeats = repeats
+        self._flush: torch.Tensor | None = None
+
+    def time(self, call: Callable[[], Any]) -> Timing:
+        """Seconds of `call`, which must do the same work each time and wait for nothing."""
+        call()
+        if self._device.type == "cpu":
+            return Timing(tuple(self._timed_on_cpu(call) for _ in range(self._repeats)), "cpu")
+        if self._flush is None:
+            self._flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device=self._device)
+        call()
+        torch.cuda.synchronize()
+        graph = _captured(call)
+        run = call if graph is None else graph.replay
+        run()
+        events = [self._enqueue(run, self._flush) for _ in range(self._repeats)]
+        torch.cuda.synchronize()
+        samples = tuple(start.elapsed_time(end) / 1e3 for start, end in events)
+        return Timing(samples, "eager" if graph is None else "graph")
+
+    @staticmethod
+    def _timed_on_cpu(call: Callable[[], Any]) -> float:
+        start = perf_counter()
+        call()
+        return perf_counter() - start
+
+    @staticmethod
+    def _enqueue(
+        run: Callable[[], Any], flush: torch.Tensor
+    ) -> tuple[torch.cuda.Event, torch.cuda.Event]:
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        flush.zero_()
+        start.record()
+        run()
+        end.record()
+        return start, end
+
+
+def _captured(call: Callable[[], Any]) -> torch.cuda.CUDAGraph | None:
+    """A graph of one call; None where it cannot be captured (it waits for the device, say)."""
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph):
+            call()
+    except Exception as error:  # noqa: BLE001 - any refusal: the call is timed as it is
+        print(f"  not captured: {str(error).splitlines()[0][:100]}", flush=True)
+        torch.cuda.synchronize()
+        return None
+    return graph

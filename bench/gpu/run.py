@@ -1,0 +1,127 @@
+"""One part of bench/gpu/kernels.py: what is checked and timed goes through here and is kept."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import torch
+
+from bench.gpu.ceilings import Ceilings
+from bench.gpu.clock import Clock, Timing
+
+Call = Callable[[], Any]
+
+
+@dataclass(slots=True)
+class Run:
+    """device: where tensors live. tiny: smoke shapes. ends_at: no case starts after it
+    (`time.monotonic`). path: written anew after every case, so that a kernel that hangs or kills
+    the process loses nothing but itself.
+
+    checks: one entry a correctness case. rows: one a timed case. samples: seconds by series.
+    """
+
+    device: torch.device
+    clock: Clock
+    ceilings: Ceilings
+    tiny: bool
+    ends_at: float
+    path: Path
+    checks: list[dict[str, Any]] = field(default_factory=list)
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    samples: dict[str, tuple[float, ...]] = field(default_factory=dict)
+
+    def check(self, kernel: str, case: str, error: Callable[[], float], allowed: float) -> None:
+        """Keep whether `error()`, a relative one, is at most `allowed`; NaN never is."""
+        entry: dict[str, Any] = {"kernel": kernel, "case": case, "allowed": allowed}
+        try:
+            entry["error"] = error()
+            entry["ok"] = entry["error"] <= allowed
+        except Exception as failure:  # noqa: BLE001 - one failure must not hide the others
+            entry |= {"ok": False, "failure": _first_lines(failure)}
+        self.checks.append(entry)
+        self._save()
+        if not entry["ok"]:
+            print(f"WRONG {kernel} {case}: {entry.get('failure', entry.get('error'))}", flush=True)
+
+    def time(
+        self,
+        kernel: str,
+        case: str,
+        call: Call,
+        *,
+        moved: float = 0.0,
+        flops: float = 0.0,
+        rivals: Mapping[str, Call] | None = None,
+    ) -> None:
+        """Keep the seconds of `call` and of each rival doing the same work.
+
+        moved: the fewest bytes that the work reads and writes. flops: its operations.
+        """
+        name = f"{kernel} {case}"
+        if monotonic() > self.ends_at:
+            self.rows.append({"kernel": kernel, "case": case, "failure": "no time left"})
+            return
+        row: dict[str, Any] = {"kernel": kernel, "case": case}
+        timing = self._timed(name, call, row)
+        if timing is not None:
+            seconds = timing.median_s
+            row |= {"us": seconds * 1e6, "how": timing.how}
+            if moved:
+                row["share_of_copy"] = moved / seconds / self.ceilings.copy_bytes_per_s
+            if flops:
+                row["share_of_matmul"] = flops / seconds / self.ceilings.matmul_flops_per_s
+        row["rivals"] = {}
+        for rival, other in (rivals or {}).items():
+            against: dict[str, Any] = {}
+            timed = self._timed(f"{name} {rival}", other, against)
+            if timed is not None:
+                against |= {"us": timed.median_s * 1e6, "how": timed.how}
+                if timing is not None:
+                    against["times_faster"] = timed.median_s / timing.median_s
+            row["rivals"][rival] = against
+        self.rows.append(row)
+        self._save()
+        print(line(row), flush=True)
+
+    def _timed(self, name: str, call: Call, entry: dict[str, Any]) -> Timing | None:
+        try:
+            timing = self.clock.time(call)
+        except Exception as failure:  # noqa: BLE001 - one failure must not stop the others
+            entry["failure"] = _first_lines(failure)
+            return None
+        self.samples[name] = timing.samples_s
+        return timing
+
+    def _save(self) -> None:
+        kept = {"checks": self.checks, "rows": self.rows, "samples": self.samples}
+        self.path.write_text(json.dumps(kept), encoding="utf-8")
+
+
+def line(row: Mapping[str, Any]) -> str:
+    """A timed case as one line of text."""
+    parts = [f"{row['kernel']:<17} {row['case']:<44}"]
+    parts.append(f"{row['us']:>9.1f} us" if "us" in row else row["failure"])
+    for share in ("share_of_copy", "share_of_matmul"):
+        if share in row:
+            parts.append(f"{row[share]:.0%} of {share.rpartition('_')[2]}")
+    for rival, against in row.get("rivals", {}).items():
+        if "times_faster" in against:
+            parts.append(f"{against['times_faster']:.2f}x {rival}")
+        else:
+            parts.append(f"{rival}: {against.get('failure', 'timed')}")
+    return "  ".join(parts)
+
+
+def relative_error(result: torch.Tensor, expected: torch.Tensor) -> float:
+    """Norm of the difference over the norm of what was expected, in float64."""
+    exact = expected.double()
+    return float((result.double() - exact).norm() / exact.norm())
+
+
+def _first_lines(failure: Exception) -> str:
+    text = f"{type(failure).__name__}: {failure}"
+    return " | ".join(text.splitlines()[:4])[:400]
