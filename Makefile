@@ -36,6 +36,9 @@ test-slow: install
 
 check: install lint
 	$(BIN)/python bench/code_size.py
+ifeq ($(shell uname -s),Linux)
+	$(BIN)/python bench/compile_kernels.py
+endif
 
 lint: install
 	$(BIN)/ruff check .

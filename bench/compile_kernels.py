@@ -25,8 +25,9 @@ from bench.compiled import SHARED_LIMITS, Compiled, compile_named, modules, spec
 from bench.harness import Bench, Claim, make_parser
 
 QUICK = (90,)
-_HEAD = f"{'kernel':44} {'GPU':>6} {'regs':>5} {'stack':>5} {'spills':>6} {'shared':>7}"
-_HEAD += f" {'matrix':>15} {'copies':>13} {'s':>5}"
+_HEAD = (
+    f"{'GPU':6} {'regs':>5} {'stack':>5} {'spills':>6} {'shared':>7} {'matrix':>15} {'copies':>13}"
+)
 
 Asked = tuple[str, str, int, Future[Compiled]]
 """Module, specimen's name, capability and the result to come."""
@@ -45,18 +46,19 @@ def submit(
 
 def collect(asked: Sequence[Asked]) -> tuple[list[Compiled], list[str]]:
     """Print a row a compile as it is there. Returns the rows, and what is wrong in words."""
-    print(_HEAD, flush=True)
+    width = max((len(name) for _, name, _, _ in asked), default=0)
+    print(f"{'kernel':{width}} {_HEAD} {'s':>5}", flush=True)
     rows, faults = [], []
     for module, name, capability, future in asked:
         error = future.exception()
         if error is not None:
-            print(f"{name:44} sm_{capability:<3} does not compile", flush=True)
+            print(f"{name:{width}} sm_{capability:<3} does not compile", flush=True)
             faults.append(f"{module}: {name} for sm_{capability}: {error}")
             continue
         row = future.result()
         rows.append(row)
         print(
-            f"{name:44} sm_{capability:<3} {row.registers:5} {row.stack_bytes:5} {row.spills:6} "
+            f"{name:{width}} sm_{capability:<3} {row.registers:5} {row.stack_bytes:5} {row.spills:6} "
             f"{row.shared_bytes:7} {row.matrix:>15} {row.copies:>13} {row.seconds:5.1f}",
             flush=True,
         )
