@@ -58,8 +58,8 @@ def collect(asked: Sequence[Asked]) -> tuple[list[Compiled], list[str]]:
         row = future.result()
         rows.append(row)
         print(
-            f"{name:{width}} sm_{capability:<3} {row.registers:5} {row.stack_bytes:5} {row.spills:6} "
-            f"{row.shared_bytes:7} {row.matrix:>15} {row.copies:>13} {row.seconds:5.1f}",
+            f"{name:{width}} sm_{capability:<3} {row.registers:5} {row.stack_bytes:5} "
+            f"{row.spills:6} {row.shared_bytes:7} {row.matrix:>15} {row.copies:>13} {row.seconds:5.1f}",
             flush=True,
         )
         faults.extend(f"{module}: {name} for sm_{capability}: {why}" for why in row.faults())
