@@ -59,7 +59,8 @@ def collect(asked: Sequence[Asked]) -> tuple[list[Compiled], list[str]]:
         rows.append(row)
         print(
             f"{name:{width}} sm_{capability:<3} {row.registers:5} {row.stack_bytes:5} "
-            f"{row.spills:6} {row.shared_bytes:7} {row.matrix:>15} {row.copies:>13} {row.seconds:5.1f}",
+            f"{row.spills:6} {row.shared_bytes:7} {row.matrix:>15} {row.copies:>13} "
+            f"{row.seconds:5.1f}",
             flush=True,
         )
         faults.extend(f"{module}: {name} for sm_{capability}: {why}" for why in row.faults())
