@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from kernels.triton_ops.tiles import key_places, scaled
+from kernels.triton_ops.tiles import key_places, loaded_places, scaled
 
 
 @triton.jit
@@ -39,7 +39,7 @@ def attend_span(
         seen = tokens < end
         keys_at = key_places(blocks, tokens, seen, from_right, HALF, BLOCK_TOKENS, HEAD_DIM)
         keys_at = pool + keys_at[:, None] + places[None, :]
-        loaded = seen[:, None] & (places < HEAD_DIM)[None, :]
+        loaded = loaded_places(seen, BLOCK_D, HEAD_DIM)
         keys = tl.load(keys_at, mask=loaded, other=0.0)
         products = tl.dot(queries, tl.trans(keys), input_precision="ieee")
         scores = scaled(products, scale, soft_cap, HAS_CAP)

@@ -31,6 +31,15 @@ def key_places(
 
 
 @triton.jit
+def loaded_places(seen, BLOCK_D: tl.constexpr, HEAD_DIM: tl.constexpr):
+    """Mask of a tile [tokens, BLOCK_D]: head_dim 80 and 96 are padded to 128."""
+    if BLOCK_D == HEAD_DIM:
+        return seen[:, None]
+    else:
+        return seen[:, None] & (tl.arange(0, BLOCK_D) < HEAD_DIM)[None, :]
+
+
+@triton.jit
 def scaled(products, scale, soft_cap, HAS_CAP: tl.constexpr):
     """Scores in units of log 2 of the products of queries and keys.
 

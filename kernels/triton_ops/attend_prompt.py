@@ -1,0 +1,94 @@
+"""Attention of a tile of queries to all keys they see: the loop of paged prefill."""
+
+import triton
+import triton.language as tl
+
+from kernels.triton_ops.tiles import key_places, loaded_places, scaled
+
+LOWEST = tl.constexpr(-1e30)
+"""Stands for a query's largest score before it saw a key: finite, so that differences are."""
+
+
+@triton.jit
+def range_of_phase(
+    phase: tl.constexpr, low, high, window, TILE: tl.constexpr, HAS_WINDOW: tl.constexpr
+):
+    """First token of the first tile of keys, and an end to where its tiles begin.
+
+    Phase 0: keys that the last queries no longer see. 1: keys that all queries see. 2: keys that
+    the first queries do not see yet. low, high: positions of the first query and past the last.
+    """
+    begin = 0
+    inner = 0
+    if HAS_WINDOW:
+        begin = tl.maximum(low + 1 - window, 0)
+        inner = begin + tl.cdiv(tl.maximum(high - window - begin, 0), TILE) * TILE
+    if phase == 0:
+        return begin, inner
+    else:
+        diagonal = inner + tl.maximum(tl.minimum(low + 1, high) - inner, 0) // TILE * TILE
+        if phase == 1:
+            return inner, diagonal
+        else:
+            return diagonal, high
+
+
+@triton.jit
+def attend_prompt(
+    queries,
+    positions,
+    low,
+    high,
+    pool,
+    blocks,
+    from_right,
+    scale,
+    soft_cap,
+    window,
+    HEAD_DIM: tl.constexpr,
+    HALF: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr,
+    TILE: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HAS_CAP: tl.constexpr,
+):
+    """Causal attention of queries [BLOCK_M, BLOCK_D] at `positions` to one sequence's keys.
+
+    low, high: as in `range_of_phase`; keys at `high` and beyond are not read. blocks: the
+    sequence's table row. Returns fp32 [BLOCK_M, BLOCK_D].
+    """
+    BLOCK_M: tl.constexpr = queries.shape[0]
+    BLOCK_D: tl.constexpr = queries.shape[1]
+    places = tl.arange(0, BLOCK_D)
+    top = tl.full([BLOCK_M], LOWEST, tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    attended = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    for phase in tl.static_range(0 if HAS_WINDOW else 1, 3):
+        first, stop = range_of_phase(phase, low, high, window, TILE, HAS_WINDOW)
+        for start in tl.range(first, stop, TILE):
+            tokens = start + tl.arange(0, TILE)
+            # Where nothing is hidden the mask is a constant, which the compiler drops.
+            present = tl.full([TILE], True, tl.int1)
+            if phase != 1:
+                present = tokens < high
+            keys_at = key_places(blocks, tokens, present, from_right, HALF, BLOCK_TOKENS, HEAD_DIM)
+            keys_at = pool + keys_at[:, None] + places[None, :]
+            loaded = loaded_places(present, BLOCK_D, HEAD_DIM)
+            keys = tl.load(keys_at, mask=loaded, other=0.0)
+            products = tl.dot(queries, tl.trans(keys), input_precision="ieee")
+            scores = scaled(products, scale, soft_cap, HAS_CAP)
+            if phase != 1:
+                distances = positions[:, None] - tokens[None, :]
+                seen = present[None, :] & (distances >= 0)
+                if HAS_WINDOW:
+                    seen &= distances < window
+                scores = tl.where(seen, scores, -float("inf"))
+            new_top = tl.maximum(top, tl.max(scores, 1))
+            weights = tl.exp2(scores - new_top[:, None])
+            kept = tl.exp2(top - new_top)
+            total = total * kept + tl.sum(weights, 1)
+            values = tl.load(keys_at + HALF, mask=loaded, other=0.0)
+            weights = weights.to(values.dtype)
+            attended = tl.dot(weights, values, attended * kept[:, None], input_precision="ieee")
+            top = new_top
+    return attended / tl.where(total > 0, total, 1.0)[:, None]
