@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 _KEPT_CHARACTERS = 1500
+_CLEAN_UP_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +39,24 @@ def run_child(
     try:
         output, errors = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        output, errors = process.communicate()
+        output, errors = _end_all(process)
         return Ended(f"ended after {seconds:.0f} s. {_end(errors)}", output)
+    except BaseException:
+        _end_all(process)
+        raise
     if process.returncode:
         return Ended(f"exit code {process.returncode}. {_end(errors)}", output)
     return Ended("", output)
+
+
+def _end_all(process: subprocess.Popen[str]) -> tuple[str, str]:
+    """End the child and its own children, with time to clean up; what it had written."""
+    os.killpg(process.pid, signal.SIGTERM)
+    try:
+        return process.communicate(timeout=_CLEAN_UP_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        return process.communicate()
 
 
 def _end(errors: str) -> str:

@@ -25,8 +25,9 @@ from typing import Any
 
 import torch
 
-sys.path.pop(0)  # the script's folder, whose kernels.py would hide the package
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
+if __name__ == "__main__":
+    sys.path.pop(0)  # the script's folder, whose kernels.py would hide the package
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
 from bench.gpu.ceilings import measure
 from bench.gpu.children import run_child

@@ -1,0 +1,110 @@
+"""Facts about green contexts: is work on a part's stream really kept to that part?"""
+
+from collections.abc import Callable
+from importlib import import_module
+
+import torch
+
+from bench.gpu.answer import Answer, attempt
+from bench.gpu.driver import Driver, GreenContext
+from bench.gpu.probe import Probe, Products
+
+SHARES = (0.25, 0.5, 0.75)
+
+
+def green() -> Answer:
+    """Splits through the driver API at three shares; each part probed alone and both together."""
+    probe, products = Probe(), Products()
+    every = probe.run()
+    whole = products.rate([torch.cuda.current_stream()])[0]
+    driver = Driver()
+    texts = [f"whole card: {len(every)} multiprocessors, {whole / 1e12:.0f} TFLOP/s"]
+    numbers: dict[str, object] = {"whole": {"sms": len(every), "flops_per_s": whole}}
+    confined = True
+    for share in SHARES:
+        parts = driver.split(round(share * len(every)))
+        found = _split(parts, probe, products)
+        confined &= found["confined"]
+        numbers[f"share_{share}"] = found
+        texts.append(_sentence(share, found, whole))
+        if share == SHARES[1]:
+            texts += _other_ways(driver, parts, probe)
+        for part in parts:
+            driver.destroy(part)
+    return Answer("yes" if confined else "no", ". ".join(texts), numbers)
+
+
+def _split(parts: list[GreenContext], probe: Probe, products: Products) -> dict[str, object]:
+    streams = [torch.cuda.ExternalStream(part.stream) for part in parts]
+    seen = []
+    for stream in streams:
+        with torch.cuda.stream(stream):
+            probe.launch()
+        seen.append(probe.seen())
+    granted = [part.sm_count for part in parts]
+    kept = [len(ids) <= count for ids, count in zip(seen, granted, strict=True)]
+    return {
+        "granted": granted,
+        "seen": [len(ids) for ids in seen],
+        "shared_sms": len(seen[0] & seen[1]),
+        "confined": all(kept) and not seen[0] & seen[1],
+        "alone_flops_per_s": [products.rate([stream])[0] for stream in streams],
+        "together_flops_per_s": products.rate(streams),
+    }
+
+
+def _sentence(share: float, found: dict[str, object], whole: float) -> str:
+    def shares(rates: object) -> str:
+        assert isinstance(rates, list)
+        return " + ".join(f"{rate / whole:.0%}" for rate in rates)
+
+    return (
+        f"asked for {share:.0%}: granted {found['granted']}, seen {found['seen']}, "
+        f"{found['shared_sms']} in both; matmul rate alone {shares(found['alone_flops_per_s'])}, "
+        f"together {shares(found['together_flops_per_s'])} of the whole card's"
+    )
+
+
+def _other_ways(driver: Driver, parts: list[GreenContext], probe: Probe) -> list[str]:
+    """Other ways to reach a part, each tried for itself."""
+    part = parts[0]
+    stream = torch.cuda.ExternalStream(part.stream)
+
+    def graph() -> str:
+        captured = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(captured, stream=stream):
+            probe.launch()
+        probe.seen()
+        with torch.cuda.stream(stream):
+            captured.replay()
+        on_part = len(probe.seen())
+        captured.replay()
+        return f"{on_part} multiprocessors on its stream, {len(probe.seen())} on the default stream"
+
+    def current() -> str:
+        driver.push(part)
+        try:
+            return f"{len(probe.run())} multiprocessors"
+        finally:
+            driver.pop()
+
+    tried: dict[str, Callable[[], str]] = {
+        f"a graph captured on the part of {part.sm_count}": graph,
+        "the part made the current context": current,
+        "torch.cuda.green_contexts": lambda: _of_torch(part.sm_count, probe),
+    }
+    return [attempt(name, call) for name, call in tried.items()]
+
+
+def _of_torch(sm_count: int, probe: Probe) -> str:
+    """PyTorch's own wrapper, where this torch was built with it."""
+    module = import_module("torch.cuda.green_contexts")
+    made = module.GreenContext.create(num_sms=sm_count, device_id=0)
+    made.set_context()
+    try:
+        return f"asked for {sm_count}, {len(probe.run())} multiprocessors"
+    finally:
+        made.pop_context()
+
+
+CHECKS = {"green_contexts": green}
