@@ -16,7 +16,7 @@ from rich.text import Text
 
 from muxcluster.cli.placing.explaining import answer_lines
 from muxcluster.cli.placing.files import write_bytes
-from muxcluster.cli.placing.inputs import curves_file, with_profile
+from muxcluster.cli.placing.inputs import ProfileOption, curves_file, with_profile
 from muxcluster.cli.placing.moves import difference_lines
 from muxcluster.cli.placing.outcome import REPLANNING, Outcome, Solver, solve
 from muxcluster.cli.placing.reports import Judged
@@ -117,13 +117,7 @@ def place(  # noqa: PLR0913 - each parameter is an option of the command line
             "Example: --from plan.json",
         ),
     ] = None,
-    profile: Annotated[
-        Path | None,
-        typer.Option(
-            help="Measured seconds to predict from, of `muxcluster profile` or MuxServe's table. "
-            "Example: --profile a100.json"
-        ),
-    ] = None,
+    profile: ProfileOption = None,
 ) -> None:
     """Plan which models of CONFIG share which GPUs; nothing is started, no weights are read.
 

@@ -17,12 +17,12 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
-from muxcluster.cli.placing.files import write_bytes
-from muxcluster.cli.placing.inputs import with_profile
+from muxcluster.cli.placing.files import check_writable, write_bytes
+from muxcluster.cli.placing.inputs import ProfileOption, with_profile
 from muxcluster.cli.simulating.comparison import Grid, Prepared, prepare, reports_of
 from muxcluster.cli.simulating.demand import Wish
 from muxcluster.cli.simulating.table import comparison_lines
-from muxcluster.cli.simulating.tracing import check_place, traced
+from muxcluster.cli.simulating.tracing import traced
 from muxcluster.config import load_config
 from muxcluster.core.errors import ConfigError
 from muxcluster.sim.report import CaseReport
@@ -103,13 +103,7 @@ def simulate(  # noqa: PLR0913 - each parameter is an option of the command line
             "Example: --plan plan.json"
         ),
     ] = None,
-    profile: Annotated[
-        Path | None,
-        typer.Option(
-            help="Measured seconds to predict from, of `muxcluster profile` or MuxServe's table. "
-            "Example: --profile a100.json"
-        ),
-    ] = None,
+    profile: ProfileOption = None,
     by_model: Annotated[
         bool, typer.Option("--by-model", help="Show each model of each system, too.")
     ] = False,
@@ -161,7 +155,7 @@ def simulate(  # noqa: PLR0913 - each parameter is an option of the command line
     drawn = None if plot is None else _canvas(plot)
     for path in (plot, timeline):
         if path is not None:
-            check_place(path)
+            check_writable(path)
     file = load_config(config)
     file = file if profile is None else with_profile(file, profile)
     store = Cache(cache)

@@ -1,11 +1,13 @@
 """Many cases on a few processes; what is known already is not simulated again."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from signal import SIG_DFL, SIGINT, signal
 from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -112,12 +114,27 @@ def _simulated(
     if min(num_processes, len(missing)) <= 1:
         yield from ((index, run_case(cases[index])) for index in missing)
         return
-    with ProcessPoolExecutor(num_processes, mp_context=get_context("spawn")) as pool:
+    others = set(active_children())
+    with ProcessPoolExecutor(
+        num_processes,
+        mp_context=get_context("spawn"),
+        initializer=signal,  # Ctrl-C reaches all processes: these end without a word
+        initargs=(SIGINT, SIG_DFL),
+    ) as pool:
         futures: dict[Future[CaseReport], int] = {
             pool.submit(run_case, cases[index]): index for index in missing
         }
         try:
             for future in as_completed(futures):
                 yield futures[future], future.result()
+        except BaseException:
+            _end(set(active_children()) - others)
+            raise
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _end(processes: Iterable[BaseProcess]) -> None:
+    """Nobody waits for what they simulate."""
+    for process in processes:
+        process.terminate()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-_US = 1e6
+_NS, _NS_OF_US = 1e9, 1e3
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +66,16 @@ def _name(kind: str, unit: int, track: int, name: str) -> Mapping[str, Any]:
 
 
 def _event(span: JobSpan, unit: int, track: int) -> Mapping[str, Any]:
+    """Times in whole nanoseconds, so that a job ends no later than the next on its track begins."""
+    start, end = (round(time_s * _NS) for time_s in (span.start_s, span.end_s))
     return {
         "ph": "X",
         "name": f"{span.model}:{span.phase}:{span.num_rows}",
         "cat": span.phase,
         "pid": unit,
         "tid": track,
-        "ts": span.start_s * _US,
-        "dur": (span.end_s - span.start_s) * _US,
+        "ts": start / _NS_OF_US,
+        "dur": (end - start) / _NS_OF_US,
         "args": {
             "tokens": span.num_tokens,
             "steps": span.num_steps,

@@ -210,6 +210,8 @@ def test_a_system_without_a_placement_is_told_and_the_others_run(capsys, small) 
         (("--duration", "nan"), "--duration"),
         (("--slo-scale", "-1"), "--slo-scale"),
         (("--alpha", "nan"), "--alpha"),
+        (("--alpha", "1000"), "requests/s: expected"),
+        (("--rate-scale", "1e-300"), "requests/s: expected"),
         (("--max-rate", "3"), "--alpha"),
         (("--alpha", "1", "--max-rate", "0"), "--max-rate"),
         (("--seed", "-1"), "--seed"),
@@ -219,6 +221,7 @@ def test_a_system_without_a_placement_is_told_and_the_others_run(capsys, small) 
         (("--plot", "picture.pdf"), ".svg or .png"),
         (("--plot", "no/such/place.svg"), "no such directory"),
         (("--timeline", "no/such/place.json"), "no such directory"),
+        (("--timeline", "/"), "is a directory"),
     ],
 )
 def test_what_is_wrong_is_one_line_and_exit_code_2(capsys, small, options, named) -> None:

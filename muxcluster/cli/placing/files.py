@@ -1,9 +1,27 @@
 """Files that a command writes: whole or not at all."""
 
 import os
+from errno import EACCES
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from muxcluster.core.errors import ConfigError
+
+
+def check_writable(path: Path) -> None:
+    """Before any work is done for it: `path` can be written. Raises ConfigError."""
+    target = Path(os.path.realpath(path))
+    if not target.parent.is_dir():
+        raise ConfigError(path, "", f"no such directory: {path.parent}")
+    if target.is_dir():
+        raise ConfigError(path, "", "is a directory")
+    try:
+        if target.exists() and not os.access(target, os.W_OK):
+            raise PermissionError(EACCES, os.strerror(EACCES))
+        if target.is_file() or not target.exists():
+            TemporaryFile(dir=target.parent).close()
+    except (OSError, ValueError) as error:
+        raise _unwritable(path, error) from error
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -23,5 +41,9 @@ def write_bytes(path: Path, content: bytes) -> None:
         finally:
             partial.unlink(missing_ok=True)
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise ConfigError(path, "", f"cannot be written: {reason}") from error
+        raise _unwritable(path, error) from error
+
+
+def _unwritable(path: Path, error: OSError | ValueError) -> ConfigError:
+    reason = error.strerror if isinstance(error, OSError) else str(error)
+    return ConfigError(path, "", f"cannot be written: {reason}")

@@ -1,8 +1,11 @@
-"""What `place` reads beside the configuration: a profile, and the reference planner's curves."""
+"""What is read beside the configuration: a profile, and for `place` the reference's curves."""
 
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 import muxcluster
 from muxcluster.config import Config
@@ -10,6 +13,14 @@ from muxcluster.config.planning import profile_paths
 from muxcluster.config.profiles import is_published, read_profile
 from muxcluster.core.errors import ConfigError
 
+ProfileOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="Measured seconds to predict from, of `muxcluster profile` or MuxServe's table. "
+        "Example: --profile a100.json"
+    ),
+]
+"""`--profile`, of every command that predicts times."""
 DATA_VARIABLE = "MUXCLUSTER_DATA"
 _CURVES = Path("muxserve") / "llama_a100_profile.json"
 _SHARED = Path("..") / "shared" / "data"

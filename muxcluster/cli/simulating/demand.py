@@ -17,6 +17,9 @@ from muxcluster.workload.summary import ModelSummary, summarise
 from placement.names import nearest
 from placement.problem import Demand, Problem
 
+_RAREST_PER_S, _MOST_PER_S = 1e-9, 1e6
+"""Requests/s of a model."""
+
 
 @dataclass(frozen=True, slots=True)
 class Wish:
@@ -38,11 +41,12 @@ class Wish:
 def demand_of(wish: Wish, problem: Problem, scale: float) -> tuple[Load, Problem]:
     """The load at `scale` times its rates, and the problem of placing models for just that.
 
-    Raises ConfigError for a trace that is malformed or names other models than the problem.
+    Raises ConfigError for a trace that is malformed or names other models than the problem, and for
+    rates that nothing can be simulated at.
     """
     rates = _rates(wish, problem)
     if wish.trace is None:
-        scaled = {name: rate * scale for name, rate in rates.items()}
+        scaled = {name: _possible(name, rate * scale) for name, rate in rates.items()}
         demands = tuple(replace(each, rate=scaled[each.name]) for each in problem.demands)
         load = Synthetic(tuple(_source(demand, wish.sigma) for demand in demands))
         return load, replace(problem, demands=demands)
@@ -58,6 +62,14 @@ def _rates(wish: Wish, problem: Problem) -> dict[str, float]:
     highest = max(configured.values()) if wish.max_rate is None else wish.max_rate
     found = power_law_rates(len(order), wish.alpha, highest).tolist()
     return dict(zip(order, found, strict=True))
+
+
+def _possible(name: str, rate: float) -> float:
+    if _RAREST_PER_S <= rate <= _MOST_PER_S:
+        return rate
+    least, most = (f"{each:g}" for each in (_RAREST_PER_S, _MOST_PER_S))
+    message = f"{name!r} would get {rate:g} requests/s: expected {least} to {most}"
+    raise ConfigError("--alpha, --max-rate, --rate-scale", "", message)
 
 
 def _source(demand: Demand, sigma: float) -> Source:

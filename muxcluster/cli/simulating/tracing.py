@@ -1,5 +1,7 @@
 """`--timeline`: the jobs of all cases as one file, a process a unit of a case."""
 
+import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,23 +26,24 @@ def traced(prepared: Prepared, path: Path, progress: Progress) -> list[CaseRepor
     for case in prepared.cases:
         reports.append(_run(case, spans))
         progress(len(reports), len(prepared.cases))
-    part = path.with_name(f".{path.name}.partial")
     try:
-        write_timeline(spans, part)
-        part.replace(path)
+        _write(spans, Path(os.path.realpath(path)))
     except OSError as error:
         raise ConfigError(path, "", f"cannot be written: {error.strerror}") from error
-    finally:
-        part.unlink(missing_ok=True)
     return reports
 
 
-def check_place(path: Path) -> None:
-    """Before anything is simulated: `path` has a directory to be in. Raises ConfigError."""
-    if not path.parent.is_dir():
-        raise ConfigError(path, "", f"no such directory: {path.parent}")
-    if path.is_dir():
-        raise ConfigError(path, "", "is a directory")
+def _write(spans: Sequence[JobSpan], target: Path) -> None:
+    """A device or pipe is written to as it is."""
+    if target.exists() and not target.is_file():
+        write_timeline(spans, target)
+        return
+    part = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    try:
+        write_timeline(spans, part)
+        part.replace(target)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def _run(case: Case, spans: list[JobSpan]) -> CaseReport:
