@@ -42,14 +42,36 @@ def kv_write(
     _check(key, value, table, slots, positions, from_right)
     tokens, _, head_dim = key.shape
     halves = half_rows(pool, key.dtype, block_tokens, head_dim)
-    places = halves.view(-1, block_tokens, head_dim)
-    if not tokens:
-        return
-    slots, positions = slots.long(), positions.long()
-    offsets = half_offsets(positions, from_right[slots], block_tokens).unsqueeze(1)
-    rows = 2 * table[slots, :, positions // block_tokens].long()
-    places.index_put_((rows, offsets), key)
-    places.index_put_((rows + 1, offsets), value)
+    if tokens:
+        plan = WritePlan(table.unsqueeze(1), slots, positions, from_right, block_tokens)
+        plan.write(key, value, halves, 0)
+
+
+class WritePlan:
+    """The CPU path: where new tokens' keys and values lie, worked out once for all layers."""
+
+    def __init__(
+        self,
+        tables: Tensor,
+        slots: Tensor,
+        positions: Tensor,
+        from_right: Tensor,
+        block_tokens: int,
+    ) -> None:
+        """tables: int32 [max_seqs, layers, kv_heads, max_columns]; the rest as in `kv_write`."""
+        slots, positions = slots.long(), positions.long()
+        self._block_tokens = block_tokens
+        self._offsets = half_offsets(positions, from_right[slots], block_tokens).unsqueeze(1)
+        # [tokens, layers, kv_heads] to [layers, tokens, kv_heads]
+        blocks = tables[slots, :, :, positions // block_tokens].transpose(0, 1).long()
+        self._keys = 2 * blocks
+        self._values = self._keys + 1
+
+    def write(self, key: Tensor, value: Tensor, halves: Tensor, layer: int) -> None:
+        """Store the tokens' K and V of one layer. halves: as of `half_rows`, changed in place."""
+        places = halves.view(-1, self._block_tokens, key.shape[-1])
+        places.index_put_((self._keys[layer], self._offsets), key)
+        places.index_put_((self._values[layer], self._offsets), value)
 
 
 def _check(

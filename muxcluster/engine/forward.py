@@ -1,11 +1,26 @@
 """One forward of one model over a flattened batch of tokens."""
 
 import inspect
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from muxcluster.engine.attention import LayerAttention
+
+
+class TokenForward(Protocol):
+    """What runs a batch of tokens through a model."""
+
+    def logits(
+        self, tokens: Tensor, positions: Tensor, attention: LayerAttention, wanted: Tensor
+    ) -> Tensor:
+        """fp32 logits [len(wanted), vocab] of the tokens at `wanted`.
+
+        tokens, positions: int64 [tokens]. wanted: int64, indices into them; only for these is
+        the output layer computed.
+        """
+        ...
 
 
 class Forward:
@@ -18,11 +33,7 @@ class Forward:
     def logits(
         self, tokens: Tensor, positions: Tensor, attention: LayerAttention, wanted: Tensor
     ) -> Tensor:
-        """fp32 logits [len(wanted), vocab] of the tokens at `wanted`.
-
-        tokens, positions: int64 [tokens]. wanted: int64, indices into them; only for these is
-        the output layer computed.
-        """
+        """As `TokenForward.logits`."""
         options = {"logits_to_keep": wanted} if self._picks_logits else {}
         output = self._model(
             input_ids=tokens.unsqueeze(0),

@@ -12,8 +12,9 @@ from muxcluster.core.job import Admission, Rows, Side, TableDelta, TokenLogprobs
 from muxcluster.core.unitspec import ModelSpec
 from muxcluster.engine.arena import ModelArena
 from muxcluster.engine.attention import PagedAttention
+from muxcluster.engine.attention_cpu import PlannedAttention
 from muxcluster.engine.batch import TokenBatch, token_batch
-from muxcluster.engine.forward import Forward
+from muxcluster.engine.forward import TokenForward
 from muxcluster.engine.prompt_positions import PromptPositions
 from muxcluster.engine.sampling.sampler import Sampled, sample
 from muxcluster.engine.sampling.slots import SlotSampling
@@ -33,9 +34,9 @@ class ModelRunner:
     """pool: uint8 [num_blocks, block_bytes], shared by all models; arena: this model's part."""
 
     def __init__(
-        self, spec: ModelSpec, model: torch.nn.Module, pool: Tensor, arena: ModelArena
+        self, spec: ModelSpec, forward: TokenForward, pool: Tensor, arena: ModelArena
     ) -> None:
-        self._forward = Forward(model)
+        self._forward = forward
         self._pool = pool
         self._arena = arena
         self._device = pool.device
@@ -89,7 +90,8 @@ class ModelRunner:
     def _logits(self, batch: TokenBatch, wanted: NDArray[np.int64]) -> Tensor:
         """fp32 [len(wanted), vocab]; the forward runs even where no logits are wanted."""
         tokens = self._arena.history[batch.token_slots, batch.positions].long()
-        attention = PagedAttention(self._pool, self._arena, batch)
+        attend = PlannedAttention if self._device.type == "cpu" else PagedAttention
+        attention = attend(self._pool, self._arena, batch)
         some = wanted if len(wanted) else np.zeros(1, dtype=np.int64)
         logits = self._forward.logits(tokens, batch.positions, attention, self._index(some))
         return logits[: len(wanted)]

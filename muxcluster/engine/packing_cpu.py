@@ -24,6 +24,10 @@ class PackedLinear(nn.Module):
         """[..., in_features] to [..., out_features]."""
         return _apply(inputs, self.packed, self.bias)
 
+    def plus(self, inputs: Tensor, added: Tensor) -> Tensor:
+        """`forward(inputs) + added` in one pass; `added` has the shape and type of the result."""
+        return _apply_plus(inputs, self.packed, self.bias, added)
+
 
 def pack_linears(model: nn.Module) -> int:
     """Replace every `nn.Linear` inside `model` by a packed one; returns how many.
@@ -42,7 +46,7 @@ def _pack_inside(module: nn.Module, packed: WeakKeyDictionary[nn.Module, PackedL
     for name, child in list(module.named_children()):
         if type(child) is not nn.Linear:
             num_packed += _pack_inside(child, packed)
-        elif _packs_correctly(child.weight.dtype):
+        elif packs_correctly(child.weight.dtype):
             if child not in packed:
                 packed[child] = PackedLinear(child)
                 num_packed += 1
@@ -60,9 +64,14 @@ def _apply(inputs: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
     return output
 
 
+def _apply_plus(inputs: Tensor, packed: Tensor, bias: Tensor | None, added: Tensor) -> Tensor:
+    output: Tensor = torch.ops.mkldnn._linear_pointwise.binary(inputs, added, packed, bias, "add")
+    return output
+
+
 @lru_cache
 @torch.no_grad()
-def _packs_correctly(dtype: torch.dtype) -> bool:
+def packs_correctly(dtype: torch.dtype) -> bool:
     """Whether packed and plain linears agree here, on odd sizes, with and without bias."""
     generator = torch.Generator().manual_seed(0)
     try:
@@ -72,7 +81,10 @@ def _packs_correctly(dtype: torch.dtype) -> bool:
             bias = torch.randn(53, generator=generator).to(dtype)
             for added in (bias, None):
                 plain = nn.functional.linear(inputs, weight, added)
-                torch.testing.assert_close(_apply(inputs, _pack(weight), added), plain)
+                packed = _pack(weight)
+                torch.testing.assert_close(_apply(inputs, packed, added), plain)
+                sums = _apply_plus(inputs, packed, added, 2 * plain)
+                torch.testing.assert_close(sums, 3 * plain)
     except (RuntimeError, AttributeError, AssertionError):
         return False
     return True

@@ -9,6 +9,8 @@ import torch
 from muxcluster.core.job import Job, JobResult
 from muxcluster.core.unitspec import ModelSpec, UnitSpec
 from muxcluster.engine.arena import Arena
+from muxcluster.engine.forward import Forward, TokenForward
+from muxcluster.engine.fusing import NotTheSame, fuse, is_fusible
 from muxcluster.engine.loading import load_model
 from muxcluster.engine.model_runner import ModelRunner
 from muxcluster.engine.packing_cpu import pack_linears
@@ -60,11 +62,17 @@ class UnitRunner:
             prompt_logprobs=done.prompt_logprobs,
         )
 
-    def _load(self, spec: ModelSpec) -> torch.nn.Module:
+    def _load(self, spec: ModelSpec) -> TokenForward:
         model = load_model(spec, self._spec.device)
+        if self._is_cpu and is_fusible(model):
+            try:
+                return fuse(model, spec.max_model_len)
+            except NotTheSame as error:
+                logger.warning("%s runs unfused: %s", spec.name, error)
+                model = load_model(spec, self._spec.device)
         if self._is_cpu:
             pack_linears(model)
-        return model
+        return Forward(model)
 
     def _use_share(self, share: float) -> None:
         """An SM share of a CPU is a number of threads."""

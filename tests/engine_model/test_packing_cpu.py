@@ -52,10 +52,10 @@ def test_a_torch_that_packs_wrongly_is_not_trusted(monkeypatch: pytest.MonkeyPat
         return torch.zeros(*inputs.shape[:-1], 53)
 
     monkeypatch.setattr(packing_cpu, "_apply", wrong)
-    packing_cpu._packs_correctly.cache_clear()
+    packing_cpu.packs_correctly.cache_clear()
     try:
         net = Net(torch.float32)
         assert pack_linears(net) == 0
         assert type(net.again) is nn.Linear
     finally:
-        packing_cpu._packs_correctly.cache_clear()
+        packing_cpu.packs_correctly.cache_clear()

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kernels import paged_decode as module
+from kernels import decode_plan as module
 from kernels.paged_decode import paged_decode
 from tests.kernels.paged_cases import TOLERANCES, PagedCase, filled_case, random_query
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from muxcluster.core.job import TokenLogprobs
 from muxcluster.engine.sampling.batch import Batch
+from muxcluster.engine.sampling.best import best_tokens
 from muxcluster.engine.sampling.bias import add_bias, hold_end_tokens, rows_to_bias, rows_to_hold
 from muxcluster.engine.sampling.draw import draw
 from muxcluster.engine.sampling.logprobs import token_logprobs
@@ -75,7 +76,7 @@ def sample(
     batch = Batch(slots, history, lengths, state)
     logits, broken_rows = _repaired(logits)
     edited = _edited(logits, batch)
-    tokens = edited.argmax(-1)
+    tokens = best_tokens(edited)
     drawn = np.flatnonzero(state.temperature[slots] > 0)
     at_once = max(1, _CHUNK_LOGITS // state.vocab_size)
     for start in range(0, len(drawn), at_once):

@@ -1,0 +1,87 @@
+"""Paged attention on the CPU, where small operators cost most: one plan a step, not one a layer."""
+
+from torch import Tensor
+
+from kernels.decode_plan import DecodePlan
+from kernels.kv_write import WritePlan
+from kernels.layout import half_rows
+from kernels.paged_prefill import paged_prefill
+from muxcluster.engine.arena import ModelArena
+from muxcluster.engine.attention import LayerCall
+from muxcluster.engine.batch import TokenBatch
+
+
+class PlannedAttention:
+    """`PagedAttention` for one batch, the same numbers with fewer operators."""
+
+    def __init__(self, pool: Tensor, arena: ModelArena, batch: TokenBatch) -> None:
+        """pool: uint8 [num_blocks, block_bytes]."""
+        self._pool = pool
+        self._arena = arena
+        self._batch = batch
+        self._halves: Tensor | None = None
+        self._write = WritePlan(
+            arena.tables, batch.token_slots, batch.positions, arena.from_right, arena.block_tokens
+        )
+        self._decodes: dict[int | None, DecodePlan] = {}
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: LayerCall) -> Tensor:
+        """Writes the new keys and values into the pool, then attends over it."""
+        batch = self._batch
+        if self._halves is None:
+            block_tokens = self._arena.block_tokens
+            self._halves = half_rows(self._pool, key.dtype, block_tokens, key.shape[-1])
+        self._write.write(key, value, self._halves, call.layer)
+        if batch.single is None:
+            return self._many(query, call)
+        if batch.many is None:
+            return self._single(query, self._halves, call)
+        output = query.new_empty(query.shape)
+        single, many = batch.single.tokens, batch.many.tokens
+        output[single] = self._single(query[single], self._halves, call)
+        output[many] = self._many(query[many], call)
+        return output
+
+    def _single(self, query: Tensor, halves: Tensor, call: LayerCall) -> Tensor:
+        rows, heads, head_dim = query.shape
+        kv_heads = self._arena.tables.shape[2]
+        grouped = query.reshape(rows, kv_heads, heads // kv_heads, head_dim)
+        plan = self._decode_plan(call.sliding_window, 2 * head_dim * query.element_size())
+        attended = plan.attend(
+            grouped, halves, call.layer, scale=call.scale, soft_cap=call.soft_cap
+        )
+        return attended.to(query.dtype).view(query.shape)
+
+    def _decode_plan(self, window: int | None, token_bytes: int) -> DecodePlan:
+        """One for all layers of a window; most models have one window or none."""
+        plan = self._decodes.get(window)
+        if plan is None:
+            rows = self._batch.single
+            assert rows is not None
+            plan = self._decodes[window] = DecodePlan(
+                self._arena.tables,
+                rows.slots,
+                rows.lengths,
+                self._arena.from_right,
+                block_tokens=self._arena.block_tokens,
+                token_bytes=token_bytes,
+                sliding_window=window,
+            )
+        return plan
+
+    def _many(self, query: Tensor, call: LayerCall) -> Tensor:
+        rows = self._batch.many
+        assert rows is not None
+        return paged_prefill(
+            query,
+            self._pool,
+            self._arena.tables[:, call.layer],
+            rows.slots,
+            rows.query_offsets,
+            rows.starts,
+            self._arena.from_right,
+            block_tokens=self._arena.block_tokens,
+            scale=call.scale,
+            sliding_window=call.sliding_window,
+            soft_cap=call.soft_cap,
+        )

@@ -1,0 +1,188 @@
+"""Makes a `FusedDecoder` of a loaded model that it can stand for, and proves it on the spot."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+
+from muxcluster.engine.attention import LayerAttention, LayerCall
+from muxcluster.engine.forward import Forward
+from muxcluster.engine.fused import FusedDecoder, FusedLayer, RmsNorm
+from muxcluster.engine.packing_cpu import PackedLinear, packs_correctly
+
+_MODELS = frozenset(
+    {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
+)
+"""Models of transformers whose layers are those of `FusedLayer`."""
+
+_ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn"})
+"""Kinds of rotary embedding whose angles depend on the position alone."""
+
+_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.1, torch.float16: 0.02}
+"""Most by which a logit may differ, over the largest logit."""
+
+NUM_TOKENS = 9
+
+Foreign = Any
+"""A module of transformers, of whose attributes mypy knows nothing."""
+
+
+class NotTheSame(Exception):
+    """The fused model computes something else; the model it was made of is used up."""
+
+
+@dataclass(slots=True)
+class _WholeAttention:
+    """Attention of one sequence to itself, and what the layers asked for."""
+
+    calls: list[LayerCall] = field(default_factory=list)
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: LayerCall) -> Tensor:
+        self.calls.append(call)
+        attended = scaled_dot_product_attention(
+            query.transpose(0, 1),
+            key.transpose(0, 1),
+            value.transpose(0, 1),
+            is_causal=True,
+            scale=call.scale,
+            enable_gqa=True,
+        )
+        return attended.transpose(0, 1)
+
+
+def is_fusible(model: Foreign) -> bool:
+    """Whether `fuse` knows this kind of model, and oneDNN packs its weights' type here."""
+    kind = type(model)
+    config = model.config
+    if kind.__name__ not in _MODELS or not kind.__module__.startswith("transformers.models."):
+        return False
+    rope = (config.rope_parameters or {}).get("rope_type")
+    dtype = next(model.parameters()).dtype
+    is_alike: bool = config.hidden_act == "silu" and rope in _ROPE_TYPES
+    return is_alike and packs_correctly(dtype)
+
+
+@torch.inference_mode()
+def fuse(model: Foreign, num_positions: int) -> FusedDecoder:
+    """The fused model; `model` loses its weights on the way, layer by layer.
+
+    model: as `is_fusible` wants it. num_positions: most tokens of a sequence.
+    Raises NotTheSame where the logits of random tokens are not those of `model`.
+    """
+    vocab_size = model.config.vocab_size
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(0, vocab_size, (NUM_TOKENS,), generator=generator)
+    positions = torch.linspace(0, num_positions - 1, NUM_TOKENS).long()
+    asked = (tokens, positions, torch.arange(NUM_TOKENS))
+    whole = _WholeAttention()
+    expected = _logits(Forward(model), whole, asked)
+    fused = _fused(model, whole.calls, num_positions)
+    again = _WholeAttention()
+    difference = (_logits(fused, again, asked) - expected).abs().max() / expected.abs().max()
+    if again.calls != whole.calls or not difference <= _TOLERANCE[fused.embeddings.dtype]:
+        raise NotTheSame(f"logits of the fused model differ by {float(difference):.2g}")
+    return fused
+
+
+def _logits(
+    forward: Forward | FusedDecoder, attention: LayerAttention, asked: tuple[Tensor, ...]
+) -> Tensor:
+    tokens, positions, wanted = asked
+    return forward.logits(tokens, positions, attention, wanted)
+
+
+def _fused(model: Foreign, calls: Sequence[LayerCall], num_positions: int) -> FusedDecoder:
+    body = model.model
+    turns = _turns(body.rotary_emb, num_positions)
+    config = model.config
+    heads = (config.num_attention_heads, config.num_key_value_heads)
+    layers = [_layer(layer, call, heads) for layer, call in zip(body.layers, calls, strict=True)]
+    return FusedDecoder(
+        embeddings=body.embed_tokens.weight.detach(),
+        turns=turns,
+        layers=tuple(layers),
+        norm=_norm(body.norm),
+        head=PackedLinear(model.lm_head),
+    )
+
+
+def _turns(rotary: Foreign, num_positions: int) -> Tensor:
+    """complex64 [positions, 1, head_dim / 2], as the model's own module has them."""
+    positions = torch.arange(num_positions).unsqueeze(0)
+    cosines, sines = rotary(torch.empty(0), positions)
+    half = cosines.shape[-1] // 2
+    return torch.complex(cosines[0, :, :half], sines[0, :, :half]).unsqueeze(1)
+
+
+def _layer(layer: Foreign, call: LayerCall, heads: tuple[int, int]) -> FusedLayer:
+    attention, mlp = layer.self_attn, layer.mlp
+    num_heads, num_kv_heads = heads
+    norms = [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
+    query_norm, key_norm = (norm and _norm(norm, in_pairs=True) for norm in norms)
+    parts = [
+        _in_pairs(attention.q_proj, num_heads),
+        _in_pairs(attention.k_proj, num_kv_heads),
+        attention.v_proj,
+    ]
+    fused = FusedLayer(
+        call=call,
+        heads=num_heads,
+        kv_heads=num_kv_heads,
+        attention_norm=_norm(layer.input_layernorm),
+        qkv=PackedLinear(_joined(parts)),
+        query_norm=query_norm,
+        key_norm=key_norm,
+        output=PackedLinear(attention.o_proj),
+        mlp_norm=_norm(layer.post_attention_layernorm),
+        gate_up=PackedLinear(_joined([mlp.gate_proj, mlp.up_proj])),
+        down=PackedLinear(mlp.down_proj),
+    )
+    for linear in (*attention.children(), *mlp.children()):
+        if isinstance(linear, nn.Linear):
+            del linear.weight  # a layer's plain weights go before the next one is packed
+    return fused
+
+
+def _norm(norm: Foreign, *, in_pairs: bool = False) -> RmsNorm:
+    weight = norm.weight.detach()
+    if in_pairs:
+        weight = weight[_pairs(len(weight))]
+    return RmsNorm(weight, norm.variance_epsilon)
+
+
+def _pairs(head_dim: int) -> Tensor:
+    """The order in which the halves of a head, which rotary turns together, alternate."""
+    return torch.arange(head_dim).view(2, -1).T.flatten()
+
+
+def _in_pairs(linear: nn.Linear, num_heads: int) -> nn.Linear:
+    head_dim = linear.out_features // num_heads
+    order = (torch.arange(num_heads).unsqueeze(1) * head_dim + _pairs(head_dim)).flatten()
+    bias = None if linear.bias is None else linear.bias[order]
+    return _linear(linear.weight[order], bias)
+
+
+def _joined(linears: Sequence[nn.Linear]) -> nn.Linear:
+    """One linear that yields what `linears` do, one after the other."""
+    biases = [linear.bias for linear in linears]
+    bias = None
+    if any(each is not None for each in biases):
+        bias = torch.cat(
+            [
+                linear.weight.new_zeros(linear.out_features) if each is None else each
+                for linear, each in zip(linears, biases, strict=True)
+            ]
+        )
+    return _linear(torch.cat([linear.weight for linear in linears]), bias)
+
+
+def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    """A linear of given weights, none of its own being drawn."""
+    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
+    linear.weight = nn.Parameter(weight, requires_grad=False)
+    if bias is not None:
+        linear.bias = nn.Parameter(bias, requires_grad=False)
+    return linear
