@@ -36,8 +36,8 @@ from muxcluster.sim.sweep import Cache
 _SCALES = (1.0, 2.0, 4.0)
 _ALPHAS = (0.7, 1.3, 2.1)
 _CONDENSATIONS = (500, 1200, 2000)
-_SECONDS = 90.0
-_RESOURCES_SECONDS = 180.0
+_SECONDS = 60.0
+_RESOURCES_SECONDS = 120.0
 """A model that is starved there needs a while until its requests miss 8 times their base."""
 _QUICK_SECONDS = 20.0
 
@@ -102,7 +102,7 @@ def _draw(points: Sequence[Point], found: Sequence[Measured], path: Path) -> Non
 def main() -> None:
     """Simulate, compare, publish."""
     parser = make_parser(__doc__)
-    parser.add_argument("--minutes", type=float, help="virtual ones a case (1.5, resources 3)")
+    parser.add_argument("--minutes", type=float, help="virtual ones a case (1, resources 2)")
     parser.add_argument("--seeds", type=int, default=1, help="repeats")
     parser.add_argument("--processes", type=int, default=2, metavar="N")
     parser.add_argument("--cache", type=Path, metavar="DIR", help="keep results, to go on later")

@@ -16,10 +16,10 @@ sys.path.pop(0)  # the script's folder
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
 from bench.harness import Bench, Claim, make_parser
-from bench.muxserve.cases import ALPHAS, SCALES, SLO_SCALE, SYSTEMS, Duration, ablations, problems
+from bench.muxserve.cases import ALPHAS, SCALES, SLO_SCALE, Duration, ablations, problems
 from bench.muxserve.judging import requests_per_s
 from bench.muxserve.picture import draw
-from bench.muxserve.running import Cell, Runner, Search, ablation, grid, highest_rate, known_of
+from bench.muxserve.running import Cell, Runner, Search, ablation_rows, grid, highest_rates
 from muxcluster.sim.sweep import Cache
 
 _SWEEP = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.625, 0.75, 1.0, 1.25, 1.5, 2.0)
@@ -103,20 +103,10 @@ def main() -> None:
     single = Duration(min(seconds, _SEARCH_S), duration.seeds[:1])
     scales = tuple(scale for scale in _SWEEP if scale <= points[-1][1] or not quick)
     search = Search(runner, scales, single)
-    highest = {
-        str(alpha): {
-            system: highest_rate(search, base[alpha], system, known_of(cells, alpha, system))
-            for system in SYSTEMS
-        }
-        for alpha in sorted({alpha for alpha, _ in points})
-    }
-    asked = ablations(options.data)
-    rows = [
-        row
-        for overload in (_OVERLOADS[-1:] if quick else _OVERLOADS)
-        for each in asked
-        for row in ablation(runner, each, overload, duration)
-    ]
+    by_alpha = highest_rates(search, base, cells)
+    highest = {str(alpha): scales for alpha, scales in by_alpha.items()}
+    overloads = _OVERLOADS[-1:] if quick else _OVERLOADS
+    rows = ablation_rows(runner, ablations(options.data), overloads, duration)
     show(cells, rows)
     if options.plot is not None:
         draw([cell.row() for cell in cells], options.plot)

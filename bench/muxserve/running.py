@@ -107,20 +107,46 @@ class Search:
     duration: Duration
 
 
-def highest_rate(
-    search: Search, problem: Problem, system: str, known: Mapping[float, float]
-) -> float:
-    """The rate scale with 99 % of the requests within the SLO; 0 where the lowest has fewer.
+def highest_rates(
+    search: Search, base: Mapping[float, Problem], cells: Sequence[Cell]
+) -> dict[float, dict[str, float]]:
+    """By alpha and system, the rate scale with 99 % of the requests within the SLO; 0 where the
+    lowest has fewer.
 
-    By bisection: attainment is taken to fall with the rate.
-    known: attainment by scales of the search.
+    By bisection, all of them side by side: attainment is taken to fall with the rate. cells: points
+    that are known already.
     """
-    found = dict(known)
-    runner = search.runner
-    while (scale := _undecided(search.scales, found)) is not None:
-        cases = cases_of(system, problem, scale, search.duration, runner.cache)
-        found[scale] = fmean(map(share_within_slo, runner.reports(cases)))
-    return goodput(list(found), list(found.values())).interpolated
+    found = {
+        (alpha, system): _known(cells, alpha, system)
+        for alpha in sorted({cell.alpha for cell in cells})
+        for system in SYSTEMS
+    }
+    while asked := _all_undecided(search.scales, found):
+        cases = [
+            cases_of(system, base[alpha], scale, search.duration, search.runner.cache)
+            for (alpha, system), scale in asked.items()
+        ]
+        reports = iter(search.runner.reports([case for each in cases for case in each]))
+        for key, scale in asked.items():
+            mine = [next(reports) for _ in search.duration.seeds]
+            found[key][scale] = fmean(map(share_within_slo, mine))
+    highest: dict[float, dict[str, float]] = {}
+    for (alpha, system), shares in found.items():
+        rate = goodput(list(shares), list(shares.values())).interpolated
+        highest.setdefault(alpha, {})[system] = rate
+    return highest
+
+
+Key = tuple[float, str]
+"""(alpha, system)"""
+
+
+def _all_undecided(
+    scales: Sequence[float], found: Mapping[Key, Mapping[float, float]]
+) -> dict[Key, float]:
+    """What to try next, where the end is not reached."""
+    tried = {key: _undecided(scales, shares) for key, shares in found.items()}
+    return {key: scale for key, scale in tried.items() if scale is not None}
 
 
 def _undecided(scales: Sequence[float], found: Mapping[float, float]) -> float | None:
@@ -131,34 +157,47 @@ def _undecided(scales: Sequence[float], found: Mapping[float, float]) -> float |
     return between[len(between) // 2] if between else None
 
 
-def ablation(runner: Runner, asked: Ablation, overload: float, duration: Duration) -> list[Any]:
-    """A row a system: rate-weighted requests/s as the paper has them, and who was starved."""
-    loaded = replace(asked, problem=scaled(asked.problem, overload))
-    rates = {demand.name: demand.rate for demand in loaded.problem.demands}
-    outputs = output_tokens(loaded.problem)
-    rows = []
-    for system, cases in loaded.cases(duration).items():
-        reports = runner.reports(cases)
-        rows.append(
-            {
-                "models": asked.name,
-                "overload": overload,
-                "system": system,
-                "rate_weighted_per_s": round(
-                    fmean(rate_weighted(each, rates) for each in reports), 2
-                ),
-                "paper": asked.paper[system],
-                "served_share": {
-                    name: round(fmean(each.models[name].served_share or 0 for each in reports), 3)
-                    for name in rates
-                },
-                "least_fair_share": least_fair_share(reports, outputs),
-            }
-        )
-    return rows
+def ablation_rows(
+    runner: Runner, asked: Sequence[Ablation], overloads: Sequence[float], duration: Duration
+) -> list[dict[str, Any]]:
+    """A row a system, of every ablation at every overload."""
+    points = [
+        (overload, replace(each, problem=scaled(each.problem, overload)))
+        for overload in overloads
+        for each in asked
+    ]
+    keys = [
+        (overload, each, system, cases)
+        for overload, each in points
+        for system, cases in each.cases(duration).items()
+    ]
+    reports = iter(runner.reports([case for *_, cases in keys for case in cases]))
+    return [
+        _row(each, overload, system, [next(reports) for _ in cases])
+        for overload, each, system, cases in keys
+    ]
 
 
-def known_of(cells: Sequence[Cell], alpha: float, system: str) -> dict[float, float]:
+def _row(
+    asked: Ablation, overload: float, system: str, reports: Sequence[CaseReport]
+) -> dict[str, Any]:
+    """Rate-weighted requests/s as the paper has them, and who was starved."""
+    rates = {demand.name: demand.rate for demand in asked.problem.demands}
+    return {
+        "models": asked.name,
+        "overload": overload,
+        "system": system,
+        "rate_weighted_per_s": round(fmean(rate_weighted(each, rates) for each in reports), 2),
+        "paper": asked.paper[system],
+        "served_share": {
+            name: round(fmean(each.models[name].served_share or 0 for each in reports), 3)
+            for name in rates
+        },
+        "least_fair_share": least_fair_share(reports, output_tokens(asked.problem)),
+    }
+
+
+def _known(cells: Sequence[Cell], alpha: float, system: str) -> dict[float, float]:
     """Attainment by rate scale, of the grid's points."""
     return {
         cell.scale: fmean(map(share_within_slo, cell.reports))
