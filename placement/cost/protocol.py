@@ -12,6 +12,10 @@ class Cost(Protocol):
     memory bandwidth that the job takes while it runs, 0 to 1.
     """
 
+    def __hash__(self) -> int:
+        """Equal ones predict alike."""
+        ...
+
     def prefill_s(
         self, model: ModelShape, tp: int, share: float, batch: float, prompt_tokens: float
     ) -> float:
