@@ -63,9 +63,12 @@ class Repeating:
         wait come after the one that runs, in turn, as jobs that are not launched yet.
         """
         jobs = [job for job in self._desk.shares.running if job.phase is Phase.DECODE]
-        if not jobs or not self._is_steady(jobs, launched):
+        if not jobs or self._desk.shares.is_exclusive:
             return {}
-        jobs += [self._waiting(model, jobs[0]) for model in self._lane.turns(self._desk)]
+        turns = self._lane.turns(self._desk)
+        if not self._is_steady(jobs, turns, launched):
+            return {}
+        jobs += [self._waiting(model, jobs[0]) for model in turns]
         lefts = {job: self._steps_left(job) for job in jobs}
         longest = max(lefts.values())
         while longest and not self._has_blocks(lefts, longest):
@@ -79,11 +82,19 @@ class Repeating:
         rows = Rows(slots, table.num_computed[slots], ones, ones == 1)
         return replace(running, job_id=_NO_ID, model=model.name, rows=rows, admissions=())
 
-    def _is_steady(self, jobs: Sequence[Job], launched: Sequence[Job]) -> bool:
+    @property
+    def lets_in(self) -> bool:
+        """True where, while jobs repeat, a request that comes only waits.
+
+        All that decodes is in jobs then, and no lane computes two jobs of prompts at a time.
+        """
+        return self._desk.shares.has_running(Phase.PREFILL)
+
+    def _is_steady(
+        self, jobs: Sequence[Job], turns: Sequence[ModelState], launched: Sequence[Job]
+    ) -> bool:
         desk = self._desk
-        turns = self._lane.turns(desk)
-        waiting = [model for model in desk.models if desk.has_decode_work(model)]
-        if desk.shares.is_exclusive or len(waiting) != len(turns):
+        if sum(map(desk.has_decode_work, desk.models)) != len(turns):
             return False
         if not all(self._may_wait(model) for model in turns):
             return False
@@ -115,15 +126,24 @@ class Repeating:
 
     def _has_blocks(self, lefts: Mapping[Job, int], longest: int) -> bool:
         """True where free blocks, within the quotas, carry everybody through so many steps."""
-        total = 0
-        for job, left in lefts.items():
-            slots = job.rows.slots
-            lengths = self._models[job.model].slots.num_computed[slots] + 1 + min(left, longest)
-            lack = self._kv.lack(job.model, slots, lengths)
-            if lack > self._kv.headroom(job.model):
-                return False
-            total += lack
-        return total <= self._kv.free
+        steps = [(job, min(left, longest)) for job, left in lefts.items()]
+        return self._fits({job: self._most_lacking(job, count) for job, count in steps}) or (
+            self._fits({job: self._lacking(job, count) for job, count in steps})
+        )
+
+    def _fits(self, lacks: Mapping[Job, int]) -> bool:
+        kv = self._kv
+        within_quotas = all(lack <= kv.headroom(job.model) for job, lack in lacks.items())
+        return within_quotas and sum(lacks.values()) <= kv.free
+
+    def _most_lacking(self, job: Job, num_steps: int) -> int:
+        """No fewer than `_lacking`, without a look at the rows."""
+        return len(job.rows) * self._models[job.model].blocks(num_steps + 1)
+
+    def _lacking(self, job: Job, num_steps: int) -> int:
+        slots = job.rows.slots
+        lengths = self._models[job.model].slots.num_computed[slots] + np.int32(1 + num_steps)
+        return self._kv.lack(job.model, slots, lengths)
 
     def repeat(self, repetitions: Sequence[Repetition]) -> list[Job]:
         """Everything is as after those steps, each row having got tokens of id 0.
@@ -134,7 +154,7 @@ class Repeating:
         return [self._repeat(each, first_id + each.order) for each in repetitions]
 
     def _repeat(self, done: Repetition, job_id: int) -> Job:
-        job, count = done.job, np.int32(done.count)
+        job, count = done.job, done.count
         model, rows = self._models[job.model], job.rows
         table, slots = model.slots, rows.slots
         (table.start_job if done.is_running else table.end_job)(slots)
@@ -142,12 +162,14 @@ class Repeating:
             self._write(model, rows, done)
         if done.is_running:
             self._grow(model, slots, table.num_tokens[slots])
-        again = replace(
-            job,
+        again = Job(
             job_id=job_id,
-            rows=Rows(slots, rows.starts + count, rows.counts, rows.samples),
+            model=job.model,
+            phase=job.phase,
+            worker_id=job.worker_id,
+            share=job.share,
+            rows=Rows(slots, rows.starts + np.int32(count), rows.counts, rows.samples),
             tables=self._kv.tables(model.name, slots[:0]),
-            admissions=(),
         )
         if done.is_running:
             self._desk.shares.replace(again, done.start_s)

@@ -182,6 +182,11 @@ class UnitScheduler:
         return self._repeating.limits(launched)
 
     @property
+    def lets_in(self) -> bool:
+        """True where a request that comes while jobs repeat only waits: see `repeats`."""
+        return self._repeating.lets_in
+
+    @property
     def undisturbed_until_s(self) -> float:
         """Before then, time alone changes no decision."""
         return self._adaptation.undisturbed_until_s

@@ -11,20 +11,23 @@ from muxcluster.sim.timing import Work
 _EPSILON = 1e-9
 
 
-@dataclass(slots=True, eq=False)
 class Running:
-    """A job on its way, in seconds of the work clock. num_steps: it will end after so many."""
+    """A job on its way, in seconds of the work clock.
 
-    job: Job
-    work: Work
-    start_s: float
-    begun: float
-    num_steps: int
+    num_steps: it will end after so many. end: when that is, on the work clock.
+    """
 
-    @property
-    def end(self) -> float:
-        """When it ends, on the work clock."""
-        return self.begun + self.num_steps * self.work.seconds
+    __slots__ = ("begun", "end", "job", "num_steps", "start_s", "work")
+
+    def __init__(self, job: Job, work: Work, start_s: float, begun: float, num_steps: int) -> None:
+        self.job = job
+        self.num_steps = num_steps
+        self.start(work, start_s, begun)
+
+    def start(self, work: Work, start_s: float, begun: float) -> None:
+        """It starts (anew), and takes `work`."""
+        self.work, self.start_s, self.begun = work, start_s, begun
+        self.end = begun + self.num_steps * work.seconds
 
 
 @dataclass(slots=True, eq=False)
@@ -59,10 +62,8 @@ class Repeated:
 
     def start(self, now: float, clock: float, order: int) -> None:
         """The job starts anew."""
-        entry = self.entry
         self.order = order
-        entry.start_s, entry.begun = now, clock
-        entry.work = self.work_after(self.count)
+        self.entry.start(self.work_after(self.count), now, clock)
 
 
 class Concurrency:
@@ -158,7 +159,7 @@ class Concurrency:
             again.count, again.left, again.begun_s, again.end_s = count, last - count, begun_s, now
             self._num_repeated += num_ended
             again.order = self._num_repeated - 1
-            entry.start_s, entry.begun, entry.work = start_s, clock, work
+            entry.start(work, start_s, clock)
             self._now_s, self._clock = now, clock
 
     def replace(self, jobs: Mapping[Running, Job]) -> None:
@@ -170,10 +171,7 @@ class Concurrency:
 
     def _is_tied(self, entry: Running) -> bool:
         latest = entry.end + _EPSILON
-        for each in self.running:
-            if each is not entry and each.begun + each.num_steps * each.work.seconds <= latest:
-                return True
-        return False
+        return any(each.end <= latest and each is not entry for each in self.running)
 
     def _advance(self, now: float) -> None:
         self._clock += (now - self._now_s) / self._slowdown
@@ -184,8 +182,12 @@ class Concurrency:
         self._find_first()
 
     def _find_first(self) -> None:
-        self._first = min(self.running, key=_end, default=None)
+        first: Running | None = None
+        for each in self.running:
+            if first is None or each.end < first.end or _is_tied_before(each, first):
+                first = each
+        self._first = first
 
 
-def _end(entry: Running) -> tuple[float, int]:
-    return entry.end, entry.job.job_id
+def _is_tied_before(entry: Running, other: Running) -> bool:
+    return entry.end == other.end and entry.job.job_id < other.job.job_id

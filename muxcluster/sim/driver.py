@@ -68,12 +68,14 @@ class UnitDriver:
 
     def submit(self, request: Request, now: float) -> None:
         """Accept a request at `now`, up to which the unit has been advanced."""
-        self.settle()
+        lets_in = self._repeating is not None and self._repeating.lets_in(now)
+        if not lets_in:
+            self.settle()
         self.now = now
         output = self.scheduler.add(request, now)
         if output is not None:
             self._tell(output)
-        self._is_stirred = True
+        self._is_stirred = not lets_in
 
     def advance(self, until_s: float) -> None:
         """All that happens up to `until_s`, except that jobs are launched before it only."""
@@ -100,10 +102,12 @@ class UnitDriver:
         """The scheduler and the sink know of all steps so far."""
         if self._repeating is None:
             return
+        now = self.now
         for ran, running, end_s in self._repeating.end():
             self.now = end_s
             self._sink.ran(self, ran)
             self._sink.launched(self, [running])
+        self.now = max(now, self.now)
 
     def _launch(self) -> None:
         now = self.now

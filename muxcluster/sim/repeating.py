@@ -28,6 +28,7 @@ class Repeating:
         self._repeated: dict[Running, Repeated] = {}
         self._turns: deque[Repeated] = deque()
         self._before_s = 0.0
+        self._lets_in = False
 
     def begin(self, launched: Sequence[Job]) -> None:
         """`next_jobs` has just answered `launched`; the last repetitions have ended."""
@@ -44,6 +45,11 @@ class Repeating:
             self._repeated[entry] = repeated = Repeated(entry, left, work_after)
             if job not in running:
                 self._turns.append(repeated)
+        self._lets_in = self._scheduler.lets_in
+
+    def lets_in(self, now: float) -> bool:
+        """True where a request that comes at `now` only waits, and the repetitions go on."""
+        return self._lets_in and len(self._repeated) > 0 and now < self._before_s
 
     def advance(self, until_s: float) -> bool:
         """Steps that end before `until_s`. True where no more is to be done until then."""
@@ -59,6 +65,8 @@ class Repeating:
         has its place then; where models take turns, with the next to be told of.
         And when each ended.
         """
+        if not self._repeated:
+            return []
         changed = [each for each in self._repeated.values() if each.count or each.order >= 0]
         has_turns = len(self._turns) > 0
         self._repeated.clear()

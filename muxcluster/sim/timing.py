@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
 
 import numpy as np
@@ -9,13 +10,15 @@ from numpy.typing import NDArray
 
 from muxcluster.core.job import Job, Phase
 from muxcluster.sim.unit import SimModel, SimUnit
-from placement.cost import slowdown
+from placement.cost import Cost, slowdown
+from placement.shapes import ModelShape
 
 _CONTEXT_STEP = 8
 """Mean contexts are looked up to the nearest 8 tokens: a decode step of 300 tokens of context
 differs by less than 0.3 % in that."""
 Ints = NDArray[np.int32]
-_DecodeKey = tuple[str, float, int, int]
+_Steps = dict[int, "Work"]
+"""Decode steps by mean context, in steps of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +58,9 @@ class CostTiming:
     def __init__(self, unit: SimUnit) -> None:
         self._models = unit.models
         self._tp = unit.tp
-        self._decodes: dict[_DecodeKey, Work] = {}
+        self._decodes = {
+            name: _decodes(model.cost, model.shape, unit.tp) for name, model in unit.models.items()
+        }
 
     def slowdown(self, draws: Sequence[float]) -> float:
         """As `placement.cost` has it."""
@@ -72,7 +77,7 @@ class CostTiming:
             num_decodes = len(rows) - int(is_chunk.sum())
             if num_decodes:
                 context = float(starts_of[~is_chunk].mean()) + 1
-                decode = self._decode(job, num_decodes, context)
+                decode = self._mixed_decode(job, num_decodes, context)
                 if num_decodes == len(rows):
                     return decode
                 counts, starts_of = counts[is_chunk], starts_of[is_chunk]
@@ -82,28 +87,32 @@ class CostTiming:
     def repeated(self, job: Job) -> Callable[[int], Work]:
         """Of a decode job; every row is a token longer each time."""
         num_rows, starts = len(job.rows), int(job.rows.starts.sum())
-
         half = (job.max_steps + 1) / 2
-        works: dict[int, Work] = {}
+        works = self._steps(job, num_rows)
 
         def work_after(count: int) -> Work:
             context = (starts + count * num_rows) / num_rows + half
             step = round(context / _CONTEXT_STEP)
             if (work := works.get(step)) is None:
-                work = works[step] = self._decode(job, num_rows, context)
+                work = works[step] = self._decode(job, num_rows, step)
             return work
 
         return work_after
 
-    def _decode(self, job: Job, num_rows: int, context: float) -> Work:
+    def _steps(self, job: Job, num_rows: int) -> _Steps:
+        """What is known of decode steps of so many rows at the job's place."""
+        return self._decodes[job.model].setdefault((job.share, num_rows), {})
+
+    def _decode(self, job: Job, num_rows: int, step: int) -> Work:
+        model, tokens = self._models[job.model], max(1, step * _CONTEXT_STEP)
+        case = model.shape, self._tp, job.share, num_rows, tokens
+        return Work(model.cost.decode_s(*case), model.cost.decode_draw(*case))
+
+    def _mixed_decode(self, job: Job, num_rows: int, context: float) -> Work:
         step = round(context / _CONTEXT_STEP)
-        key = job.model, job.share, num_rows, step
-        work = self._decodes.get(key)
-        if work is None:
-            model, tokens = self._models[job.model], max(1, step * _CONTEXT_STEP)
-            case = model.shape, self._tp, job.share, num_rows, tokens
-            work = Work(model.cost.decode_s(*case), model.cost.decode_draw(*case))
-            self._decodes[key] = work
+        works = self._steps(job, num_rows)
+        if (work := works.get(step)) is None:
+            work = works[step] = self._decode(job, num_rows, step)
         return work
 
     def _prefill(self, job: Job, num_tokens: float, attention: float) -> Work:
@@ -125,6 +134,12 @@ class CostTiming:
         more -= cost.prefill_s(shape, tp, share, 1, max(1.0, start))
         draw = cost.prefill_draw(shape, tp, share, 1, num_tokens)
         return Work(max(alone, more), draw * alone / max(alone, more))
+
+
+@lru_cache(maxsize=256)
+def _decodes(cost: Cost, shape: ModelShape, tp: int) -> dict[tuple[float, int], _Steps]:
+    """By (SM share, rows): decode steps asked for so far, for all units and runs that ask alike."""
+    return {}
 
 
 def _sums(counts: Ints, starts: Ints) -> tuple[float, float]:
