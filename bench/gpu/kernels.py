@@ -1,6 +1,6 @@
 """Every kernel on a GPU: right first, then how fast, against the card and against others.
 
-Needs torch, triton and numpy only. Correctness runs first, one process a kernel, all at once:
+Needs torch, triton and numpy only. Correctness runs first, in processes side by side:
 every public kernel in fp16 and bf16 against float64. Then each kernel's time, alone on the card,
 in CUDA events with the L2 flushed before each repetition, as a share of the copy bandwidth or
 matrix rate measured in the same run, and beside PyTorch's own operations (FlashInfer's where it
