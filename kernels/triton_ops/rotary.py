@@ -23,7 +23,7 @@ def _turn_heads(
     BLOCK_HEADS: tl.constexpr,
     BLOCK_PAIRS: tl.constexpr,
 ):
-    head = first_head + tl.arange(0, BLOCK_HEADS)[:, None]
+    head = (first_head + tl.arange(0, BLOCK_HEADS)).to(tl.int64)[:, None]  # heads may lie far apart
     dtype = heads_of_token.dtype.element_ty
     if INTERLEAVED:
         column = tl.arange(0, 2 * BLOCK_PAIRS)[None, :]
