@@ -36,10 +36,12 @@ Asked = tuple[str, str, int, Future[Compiled]]
 def submit(
     pool: ProcessPoolExecutor, wanted: Sequence[str], capabilities: Sequence[int]
 ) -> Iterator[Asked]:
-    """Start the compile of every specimen of the wanted modules for every capability."""
+    """Start the compile of every specimen of the wanted modules for each of its capabilities."""
     for module in wanted:
         for index, specimen in enumerate(specimens(module)):
-            for capability in capabilities:
+            for capability in specimen.capabilities:
+                if capability not in capabilities:
+                    continue
                 future = pool.submit(compile_named, module, index, capability)
                 yield module, specimen.name, capability, future
 

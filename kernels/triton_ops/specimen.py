@@ -25,3 +25,5 @@ class Specimen:
     """Names of the pointers, strides and other integers that are multiples of 16."""
     num_warps: int = 4
     num_stages: int = 2
+    capabilities: tuple[int, ...] = (80, 90, 100)
+    """Compute capabilities it is for; fewer where the tile sizes follow the device."""

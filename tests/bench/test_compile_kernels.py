@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("triton", reason="Triton's wheels are for Linux")
 
-from bench.compiled import CompileFailed, compile_specimen, modules, specimens
+from bench.compiled import SHARED_LIMITS, CompileFailed, compile_specimen, modules, specimens
 from tests.bench.faulty_kernels import NONSENSE, product_of, sums_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,10 +36,13 @@ def check(root: Path, *arguments: str) -> tuple[int, dict, str]:
     return done.returncode, json.loads(done.stdout), done.stderr
 
 
-def test_every_kernel_has_unique_specimens():
+def test_every_kernel_has_unique_specimens_for_every_gpu():
     names = [each.name for module in modules() for each in specimens(module)]
     assert len(set(names)) == len(names)
     assert {name.split()[0] for name in names} >= {"add_rms_norm", "rotary", "silu_mul"}
+    for module in modules():
+        found = {each for specimen in specimens(module) for each in specimen.capabilities}
+        assert found == (set(SHARED_LIMITS) if specimens(module) else set())
 
 
 def test_the_script_compiles_a_kernel_and_says_so():
