@@ -24,6 +24,7 @@ def attention_specimen(
     types: Mapping[str, str],
     constants: Mapping[str, object],
     strides: Set[str],
+    capabilities: tuple[int, ...] = (80, 90, 100),
     **options: int,
 ) -> Specimen:
     """`types` names the element types of the pointers; other arguments are constants or i32.
@@ -34,4 +35,7 @@ def attention_specimen(
     known = TYPES | dict(types) | dict.fromkeys(constants, "constexpr")
     signature = {argument: known.get(argument, "i32") for argument in kernel.arg_names}
     pointers = {argument for argument, kind in signature.items() if kind[0] == "*"}
-    return Specimen(name, kernel, signature, constants, frozenset(pointers | strides), **options)
+    divisible = frozenset(pointers | strides)
+    return Specimen(
+        name, kernel, signature, constants, divisible, capabilities=capabilities, **options
+    )

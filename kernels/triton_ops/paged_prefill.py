@@ -10,7 +10,8 @@ device, and at most one program a row is idle; a grid of rows times the longest 
 offsets on the host, or idle programs in plenty.
 """
 
-from typing import NamedTuple
+from collections.abc import Iterator
+from itertools import chain
 
 import torch
 import triton
@@ -20,6 +21,7 @@ from torch import Tensor
 from kernels.layout import check_attention, check_index, check_table, half_rows
 from kernels.triton_ops.attend_prompt import attend_prompt
 from kernels.triton_ops.attention_specimen import attention_specimen
+from kernels.triton_ops.prefill_tiling import Tiling, capability, choose_tiling
 from kernels.triton_ops.specimen import Specimen
 from kernels.triton_ops.tiles import score_factors
 
@@ -117,27 +119,6 @@ def prefill_kernel(
     tl.store(output, attended.to(output.dtype.element_ty), mask=inside)
 
 
-class Tiling(NamedTuple):
-    """Sizes of a program: rows of its matrices (queries times heads), keys at once."""
-
-    members: int
-    keys: int
-    num_warps: int
-    num_stages: int
-
-
-def choose_tiling(members: int, group: int, head_dim: int, dtype: torch.dtype) -> Tiling:
-    """Tiles as large as registers allow, and no larger than rows of so many members need.
-
-    Five stages keep two tiles of keys in flight: see `paged_decode`.
-    """
-    least = max(16, triton.next_power_of_2(group))
-    if dtype.itemsize > 2:
-        return Tiling(least, 16, 4, 3)
-    block = max(least, min(128, triton.next_power_of_2(members)))
-    return Tiling(block, 32 if head_dim > 128 else 64, 8 if block >= 128 else 4, 5)
-
-
 def paged_prefill(
     query: Tensor,
     pool: Tensor,
@@ -170,9 +151,9 @@ def paged_prefill(
     if not output.numel():
         return output
     kv_heads, group = table.shape[1], heads // table.shape[1]
-    tiling = tiling or choose_tiling(
-        triton.cdiv(tokens, rows) * group, group, head_dim, query.dtype
-    )
+    if tiling is None:
+        members, major = triton.cdiv(tokens, rows) * group, capability(query.device)
+        tiling = choose_tiling(members, group, head_dim, query.dtype, major)
     prefill_kernel[tokens // (tiling.members // group) + rows, kv_heads](
         output,
         query,
@@ -210,40 +191,44 @@ def tile_constants(group: int, head_dim: int, tiling: Tiling) -> dict[str, int]:
     }
 
 
-def _specimen(
+def _specimens(
     dtype: str, head_dim: int, group: int, *, members: int = 4096, limited: bool = False
-) -> Specimen:
-    """A kernel for chunks of so many members over blocks of 4096 elements; limited: window, cap."""
+) -> Iterator[Specimen]:
+    """Kernels for chunks of so many members over blocks of 4096 elements; limited: window, cap."""
     exact = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[dtype]
-    tiling = choose_tiling(members, group, head_dim, exact)
-    constants = tile_constants(group, head_dim, tiling) | {
-        "HALF": 2048,
-        "BLOCK_TOKENS": 2048 // head_dim // 8 * 8,
-        "HAS_WINDOW": limited,
-        "HAS_CAP": limited,
-    }
-    return attention_specimen(
-        f"paged_prefill {dtype} d{head_dim} g{group} m{tiling.members}{' window cap' * limited}",
-        prefill_kernel,
-        dict.fromkeys(("output", "query", "pool"), f"*{dtype}"),
-        constants,
-        {"query_token_stride", "query_head_stride"},
-        num_warps=tiling.num_warps,
-        num_stages=tiling.num_stages,
+    for major, capabilities in ((8, (80,)), (9, (90, 100))):
+        tiling = choose_tiling(members, group, head_dim, exact, major)
+        sizes = f"m{tiling.members} n{tiling.keys}{' window cap' * limited}"
+        constants = tile_constants(group, head_dim, tiling) | {
+            "HALF": 2048,
+            "BLOCK_TOKENS": 2048 // head_dim // 8 * 8,
+            "HAS_WINDOW": limited,
+            "HAS_CAP": limited,
+        }
+        yield attention_specimen(
+            f"paged_prefill sm_{major}x {dtype} d{head_dim} g{group} {sizes}",
+            prefill_kernel,
+            dict.fromkeys(("output", "query", "pool"), f"*{dtype}"),
+            constants,
+            {"query_token_stride", "query_head_stride"},
+            capabilities,
+            num_warps=tiling.num_warps,
+            num_stages=tiling.num_stages,
+        )
+
+
+SPECIMENS: tuple[Specimen, ...] = tuple(
+    chain(
+        _specimens("bf16", 128, 4),
+        _specimens("fp16", 128, 7, limited=True),
+        _specimens("bf16", 128, 4, members=64),
+        _specimens("bf16", 128, 8, members=16),
+        _specimens("bf16", 64, 8),
+        _specimens("bf16", 64, 8, members=64, limited=True),
+        _specimens("bf16", 80, 1),
+        _specimens("bf16", 96, 1, limited=True),
+        _specimens("bf16", 256, 2, limited=True),
+        _specimens("bf16", 256, 2, members=64, limited=True),
+        _specimens("fp32", 128, 4),
     )
-
-
-SPECIMENS: tuple[Specimen, ...] = (
-    _specimen("bf16", 128, 4),
-    _specimen("bf16", 128, 1),
-    _specimen("fp16", 128, 7, limited=True),
-    _specimen("bf16", 128, 4, members=64),
-    _specimen("bf16", 128, 8, members=16),
-    _specimen("bf16", 64, 8),
-    _specimen("bf16", 80, 1),
-    _specimen("bf16", 96, 1, limited=True),
-    _specimen("bf16", 256, 2),
-    _specimen("bf16", 256, 2, limited=True),
-    _specimen("bf16", 256, 2, members=64, limited=True),
-    _specimen("fp32", 128, 4),
 )

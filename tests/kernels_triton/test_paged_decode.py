@@ -43,30 +43,30 @@ def test_odd_lengths_on_both_sides(head_dim, dtype):
     block = filled_case([1], 1, head_dim, dtype=dtype).block_tokens
     lengths = [1, block - 1, block, block + 1] * 2
     rights = [False] * 4 + [True] * 4
-    case = filled_case(lengths, 2, head_dim, dtype=dtype, rights=rights)
-    check(case, heads=4)
-    check(case, heads=4, choices=MANY)
+    case = filled_case(lengths, 1, head_dim, dtype=dtype, rights=rights)
+    check(case, heads=2)
+    check(case, heads=2, choices=MANY)
 
 
 @pytest.mark.parametrize("group", [1, 3, 8, 17, 35])
 def test_grouped_queries(group):
-    case = filled_case([3, 40, 70], 2, 64, rights=[True, False, True])
+    case = filled_case([3, 70], 2, 64, rights=[True, False])
     check(case, heads=2 * group)
     check(case, heads=2 * group, choices=MANY)
 
 
-@pytest.mark.parametrize("window", [None, 1, 15, 16, 17, 33, 1000])
+@pytest.mark.parametrize("window", [None, 1, 16, 17, 33, 1000])
 @pytest.mark.parametrize("soft_cap", [None, 2.0])
 @pytest.mark.parametrize("choices", [{"tile_tokens": 16}, MANY])
 def test_window_and_soft_cap(window, soft_cap, choices):
-    case = filled_case([1, 33, 90], 1, 64, rights=[False, True, False])
+    case = filled_case([1, 33, 70], 1, 64, rights=[False, True, False])
     check(case, heads=2, sliding_window=window, soft_cap=soft_cap, choices=choices)
 
 
 @pytest.mark.parametrize("num_splits", [2, 5, 17, 40])
 @pytest.mark.parametrize("window", [None, 50])
 def test_any_number_of_splits_of_a_ragged_batch(num_splits, window):
-    case = filled_case([300, 1, 16, 47, 0], 1, 64, rights=[False, True] * 2 + [True])
+    case = filled_case([200, 1, 16, 47, 0], 1, 64, rights=[False, True] * 2 + [True])
     choices = MANY | {"num_splits": num_splits}
     check(case, heads=3, sliding_window=window, choices=choices)
 

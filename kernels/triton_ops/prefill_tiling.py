@@ -1,0 +1,43 @@
+"""How large a tile of queries and of keys one program of paged prefill takes."""
+
+from functools import cache
+from typing import NamedTuple
+
+import torch
+import triton
+
+
+class Tiling(NamedTuple):
+    """Sizes of a program: rows of its matrices (queries times heads), keys at once."""
+
+    members: int
+    keys: int
+    num_warps: int
+    num_stages: int
+
+
+@cache
+def capability(device: torch.device) -> int:
+    """Major compute capability: 8 is Ampere, 9 Hopper. 9 for the CPU's interpreter."""
+    return torch.cuda.get_device_capability(device)[0] if device.type == "cuda" else 9
+
+
+def choose_tiling(
+    members: int, group: int, head_dim: int, dtype: torch.dtype, major: int
+) -> Tiling:
+    """Tiles as large as registers allow, and no larger than rows of so many members need.
+
+    Ampere's matrix units take both operands from registers, Hopper's from shared memory, which
+    leaves room for twice the keys. Five stages keep two tiles of keys in flight: see
+    `paged_decode`.
+    """
+    padded = triton.next_power_of_2(head_dim)
+    least = max(16, triton.next_power_of_2(group))
+    if dtype.itemsize > 2:
+        return Tiling(least, 16, 4, 5)
+    is_ampere = major < 9
+    most = 64 if is_ampere and padded > 128 else 128
+    block = max(least, min(most, triton.next_power_of_2(members)))
+    keys = max(32, (4096 if is_ampere or block < 128 else 8192) // padded)
+    is_wide = block >= 128 or (is_ampere and block * padded >= 64 * 256)
+    return Tiling(block, keys, 8 if is_wide else 4, 5)
