@@ -5,14 +5,18 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from bench.gpu import facts_green, facts_mps
 from bench.gpu.children import run_child
-from bench.gpu.driver import Driver, DriverError
+from bench.gpu.driver import Driver, DriverError, GreenContext
 from bench.gpu.facts import LIMITS_S, markdown
 from bench.gpu.facts_ipc import ipc
 from bench.gpu.facts_mps import NoDaemon, _daemon
@@ -155,3 +159,95 @@ def test_a_daemon_that_does_not_start_says_why(
     fake_control(tmp_path, monkeypatch, 1)
     with pytest.raises(NoDaemon, match="exit code 1: another daemon is running"), _daemon():
         pytest.fail("it started")
+
+
+class FakeCard:
+    """132 multiprocessors; work on a part's stream runs on the ids that `ids_of` gives it."""
+
+    def __init__(self, ids_of: dict[int, set[int]]) -> None:
+        self.ids_of = ids_of
+        self.stream = self.launched_on = 0
+
+    def run(self) -> set[int]:
+        return set(range(132))
+
+    def launch(self) -> None:
+        self.launched_on = self.stream
+
+    def seen(self) -> set[int]:
+        return self.ids_of[self.launched_on]
+
+    def rate(self, streams: list[int]) -> list[float]:
+        return [len(self.ids_of.get(stream, range(132))) * 6e12 for stream in streams]
+
+    @contextmanager
+    def on(self, stream: int) -> Iterator[None]:
+        self.stream = stream
+        yield
+        self.stream = 0
+
+
+class HalvesDriver:
+    """Every split is into halves, streams 1 and 2."""
+
+    def split(self, sm_count: int) -> list[GreenContext]:
+        del sm_count
+        return [GreenContext(66, stream, 0, 0) for stream in (1, 2)]
+
+    def destroy(self, green: GreenContext) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("second", "verdict"),
+    [(range(66, 132), "yes"), (range(60, 126), "no"), (range(66, 134), "no")],
+    ids=["apart", "overlapping", "more than granted"],
+)
+def test_green_contexts_are_believed_only_when_work_keeps_apart(
+    second: range, verdict: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    card = FakeCard({1: set(range(66)), 2: set(second)})
+    monkeypatch.setattr(facts_green, "Probe", lambda: card)
+    monkeypatch.setattr(facts_green, "Products", lambda: card)
+    monkeypatch.setattr(facts_green, "Driver", HalvesDriver)
+    monkeypatch.setattr(facts_green, "_other_ways", lambda *_: [])
+    monkeypatch.setattr(torch.cuda, "ExternalStream", int)
+    monkeypatch.setattr(torch.cuda, "stream", card.on)
+    monkeypatch.setattr(torch.cuda, "current_stream", int)
+    answer = facts_green.green()
+    assert answer.verdict == verdict
+    assert f"seen [66, {len(second)}]" in answer.text
+
+
+@pytest.mark.parametrize(
+    ("seen", "verdict"), [((132, 66, 34), "yes"), ((132, 132, 132), "no"), ((132, 66, 0), "no")]
+)
+def test_mps_is_believed_only_when_shares_shrink(
+    seen: tuple[int, ...], verdict: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notes = fake_control(tmp_path, monkeypatch, 0)
+    by_share = dict(zip(("100", "50", "25"), seen, strict=True))
+    started = []
+
+    def child(environment: dict[str, str], name: str) -> dict[str, Any]:
+        started.append((name, environment.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE")))
+        assert "CUDA_MPS_PIPE_DIRECTORY" in environment
+        if name == "ipc":
+            return {"text": "mapped"}
+        count = by_share[environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"]]
+        return {"numbers": {"attribute": count, "seen": count, "flops_per_s": 1e14}}
+
+    monkeypatch.setattr(facts_mps, "_child", child)
+    monkeypatch.setattr(facts_mps, "_ask", partial(answering, facts_mps._ask))
+    answer = facts_mps.mps()
+    assert answer.verdict == verdict
+    assert started == [("mps-client", share) for share in ("100", "50", "25", "50", "50")] + [
+        ("ipc", None)
+    ]
+    assert notes.read_text().splitlines()[-1].startswith("quit -t 5")
+
+
+def answering(ask: Any, environment: dict[str, str], command: str) -> str:
+    """The fake control program has no server to name."""
+    ask(environment, command)
+    return "4242" if command == "get_server_list" else ""
