@@ -1,0 +1,167 @@
+"""Prefix-shared attention: tiles of groups and of rows in one launch, then a merge."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import chain
+
+import torch
+import triton
+from torch import Tensor
+
+from kernels.layout import half_rows
+from kernels.prefix_attention import check_prefix_attention
+from kernels.triton_ops.attention_specimen import attention_specimen
+from kernels.triton_ops.prefix_kernels import merge_kernel, prefix_kernel
+from kernels.triton_ops.prefix_tiling import (
+    STAGES,
+    PrefixShape,
+    PrefixTiling,
+    choose_tiling,
+    device_tiling,
+    kernel_constants,
+    merge_constants,
+)
+from kernels.triton_ops.specimen import Specimen
+from kernels.triton_ops.tiles import score_factors
+
+
+def prefix_attention(
+    query: Tensor,
+    pool: Tensor,
+    table: Tensor,
+    slots: Tensor,
+    lengths: Tensor,
+    from_right: Tensor,
+    group_offsets: Tensor,
+    prefix_lengths: Tensor,
+    *,
+    block_tokens: int,
+    scale: float,
+    soft_cap: float | None = None,
+    query_offsets: Tensor | None = None,
+    tiling: PrefixTiling | None = None,
+) -> Tensor:
+    """As `kernels.prefix_attention.prefix_attention`, on the tensors' device.
+
+    Nothing waits for the device and the grid follows from shapes alone (the most tiles so many
+    tokens can need; programs without work end at once), so the call can be captured in a CUDA
+    graph. Values are not checked; a row sees no more than its table holds. The merge is a second
+    kernel: merging in the program that comes last would need counters to be zeroed before every
+    launch, and an order of memory between programs that the interpreter cannot show to hold.
+
+    tiling: block sizes and splits, else chosen from the shapes.
+    """
+    check_prefix_attention(
+        query,
+        table,
+        slots,
+        lengths,
+        from_right,
+        group_offsets,
+        prefix_lengths,
+        soft_cap,
+        query_offsets,
+    )
+    tokens, heads, head_dim = query.shape
+    kv_heads, columns = table.shape[1:]
+    halves = half_rows(pool, query.dtype, block_tokens, head_dim)
+    output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    if not output.numel():
+        return output
+    single = query_offsets is None
+    shape = PrefixShape(
+        tokens, len(slots), len(prefix_lengths), kv_heads, heads // kv_heads, head_dim, single
+    )
+    max_tokens = columns * block_tokens
+    chosen = tiling or device_tiling(shape, max_tokens, query.dtype, query.device)
+    splits = (tokens, heads, chosen.prefix_splits + chosen.distinct_splits)
+    partial = torch.empty((*splits, head_dim), dtype=torch.float32, device=query.device)
+    sums = torch.empty(splits, dtype=torch.float32, device=query.device)
+    prefix_tiles = shape.prefix_tiles(chosen.prefix_queries)
+    distinct_tiles = shape.distinct_tiles(chosen.distinct_queries)
+    programs = prefix_tiles * chosen.prefix_splits + distinct_tiles * chosen.distinct_splits
+    prefix_kernel[(programs * kv_heads,)](
+        partial,
+        sums,
+        query,
+        halves,
+        table,
+        slots,
+        lengths,
+        from_right,
+        group_offsets,
+        prefix_lengths,
+        group_offsets if query_offsets is None else query_offsets,
+        *score_factors(scale, soft_cap),
+        shape.rows,
+        shape.groups,
+        kv_heads,
+        prefix_tiles,
+        distinct_tiles,
+        max_tokens,
+        query.stride(0),
+        query.stride(1),
+        table.stride(0),
+        table.stride(1),
+        **kernel_constants(shape, chosen),
+        HALF=halves.stride(0),
+        BLOCK_TOKENS=block_tokens,
+        HAS_CAP=soft_cap is not None,
+        num_warps=chosen.num_warps,
+        num_stages=STAGES,
+    )
+    constants = merge_constants(shape, chosen)
+    grid = (triton.cdiv(tokens * heads, constants["ITEMS"]),)
+    merge_kernel[grid](output, partial, sums, tokens * heads, **constants, num_warps=4)
+    return output
+
+
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+
+def _specimens(dtype: str, shape: PrefixShape, *, capped: bool = False) -> Iterator[Specimen]:
+    """Kernels of a model in blocks of 4096 elements, in the tiles of each GPU."""
+    element = f"*{dtype}"
+    merge_types = {"output": element, "partial": "*fp32", "sums": "*fp32"}
+    types = merge_types | {"query": element, "pool": element}
+    types |= dict.fromkeys(("group_offsets", "prefix_lengths"), "*i32")
+    del types["output"]
+    for capability in (80, 90, 100):
+        tiling = choose_tiling(shape, 4096, _DTYPES[dtype], capability // 10, 1)
+        tiling = replace(tiling, prefix_splits=4, distinct_splits=2)
+        constants = kernel_constants(shape, tiling) | {
+            "HALF": 2048,
+            "BLOCK_TOKENS": 2048 // shape.head_dim // 8 * 8,
+            "HAS_CAP": capped,
+        }
+        words = f"{dtype} d{shape.head_dim} g{shape.group} q{tiling.prefix_queries}"
+        words += f"/{tiling.distinct_queries}{' cap' * capped} sm_{capability}"
+        yield attention_specimen(
+            f"prefix {words}",
+            prefix_kernel,
+            types,
+            constants,
+            {"query_token_stride", "query_head_stride"},
+            (capability,),
+            num_warps=tiling.num_warps,
+            num_stages=STAGES,
+        )
+    constants = merge_constants(shape, tiling)
+    words = f"{dtype} d{shape.head_dim} of {tiling.prefix_splits + tiling.distinct_splits} splits"
+    yield attention_specimen(f"prefix merge {words}", merge_kernel, merge_types, constants, set())
+
+
+_CALLS = (
+    # 256 decodes in groups of 16, of 64; 32 decodes of a model without grouped queries.
+    _specimens("bf16", PrefixShape(256, 256, 16, 8, 4, 128, single=True)),
+    _specimens("bf16", PrefixShape(256, 256, 4, 8, 4, 128, single=True)),
+    _specimens("bf16", PrefixShape(32, 32, 1, 32, 1, 128, single=True)),
+    # 7 prefills of 512 tokens beside 256 decodes.
+    _specimens("fp16", PrefixShape(3840, 263, 8, 8, 4, 128, single=False), capped=True),
+    _specimens("bf16", PrefixShape(64, 64, 8, 8, 8, 64, single=True)),
+    _specimens("bf16", PrefixShape(64, 64, 4, 32, 1, 80, single=True)),
+    _specimens("bf16", PrefixShape(700, 64, 2, 8, 2, 256, single=False)),
+    _specimens("fp32", PrefixShape(64, 64, 4, 8, 4, 128, single=True)),
+)
+# Calls whose tiles are the same share a kernel.
+SPECIMENS: tuple[Specimen, ...] = tuple({each.name: each for each in chain(*_CALLS)}.values())

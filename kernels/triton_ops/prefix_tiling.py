@@ -1,0 +1,142 @@
+"""Block sizes and splits of prefix-shared attention, from shapes alone: no value is read."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+
+from kernels.triton_ops.splits import SPLIT_TOKENS, multiprocessors
+
+STAGES = 5
+"""Two tiles of keys in flight: each needs its block ids, loaded a stage ahead."""
+TILE_BYTES = 16384
+"""Keys read at once; as many bytes of values beside them."""
+MAX_SPLITS = 16
+MOST_QUERIES = 64
+"""Rows of the largest matrix product: what stays in registers with two programs at a time."""
+MOST_QUERIES_HOPPER = 128
+"""On sm_90, whose matrix products read both factors from shared memory: two warp groups of 64. On
+others (sm_80, sm_100) so large a tile spills to the stack."""
+PROGRAMS_PER_MULTIPROCESSOR = 4
+"""Programs wanted, so that ragged groups even out: about two run at a time."""
+MERGED_ELEMENTS = 1024
+"""Output elements of one program of the merge."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixTiling:
+    """prefix_queries, distinct_queries: rows (queries × their heads) of a tile of a group or row.
+
+    tile: keys read at once. All three are powers of two of at least 16.
+    prefix_splits, distinct_splits: most parts a tile's keys are cut into.
+    """
+
+    prefix_queries: int
+    distinct_queries: int
+    tile: int
+    prefix_splits: int
+    distinct_splits: int
+    num_warps: int
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixShape:
+    """What the host knows of a call. group: query heads a KV head. single: one query a row."""
+
+    tokens: int
+    rows: int
+    groups: int
+    kv_heads: int
+    group: int
+    head_dim: int
+    single: bool
+
+    def prefix_tiles(self, queries: int) -> int:
+        """Tiles that suffice however the tokens are divided among the groups."""
+        return self.tokens // (queries // self.group) + self.groups
+
+    def distinct_tiles(self, queries: int) -> int:
+        """Tiles that suffice however the tokens are divided among the rows."""
+        return self.rows if self.single else self.tokens // (queries // self.group) + self.rows
+
+
+def device_tiling(
+    shape: PrefixShape, max_tokens: int, dtype: torch.dtype, device: torch.device
+) -> PrefixTiling:
+    """`choose_tiling` for the device; on CPU (the interpreter) nothing is split."""
+    if device.type != "cuda":
+        return choose_tiling(shape, max_tokens, dtype, 9, 1)
+    major, _ = torch.cuda.get_device_capability(device)
+    programs = PROGRAMS_PER_MULTIPROCESSOR * multiprocessors(device)
+    return choose_tiling(shape, max_tokens, dtype, major, programs)
+
+
+def choose_tiling(
+    shape: PrefixShape, max_tokens: int, dtype: torch.dtype, major: int, programs: int
+) -> PrefixTiling:
+    """Tiles that hold a group or row of average size; splits enough for so many programs.
+
+    max_tokens: what a table row can hold. major: the GPU's compute capability. programs: wanted.
+    """
+    head_bytes = triton.next_power_of_2(shape.head_dim) * dtype.itemsize
+    most = MOST_QUERIES_HOPPER if major == 9 and head_bytes <= 256 else MOST_QUERIES
+    tile = max(16, min(128, TILE_BYTES // head_bytes))
+    if dtype.itemsize > 2:
+        # Without matrix units: products are as small as they can be.
+        most, tile = 16, 32
+    prefix = _queries(shape, shape.groups, most)
+    # One size for both halves the code and its registers; a few more rows cost a decode nothing,
+    # as it waits for memory. The largest size would cost it.
+    distinct = prefix
+    if prefix > MOST_QUERIES:
+        distinct = _queries(shape, shape.rows, MOST_QUERIES)
+    return PrefixTiling(
+        prefix,
+        distinct,
+        tile if prefix < 64 else min(tile, 64),
+        _splits(programs, shape.prefix_tiles(prefix) * shape.kv_heads, max_tokens),
+        _splits(programs, shape.distinct_tiles(distinct) * shape.kv_heads, max_tokens),
+        4 if prefix == 16 else 8,
+    )
+
+
+def _queries(shape: PrefixShape, owners: int, most: int) -> int:
+    """Rows of a tile for owners of average size; at least one query with all its heads."""
+    average = triton.next_power_of_2(triton.cdiv(shape.tokens, owners) * shape.group)
+    return max(16, triton.next_power_of_2(shape.group), min(most, average))
+
+
+def _splits(programs: int, tiles: int, max_tokens: int) -> int:
+    """A power of two, so that few kernels are compiled."""
+    most = max(1, min(MAX_SPLITS, programs // tiles, max_tokens // SPLIT_TOKENS))
+    return 1 << (most.bit_length() - 1)
+
+
+def kernel_constants(shape: PrefixShape, tiling: PrefixTiling) -> dict[str, Any]:
+    """Constants of the attention kernel that follow from shape and tiling."""
+    return {
+        "GROUP": shape.group,
+        "HEAD_DIM": shape.head_dim,
+        "BLOCK_D": triton.next_power_of_2(shape.head_dim),
+        "TILE": tiling.tile,
+        "MIN_TILES": triton.cdiv(SPLIT_TOKENS, tiling.tile),
+        "PREFIX_QUERIES": tiling.prefix_queries,
+        "PREFIX_SPLITS": tiling.prefix_splits,
+        "DISTINCT_QUERIES": tiling.distinct_queries,
+        "DISTINCT_SPLITS": tiling.distinct_splits,
+        "IS_SINGLE": shape.single,
+    }
+
+
+def merge_constants(shape: PrefixShape, tiling: PrefixTiling) -> dict[str, Any]:
+    """Constants of the merge."""
+    splits = tiling.prefix_splits + tiling.distinct_splits
+    padded = triton.next_power_of_2(shape.head_dim)
+    return {
+        "HEAD_DIM": shape.head_dim,
+        "BLOCK_D": padded,
+        "ITEMS": max(1, MERGED_ELEMENTS // padded),
+        "NUM_SPLITS": splits,
+        "BLOCK_S": triton.next_power_of_2(splits),
+    }
