@@ -6,7 +6,10 @@ prompts of 32 to 128 random tokens and a fixed number of output tokens each (whi
 of a static batch: no row waits for a longer one). Ours is the whole server as `muxcluster serve`
 starts it. Theirs is `generate` on batches of as many requests as run at once, and transformers'
 continuous batching with cache and batch sized for that; neither pays for HTTP. Everything is
-greedy, fp32 and on all cores. Claims: ours over the better of theirs.
+greedy, fp32 and on all cores. With `--openvino PYTHON`, the path of a Python that has
+openvino-genai, its continuous batching runs too, in fp32 and in what it chooses by itself (bf16
+where the processor has it). Claims: ours over the better of Hugging Face's, and over OpenVINO's
+fp32.
 """
 
 import asyncio
@@ -122,8 +125,8 @@ async def load(url: str, case: Case) -> Outcome:
     return outcome
 
 
-def theirs(path: Path, asked: Sequence[Case]) -> dict[str, Any]:
-    """Each case with Hugging Face alone, in a process of its own."""
+def theirs(path: Path, asked: Sequence[Case], python: str, script: str) -> dict[str, Any]:
+    """Each case with another engine alone, in a process of its own: `script` beside this one."""
     task = {
         "path": str(path),
         "cases": [
@@ -137,7 +140,7 @@ def theirs(path: Path, asked: Sequence[Case]) -> dict[str, Any]:
     }
     environment = {name: os.environ[name] for name in os.environ if name != "OMP_NUM_THREADS"}
     done = subprocess.run(
-        (sys.executable, str(ROOT / "bench" / "serving_hf.py")),
+        (python, str(ROOT / "bench" / script)),
         input=json.dumps(task),
         stdout=subprocess.PIPE,
         text=True,
@@ -172,31 +175,75 @@ def row_of(case: Case, outcome: Outcome, other: dict[str, Any], words: Tokenizer
     }
 
 
+def with_openvino(
+    rows: list[dict[str, Any]], found: dict[str, Any], static: Sequence[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """The rows with OpenVINO's figures added. static: Hugging Face's cases."""
+    kinds = found["cases"]
+    return [
+        {
+            **row,
+            "openvino_tokens_per_s": kinds["fp32"][number]["tokens_per_s"],
+            "openvino_default_tokens_per_s": kinds["default"][number]["tokens_per_s"],
+            "over_openvino": round(row["tokens_per_s"] / kinds["fp32"][number]["tokens_per_s"], 3),
+            "over_openvino_default": round(
+                row["tokens_per_s"] / kinds["default"][number]["tokens_per_s"], 3
+            ),
+        }
+        | {
+            "openvino_answers_equal_to_hf_static": sum(
+                a == b
+                for a, b in zip(
+                    kinds["fp32"][number]["tokens"], static[number]["static_tokens"], strict=True
+                )
+            )
+        }
+        for number, row in enumerate(rows)
+    ]
+
+
 def main() -> None:
     """Measure ours, then theirs; print a line a case; publish."""
     parser = make_parser(__doc__)
     parser.add_argument("--concurrency", type=int, nargs="+", default=CONCURRENCY)
+    parser.add_argument("--openvino", metavar="PYTHON", help="a Python that has openvino-genai")
     bench = Bench(parser)
     options = bench.options
     asked = cases(options.concurrency, options.seed, is_quick=options.quick)
     with tempfile.TemporaryDirectory(prefix="bench-serving-") as folder:
         path = make_model(Path(folder))
         outcomes = ours(path, asked)
-        other = theirs(path, asked)
+        other = theirs(path, asked, sys.executable, "serving_hf.py")
+        third = options.openvino and theirs(path, asked, options.openvino, "serving_openvino.py")
         words = Tokenizer.load(path)
     triples = zip(asked, outcomes, other["cases"], strict=True)
     rows = [row_of(case, outcome, found, words) for case, outcome, found in triples]
+    if third:
+        rows = with_openvino(rows, third, other["cases"])
     for row in rows:
         print(json.dumps(row), flush=True)
     claims = [
         Claim(f"tokens_per_s_over_hf_best_at_{row['concurrency']}", row["over_hf_best"], "x", 1.0)
         for row in rows
     ]
+    if third:
+        claims += [
+            Claim(
+                f"tokens_per_s_over_openvino_at_{row['concurrency']}",
+                row["over_openvino"],
+                "x",
+                1.0,
+            )
+            for row in rows
+        ]
     samples = {
         f"latency_s at {case.concurrency}": [answer.latency_s for answer in outcome.answers]
         for case, outcome in zip(asked, outcomes, strict=True)
     }
-    bench.publish(claims, samples, model=SHAPE, hf_threads=other["threads"], rows=rows)
+    conditions = {"hf_threads": other["threads"], "openvino": "not run: no --openvino PYTHON"}
+    if third:
+        conditions["openvino"] = {"version": third["openvino"], "defaults": third["defaults"]}
+    bench.publish(claims, samples, model=SHAPE, **conditions, rows=rows)
 
 
 if __name__ == "__main__":
