@@ -1,15 +1,17 @@
-"""Row kernels against float64 on small cases: norm, rotary, activation, sampling."""
+"""Row kernels against float64 on small cases: norm, rotary, activation, sampling, slot copy."""
 
 from functools import partial
 
 import torch
 from torch import Tensor
 
+from bench.gpu.paged import block_tokens_of
 from bench.gpu.run import Run, relative_error
 from kernels.add_rms_norm import add_rms_norm
 from kernels.rotary import rotary
 from kernels.sample import sample
 from kernels.silu_mul import silu_mul
+from kernels.slot_copy import slot_copy
 
 ALLOWED = {torch.float16: 1e-3, torch.bfloat16: 8e-3}
 WIDTHS = (1, 127, 128, 4096, 5120)
@@ -141,6 +143,50 @@ def _sorted_draw(logits: Tensor, limits: list[float]) -> tuple[int, float]:
     return int((sums > uniform).nonzero()[0]), margin
 
 
+def check_slot_copy(run: Run) -> None:
+    """Pool to staging, staging to pool and pool to pool; runs within blocks and across them."""
+    for head_dim in (128, 64, 256, 80, 96):
+        tokens = block_tokens_of(head_dim)
+        for source, destination in ((tokens, 1), (1, tokens), (tokens, tokens)):
+            case = f"{head_dim}, blocks of {source} to blocks of {destination}"
+            call = partial(_slot_copy, run, 2 * head_dim, source, destination)
+            run.check("slot_copy", case, call, 0.0)
+
+
+def _slot_copy(run: Run, slot_bytes: int, source_tokens: int, destination_tokens: int) -> float:
+    """How many bytes differ from a copy slot by slot, those beside the copied ones included."""
+    source, destination = (
+        torch.randint(0, 255, (160 // tokens, _block_bytes(slot_bytes, tokens)), dtype=torch.uint8)
+        for tokens in (source_tokens, destination_tokens)
+    )
+    runs = [[3, 40, 1], [7, 1, 33], [64, 60, 0], [50, 80, 16]]
+    expected = destination.clone()
+    for first, to, count in runs:
+        for step in range(count):
+            slot = _slot(source, first + step, source_tokens, slot_bytes)
+            _slot(expected, to + step, destination_tokens, slot_bytes).copy_(slot)
+    copied = destination.to(run.device)
+    slot_copy(
+        copied,
+        source.to(run.device),
+        torch.tensor(runs, dtype=torch.int32, device=run.device),
+        slot_bytes=slot_bytes,
+        destination_tokens=destination_tokens,
+        source_tokens=source_tokens,
+    )
+    return float((copied.cpu() != expected).sum())
+
+
+def _block_bytes(slot_bytes: int, tokens: int) -> int:
+    return 2 * slot_bytes if tokens == 1 else 2 * 2 * 16 * 128
+
+
+def _slot(blocks: Tensor, slot: int, tokens: int, slot_bytes: int) -> Tensor:
+    """K and V [2, slot_bytes] of one slot."""
+    start = slot % tokens * slot_bytes
+    return blocks[slot // tokens].view(2, -1)[:, start : start + slot_bytes]
+
+
 def _random(run: Run, dtype: torch.dtype, rows: int, width: int) -> Tensor:
     return torch.randn(rows, width, device=run.device).to(dtype)
 
@@ -150,4 +196,5 @@ PARTS = {
     "rotary": check_rotary,
     "silu_mul": check_silu_mul,
     "sample": check_sample,
+    "slot_copy": check_slot_copy,
 }

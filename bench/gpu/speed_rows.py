@@ -11,11 +11,14 @@ from kernels.add_rms_norm import add_rms_norm
 from kernels.kv_write import kv_write
 from kernels.rotary import rotary
 from kernels.silu_mul import silu_mul
+from kernels.slot_copy import slot_copy
 
 TOKENS = (8192, 64)
 """A large prefill and a decode step."""
 HIDDEN = 4096
 INNER = 14336
+SLOT_COPY_TOKENS = (32_768, 512)
+"""Of one layer with eight KV heads: 128 MiB, and what one preemption may move."""
 
 
 def time_rows(run: Run) -> None:
@@ -109,8 +112,54 @@ def _kv_write(run: Run, tokens: int) -> None:
     )
 
 
+def time_slot_copy(run: Run) -> None:
+    """A layer's blocks of some sequences to staging and back, a run for each block."""
+    for tokens in (100,) if run.tiny else SLOT_COPY_TOKENS:
+        made = paged([tokens], LLAMA3_8B, torch.bfloat16, run.device)
+        blocks = made.table.flatten()
+        slot_bytes, size = 2 * LLAMA3_8B.dim, made.block_tokens
+        firsts = torch.arange(len(blocks), device=run.device, dtype=torch.int32) * size
+        counts = torch.full_like(firsts, size)
+        staging = torch.empty(
+            len(blocks) * size, 2 * slot_bytes, dtype=torch.uint8, device=run.device
+        )
+        whole = torch.empty(len(blocks), made.pool.shape[1], dtype=torch.uint8, device=run.device)
+        gather = torch.stack((blocks * size, firsts, counts), 1).contiguous()
+        scatter = torch.stack((firsts, blocks * size, counts), 1).contiguous()
+        _time_copy(run, f"{tokens} tokens to staging", made.pool, staging, gather, size, 1)
+        _time_copy(run, f"{tokens} tokens from staging", staging, made.pool, scatter, 1, size)
+        # Other work of the same bytes: whole blocks, which need no rearranging.
+        run.time(
+            "slot_copy",
+            f"{tokens} tokens, torch's index_select of whole blocks",
+            lambda whole=whole, pool=made.pool, ids=blocks: torch.index_select(
+                pool, 0, ids, out=whole
+            ),
+            moved=2 * whole.nbytes,
+        )
+
+
+def _time_copy(
+    run: Run, case: str, source: Tensor, target: Tensor, runs: Tensor, *sizes: int
+) -> None:
+    source_tokens, destination_tokens = sizes
+    run.time(
+        "slot_copy",
+        case,
+        lambda: slot_copy(
+            target,
+            source,
+            runs,
+            slot_bytes=2 * LLAMA3_8B.dim,
+            destination_tokens=destination_tokens,
+            source_tokens=source_tokens,
+        ),
+        moved=2 * min(source.nbytes, target.nbytes),
+    )
+
+
 def _random(run: Run, rows: int, width: int) -> Tensor:
     return torch.randn(rows, width, device=run.device).bfloat16()
 
 
-PARTS = {"rows": time_rows}
+PARTS = {"rows": time_rows, "slots": time_slot_copy}

@@ -23,6 +23,7 @@ KERNELS = {
     "paged_decode",
     "paged_prefill",
     "prefix_attention",
+    "slot_copy",
     "add_rms_norm",
     "rotary",
     "silu_mul",
