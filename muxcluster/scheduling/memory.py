@@ -33,6 +33,12 @@ class Memory:
         self._events: list[Event] = []
 
     @property
+    def pool_use(self) -> float:
+        """Share of the pool's blocks that live sequences hold."""
+        kv = self._kv
+        return 1.0 - (kv.free + kv.evictable) / kv.num_blocks
+
+    @property
     def has_preempted(self) -> bool:
         """True where `take_events` would find some."""
         return len(self._events) > 0
@@ -54,6 +60,11 @@ class Memory:
         grown = self._kv.grow(model.name, slots, model.slots.num_tokens[slots])
         assert not isinstance(grown, Shortage), "headroom promised blocks that are not there"
         return True
+
+    def has_room(self, model: ModelState, live: LiveRequest) -> bool:
+        """True where `admit` would succeed now without the help of a cached prefix."""
+        needed = model.blocks(live.num_tokens) + self._reserve(model)
+        return model.slots.num_free > 0 and needed <= self._kv.headroom(model.name)
 
     def fits(self, model: ModelState, live: LiveRequest) -> bool:
         """True where `admit` would succeed now."""

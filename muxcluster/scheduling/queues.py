@@ -41,6 +41,8 @@ class Waiting:
     def __init__(self) -> None:
         self.by_class = {service: WaitingQueue() for service in ServiceClass}
         self._length = 0
+        self.num_tokens = 0
+        """Tokens to compute before all of them have decoded one."""
 
     def __len__(self) -> int:
         return self._length
@@ -56,9 +58,11 @@ class Waiting:
     def push(self, live: LiveRequest) -> None:
         """`live` waits (again)."""
         self._length += 1
+        self.num_tokens += live.num_tokens
         self.by_class[live.request.service_class].push(live)
 
     def remove(self, live: LiveRequest) -> None:
         """`live` waits no longer."""
         self.by_class[live.request.service_class].remove(live)
         self._length -= 1
+        self.num_tokens -= live.num_tokens

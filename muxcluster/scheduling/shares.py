@@ -27,7 +27,7 @@ class ShareLedger:
         most_special_first = sorted(workers, key=lambda w: (len(w.phases), w.worker_id))
         self._workers = tuple(most_special_first)
         self._by_phase = {p: [w for w in self._workers if p in w.phases] for p in Phase}
-        self._beside = {(p, q): self._rung_beside(p, q) for p in Phase for q in Phase}
+        self._beside = {(p, q): self._rungs_beside(p, q) for p in Phase for q in Phase}
         self._running: dict[int, Job] = {}
         self._start_s: dict[int, float] = {}
         self.left = 1.0
@@ -93,32 +93,27 @@ class ShareLedger:
         """The largest share a worker for `phase` has; None where it is not free."""
         return self._at_rung(phase, max(self._rungs(phase)))
 
-    def beside(self, phase: Phase, other: Phase) -> Place | None:
-        """A share for `phase` that leaves a rung of another worker for `other`; None: not free.
+    def beside(self, phase: Phase, other: Phase, share: float = 0.5) -> Place | None:
+        """A place for `phase` that leaves a rung of another worker for `other`; None: not free.
 
-        The most even split that the ladders allow, the larger part to `phase`; the largest rung
-        where no split is possible.
+        The rung nearest to `share`, the larger of two; the largest one where no split is possible.
         """
-        rung = self._beside[phase, other]
-        return self.full(phase) if rung is None else self._at_rung(phase, rung)
+        rungs = self._beside[phase, other]
+        return self._at_rung(phase, _nearest(rungs, share)) if rungs else self.full(phase)
 
-    def _rung_beside(self, phase: Phase, other: Phase) -> float | None:
-        rungs = [rung for rung in self._rungs(phase) if self._leaves_room(rung, phase, other)]
-        return min(rungs, key=lambda rung: (abs(rung - 0.5), -rung), default=None)
+    def _rungs_beside(self, phase: Phase, other: Phase) -> list[float]:
+        return [rung for rung in self._rungs(phase) if self._leaves_room(rung, phase, other)]
 
-    def part(self, phase: Phase, num_parts: int) -> Place | None:
-        """A free worker's largest rung within what is left, divided by `num_parts`.
-
-        At most as many parts as free workers count; the smallest rung where none is as small.
-        """
+    def near(self, phase: Phase, share: float) -> Place | None:
+        """A free worker's rung nearest to `share` within what is left, the larger of two."""
         idle = self._idle(phase)
         most = self.left + _EPSILON
         rungs = [rung for rung in _ladder(idle) if rung <= most]
-        if not rungs:
-            return None
-        fair = self.left / max(1, min(num_parts, len(idle))) + _EPSILON
-        rung = max([rung for rung in rungs if rung <= fair], default=rungs[0])
-        return _first_with(idle, rung)
+        return _first_with(idle, _nearest(rungs, share)) if rungs else None
+
+    def rest(self, phase: Phase) -> Place | None:
+        """A free worker's largest rung within what is left."""
+        return self.near(phase, 1.0)
 
     def _rungs(self, phase: Phase) -> list[float]:
         return _ladder(self._by_phase[phase])
@@ -155,6 +150,11 @@ def _ladder(workers: Sequence[WorkerSlot]) -> list[float]:
     """All rungs of `workers`, ascending."""
     ladders = {worker.shares for worker in workers}
     return sorted({rung for ladder in ladders for rung in ladder})
+
+
+def _nearest(rungs: Sequence[float], share: float) -> float:
+    """The rung nearest to `share`, the larger of two; shares are told apart to a millionth."""
+    return min(rungs, key=lambda rung: (round(abs(rung - share), 6), -rung))
 
 
 def _first_with(workers: Sequence[WorkerSlot], rung: float) -> Place | None:

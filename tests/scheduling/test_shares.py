@@ -28,39 +28,43 @@ def ledger(*ladders: tuple[float, ...]) -> ShareLedger:
 def test_one_kind_of_work_gets_everything() -> None:
     shares = ledger(LADDER, LADDER)
     assert shares.full(Phase.PREFILL) == Place(0, 1.0)
-    assert shares.part(Phase.DECODE, 1) == Place(0, 1.0)
+    assert shares.rest(Phase.DECODE) == Place(0, 1.0)
 
 
 def test_both_kinds_split_evenly_and_leave_room() -> None:
     shares = ledger(LADDER, LADDER)
     assert shares.beside(Phase.PREFILL, Phase.DECODE) == Place(0, 0.5)
+    assert shares.beside(Phase.PREFILL, Phase.DECODE, 0.3) == Place(0, 0.25)
+    assert shares.beside(Phase.PREFILL, Phase.DECODE, 1.0) == Place(0, 0.75)
     shares.start(replace(JOB, phase=Phase.PREFILL, share=0.5), 1.5)
-    assert shares.part(Phase.DECODE, 1) == Place(1, 0.5)
+    assert shares.rest(Phase.DECODE) == Place(1, 0.5)
 
 
 def test_an_uneven_ladder_gives_the_larger_part() -> None:
     shares = ledger((0.3, 0.7), (0.3, 0.7))
     assert shares.beside(Phase.PREFILL, Phase.DECODE) == Place(0, 0.7)
     shares.start(replace(JOB, phase=Phase.PREFILL, share=0.7), 1.5)
-    assert shares.part(Phase.DECODE, 3) == Place(1, 0.3)
+    assert shares.near(Phase.DECODE, 0.1) == Place(1, 0.3)
 
 
-def test_decodes_divide_what_is_left() -> None:
+def test_the_nearest_rung_within_what_is_left() -> None:
     shares = ledger(LADDER, LADDER, LADDER)
-    assert shares.part(Phase.DECODE, 3) == Place(0, 0.25)
-    shares.start(replace(JOB, share=0.25), 1.5)
-    assert shares.part(Phase.DECODE, 2) == Place(1, 0.25)
+    assert shares.near(Phase.DECODE, 0.3) == Place(0, 0.25)
+    assert shares.near(Phase.DECODE, 0.375) == Place(0, 0.5)
+    shares.start(replace(JOB, share=0.5), 1.5)
+    assert shares.near(Phase.DECODE, 0.9) == Place(1, 0.5)
+    assert shares.near(Phase.DECODE, 0.0) == Place(1, 0.25)
     shares.start(replace(JOB, worker_id=1, share=0.25), 1.5)
-    assert shares.part(Phase.DECODE, 1) == Place(2, 0.5)
-    shares.start(replace(JOB, worker_id=2, share=0.5), 1.5)
-    assert shares.part(Phase.DECODE, 1) is None
+    assert shares.rest(Phase.DECODE) == Place(2, 0.25)
+    shares.start(replace(JOB, worker_id=2, share=0.25), 1.5)
+    assert shares.near(Phase.DECODE, 0.1) is None
     shares.check()
 
 
 def test_one_worker_runs_at_its_one_rung() -> None:
     shares = ledger((0.4,))
     assert shares.beside(Phase.PREFILL, Phase.DECODE) == Place(0, 0.4)
-    assert shares.part(Phase.DECODE, 5) == Place(0, 0.4)
+    assert shares.near(Phase.DECODE, 0.1) == Place(0, 0.4)
     shares.start(replace(JOB, share=0.4), 1.5)
     assert shares.full(Phase.PREFILL) is None
 
@@ -73,7 +77,7 @@ def test_specialised_workers_keep_to_their_phase() -> None:
         ]
     )
     assert shares.full(Phase.PREFILL) == Place(0, 0.5)
-    assert shares.part(Phase.DECODE, 1) == Place(1, 0.5)
+    assert shares.rest(Phase.DECODE) == Place(1, 0.5)
     assert not shares.supports(Phase.MIXED)
 
 

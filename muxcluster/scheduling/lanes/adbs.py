@@ -3,8 +3,12 @@
 from muxcluster.core.job import Job, Phase
 from muxcluster.scheduling.lanes.desk import Desk
 from muxcluster.scheduling.modelstate import ModelState
-from muxcluster.scheduling.shares import Place
+from muxcluster.scheduling.shares import Place, ShareLedger
 
+_EVEN = 0.5
+_LEAST = 0.3
+"""SM share of a prefill beside decodes: from an even split down to this where decodes are what
+holds the unit back. Lower serves a little more and lets the first token wait twice as long."""
 _PATIENCE = 2
 """A model passed over by this many launches per model goes first, whatever the others' slack."""
 
@@ -15,6 +19,10 @@ class AdbsLane:
     A prefill that waits for SMs holds back new decode launches until it starts; one that waits
     for blocks or quota does not (it would starve the decodes that free them), and the next model
     is tried. Models come by least slack, round robin as tie-break; nobody waits for ever.
+
+    Decodes divide the SMs in proportion to what their steps read, so that all steps take about as
+    long: the paper gives whoever is free what is free, and models with short steps, which are free
+    often, keep those with long ones small for ever.
     """
 
     uses_quotas = True
@@ -33,7 +41,8 @@ class AdbsLane:
 
     def repeats(self, desk: Desk, job: Job) -> bool:
         """True where what the others leave is what the job has."""
-        return desk.shares.would_repeat(job, lambda: desk.shares.part(Phase.DECODE, 1))
+        reads = _reads(desk)
+        return desk.shares.would_repeat(job, lambda: _decode_place(desk.shares, reads, job.model))
 
     def _prefill(self, desk: Desk, now: float) -> tuple[list[Job], bool]:
         if desk.shares.has_running(Phase.PREFILL):
@@ -56,14 +65,16 @@ class AdbsLane:
             desk.has_decode_work(model) for model in desk.models
         )
         if has_decodes:
-            return desk.shares.beside(Phase.PREFILL, Phase.DECODE)
+            share = _EVEN - (_EVEN - _LEAST) * desk.decode_pressure()
+            return desk.shares.beside(Phase.PREFILL, Phase.DECODE, share)
         return desk.shares.full(Phase.PREFILL)
 
     def _decodes(self, desk: Desk, now: float) -> list[Job]:
         jobs: list[Job] = []
         models = self._in_turn(desk, Phase.DECODE, now)
-        for num_done, model in enumerate(models):
-            place = desk.shares.part(Phase.DECODE, len(models) - num_done)
+        reads = _reads(desk) if models else {}
+        for model in models:
+            place = _decode_place(desk.shares, reads, model.name)
             if place is None:
                 break
             if (job := desk.launch(model, Phase.DECODE, place, now)) is not None:
@@ -86,3 +97,15 @@ class AdbsLane:
             return (-1.0 if has_waited else slack_s(model, now)), last
 
         return sorted(waiting, key=rank)
+
+
+def _reads(desk: Desk) -> dict[str, float]:
+    """Blocks that the next decode step of each model reads; only of those that decode."""
+    rows = ((model, desk.decode_rows(model)) for model in desk.models)
+    return {model.name: model.step_blocks(num_rows) for model, num_rows in rows if num_rows}
+
+
+def _decode_place(shares: ShareLedger, reads: dict[str, float], model: str) -> Place | None:
+    """The model's part of the SMs that a running prefill leaves, as near as the rungs allow."""
+    prefill = sum(job.share for job in shares.running if job.phase is Phase.PREFILL)
+    return shares.near(Phase.DECODE, (1.0 - prefill) * reads[model] / sum(reads.values()))

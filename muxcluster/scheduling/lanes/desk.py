@@ -79,6 +79,23 @@ class Desk:
         """True where a prefill of `model` waits for nothing but a place."""
         return self._packing.may_prefill(model)
 
+    def decode_pressure(self) -> float:
+        """How far decodes rather than prompts hold the unit back, 0 to 1.
+
+        0: hardly any KV is held, so a request that waits, waits for its prefill; or full prefill
+        jobs wait. 1: half of the pool or more is held, and nobody waits for a prefill.
+        """
+        fullness = min(1.0, self._packing.backlog(self.models))
+        return min(1.0, 2 * self._packing.pool_use()) * (1.0 - fullness)
+
+    def decode_rows(self, model: ModelState) -> int:
+        """Sequences that decode, or could."""
+        jobs = self.shares.running
+        running = sum(
+            len(job.rows) for job in jobs if job.phase is Phase.DECODE and job.model == model.name
+        )
+        return running + len(model.slots.idle_decoding())
+
     def last_turn(self, model: ModelState, phase: Phase) -> int:
         """When `model` last ran `phase`, as the number of that launch; 0 for never."""
         return self._last.get((model.name, phase), 0)

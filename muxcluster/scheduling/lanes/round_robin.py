@@ -45,14 +45,14 @@ class RoundRobinLane:
         if not is_prefilling and any(map(desk.has_prefill_work, desk.models)):
             return False
         if is_prefilling:
-            return shares.would_repeat(job, lambda: shares.part(Phase.DECODE, 1))
+            return shares.would_repeat(job, lambda: shares.rest(Phase.DECODE))
         return shares.would_repeat(job, lambda: shares.beside(Phase.DECODE, Phase.PREFILL))
 
     def _launch(self, desk: Desk, phase: Phase, now: float) -> list[Job]:
         """The next model in the rotation that has work which memory lets run."""
         other = Phase.DECODE if phase is Phase.PREFILL else Phase.PREFILL
         shares = desk.shares
-        place = shares.part(phase, 1) if shares.running else shares.beside(phase, other)
+        place = shares.rest(phase) if shares.running else shares.beside(phase, other)
         if place is None:
             return []
         has_work = desk.has_prefill_work if phase is Phase.PREFILL else desk.has_decode_work

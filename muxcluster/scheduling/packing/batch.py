@@ -56,6 +56,14 @@ class Packing(Protocol):
         """True where `prefill` would find rows; nothing changes."""
         ...
 
+    def backlog(self, models: Sequence[ModelState]) -> float:
+        """How many full prefill jobs wait of models that lack no blocks."""
+        ...
+
+    def pool_use(self) -> float:
+        """Share of the pool's blocks that live sequences hold."""
+        ...
+
     def prefill(self, model: ModelState, now: float) -> Batch:
         """Prompt chunks: admits waiting requests as memory allows."""
         ...

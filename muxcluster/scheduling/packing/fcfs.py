@@ -3,6 +3,8 @@
 The head of a queue is never passed over, so a long prompt that waits for blocks gets them.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from muxcluster.scheduling.memory import Memory
@@ -24,6 +26,21 @@ class FcfsPacking:
             return True
         head = model.waiting.head
         return head is not None and self._memory.fits(model, head)
+
+    def backlog(self, models: Sequence[ModelState]) -> float:
+        """By tokens; a model lacks blocks where its next request would get none."""
+        num_tokens = 0
+        for model in models:
+            table, head = model.slots, model.waiting.head
+            slots = table.idle_prefilling()
+            num_tokens += int((table.num_tokens[slots] - table.num_computed[slots]).sum())
+            if head is not None and self._memory.has_room(model, head):
+                num_tokens += model.waiting.num_tokens
+        return num_tokens / self._limits.token_budget
+
+    def pool_use(self) -> float:
+        """Share of the pool's blocks that live sequences hold."""
+        return self._memory.pool_use
 
     def prefill(self, model: ModelState, now: float) -> Batch:
         """Chunks of admitted prompts, then new requests, within the token budget."""
