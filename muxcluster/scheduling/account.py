@@ -20,6 +20,7 @@ class Stage(StrEnum):
 
 
 _WAITING = (Stage.QUEUE, Stage.PREEMPTED)
+_NOTHING = dict.fromkeys(Stage, 0.0)
 
 
 class TimeAccount:
@@ -32,7 +33,7 @@ class TimeAccount:
     __slots__ = ("_next", "_seconds", "_since_s", "_stage", "decode_running_s")
 
     def __init__(self, now: float, *, has_output: bool) -> None:
-        self._seconds = dict.fromkeys(Stage, 0.0)
+        self._seconds = _NOTHING.copy()
         self._stage = Stage.QUEUE
         self._since_s = now
         self._next = Stage.RESTORE if has_output else Stage.PREFILL

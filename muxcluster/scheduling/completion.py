@@ -39,7 +39,9 @@ class Completion:
         assert ((counts > 0) == job.rows.samples).all(), "a row that samples yields no token"
         table.end_job(slots, are_decoding=job.phase is Phase.DECODE)
         done = cut(table, slots, result.tokens, counts, model.spec.eos_token_ids)
-        request_ids = table.request_ids[slots].tolist()
+        # Nobody asks for the rows of a decode job where only tokens are counted.
+        is_named = table.keeps_output or job.phase is not Phase.DECODE
+        request_ids = table.request_ids[slots].tolist() if is_named else []
         prompt_logprobs = self._new_prompt_logprobs(table.live, job, result.prompt_logprobs)
         self._write(model, job, done, now)
         if job.phase is not Phase.DECODE:

@@ -28,6 +28,10 @@ class JobBuilder:
         table = model.slots
         slots = batch.slots
         starts = table.num_computed[slots]
+        if phase is Phase.DECODE:  # each row's last known token
+            samples = np.ones(len(slots), dtype=np.bool_)
+        else:
+            samples = starts + batch.counts == table.num_tokens[slots]
         table.start_job(slots)
         return Job(
             job_id=self.skip(1),
@@ -35,11 +39,9 @@ class JobBuilder:
             phase=phase,
             worker_id=place.worker_id,
             share=place.share,
-            rows=Rows(
-                slots, starts, batch.counts, starts + batch.counts == table.num_tokens[slots]
-            ),
+            rows=Rows(slots, starts, batch.counts, samples),
             tables=self._tables(model, batch),
-            admissions=tuple(self._admission(model, slot, now) for slot in batch.admitted),
+            admissions=tuple([self._admission(model, slot, now) for slot in batch.admitted]),
             max_steps=batch.max_steps,
         )
 

@@ -56,19 +56,23 @@ class Repeating:
         self._lane = lane
         self._max_rows = max_rows
 
-    def limits(self, launched: Sequence[Job]) -> dict[Job, int]:
+    def limits(self, launched: Sequence[Job], first: Job) -> dict[Job, int]:
         """How often each running decode job may end and be followed; empty where none may.
 
-        launched: what `next_jobs` answered last, just now. Where models take turns, those that
+        launched: what `next_jobs` answered last, just now. first: the running job that ends first:
+        where it may not be followed, nobody is. Where models take turns, those that
         wait come after the one that runs, in turn, as jobs that are not launched yet.
         """
-        jobs = [job for job in self._desk.shares.running if job.phase is Phase.DECODE]
-        if not jobs or self._desk.shares.is_exclusive:
+        desk = self._desk
+        if first.phase is not Phase.DECODE or desk.shares.is_exclusive:
             return {}
-        turns = self._lane.turns(self._desk)
+        turns = self._lane.turns(desk)
+        if self._num_waiting() != len(turns) or self._steps_left(first) == 0:
+            return {}
+        jobs = [job for job in desk.shares.running if job.phase is Phase.DECODE]
         if not self._is_steady(jobs, turns, launched):
             return {}
-        jobs += [self._waiting(model, jobs[0]) for model in turns]
+        jobs += [self._waiting(model, first) for model in turns]
         lefts = {job: self._steps_left(job) for job in jobs}
         longest = max(lefts.values())
         while longest and not self._has_blocks(lefts, longest):
@@ -84,18 +88,23 @@ class Repeating:
 
     @property
     def lets_in(self) -> bool:
-        """True where, while jobs repeat, a request that comes only waits.
+        """True where a request that comes only waits, until a job ends that is not repeated.
 
         All that decodes is in jobs then, and no lane computes two jobs of prompts at a time.
         """
-        return self._desk.shares.has_running(Phase.PREFILL)
+        shares = self._desk.shares
+        if shares.is_exclusive or not shares.has_running(Phase.PREFILL):
+            return False
+        return self._num_waiting() == 0
+
+    def _num_waiting(self) -> int:
+        """Models that could decode and have no job."""
+        return sum([self._desk.has_decode_work(model) for model in self._desk.models])
 
     def _is_steady(
         self, jobs: Sequence[Job], turns: Sequence[ModelState], launched: Sequence[Job]
     ) -> bool:
         desk = self._desk
-        if sum(map(desk.has_decode_work, desk.models)) != len(turns):
-            return False
         if not all(self._may_wait(model) for model in turns):
             return False
         # Prompts were passed over by this very call, or are not asked for while some are computed.
@@ -157,7 +166,10 @@ class Repeating:
         job, count = done.job, done.count
         model, rows = self._models[job.model], job.rows
         table, slots = model.slots, rows.slots
-        (table.start_job if done.is_running else table.end_job)(slots)
+        if not done.is_running:
+            table.end_job(slots, are_decoding=True)
+        elif not table.in_job[slots[0]]:  # its turn came meanwhile
+            table.start_job(slots)
         if count:
             self._write(model, rows, done)
         if done.is_running:
@@ -185,7 +197,7 @@ class Repeating:
         table.num_tokens[slots] += count
         table.num_computed[slots] += count
         table.set_deadlines(slots, done.end_s)
-        table.add_running(slots, done.running_s)
+        table.add_running(slots, done.running_s, are_decoding=True)
         model.counters.output_tokens += done.count * len(slots)
         lengths = table.num_computed[slots]
         used = self._kv.used(model.name) + self._kv.lack(model.name, slots, lengths)

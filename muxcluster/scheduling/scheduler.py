@@ -44,7 +44,8 @@ class UnitScheduler:
         only_counts: bool = False,
     ) -> None:
         """max_steps: most decode steps in one job. only_counts: of blocks and of output tokens,
-        where no worker needs ids and every token is 0: in a simulator.
+        where no worker needs ids and every token is 0: in a simulator. Decode jobs' outputs then
+        name no requests.
 
         Raises ValueError for an unknown lane or packing, workers that cannot run the lane's
         phases, and a pool too small for one column of each model.
@@ -171,20 +172,24 @@ class UnitScheduler:
         """When `next_jobs` should be called though nothing happened; None while nobody is here."""
         return self._adaptation.next_s() if self._live else None
 
-    def repeats(self, launched: Sequence[Job]) -> dict[Job, int]:
+    def repeats(self, launched: Sequence[Job], first: Job) -> dict[Job, int]:
         """How often each running decode job would end and be launched again as it is.
 
-        launched: what `next_jobs` answered just now. It holds while nothing else happens, and
+        launched: what `next_jobs` answered just now. first: who ends first; empty where that one
+        is not launched again. It holds while nothing else happens, and
         before `undisturbed_until_s`. Jobs that do not run yet take turns with the one that does.
         """
         if self._memory.has_preempted:  # blocks came free after prompts had been passed over
             return {}
-        return self._repeating.limits(launched)
+        return self._repeating.limits(launched, first)
 
     @property
     def lets_in(self) -> bool:
-        """True where a request that comes while jobs repeat only waits: see `repeats`."""
-        return self._repeating.lets_in
+        """True where a request that comes only waits, until a job ends that does not repeat.
+
+        It holds before `undisturbed_until_s`.
+        """
+        return not self._memory.has_preempted and self._repeating.lets_in
 
     @property
     def undisturbed_until_s(self) -> float:
@@ -240,7 +245,8 @@ class UnitScheduler:
         if start_s is None:
             return False
         if job.phase is not Phase.PREFILL:
-            self._models[job.model].slots.add_running(job.rows.slots, now - start_s)
+            table, are_decoding = self._models[job.model].slots, job.phase is Phase.DECODE
+            table.add_running(job.rows.slots, now - start_s, are_decoding=are_decoding)
         return True
 
     def _output(self, output: StepOutput) -> StepOutput:

@@ -163,9 +163,9 @@ class SlotTable:
         self.in_job[slot] = False
         self._forget_idle()
 
-    def add_running(self, slots: Slots, seconds: float) -> None:
-        """`slots` were in a job that ended just now and took so long."""
-        if self._num_prefilling:
+    def add_running(self, slots: Slots, seconds: float, *, are_decoding: bool = False) -> None:
+        """`slots` were in a job that ended just now and took so long; see `end_job`."""
+        if self._num_prefilling and not are_decoding:
             slots = slots[~self.is_prefilling[slots]]
         self.decode_running_s[slots] += seconds
 

@@ -80,15 +80,16 @@ class Concurrency:
         self._now_s = 0.0
         self._clock = 0.0
         self._slowdown = 1.0
-        self._first: Running | None = None
+        self.first: Running | None = None
+        """Who ends next if nothing changes."""
         self._num_repeated = 0
 
     @property
     def next_end_s(self) -> float:
         """When the first job ends if nothing changes; inf where none runs."""
-        if self._first is None:
+        if self.first is None:
             return float("inf")
-        return self._now_s + max(0.0, self._first.end - self._clock) * self._slowdown
+        return self._now_s + max(0.0, self.first.end - self._clock) * self._slowdown
 
     def start(self, job: Job, work: Work, now: float) -> Running:
         """`job` runs from now on."""
@@ -100,7 +101,7 @@ class Concurrency:
 
     def finish(self, now: float) -> Running:
         """Take out the job whose end is next, which is at `now`."""
-        entry = self._first
+        entry = self.first
         assert entry is not None, "nothing runs"
         self._now_s, self._clock = now, max(self._clock, entry.end)
         self.running.remove(entry)
@@ -116,7 +117,7 @@ class Concurrency:
         False where something else comes first: the end of another job or of one that may not be
         repeated again, or two ends so near that they may be the same moment.
         """
-        while (entry := self._first) is not None:
+        while (entry := self.first) is not None:
             if len(self.running) == 1 and not turns and entry in repeated:
                 self._repeat_alone(repeated[entry], before_s)
             now = self.next_end_s
@@ -186,7 +187,7 @@ class Concurrency:
         for each in self.running:
             if first is None or each.end < first.end or _is_tied_before(each, first):
                 first = each
-        self._first = first
+        self.first = first
 
 
 def _is_tied_before(entry: Running, other: Running) -> bool:

@@ -68,7 +68,7 @@ class UnitDriver:
 
     def submit(self, request: Request, now: float) -> None:
         """Accept a request at `now`, up to which the unit has been advanced."""
-        lets_in = self._repeating is not None and self._repeating.lets_in(now)
+        lets_in = not self._is_stirred and self._lets_in(now)
         if not lets_in:
             self.settle()
         self.now = now
@@ -76,6 +76,9 @@ class UnitDriver:
         if output is not None:
             self._tell(output)
         self._is_stirred = not lets_in
+
+    def _lets_in(self, now: float) -> bool:
+        return self._repeating is not None and self._repeating.lets_in(now)
 
     def advance(self, until_s: float) -> None:
         """All that happens up to `until_s`, except that jobs are launched before it only."""
@@ -141,6 +144,10 @@ class UnitDriver:
 
 
 def _result(entry: Running, now: float) -> JobResult:
-    counts = entry.job.rows.samples.astype(np.int32)
-    num_tokens = len(counts) if entry.job.phase is Phase.DECODE else int(counts.sum())
-    return JobResult(entry.job.job_id, TOKENS[:num_tokens], counts, now - entry.start_s, {}, {})
+    job = entry.job
+    if job.phase is Phase.DECODE:
+        counts, num_tokens = job.rows.counts, len(job.rows)
+    else:
+        counts = job.rows.samples.astype(np.int32)
+        num_tokens = int(counts.sum())
+    return JobResult(job.job_id, TOKENS[:num_tokens], counts, now - entry.start_s, {}, {})

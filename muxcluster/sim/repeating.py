@@ -33,9 +33,11 @@ class Repeating:
     def begin(self, launched: Sequence[Job]) -> None:
         """`next_jobs` has just answered `launched`; the last repetitions have ended."""
         self._before_s = self._scheduler.undisturbed_until_s - _MARGIN_S
-        if self._before_s < self._jobs.next_end_s:
+        self._lets_in = self._scheduler.lets_in
+        first = self._jobs.first
+        if first is None or self._before_s < self._jobs.next_end_s:
             return
-        lefts = self._scheduler.repeats(launched)
+        lefts = self._scheduler.repeats(launched, first.job)
         if not lefts:
             return
         running = {entry.job: entry for entry in self._jobs.running}
@@ -45,11 +47,12 @@ class Repeating:
             self._repeated[entry] = repeated = Repeated(entry, left, work_after)
             if job not in running:
                 self._turns.append(repeated)
-        self._lets_in = self._scheduler.lets_in
 
     def lets_in(self, now: float) -> bool:
-        """True where a request that comes at `now` only waits, and the repetitions go on."""
-        return self._lets_in and len(self._repeated) > 0 and now < self._before_s
+        """True where a request that comes at `now` only waits, if nothing happened since `begin`
+        but repetitions, and these go on.
+        """
+        return self._lets_in and now < self._before_s
 
     def advance(self, until_s: float) -> bool:
         """Steps that end before `until_s`. True where no more is to be done until then."""
