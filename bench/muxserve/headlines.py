@@ -68,7 +68,10 @@ def _rounded(values: Sequence[float], digits: int) -> list[float]:
 
 @dataclass(frozen=True, slots=True)
 class Headline:
-    """One of the paper's ratios. figure: "served", "weighted", "attained". load: how its points begin."""
+    """One of the paper's ratios. figure: "served", "weighted" or "attained".
+
+    load: how the loads begin that it is taken over.
+    """
 
     name: str
     experiment: str
