@@ -9,9 +9,10 @@ from muxcluster.sim.driver import UnitDriver
 from muxcluster.sim.requests import request_of
 from muxcluster.sim.simulate import SimResult, simulate
 from muxcluster.sim.timeline import JobSpan
+from muxcluster.sim.timing import Work
 from muxcluster.sim.unit import SimUnit
 from muxcluster.workload.arrival import Arrival
-from tests.sim.cases import arrivals, sim_unit
+from tests.sim.cases import FixedTiming, arrivals, sim_unit
 
 LANES = ["adbs", "temporal", "round-robin", "mixed"]
 
@@ -116,3 +117,30 @@ def test_the_same_steps_in_a_fraction_of_the_entries(lane: str) -> None:
     assert first.now == second.now
     assert stats[0] == stats[1]
     assert abs(repeated.share) < 1e-6
+
+
+def waiting_through_a_prefill(*, exact: bool) -> tuple[int, UnitDriver]:
+    """How many jobs are told while six requests come during one prefill, and the driver then."""
+    sink = Watch()
+    timing = FixedTiming(prefill=Work(1.0, 0.1), decode=Work(0.01, 0.1))
+    driver = UnitDriver(sim_unit(), sink, timing, exact=exact)
+    entries = 0
+    for now, model in ((0.0, "a"), (1.5, "b"), *((1.7 + 0.1 * n, "ab"[n % 2]) for n in range(6))):
+        driver.advance(now)
+        driver.submit(request_of(Arrival(now, f"r{now}", model, 10, 400)), now)
+        entries = sink.num_entries if now < 1.75 else entries
+    told = sink.num_entries - entries
+    driver.advance(math.inf)
+    driver.settle()
+    return told, driver
+
+
+def test_a_request_that_only_waits_for_a_prefill_ends_no_repetition() -> None:
+    plain, first = waiting_through_a_prefill(exact=True)
+    repeated, second = waiting_through_a_prefill(exact=False)
+    assert plain > 40
+    assert repeated == 0
+    assert first.now == second.now
+    stats = second.scheduler.stats(second.now, "u")
+    assert stats == first.scheduler.stats(first.now, "u")
+    assert [model.output_tokens for model in stats.models] == [1600, 1600]
