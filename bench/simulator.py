@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bench.harness import Bench, Claim, make_parser
 from bench.placement_cases import Point, points
+from bench.simulator_memory import measure_memory
 from muxcluster.core.metrics import Window, figures
 from muxcluster.sim.planned import units_of
 from muxcluster.sim.simulate import SimResult, simulate
@@ -119,6 +120,9 @@ def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--seconds", type=float, help="virtual time (60; 15 with --quick)")
     parser.add_argument("--points", nargs="+", metavar="NAME", help="only these points")
+    parser.add_argument(
+        "--requests", type=int, metavar="N", help="and the memory that N short requests take"
+    )
     bench = Bench(parser)
     options = bench.options
     end_s = options.seconds or (15.0 if options.quick else 60.0)
@@ -143,7 +147,19 @@ def main() -> None:
         ),
     )
     samples = {name: [row[name] for row in found] for name in ("step_exact_x", "plain_x")}
-    bench.publish(claims, samples, points=found)
+    bench.publish(claims, samples, points=found, memory=_memory(options.requests, options.seed))
+
+
+def _memory(num_requests: int | None, seed: int) -> dict[str, Any] | None:
+    if num_requests is None:
+        return None
+    found = measure_memory(num_requests, seed)
+    print(
+        f"{found['num_requests']:,} requests: {found['bytes_per_request']} bytes each while it "
+        f"ran ({found['record_bytes']} of them the record), at most "
+        f"{max(size for _, size in found['resident_mb'])} MB in all, {found['cpu_s']} s of CPU time"
+    )
+    return found
 
 
 if __name__ == "__main__":
