@@ -50,8 +50,8 @@ def attend_tile(
     tokens = token + rows // GROUP
     heads = kv_head * GROUP + rows % GROUP
     live = (rows < QUERIES // GROUP * GROUP) & (tokens < stop)
-    results = (tokens.to(tl.int64) * kv_heads * GROUP + heads) * NUM_SPLITS + split
     if begin >= end:
+        results = (tokens.to(tl.int64) * kv_heads * GROUP + heads) * NUM_SPLITS + split
         tl.store(sums + results, tl.full([QUERIES], -float("inf"), tl.float32), mask=live)
     else:
         places = tl.arange(0, BLOCK_D)
@@ -86,6 +86,7 @@ def attend_tile(
                 weights.to(values.dtype), values, attended * kept[:, None], input_precision="ieee"
             )
             top = new_top
+        results = (tokens.to(tl.int64) * kv_heads * GROUP + heads) * NUM_SPLITS + split
         divisor = tl.maximum(total, SMALLEST)
         attended = attended / divisor[:, None]
         tl.store(partial + results[:, None] * HEAD_DIM + places[None, :], attended, mask=inside)
