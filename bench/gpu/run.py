@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from math import isfinite
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -38,8 +39,10 @@ class Run:
         """Keep whether `error()`, a relative one, is at most `allowed`; NaN never is."""
         entry: dict[str, Any] = {"kernel": kernel, "case": case, "allowed": allowed}
         try:
-            entry["error"] = error()
-            entry["ok"] = entry["error"] <= allowed
+            found = error()
+            entry["ok"] = found <= allowed
+            # JSON has no NaN.
+            entry |= {"error": found} if isfinite(found) else {"failure": f"error is {found}"}
         except Exception as failure:  # noqa: BLE001 - one failure must not hide the others
             entry |= {"ok": False, "failure": _first_lines(failure)}
         self.checks.append(entry)
