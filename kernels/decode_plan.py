@@ -1,27 +1,16 @@
 """The CPU path of decode attention: what is the same in every layer is worked out once."""
 
-from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from kernels.decode_rows import Rows, by_width, groups, is_identity
 from kernels.layout import token_positions
 
 GROUP_BYTES = 4 << 20
 """Gathered K and V stay below this, so that they are still in the cache when they are read."""
-
-
-class Rows(NamedTuple):
-    """Sequences by number of columns to read: int64 [rows] each; keys begins <= position < lengths
-    are seen.
-    """
-
-    slots: Tensor
-    begins: Tensor
-    lengths: Tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,13 +47,13 @@ class DecodePlan:
 
         token_bytes: K and V of one token and head. The rest as in `paged_decode`.
         """
-        rows, widths, order = _by_width(slots, lengths, sliding_window, block_tokens)
-        self._order = None if _is_identity(order) else order
+        rows, widths, order = by_width(slots, lengths, sliding_window, block_tokens)
+        self._order = None if is_identity(order) else order
         self._has_empty = bool(widths) and widths[0] == 0
         budget = GROUP_BYTES // (block_tokens * token_bytes)
         self._parts = [
             part
-            for some, widest in _groups(widths, budget // tables.shape[2])
+            for some, widest in groups(widths, budget // tables.shape[2])
             for part in _parts(rows, some, widest, tables, from_right, block_tokens, budget)
         ]
 
@@ -89,37 +78,6 @@ class DecodePlan:
         if self._order is None:
             return attended
         return torch.empty_like(attended).index_copy_(0, self._order, attended)
-
-
-def _by_width(
-    slots: Tensor, lengths: Tensor, sliding_window: int | None, block_tokens: int
-) -> tuple[Rows, list[int], Tensor]:
-    """The rows sorted by width, the widths, and which row of the batch each one is."""
-    begins = torch.zeros_like(lengths)
-    if sliding_window is not None:
-        begins = (lengths - sliding_window).clamp_(min=0)
-    ends = (lengths + block_tokens - 1) // block_tokens
-    widths, order = (ends - begins // block_tokens).sort(stable=True)
-    rows = Rows(*(each[order].long() for each in (slots, begins, lengths)))
-    return rows, widths.tolist(), order
-
-
-def _is_identity(order: Tensor) -> bool:
-    return torch.equal(order, torch.arange(len(order), device=order.device))
-
-
-def _groups(widths: list[int], budget: int) -> Iterator[tuple[slice, int]]:
-    """Cut sorted widths so that a group padded to its widest keeps to `budget` columns.
-
-    Yields rows and widest. Rows of width 0 are left out; one wider than the budget is alone.
-    """
-    start = bisect_right(widths, 0)
-    while start < len(widths):
-        stop = start + 1
-        while stop < len(widths) and (stop + 1 - start) * widths[stop] <= budget:
-            stop += 1
-        yield slice(start, stop), widths[stop - 1]
-        start = stop
 
 
 def _parts(

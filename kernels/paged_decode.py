@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from kernels.decode_plan import DecodePlan
+from kernels.decode_plans import decode_plan
 from kernels.layout import check_attention, check_index, check_table, half_rows
 from kernels.on_gpu import triton_kernel
 
@@ -56,15 +56,16 @@ def paged_decode(
     check_index("slots", slots, rows)
     check_index("lengths", lengths, rows)
     halves = half_rows(pool, query.dtype, block_tokens, head_dim)
-    plan = DecodePlan(
+    grouped = query.reshape(rows, kv_heads, heads // kv_heads, head_dim)
+    plan = decode_plan(
+        grouped,
+        halves,
         table.unsqueeze(1),
         slots,
         lengths,
         from_right,
         block_tokens=block_tokens,
-        token_bytes=2 * head_dim * query.element_size(),
         sliding_window=sliding_window,
     )
-    grouped = query.reshape(rows, kv_heads, heads // kv_heads, head_dim)
     attended = plan.attend(grouped, halves, 0, scale=scale, soft_cap=soft_cap)
     return attended.to(query.dtype).view(rows, heads, head_dim)

@@ -2,7 +2,9 @@
 
 from torch import Tensor
 
+from kernels.decode_direct import DirectPlan
 from kernels.decode_plan import DecodePlan
+from kernels.decode_plans import decode_plan
 from kernels.kv_write import WritePlan
 from kernels.layout import half_rows
 from kernels.paged_prefill import paged_prefill
@@ -23,7 +25,7 @@ class PlannedAttention:
         self._write = WritePlan(
             arena.tables, batch.token_slots, batch.positions, arena.from_right, arena.block_tokens
         )
-        self._decodes: dict[int | None, DecodePlan] = {}
+        self._decodes: dict[int | None, DirectPlan | DecodePlan] = {}
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: LayerCall) -> Tensor:
         """Writes the new keys and values into the pool, then attends over it."""
@@ -46,25 +48,28 @@ class PlannedAttention:
         rows, heads, head_dim = query.shape
         kv_heads = self._arena.tables.shape[2]
         grouped = query.reshape(rows, kv_heads, heads // kv_heads, head_dim)
-        plan = self._decode_plan(call.sliding_window, 2 * head_dim * query.element_size())
+        plan = self._decode_plan(call.sliding_window, grouped, halves)
         attended = plan.attend(
             grouped, halves, call.layer, scale=call.scale, soft_cap=call.soft_cap
         )
         return attended.to(query.dtype).view(query.shape)
 
-    def _decode_plan(self, window: int | None, token_bytes: int) -> DecodePlan:
+    def _decode_plan(
+        self, window: int | None, query: Tensor, halves: Tensor
+    ) -> DirectPlan | DecodePlan:
         """One for all layers of a window; most models have one window or none."""
         plan = self._decodes.get(window)
         if plan is None:
             rows = self._batch.single
             assert rows is not None
-            plan = self._decodes[window] = DecodePlan(
+            plan = self._decodes[window] = decode_plan(
+                query,
+                halves,
                 self._arena.tables,
                 rows.slots,
                 rows.lengths,
                 self._arena.from_right,
                 block_tokens=self._arena.block_tokens,
-                token_bytes=token_bytes,
                 sliding_window=window,
             )
         return plan

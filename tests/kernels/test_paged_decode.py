@@ -3,19 +3,30 @@
 import pytest
 import torch
 
-from kernels import decode_plan as module
+from kernels import decode_direct, decode_plan
 from kernels.paged_decode import paged_decode
 from tests.kernels.paged_cases import TOLERANCES, PagedCase, filled_case, random_query
+
+
+@pytest.fixture(autouse=True)
+def direct_with_any_rows(monkeypatch):
+    monkeypatch.setattr(decode_direct, "MIN_ROWS", 0)
 
 
 def check(case: PagedCase, heads: int, lengths=None, slots=None, **options) -> None:
     slots = slots if slots is not None else list(range(len(case.keys)))
     lengths = lengths or [len(case.keys[slot]) for slot in slots]
     query = random_query(len(slots), heads, case)
+    # In fp32, contiguous tables are read directly and others gathered from.
+    for table in (case.table, case.table.contiguous()):
+        check_output(case, table, query, lengths, slots, options)
+
+
+def check_output(case: PagedCase, table, query, lengths, slots, options) -> None:
     output = paged_decode(
         query,
         case.pool,
-        case.table,
+        table,
         torch.tensor(slots, dtype=torch.int32),
         torch.tensor(lengths, dtype=torch.int32),
         case.from_right,
@@ -57,7 +68,8 @@ def test_soft_cap_alone():
 
 @pytest.mark.parametrize("budget", [1, 1 << 17, 1 << 30])
 def test_ragged_batch_in_any_grouping(monkeypatch, budget):
-    monkeypatch.setattr(module, "GROUP_BYTES", budget)
+    monkeypatch.setattr(decode_plan, "GROUP_BYTES", budget)
+    monkeypatch.setattr(decode_direct, "MAX_INDICES", budget // 64)
     case = filled_case([1, 400, 33, 2, 64, 7, 250, 1], 2, 64, rights=[False, True] * 4)
     check(case, heads=4)
     check(case, heads=4, sliding_window=40)

@@ -1,0 +1,40 @@
+"""Which plan of decode attention fits a pool, a model and a type on the CPU."""
+
+from torch import Tensor
+
+from kernels.decode_direct import DirectPlan, suits
+from kernels.decode_plan import DecodePlan
+
+
+def decode_plan(
+    query: Tensor,
+    halves: Tensor,
+    tables: Tensor,
+    slots: Tensor,
+    lengths: Tensor,
+    from_right: Tensor,
+    *,
+    block_tokens: int,
+    sliding_window: int | None = None,
+) -> DirectPlan | DecodePlan:
+    """query: as of `attend`, its numbers do not matter. tables: [max_seqs, layers, kv_heads,
+    max_columns]. The rest as in `paged_decode`."""
+    if suits(tables, halves, query):
+        return DirectPlan(
+            tables,
+            slots,
+            lengths,
+            from_right,
+            block_tokens=block_tokens,
+            group=query.shape[2],
+            sliding_window=sliding_window,
+        )
+    return DecodePlan(
+        tables,
+        slots,
+        lengths,
+        from_right,
+        block_tokens=block_tokens,
+        token_bytes=2 * query.shape[-1] * query.element_size(),
+        sliding_window=sliding_window,
+    )

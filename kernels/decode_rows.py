@@ -1,0 +1,49 @@
+"""The rows of a decode step by the number of columns they read, and groups of similar ones."""
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Rows(NamedTuple):
+    """Sequences by number of columns to read: int64 [rows] each; keys begins <= position < lengths
+    are seen.
+    """
+
+    slots: Tensor
+    begins: Tensor
+    lengths: Tensor
+
+
+def by_width(
+    slots: Tensor, lengths: Tensor, sliding_window: int | None, block_tokens: int
+) -> tuple[Rows, list[int], Tensor]:
+    """The rows sorted by width, the widths, and which row of the batch each one is."""
+    begins = torch.zeros_like(lengths)
+    if sliding_window is not None:
+        begins = (lengths - sliding_window).clamp_(min=0)
+    ends = (lengths + block_tokens - 1) // block_tokens
+    widths, order = (ends - begins // block_tokens).sort(stable=True)
+    rows = Rows(*(each[order].long() for each in (slots, begins, lengths)))
+    return rows, widths.tolist(), order
+
+
+def is_identity(order: Tensor) -> bool:
+    return torch.equal(order, torch.arange(len(order), device=order.device))
+
+
+def groups(widths: list[int], budget: int) -> Iterator[tuple[slice, int]]:
+    """Cut sorted widths so that a group padded to its widest keeps to `budget` columns.
+
+    Yields rows and widest. Rows of width 0 are left out; one wider than the budget is alone.
+    """
+    start = bisect_right(widths, 0)
+    while start < len(widths):
+        stop = start + 1
+        while stop < len(widths) and (stop + 1 - start) * widths[stop] <= budget:
+            stop += 1
+        yield slice(start, stop), widths[stop - 1]
+        start = stop
