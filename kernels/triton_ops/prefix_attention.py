@@ -120,35 +120,32 @@ _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
 def _specimens(dtype: str, shape: PrefixShape, *, capped: bool = False) -> Iterator[Specimen]:
-    """Kernels of a model in blocks of 4096 elements, in the tiles of each GPU."""
+    """Kernels of a model in blocks of 4096 elements."""
+    tiling = choose_tiling(shape, 4096, _DTYPES[dtype], 1)
+    tiling = replace(tiling, prefix_splits=4, distinct_splits=2)
+    constants = kernel_constants(shape, tiling) | {
+        "HALF": 2048,
+        "BLOCK_TOKENS": 2048 // shape.head_dim // 8 * 8,
+        "HAS_CAP": capped,
+    }
+    words = f"{dtype} d{shape.head_dim} g{shape.group} q{tiling.prefix_queries}"
+    words += f"/{tiling.distinct_queries}{' chunks' * (not shape.single)}{' cap' * capped}"
     element = f"*{dtype}"
-    merge_types = {"output": element, "partial": "*fp32", "sums": "*fp32"}
-    types = merge_types | {"query": element, "pool": element}
+    types = {"partial": "*fp32", "sums": "*fp32", "query": element, "pool": element}
     types |= dict.fromkeys(("group_offsets", "prefix_lengths"), "*i32")
-    del types["output"]
-    for capability in (80, 90, 100):
-        tiling = choose_tiling(shape, 4096, _DTYPES[dtype], capability // 10, 1)
-        tiling = replace(tiling, prefix_splits=4, distinct_splits=2)
-        constants = kernel_constants(shape, tiling) | {
-            "HALF": 2048,
-            "BLOCK_TOKENS": 2048 // shape.head_dim // 8 * 8,
-            "HAS_CAP": capped,
-        }
-        words = f"{dtype} d{shape.head_dim} g{shape.group} q{tiling.prefix_queries}"
-        words += f"/{tiling.distinct_queries}{' cap' * capped} sm_{capability}"
-        yield attention_specimen(
-            f"prefix {words}",
-            prefix_kernel,
-            types,
-            constants,
-            {"query_token_stride", "query_head_stride"},
-            (capability,),
-            num_warps=tiling.num_warps,
-            num_stages=STAGES,
-        )
+    yield attention_specimen(
+        f"prefix {words}",
+        prefix_kernel,
+        types,
+        constants,
+        {"query_token_stride", "query_head_stride"},
+        num_warps=tiling.num_warps,
+        num_stages=STAGES,
+    )
+    types = {"output": element, "partial": "*fp32", "sums": "*fp32"}
     constants = merge_constants(shape, tiling)
-    words = f"{dtype} d{shape.head_dim} of {tiling.prefix_splits + tiling.distinct_splits} splits"
-    yield attention_specimen(f"prefix merge {words}", merge_kernel, merge_types, constants, set())
+    words = f"{dtype} d{shape.head_dim} of {constants['NUM_SPLITS']} splits"
+    yield attention_specimen(f"prefix merge {words}", merge_kernel, types, constants, set())
 
 
 _CALLS = (
@@ -158,8 +155,11 @@ _CALLS = (
     _specimens("bf16", PrefixShape(32, 32, 1, 32, 1, 128, single=True)),
     # 7 prefills of 512 tokens beside 256 decodes.
     _specimens("fp16", PrefixShape(3840, 263, 8, 8, 4, 128, single=False), capped=True),
+    _specimens("bf16", PrefixShape(263, 256, 64, 8, 4, 128, single=False)),
     _specimens("bf16", PrefixShape(64, 64, 8, 8, 8, 64, single=True)),
+    _specimens("bf16", PrefixShape(256, 256, 1, 8, 8, 64, single=True)),
     _specimens("bf16", PrefixShape(64, 64, 4, 32, 1, 80, single=True)),
+    _specimens("bf16", PrefixShape(64, 64, 2, 32, 1, 96, single=True)),
     _specimens("bf16", PrefixShape(700, 64, 2, 8, 2, 256, single=False)),
     _specimens("fp32", PrefixShape(64, 64, 4, 8, 4, 128, single=True)),
 )

@@ -13,11 +13,10 @@ STAGES = 5
 TILE_BYTES = 16384
 """Keys read at once; as many bytes of values beside them."""
 MAX_SPLITS = 16
-MOST_QUERIES = 64
-"""Rows of the largest matrix product: what stays in registers with two programs at a time."""
-MOST_QUERIES_HOPPER = 128
-"""On sm_90, whose matrix products read both factors from shared memory: two warp groups of 64. On
-others (sm_80, sm_100) so large a tile spills to the stack."""
+MOST_QUERIES = 128
+"""Rows of the largest matrix product: two warp groups of 64 on sm_90."""
+MOST_DISTINCT_QUERIES = 64
+"""A decode waits for memory, so a few idle rows cost it nothing; so many would."""
 PROGRAMS_PER_MULTIPROCESSOR = 4
 """Programs wanted, so that ragged groups even out: about two run at a time."""
 MERGED_ELEMENTS = 1024
@@ -65,32 +64,31 @@ def device_tiling(
     shape: PrefixShape, max_tokens: int, dtype: torch.dtype, device: torch.device
 ) -> PrefixTiling:
     """`choose_tiling` for the device; on CPU (the interpreter) nothing is split."""
-    if device.type != "cuda":
-        return choose_tiling(shape, max_tokens, dtype, 9, 1)
-    major, _ = torch.cuda.get_device_capability(device)
-    programs = PROGRAMS_PER_MULTIPROCESSOR * multiprocessors(device)
-    return choose_tiling(shape, max_tokens, dtype, major, programs)
+    programs = 1
+    if device.type == "cuda":
+        programs = PROGRAMS_PER_MULTIPROCESSOR * multiprocessors(device)
+    return choose_tiling(shape, max_tokens, dtype, programs)
 
 
 def choose_tiling(
-    shape: PrefixShape, max_tokens: int, dtype: torch.dtype, major: int, programs: int
+    shape: PrefixShape, max_tokens: int, dtype: torch.dtype, programs: int
 ) -> PrefixTiling:
     """Tiles that hold a group or row of average size; splits enough for so many programs.
 
-    max_tokens: what a table row can hold. major: the GPU's compute capability. programs: wanted.
+    max_tokens: what a table row can hold.
     """
     head_bytes = triton.next_power_of_2(shape.head_dim) * dtype.itemsize
-    most = MOST_QUERIES_HOPPER if major == 9 and head_bytes <= 256 else MOST_QUERIES
+    # Accumulators of larger tiles would not stay in registers.
+    most = MOST_QUERIES if head_bytes <= 256 else MOST_QUERIES // 2
     tile = max(16, min(128, TILE_BYTES // head_bytes))
     if dtype.itemsize > 2:
         # Without matrix units: products are as small as they can be.
         most, tile = 16, 32
     prefix = _queries(shape, shape.groups, most)
-    # One size for both halves the code and its registers; a few more rows cost a decode nothing,
-    # as it waits for memory. The largest size would cost it.
+    # One size for both halves the code and its registers, while rows can bear it.
     distinct = prefix
-    if prefix > MOST_QUERIES:
-        distinct = _queries(shape, shape.rows, MOST_QUERIES)
+    if prefix > MOST_DISTINCT_QUERIES:
+        distinct = _queries(shape, shape.rows, MOST_DISTINCT_QUERIES)
     return PrefixTiling(
         prefix,
         distinct,
