@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from kernels.triton_ops.tiles import key_places, loaded_places, scaled
+from kernels.triton_ops.tiles import capped, key_places, loaded_places
 
 LOWEST = tl.constexpr(-1e30)
 """Stands for a query's largest score before it saw a key: finite, so that differences are."""
@@ -54,9 +54,12 @@ def attend_prompt(
 ):
     """Causal attention of queries [BLOCK_M, BLOCK_D] at `positions` to one sequence's keys.
 
-    low, high: as in `range_of_phase`; keys at `high` and beyond are not read. blocks: the
-    sequence's table row. Returns fp32 [BLOCK_M, BLOCK_D].
+    positions: below `high`. low, high: as in `range_of_phase`; keys at `high` and beyond are not
+    read. blocks: the sequence's table row. scale: positive where there is no cap. Returns fp32
+    [BLOCK_M, BLOCK_D].
     """
+    # The factor is applied beside the subtraction of the maximum, in one instruction.
+    factor = soft_cap if HAS_CAP else scale
     BLOCK_M: tl.constexpr = queries.shape[0]
     BLOCK_D: tl.constexpr = queries.shape[1]
     places = tl.arange(0, BLOCK_D)
@@ -76,15 +79,14 @@ def attend_prompt(
             loaded = loaded_places(present, BLOCK_D, HEAD_DIM)
             keys = tl.load(keys_at, mask=loaded, other=0.0)
             products = tl.dot(queries, tl.trans(keys), input_precision="ieee")
-            scores = scaled(products, scale, soft_cap, HAS_CAP)
+            scores = capped(products, scale, HAS_CAP)
             if phase != 1:
-                distances = positions[:, None] - tokens[None, :]
-                seen = present[None, :] & (distances >= 0)
+                seen = tokens[None, :] <= positions[:, None]
                 if HAS_WINDOW:
-                    seen &= distances < window
+                    seen &= tokens[None, :] > positions[:, None] - window
                 scores = tl.where(seen, scores, -float("inf"))
-            new_top = tl.maximum(top, tl.max(scores, 1))
-            weights = tl.exp2(scores - new_top[:, None])
+            new_top = tl.maximum(top, tl.max(scores, 1) * factor)
+            weights = tl.exp2(scores * factor - new_top[:, None])
             kept = tl.exp2(top - new_top)
             total = total * kept + tl.sum(weights, 1)
             values = tl.load(keys_at + HALF, mask=loaded, other=0.0)

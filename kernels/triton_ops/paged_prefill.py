@@ -98,7 +98,7 @@ def prefill_kernel(
     query += (indices * query_token_stride + heads * query_head_stride)[:, None]
     attended = attend_prompt(
         tl.load(query + places[None, :], mask=inside, other=0.0),
-        low + tokens,
+        tl.minimum(low + tokens, high - 1),
         low,
         high,
         pool,
@@ -150,6 +150,8 @@ def paged_prefill(
     output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     if not output.numel():
         return output
+    if scale <= 0:
+        query, scale = query * (-1 if scale else 0), abs(scale) or 1.0
     kv_heads, group = table.shape[1], heads // table.shape[1]
     if tiling is None:
         members, major = triton.cdiv(tokens, rows) * group, capability(query.device)

@@ -40,22 +40,33 @@ def loaded_places(seen, BLOCK_D: tl.constexpr, HEAD_DIM: tl.constexpr):
 
 
 @triton.jit
-def scaled(products, scale, soft_cap, HAS_CAP: tl.constexpr):
-    """Scores in units of log 2 of the products of queries and keys.
+def capped(products, scale, HAS_CAP: tl.constexpr):
+    """The products of queries and keys, or tanh(products * scale / log2(e)) where there is a cap.
 
-    scale: the scores' factor times log2(e), or divided by the cap where there is one.
-    soft_cap: the cap times log2(e). tanh is written with exp2, which neither overflows (the
-    quotient goes to 0 or 2) nor needs a library that the interpreter lacks.
+    tanh is written with exp2, which neither overflows (the quotient goes to 0 or 2) nor needs a
+    library that the interpreter lacks.
     """
     if HAS_CAP:
-        grown = tl.exp2(products * (2 * scale))
-        return soft_cap - soft_cap * 2 / (grown + 1)
+        return 1 - 2 / (tl.exp2(products * (2 * scale)) + 1)
+    else:
+        return products
+
+
+@triton.jit
+def scaled(products, scale, soft_cap, HAS_CAP: tl.constexpr):
+    """Scores in units of log 2 of the products of queries and keys; see `score_factors`."""
+    if HAS_CAP:
+        return capped(products, scale, HAS_CAP) * soft_cap
     else:
         return products * scale
 
 
 def score_factors(scale: float, soft_cap: float | None) -> tuple[float, float]:
-    """`scaled`'s scale and soft_cap: tanh(x) is 1 - 2 / (exp2(2 x log2(e)) + 1)."""
+    """What kernels take as scale and soft_cap.
+
+    scale: the scores' factor times log2(e), over the cap where there is one. soft_cap: times
+    log2(e); it is then the factor of what `capped` returns.
+    """
     if soft_cap is None:
         return scale * LOG2E, 0.0
     return scale * LOG2E / soft_cap, soft_cap * LOG2E

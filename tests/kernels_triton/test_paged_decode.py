@@ -71,6 +71,14 @@ def test_any_number_of_splits_of_a_ragged_batch(num_splits, window):
     check(case, heads=3, sliding_window=window, choices=choices)
 
 
+def test_splits_that_are_merged_later_may_outweigh_the_first():
+    case = filled_case([300], 1, 64)
+    case.keys[0][280:] *= 8
+    for position in range(280, 300):
+        case.place(0, 0, position, 0).mul_(8)
+    check(case, heads=2, choices=MANY | {"num_splits": 40})
+
+
 def test_large_scores_do_not_overflow():
     case = filled_case([40], 1, 64)
     case.keys[0] *= 64

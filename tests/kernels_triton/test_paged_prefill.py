@@ -12,7 +12,7 @@ from tests.kernels.paged_cases import TOLERANCES, PagedCase, filled_case, random
 SMALL = Tiling(members=16, keys=16, num_warps=4, num_stages=3)
 
 
-def check(case: PagedCase, heads: int, *, starts=None, slots=None, **options) -> None:
+def check(case: PagedCase, heads: int, *, starts=None, slots=None, scale=0.3, **options) -> None:
     """Each row's queries are its slot's tokens from starts[row] to the end."""
     slots = slots or list(range(len(case.keys)))
     starts = starts or [0] * len(slots)
@@ -29,7 +29,7 @@ def check(case: PagedCase, heads: int, *, starts=None, slots=None, **options) ->
         torch.tensor(starts, dtype=torch.int32),
         case.from_right,
         block_tokens=case.block_tokens,
-        scale=0.3,
+        scale=scale,
         **options,
     )
     assert output.dtype == case.dtype
@@ -38,7 +38,7 @@ def check(case: PagedCase, heads: int, *, starts=None, slots=None, **options) ->
     for row, slot in enumerate(slots):
         part = slice(offsets[row], offsets[row + 1])
         if counts[row]:
-            expected = case.attention(query[part], slot, ends[row], scale=0.3, **options)
+            expected = case.attention(query[part], slot, ends[row], scale=scale, **options)
             torch.testing.assert_close(output[part].double(), expected, rtol=limit, atol=limit)
 
 
@@ -74,7 +74,7 @@ def test_window_and_soft_cap(window, soft_cap):
 
 
 @pytest.mark.parametrize("count", [15, 16, 17, 33])
-@pytest.mark.parametrize("before", [0, 1, 15, 16])
+@pytest.mark.parametrize("before", [0, 14, 15, 16])
 def test_every_edge_of_a_tile(before, count):
     case = filled_case([before + count, count], 1, 64, rights=[True, False])
     check(case, heads=1, starts=[before, 0], tiling=SMALL)
@@ -98,6 +98,13 @@ def test_large_scores_do_not_overflow():
         case.place(0, 0, position, 0).mul_(64)
     check(case, heads=1, tiling=SMALL)
     check(case, heads=1, tiling=SMALL, soft_cap=30.0)
+
+
+@pytest.mark.parametrize("scale", [0.0, -0.3])
+def test_any_scale(scale):
+    case = filled_case([40], 1, 64)
+    check(case, heads=1, scale=scale, tiling=SMALL)
+    check(case, heads=1, scale=scale, tiling=SMALL, soft_cap=2.0)
 
 
 def test_strided_queries_and_long_integers():
