@@ -100,19 +100,22 @@ def add_distinct(
 ) -> None:
     """Tiles of equally many queries against each row's own keys, padded to the widest (last)."""
     _, kv_heads, group, head_dim = query.shape
-    count, widest = tiles[-1].queries, tiles[-1].columns
+    count, widest, block_tokens = tiles[-1].queries, tiles[-1].columns, pooled.block_tokens
+    # Columns that every query of every tile sees whole need no mask.
+    clear = max(0, ((tiles[0].columns - 1) * block_tokens + 2 - count) // block_tokens)
     used, first, slots, begins, ends = torch.tensor([tile[1:] for tile in tiles]).T.unsqueeze(2)
     tokens = first + torch.arange(count)
-    skipped = begins // pooled.block_tokens
+    skipped = begins // block_tokens
     columns = skipped + torch.arange(widest)
-    positions = token_positions(columns, pooled.from_right[slots], pooled.block_tokens)
+    positions = token_positions(columns[:, clear:], pooled.from_right[slots], block_tokens)
     limits = ends - count + torch.arange(count)
     # Past a row's last column that column is repeated, so that only its own blocks are read.
     own = torch.minimum(columns, skipped + used - 1)
     blocks = pooled.table[slots, :, own].transpose(1, 2).flatten(0, 1)
     keys, values = pooled.gather(blocks, query.dtype)
     unused = (positions >= ends)[:, None, :, None]
-    values.view(len(tiles), kv_heads, -1, head_dim).masked_fill_(unused, 0.0)
+    tail = values.view(len(tiles), kv_heads, -1, head_dim)[:, :, clear * block_tokens :]
+    tail.masked_fill_(unused, 0.0)
     # A tile's queries go by KV head, token, head of the group.
     queries = query[tokens].transpose(1, 2).reshape(-1, count * group, head_dim)
     hidden = (positions.unsqueeze(1) > limits.unsqueeze(2)).repeat_interleave(group, 1)
@@ -127,13 +130,13 @@ def _attend(
     """Highest score and total weight [n, queries, 1], and sum of weighted values.
 
     query: scaled, [n, queries, head_dim]. keys, values: [n, tokens, head_dim]. hidden: bool
-    [n, queries, tokens], keys not to be seen.
+    [n, queries, last tokens], those of the last keys that are not to be seen.
     """
     scores = torch.bmm(query, keys.transpose(1, 2))
     if soft_cap is not None:
         scores = torch.tanh(scores / soft_cap) * soft_cap
     if hidden is not None:
-        scores.masked_fill_(hidden, -torch.inf)
+        scores[..., -hidden.shape[-1] :].masked_fill_(hidden, -torch.inf)
     highest = scores.amax(-1, keepdim=True).clamp_(min=LOWEST)
     weights = scores.sub_(highest).exp_()
     return highest, weights.sum(-1, keepdim=True), torch.bmm(weights, values)
