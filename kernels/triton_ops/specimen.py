@@ -14,7 +14,7 @@ class Specimen:
     """
 
     name: str
-    """Unique for a GPU, with the shape in words, such as `paged_decode bf16 d128 g8`."""
+    """One thing on one GPU, with the shape in words, such as `paged_decode bf16 d128 g8`."""
     kernel: Any
     """The `@triton.jit` function (Triton has no types)."""
     signature: Mapping[str, str]
