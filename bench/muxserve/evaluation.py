@@ -83,7 +83,7 @@ def show(cells: Sequence[Cell], rows: Sequence[Any]) -> None:
 def main() -> None:
     """Simulate, compare, publish."""
     parser = make_parser(__doc__)
-    parser.add_argument("--minutes", type=float, help="virtual ones a case (4; 2 with --quick)")
+    parser.add_argument("--minutes", type=float, help="virtual ones a case (4; 1 with --quick)")
     parser.add_argument("--seeds", type=int, help="repeats (2; 1 with --quick)")
     parser.add_argument("--processes", type=int, default=2, metavar="N")
     parser.add_argument("--cache", type=Path, metavar="DIR", help="keep results, to go on later")
@@ -93,7 +93,7 @@ def main() -> None:
     bench = Bench(parser)
     options = bench.options
     quick = options.quick
-    seconds = 60.0 * (options.minutes or (2 if quick else 4))
+    seconds = 60.0 * (options.minutes or (1 if quick else 4))
     num_seeds = options.seeds or (1 if quick else 2)
     duration = Duration(seconds, tuple(range(options.seed, options.seed + num_seeds)))
     runner = Runner(Cache(options.cache), options.processes)
