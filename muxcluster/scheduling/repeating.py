@@ -114,7 +114,7 @@ class Repeating:
             or not any(map(desk.has_prefill_work, desk.models))
         ):
             return False
-        return all(self._is_plain(job) and self._lane.repeats(desk, job) for job in jobs)
+        return all(map(self._is_plain, jobs)) and self._lane.repeats(desk, jobs)
 
     def _may_wait(self, model: ModelState) -> bool:
         """True where all that a waiting model decodes will be in its next job."""

@@ -1,5 +1,8 @@
 """Adaptive batch scheduling: prefill first, decodes of any model beside it (MuxServe, Alg. 3)."""
 
+from collections.abc import Sequence
+from functools import partial
+
 from muxcluster.core.job import Job, Phase
 from muxcluster.scheduling.lanes.desk import Desk
 from muxcluster.scheduling.modelstate import ModelState
@@ -39,10 +42,13 @@ class AdbsLane:
         """Nobody: a waiting model has other claims than its turn."""
         return []
 
-    def repeats(self, desk: Desk, job: Job) -> bool:
-        """True where what the others leave is what the job has."""
+    def repeats(self, desk: Desk, jobs: Sequence[Job]) -> bool:
+        """True where their parts of the SMs are what they have."""
         reads = _reads(desk)
-        return desk.shares.would_repeat(job, lambda: _decode_place(desk.shares, reads, job.model))
+        return all(
+            desk.shares.would_repeat(job, partial(_decode_place, desk.shares, reads, job.model))
+            for job in jobs
+        )
 
     def _prefill(self, desk: Desk, now: float) -> tuple[list[Job], bool]:
         if desk.shares.has_running(Phase.PREFILL):

@@ -152,9 +152,9 @@ class Lane(Protocol):
         """
         ...
 
-    def repeats(self, desk: Desk, job: Job) -> bool:
-        """True where `job`, which decodes all there is of its model, would be launched at the same
-        place again if it ended now, and again after that: see repeating.py.
+    def repeats(self, desk: Desk, jobs: Sequence[Job]) -> bool:
+        """True where each of `jobs`, which decode all there is of their models, would be launched
+        at the same place again if it ended now, and again after that: see repeating.py.
         """
         ...
 

@@ -3,6 +3,8 @@
 The right choice where there is one SM partition.
 """
 
+from collections.abc import Sequence
+
 from muxcluster.core.job import Job, Phase
 from muxcluster.scheduling.lanes.desk import Desk
 from muxcluster.scheduling.modelstate import ModelState
@@ -30,6 +32,6 @@ class MixedLane:
         """Nobody: a waiting model has other claims than its turn."""
         return []
 
-    def repeats(self, desk: Desk, job: Job) -> bool:
+    def repeats(self, desk: Desk, jobs: Sequence[Job]) -> bool:
         """No job of this lane only decodes."""
         return False

@@ -3,9 +3,12 @@
 The ablation baseline of MuxServe §5.4: spatial sharing, no adaptive batch scheduling.
 """
 
+from collections.abc import Sequence
+
 from muxcluster.core.job import Job, Phase
 from muxcluster.scheduling.lanes.desk import Desk
 from muxcluster.scheduling.modelstate import ModelState
+from muxcluster.scheduling.shares import Place
 
 _ORDER = (Phase.PREFILL, Phase.DECODE)
 
@@ -36,7 +39,7 @@ class RoundRobinLane:
         """Nobody: a waiting model has other claims than its turn."""
         return []
 
-    def repeats(self, desk: Desk, job: Job) -> bool:
+    def repeats(self, desk: Desk, jobs: Sequence[Job]) -> bool:
         """True where prompts wait for nothing but the prefill that runs, and the place stays."""
         shares = desk.shares
         is_prefilling = shares.has_running(Phase.PREFILL)
@@ -44,9 +47,13 @@ class RoundRobinLane:
             return False
         if not is_prefilling and any(map(desk.has_prefill_work, desk.models)):
             return False
-        if is_prefilling:
-            return shares.would_repeat(job, lambda: shares.rest(Phase.DECODE))
-        return shares.would_repeat(job, lambda: shares.beside(Phase.DECODE, Phase.PREFILL))
+
+        def place() -> Place | None:
+            if is_prefilling:
+                return shares.rest(Phase.DECODE)
+            return shares.beside(Phase.DECODE, Phase.PREFILL)
+
+        return all(shares.would_repeat(job, place) for job in jobs)
 
     def _launch(self, desk: Desk, phase: Phase, now: float) -> list[Job]:
         """The next model in the rotation that has work which memory lets run."""

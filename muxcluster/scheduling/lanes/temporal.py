@@ -3,6 +3,8 @@
 The baseline of MuxServe §5 (AlpaServe's sharing with continuous batching).
 """
 
+from collections.abc import Sequence
+
 from muxcluster.core.job import Job, Phase
 from muxcluster.scheduling.lanes.desk import Desk
 from muxcluster.scheduling.modelstate import ModelState
@@ -34,9 +36,10 @@ class TemporalLane:
         decodes = [model for model in desk.models if desk.has_decode_work(model)]
         return sorted(decodes, key=lambda model: desk.last_turn(model, Phase.DECODE))
 
-    def repeats(self, desk: Desk, job: Job) -> bool:
+    def repeats(self, desk: Desk, jobs: Sequence[Job]) -> bool:
         """Whoever's turn it is has the whole GPU."""
-        return desk.shares.would_repeat(job, lambda: desk.shares.full(Phase.DECODE))
+        shares = desk.shares
+        return all(shares.would_repeat(job, lambda: shares.full(Phase.DECODE)) for job in jobs)
 
 
 def _oldest_prompt(model: ModelState) -> int:
