@@ -23,9 +23,11 @@ from typing import Any
 sys.path.pop(0)  # the script's folder, whose http.py would hide Python's
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-THREADS = len(os.sched_getaffinity(0))
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-os.environ.setdefault("OMP_NUM_THREADS", str(THREADS))
+from muxcluster.engine.ownerlink import ONE_THREAD
+
+if __name__ == "__main__" and any(os.environ.get(name) != ONE_THREAD[name] for name in ONE_THREAD):
+    # The C library and OpenMP read these at start: all is measured as in a worker.
+    os.execve(sys.executable, sys.orig_argv, {**os.environ, **ONE_THREAD})
 
 import numpy as np
 import torch
@@ -47,6 +49,7 @@ from muxcluster.engine.runner import UnitRunner
 from muxcluster.engine.unit import Unit
 
 NAME = "llama-56m"
+THREADS = len(os.sched_getaffinity(0))
 CONTEXT = 100
 BLOCK_TOKENS = 16
 MAX_LEN = 256

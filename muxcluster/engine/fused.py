@@ -20,14 +20,14 @@ class RmsNorm:
     """Root mean square normalisation over the last axis (Zhang and Sennrich 2019), in fp32."""
 
     weight: Tensor
-    eps: float
+    eps: Tensor
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """[..., size] to the same, in the inputs' type."""
-        size = inputs.shape[-1]
         wide = inputs.float()
-        squares = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square_()
-        scaled = wide * squares.div_(size).add_(self.eps).rsqrt_()
+        length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+        mean = torch.addcmul(self.eps, length, length, value=1 / inputs.shape[-1])
+        scaled = wide * mean.rsqrt_()
         normed: Tensor = scaled.to(inputs.dtype).mul_(self.weight)
         return normed
 

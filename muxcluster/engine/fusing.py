@@ -150,7 +150,7 @@ def _norm(norm: Foreign, *, in_pairs: bool = False) -> RmsNorm:
     weight = norm.weight.detach()
     if in_pairs:
         weight = weight[_pairs(len(weight))]
-    return RmsNorm(weight, norm.variance_epsilon)
+    return RmsNorm(weight, torch.tensor([norm.variance_epsilon]))
 
 
 def _pairs(head_dim: int) -> Tensor:
