@@ -47,8 +47,9 @@ def test_a_run_that_is_stopped_has_as_many_tokens(until_s: float) -> None:
     assert plain.records.rows.tobytes() == repeated.records.rows.tobytes()
 
 
-def test_few_quotas_and_many_periods_change_nothing() -> None:
-    unit = sim_unit(num_columns=400, max_seqs=8)
+@pytest.mark.parametrize("lane", LANES)
+def test_few_quotas_short_jobs_and_many_periods_change_nothing(lane: str) -> None:
+    unit = sim_unit(num_columns=400, max_seqs=8, lane=lane)
     policy = replace(unit.spec.scheduler, quota_period_s=0.37, max_decode_rows=4)
     unit = replace(unit, spec=replace(unit.spec, scheduler=policy))
     plain, repeated, _ = both(unit, arrivals(100, 8.0, seed=3))

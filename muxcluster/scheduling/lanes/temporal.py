@@ -32,8 +32,9 @@ class TemporalLane:
         return []
 
     def turns(self, desk: Desk) -> list[ModelState]:
-        """All that decode, by their last turn."""
-        decodes = [model for model in desk.models if desk.has_decode_work(model)]
+        """All that decode and have no job, by their last turn."""
+        busy = desk.shares.running_models(Phase.DECODE)
+        decodes = [m for m in desk.models if m.name not in busy and desk.has_decode_work(m)]
         return sorted(decodes, key=lambda model: desk.last_turn(model, Phase.DECODE))
 
     def repeats(self, desk: Desk, jobs: Sequence[Job]) -> bool:
