@@ -39,8 +39,9 @@ def test_order_is_class_then_priority_then_arrival() -> None:
         ),
     )
     assert len(waiting) == len(wanted)
+    assert waiting.num_tokens == sum(item.num_tokens for item in wanted) > 0
     assert drain(waiting) == wanted
-    assert len(waiting) == 0
+    assert len(waiting) == waiting.num_tokens == 0
 
 
 def test_a_preempted_request_keeps_its_place() -> None:
