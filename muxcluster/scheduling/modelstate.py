@@ -38,7 +38,6 @@ class ModelState:
         self.name = spec.name
         self.blocks_per_column = spec.shape.blocks_per_column
         self.block_tokens = spec.shape.block_tokens(block_bytes)
-        self._weight_blocks = spec.weight_bytes / block_bytes
         self.slots = SlotTable(spec.max_seqs, spec.max_model_len, keeps_output=keeps_output)
         self.waiting = Waiting()
         self.meter = meter
@@ -59,12 +58,10 @@ class ModelState:
         """Blocks that hold `num_tokens` tokens of one sequence."""
         return self.columns(num_tokens) * self.blocks_per_column
 
-    def step_blocks(self, num_rows: int) -> float:
-        """Blocks that a decode step of so many sequences reads, its weights counted as blocks.
-
-        Sequences are taken to be as long as those that ended lately.
-        """
-        return self._weight_blocks + num_rows * self.blocks(math.ceil(self.meter.mean_tokens))
+    def step_blocks(self, num_rows: int) -> int:
+        """Blocks that a decode step of so many sequences reads, each as long as those that ended
+        lately."""
+        return num_rows * self.blocks(math.ceil(self.meter.mean_tokens))
 
     def max_total(self, request: Request) -> int:
         """Prompt and output tokens at which `request` ends with `length`.

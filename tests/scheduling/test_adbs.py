@@ -1,7 +1,7 @@
 """What ADBS is for: prefill first, decodes beside it, no model starved by turns or quotas."""
 
 from muxcluster.core.job import Phase, WorkerSlot
-from muxcluster.core.kvshape import KvShape, block_bytes
+from muxcluster.core.kvshape import KvShape
 from muxcluster.core.request import Slo
 from tests.scheduling.rig import LADDER, Rig, model_spec, request, unit_spec
 
@@ -64,12 +64,11 @@ def finish(rig: Rig, model: str) -> None:
 
 
 def three_models():
-    """A step of c reads twice as much as one of a or b."""
-    heavy = 16 * block_bytes(8, 2)
+    """Sequences of c are expected to be twice as long as those of the others."""
     models = [
         model_spec("a"),
         model_spec("b"),
-        model_spec("c", weight_bytes=heavy),
+        model_spec("c", mean_output_tokens=44.0),
         model_spec("d", max_seqs=1),
     ]
     return unit_spec(models, workers=THREE_WORKERS, num_blocks=128)

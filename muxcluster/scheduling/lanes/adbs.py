@@ -23,9 +23,9 @@ class AdbsLane:
     for blocks or quota does not (it would starve the decodes that free them), and the next model
     is tried. Models come by least slack, round robin as tie-break; nobody waits for ever.
 
-    Decodes divide the SMs in proportion to what their steps read, so that all steps take about as
-    long: the paper gives whoever is free what is free, and models with short steps, which are free
-    often, keep those with long ones small for ever.
+    Decodes divide the SMs in proportion to the KV that their steps read; weights are read at about
+    the same pace on any share. The paper gives whoever is free what is free: models with short
+    steps, which are free often, then keep those with long ones small for ever.
     """
 
     uses_quotas = True
@@ -105,13 +105,13 @@ class AdbsLane:
         return sorted(waiting, key=rank)
 
 
-def _reads(desk: Desk) -> dict[str, float]:
+def _reads(desk: Desk) -> dict[str, int]:
     """Blocks that the next decode step of each model reads; only of those that decode."""
     rows = ((model, desk.decode_rows(model)) for model in desk.models)
     return {model.name: model.step_blocks(num_rows) for model, num_rows in rows if num_rows}
 
 
-def _decode_place(shares: ShareLedger, reads: dict[str, float], model: str) -> Place | None:
+def _decode_place(shares: ShareLedger, reads: dict[str, int], model: str) -> Place | None:
     """The model's part of the SMs that a running prefill leaves, as near as the rungs allow."""
     prefill = sum(job.share for job in shares.running if job.phase is Phase.PREFILL)
     return shares.near(Phase.DECODE, (1.0 - prefill) * reads[model] / sum(reads.values()))
