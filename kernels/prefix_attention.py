@@ -49,33 +49,19 @@ def prefix_attention(
     does not matter. Raises ValueError for wrong shapes, types, strides, offsets or lengths; the
     kernel on a GPU reads no values on the host and so refuses only shapes, types and strides.
     """
+    grouped = (table, slots, lengths, from_right, group_offsets, prefix_lengths)
     if query.is_cuda:
         output: Tensor = triton_kernel("prefix_attention")(
             query,
             pool,
-            table,
-            slots,
-            lengths,
-            from_right,
-            group_offsets,
-            prefix_lengths,
+            *grouped,
             block_tokens=block_tokens,
             scale=scale,
             soft_cap=soft_cap,
             query_offsets=query_offsets,
         )
         return output
-    check_prefix_attention(
-        query,
-        table,
-        slots,
-        lengths,
-        from_right,
-        group_offsets,
-        prefix_lengths,
-        soft_cap,
-        query_offsets,
-    )
+    check_prefix_attention(query, *grouped, soft_cap, query_offsets)
     tokens, heads, head_dim = query.shape
     kv_heads = table.shape[1]
     halves = half_rows(pool, query.dtype, block_tokens, head_dim)

@@ -51,58 +51,29 @@ def prefix_attention(
 
     tiling: block sizes and splits, else chosen from the shapes.
     """
-    check_prefix_attention(
-        query,
-        table,
-        slots,
-        lengths,
-        from_right,
-        group_offsets,
-        prefix_lengths,
-        soft_cap,
-        query_offsets,
-    )
-    tokens, heads, head_dim = query.shape
-    kv_heads, columns = table.shape[1:]
-    halves = half_rows(pool, query.dtype, block_tokens, head_dim)
+    grouped = (table, slots, lengths, from_right, group_offsets, prefix_lengths)
+    check_prefix_attention(query, *grouped, soft_cap, query_offsets)
+    halves = half_rows(pool, query.dtype, block_tokens, query.shape[2])
     output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     if not output.numel():
         return output
     single = query_offsets is None
-    shape = PrefixShape(
-        tokens, len(slots), len(prefix_lengths), kv_heads, heads // kv_heads, head_dim, single
-    )
-    max_tokens = columns * block_tokens
+    shape = _shape_of(query, table.shape[1], len(slots), len(prefix_lengths), single)
+    max_tokens = table.shape[2] * block_tokens
     chosen = tiling or device_tiling(shape, max_tokens, query.dtype, query.device)
-    splits = (tokens, heads, chosen.prefix_splits + chosen.distinct_splits)
-    partial = torch.empty((*splits, head_dim), dtype=torch.float32, device=query.device)
-    sums = torch.empty(splits, dtype=torch.float32, device=query.device)
-    prefix_tiles = shape.prefix_tiles(chosen.prefix_queries)
-    distinct_tiles = shape.distinct_tiles(chosen.distinct_queries)
-    programs = prefix_tiles * chosen.prefix_splits + distinct_tiles * chosen.distinct_splits
-    prefix_kernel[(programs * kv_heads,)](
+    partial, sums = _partials(query, chosen)
+    prefix_kernel[(shape.programs(chosen),)](
         partial,
         sums,
         query,
         halves,
-        table,
-        slots,
-        lengths,
-        from_right,
-        group_offsets,
-        prefix_lengths,
+        *grouped,
         group_offsets if query_offsets is None else query_offsets,
         *score_factors(scale, soft_cap),
-        shape.rows,
-        shape.groups,
-        kv_heads,
-        prefix_tiles,
-        distinct_tiles,
+        *_counts(shape, chosen),
         max_tokens,
-        query.stride(0),
-        query.stride(1),
-        table.stride(0),
-        table.stride(1),
+        *query.stride()[:2],
+        *table.stride()[:2],
         **kernel_constants(shape, chosen),
         HALF=halves.stride(0),
         BLOCK_TOKENS=block_tokens,
@@ -110,10 +81,39 @@ def prefix_attention(
         num_warps=chosen.num_warps,
         num_stages=STAGES,
     )
-    constants = merge_constants(shape, chosen)
-    grid = (triton.cdiv(tokens * heads, constants["ITEMS"]),)
-    merge_kernel[grid](output, partial, sums, tokens * heads, **constants, num_warps=4)
+    _merge(output, partial, sums, shape, chosen)
     return output
+
+
+def _shape_of(query: Tensor, kv_heads: int, rows: int, groups: int, single: bool) -> PrefixShape:
+    tokens, heads, head_dim = query.shape
+    return PrefixShape(tokens, rows, groups, kv_heads, heads // kv_heads, head_dim, single)
+
+
+def _partials(query: Tensor, tiling: PrefixTiling) -> tuple[Tensor, Tensor]:
+    """Memory for what the splits leave: partial [tokens, heads, splits, head_dim], sums without
+    the last dimension, both fp32."""
+    tokens, heads, head_dim = query.shape
+    splits = (tokens, heads, tiling.prefix_splits + tiling.distinct_splits)
+    partial = torch.empty((*splits, head_dim), dtype=torch.float32, device=query.device)
+    return partial, torch.empty(splits, dtype=torch.float32, device=query.device)
+
+
+def _counts(shape: PrefixShape, tiling: PrefixTiling) -> tuple[int, int, int, int, int]:
+    """The kernel's rows, groups, kv_heads, prefix_tiles and distinct_tiles."""
+    prefix_tiles = shape.prefix_tiles(tiling.prefix_queries)
+    distinct_tiles = shape.distinct_tiles(tiling.distinct_queries)
+    return shape.rows, shape.groups, shape.kv_heads, prefix_tiles, distinct_tiles
+
+
+def _merge(
+    output: Tensor, partial: Tensor, sums: Tensor, shape: PrefixShape, tiling: PrefixTiling
+) -> None:
+    """Write the output [tokens, heads, head_dim] from what the splits left."""
+    items = shape.tokens * shape.kv_heads * shape.group
+    constants = merge_constants(shape, tiling)
+    grid = (triton.cdiv(items, constants["ITEMS"]),)
+    merge_kernel[grid](output, partial, sums, items, **constants, num_warps=4)
 
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}

@@ -3,95 +3,76 @@
 import triton
 import triton.language as tl
 
-from kernels.triton_ops.prefix_work import distinct_work, prefix_work
-from kernels.triton_ops.tiles import key_places, scaled
-
-LOWEST = tl.constexpr(-1e30)
-SMALLEST = tl.constexpr(1.1754943508222875e-38)
+from kernels.triton_ops.attend_tile import LOWEST, SMALLEST, Keys, Queries, attend_tile
+from kernels.triton_ops.prefix_work import program_work
 
 
 @triton.jit
-def attend_tile(
+def attend_work(
     partial,
     sums,
     query,
-    pool,
-    blocks,
-    token,
-    stop,
-    position,
-    begin,
-    end,
-    from_right,
-    kv_head,
+    keys,
+    work,
     kv_heads,
-    split,
     scale,
     soft_cap,
-    query_token_stride,
-    query_head_stride,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
     HALF: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr,
-    QUERIES: tl.constexpr,
+    PREFIX_QUERIES: tl.constexpr,
+    DISTINCT_QUERIES: tl.constexpr,
     TILE: tl.constexpr,
     NUM_SPLITS: tl.constexpr,
-    IS_CAUSAL: tl.constexpr,
+    IS_SINGLE: tl.constexpr,
     HAS_CAP: tl.constexpr,
 ):
-    """Attention of queries token to stop, QUERIES // GROUP at most, to keys begin to end.
-
-    blocks: int32, the keys' blocks. position: that of the query `token`, read where IS_CAUSAL.
-    Where there is no key only the sums are written.
-    """
-    rows = tl.arange(0, QUERIES)
-    tokens = token + rows // GROUP
-    heads = kv_head * GROUP + rows % GROUP
-    live = (rows < QUERIES // GROUP * GROUP) & (tokens < stop)
-    if begin >= end:
-        results = (tokens.to(tl.int64) * kv_heads * GROUP + heads) * NUM_SPLITS + split
-        tl.store(sums + results, tl.full([QUERIES], -float("inf"), tl.float32), mask=live)
+    """`attend_tile` with the number of queries that the work's kind of tile has."""
+    # Tiles of one size are attended to by the same code: the condition is then constant.
+    if work.is_prefix | (PREFIX_QUERIES == DISTINCT_QUERIES):
+        attend_tile(
+            partial,
+            sums,
+            query,
+            keys,
+            work,
+            kv_heads,
+            scale,
+            soft_cap,
+            GROUP,
+            HEAD_DIM,
+            BLOCK_D,
+            HALF,
+            BLOCK_TOKENS,
+            PREFIX_QUERIES,
+            TILE,
+            NUM_SPLITS,
+            (PREFIX_QUERIES == DISTINCT_QUERIES) and not IS_SINGLE,
+            HAS_CAP,
+        )
     else:
-        places = tl.arange(0, BLOCK_D)
-        inside = live[:, None] & (places < HEAD_DIM)[None, :]
-        starts = tokens.to(tl.int64) * query_token_stride + heads * query_head_stride
-        queries = tl.load(query + starts[:, None] + places[None, :], mask=inside, other=0.0)
-        # Finite, so that a query that sees none of a tile's keys makes no NaN.
-        top = tl.full([QUERIES], LOWEST, tl.float32)
-        total = tl.zeros([QUERIES], tl.float32)
-        attended = tl.zeros([QUERIES, BLOCK_D], tl.float32)
-        for start in tl.range(begin, end, TILE):
-            keys_tokens = start + tl.arange(0, TILE)
-            stored = keys_tokens < end
-            keys_at = key_places(
-                blocks, keys_tokens, stored, from_right, HALF, BLOCK_TOKENS, HEAD_DIM
-            )
-            keys_at = pool + keys_at[:, None] + places[None, :]
-            loaded = stored[:, None] & (places < HEAD_DIM)[None, :]
-            keys = tl.load(keys_at, mask=loaded, other=0.0)
-            products = tl.dot(queries, tl.trans(keys), input_precision="ieee")
-            scores = scaled(products, scale, soft_cap, HAS_CAP)
-            seen = stored[None, :]
-            if IS_CAUSAL:
-                seen &= keys_tokens[None, :] <= (position + rows // GROUP)[:, None]
-            scores = tl.where(seen, scores, -float("inf"))
-            new_top = tl.maximum(top, tl.max(scores, 1))
-            weights = tl.exp2(scores - new_top[:, None])
-            kept = tl.exp2(top - new_top)
-            total = total * kept + tl.sum(weights, 1)
-            values = tl.load(keys_at + HALF, mask=loaded, other=0.0)
-            attended = tl.dot(
-                weights.to(values.dtype), values, attended * kept[:, None], input_precision="ieee"
-            )
-            top = new_top
-        results = (tokens.to(tl.int64) * kv_heads * GROUP + heads) * NUM_SPLITS + split
-        divisor = tl.maximum(total, SMALLEST)
-        attended = attended / divisor[:, None]
-        tl.store(partial + results[:, None] * HEAD_DIM + places[None, :], attended, mask=inside)
-        logs = tl.where(total > 0, top + tl.log2(divisor), -float("inf"))
-        tl.store(sums + results, logs, mask=live)
+        attend_tile(
+            partial,
+            sums,
+            query,
+            keys,
+            work,
+            kv_heads,
+            scale,
+            soft_cap,
+            GROUP,
+            HEAD_DIM,
+            BLOCK_D,
+            HALF,
+            BLOCK_TOKENS,
+            DISTINCT_QUERIES,
+            TILE,
+            NUM_SPLITS,
+            not IS_SINGLE,
+            HAS_CAP,
+        )
 
 
 @triton.jit(do_not_specialize=["rows", "groups", "prefix_tiles", "distinct_tiles", "max_tokens"])
@@ -136,119 +117,53 @@ def prefix_kernel(
     """partial fp32 [tokens, heads, splits, head_dim] and sums fp32 [tokens, heads, splits]: first
     the splits of the prefix, then those of the distinct keys.
 
-    Grid: (prefix_tiles * PREFIX_SPLITS + distinct_tiles * DISTINCT_SPLITS) * kv_heads. Prefix
-    tiles stand first, as they take longest, those that read the same keys side by side.
+    Grid: (prefix_tiles * PREFIX_SPLITS + distinct_tiles * DISTINCT_SPLITS) * kv_heads.
     IS_SINGLE: one query a row; query_offsets is not read. HALF: elements of half a block.
     """
-    program = tl.program_id(0)
-    prefix_programs = prefix_tiles * kv_heads * PREFIX_SPLITS
-    is_prefix = program < prefix_programs
-    if is_prefix:
-        kv_head = program // prefix_tiles % kv_heads
-        split = program // (prefix_tiles * kv_heads)
-        slot, token, stop, position, begin, end = prefix_work(
-            slots,
-            group_offsets,
-            prefix_lengths,
-            query_offsets,
-            program % prefix_tiles,
-            split,
-            groups,
-            max_tokens,
-            PREFIX_QUERIES // GROUP,
-            PREFIX_SPLITS,
-            TILE,
-            MIN_TILES,
-            IS_SINGLE,
-        )
-    else:
-        program -= prefix_programs
-        kv_head = program % kv_heads
-        split = program // (kv_heads * distinct_tiles)
-        slot, token, stop, position, begin, end = distinct_work(
-            slots,
-            lengths,
-            group_offsets,
-            prefix_lengths,
-            query_offsets,
-            program // kv_heads % distinct_tiles,
-            split,
-            rows,
-            groups,
-            max_tokens,
-            DISTINCT_QUERIES // GROUP,
-            DISTINCT_SPLITS,
-            TILE,
-            MIN_TILES,
-            IS_SINGLE,
-        )
-        split += PREFIX_SPLITS
-    # The blocks of a prefix are full: the order of their tokens does not matter.
-    right = tl.load(from_right + slot)
-    blocks = table + slot * table_slot_stride + kv_head * table_head_stride
-    # Tiles of one size are attended to by the same code: the condition is then constant.
-    if is_prefix | (PREFIX_QUERIES == DISTINCT_QUERIES):
-        attend_tile(
-            partial,
-            sums,
-            query,
-            pool,
-            blocks,
-            token,
-            stop,
-            position,
-            begin,
-            end,
-            right,
-            kv_head,
-            kv_heads,
-            split,
-            scale,
-            soft_cap,
-            query_token_stride,
-            query_head_stride,
-            GROUP,
-            HEAD_DIM,
-            BLOCK_D,
-            HALF,
-            BLOCK_TOKENS,
-            PREFIX_QUERIES,
-            TILE,
-            PREFIX_SPLITS + DISTINCT_SPLITS,
-            (PREFIX_QUERIES == DISTINCT_QUERIES) and not IS_SINGLE,
-            HAS_CAP,
-        )
-    else:
-        attend_tile(
-            partial,
-            sums,
-            query,
-            pool,
-            blocks,
-            token,
-            stop,
-            position,
-            begin,
-            end,
-            right,
-            kv_head,
-            kv_heads,
-            split,
-            scale,
-            soft_cap,
-            query_token_stride,
-            query_head_stride,
-            GROUP,
-            HEAD_DIM,
-            BLOCK_D,
-            HALF,
-            BLOCK_TOKENS,
-            DISTINCT_QUERIES,
-            TILE,
-            PREFIX_SPLITS + DISTINCT_SPLITS,
-            not IS_SINGLE,
-            HAS_CAP,
-        )
+    work = program_work(
+        slots,
+        lengths,
+        group_offsets,
+        prefix_lengths,
+        query_offsets,
+        rows,
+        groups,
+        kv_heads,
+        prefix_tiles,
+        distinct_tiles,
+        max_tokens,
+        GROUP,
+        TILE,
+        MIN_TILES,
+        PREFIX_QUERIES,
+        PREFIX_SPLITS,
+        DISTINCT_QUERIES,
+        DISTINCT_SPLITS,
+        IS_SINGLE,
+    )
+    blocks = table + work.slot * table_slot_stride + work.kv_head * table_head_stride
+    attend_work(
+        partial,
+        sums,
+        Queries(query, query_token_stride, query_head_stride),
+        # The blocks of a prefix are full: the order of their tokens does not matter.
+        Keys(pool, blocks, tl.load(from_right + work.slot)),
+        work,
+        kv_heads,
+        scale,
+        soft_cap,
+        GROUP,
+        HEAD_DIM,
+        BLOCK_D,
+        HALF,
+        BLOCK_TOKENS,
+        PREFIX_QUERIES,
+        DISTINCT_QUERIES,
+        TILE,
+        PREFIX_SPLITS + DISTINCT_SPLITS,
+        IS_SINGLE,
+        HAS_CAP,
+    )
 
 
 @triton.jit(do_not_specialize=["items"])

@@ -59,6 +59,12 @@ class PrefixShape:
         """Tiles that suffice however the tokens are divided among the rows."""
         return self.rows if self.single else self.tokens // (queries // self.group) + self.rows
 
+    def programs(self, tiling: PrefixTiling) -> int:
+        """Programs of the attention kernel: one for every split of every tile and KV head."""
+        prefix = self.prefix_tiles(tiling.prefix_queries) * tiling.prefix_splits
+        distinct = self.distinct_tiles(tiling.distinct_queries) * tiling.distinct_splits
+        return (prefix + distinct) * self.kv_heads
+
 
 def device_tiling(
     shape: PrefixShape, max_tokens: int, dtype: torch.dtype, device: torch.device

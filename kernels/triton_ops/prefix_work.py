@@ -1,11 +1,31 @@
 """Which queries and keys a program of prefix-shared attention takes, found on the device."""
 
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 
 from kernels.triton_ops.splits import split_span
 
 SEARCHED = tl.constexpr(128)
+
+
+class Work(NamedTuple):
+    """Queries token to stop of a KV head, and keys begin to end of the slot's sequence.
+
+    is_prefix: the keys are a group's prefix. split: of the prefix, or after those the distinct
+    keys'. position: that of the query `token`.
+    """
+
+    is_prefix: Any
+    kv_head: Any
+    split: Any
+    slot: Any
+    token: Any
+    stop: Any
+    position: Any
+    begin: Any
+    end: Any
 
 
 @triton.jit
@@ -113,3 +133,73 @@ def distinct_work(
     position = end - (stop - token)
     end = tl.where(token < stop, tl.minimum(begin + span, end), 0)
     return tl.load(slots + row).to(tl.int64), token, stop, position, begin, end
+
+
+@triton.jit
+def program_work(
+    slots,
+    lengths,
+    group_offsets,
+    prefix_lengths,
+    query_offsets,
+    rows,
+    groups,
+    kv_heads,
+    prefix_tiles,
+    distinct_tiles,
+    max_tokens,
+    GROUP: tl.constexpr,
+    TILE: tl.constexpr,
+    MIN_TILES: tl.constexpr,
+    PREFIX_QUERIES: tl.constexpr,
+    PREFIX_SPLITS: tl.constexpr,
+    DISTINCT_QUERIES: tl.constexpr,
+    DISTINCT_SPLITS: tl.constexpr,
+    IS_SINGLE: tl.constexpr,
+):
+    """The Work of this program. Prefix tiles stand first, as they take longest, those that read
+    the same keys side by side."""
+    program = tl.program_id(0)
+    prefix_programs = prefix_tiles * kv_heads * PREFIX_SPLITS
+    is_prefix = program < prefix_programs
+    if is_prefix:
+        kv_head = program // prefix_tiles % kv_heads
+        split = program // (prefix_tiles * kv_heads)
+        slot, token, stop, position, begin, end = prefix_work(
+            slots,
+            group_offsets,
+            prefix_lengths,
+            query_offsets,
+            program % prefix_tiles,
+            split,
+            groups,
+            max_tokens,
+            PREFIX_QUERIES // GROUP,
+            PREFIX_SPLITS,
+            TILE,
+            MIN_TILES,
+            IS_SINGLE,
+        )
+    else:
+        program -= prefix_programs
+        kv_head = program % kv_heads
+        split = program // (kv_heads * distinct_tiles)
+        slot, token, stop, position, begin, end = distinct_work(
+            slots,
+            lengths,
+            group_offsets,
+            prefix_lengths,
+            query_offsets,
+            program // kv_heads % distinct_tiles,
+            split,
+            rows,
+            groups,
+            max_tokens,
+            DISTINCT_QUERIES // GROUP,
+            DISTINCT_SPLITS,
+            TILE,
+            MIN_TILES,
+            IS_SINGLE,
+        )
+        split += PREFIX_SPLITS
+    return Work(is_prefix, kv_head, split, slot, token, stop, position, begin, end)
