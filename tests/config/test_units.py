@@ -75,6 +75,20 @@ def test_workers_of_a_lane(specs_of, cores, lane, partition, workers, runs) -> N
     assert {worker.shares for worker in unit.workers} == {(0.5, 1.0) if workers == 2 else (1.0,)}
 
 
+@pytest.mark.parametrize(
+    ("lane", "workers", "runs"), [("adbs", 1, "mixed"), ("round-robin", 2, "round-robin")]
+)
+def test_a_model_alone_has_nobody_to_share_with(
+    write, model_directory, lane, workers, runs
+) -> None:
+    model_directory("tiny")
+    nodes = "cluster: {nodes: [{name: local, gpu: cpu, cores: 2, memory_gb: 8}]}"
+    text = f"models: [{{name: a, path: tiny}}]\n{nodes}\npolicy: {{scheduler: {lane}}}"
+    config = load_config(write(text))
+    (unit,) = unit_specs(config, plan_for(config))
+    assert (len(unit.workers), unit.scheduler.lane) == (workers, runs)
+
+
 def test_served_models(write, model_directory) -> None:
     directory = model_directory("tiny")
     (served,) = served_models(load_config(write("models: [{name: a, path: tiny}]")))
