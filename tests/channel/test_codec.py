@@ -183,7 +183,7 @@ def test_memory_layout_does_not_matter(array: np.ndarray) -> None:
 
 
 def test_numpy_scalars_arrive_as_numbers() -> None:
-    back = decode(encode(Failed(np.int64(7), "boom")))  # type: ignore[arg-type]
+    back = decode(encode(Failed(np.int64(7), "boom")))  # type: ignore[arg-type]  # what numpy code hands in
     assert same(back, Failed(7, "boom"))
 
 
@@ -197,7 +197,7 @@ def test_arrays_of_anything_else_are_refused(array: np.ndarray) -> None:
 
 def test_objects_are_refused() -> None:
     with pytest.raises(TypeError, match="cannot travel"):
-        encode(Abort(object()))  # type: ignore[arg-type]
+        encode(Abort(object()))  # type: ignore[arg-type]  # wrong on purpose
 
 
 def tampered(dtype: object, shape: object, data: object) -> bytes:

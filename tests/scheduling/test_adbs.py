@@ -81,19 +81,53 @@ def test_a_decode_gets_its_part_of_the_sms_and_no_more_where_more_is_free() -> N
     assert {job.model: job.share for job in rig.launch()} == {"a": 0.25, "c": 0.5}
 
 
+def six_decode() -> Rig:
+    """Model a holds most of the pool, all its slots are taken, and nothing runs."""
+    rig = Rig(two_models(num_blocks=112, token_budget=32))
+    rig.add(*(request(f"old {i}", "a", num_output=40) for i in range(6)))
+    while len(rig.first_token_s) < 6:
+        rig.step()
+    while rig.running:
+        rig.finish()
+    return rig
+
+
+def small(model: str, count: int):
+    return [request(f"new {model}{i}", model, num_prompt=8) for i in range(count)]
+
+
 def test_prefills_leave_more_to_decodes_that_hold_the_memory() -> None:
     """Unless prompts pile up: then they hold things up."""
     shares = {}
     for num_new in (1, 4):
-        rig = Rig(two_models(num_blocks=112, token_budget=32))
-        rig.add(*(request(f"old {i}", "a", num_output=40) for i in range(6)))
-        while len(rig.first_token_s) < 6:
-            rig.step()
-        while rig.running:
-            rig.finish()
-        rig.add(*(request(f"new {i}", "b", num_prompt=8) for i in range(num_new)))
+        rig = six_decode()
+        rig.add(*small("b", num_new))
         shares[num_new] = rig.launch()[0].share
     assert shares == {1: 0.25, 4: 0.5}
+
+
+def test_prompts_that_lack_memory_do_not_pile_up() -> None:
+    rig = six_decode()
+    rig.add(*small("a", 9), *small("b", 1))
+    assert summary(rig.launch())[0] == ("b", Phase.PREFILL, 0.25)
+
+
+def test_memory_that_only_caches_holds_nobody_back() -> None:
+    rig = Rig(two_models(num_blocks=112))
+    rig.add(*(request(f"gone {i}", "a", num_prompt=33, num_output=1) for i in range(3)))
+    rig.run()
+    decoding(rig, "a")
+    assert rig.scheduler.stats(rig.now, "unit").models[0].cached_blocks > 112 / 3
+    rig.add(request("new", "b"))
+    assert summary(rig.launch())[0] == ("b", Phase.PREFILL, 0.5)
+
+
+def test_decodes_divide_what_a_prefill_leaves() -> None:
+    rig = decoding(Rig(three_models()), "a", "b")
+    rig.add(request("new", "c"))
+    prefill, *decodes = summary(rig.launch())
+    assert prefill == ("c", Phase.PREFILL, 0.5)
+    assert sorted(decodes) == [("a", Phase.DECODE, 0.25), ("b", Phase.DECODE, 0.25)]
 
 
 def test_a_prefill_that_waits_for_sms_holds_back_decodes() -> None:

@@ -84,7 +84,7 @@ def test_the_window_stays_small(tokenizer: Tokenizer) -> None:
     lengths: list[int] = []
 
     class Measured(Tokenizer):
-        def decode(self, ids, skip_special_tokens=True):  # type: ignore[no-untyped-def]
+        def decode(self, ids, skip_special_tokens=True):
             lengths.append(len(ids))
             return super().decode(ids, skip_special_tokens)
 
