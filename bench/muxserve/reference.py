@@ -107,6 +107,7 @@ def _model(model: Served, pool: int) -> ModelSpec:
         rate_per_s=model.rate_per_s,
         mean_prompt_tokens=model.prompt,
         mean_output_tokens=model.output,
+        weight_bytes=shape.active_params * _ITEMSIZE,
     )
 
 

@@ -104,6 +104,7 @@ def _model(config: Config, model: ConfiguredModel, nodes: Sequence[Node]) -> Mod
         mean_prompt_tokens=section.prompt_tokens,
         mean_output_tokens=section.output_tokens,
         slo=_slo(model),
+        weight_bytes=shape.active_params * ITEMSIZE[dtype],
     )
 
 

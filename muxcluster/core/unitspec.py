@@ -13,6 +13,7 @@ class ModelSpec:
 
     path: Hugging Face directory. load_format: "auto" (safetensors) or "dummy" (random weights
     from `seed`). dtype: "float32", "bfloat16" or "float16"; weights, activations and KV alike.
+    weight_bytes: what a step reads beside the KV, over all GPUs of the mesh; 0: not known.
     max_seqs: slots, that is sequences that may hold KV at the same time.
     rate_per_s, mean_prompt_tokens, mean_output_tokens: expectations of the plan; the scheduler
     starts from them and then measures.
@@ -33,6 +34,7 @@ class ModelSpec:
     mean_prompt_tokens: float = 161.0
     mean_output_tokens: float = 338.0
     slo: Slo | None = None
+    weight_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,4 +87,5 @@ def _model(model: PlannedModel, demand: Demand, served: float) -> ModelSpec:
         mean_prompt_tokens=demand.prompt_tokens,
         mean_output_tokens=demand.output_tokens,
         slo=slo,
+        weight_bytes=demand.shape.active_params * demand.itemsize,
     )

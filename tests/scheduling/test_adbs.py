@@ -1,7 +1,7 @@
 """What ADBS is for: prefill first, decodes beside it, no model starved by turns or quotas."""
 
 from muxcluster.core.job import Phase, WorkerSlot
-from muxcluster.core.kvshape import KvShape
+from muxcluster.core.kvshape import KvShape, block_bytes
 from muxcluster.core.request import Slo
 from tests.scheduling.rig import LADDER, Rig, model_spec, request, unit_spec
 
@@ -94,6 +94,17 @@ def six_decode() -> Rig:
 
 def small(model: str, count: int):
     return [request(f"new {model}{i}", model, num_prompt=8) for i in range(count)]
+
+
+def test_weights_count_for_a_part_of_what_kv_counts() -> None:
+    """Heavy weights beside as much KV: more than an equal part, far less than by bytes."""
+    heavy = 64 * block_bytes(8, 2)  # as much as the KV of four sequences
+    models = [model_spec("a", weight_bytes=heavy), model_spec("b")]
+    rig = decoding(Rig(unit_spec(models, workers=THREE_WORKERS)), "a", "b")
+    assert {job.model: job.share for job in rig.launch()} == {"a": 0.75, "b": 0.25}
+    light = [model_spec("a", weight_bytes=heavy // 4), model_spec("b")]
+    rig = decoding(Rig(unit_spec(light, workers=THREE_WORKERS)), "a", "b")
+    assert {job.model: job.share for job in rig.launch()} == {"a": 0.5, "b": 0.5}
 
 
 def test_prefills_leave_more_to_decodes_that_hold_the_memory() -> None:

@@ -23,9 +23,9 @@ class AdbsLane:
     for blocks or quota does not (it would starve the decodes that free them), and the next model
     is tried. Models come by least slack, round robin as tie-break; nobody waits for ever.
 
-    Decodes divide the SMs in proportion to the KV that their steps read; weights are read at about
-    the same pace on any share. The paper gives whoever is free what is free: models with short
-    steps, which are free often, then keep those with long ones small for ever.
+    Decodes divide the SMs in proportion to the work of their steps. The paper gives whoever is free
+    what is free: models with short steps, which are free often, then keep those with long ones
+    small for ever.
     """
 
     uses_quotas = True
@@ -44,9 +44,9 @@ class AdbsLane:
 
     def repeats(self, desk: Desk, jobs: Sequence[Job]) -> bool:
         """True where their parts of the SMs are what they have."""
-        reads = _reads(desk)
+        works = _works(desk)
         return all(
-            desk.shares.would_repeat(job, partial(_decode_place, desk.shares, reads, job.model))
+            desk.shares.would_repeat(job, partial(_decode_place, desk.shares, works, job.model))
             for job in jobs
         )
 
@@ -78,9 +78,9 @@ class AdbsLane:
     def _decodes(self, desk: Desk, now: float) -> list[Job]:
         jobs: list[Job] = []
         models = self._in_turn(desk, Phase.DECODE, now)
-        reads = _reads(desk) if models else {}
+        works = _works(desk) if models else {}
         for model in models:
-            place = _decode_place(desk.shares, reads, model.name)
+            place = _decode_place(desk.shares, works, model.name)
             if place is None:
                 break
             if (job := desk.launch(model, Phase.DECODE, place, now)) is not None:
@@ -105,13 +105,13 @@ class AdbsLane:
         return sorted(waiting, key=rank)
 
 
-def _reads(desk: Desk) -> dict[str, int]:
-    """Blocks that the next decode step of each model reads; only of those that decode."""
+def _works(desk: Desk) -> dict[str, float]:
+    """Work of the next decode step of each model that decodes."""
     rows = ((model, desk.decode_rows(model)) for model in desk.models)
-    return {model.name: model.step_blocks(num_rows) for model, num_rows in rows if num_rows}
+    return {model.name: model.step_work(num_rows) for model, num_rows in rows if num_rows}
 
 
-def _decode_place(shares: ShareLedger, reads: dict[str, int], model: str) -> Place | None:
+def _decode_place(shares: ShareLedger, works: dict[str, float], model: str) -> Place | None:
     """The model's part of the SMs that a running prefill leaves, as near as the rungs allow."""
     prefill = sum(job.share for job in shares.running if job.phase is Phase.PREFILL)
-    return shares.near(Phase.DECODE, (1.0 - prefill) * reads[model] / sum(reads.values()))
+    return shares.near(Phase.DECODE, (1.0 - prefill) * works[model] / sum(works.values()))
