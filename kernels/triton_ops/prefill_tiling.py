@@ -34,7 +34,7 @@ def choose_tiling(
     padded = triton.next_power_of_2(head_dim)
     least = max(16, triton.next_power_of_2(group))
     if dtype.itemsize > 2:
-        return Tiling(least, 16, 4, 5)
+        return Tiling(least, 16, 4, 3)
     is_ampere = major < 9
     most = 64 if is_ampere and padded > 128 else 128
     block = max(least, min(most, triton.next_power_of_2(members)))
