@@ -63,7 +63,9 @@ def test_the_timeline_is_valid_for_chrome(capsys, small, tmp_path) -> None:
 @pytest.mark.parametrize("whom", ["all", "first"])
 def test_an_interrupt_ends_all_processes_without_a_word(small, whom) -> None:
     options = ["--duration", "500000", "--systems", "muxserve,temporal"]
-    run = "import sys; from muxcluster.cli.main import main; main(sys.argv[1:])"
+    # a test run in the background of a script ignores SIGINT, and so would its children
+    heed = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    run = f"{heed}; from muxcluster.cli.main import main; main(sys.argv[1:])"
     command = [sys.executable, "-c", run, "simulate", small(rate=40.0), *options]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
