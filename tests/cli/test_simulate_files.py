@@ -70,16 +70,20 @@ def test_an_interrupt_ends_all_processes_without_a_word(small, whom) -> None:
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
-    while len(_group(process.pid, at_work_s=0.5)) < 3:  # itself and two that simulate
-        assert process.poll() is None
-        time.sleep(0.05)
-    (os.killpg if whom == "all" else os.kill)(process.pid, signal.SIGINT)
-    out, err = process.communicate(timeout=60)
-    assert (process.returncode, out, err) == (130, "", "")
-    deadline = time.monotonic() + 60
-    while _group(process.pid):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    try:
+        while len(_group(process.pid, at_work_s=0.5)) < 3:  # itself and two that simulate
+            assert process.poll() is None
+            time.sleep(0.05)
+        (os.killpg if whom == "all" else os.kill)(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+        assert (process.returncode, out, err) == (130, "", "")
+        deadline = time.monotonic() + 60
+        while _group(process.pid):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    finally:
+        for left in _group(process.pid):
+            os.kill(left, signal.SIGKILL)
 
 
 def _group(leader: int, at_work_s: float = 0.0) -> list[int]:
