@@ -176,8 +176,8 @@ class UnitScheduler:
         """How often each running decode job would end and be launched again as it is.
 
         launched: what `next_jobs` answered just now. first: who ends first; empty where that one
-        is not launched again. It holds while nothing else happens, and
-        before `undisturbed_until_s`. Jobs that do not run yet take turns with the one that does.
+        is not launched again. It holds while nothing else happens, before `undisturbed_until_s`.
+        Jobs that do not run yet take turns with the one that does.
         """
         if self._memory.has_preempted:  # blocks came free after prompts had been passed over
             return {}

@@ -133,6 +133,11 @@ class ShareLedger:
             return None
         return _first_with(self._idle(phase), rung)
 
+    def num_free(self, phase: Phase) -> int:
+        """Jobs of `phase` for which there is a worker now."""
+        num_idle = len(self._idle(phase))
+        return min(1, num_idle) if self.is_exclusive else num_idle
+
     def _idle(self, phase: Phase) -> list[WorkerSlot]:
         if self.is_exclusive and self._running:
             return []

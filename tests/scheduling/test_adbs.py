@@ -96,6 +96,15 @@ def small(model: str, count: int):
     return [request(f"new {model}{i}", model, num_prompt=8) for i in range(count)]
 
 
+def test_models_without_a_worker_get_no_part_of_the_sms() -> None:
+    tenths = tuple(rung / 10 for rung in range(1, 11))
+    models = [model_spec(name) for name in "abc"]
+    for num_workers, wanted in ((1, [1.0]), (2, [0.5, 0.5]), (3, [0.3, 0.3, 0.3])):
+        workers = tuple(WorkerSlot(worker_id, tenths) for worker_id in range(num_workers))
+        rig = decoding(Rig(unit_spec(models, workers=workers)), "a", "b", "c")
+        assert [job.share for job in rig.launch()] == wanted
+
+
 def test_weights_count_for_a_part_of_what_kv_counts() -> None:
     """Heavy weights beside as much KV: more than an equal part, far less than by bytes."""
     heavy = 64 * block_bytes(8, 2)  # as much as the KV of four sequences

@@ -44,7 +44,7 @@ class AdbsLane:
 
     def repeats(self, desk: Desk, jobs: Sequence[Job]) -> bool:
         """True where their parts of the SMs are what they have."""
-        works = _works(desk)
+        works = _works(desk, ())
         return all(
             desk.shares.would_repeat(job, partial(_decode_place, desk.shares, works, job.model))
             for job in jobs
@@ -78,9 +78,11 @@ class AdbsLane:
     def _decodes(self, desk: Desk, now: float) -> list[Job]:
         jobs: list[Job] = []
         models = self._in_turn(desk, Phase.DECODE, now)
-        works = _works(desk) if models else {}
-        for model in models:
-            place = _decode_place(desk.shares, works, model.name)
+        for index, model in enumerate(models):
+            starting = models[index : index + desk.shares.num_free(Phase.DECODE)]
+            if not starting:
+                break
+            place = _decode_place(desk.shares, _works(desk, starting), model.name)
             if place is None:
                 break
             if (job := desk.launch(model, Phase.DECODE, place, now)) is not None:
@@ -105,10 +107,14 @@ class AdbsLane:
         return sorted(waiting, key=rank)
 
 
-def _works(desk: Desk) -> dict[str, float]:
-    """Work of the next decode step of each model that decodes."""
-    rows = ((model, desk.decode_rows(model)) for model in desk.models)
-    return {model.name: model.step_work(num_rows) for model, num_rows in rows if num_rows}
+def _works(desk: Desk, starting: Sequence[ModelState]) -> dict[str, float]:
+    """Work of a decode step of each model with a decode job or about to get one.
+
+    Those that find no free worker are left out, or their parts of the SMs would lie idle.
+    """
+    running = desk.shares.running_models(Phase.DECODE)
+    models = [model for model in desk.models if model.name in running or model in starting]
+    return {model.name: model.step_work(desk.decode_rows(model)) for model in models}
 
 
 def _decode_place(shares: ShareLedger, works: dict[str, float], model: str) -> Place | None:
