@@ -88,12 +88,29 @@ class Admission:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class SlotCopies:
+    """Copies of one model's token slots that a job makes before its forward (BROS §5).
+
+    Each int64 [n, 3]: first slot of the source, first slot of the destination, number of slots.
+    Slots are physical, block * block_tokens + place; host memory has blocks as the pool has.
+    saves: pool to host memory, what the job is about to overwrite. moves: pool to pool. restores:
+        host memory to pool. A job makes all its saves before any move or restore.
+    """
+
+    model: str
+    saves: NDArray[np.int64]
+    moves: NDArray[np.int64]
+    restores: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Job:
     """A batch to run. Frozen: the worker answers with a `JobResult` of the same job_id.
 
     share: SM share in (0, 1], one of the worker's rungs.
     max_steps: decode steps in this one launch (≥ 1; 1 for prefill and mixed). Blocks for all of
         them are in `tables`.
+    copies: one entry a model whose slots are copied; it may be another than the job's.
     """
 
     job_id: int
@@ -105,6 +122,7 @@ class Job:
     tables: TableDelta
     admissions: tuple[Admission, ...] = ()
     max_steps: int = 1
+    copies: tuple[SlotCopies, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

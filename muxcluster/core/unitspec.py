@@ -58,6 +58,7 @@ class UnitSpec:
     """One unit: its models, its KV pool, its workers.
 
     num_blocks, block_bytes: the pool; one uint8 tensor [num_blocks, block_bytes].
+    num_host_blocks: host memory for checkpoints of preempted sequences, blocks of the same size.
     device: "cpu" or "cuda:N". partition: "threads" (CPU child processes), "none" (in-process).
     num_threads: CPU threads that an SM share of 1.0 stands for.
     """
@@ -71,3 +72,4 @@ class UnitSpec:
     device: str = "cpu"
     partition: str = "threads"
     num_threads: int = 2
+    num_host_blocks: int = 0
