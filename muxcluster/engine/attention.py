@@ -10,12 +10,6 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from kernels.kv_write import kv_write
-from kernels.paged_decode import paged_decode
-from kernels.paged_prefill import paged_prefill
-from muxcluster.engine.arena import ModelArena
-from muxcluster.engine.batch import TokenBatch
-
 ATTENTION_NAME = "muxcluster"
 """The `attn_implementation` of our models. No mask function is registered under it, so
 transformers builds no mask: causality and sliding windows are the kernels' own."""
@@ -45,72 +39,6 @@ class LayerAttention(Protocol):
         Returns [tokens, heads, head_dim].
         """
         ...
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PagedAttention:
-    """Attention of one batch over the unit's pool (uint8 [num_blocks, block_bytes])."""
-
-    pool: Tensor
-    arena: ModelArena
-    batch: TokenBatch
-
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: LayerCall) -> Tensor:
-        """Writes the new keys and values into the pool, then attends over it."""
-        arena, batch = self.arena, self.batch
-        table = arena.tables[:, call.layer]
-        kv_write(
-            self.pool,
-            key,
-            value,
-            table,
-            batch.token_slots,
-            batch.positions,
-            arena.from_right,
-            arena.block_tokens,
-        )
-        if batch.single is None:
-            return self._many(query, table, call)
-        if batch.many is None:
-            return self._single(query, table, call)
-        output = query.new_empty(query.shape)
-        single, many = batch.single.tokens, batch.many.tokens
-        output[single] = self._single(query[single], table, call)
-        output[many] = self._many(query[many], table, call)
-        return output
-
-    def _single(self, query: Tensor, table: Tensor, call: LayerCall) -> Tensor:
-        rows = self.batch.single
-        assert rows is not None
-        return paged_decode(
-            query,
-            self.pool,
-            table,
-            rows.slots,
-            rows.lengths,
-            self.arena.from_right,
-            block_tokens=self.arena.block_tokens,
-            scale=call.scale,
-            sliding_window=call.sliding_window,
-            soft_cap=call.soft_cap,
-        )
-
-    def _many(self, query: Tensor, table: Tensor, call: LayerCall) -> Tensor:
-        rows = self.batch.many
-        assert rows is not None
-        return paged_prefill(
-            query,
-            self.pool,
-            table,
-            rows.slots,
-            rows.query_offsets,
-            rows.starts,
-            self.arena.from_right,
-            block_tokens=self.arena.block_tokens,
-            scale=call.scale,
-            sliding_window=call.sliding_window,
-            soft_cap=call.soft_cap,
-        )
 
 
 def _attention(

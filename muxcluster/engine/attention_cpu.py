@@ -7,9 +7,9 @@ from kernels.decode_plan import DecodePlan
 from kernels.decode_plans import decode_plan
 from kernels.kv_write import WritePlan
 from kernels.layout import half_rows
-from kernels.paged_prefill import paged_prefill
 from muxcluster.engine.arena import ModelArena
 from muxcluster.engine.attention import LayerCall
+from muxcluster.engine.attention_paged import attend_many, by_kind
 from muxcluster.engine.batch import TokenBatch
 
 
@@ -29,20 +29,18 @@ class PlannedAttention:
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: LayerCall) -> Tensor:
         """Writes the new keys and values into the pool, then attends over it."""
-        batch = self._batch
-        if self._halves is None:
+        halves = self._halves
+        if halves is None:
             block_tokens = self._arena.block_tokens
-            self._halves = half_rows(self._pool, key.dtype, block_tokens, key.shape[-1])
-        self._write.write(key, value, self._halves, call.layer)
-        if batch.single is None:
-            return self._many(query, call)
-        if batch.many is None:
-            return self._single(query, self._halves, call)
-        output = query.new_empty(query.shape)
-        single, many = batch.single.tokens, batch.many.tokens
-        output[single] = self._single(query[single], self._halves, call)
-        output[many] = self._many(query[many], call)
-        return output
+            halves = half_rows(self._pool, key.dtype, block_tokens, key.shape[-1])
+            self._halves = halves
+        self._write.write(key, value, halves, call.layer)
+        return by_kind(
+            query,
+            self._batch,
+            single=lambda rows: self._single(rows, halves, call),
+            many=lambda rows: attend_many(rows, self._pool, self._arena, self._batch, call),
+        )
 
     def _single(self, query: Tensor, halves: Tensor, call: LayerCall) -> Tensor:
         rows, heads, head_dim = query.shape
@@ -73,20 +71,3 @@ class PlannedAttention:
                 sliding_window=window,
             )
         return plan
-
-    def _many(self, query: Tensor, call: LayerCall) -> Tensor:
-        rows = self._batch.many
-        assert rows is not None
-        return paged_prefill(
-            query,
-            self._pool,
-            self._arena.tables[:, call.layer],
-            rows.slots,
-            rows.query_offsets,
-            rows.starts,
-            self._arena.from_right,
-            block_tokens=self._arena.block_tokens,
-            scale=call.scale,
-            sliding_window=call.sliding_window,
-            soft_cap=call.soft_cap,
-        )

@@ -1,6 +1,6 @@
 """One model of a unit in this process: applies a job's news, runs its forwards, samples."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,8 +11,9 @@ from torch import Tensor
 from muxcluster.core.job import Admission, Rows, Side, TableDelta, TokenLogprobs
 from muxcluster.core.unitspec import ModelSpec
 from muxcluster.engine.arena import ModelArena
-from muxcluster.engine.attention import PagedAttention
+from muxcluster.engine.attention import LayerAttention
 from muxcluster.engine.attention_cpu import PlannedAttention
+from muxcluster.engine.attention_paged import PagedAttention
 from muxcluster.engine.batch import TokenBatch, token_batch
 from muxcluster.engine.forward import TokenForward
 from muxcluster.engine.prompt_positions import PromptPositions
@@ -40,6 +41,9 @@ class ModelRunner:
         self._pool = pool
         self._arena = arena
         self._device = pool.device
+        self._attention: Callable[[Tensor, ModelArena, TokenBatch], LayerAttention] = (
+            PlannedAttention if pool.device.type == "cpu" else PagedAttention
+        )
         self._sampling = SlotSampling(spec.max_seqs, spec.vocab_size, spec.eos_token_ids)
         self._prompts = PromptPositions()
 
@@ -90,8 +94,7 @@ class ModelRunner:
     def _logits(self, batch: TokenBatch, wanted: NDArray[np.int64]) -> Tensor:
         """fp32 [len(wanted), vocab]; the forward runs even where no logits are wanted."""
         tokens = self._arena.history[batch.token_slots, batch.positions].long()
-        attend = PlannedAttention if self._device.type == "cpu" else PagedAttention
-        attention = attend(self._pool, self._arena, batch)
+        attention = self._attention(self._pool, self._arena, batch)
         some = wanted if len(wanted) else np.zeros(1, dtype=np.int64)
         logits = self._forward.logits(tokens, batch.positions, attention, self._index(some))
         return logits[: len(wanted)]
