@@ -88,7 +88,7 @@ def trace_lengths(data: Path) -> Lengths | None:
 def unit_spec(shape: KvShape, num_models: int, num_running: int, mean_tokens: float) -> UnitSpec:
     """A unit for `num_running` sequences, spread evenly; every sequence fits into one job.
 
-    Everything else is what the engine serves with: adbs, fcfs, prefix caching, two workers.
+    Everything else is what the engine serves with: adbs, priority, prefix caching, two workers.
     """
     rows = -(-num_running // num_models)
     max_seqs = rows + _SPARE_SLOTS

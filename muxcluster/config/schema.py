@@ -116,7 +116,7 @@ class PolicySection(Section):
     """
 
     scheduler: Literal["adbs", "temporal", "round-robin", "mixed"] = "adbs"
-    packing: Literal["fcfs"] = "fcfs"
+    packing: Literal["priority", "fcfs", "round-robin"] = "priority"
     partition: Literal["auto", "threads", "none"] = "auto"
     objective: Literal["throughput", "weighted", "goodput", "fewest-gpus"] = "throughput"
     fairness: Annotated[float, Field(ge=0, le=1)] = 0.0

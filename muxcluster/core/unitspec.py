@@ -41,13 +41,15 @@ class ModelSpec:
 class SchedulerSpec:
     """Policies by name and their few numbers.
 
-    lane: "adbs", "temporal", "round-robin" or "mixed". packing: "fcfs".
+    lane: "adbs", "temporal", "round-robin" or "mixed".
+    packing: "priority" (class, priority, arrival), "fcfs" (arrival alone) or "round-robin" (classes
+    in turn).
     token_budget: most tokens a prefill or mixed job may process; longer prompts are chunked.
     max_decode_rows: most rows of a decode job. quota_period_s: seconds between quota adaptations.
     """
 
     lane: str = "adbs"
-    packing: str = "fcfs"
+    packing: str = "priority"
     token_budget: int = 2048
     max_decode_rows: int = 256
     quota_period_s: float = 5.0

@@ -44,19 +44,26 @@ class LiveRequest:
     suspicion: Suspicion | None = None
     num_prompt_logprobs: int = 0
     seniority: int = 0
-    """One sortable number for (class, priority, order); the smallest is the most senior."""
+    """One sortable number for (class, priority, order), or the order alone where the packing is
+    blind to classes; the smallest is the most senior."""
 
     @classmethod
-    def of(cls, request: Request, order: int, now: float, slo: Slo | None) -> "LiveRequest":
+    def of(
+        cls,
+        request: Request,
+        order: int,
+        now: float,
+        slo: Slo | None,
+        *,
+        is_class_blind: bool = False,
+    ) -> "LiveRequest":
         """`request`, accepted at `now` with the model's target `slo` where it has none."""
         is_batch = request.service_class is ServiceClass.BATCH
         target = None if is_batch else request.slo or slo
         account = TimeAccount(now, has_output=len(request.output_tokens) > 0)
         live = cls(request, order, account, target, request.output_tokens)
         live.deadline_s = math.inf if target is None else now + target.ttft_s
-        priority = max(-_PRIORITY_LIMIT, min(request.priority, _PRIORITY_LIMIT - 1))
-        rank = int(is_batch) * 2 * _PRIORITY_LIMIT + priority + _PRIORITY_LIMIT
-        live.seniority = (rank << _ORDER_BITS) + order
+        live.seniority = order if is_class_blind else order + _rank(request)
         if len(request.output_tokens):
             live.num_prompt_logprobs = live.num_prompt
         return live
@@ -123,3 +130,10 @@ class LiveRequest:
             message=message,
             code=code,
         )
+
+
+def _rank(request: Request) -> int:
+    """Class, then priority, above all bits of an order."""
+    priority = max(-_PRIORITY_LIMIT, min(request.priority, _PRIORITY_LIMIT - 1))
+    is_batch = request.service_class is ServiceClass.BATCH
+    return (int(is_batch) * 2 * _PRIORITY_LIMIT + priority + _PRIORITY_LIMIT) << _ORDER_BITS

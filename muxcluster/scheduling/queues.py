@@ -1,9 +1,12 @@
 """Requests that wait, per class: priority first, then arrival; a preempted one keeps its place."""
 
 from heapq import heappop, heappush
+from operator import attrgetter
 
 from muxcluster.core.request import ServiceClass
 from muxcluster.scheduling.live import LiveRequest
+
+_SENIORITY = attrgetter("seniority")
 
 
 class WaitingQueue:
@@ -36,7 +39,7 @@ class WaitingQueue:
 
 
 class Waiting:
-    """The waiting requests of one model: interactive ones before those of the batch class."""
+    """The waiting requests of one model, by class."""
 
     def __init__(self) -> None:
         self.by_class = {service: WaitingQueue() for service in ServiceClass}
@@ -49,11 +52,9 @@ class Waiting:
 
     @property
     def head(self) -> LiveRequest | None:
-        """Who is admitted next."""
-        for queue in self.by_class.values():
-            if (head := queue.head) is not None:
-                return head
-        return None
+        """The most senior request of any class."""
+        heads = [head for queue in self.by_class.values() if (head := queue.head) is not None]
+        return min(heads, key=_SENIORITY) if heads else None
 
     def push(self, live: LiveRequest) -> None:
         """`live` waits (again)."""

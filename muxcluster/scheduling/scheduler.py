@@ -66,6 +66,7 @@ class UnitScheduler:
         self._memory = Memory(self._kv, models)
         self._limits = Limits(policy.token_budget, policy.max_decode_rows, max_steps)
         packing = chosen(PACKINGS, policy.packing, "packing")(self._memory, self._limits)
+        self._is_class_blind = packing.is_class_blind
         self._desk = Desk(models, self._shares, packing, JobBuilder(self._kv), cost)
         balancer = QuotaBalancer(self._kv, models, self._carry) if has_quotas else None
         self._adaptation = Adaptation(models, balancer, policy.quota_period_s)
@@ -96,7 +97,9 @@ class UnitScheduler:
             return events_only([unknown_model(request)])
         if (rejected := refusal(request, model, self._carry[model.name])) is not None:
             return events_only([rejected])
-        live = LiveRequest.of(request, self._num_added, now, model.spec.slo)
+        live = LiveRequest.of(
+            request, self._num_added, now, model.spec.slo, is_class_blind=self._is_class_blind
+        )
         self._num_added += 1
         model.meter.arrive()
         ended = ended_already(request, model.max_total(request), model.spec.eos_token_ids)

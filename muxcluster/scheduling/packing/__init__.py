@@ -2,5 +2,11 @@
 
 from muxcluster.scheduling.packing.batch import Packing
 from muxcluster.scheduling.packing.fcfs import FcfsPacking
+from muxcluster.scheduling.packing.priority import PriorityPacking
+from muxcluster.scheduling.packing.round_robin import RoundRobinPacking
 
-PACKINGS: dict[str, type[Packing]] = {"fcfs": FcfsPacking}
+PACKINGS: dict[str, type[Packing]] = {
+    "priority": PriorityPacking,
+    "fcfs": FcfsPacking,
+    "round-robin": RoundRobinPacking,
+}

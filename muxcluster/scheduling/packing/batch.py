@@ -48,7 +48,10 @@ class Packing(Protocol):
     """Chooses who is in a job. An empty batch means "nothing can run now".
 
     A suspect (see isolation.py) is the only row of its jobs and is not kept waiting by others.
+    is_class_blind: its requests are senior by arrival alone, whatever their class and priority.
     """
+
+    is_class_blind: bool
 
     def __init__(self, memory: Memory, limits: Limits) -> None: ...
 

@@ -1,0 +1,103 @@
+"""Classes take turns: interactive and batch requests never share a job (a baseline of BROS §7)."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from muxcluster.core.request import ServiceClass
+from muxcluster.scheduling.memory import Memory
+from muxcluster.scheduling.modelstate import ModelState
+from muxcluster.scheduling.packing.batch import Batch, Limits
+from muxcluster.scheduling.packing.candidates import OnlyClass
+from muxcluster.scheduling.packing.priority import PriorityPacking
+
+_NOBODY = np.empty(0, dtype=np.int32)
+_OTHER = {
+    ServiceClass.INTERACTIVE: ServiceClass.BATCH,
+    ServiceClass.BATCH: ServiceClass.INTERACTIVE,
+}
+
+
+class RoundRobinPacking:
+    """After a job of one class of a model comes one of the other, each in order of arrival.
+
+    A class that has nothing to run is skipped. One that could decode but has nothing to prefill
+    leaves no prefill to the other: its turn is the decode that the lane asks for next.
+    """
+
+    is_class_blind = True
+
+    def __init__(self, memory: Memory, limits: Limits) -> None:
+        self._memory = memory
+        self._candidates = {service: OnlyClass(service) for service in ServiceClass}
+        self._packings = {
+            service: PriorityPacking(memory, limits, mine)
+            for service, mine in self._candidates.items()
+        }
+        self._whole = PriorityPacking(memory, limits)
+        self._last: dict[str, ServiceClass] = {}
+
+    def may_prefill(self, model: ModelState) -> bool:
+        """True where the class in turn has prompts, or that one has nothing and the other has."""
+        for service in self._turns(model):
+            if self._packings[service].may_prefill(model):
+                return True
+            if self._may_decode(model, service):
+                return False
+        return False
+
+    def backlog(self, models: Sequence[ModelState]) -> float:
+        """How many full prefill jobs wait of models that lack no blocks."""
+        return self._whole.backlog(models)
+
+    def pool_use(self) -> float:
+        """Share of the pool's blocks that live sequences hold."""
+        return self._memory.pool_use
+
+    def prefill(self, model: ModelState, now: float) -> Batch:
+        """Prompt chunks of the class in turn."""
+        for service in self._turns(model):
+            batch = self._packings[service].prefill(model, now)
+            if len(batch):
+                return self._taken(model, service, batch)
+            if self._may_decode(model, service):
+                break
+        return Batch(_NOBODY, _NOBODY)
+
+    def decode(self, model: ModelState, now: float) -> Batch:
+        """Decodes of the class in turn, of the other where it has none that memory lets run."""
+        for service in self._turns(model):
+            batch = self._packings[service].decode(model, now)
+            if len(batch):
+                return self._taken(model, service, batch)
+        return Batch(_NOBODY, _NOBODY)
+
+    def mixed(self, model: ModelState, now: float) -> Batch:
+        """Decodes and prompt chunks of the class in turn."""
+        for service in self._turns(model):
+            batch = self._packings[service].mixed(model, now)
+            if len(batch):
+                return self._taken(model, service, batch)
+        return Batch(_NOBODY, _NOBODY)
+
+    def _turns(self, model: ModelState) -> tuple[ServiceClass, ServiceClass]:
+        """The class in turn, then the other."""
+        last = self._last.get(model.name, ServiceClass.BATCH)
+        return _OTHER[last], last
+
+    def _taken(self, model: ModelState, service: ServiceClass, batch: Batch) -> Batch:
+        self._last[model.name] = service
+        return batch
+
+    def _may_decode(self, model: ModelState, service: ServiceClass) -> bool:
+        """True where a decode job of the class finds blocks, by preemption if need be.
+
+        Its most senior row does unless it is itself the next victim.
+        """
+        table = model.slots
+        slots = self._candidates[service].decoding(model)
+        if len(slots) == 0:
+            return False
+        if self._memory.has_column(model):
+            return True
+        return bool(table.seniority[slots].min() < table.seniority[table.idle()].max())
