@@ -16,10 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from muxcluster.core.events import Event, Preempted
-from muxcluster.core.job import Side, TableDelta
+from muxcluster.core.job import TableDelta
 from muxcluster.kvcache.cache import KvCache
 from muxcluster.kvcache.model import Shortage
-from muxcluster.scheduling.lending import Lending
 from muxcluster.scheduling.live import LiveRequest
 from muxcluster.scheduling.modelstate import ModelState
 from muxcluster.scheduling.slots import Slots
@@ -28,13 +27,9 @@ from muxcluster.scheduling.slots import Slots
 class Memory:
     """The scheduler's side of the KV cache."""
 
-    def __init__(
-        self, kv: KvCache, models: Sequence[ModelState], *, is_bidirectional: bool = False
-    ) -> None:
-        """is_bidirectional: batch sequences lend their blocks to interactive ones."""
+    def __init__(self, kv: KvCache, models: Sequence[ModelState]) -> None:
         self._kv = kv
-        self.models = models
-        self.lending = Lending(kv, models, is_on=is_bidirectional)
+        self._models = models
         self._events: list[Event] = []
 
     @property
@@ -68,8 +63,8 @@ class Memory:
 
     def has_room(self, model: ModelState, live: LiveRequest) -> bool:
         """True where `admit` would succeed now without the help of a cached prefix."""
-        needed = model.blocks(live.num_tokens) + self._reserve(model, live.side)
-        return model.slots.num_free > 0 and needed <= self._kv.headroom(model.name, live.side)
+        needed = model.blocks(live.num_tokens) + self._reserve(model)
+        return model.slots.num_free > 0 and needed <= self._kv.headroom(model.name)
 
     def has_column(self, model: ModelState) -> bool:
         """True where a column of `model` is there without preemption."""
@@ -93,31 +88,20 @@ class Memory:
             columns = (num_tokens - 1) // model.block_tokens
             hashes = live.extend_hashes(live.output, columns, model.block_tokens)
         cached = self._kv.open(model.name, slot, hashes, live.side)
-        needed = model.blocks(num_tokens) - model.blocks(cached) + self._reserve(model, live.side)
-        if needed <= self._kv.headroom(model.name, live.side):
-            return cached
-        if live.side is Side.LEFT and self._lend(model, needed):
+        needed = model.blocks(num_tokens) - model.blocks(cached)
+        if needed + self._reserve(model) <= self._kv.headroom(model.name):
             return cached
         model.is_short = True
         self._kv.close(model.name, slot)
         return None
 
-    def _lend(self, model: ModelState, needed: int) -> bool:
-        """Let batch sequences lend what interactive ones of `model` lack of `needed` blocks."""
-        kv = self._kv
-        if not self.lending.is_on or needed > kv.quota(model.name) - kv.used(model.name):
-            return False
-        return self.lending.lend(needed - kv.headroom(model.name, Side.LEFT))
-
-    def _reserve(self, model: ModelState, side: Side) -> int:
-        """Blocks for one more column of each sequence that may still grow and keep `side` out.
+    def _reserve(self, model: ModelState) -> int:
+        """Blocks for one more column of each sequence that may still grow.
 
         Without it, admission and preemption would take turns at the same blocks.
         """
         table = model.slots
         may_grow = table.is_live & (self._kv.capacity(model.name) < table.max_total - 1)
-        if side is Side.LEFT and self.lending.is_on:
-            may_grow &= ~table.is_batch
         return int(np.count_nonzero(may_grow)) * model.blocks_per_column
 
     def try_grow(
@@ -132,8 +116,6 @@ class Memory:
     ) -> tuple[Slots, TableDelta | None]:
         """Room for num_tokens[i] tokens in slots[i] (idle), preempting where blocks are short.
 
-        Batch sequences lend to interactive ones first; `slots` are of one class where they can.
-
         Returns the slots left (some of `slots` may be preempted) and their new table entries;
         no slots and None where even the most senior has to wait for a running job.
         """
@@ -142,10 +124,7 @@ class Memory:
             if not isinstance(grown, Shortage):
                 return slots, grown
             model.is_short = True
-            is_left = not model.slots.is_batch[slots[0]]
-            if is_left and not grown.by_quota and self.lending.lend(grown.blocks):
-                continue
-            loser, victim = self._victim([model] if grown.by_quota else self.models)
+            loser, victim = self._victim([model] if grown.by_quota else self._models)
             stays = slots != victim if loser is model else np.ones(len(slots), dtype=np.bool_)
             if not stays.any():
                 return slots[:0], None
@@ -167,7 +146,6 @@ class Memory:
         return worst[1], worst[2]
 
     def _preempt(self, model: ModelState, slot: int, now: float) -> None:
-        model.counters.num_recomputed_tokens += int(model.slots.num_computed[slot])
         live = self.requeue(model, slot, now, is_trusted=True)
         live.num_preemptions += 1
         model.counters.num_preemptions += 1
@@ -182,7 +160,7 @@ class Memory:
 
     def release(self, model: ModelState, slot: int, *, is_trusted: bool) -> LiveRequest:
         """Take a sequence's blocks and slot. is_trusted: its computed columns may be published."""
-        if is_trusted and not model.slots.is_lent[slot]:
+        if is_trusted:
             self.publish(model, slot)
         self._kv.close(model.name, slot)
         return model.slots.vacate(slot)
