@@ -31,12 +31,15 @@ class Arena:
     are forked later see the same memory, and it is gone with the last of them.
 
     pool: uint8 [num_blocks, block_bytes], all models' blocks. All memory starts as zeros.
+    host: uint8 [num_host_blocks, block_bytes] for saved slots; pinned where the pool is on a GPU,
+        else a mapping too, so that blocks never written take no memory.
     """
 
     def __init__(self, spec: UnitSpec) -> None:
         """Raises ValueError where a model's tokens do not fit `spec.block_bytes`."""
         device = torch.device(spec.device)
         self.pool = _zeros((spec.num_blocks, spec.block_bytes), torch.uint8, device)
+        self.host = _host_zeros((spec.num_host_blocks, spec.block_bytes), device)
         self._models = {
             model.name: _model_arena(model, spec.block_bytes, device) for model in spec.models
         }
@@ -59,9 +62,16 @@ def _model_arena(spec: ModelSpec, block_bytes: int, device: torch.device) -> Mod
     )
 
 
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+def _host_zeros(shape: tuple[int, int], device: torch.device) -> Tensor:
+    """Bytes in host memory that `device` reaches fast."""
     if device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
+        return torch.zeros(shape, dtype=torch.uint8, pin_memory=True)
+    return _zeros(shape, torch.uint8, device)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     num_bytes = math.prod(shape) * dtype.itemsize
+    if device.type != "cpu" or not num_bytes:  # nobody can map nothing
+        return torch.zeros(shape, dtype=dtype, device=device)
     mapping = mmap.mmap(-1, num_bytes)  # MAP_SHARED and anonymous; the tensor keeps it alive
     return torch.frombuffer(mapping, dtype=dtype).view(shape)

@@ -9,6 +9,7 @@ import torch
 from muxcluster.core.job import Job, JobResult
 from muxcluster.core.unitspec import ModelSpec, UnitSpec
 from muxcluster.engine.arena import Arena
+from muxcluster.engine.copies import UnitCopies
 from muxcluster.engine.forward import Forward, TokenForward
 from muxcluster.engine.fusing import NotTheSame, fuse, is_fusible
 from muxcluster.engine.loading import load_model
@@ -31,6 +32,7 @@ class UnitRunner:
         self._is_cpu = torch.device(spec.device).type == "cpu"
         models = {model.name: self._load(model) for model in spec.models}
         self.arena = Arena(spec)
+        self._copies = UnitCopies(spec, self.arena)
         self._models = {
             model.name: ModelRunner(
                 model, models[model.name], self.arena.pool, self.arena.model(model.name)
@@ -40,17 +42,21 @@ class UnitRunner:
 
     @torch.inference_mode()
     def execute(self, job: Job) -> JobResult:
-        """Apply the job's admissions and table entries, run its rows, sample.
+        """Make the job's copies, apply its admissions and table entries, run its rows, sample.
 
         Sampled tokens are in the history afterwards, so a following job may go on from them.
         """
         started = time.monotonic()
         self._use_share(job.share)
+        if job.copies:
+            self._copies.run(job.copies)
         model = self._models[job.model]
         for admission in job.admissions:
             model.admit(admission)
         model.write_tables(job.tables)
         done = model.run(job.rows, job.max_steps)
+        if job.copies:
+            self._copies.settle()
         if done.num_broken:
             logger.error("job %d: %s computed NaN or inf logits", job.job_id, job.model)
         return JobResult(
