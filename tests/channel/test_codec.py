@@ -35,6 +35,7 @@ from muxcluster.core.job import (
     Phase,
     Rows,
     Side,
+    SlotCopies,
     TableDelta,
     TokenLogprobs,
     WorkerSlot,
@@ -70,6 +71,10 @@ def ints(*values: int) -> np.ndarray:
     return np.array(values, dtype=np.int32)
 
 
+def longs(*runs: tuple[int, int, int]) -> np.ndarray:
+    return np.array(runs, dtype=np.int64).reshape(-1, 3)
+
+
 SAMPLING = SamplingParams(
     temperature=0.5,
     top_k=4,
@@ -88,6 +93,7 @@ SPEC = UnitSpec(
     block_bytes=8192,
     workers=(WorkerSlot(0, (0.3, 0.7), frozenset({Phase.PREFILL})), WorkerSlot(1, (1.0,))),
     scheduler=SchedulerSpec(lane="temporal"),
+    num_host_blocks=9,
 )
 REQUEST = Request(
     "r",
@@ -111,6 +117,10 @@ JOB = Job(
     tables=TableDelta(ints(3), ints(0), ints(5, 6, 7, 8)[None]),
     admissions=(Admission(3, "r", ints(), 2, SAMPLING, Side.RIGHT),),
     max_steps=4,
+    copies=(
+        SlotCopies("n", longs((40, 3, 5), (2**40, 0, 1)), longs(), longs((0, 2**40, 16))),
+        SlotCopies("m", longs(), longs((7, 8, 9)), longs()),
+    ),
 )
 RESULT = JobResult(7, ints(11), ints(0, 1), 0.01, {1: LOGPROBS}, {0: LOGPROBS * 2})
 FINISHED = Finished("r", FinishReason.STOP, 2, 16, 1, 0.1, 0.2, 0.3, 0.4, message="why")

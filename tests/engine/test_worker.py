@@ -4,14 +4,14 @@ import os
 import socket
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 
 from muxcluster.channel.codec import Done, Failed, Launch, Message, decode, encode
 from muxcluster.channel.frames import FrameSocket
-from muxcluster.core.job import Job, JobResult
+from muxcluster.core.job import Job, JobResult, SlotCopies
 from muxcluster.engine.worker import Worker
 from tests.engine.test_admissions import job_of
 
@@ -19,7 +19,11 @@ from tests.engine.test_admissions import job_of
 class Runner:
     """Raises for a job whose first row is slot 13."""
 
+    def __init__(self) -> None:
+        self.jobs: list[Job] = []
+
     def execute(self, job: Job) -> JobResult:
+        self.jobs.append(job)
         if job.rows.slots[0] == 13:
             raise RuntimeError("an unlucky slot")
         return JobResult(job.job_id, job.rows.slots, job.rows.counts, 0.0, {}, {})
@@ -28,6 +32,7 @@ class Runner:
 @dataclass
 class Bench:
     unit: FrameSocket
+    runner: Runner
     owner_alive: int
     thread: threading.Thread
 
@@ -42,11 +47,12 @@ class Bench:
 def bench() -> Iterator[Bench]:
     ours, theirs = socket.socketpair()
     alive_read, alive_write = os.pipe()
-    worker = Worker(Runner(), FrameSocket(theirs), alive_read)
+    runner = Runner()
+    worker = Worker(runner, FrameSocket(theirs), alive_read)
     thread = threading.Thread(target=worker.serve)
     thread.start()
     unit = FrameSocket(ours)
-    yield Bench(unit, alive_write, thread)
+    yield Bench(unit, runner, alive_write, thread)
     unit.close()
     thread.join(20)
     os.close(alive_read)
@@ -60,6 +66,23 @@ def test_a_job_that_raises_fails_alone(bench: Bench) -> None:
     done = bench.run(job_of(0, [4, 5]))
     assert isinstance(done, Done)
     assert np.array_equal(done.result.tokens, [4, 5])
+
+
+def test_copies_reach_the_runner_as_they_were_sent(bench: Bench) -> None:
+    """Two models' copies, as long as those of a large sequence: more than a socket's buffer."""
+    runs = np.arange(3 * 50_000, dtype=np.int64).reshape(-1, 3) << 20
+    copies = (
+        SlotCopies("narrow", saves=runs, moves=runs[:0], restores=runs[::-2]),
+        SlotCopies("wide", saves=runs[:0], moves=runs[5:6], restores=runs[:0]),
+    )
+    assert isinstance(bench.run(replace(job_of(0, [4]), copies=copies)), Done)
+    received = bench.runner.jobs[-1].copies
+    assert [each.model for each in received] == ["narrow", "wide"]
+    for mine, theirs in zip(copies, received, strict=True):
+        for name in ("saves", "moves", "restores"):
+            sent, arrived = getattr(mine, name), getattr(theirs, name)
+            assert (arrived.dtype, arrived.shape) == (np.int64, sent.shape)
+            assert np.array_equal(arrived, sent)
 
 
 @pytest.mark.parametrize("who", ["unit", "owner"])
