@@ -27,7 +27,8 @@ class Gpu:
     """One accelerator. A CPU socket is a "GPU" whose SMs are its cores.
 
     memory_bytes: all of it. usable_share: what one engine may take of it. bandwidth: bytes/s.
-    flops: dense 16-bit FLOP/s (CPU: fp32). link: bytes/s to a peer in one direction.
+    flops: dense 16-bit FLOP/s (CPU: fp32). link: bytes/s to a peer in one direction. host_link:
+    bytes/s between it and pinned host memory in one direction, as large copies reach them.
     bandwidth_knee: share of the SMs from which on more of them draw little more of the memory
     bandwidth (0.4: fitted to decode on 30 to 100 % of an A100).
     shares: the rungs of SM shares it can be divided into, ascending.
@@ -39,6 +40,7 @@ class Gpu:
     flops: float
     num_sms: int
     link: float
+    host_link: float = 25e9
     usable_share: float = 0.9
     bandwidth_knee: float = 0.4
     shares: tuple[float, ...] = _TENTHS
@@ -46,6 +48,17 @@ class Gpu:
 
 
 _PCIE3, _PCIE4, _PCIE5 = 16, 32, 64
+_PAYLOAD = 25 / 32
+"""Part of a PCIe x16 slot's rate that copies reach: 12.5, 25 and 50 GB/s are what is usually
+measured on generations 3, 4 and 5."""
+_SLOTS: Mapping[str, int] = MappingProxyType(
+    {
+        **dict.fromkeys(("V100-16GB", "V100-32GB", "T4"), _PCIE3),
+        **dict.fromkeys(("H100", "H100-PCIe", "H100-NVL", "H200", "RTX5090"), _PCIE5),
+        **dict.fromkeys(("B200", "GB200", "B300"), _PCIE5),
+    }
+)
+"""Slots of those that are not on PCIe 4. GB200's link to its CPU is faster; it counts as PCIe 5."""
 _ROWS = (
     # name, GiB, GB/s, TFLOP/s, SMs, link in GB/s
     ("V100-16GB", 15.7, 900, 125, 80, 150),
@@ -74,7 +87,15 @@ _ROWS = (
 )
 GPUS: Mapping[str, Gpu] = MappingProxyType(
     {
-        name: Gpu(name, int(gib * GIB), gb_s * 1e9, tflops * 1e12, sms, link * 1e9)
+        name: Gpu(
+            name,
+            int(gib * GIB),
+            gb_s * 1e9,
+            tflops * 1e12,
+            sms,
+            link * 1e9,
+            _PAYLOAD * _SLOTS.get(name, _PCIE4) * 1e9,
+        )
         for name, gib, gb_s, tflops, sms, link in _ROWS
     }
 )
@@ -130,6 +151,7 @@ def cpu(cores: int, memory_bytes: int) -> Gpu:
         flops=_CPU_FLOPS_PER_CORE * cores,
         num_sms=cores,
         link=_CPU_BANDWIDTH_PER_CORE,
+        host_link=_CPU_BANDWIDTH_PER_CORE,
         usable_share=0.5,
         bandwidth_knee=1.0,
         shares=(0.5, 1.0) if cores > 1 else (1.0,),

@@ -11,6 +11,8 @@ from placement.plan import Plan, PlannedModel, PlannedUnit
 from placement.problem import Demand, Problem
 
 _SHARING_LANES = frozenset({"adbs", "round-robin"})
+_CHECKPOINTING = frozenset({"hybrid"})
+"""Packings that save slots to host memory, of which a node is taken to have a pool's worth."""
 
 
 def units_of(
@@ -49,12 +51,13 @@ def _unit(
         block_bytes=bytes_per_block,
         workers=workers_of(policy.lane, gpu, len(mine)),
         scheduler=policy,
+        num_host_blocks=unit.kv_blocks if policy.packing in _CHECKPOINTING else 0,
     )
     models = {
         demand.name: SimModel(demand.shape, cost_for(gpu, demand.itemsize, problem.profiles))
         for demand in mine
     }
-    return SimUnit(spec, models, unit.tp)
+    return SimUnit(spec, models, unit.tp, gpu.host_link)
 
 
 def workers_of(lane: str, gpu: Gpu, num_models: int) -> tuple[WorkerSlot, ...]:

@@ -52,12 +52,19 @@ class CostTiming:
     as have the same tokens and the same attention, Σ count · (start + count / 2); rows that are
     less than one such prompt (a late chunk of a long one) as what the whole costs more than its
     beginning. mixed: the larger of its prefill and decode parts plus half of the smaller one,
-    because they read the weights once and share the launches.
+    because they read the weights once and share the launches. Copies between pool and host run
+    beside the forward, each GPU copying its own heads, so the longer of the two counts (BROS §5);
+    what moves inside the pool is taken as free, for GPU memory is 60 times as fast.
     """
 
     def __init__(self, unit: SimUnit) -> None:
         self._models = unit.models
         self._tp = unit.tp
+        self._host_link = unit.host_link * unit.tp
+        self._slot_bytes = {
+            model.name: 2 * model.shape.head_dim * model.shape.itemsize
+            for model in unit.spec.models
+        }
         self._decodes = {
             name: _decodes(model.cost, model.shape, unit.tp) for name, model in unit.models.items()
         }
@@ -67,7 +74,21 @@ class CostTiming:
         return slowdown(draws)
 
     def work(self, job: Job, now: float) -> Work:
-        """Of `job`, by its actual rows, whenever it is launched."""
+        """Of `job`, by its actual rows and copies, whenever it is launched."""
+        work = self._forward(job)
+        return work if not job.copies else self._beside(work, job)
+
+    def _beside(self, work: Work, job: Job) -> Work:
+        """`work` while the job's copies run."""
+        num_bytes = sum(
+            self._slot_bytes[each.model] * int(moved[:, 2].sum())
+            for each in job.copies
+            for moved in (each.saves, each.restores)
+        )
+        seconds = max(work.seconds, num_bytes / self._host_link / job.max_steps)
+        return Work(seconds, work.draw * work.seconds / seconds)
+
+    def _forward(self, job: Job) -> Work:
         rows = job.rows
         if job.phase is Phase.DECODE:
             return self.repeated(job)(0)

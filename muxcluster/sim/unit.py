@@ -18,8 +18,12 @@ class SimModel:
 
 @dataclass(frozen=True, slots=True)
 class SimUnit:
-    """One unit on a mesh of `tp` GPUs. models: of every name in `spec.models`."""
+    """One unit on a mesh of `tp` GPUs. models: of every name in `spec.models`.
+
+    host_link: bytes/s between one GPU and host memory in one direction.
+    """
 
     spec: UnitSpec
     models: Mapping[str, SimModel]
     tp: int = 1
+    host_link: float = 25e9
