@@ -1,5 +1,6 @@
 """One plain line from what pydantic says about a file."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
@@ -11,6 +12,7 @@ from muxcluster.core.errors import ConfigError
 from placement.names import nearest
 
 _PREFIX = "Value error, "
+_QUOTED = re.compile("'([^']*)'")
 
 
 def first_problem(
@@ -24,6 +26,9 @@ def first_problem(
         message = "unknown key" + nearest(str(location[-1]), _fields(root, location[:-1]))
     elif detail["type"] == "missing":
         message = "missing"
+    elif detail["type"] == "literal_error" and isinstance(detail["input"], str):
+        names = _QUOTED.findall(detail["ctx"]["expected"])
+        message = f"no such choice: {detail['input']!r}{nearest(detail['input'], names)}"
     else:
         message = _sentence(detail["msg"], detail["input"])
     return ConfigError(path, key_text(location), message, line_of(location, lines))

@@ -103,8 +103,11 @@ class ClusterSection(Section):
 
 
 class PolicySection(Section):
-    """How models are placed and how units work. scheduler: the lane. partition: "threads" (workers
-    are processes), "none" (everything in the unit's process) or "auto".
+    """How models are placed and how units work. scheduler: the lane, which model runs when and
+    where. packing: which of its requests are in a job: by class, priority and arrival
+    ("priority"), by arrival alone ("fcfs"), classes in turn ("round-robin"), or interactive ones by
+    slack with batch ones beside them in the same KV blocks ("hybrid"). partition: "threads"
+    (workers are processes), "none" (everything in the unit's process) or "auto".
 
     objective: what placement maximises: requests/s; those times their models' weights; those within
     the SLO; or the fewest GPUs that meet all rates. fairness: most by which the served parts of two
@@ -112,11 +115,13 @@ class PolicySection(Section):
 
     block_tokens: tokens a KV block holds at head_dim 128. token_budget: most tokens of a prefill
     job. max_decode_rows: most sequences of a decode job. quota_period_s: seconds between moves of
-    quota. kv_gb: KV pool of a unit in GiB. num_threads: of a cpu unit.
+    quota. kv_gb: KV pool of a unit in GiB. host_memory_gib: memory of a unit, beside its pool, for
+    what batch requests had in blocks they gave up; by default 16 GiB for a GPU, for a cpu unit 1 or
+    the pool's size if that is less. Only "hybrid" takes any. num_threads: of a cpu unit.
     """
 
     scheduler: Literal["adbs", "temporal", "round-robin", "mixed"] = "adbs"
-    packing: Literal["priority", "fcfs", "round-robin"] = "priority"
+    packing: Literal["hybrid", "priority", "fcfs", "round-robin"] = "priority"
     partition: Literal["auto", "threads", "none"] = "auto"
     objective: Literal["throughput", "weighted", "goodput", "fewest-gpus"] = "throughput"
     fairness: Annotated[float, Field(ge=0, le=1)] = 0.0
@@ -126,6 +131,7 @@ class PolicySection(Section):
     quota_period_s: Positive = 5.0
     prefix_caching: bool = True
     kv_gb: Amount | None = None
+    host_memory_gib: Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)] | None = None
     num_threads: Count | None = None
 
 

@@ -4,18 +4,21 @@ from collections.abc import Sequence
 
 from muxcluster.config.load import Config, ConfiguredModel
 from muxcluster.config.planning import ITEMSIZE, dtype_of, nodes_of
+from muxcluster.config.schema import PolicySection
 from muxcluster.core.errors import ConfigError
 from muxcluster.core.job import WorkerSlot
 from muxcluster.core.kvshape import KvShape, block_bytes
 from muxcluster.core.request import Slo
 from muxcluster.core.served import ServedModel
 from muxcluster.core.unitspec import ModelSpec, SchedulerSpec, UnitSpec
-from placement.hardware import Gpu
+from placement.hardware import GIB, Gpu
 from placement.plan import Plan, PlannedUnit
 from placement.problem import Node
 
 _SHARING_LANES = frozenset({"adbs", "round-robin"})
 _ONE_WORKER = (WorkerSlot(0, (1.0,)),)
+_CPU_HOST_GIB = 1.0
+_GPU_HOST_GIB = 16.0
 
 
 def unit_specs(
@@ -66,11 +69,12 @@ def _unit(config: Config, unit: PlannedUnit, nodes: dict[str, Node]) -> UnitSpec
     partition = _partition(config, gpu)
     is_shared = partition == "threads" and threads > 1
     workers = _workers(policy.scheduler, len(specs)) if is_shared else _ONE_WORKER
+    bytes_of_block = block_bytes(policy.block_tokens, max(spec.shape.itemsize for spec in specs))
     return UnitSpec(
         unit_id=unit.id,
         models=specs,
         num_blocks=unit.kv_blocks,
-        block_bytes=block_bytes(policy.block_tokens, max(spec.shape.itemsize for spec in specs)),
+        block_bytes=bytes_of_block,
         workers=workers,
         scheduler=SchedulerSpec(
             lane=policy.scheduler if len(workers) > 1 else _alone(policy.scheduler),
@@ -82,6 +86,7 @@ def _unit(config: Config, unit: PlannedUnit, nodes: dict[str, Node]) -> UnitSpec
         device="cpu" if gpu.is_cpu else f"cuda:{unit.gpus[0]}",
         partition=partition,
         num_threads=threads,
+        num_host_blocks=_host_blocks(policy, gpu, unit.kv_blocks, bytes_of_block),
     )
 
 
@@ -106,6 +111,17 @@ def _model(config: Config, model: ConfiguredModel, nodes: Sequence[Node]) -> Mod
         slo=_slo(model),
         weight_bytes=shape.active_params * ITEMSIZE[dtype],
     )
+
+
+def _host_blocks(policy: PolicySection, gpu: Gpu, num_blocks: int, bytes_of_block: int) -> int:
+    """Host memory in blocks; on a CPU more than the pool itself could ever lend is of no use."""
+    if policy.packing != "hybrid":
+        return 0
+    if policy.host_memory_gib is not None:
+        return int(policy.host_memory_gib * GIB) // bytes_of_block
+    if gpu.is_cpu:
+        return min(num_blocks, int(_CPU_HOST_GIB * GIB) // bytes_of_block)
+    return int(_GPU_HOST_GIB * GIB) // bytes_of_block
 
 
 def _threads(config: Config, gpu: Gpu) -> int:

@@ -160,6 +160,42 @@ def test_a_plan_of_another_configuration_is_refused(write, model_directory) -> N
         unit_specs(other, plan)
 
 
+@pytest.mark.parametrize(
+    ("policy", "gib"),
+    [
+        ("packing: hybrid", 16),
+        ("packing: hybrid, host_memory_gib: 2.5", 2.5),
+        ("packing: hybrid, host_memory_gib: 0", 0),
+        ("packing: priority", 0),
+        ("packing: priority, host_memory_gib: 2.5", 0),
+        ("packing: round-robin", 0),
+        ("packing: fcfs", 0),
+    ],
+)
+def test_host_memory_of_a_gpu(write, model_directory, policy, gib) -> None:
+    model_directory("tiny")
+    nodes = "cluster: {nodes: [{name: g, gpus: 1, gpu: H100}]}"
+    config = load_config(write(f"models: [{{name: a, path: tiny}}]\n{nodes}\npolicy: {{{policy}}}"))
+    (unit,) = unit_specs(config, plan_for(config))
+    assert unit.scheduler.packing in policy
+    assert unit.num_host_blocks * unit.block_bytes == gib * 2**30
+
+
+@pytest.mark.parametrize(
+    ("kv_gb", "line", "gib"),
+    [(0.25, "", 0.25), (1.5, "", 1), (0.25, ", host_memory_gib: 3", 3)],
+    ids=["a small pool", "a large pool", "asked for"],
+)
+def test_host_memory_of_a_cpu(write, model_directory, kv_gb, line, gib) -> None:
+    model_directory("tiny")
+    nodes = "cluster: {nodes: [{name: n, gpu: cpu, cores: 2, memory_gb: 8}]}"
+    policy = f"policy: {{packing: hybrid, kv_gb: {kv_gb}{line}}}"
+    config = load_config(write(f"models: [{{name: a, path: tiny}}]\n{nodes}\n{policy}"))
+    (unit,) = unit_specs(config, plan_for(config))
+    assert unit.num_blocks * unit.block_bytes == kv_gb * 2**30
+    assert unit.num_host_blocks * unit.block_bytes == gib * 2**30
+
+
 def test_planner_and_engine_mean_the_same_block(specs_of) -> None:
     (unit,) = specs_of()
     demand = Demand("a", None, 1, 1, 1, 1, 1, itemsize=4)
