@@ -32,6 +32,22 @@ COUNTERS: dict[str, tuple[str, Callable[[ModelStats], float]]] = {
     "vllm:num_preemptions": ("Preemptions.", lambda m: m.num_preemptions),
     "muxcluster:engine_prompt_tokens": ("Prompt tokens prefilled.", lambda m: m.prompt_tokens),
     "muxcluster:engine_output_tokens": ("Tokens sampled.", lambda m: m.output_tokens),
+    "muxcluster:lent_columns": (
+        "Columns of KV blocks that batch requests gave up to interactive ones.",
+        lambda m: m.num_lent_columns,
+    ),
+    "muxcluster:saved_slots": (
+        "Token slots copied to host memory before they were overwritten.",
+        lambda m: m.num_saved_slots,
+    ),
+    "muxcluster:restored_slots": (
+        "Token slots copied back from host memory.",
+        lambda m: m.num_restored_slots,
+    ),
+    "muxcluster:recomputed_tokens": (
+        "Tokens computed again after a preemption or a failed job.",
+        lambda m: m.num_recomputed_tokens,
+    ),
 }
 
 

@@ -36,6 +36,14 @@ class ModelStats:
     num_preemptions: int = 0
     prompt_tokens: int = 0
     output_tokens: int = 0
+    num_lent_columns: int = 0
+    """Columns that its batch requests gave up so that interactive ones could grow."""
+    num_saved_slots: int = 0
+    """Token slots (of one layer and KV head) of them copied to host memory before overwriting."""
+    num_restored_slots: int = 0
+    """Token slots copied back from there."""
+    num_recomputed_tokens: int = 0
+    """Tokens whose KV was computed again after a preemption or a failed job."""
 
 
 @dataclass(frozen=True, slots=True)

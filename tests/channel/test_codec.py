@@ -129,7 +129,7 @@ STATS = UnitStats(
     12.5,
     64,
     60,
-    (ModelStats("m", 1, 2, 3, 4),),
+    (ModelStats("m", 1, 2, 3, 4, num_lent_columns=5, num_recomputed_tokens=2**40),),
     (JobRecord(1, "m", "decode", 0, 1.0, 2.0, 3.0, 4, 5),),
 )
 MESSAGES = [

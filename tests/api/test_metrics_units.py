@@ -1,0 +1,46 @@
+"""What units report of shared blocks shows up under one name each, per model and unit."""
+
+from dataclasses import replace
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from muxcluster.api.metrics_units import UnitMetrics
+from muxcluster.core.served import ModelStats, UnitStats
+
+SHARING = ModelStats(
+    "chat",
+    num_lent_columns=3,
+    num_saved_slots=40,
+    num_restored_slots=38,
+    num_recomputed_tokens=7,
+)
+
+
+def scraped(units: list[UnitStats]) -> dict[tuple[str, str, str], float]:
+    registry = CollectorRegistry()
+    UnitMetrics(registry, lambda: units)
+    return {
+        (sample.name, sample.labels["model_name"], sample.labels["engine"]): sample.value
+        for family in text_string_to_metric_families(generate_latest(registry).decode())
+        for sample in family.samples
+        if {"model_name", "engine"} == sample.labels.keys()
+    }
+
+
+def test_counters_of_shared_blocks() -> None:
+    again = replace(SHARING, num_lent_columns=9)
+    units = [
+        UnitStats("u0", 1.0, 10, 10, (SHARING, ModelStats("code"))),
+        UnitStats("u1", 1.0, 10, 10, (again,)),
+    ]
+    values = scraped(units)
+    for name, value in (
+        ("lent_columns", 3),
+        ("saved_slots", 40),
+        ("restored_slots", 38),
+        ("recomputed_tokens", 7),
+    ):
+        assert values[f"muxcluster:{name}_total", "chat", "u0"] == value
+        assert values[f"muxcluster:{name}_total", "code", "u0"] == 0
+    assert values["muxcluster:lent_columns_total", "chat", "u1"] == 9
