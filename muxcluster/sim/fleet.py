@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 
 from muxcluster.core.events import Finished, Rejected
+from muxcluster.core.served import UnitStats
 from muxcluster.sim.concurrency import Running
 from muxcluster.sim.driver import UnitDriver
 from muxcluster.sim.records import RequestTable
@@ -11,6 +12,7 @@ from muxcluster.sim.routing import shortest_wait
 from muxcluster.sim.timeline import JobSpan
 from muxcluster.sim.unit import SimUnit
 from muxcluster.sim.usage import Usage, UsageMeter
+from muxcluster.sim.waves import WaveSource
 from muxcluster.workload.arrival import Arrival
 
 JobSink = Callable[[JobSpan], None]
@@ -51,6 +53,7 @@ class Fleet:
             self._meters = {driver: UsageMeter(driver, usage_bin_s) for driver in self.drivers}
         self._replicas: dict[str, list[_Replica]] = {}
         self._replica_of: dict[str, _Replica] = {}
+        self._source_of: dict[str, WaveSource] = {}
         context: dict[str, int] = {}
         for driver in self.drivers:
             for model in driver.unit.spec.models:
@@ -58,6 +61,21 @@ class Fleet:
                 replica = _Replica(driver, model.name)
                 self._replicas.setdefault(model.name, []).append(replica)
         self.table = RequestTable(context)
+
+    def begin(self) -> None:
+        """The first waves come, at 0. Raises KeyError for waves of a model that their unit has not.
+
+        Waves stay with their unit, so that units go on undisturbed by one another.
+        """
+        for driver in self.drivers:
+            for waves in driver.unit.waves:
+                replica = {r.driver: r for r in self._replicas[waves.model]}[driver]
+                self._start(WaveSource(waves, driver.unit.spec.unit_id), replica, 0.0)
+
+    def _start(self, source: WaveSource, replica: _Replica, now: float) -> None:
+        for arrival in source.start(now):
+            self._source_of[arrival.request_id] = source
+            self._put(arrival, replica)
 
     def submit(self, arrival: Arrival) -> None:
         """A request comes. Raises KeyError where no unit has its model."""
@@ -70,10 +88,14 @@ class Fleet:
         if len(replicas) > 1:
             held = [replica.outstanding for replica in replicas]
             chosen = replicas[shortest_wait(held, [r.speed for r in replicas], tokens)]
-        chosen.outstanding += tokens
-        self._replica_of[arrival.request_id] = chosen
+        self._put(arrival, chosen)
+
+    def _put(self, arrival: Arrival, replica: _Replica) -> None:
+        """The request goes to a replica whose unit has been advanced to its time."""
+        replica.outstanding += arrival.prompt_tokens + arrival.output_tokens
+        self._replica_of[arrival.request_id] = replica
         self.table.add(arrival)
-        chosen.driver.submit(request_of(arrival), now)
+        replica.driver.submit(request_of(arrival), arrival.time_s)
 
     def stop(self, now: float) -> None:
         """Nothing is recorded after `now`."""
@@ -85,6 +107,10 @@ class Fleet:
     def usage(self, now: float) -> Mapping[str, Usage]:
         """By unit, where it was asked for."""
         return {d.unit.spec.unit_id: meter.usage(now) for d, meter in self._meters.items()}
+
+    def stats(self, now: float) -> tuple[UnitStats, ...]:
+        """Of every unit."""
+        return tuple(d.scheduler.stats(now, d.unit.spec.unit_id) for d in self.drivers)
 
     def first_token(self, request_id: str, now: float) -> None:
         """The request got a token from a job that computes prompts."""
@@ -98,6 +124,9 @@ class Fleet:
             arrival = self.table.reject(event.request_id)
         replica = self._replica_of.pop(arrival.request_id)
         replica.outstanding -= arrival.prompt_tokens + arrival.output_tokens
+        source = self._source_of.pop(arrival.request_id, None)
+        if source is not None and source.end_one(now):
+            self._start(source, replica, now)
 
     def launched(self, driver: UnitDriver, entries: Sequence[Running]) -> None:
         """Jobs started."""

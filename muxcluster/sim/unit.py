@@ -1,9 +1,10 @@
-"""A unit as the simulator needs it: what the engine is told, and what its jobs cost."""
+"""A unit as the simulator needs it: what the engine is told, what its jobs cost, its batch load."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from muxcluster.core.unitspec import UnitSpec
+from muxcluster.sim.waves import Waves
 from placement.cost import Cost
 from placement.shapes import ModelShape
 
@@ -20,10 +21,12 @@ class SimModel:
 class SimUnit:
     """One unit on a mesh of `tp` GPUs. models: of every name in `spec.models`.
 
-    host_link: bytes/s between one GPU and host memory in one direction.
+    host_link: bytes/s between one GPU and host memory in one direction. waves: the batch load that
+    it has in a closed loop, one entry a model at most.
     """
 
     spec: UnitSpec
     models: Mapping[str, SimModel]
     tp: int = 1
     host_link: float = 25e9
+    waves: tuple[Waves, ...] = ()
