@@ -1,0 +1,187 @@
+"""Seconds of jobs before they run: linear in tokens and context, corrected as jobs end."""
+
+from functools import partial
+
+from muxcluster.core.job import Job, Phase
+from muxcluster.scheduling.prediction_beside import Beside
+from muxcluster.scheduling.prediction_copies import CopyTimes
+from muxcluster.scheduling.prediction_errors import ErrorWindow, PredictionError
+from muxcluster.scheduling.prediction_fit import Line
+from muxcluster.scheduling.prediction_inverse import mixed_within, prefill_within, tokens_within
+from muxcluster.scheduling.prediction_rungs import Rungs
+from muxcluster.scheduling.prediction_seed import Seed
+from muxcluster.scheduling.prediction_work import JobWork, work_of
+
+_MIXED = Line(0.0, 1.0, 0.5)
+"""A mixed forward: the larger of its parts and half of the smaller, which shares the weights."""
+
+
+class StepTimes:
+    """Predicted seconds of a model's jobs at an SM share (BROS §4, DESIGN.md §7).
+
+        decode_s(model, share, num_rows, context) -> float
+        prefill_s(model, share, num_tokens, attention) -> float
+        mixed_s(model, share, num_rows, context, num_tokens, attention) -> float
+        job_s(model, share, work: JobWork) -> float           # any of the three, by what is in it
+        prefill_tokens_within(model, share, seconds, work, start, limit) -> int
+        beside(model, phase, num_beside) -> float              # factor on all of the above
+        copy_s(num_bytes), with_copies(forward_s, num_bytes) -> float
+        observe(job, seconds, num_beside=0), observe_copy(num_bytes, seconds) -> None
+        errors() -> {(model, phase): PredictionError}
+
+    context: tokens that the rows attend to, their new one included, summed. attention:
+    Σ count · (start + count / 2) over the prompts' rows. `JobWork` holds the four numbers.
+    All predictions are of one step, of a job without neighbours and without copies. They never
+    fall when work is added. They are 0 while nothing is known of a model: no seed, and fewer than
+    8 jobs seen. Mixed jobs are a factor on each of the larger and the smaller part, learnt apart
+    from the parts (first 1 and a half).
+    """
+
+    def __init__(self, seed: Seed | None = None, copies: CopyTimes | None = None) -> None:
+        """seed: where the lines start. copies: what is known of the host link."""
+        self._decode = Rungs(partial(_expected, seed, Phase.DECODE))
+        self._prefill = Rungs(partial(_expected, seed, Phase.PREFILL))
+        self._mixed = Rungs(_expected_mix)
+        self._beside = Beside()
+        self._copies = copies or CopyTimes({})
+        self._errors: dict[tuple[str, Phase], ErrorWindow] = {}
+
+    def decode_s(self, model: str, share: float, num_rows: float, context: float) -> float:
+        """One step of `num_rows` sequences."""
+        return self._decode.line(model, share).seconds(num_rows, context)
+
+    def prefill_s(self, model: str, share: float, num_tokens: float, attention: float) -> float:
+        """One forward over prompt tokens."""
+        return self._prefill.line(model, share).seconds(num_tokens, attention)
+
+    def mixed_s(
+        self,
+        model: str,
+        share: float,
+        num_rows: float,
+        context: float,
+        num_tokens: float,
+        attention: float,
+    ) -> float:
+        """One forward over both; either may be none."""
+        return self.job_s(model, share, JobWork(num_rows, context, num_tokens, attention))
+
+    def job_s(self, model: str, share: float, work: JobWork) -> float:
+        """One step of a job, whatever is in it."""
+        num_rows, context, num_tokens, attention = work
+        if not num_tokens:
+            return self._decode.line(model, share).seconds(num_rows, context) if num_rows else 0.0
+        prefill_s = self._prefill.line(model, share).seconds(num_tokens, attention)
+        if not num_rows:
+            return prefill_s
+        decode_s = self._decode.line(model, share).seconds(num_rows, context)
+        return _together(self._mixed.line(model, share), prefill_s, decode_s)
+
+    def prefill_tokens_within(
+        self, model: str, share: float, seconds: float, work: JobWork, start: int, limit: int
+    ) -> int:
+        """The most prompt tokens from position `start` on, up to `limit`, that may join `work`.
+
+        With them `job_s` is at most `seconds`; 0 where not even one may.
+        """
+        if self.job_s(model, share, work.with_prompt(start, limit)) <= seconds:
+            return limit
+        budget_s = seconds
+        if work.num_rows:
+            decode_s = self._decode.line(model, share).seconds(work.num_rows, work.context)
+            mix = self._mixed.line(model, share)
+            budget_s = min(seconds, mixed_within(mix, seconds, decode_s))
+        near = prefill_within(self._prefill.line(model, share), budget_s, work, start)
+
+        def with_tokens(count: int) -> float:
+            return self.job_s(model, share, work.with_prompt(start, count))
+
+        return tokens_within(with_tokens, seconds, near, limit)
+
+    def beside(self, model: str, phase: Phase, num_beside: int) -> float:
+        """By what factor a job takes longer beside so many others than alone."""
+        return self._beside.factor(model, phase, num_beside)
+
+    def copy_s(self, num_bytes: float) -> float:
+        """Copying so many bytes between the pool and host memory."""
+        return self._copies.copy_s(num_bytes)
+
+    def with_copies(self, forward_s: float, num_bytes: float) -> float:
+        """A job that copies so much: max(T_exec, T_restore); the sum where nothing overlaps."""
+        return self._copies.together_s(forward_s, num_bytes) if num_bytes else forward_s
+
+    def observe_copy(self, num_bytes: float, seconds: float) -> None:
+        """Copies alone took `seconds`."""
+        self._copies.observe(num_bytes, seconds)
+
+    def observe(self, job: Job, seconds: float, num_beside: int = 0) -> None:
+        """`job` ended after `seconds`, all its steps together, beside `num_beside` other jobs.
+
+        Seconds that are not above 0 and finite say nothing. Of a job whose copies outlasted
+        its forward only the link's speed is learnt.
+        """
+        if not 0 < seconds < float("inf"):
+            return
+        work = work_of(job)
+        phase = work.phase
+        alone_s = self.job_s(job.model, job.share, work)
+        forward_s = alone_s * self._beside.factor(job.model, phase, num_beside) * job.max_steps
+        num_bytes = self._copies.num_bytes(job) if job.copies else 0
+        if alone_s > 0:
+            window = self._errors.get((job.model, phase))
+            if window is None:
+                window = self._errors[job.model, phase] = ErrorWindow()
+            window.add(self.with_copies(forward_s, num_bytes), seconds)
+        if num_bytes:
+            read_s = self._copies.observe_job(num_bytes, forward_s, seconds)
+            if read_s is None:
+                return
+            seconds = read_s
+        self._correct(job, work, seconds / job.max_steps, num_beside)
+
+    def errors(self) -> dict[tuple[str, Phase], PredictionError]:
+        """Of every model and phase of which jobs were predicted."""
+        return {key: window.error() for key, window in self._errors.items()}
+
+    def _correct(self, job: Job, work: JobWork, step_s: float, num_beside: int) -> None:
+        phase, model, share = work.phase, job.model, job.share
+        alone_s = self.job_s(model, share, work)
+        if self._beside.is_lone_known(model, phase, share, num_beside):
+            if alone_s > 0:
+                self._beside.observe(model, phase, num_beside, step_s / alone_s)
+            return
+        step_s /= self._beside.factor(model, phase, num_beside)
+        if phase is Phase.DECODE:
+            self._decode.observe(model, share, work[:2], step_s)
+        elif phase is Phase.PREFILL:
+            self._prefill.observe(model, share, work[2:], step_s)
+        else:
+            self._correct_mixed(model, share, work, step_s)
+
+    def _correct_mixed(self, model: str, share: float, work: JobWork, step_s: float) -> None:
+        """The factors where both parts are well known; else the part that is known less."""
+        decode_s = self.decode_s(model, share, *work[:2])
+        prefill_s = self.prefill_s(model, share, *work[2:])
+        trusts = self._decode.trust(model, share), self._prefill.trust(model, share)
+        if min(trusts) >= 1:
+            parts = max(decode_s, prefill_s), min(decode_s, prefill_s)
+            self._mixed.observe(model, share, parts, step_s)
+        elif trusts[1] < trusts[0] and decode_s > 0:
+            part_s = mixed_within(_MIXED, step_s, decode_s)
+            self._prefill.observe(model, share, work[2:], part_s)
+        elif prefill_s > 0:
+            part_s = mixed_within(_MIXED, step_s, prefill_s)
+            self._decode.observe(model, share, work[:2], part_s)
+
+
+def _expected(seed: Seed | None, phase: Phase, model: str, share: float) -> Line | None:
+    return None if seed is None else seed.line(phase, model, share)
+
+
+def _expected_mix(model: str, share: float) -> Line:
+    return _MIXED
+
+
+def _together(mix: Line, prefill_s: float, decode_s: float) -> float:
+    large, small = (prefill_s, decode_s) if prefill_s > decode_s else (decode_s, prefill_s)
+    return max(large, mix.seconds(large, small))

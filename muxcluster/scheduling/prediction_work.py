@@ -1,0 +1,64 @@
+"""What of a job its seconds depend on."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from muxcluster.core.job import Job, Phase
+
+
+class JobWork(NamedTuple):
+    """Rows that decode, and prompt tokens, of one job.
+
+    context: tokens that the decoding rows attend to, their new one included, summed over the rows.
+    num_tokens, attention: prompt tokens, and Σ count · (start + count / 2) of their rows.
+    """
+
+    num_rows: float = 0.0
+    context: float = 0.0
+    num_tokens: float = 0.0
+    attention: float = 0.0
+
+    @property
+    def phase(self) -> Phase:
+        """Of the job, by what is in it: a mixed job without prompt tokens is a decode job."""
+        if not self.num_tokens:
+            return Phase.DECODE
+        return Phase.MIXED if self.num_rows else Phase.PREFILL
+
+    def with_row(self, length: float) -> "JobWork":
+        """And a decoding row that attends to `length` tokens."""
+        return self._replace(num_rows=self.num_rows + 1, context=self.context + length)
+
+    def with_prompt(self, start: float, count: float) -> "JobWork":
+        """And `count` prompt tokens from position `start` on."""
+        return self._replace(
+            num_tokens=self.num_tokens + count,
+            attention=self.attention + count * (start + count / 2),
+        )
+
+
+def work_of(job: Job) -> JobWork:
+    """Of one step; a decode job of several steps is taken halfway through them.
+
+    A row of one token in a mixed job counts as decoding.
+    """
+    starts = job.rows.starts.astype(np.float64)
+    if job.phase is Phase.DECODE:
+        num_rows = len(starts)
+        half = (job.max_steps + 1) / 2
+        return JobWork(num_rows, float(np.add.reduce(starts)) + num_rows * half)
+    counts = job.rows.counts.astype(np.float64)
+    num_tokens = float(np.add.reduce(counts))
+    attention = float(counts.dot(starts) + counts.dot(counts) / 2)
+    if job.phase is Phase.PREFILL:
+        return JobWork(0.0, 0.0, num_tokens, attention)
+    is_one = (counts == 1).astype(np.float64)
+    num_decodes = float(is_one.dot(is_one))
+    starting = float(is_one.dot(starts))
+    return JobWork(
+        num_decodes,
+        starting + num_decodes,
+        num_tokens - num_decodes,
+        attention - starting - num_decodes / 2,
+    )
