@@ -1,4 +1,4 @@
-"""The Triton prefix_attention, interpreted, against dense float64 attention and paged_decode."""
+"""The Triton prefix_attention, interpreted, keeps the rules and equals paged_decode."""
 
 from functools import partial
 from itertools import accumulate, pairwise
@@ -11,10 +11,15 @@ from kernels.triton_ops.prefix_attention import prefix_attention
 from kernels.triton_ops.prefix_tiling import PrefixShape, PrefixTiling, choose_tiling
 from tests.kernels.paged_cases import random_query
 from tests.kernels.prefix_cases import Group, check, decodes, grouped_case
+from tests.kernels.prefix_rules import PrefixAttentionRules
 
 SPLIT = PrefixTiling(16, 16, 16, 4, 2, 4)
 """Small tiles; spans of at least 256 keys, so only longer parts are split."""
 TWO_SIZES = PrefixTiling(32, 16, 32, 2, 4, 4)
+
+
+class TestPrefixAttention(PrefixAttentionRules):
+    prefix_attention = staticmethod(prefix_attention)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
@@ -40,11 +45,6 @@ def test_long_prefixes_and_long_rows_are_split(tiling):
     check(partial(prefix_attention, tiling=tiling), grouped_case(groups, 1, 64), heads=2)
 
 
-def test_soft_cap():
-    grouped = grouped_case([decodes(2, 9, 65), decodes(0, 5)], 1, 64)
-    check(prefix_attention, grouped, heads=2, soft_cap=1.5)
-
-
 @pytest.mark.parametrize("tiling", [None, SPLIT, TWO_SIZES, PrefixTiling(64, 32, 16, 1, 2, 4)])
 def test_prompt_chunks_beside_decodes(tiling):
     groups = [
@@ -63,11 +63,6 @@ def test_empty_groups_and_rows_without_queries_or_context(tiling):
     grouped.prefix_lengths[2] = grouped.prefix_lengths[4] = 7 * grouped.case.block_tokens
     output = check(partial(prefix_attention, tiling=tiling), grouped, heads=2)
     assert (output[-1] == 0).all()
-
-
-def test_a_row_may_end_with_its_prefix():
-    grouped = grouped_case([decodes(2, 0, 5, 0), Group(1, [(0, 1), (2, 3)])], 1, 64)
-    check(prefix_attention, grouped, heads=2)
 
 
 def test_more_groups_and_rows_than_are_searched_at_once():
@@ -89,47 +84,6 @@ def test_any_grouping_equals_paged_decode(cut, shared):
     options = {"block_tokens": grouped.case.block_tokens, "scale": 0.3}
     expected = paged_decode(query, *grouped.arguments()[:5], **options)
     torch.testing.assert_close(output, expected, rtol=1e-5, atol=1e-5)
-
-
-def test_the_prefix_is_read_through_the_first_row_alone():
-    grouped = grouped_case([decodes(2, 5, 6, 7)], 1, 64)
-    for slot in grouped.slots[1:].tolist():
-        grouped.case.table[slot, :, :2] = 2**30
-    check(prefix_attention, grouped, heads=2)
-
-
-@pytest.mark.parametrize("position", [0, 63, 64, 70])
-def test_a_corrupted_token_changes_the_rows_that_see_it(position):
-    grouped = grouped_case([decodes(2, 9, 6)], 1, 64)
-    query = random_query(2, 1, grouped.case)
-    before = prefix_attention(query, *grouped.arguments(), **grouped.options())
-    grouped.case.place(int(grouped.slots[0]), 0, position, 1).add_(1.0)
-    after = prefix_attention(query, *grouped.arguments(), **grouped.options())
-    assert not torch.equal(after[0], before[0])
-    assert torch.equal(after[1], before[1]) == (position >= 64)
-
-
-def test_strided_queries_and_no_rows():
-    grouped = grouped_case([decodes(1, 5, 4), decodes(0, 3)], 2, 64)
-    query = random_query(3, 4, grouped.case).transpose(0, 1).contiguous().transpose(0, 1)
-    assert not query.is_contiguous()
-    output = prefix_attention(query, *grouped.arguments(), **grouped.options())
-    dense = prefix_attention(query.contiguous(), *grouped.arguments(), **grouped.options())
-    assert torch.equal(output, dense)
-    pool, table, slots, lengths, from_right, offsets, prefixes = grouped.arguments()
-    nothing = (slots[:0], lengths[:0], from_right, offsets[:1], prefixes[:0])
-    options = grouped.options()
-    assert prefix_attention(query[:0], pool, table, *nothing, **options).shape == (0, 4, 64)
-
-
-def test_wrong_shapes_are_refused():
-    grouped = grouped_case([decodes(1, 5, 4)], 1, 64)
-    pool, *rest = grouped.arguments()
-    query = random_query(2, 2, grouped.case)
-    with pytest.raises(ValueError, match="not one for each"):
-        prefix_attention(query[:1], pool, *rest, **grouped.options())
-    with pytest.raises(ValueError, match="pool"):
-        prefix_attention(query, pool.float(), *rest, **grouped.options())
 
 
 @pytest.mark.parametrize("tokens", [1, 31, 256])

@@ -1,0 +1,134 @@
+"""What every paged_decode must do, against dense float64 attention over the same keys."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.kernels.paged_cases import TOLERANCES, PagedCase, filled_case, random_query
+
+
+def check(
+    function: Callable[..., Tensor],
+    case: PagedCase,
+    heads: int,
+    lengths=None,
+    slots=None,
+    **options,
+) -> None:
+    """`function` must give dense attention, row by row; all slots at their ends by default."""
+    slots = slots if slots is not None else list(range(len(case.keys)))
+    lengths = lengths or [len(case.keys[slot]) for slot in slots]
+    query = random_query(len(slots), heads, case)
+    output = function(
+        query,
+        case.pool,
+        case.table,
+        torch.tensor(slots, dtype=torch.int32),
+        torch.tensor(lengths, dtype=torch.int32),
+        case.from_right,
+        block_tokens=case.block_tokens,
+        scale=0.3,
+        **options,
+    )
+    assert output.dtype == case.dtype
+    limit = TOLERANCES[case.dtype]
+    for row, (slot, length) in enumerate(zip(slots, lengths, strict=True)):
+        expected = torch.zeros(heads, case.head_dim, dtype=torch.float64)
+        if length:
+            expected = case.attention(query[row : row + 1], slot, length, scale=0.3, **options)[0]
+        torch.testing.assert_close(output[row].double(), expected, rtol=limit, atol=limit)
+
+
+class PagedDecodeRules:
+    """`ways`: the public function first, then others of the same arguments it may choose."""
+
+    ways: tuple[Callable[..., Tensor], ...]
+
+    def check(self, case: PagedCase, heads: int, **options) -> None:
+        for way in self.ways:
+            check(way, case, heads, **options)
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+    @pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
+    def test_odd_lengths_on_both_sides(self, head_dim, dtype):
+        self.check_odd_lengths(head_dim, dtype)
+
+    def check_odd_lengths(self, head_dim, dtype):
+        block = filled_case([1], 1, head_dim, dtype=dtype).block_tokens
+        lengths = [1, block - 1, block, block + 1] * 2
+        rights = [False] * 4 + [True] * 4
+        self.check(filled_case(lengths, 2, head_dim, dtype=dtype, rights=rights), heads=4)
+
+    @pytest.mark.parametrize("group", [1, 3, 4, 8, 17, 35])
+    def test_grouped_queries(self, group):
+        self.check(filled_case([3, 40, 70], 3, 64, rights=[True, False, True]), heads=3 * group)
+
+    def test_rows_are_any_slots_at_any_length(self):
+        case = filled_case([70, 5, 90], 2, 64, rights=[False, False, True])
+        self.check(case, heads=4, slots=[2, 0, 2, 1], lengths=[90, 33, 64, 0])
+
+    def test_strided_queries_and_long_integers(self):
+        case = filled_case([5, 40, 33], 2, 64)
+        query = random_query(3, 4, case).transpose(0, 1).contiguous().transpose(0, 1)
+        assert not query.is_contiguous()
+        rows = (torch.arange(3), torch.tensor([5, 40, 33]))
+        options = {"block_tokens": case.block_tokens, "scale": 0.3}
+        for way in self.ways:
+            output = way(query, case.pool, case.table, *rows, case.from_right, **options)
+            for row, length in enumerate([5, 40, 33]):
+                expected = case.attention(query[row : row + 1], row, length, scale=0.3)[0]
+                torch.testing.assert_close(output[row].double(), expected, rtol=1e-5, atol=1e-5)
+
+    def test_no_rows(self):
+        case = filled_case([4], 1, 64)
+        none = torch.empty(0, dtype=torch.int32)
+        query = random_query(0, 2, case)
+        options = {"block_tokens": case.block_tokens, "scale": 1.0}
+        for way in self.ways:
+            output = way(query, case.pool, case.table, none, none, case.from_right, **options)
+            assert output.shape == (0, 2, 64)
+
+    @pytest.mark.parametrize("half", [0, 1])
+    def test_a_corrupted_token_changes_the_output(self, half):
+        case = filled_case([40], 1, 64)
+        query = random_query(1, 1, case)
+        arguments = (case.table, torch.tensor([0]), torch.tensor([40]), case.from_right)
+        options = {"block_tokens": case.block_tokens, "scale": 0.3}
+        before = [way(query, case.pool, *arguments, **options) for way in self.ways]
+        case.place(0, 0, 37, half).add_(1.0)
+        for way, former in zip(self.ways, before, strict=True):
+            assert not torch.equal(way(query, case.pool, *arguments, **options), former)
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"query": torch.zeros(2, 128)}, "query"),
+            ({"query": torch.zeros(2, 3, 64)}, "multiple"),
+            ({"query": torch.zeros(2, 4, 64, dtype=torch.int32)}, "query"),
+            ({"pool": torch.zeros(4, 16384)}, "pool"),
+            ({"pool": torch.zeros(4, 16382, dtype=torch.uint8)}, "cannot hold"),
+            ({"table": torch.zeros(2, 2, 3)}, "table"),
+            ({"from_right": torch.zeros(2)}, "from_right"),
+            ({"slots": torch.zeros(3, dtype=torch.int32)}, "slots"),
+            ({"lengths": torch.ones(2)}, "lengths"),
+            ({"sliding_window": 0}, "sliding_window"),
+            ({"soft_cap": 0.0}, "soft_cap"),
+            ({"block_tokens": 33}, "cannot hold"),
+        ],
+    )
+    def test_wrong_arguments_are_named(self, change, message):
+        arguments = {
+            "query": torch.zeros(2, 4, 64),
+            "pool": torch.zeros(4, 16384, dtype=torch.uint8),
+            "table": torch.zeros(2, 2, 3, dtype=torch.int32),
+            "slots": torch.arange(2),
+            "lengths": torch.ones(2, dtype=torch.int32),
+            "from_right": torch.zeros(2, dtype=torch.bool),
+            "block_tokens": 32,
+            "scale": 1.0,
+        }
+        self.ways[0](**arguments)
+        with pytest.raises(ValueError, match=message):
+            self.ways[0](**(arguments | change))
