@@ -2,7 +2,8 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import inf
 
 from muxcluster.core.metrics import Window
 from muxcluster.core.metrics_records import Records
@@ -10,6 +11,7 @@ from muxcluster.core.unitspec import SchedulerSpec
 from muxcluster.sim.fleet import JobSink
 from muxcluster.sim.loads import Load
 from muxcluster.sim.report import CaseReport, GroupReport
+from muxcluster.sim.report_classes import classes_report
 from muxcluster.sim.report_judge import fairness_report, group_report, worst_model
 from muxcluster.sim.report_slo import base_latencies
 from muxcluster.sim.report_use import NUM_BINS, use_report
@@ -17,6 +19,7 @@ from muxcluster.sim.simulate import SimResult, simulate
 from muxcluster.sim.systems import System
 from muxcluster.sim.systems_units import units_for
 from muxcluster.sim.unit import SimUnit
+from muxcluster.sim.waves import Waves
 from placement.plan import Plan
 from placement.problem import Problem
 
@@ -31,7 +34,9 @@ class Case:
     """Everything that decides the outcome.
 
     rate_scale: what the load was scaled by, for the report alone. duration_s: requests come so
-    long, and throughput is counted so long. slo_scale: the one that the report goes by.
+    long, and throughput is counted so long. slo_scale: the one that the report goes by. waves:
+    batch load in a closed loop, of each unit that has the model; then all requests run to their
+    ends, for latencies of those that got through would flatter whoever lets the others wait.
     """
 
     system: System
@@ -43,6 +48,7 @@ class Case:
     duration_s: float = 1200.0
     seed: int = 0
     slo_scale: float = 8.0
+    waves: tuple[Waves, ...] = ()
 
 
 def run_case(case: Case, on_job: JobSink | None = None) -> CaseReport:
@@ -52,15 +58,23 @@ def run_case(case: Case, on_job: JobSink | None = None) -> CaseReport:
     different models.
     """
     start = time.perf_counter()
-    units = units_for(case.system, case.plan, case.problem, case.policy)
+    units = _units(case)
     result = simulate(
         units,
         case.load.arrivals(case.seed, case.duration_s),
-        until_s=_DRAIN * case.duration_s,
+        until_s=inf if case.waves else _DRAIN * case.duration_s,
         on_job=on_job,
         usage_bin_s=case.duration_s / NUM_BINS,
     )
     return _report(case, units, result, time.perf_counter() - start)
+
+
+def _units(case: Case) -> list[SimUnit]:
+    units = units_for(case.system, case.plan, case.problem, case.policy)
+    return [
+        replace(unit, waves=tuple(waves for waves in case.waves if waves.model in set(unit.models)))
+        for unit in units
+    ]
 
 
 def _report(case: Case, units: Sequence[SimUnit], result: SimResult, wall_s: float) -> CaseReport:
@@ -89,6 +103,9 @@ def _report(case: Case, units: Sequence[SimUnit], result: SimResult, wall_s: flo
         use=use_report(units, result.usage, case.duration_s, offered),
         num_jobs=result.num_jobs,
         wall_s=wall_s,
+        classes=(
+            classes_report(result.records, window, demands, result.stats) if case.waves else None
+        ),
     )
 
 

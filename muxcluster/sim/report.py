@@ -48,6 +48,58 @@ class GroupReport(_Frozen):
     time_s: dict[str, Number]
 
 
+class InteractiveReport(_Frozen):
+    """Interactive requests that arrived in the window; requests_per_s and output_tokens_per_s are
+    what came in it.
+
+    Spreads are of those that finished; normalised: latency per output token. ttft_attainment,
+    tpot_attainment, attainment: of all that arrived, those that finished within the TTFT target,
+    the (mean) TPOT target, both; a model without targets is always within them.
+    """
+
+    num_requests: int
+    offered_per_s: float
+    requests_per_s: float
+    output_tokens_per_s: float
+    finished_share: Number
+    ttft: SpreadReport
+    tpot: SpreadReport
+    normalised: SpreadReport
+    ttft_attainment: Number
+    tpot_attainment: Number
+    attainment: Number
+
+
+class BatchReport(_Frozen):
+    """The batch class: num_requests came in num_waves; the others are what ended, or which prompt
+    and output tokens were computed, in the window."""
+
+    num_requests: int
+    num_waves: int
+    requests_per_s: float
+    tokens_per_s: float
+    output_tokens_per_s: float
+    latency: SpreadReport
+
+
+class SharingReport(_Frozen):
+    """Totals of the schedulers, to the end of the simulation: see core's ModelStats."""
+
+    num_lent_columns: int
+    num_saved_slots: int
+    num_restored_slots: int
+    num_recomputed_tokens: int
+    num_preemptions: int
+
+
+class ClassesReport(_Frozen):
+    """Interactive and batch requests of all models, apart."""
+
+    interactive: InteractiveReport
+    batch: BatchReport
+    sharing: SharingReport
+
+
 class FairnessReport(_Frozen):
     """Of `use` over offered rate: max_over_min is None where a model got nothing."""
 
@@ -74,7 +126,8 @@ class UseReport(_Frozen):
 class CaseReport(_Frozen):
     """One system under one load. units: a line each. wall_s: what the simulation itself took.
 
-    worst_model: the one of least attainment at `slo_scale`, then of least served share.
+    worst_model: the one of least attainment at `slo_scale`, then of least served share. classes:
+    None where there was no batch load.
     """
 
     system: str
@@ -90,3 +143,4 @@ class CaseReport(_Frozen):
     use: UseReport
     num_jobs: int
     wall_s: float
+    classes: ClassesReport | None = None

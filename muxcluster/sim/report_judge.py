@@ -40,10 +40,10 @@ def group_report(
         tokens_per_s=through.output_tokens_per_s,
         served_share=through.requests_per_s / offered if offered else None,
         finished_share=len(done) / len(arrived) if len(arrived) else None,
-        ttft=_spread(metrics.ttft_s(done)),
-        tpot=_spread(metrics.tpot_s(done)),
-        latency=_spread(metrics.latency_s(done)),
-        normalised=_spread(metrics.normalised_s(done)),
+        ttft=spread_report(metrics.ttft_s(done)),
+        tpot=spread_report(metrics.tpot_s(done)),
+        latency=spread_report(metrics.latency_s(done)),
+        normalised=spread_report(metrics.normalised_s(done)),
         attainment={f"{k:g}": number(s) for k, s in zip(scales, shares, strict=True)},
         target_attainment=_of_targets(arrived, demands),
         time_s={part: number(value) for part, value in found.time_s.items()},
@@ -83,7 +83,8 @@ def number(value: float) -> Number:
     return float(value) if math.isfinite(value) else None
 
 
-def _spread(seconds: NDArray[np.float64]) -> SpreadReport:
+def spread_report(seconds: NDArray[np.float64]) -> SpreadReport:
+    """Of the values that are not NaN."""
     found = metrics.spread(seconds)
     kept = seconds[~np.isnan(seconds)]
     places = np.percentile(kept, _PERCENTS).tolist() if kept.size else []

@@ -6,6 +6,8 @@ A system of one's own is a line in `SYSTEMS`; an ablation is a switch behind a n
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from muxcluster.scheduling.packing import PACKINGS
+
 METHODS = ("greedy", "memory-greedy", "spatial", "spatial-load")
 """Placements: ours; most free memory first (MuxServe §4.4); a mesh for each model, sized by the
 model's size, whatever its rate; the same sized by load."""
@@ -21,7 +23,8 @@ class System:
 
     method: one of `METHODS`. lane: of `muxcluster.scheduling.lanes`. shares_sms: False gives every
     job all SMs, so that one runs at a time. lends_blocks: False keeps each model within the part of
-    the KV pool that its planned rate and lengths give it, for ever.
+    the KV pool that its planned rate and lengths give it, for ever. packing: of
+    `muxcluster.scheduling.packing`; None: the configured one.
     """
 
     name: str
@@ -29,6 +32,7 @@ class System:
     lane: str
     shares_sms: bool = True
     lends_blocks: bool = True
+    packing: str | None = None
 
 
 SYSTEMS: dict[str, System] = {
@@ -50,9 +54,9 @@ SYSTEMS: dict[str, System] = {
 def system_named(text: str) -> System:
     """The system that a name stands for, with its switches: "muxserve:sharing=off:quotas=off".
 
-    Switches: placement=METHOD, sharing=on|off, quotas=on|off. Raises ValueError, one line saying
-    what there is, for an unknown name, switch or value, and for a switch that changes nothing
-    because the lane never shares SMs or has no quotas.
+    Switches: placement=METHOD, sharing=on|off, quotas=on|off, packing=NAME. Raises
+    ValueError, one line saying what there is, for an unknown name, switch or value, and for a
+    switch that changes nothing because the lane never shares SMs or has no quotas.
     """
     name, *switches = text.split(":")
     if name not in SYSTEMS:
@@ -84,6 +88,12 @@ def _quotas(system: System, value: str) -> System:
     return replace(system, lends_blocks=_is_on("quotas", value))
 
 
+def _packed(system: System, value: str) -> System:
+    if value not in PACKINGS:
+        raise ValueError(f"packing={value}: expected one of {', '.join(PACKINGS)}")
+    return replace(system, packing=value)
+
+
 def _is_on(key: str, value: str) -> bool:
     if value not in ("on", "off"):
         raise ValueError(f"{key}={value}: expected on or off")
@@ -94,4 +104,5 @@ _SWITCHES: Mapping[str, Callable[[System, str], System]] = {
     "placement": _placed,
     "sharing": _sharing,
     "quotas": _quotas,
+    "packing": _packed,
 }

@@ -40,12 +40,14 @@ def plan_of(method: str, problem: Problem) -> Plan:
 def units_for(
     system: System, plan: Plan, problem: Problem, policy: SchedulerSpec
 ) -> tuple[SimUnit, ...]:
-    """The units of `plan` as the system runs them. policy: its limits; the lane is the system's.
+    """The units of `plan` as the system runs them. policy: its limits; the lane is the
+    system's, and the packing where it names one.
 
     Raises KeyError where the plan has a model or node that the problem has not.
     """
     period_s = policy.quota_period_s if system.lends_blocks else _NEVER_S
-    policy = replace(policy, lane=system.lane, quota_period_s=period_s)
+    packing = system.packing or policy.packing
+    policy = replace(policy, lane=system.lane, packing=packing, quota_period_s=period_s)
     units = units_of(plan, problem, policy)
     return units if system.shares_sms else tuple(map(_whole, units))
 

@@ -1,6 +1,7 @@
 """Systems: names and switches, what each runs on, and that a part taken away costs something."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -54,6 +55,16 @@ def test_switches_change_one_part_each_and_the_name_says_so() -> None:
     assert found.name == "muxserve:sharing=off:quotas=off:placement=memory-greedy"
     assert system_named("round-robin:sharing=off").shares_sms is False
     assert system_named("muxserve:quotas=on").lends_blocks is True
+    assert system_named("temporal:packing=fcfs").packing == "fcfs"
+
+
+def test_a_packing_is_the_configured_one_unless_the_system_names_one() -> None:
+    asked = problem()
+    plan = plan_of("greedy", asked)
+    policy = replace(POLICY, packing="round-robin")
+    for name, packing in (("muxserve", "round-robin"), ("muxserve:packing=fcfs", "fcfs")):
+        units = units_for(system_named(name), plan, asked, policy)
+        assert {unit.spec.scheduler.packing for unit in units} == {packing}
 
 
 @pytest.mark.parametrize(
@@ -67,6 +78,7 @@ def test_switches_change_one_part_each_and_the_name_says_so() -> None:
         ("muxserve:sharing", "on or off"),
         ("temporal:sharing=off", "never shares"),
         ("temporal:quotas=off", "no quotas"),
+        ("temporal:packing=best", "priority, fcfs"),
     ],
 )
 def test_what_is_not_a_system_is_refused_with_what_there_is(text: str, named: str) -> None:
