@@ -5,12 +5,18 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from muxcluster.core.job import Side, TableDelta
+from muxcluster.core.job import Side, SlotCopies, TableDelta
+from muxcluster.kvcache.audit import check_cache
+from muxcluster.kvcache.cached import CachedColumns
 from muxcluster.kvcache.eviction import EvictionOrder
+from muxcluster.kvcache.lending import Lending
 from muxcluster.kvcache.model import KvModel, Shortage
 from muxcluster.kvcache.modelkv import ModelKv
 from muxcluster.kvcache.pool import OWNER_BIT, BlockPool
 from muxcluster.kvcache.quota import BlockLedger
+from muxcluster.kvcache.restoring import Restoring
+from muxcluster.kvcache.saving import Saving
+from muxcluster.kvcache.sharing import Sharing
 
 
 class KvCache:
@@ -20,7 +26,7 @@ class KvCache:
     computed, and is closed. Quotas count blocks; a model without one in `quotas` may use all.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each keyword is an independent choice with a plain default
         self,
         num_blocks: int,
         block_bytes: int,
@@ -28,21 +34,31 @@ class KvCache:
         quotas: Mapping[str, int],
         *,
         has_block_ids: bool = True,
+        num_host_blocks: int = 0,
+        is_bidirectional: bool = False,
+        saves_lazily: bool = True,
     ) -> None:
         """has_block_ids: False keeps counts (decisions) and no ids (addresses), for a simulator.
-
-        Every answer is the same, but a TableDelta is empty.
+            Every answer is the same, but a TableDelta is empty.
+        num_host_blocks: frames in host memory for what left sequences overwrite.
+        is_bidirectional: batch sequences may lend blocks and quotas bind the others only; needs
+            block ids. saves_lazily: False saves a block wholly when it is first written to.
         """
+        assert has_block_ids or not is_bidirectional, "only blocks with ids can be shared"
         self.num_blocks = num_blocks
         self._pool = BlockPool(num_blocks if has_block_ids else 0)
-        self._models = {
-            model.name: ModelKv(model, num_blocks, block_bytes, has_block_ids=has_block_ids)
-            for model in models
-        }
+        options = {"has_block_ids": has_block_ids, "may_lend": is_bidirectional}
+        self._models = {m.name: ModelKv(m, num_blocks, block_bytes, **options) for m in models}
         self._ledger = BlockLedger(num_blocks, dict.fromkeys(self._models, num_blocks))
         self._ledger.set_quotas(quotas)
         self._order = EvictionOrder()
-        self._per_column = {n: kv.columns.blocks_per_column for n, kv in self._models.items()}
+        self._cached = CachedColumns(self._pool, self._ledger, self._models, self._order)
+        self._sharing = Sharing(
+            self._pool, self._ledger, self._models, num_host_blocks, is_on=is_bidirectional
+        )
+        self._lending = Lending(self._sharing)
+        self._saving = Saving(self._sharing, is_lazy=saves_lazily)
+        self._restoring = Restoring(self._sharing)
 
     def block_tokens(self, model: str) -> int:
         """Tokens in one block of the model."""
@@ -59,12 +75,15 @@ class KvCache:
         if not hashes:
             kv.sequences.open(slot, owner, kv.nothing.columns)
             return 0
-        columns = self._affordable(kv, kv.prefix.match(hashes, owner))
+        columns, is_batch = kv.prefix.match(hashes, owner), self._sharing.is_batch(owner)
+        if not is_batch:
+            columns = self._affordable(kv, columns)
         revived = columns[kv.columns.refs[columns] == 0]
         kv.sequences.open(slot, owner, columns)
         kv.columns.attach(columns)
         self._order.remove(((model, column) for column in revived.tolist()), owner)
-        self._ledger.revive(model, len(revived) * kv.columns.blocks_per_column)
+        blocks = len(revived) * kv.columns.blocks_per_column
+        self._ledger.revive(model, blocks, is_batch=is_batch)
         return len(columns) * kv.block_tokens
 
     def _affordable(self, kv: ModelKv, columns: NDArray[np.int32]) -> NDArray[np.int32]:
@@ -78,21 +97,22 @@ class KvCache:
     ) -> TableDelta | Shortage:
         """Make room for num_tokens[i] tokens in slots[i] (open, distinct), all or nothing.
 
-        Cached columns nobody reads are evicted where the free list is short. Returns the new
-        table entries, or what is missing, with nothing changed.
+        Cached columns nobody reads are evicted where the free list is short; left sequences take
+        lent blocks after that. `slots` are whole. Returns the new table entries, or what is
+        missing, with nothing changed.
         """
         kv = self._models[model]
         lack = kv.sequences.lack(slots, num_tokens)
         if lack is None:
             return kv.nothing
         blocks = lack.total * kv.columns.blocks_per_column
-        shortage = self._ledger.shortage(model, blocks)
+        batch = self._lending.batch_part(kv, lack)
+        shortage = self._ledger.shortage(model, blocks, batch)
         if shortage is not None:
             return shortage
         if blocks > self._ledger.free:
-            self._evict(blocks - self._ledger.free)
-        self._ledger.take(model, blocks)
-        return kv.extend(lack, self._pool)
+            self._cached.make_room(blocks)
+        return self._lending.extend(kv, lack, batch)
 
     def lack(self, model: str, slots: NDArray[np.int32], num_tokens: NDArray[np.int32]) -> int:
         """Blocks that `grow` would take for the same slots and lengths."""
@@ -108,51 +128,22 @@ class KvCache:
         self._models[model].commit(slot, hashes)
 
     def close(self, model: str, slot: int) -> None:
-        """End the sequence: unpublished columns are freed, published ones stay while unread."""
+        """End the sequence: unpublished columns are freed, published ones stay while unread.
+
+        It is in no running job; lent or half saved it may be.
+        """
         kv = self._models[model]
         owner = int(kv.sequences.owners[slot])
+        is_batch, shared = self._sharing.is_batch(owner), self._lending.close(kv, slot)
         columns, num_counted = kv.sequences.close(slot)
-        per_column = kv.columns.blocks_per_column
-        self._ledger.give(model, num_counted * per_column)
+        self._ledger.give(model, num_counted * kv.columns.blocks_per_column)
         if len(columns) == 0:
             return
         unread = columns[kv.columns.detach(columns)]
         # Deepest first: see EvictionOrder.
-        kept = [self._retire(kv, column, owner) for column in unread[::-1].tolist()]
-        freed = unread[::-1][~np.array(kept, dtype=np.bool_)]
-        self._free(kv, freed)
-        self._ledger.give(model, len(freed) * per_column)
-        self._ledger.cache(model, (len(unread) - len(freed)) * per_column)
-
-    def _retire(self, kv: ModelKv, column: int, owner: int) -> bool:
-        """True where the column stays in the prefix cache."""
-        holder = kv.prefix.retire(column, owner)
-        if holder is None:
-            return False
-        if holder == column:
-            self._order.add((kv.model.name, column), owner)
-        else:
-            self._order.touch((kv.model.name, holder), owner)
-        return holder == column
-
-    def _evict(self, blocks: int) -> None:
-        """Free at least `blocks` blocks of cached columns."""
-        victims: dict[str, list[int]] = {}
-        per_column = self._per_column
-        while blocks > 0:
-            name, column = self._order.pop()
-            victims.setdefault(name, []).append(column)
-            blocks -= per_column[name]
-        for name, columns in victims.items():
-            kv = self._models[name]
-            ids = np.array(columns, dtype=np.int32)
-            for column, owner in zip(columns, kv.columns.owners[ids].tolist(), strict=True):
-                kv.prefix.forget(column, owner)
-            self._free(kv, ids)
-            self._ledger.evict(name, len(columns) * per_column[name])
-
-    def _free(self, kv: ModelKv, columns: NDArray[np.int32]) -> None:
-        self._pool.release(*kv.columns.remove(columns))
+        self._cached.retire(kv, unread[::-1], owner, is_batch=is_batch)
+        if len(shared):
+            self._lending.take_back(shared)
 
     def tables(self, model: str, slots: NDArray[np.int32]) -> TableDelta:
         """The whole block tables of `slots`: after a prefix was attached, or after a restart."""
@@ -166,13 +157,21 @@ class KvCache:
         """Tokens attached or committed in each slot, int32 [max_seqs]; read-only live view."""
         return _read_only(self._models[model].sequences.num_committed)
 
-    def headroom(self, model: str) -> int:
-        """Blocks the model may still take now: min(quota - used, free + evictable)."""
-        return self._ledger.headroom(model)
+    def headroom(self, model: str, side: Side = Side.LEFT) -> int:
+        """Blocks that growth on `side` may still take now: min(quota - used, free + evictable).
+
+        Bidirectional: lent ones too on the left side, and no quota on the right one.
+        """
+        is_batch = self._sharing.is_batch(OWNER_BIT[side])
+        return self._ledger.headroom(model, is_batch=is_batch)
 
     def used(self, model: str) -> int:
-        """Distinct blocks referenced by the model's live sequences."""
+        """Distinct blocks referenced by the model's live (bidirectional: left) sequences."""
         return self._ledger.used(model)
+
+    def batch_used(self, model: str) -> int:
+        """Distinct blocks that the model's right sequences alone hold; 0 if not bidirectional."""
+        return self._ledger.batch_used(model)
 
     def cached(self, model: str) -> int:
         """The model's cached blocks that nobody references."""
@@ -199,43 +198,96 @@ class KvCache:
         """Cached blocks of all models that nobody references."""
         return self._ledger.evictable
 
+    @property
+    def lent(self) -> int:
+        """Lent blocks that no left sequence took."""
+        return self._ledger.lent
+
     def drop_cache(self) -> None:
         """Forget all cached columns that nobody reads."""
-        self._evict(self.evictable)
+        self._cached.evict(self.evictable)
+
+    def lendable(self, model: str, slot: int) -> int:
+        """Blocks that lending all of `slot` (in no running job) would make takeable now.
+
+        0 for left and closed slots, and while copies of the slot are on their way.
+        """
+        return self._lending.lendable(self._models[model], slot)
+
+    def lend(self, model: str, slot: int, num_computed: int, blocks: int) -> int:
+        """Lend columns of a right `slot` (in no running job), deepest first; blocks lent.
+
+        Ends when `blocks` are lent, at a column with another reader, or without a host frame for
+        each block. num_computed: the sequence's tokens in the cache.
+        """
+        return self._lending.lend(self._models[model], slot, num_computed, blocks)
+
+    def num_lent(self, model: str) -> NDArray[np.int32]:
+        """Lent columns of each slot, int32 [max_seqs], 0: whole; read-only live view."""
+        return _read_only(self._models[model].lent.counts)
+
+    def restore_cost(self, model: str, slot: int) -> int:
+        """Fresh blocks that a restore of `slot` would take now."""
+        return int(self._models[model].lent.costs[slot])
+
+    def can_restore(self, model: str, slot: int) -> bool:
+        """False while a running job saves or restores `slot`, or after a save of it failed."""
+        return not self._models[model].lent.is_busy(slot)
+
+    def restore(
+        self, model: str, slots: NDArray[np.int32], job_id: int
+    ) -> tuple[TableDelta, SlotCopies] | Shortage:
+        """Make all of `slots` (distinct, can be restored) whole with job `job_id`, or none.
+
+        Returns the entries of all columns that were lent, and the copies that fill them.
+        """
+        kv = self._models[model]
+        blocks = int(kv.lent.costs[slots].sum())
+        shortage = self._ledger.shortage(model, blocks, blocks)
+        if shortage is not None:
+            return shortage
+        if blocks > self._ledger.free:
+            self._cached.make_room(blocks)
+        return self._restoring.restore(kv, slots, job_id)
+
+    def saves(
+        self, model: str, slots: NDArray[np.int32], ends: NDArray[np.int32], job_id: int
+    ) -> tuple[SlotCopies, ...]:
+        """What job `job_id` must save before left slots[i] (distinct) holds ends[i] tokens."""
+        kv = self._models[model]
+        return self._saving.saves(kv, slots, ends, job_id) if len(kv.shared) else ()
+
+    def blocked(self, model: str) -> NDArray[np.bool_] | None:
+        """Left slots that must not be in a new job now, bool [max_seqs]; None: nobody."""
+        return self._restoring.blocked(self._models[model])
+
+    def end_copies(self, job_id: int, succeeded: bool) -> list[tuple[str, int]]:
+        """The job has ended, before anything else is told of that: (model, slot) to recompute."""
+        return self._restoring.end(job_id, succeeded=succeeded)
+
+    def reset_copies(self) -> None:
+        """Every running job is lost; the caller closes all sequences then."""
+        for job_id in self._sharing.jobs.ids:
+            self._restoring.end(job_id, succeeded=False)
+
+    @property
+    def num_lent_columns(self) -> int:
+        """Columns lent since the start."""
+        return self._sharing.num_lent_columns
+
+    @property
+    def num_saved_slots(self) -> int:
+        """Token slots of blocks copied to host memory since the start."""
+        return self._sharing.num_saved_slots
+
+    @property
+    def num_restored_slots(self) -> int:
+        """Token slots of blocks copied back from host memory since the start."""
+        return self._sharing.num_restored_slots
 
     def check(self) -> None:
         """Raise AssertionError naming the first broken invariant."""
-        self._pool.check()
-        self._ledger.check()
-        owners = np.zeros(self._pool.num_blocks, dtype=np.uint8)
-        for kv in self._models.values():
-            kv.check()
-            self._check_counts(kv)
-            live = np.flatnonzero(kv.columns.owners)
-            blocks = kv.columns.blocks[live].ravel()
-            bits = np.repeat(kv.columns.owners[live], kv.columns.num_ids)
-            for bit in OWNER_BIT.values():
-                ours = blocks[bits == bit]
-                assert len(np.unique(ours)) == len(ours), "a block is owned twice on a side"
-                assert not (owners[ours] & bit).any(), "two models own a block on the same side"
-                owners[ours] |= bit
-        assert (owners == self._pool.owners).all(), "blocks leaked: the pool has other owners"
-        if self._pool.num_blocks:
-            assert self._pool.free == self._ledger.free, "free list and ledger differ"
-
-    def _check_counts(self, kv: ModelKv) -> None:
-        name, per_column = kv.model.name, kv.columns.blocks_per_column
-        live = kv.columns.owners != 0
-        read = kv.columns.refs > 0
-        used, cached = np.count_nonzero(read), np.count_nonzero(live & ~read)
-        used += int((kv.sequences.num_columns - kv.sequences.num_named).sum())
-        assert used * per_column == self.used(name), f"{name}: used blocks are miscounted"
-        assert cached * per_column == self.cached(name), f"{name}: cached blocks are miscounted"
-        published = {int(c) for bit in OWNER_BIT.values() for c in kv.prefix.published(bit)}
-        evictable = {column for model, column in self._order if model == name}
-        unread = set(np.flatnonzero(live & ~read).tolist())
-        assert evictable == unread, f"{name}: unread columns and the eviction order differ"
-        assert unread <= published, f"{name}: a cached column cannot be found"
+        check_cache(self._sharing, self._order)
 
 
 def _read_only(array: NDArray[np.int32]) -> NDArray[np.int32]:

@@ -1,16 +1,21 @@
 """One model's part of the cache: its columns, sequences and prefixes side by side."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from muxcluster.core.job import TableDelta
 from muxcluster.kvcache.columns import ColumnStore
+from muxcluster.kvcache.lentcolumns import LentColumns
 from muxcluster.kvcache.model import KvModel
-from muxcluster.kvcache.pool import OWNER_BIT, BlockPool
+from muxcluster.kvcache.pool import OWNER_BIT
 from muxcluster.kvcache.prefix import PrefixIndex
 from muxcluster.kvcache.sequences import Lack, SequenceTable
+from muxcluster.kvcache.sharedcolumns import SharedColumns
+
+Allocate = Callable[[NDArray[np.uint8]], NDArray[np.int32]]
+"""Takes a block for each owner bit, uint8 [n]; their ids, int32 [n]."""
 
 
 class ModelKv:
@@ -20,47 +25,65 @@ class ModelKv:
     """
 
     def __init__(
-        self, model: KvModel, num_blocks: int, block_bytes: int, *, has_block_ids: bool = True
+        self,
+        model: KvModel,
+        num_blocks: int,
+        block_bytes: int,
+        *,
+        has_block_ids: bool = True,
+        may_lend: bool = False,
     ) -> None:
         per_column = model.shape.blocks_per_column
         self.model = model
         self.block_tokens = model.shape.block_tokens(block_bytes)
-        self.columns = ColumnStore(
-            num_blocks // per_column, per_column, has_block_ids=has_block_ids
-        )
+        self.slot_bytes = model.shape.head_dim * model.shape.itemsize
+        num_columns = num_blocks // per_column
+        if may_lend:  # a lent column may have no block left, so the pool does not bound them
+            num_columns += model.max_seqs * -(-model.max_model_len // self.block_tokens)
+        self.columns = ColumnStore(num_columns, per_column, has_block_ids=has_block_ids)
         self.sequences = SequenceTable(
             model.max_seqs, model.max_model_len, self.block_tokens, names_all=has_block_ids
         )
         self._names_all = has_block_ids
+        self.lent = LentColumns(model.max_seqs, num_columns if may_lend else 0, per_column)
+        self.shared = SharedColumns(model.max_seqs, self.block_tokens)
         self.prefix = PrefixIndex()
         self.nothing = self._delta(np.empty(0, np.int32), np.empty(0, np.int32))
 
     def delta(self, slots: NDArray[np.int32]) -> TableDelta:
-        """The whole tables of `slots`; empty where blocks have no ids."""
+        """The whole tables of `slots` but lent columns; empty where blocks have no ids."""
         if not self._names_all:
             return self.nothing
-        return self._delta(*self.sequences.entries(slots))
+        entries, positions = self.sequences.entries(slots)
+        if self.lent.counts[slots].any():
+            whole = self.sequences.num_columns - self.lent.counts
+            is_whole = positions < whole[entries]
+            entries, positions = entries[is_whole], positions[is_whole]
+        return self._delta(entries, positions)
 
     def _delta(self, slots: NDArray[np.int32], positions: NDArray[np.int32]) -> TableDelta:
         return TableDelta(
             slots, positions, self.columns.blocks[self.sequences.columns[slots, positions]]
         )
 
-    def extend(self, lack: Lack, pool: BlockPool) -> TableDelta:
-        """Give the sequences their columns, of blocks of `pool` where these have ids."""
+    def extend(self, lack: Lack, allocate: Allocate) -> TableDelta:
+        """Give the sequences their columns, of allocated blocks where these have ids."""
         if not self._names_all:
             self.sequences.count(lack)
             return self.nothing
         growth = self.sequences.growth(lack)
         owners = np.repeat(self.sequences.owners[growth.slots], self.columns.num_ids)
-        rows = pool.allocate(owners).reshape(len(growth), self.columns.num_ids)
+        rows = allocate(owners).reshape(len(growth), self.columns.num_ids)
         columns = self.columns.add(rows, self.sequences.owners[growth.slots])
         self.sequences.append(growth, columns)
         return TableDelta(growth.slots, growth.positions, rows)
 
     def commit(self, slot: int, hashes: Sequence[bytes]) -> None:
-        """The next len(hashes) columns of `slot` are computed: publish them."""
+        """The next len(hashes) columns of `slot` are computed: publish them but lent ones."""
         sequences, owner = self.sequences, int(self.sequences.owners[slot])
+        if self.lent.counts[slot]:
+            whole = sequences.num_columns[slot] - self.lent.counts[slot]
+            hashes = hashes[: whole - sequences.num_committed[slot] // self.block_tokens]
         place = sequences.advance(slot, len(hashes))
         if not self.model.prefix_caching:
             return

@@ -37,6 +37,15 @@ class BlockPool:
         self._owners[ids] = owners
         return ids
 
+    def share(self, ids: NDArray[np.int32], owner: int) -> None:
+        """`owner` takes its side of blocks `ids` (int32 [n], distinct) that the other side owns."""
+        assert not (self._owners[ids] & owner).any(), "a block is owned twice on a side"
+        self._owners[ids] |= owner
+
+    def drop(self, ids: NDArray[np.int32], owner: int) -> None:
+        """`release` for one owner bit."""
+        self.release(ids, np.full(len(ids), owner, dtype=np.uint8))
+
     def release(self, ids: NDArray[np.int32], owners: NDArray[np.uint8]) -> None:
         """Drop ownership `owners` (uint8 [n]) of blocks `ids` (int32 [n], distinct).
 

@@ -59,6 +59,14 @@ class PrefixIndex:
         """Drop a published column (it was evicted)."""
         del self._published[owner][self._keys.pop(column)]
 
+    def unpublish(self, columns: NDArray[np.int32], owner: int) -> None:
+        """`columns` (int32 [n]) have no key any more; a spare of one may be published later."""
+        published = self._published[owner]
+        for column in columns.tolist():
+            key = self._keys.pop(column, None)
+            if key is not None and published.get(key) == column:
+                del published[key]
+
     def published(self, owner: int) -> NDArray[np.int32]:
         """All published columns of a side, int32 [n]."""
         return np.array(list(self._published[owner].values()), dtype=np.int32)

@@ -9,10 +9,13 @@ from muxcluster.kvcache.model import Shortage
 
 
 class BlockLedger:
-    """Counts of one pool. Each block is free, used by one model, or cached by one model.
+    """Counts of one pool. Each block is free, used or cached by one model, or lent.
 
-    used: distinct blocks referenced by live sequences, charged once to their model.
+    used: distinct blocks referenced by live sequences, charged once to their model. Where blocks
+        are shared from both sides, those of batch sequences are counted apart and no quota binds
+        them; a block with two owners is used by the interactive one (DESIGN.md §3).
     cached: unreferenced blocks that the prefix cache keeps; charged to nobody and evictable.
+    lent: blocks of batch sequences that interactive ones may take; charged to nobody.
     Lowering a quota stops growth and never takes anything away (DESIGN.md §3).
     """
 
@@ -20,9 +23,11 @@ class BlockLedger:
         self.num_blocks = num_blocks
         self._quotas = dict(quotas)
         self._used = dict.fromkeys(quotas, 0)
+        self._batch = dict.fromkeys(quotas, 0)
         self._cached = dict.fromkeys(quotas, 0)
         self.free = num_blocks
         self.evictable = 0
+        self.lent = 0
 
     def quota(self, model: str) -> int:
         """Most blocks the model may use."""
@@ -31,6 +36,10 @@ class BlockLedger:
     def used(self, model: str) -> int:
         """Blocks charged to the model."""
         return self._used[model]
+
+    def batch_used(self, model: str) -> int:
+        """Blocks of the model's batch sequences, where these are counted apart."""
+        return self._batch[model]
 
     def cached(self, model: str) -> int:
         """Unreferenced blocks of the model in the prefix cache."""
@@ -47,35 +56,54 @@ class BlockLedger:
         """Blocks the model may still be charged for, never negative."""
         return max(0, self._quotas[model] - self._used[model])
 
-    def headroom(self, model: str) -> int:
+    def headroom(self, model: str, *, is_batch: bool = False) -> int:
         """Blocks the model may take now, evicting cached ones where needed."""
-        return min(self.quota_left(model), self.free + self.evictable)
+        if is_batch:
+            return self.free + self.evictable
+        return min(self.quota_left(model), self.free + self.evictable + self.lent)
 
-    def shortage(self, model: str, blocks: int) -> Shortage | None:
-        """None where the model may take `blocks` blocks now, else how many are missing."""
-        beyond_quota = blocks - self.quota_left(model)
-        beyond_pool = blocks - self.free - self.evictable
+    def shortage(self, model: str, blocks: int, batch: int = 0) -> Shortage | None:
+        """None where the model may take `blocks` blocks now, else how many are missing.
+
+        batch: how many of them are for batch sequences.
+        """
+        beyond_quota = blocks - batch - self.quota_left(model)
+        beyond_pool = max(batch, blocks - self.lent) - self.free - self.evictable
         missing = max(beyond_quota, beyond_pool)
         return Shortage(missing, by_quota=beyond_quota > 0) if missing > 0 else None
 
-    def take(self, model: str, blocks: int) -> None:
+    def take(self, model: str, blocks: int, *, is_batch: bool = False) -> None:
         """Free blocks become used."""
         self.free -= blocks
-        self._used[model] += blocks
+        (self._batch if is_batch else self._used)[model] += blocks
 
-    def give(self, model: str, blocks: int) -> None:
+    def give(self, model: str, blocks: int, *, is_batch: bool = False) -> None:
         """Used blocks become free."""
-        self.take(model, -blocks)
+        self.take(model, -blocks, is_batch=is_batch)
 
-    def cache(self, model: str, blocks: int) -> None:
+    def cache(self, model: str, blocks: int, *, is_batch: bool = False) -> None:
         """Used blocks lose their last reader and stay in the prefix cache."""
-        self._used[model] -= blocks
+        (self._batch if is_batch else self._used)[model] -= blocks
         self._cached[model] += blocks
         self.evictable += blocks
 
-    def revive(self, model: str, blocks: int) -> None:
+    def revive(self, model: str, blocks: int, *, is_batch: bool = False) -> None:
         """Cached blocks get a reader again and are charged."""
-        self.cache(model, -blocks)
+        self.cache(model, -blocks, is_batch=is_batch)
+
+    def lend(self, model: str, blocks: int) -> None:
+        """Blocks of the model's batch sequences are lent."""
+        self._batch[model] -= blocks
+        self.lent += blocks
+
+    def unlend(self, model: str, blocks: int) -> None:
+        """Lent blocks are used by the model's batch sequences again."""
+        self.lend(model, -blocks)
+
+    def free_lent(self, blocks: int) -> None:
+        """Lent blocks become free (negative: free blocks become lent)."""
+        self.lent -= blocks
+        self.free += blocks
 
     def evict(self, model: str, blocks: int) -> None:
         """Cached blocks become free."""
@@ -85,7 +113,8 @@ class BlockLedger:
 
     def check(self) -> None:
         """Raise AssertionError where a count is negative or the sums do not match."""
-        counts = (*self._used.values(), *self._cached.values(), self.free)
+        used = (*self._used.values(), *self._batch.values())
+        counts = (*used, *self._cached.values(), self.free, self.lent)
         assert min(counts) >= 0, f"a negative count in {counts}"
         assert sum(counts) == self.num_blocks, f"{sum(counts)} of {self.num_blocks} blocks"
         assert self.evictable == sum(self._cached.values()), "evictable is not the cached sum"

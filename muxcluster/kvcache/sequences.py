@@ -47,7 +47,7 @@ class SequenceTable:
     def __init__(
         self, max_seqs: int, max_model_len: int, block_tokens: int, *, names_all: bool = True
     ) -> None:
-        self._names_all = names_all
+        self.names_all = names_all
         self.block_tokens = block_tokens
         self.max_columns = -(-max_model_len // block_tokens)
         self.columns = np.zeros((max_seqs, self.max_columns), dtype=np.int32)
@@ -76,6 +76,15 @@ class SequenceTable:
         self.num_columns[slot] = self.capacity[slot] = self.num_committed[slot] = 0
         return columns, num_others
 
+    def truncate(self, slot: int, num_columns: int) -> NDArray[np.int32]:
+        """Take the columns from `num_columns` on from `slot`; their ids, int32 [n], in order."""
+        assert self.names_all, "columns without ids cannot be taken"
+        columns = self.columns[slot, num_columns : self.num_columns[slot]].copy()
+        self.num_columns[slot] = num_columns
+        self.capacity[slot] = num_columns * self.block_tokens
+        self.num_committed[slot] = min(self.num_committed[slot], self.capacity[slot])
+        return columns
+
     def lack(self, slots: NDArray[np.int32], num_tokens: NDArray[np.int32]) -> Lack | None:
         """What slots[i] (distinct) lack to hold num_tokens[i] tokens; None where nothing."""
         rows = (num_tokens > self.capacity[slots]).nonzero()[0]
@@ -84,7 +93,7 @@ class SequenceTable:
         short = slots[rows]
         held = self.num_columns[short]
         wanted = -(-num_tokens[rows] // self.block_tokens)
-        if self._names_all:  # else nothing can be damaged, and `check` would see it
+        if self.names_all:  # else nothing can be damaged, and `check` would see it
             self._check_rows(short)
             assert wanted.max() <= self.max_columns, "more tokens than max_model_len"
         return Lack(short, held, wanted, int((wanted - held).sum()))

@@ -1,0 +1,70 @@
+"""Columns that nobody reads: which are kept for the prefix cache, and which are given up when."""
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from muxcluster.kvcache.eviction import EvictionOrder
+from muxcluster.kvcache.modelkv import ModelKv
+from muxcluster.kvcache.pool import BlockPool
+from muxcluster.kvcache.quota import BlockLedger
+
+
+class CachedColumns:
+    """Puts columns into the eviction order and takes them out of it, over all models of a unit."""
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        ledger: BlockLedger,
+        models: Mapping[str, ModelKv],
+        order: EvictionOrder,
+    ) -> None:
+        self._pool, self._ledger = pool, ledger
+        self._models, self._order = models, order
+
+    def retire(
+        self, kv: ModelKv, columns: NDArray[np.int32], owner: int, *, is_batch: bool
+    ) -> None:
+        """The last reader of `columns` (int32 [n], deepest first) left: keep or free them."""
+        kept = [self._keep(kv, column, owner) for column in columns.tolist()]
+        freed = columns[~np.array(kept, dtype=np.bool_)]
+        self._free(kv, freed)
+        name, per_column = kv.model.name, kv.columns.blocks_per_column
+        self._ledger.give(name, len(freed) * per_column, is_batch=is_batch)
+        num_kept = len(columns) - len(freed)
+        self._ledger.cache(name, num_kept * per_column, is_batch=is_batch)
+
+    def _keep(self, kv: ModelKv, column: int, owner: int) -> bool:
+        """True where the column stays in the prefix cache."""
+        holder = kv.prefix.retire(column, owner)
+        if holder is None:
+            return False
+        if holder == column:
+            self._order.add((kv.model.name, column), owner)
+        else:
+            self._order.touch((kv.model.name, holder), owner)
+        return holder == column
+
+    def make_room(self, blocks: int) -> None:
+        """Evict until `blocks` blocks are free, or nothing is left to evict."""
+        self.evict(min(blocks - self._ledger.free, self._ledger.evictable))
+
+    def evict(self, blocks: int) -> None:
+        """Free at least `blocks` blocks of cached columns."""
+        victims: dict[str, list[int]] = {}
+        while blocks > 0:
+            name, column = self._order.pop()
+            victims.setdefault(name, []).append(column)
+            blocks -= self._models[name].columns.blocks_per_column
+        for name, columns in victims.items():
+            kv = self._models[name]
+            ids = np.array(columns, dtype=np.int32)
+            for column, owner in zip(columns, kv.columns.owners[ids].tolist(), strict=True):
+                kv.prefix.forget(column, owner)
+            self._free(kv, ids)
+            self._ledger.evict(name, len(columns) * kv.columns.blocks_per_column)
+
+    def _free(self, kv: ModelKv, columns: NDArray[np.int32]) -> None:
+        self._pool.release(*kv.columns.remove(columns))

@@ -1,0 +1,43 @@
+"""The lent columns of one model's batch sequences."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+NO_BLOCK = -1
+"""In a lent column: the block is gone, and its tokens, if it had any, are in its frame."""
+
+
+class LentColumns:
+    """Per slot and per column of one model.
+
+    counts: int32 [max_seqs], lent columns at the end of each slot's table; 0 for a whole one.
+    costs: int32 [max_seqs], blocks of them that are gone or taken by a left sequence.
+    num_saving: int16 [max_seqs], running jobs that save tokens of the slot.
+    is_restoring, is_spoiled: bool [max_seqs], a running job restores it; a save of it failed.
+    slots, filled: int32 [num_columns], the slot of a lent column and the tokens in it.
+    frames: int32 [num_columns, blocks_per_column], the host frame of each block of a lent column
+        with tokens.
+    """
+
+    def __init__(self, max_seqs: int, num_columns: int, blocks_per_column: int) -> None:
+        self.counts = np.zeros(max_seqs, dtype=np.int32)
+        self.costs = np.zeros(max_seqs, dtype=np.int32)
+        self.num_saving = np.zeros(max_seqs, dtype=np.int16)
+        self.is_restoring = np.zeros(max_seqs, dtype=np.bool_)
+        self.is_spoiled = np.zeros(max_seqs, dtype=np.bool_)
+        self.slots = np.zeros(num_columns, dtype=np.int32)
+        self.filled = np.zeros(num_columns, dtype=np.int32)
+        self.frames = np.zeros((num_columns, blocks_per_column), dtype=np.int32)
+
+    def is_busy(self, slot: int) -> bool:
+        """True while the slot's copies are on their way, or lost."""
+        return bool(self.num_saving[slot] or self.is_restoring[slot] or self.is_spoiled[slot])
+
+    def frames_of(self, columns: NDArray[np.int32]) -> NDArray[np.int32]:
+        """The frames that lent `columns` hold, int32 [n]."""
+        return self.frames[columns[self.filled[columns] > 0]].ravel()
+
+    def forget(self, slot: int) -> None:
+        """The slot is closed."""
+        self.counts[slot] = self.costs[slot] = self.num_saving[slot] = 0
+        self.is_spoiled[slot] = False

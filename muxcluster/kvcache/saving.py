@@ -1,0 +1,99 @@
+"""Saving slots of lent blocks just before left tokens overwrite them (BROS §5, lazily)."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from muxcluster.core.job import SlotCopies
+from muxcluster.kvcache.copies import NO_RUNS, Runs, num_slots, runs
+from muxcluster.kvcache.lentcolumns import NO_BLOCK
+from muxcluster.kvcache.modelkv import ModelKv
+from muxcluster.kvcache.running import JobCopies
+from muxcluster.kvcache.sharing import BOTH, RIGHT, Sharing
+
+
+class Saving:
+    """Finds what a job is about to overwrite for the first time.
+
+    is_lazy: False saves all that a block holds with the first job that writes there.
+    """
+
+    def __init__(self, sharing: Sharing, *, is_lazy: bool) -> None:
+        self._sharing = sharing
+        self._is_lazy = is_lazy
+
+    def saves(
+        self, kv: ModelKv, slots: NDArray[np.int32], ends: NDArray[np.int32], job_id: int
+    ) -> tuple[SlotCopies, ...]:
+        """Copies for a job after which left slots[i] holds ends[i] tokens, one entry a victim."""
+        shared, sharing = kv.shared, self._sharing
+        due, held = shared.due(slots, ends)
+        if len(due) == 0:
+            return ()
+        blocks = kv.columns.blocks[shared.columns[due]]
+        entries, indices = (sharing.pool.owners[blocks] == BOTH).nonzero()
+        blocks = blocks[entries, indices]
+        safe = np.zeros(len(blocks), dtype=np.int32)
+        copies: list[SlotCopies] = []
+        for victim, ours in sharing.by_model(blocks):
+            touched = self._touched(kv, victim, held[entries[ours]])
+            saved = self._save(victim, blocks[ours], touched, job_id)
+            if len(saved):
+                copies.append(SlotCopies(victim.model.name, saved, NO_RUNS, NO_RUNS))
+            safe[ours] = self._safe(kv, victim, blocks[ours])
+        lowest = np.full(len(due), kv.block_tokens, dtype=np.int32)
+        np.minimum.at(lowest, entries, safe)
+        shared.narrow(due, lowest)
+        return tuple(copies)
+
+    def _touched(self, kv: ModelKv, victim: ModelKv, held: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Places of `victim` that blocks lose when their left column holds `held` tokens, [n].
+
+        A full column takes all: it may be published, and must then have no right owner, even if
+        it leaves some bytes at the end of the block.
+        """
+        places = -(-held * kv.slot_bytes // victim.slot_bytes)
+        takes_all = held == kv.block_tokens if self._is_lazy else held > 0
+        touched: NDArray[np.int32] = np.where(takes_all, victim.block_tokens, places)
+        return np.minimum(touched, victim.block_tokens)
+
+    def _safe(self, kv: ModelKv, victim: ModelKv, blocks: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Tokens of a left column over `blocks` that need no more saving, [n]; all where saved."""
+        saved = self._sharing.rights.saved[blocks].astype(np.int32)
+        most = kv.block_tokens - 1 if self._is_lazy else 0
+        safe = np.minimum(saved * victim.slot_bytes // kv.slot_bytes, most)
+        return np.where(saved == victim.block_tokens, kv.block_tokens, safe)
+
+    def _save(
+        self, victim: ModelKv, blocks: NDArray[np.int32], touched: NDArray[np.int32], job_id: int
+    ) -> Runs:
+        """Copies of what `blocks` lose; the right ownership of blocks that lose all ends."""
+        sharing, rights = self._sharing, self._sharing.rights
+        saved = rights.saved[blocks].astype(np.int32)
+        needed = touched > saved
+        if not needed.any():
+            return NO_RUNS
+        blocks, touched = blocks[needed], touched[needed]
+        assert not rights.is_source[blocks].any(), "a running job restores what would be lost"
+        cells = rights.cells[blocks]
+        frames = victim.lent.frames.ravel()[cells]
+        copies = runs(blocks, frames, victim.block_tokens, saved[needed], touched)
+        rights.saved[blocks] = touched
+        gone = touched == victim.block_tokens
+        sharing.pool.drop(blocks[gone], RIGHT)
+        victim.columns.blocks.ravel()[cells[gone]] = NO_BLOCK
+        columns = np.unique(cells // victim.columns.blocks_per_column)
+        self._note(victim, np.unique(victim.lent.slots[columns]), frames, job_id)
+        sharing.num_saved_slots += num_slots(copies)
+        return copies
+
+    def _note(
+        self, victim: ModelKv, slots: NDArray[np.int32], frames: NDArray[np.int32], job_id: int
+    ) -> None:
+        job: JobCopies = self._sharing.jobs.of(job_id)
+        self._sharing.frames.touch(frames)
+        job.frames.append(frames)
+        name = victim.model.name
+        for slot in slots.tolist():
+            if (name, slot) not in job.saved:
+                job.saved.add((name, slot))
+                victim.lent.num_saving[slot] += 1

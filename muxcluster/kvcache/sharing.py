@@ -1,0 +1,74 @@
+"""What lending, saving and restoring work on together: the blocks of one unit's pool."""
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from muxcluster.core.job import Side
+from muxcluster.kvcache.frames import HostFrames
+from muxcluster.kvcache.lentblocks import LentBlocks
+from muxcluster.kvcache.modelkv import ModelKv
+from muxcluster.kvcache.pool import OWNER_BIT, BlockPool
+from muxcluster.kvcache.quota import BlockLedger
+from muxcluster.kvcache.rights import RightOwners
+from muxcluster.kvcache.running import RunningJobs
+
+LEFT, RIGHT = OWNER_BIT[Side.LEFT], OWNER_BIT[Side.RIGHT]
+BOTH = LEFT | RIGHT
+
+
+class Sharing:
+    """State of the blocks that batch sequences lend (BROS §5).
+
+    num_lent_columns, num_saved_slots, num_restored_slots: totals since the start.
+    """
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        ledger: BlockLedger,
+        models: Mapping[str, ModelKv],
+        num_host_blocks: int,
+        *,
+        is_on: bool,
+    ) -> None:
+        """is_on: False where no block is ever lent."""
+        num_blocks = pool.num_blocks if is_on else 0
+        self.pool, self.ledger = pool, ledger
+        self.models = tuple(models.values())
+        self.index = {name: i for i, name in enumerate(models)}
+        self.frames = HostFrames(num_host_blocks if is_on else 0)
+        self.lent = LentBlocks(num_blocks)
+        self.rights = RightOwners(num_blocks)
+        self.jobs = RunningJobs()
+        self.is_on = is_on
+        self.num_lent_columns = self.num_saved_slots = self.num_restored_slots = 0
+
+    def is_batch(self, owner: int) -> bool:
+        """True where blocks of the owner bit are counted apart, without a quota."""
+        return self.is_on and owner == RIGHT
+
+    def lend(self, kv: ModelKv, blocks: NDArray[np.int32]) -> None:
+        """`blocks` (int32 [n]), right-owned by `kv` alone and in lent columns, may be taken."""
+        rights = self.rights
+        self.lent.add(blocks, rights.saved[blocks] > 0)
+        self.ledger.lend(kv.model.name, len(blocks))
+
+    def columns_of(self, kv: ModelKv, blocks: NDArray[np.int32]) -> NDArray[np.int32]:
+        """The columns of `kv` that lent `blocks` (int32 [n]) belong to, int32 [n]."""
+        return (self.rights.cells[blocks] // kv.columns.blocks_per_column).astype(np.int32)
+
+    def by_model(self, blocks: NDArray[np.int32]) -> list[tuple[ModelKv, NDArray[np.bool_]]]:
+        """The right models of lent `blocks` (int32 [n]) and which blocks are theirs, bool [n]."""
+        models = self.rights.models[blocks]
+        return [
+            (self.models[index], models == index)
+            for index in np.flatnonzero(np.bincount(models, minlength=1)).tolist()
+        ]
+
+    def raise_costs(self, blocks: NDArray[np.int32], by: int) -> None:
+        """A left owner came to (by=1) or left (by=-1) lent `blocks` (int32 [n])."""
+        for kv, ours in self.by_model(blocks):
+            slots = kv.lent.slots[self.columns_of(kv, blocks[ours])]
+            np.add.at(kv.lent.costs, slots, by)
