@@ -84,17 +84,19 @@ class StepTimes:
 
         With them `job_s` is at most `seconds`; 0 where not even one may.
         """
-        if self.job_s(model, share, work.with_prompt(start, limit)) <= seconds:
-            return limit
+        num_rows, context, num_tokens, attention = work
         budget_s = seconds
-        if work.num_rows:
-            decode_s = self._decode.line(model, share).seconds(work.num_rows, work.context)
+        if num_rows:
+            decode_s = self._decode.line(model, share).seconds(num_rows, context)
             mix = self._mixed.line(model, share)
             budget_s = min(seconds, mixed_within(mix, seconds, decode_s))
         near = prefill_within(self._prefill.line(model, share), budget_s, work, start)
 
         def with_tokens(count: int) -> float:
-            return self.job_s(model, share, work.with_prompt(start, count))
+            attended = attention + count * (start + count / 2)
+            return self.job_s(
+                model, share, JobWork(num_rows, context, num_tokens + count, attended)
+            )
 
         return tokens_within(with_tokens, seconds, near, limit)
 
@@ -126,52 +128,57 @@ class StepTimes:
         phase = work.phase
         alone_s = self.job_s(job.model, job.share, work)
         forward_s = alone_s * self._beside.factor(job.model, phase, num_beside) * job.max_steps
-        num_bytes = self._copies.num_bytes(job) if job.copies else 0
-        if alone_s > 0:
-            window = self._errors.get((job.model, phase))
-            if window is None:
-                window = self._errors[job.model, phase] = ErrorWindow()
-            window.add(self.with_copies(forward_s, num_bytes), seconds)
-        if num_bytes:
+        read_s: float | None = seconds
+        if job.copies:
+            num_bytes = self._copies.num_bytes(job)
+            self._note(job.model, phase, self.with_copies(forward_s, num_bytes), seconds)
             read_s = self._copies.observe_job(num_bytes, forward_s, seconds)
-            if read_s is None:
-                return
-            seconds = read_s
-        self._correct(job, work, seconds / job.max_steps, num_beside)
+        else:
+            self._note(job.model, phase, forward_s, seconds)
+        if read_s is None:
+            return
+        step_s = read_s / job.max_steps
+        if not self._beside.is_lone_known(job.model, phase, job.share, num_beside):
+            step_s /= self._beside.factor(job.model, phase, num_beside)
+            self._correct(job.model, job.share, work, step_s)
+        elif alone_s > 0:
+            self._beside.observe(job.model, phase, num_beside, step_s / alone_s)
 
     def errors(self) -> dict[tuple[str, Phase], PredictionError]:
         """Of every model and phase of which jobs were predicted."""
         return {key: window.error() for key, window in self._errors.items()}
 
-    def _correct(self, job: Job, work: JobWork, step_s: float, num_beside: int) -> None:
-        phase, model, share = work.phase, job.model, job.share
-        alone_s = self.job_s(model, share, work)
-        if self._beside.is_lone_known(model, phase, share, num_beside):
-            if alone_s > 0:
-                self._beside.observe(model, phase, num_beside, step_s / alone_s)
-            return
-        step_s /= self._beside.factor(model, phase, num_beside)
-        if phase is Phase.DECODE:
-            self._decode.observe(model, share, work[:2], step_s)
-        elif phase is Phase.PREFILL:
-            self._prefill.observe(model, share, work[2:], step_s)
+    def _note(self, model: str, phase: Phase, predicted_s: float, seconds: float) -> None:
+        if predicted_s > 0:
+            window = self._errors.get((model, phase))
+            if window is None:
+                window = self._errors[model, phase] = ErrorWindow()
+            window.add(predicted_s, seconds)
+
+    def _correct(self, model: str, share: float, work: JobWork, step_s: float) -> None:
+        num_rows, context, num_tokens, attention = work
+        if not num_tokens:
+            self._decode.observe(model, share, num_rows, context, step_s)
+        elif not num_rows:
+            self._prefill.observe(model, share, num_tokens, attention, step_s)
         else:
             self._correct_mixed(model, share, work, step_s)
 
     def _correct_mixed(self, model: str, share: float, work: JobWork, step_s: float) -> None:
         """The factors where both parts are well known; else the part that is known less."""
-        decode_s = self.decode_s(model, share, *work[:2])
-        prefill_s = self.prefill_s(model, share, *work[2:])
-        trusts = self._decode.trust(model, share), self._prefill.trust(model, share)
-        if min(trusts) >= 1:
-            parts = max(decode_s, prefill_s), min(decode_s, prefill_s)
-            self._mixed.observe(model, share, parts, step_s)
-        elif trusts[1] < trusts[0] and decode_s > 0:
+        num_rows, context, num_tokens, attention = work
+        decode_s = self._decode.line(model, share).seconds(num_rows, context)
+        prefill_s = self._prefill.line(model, share).seconds(num_tokens, attention)
+        decoding, prefilling = self._decode.trust(model, share), self._prefill.trust(model, share)
+        if decoding == prefilling == 1.0:
+            large, small = _ordered(decode_s, prefill_s)
+            self._mixed.observe(model, share, large, small, step_s)
+        elif prefilling < decoding and decode_s > 0:
             part_s = mixed_within(_MIXED, step_s, decode_s)
-            self._prefill.observe(model, share, work[2:], part_s)
+            self._prefill.observe(model, share, num_tokens, attention, part_s)
         elif prefill_s > 0:
             part_s = mixed_within(_MIXED, step_s, prefill_s)
-            self._decode.observe(model, share, work[:2], part_s)
+            self._decode.observe(model, share, num_rows, context, part_s)
 
 
 def _expected(seed: Seed | None, phase: Phase, model: str, share: float) -> Line | None:
@@ -182,6 +189,11 @@ def _expected_mix(model: str, share: float) -> Line:
     return _MIXED
 
 
-def _together(mix: Line, prefill_s: float, decode_s: float) -> float:
-    large, small = (prefill_s, decode_s) if prefill_s > decode_s else (decode_s, prefill_s)
-    return max(large, mix.seconds(large, small))
+def _together(mix: Line, first_s: float, second_s: float) -> float:
+    large, small = _ordered(first_s, second_s)
+    mixed_s = mix.seconds(large, small)
+    return mixed_s if mixed_s > large else large
+
+
+def _ordered(first: float, second: float) -> tuple[float, float]:
+    return (first, second) if first > second else (second, first)

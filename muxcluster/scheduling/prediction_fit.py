@@ -64,10 +64,10 @@ class Fit:
     above 0, so a prediction never falls when tokens are added. The floor has its own gain, moved by
     jobs that lie on it.
 
-    Why not one gain for all, or normalised least mean squares: on simulated jobs of another tuning
-    than the prior's, 5 % noise, errors of the next job were 1.0 % in decode and 1.4 % in prefill,
-    against 1.2 and 5.2 % (one gain) and 1.3 and 3.1 %; with 2 % of the jobs ten times as long 1.1
-    and 1.7 %, against 2.2 and 5.9 %, 2.5 and 5.0 %.
+    Chosen among it, one gain for all, and normalised least mean squares, on simulated A100 jobs of
+    slower hardware than the prior's, 5 % noise: the next job was mispredicted by 0.6, 1.2 and 1.3 %
+    in decode, 1.5, 5.2 and 3.1 % in prefill; where 2 % of the jobs also took ten times as long, by
+    0.7, 2.2 and 2.5 %, and 1.7, 5.9 and 5.0 %. A step by 1.5 costs it 10 % over the next 30 jobs.
     """
 
     __slots__ = (

@@ -32,46 +32,55 @@ class Rungs:
         self._priors: dict[_Key, Line | None] = {}
         self._fits: dict[_Key, Fit] = {}
         self._lines: dict[_Key, Line] = {}
+        self._borrowers: set[_Key] = set()
+        """Shares that were asked for and never seen; their lines follow the nearest seen one."""
         self._first: dict[_Key, list[tuple[float, float, float]]] = {}
+        """Observations that wait until there are enough."""
 
     def line(self, model: str, share: float) -> Line:
         """As it is now."""
         found = self._lines.get((model, share))
         if found is None:
             found = self._lines[model, share] = self._borrowed(model, share)
+            self._borrowers.add((model, share))
         return found
 
     def trust(self, model: str, share: float) -> float:
         """In the line: 1 where it has a prior or has seen enough jobs, less before."""
+        fit = self._fits.get((model, share))
+        if fit is not None and fit.num_seen >= _ENOUGH:
+            return 1.0
         if self._expected(model, share) is not None:
             return 1.0
-        fit = self._fits.get((model, share))
-        return 0.0 if fit is None else min(1.0, fit.num_seen / _ENOUGH)
+        return 0.0 if fit is None else fit.num_seen / _ENOUGH
 
-    def observe(self, model: str, share: float, job: tuple[float, float], seconds: float) -> None:
-        """A job took `seconds`. job: its new and attended tokens."""
+    def observe(
+        self, model: str, share: float, new: float, attended: float, seconds: float
+    ) -> None:
+        """A job of so many new and attended tokens took `seconds`."""
         key = model, share
-        fit = self._fits.get(key) or self._begun(key, job, seconds)
+        fit = self._fits.get(key) or self._begun(key, new, attended, seconds)
         if fit is None:
             return
-        fit.observe(*job, seconds)
+        fit.observe(new, attended, seconds)
         self._lines[key] = fit.line
-        for each in self._lines:
-            if each not in self._fits and each[0] == model:
+        for each in self._borrowers:
+            if each[0] == model:
                 self._lines[each] = self._borrowed(*each)
 
-    def _begun(self, key: _Key, job: tuple[float, float], seconds: float) -> Fit | None:
+    def _begun(self, key: _Key, new: float, attended: float, seconds: float) -> Fit | None:
         """The model for a first observation of a share; None while it waits for more."""
         fit = self._start(*key)
         if fit is None:
             first = self._first.setdefault(key, [])
-            first.append((*job, seconds))
+            first.append((new, attended, seconds))
             if len(first) < _FEWEST:
                 return None
             fit = Fit(_guess(first), bounds=_FREE, trust=_TRUST)
             for each in self._first.pop(key)[:-1]:
                 fit.observe(*each)
         self._fits[key] = fit
+        self._borrowers.discard(key)
         return fit
 
     def _borrowed(self, model: str, share: float) -> Line:

@@ -35,7 +35,7 @@ def test_known_coefficients_are_found(base, token, attended, seed) -> None:
         fit.observe(*job, truth.seconds(*job))
     jobs = some_jobs(rng, 50)
     off = sum(abs(fit.line.seconds(*job) / truth.seconds(*job) - 1) for job in jobs) / len(jobs)
-    assert off < 0.03
+    assert off < 0.04
     assert worst(fit, truth, jobs) < 0.1
 
 
