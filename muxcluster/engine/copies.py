@@ -13,6 +13,7 @@ from kernels.slot_copy import slot_copy
 from muxcluster.core.job import SlotCopies
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.arena import Arena
+from muxcluster.engine.copies_cpu import copy_between_blocks
 
 STAGING_BYTES = 64 * 2**20
 """Device memory of one transfer, a long run aside: the reserve beside the pool is no larger."""
@@ -29,11 +30,15 @@ class SlotSizes:
     block_tokens: int
 
 
-class HostTransfer(Protocol):
-    """Slots between the pool and host memory."""
+class Transfer(Protocol):
+    """Slots of one model between pool and host memory, or within the pool."""
 
     def save(self, runs: Runs, sizes: SlotSizes) -> None:
         """Pool to host. The pool may be overwritten by what the device is given next."""
+        ...
+
+    def move(self, runs: Runs, sizes: SlotSizes) -> None:
+        """Pool to pool."""
         ...
 
     def restore(self, runs: Runs, sizes: SlotSizes) -> None:
@@ -60,10 +65,13 @@ class DirectTransfer:
     host: Tensor
 
     def save(self, runs: Runs, sizes: SlotSizes) -> None:
-        copy_runs(self.host, self.pool, runs, sizes)
+        copy_between_blocks(self.host, self.pool, runs, sizes.slot_bytes, sizes.block_tokens)
+
+    def move(self, runs: Runs, sizes: SlotSizes) -> None:
+        copy_between_blocks(self.pool, self.pool, runs, sizes.slot_bytes, sizes.block_tokens)
 
     def restore(self, runs: Runs, sizes: SlotSizes) -> None:
-        copy_runs(self.pool, self.host, runs, sizes)
+        copy_between_blocks(self.pool, self.host, runs, sizes.slot_bytes, sizes.block_tokens)
 
     def settle(self) -> None:
         """Saves have settled when `save` returns."""
@@ -99,6 +107,9 @@ class StagedTransfer:
             arrived.copy_(packed, non_blocking=True)
             self.open_saves.append((arrived, _with_packed(part, 0), sizes))
 
+    def move(self, runs: Runs, sizes: SlotSizes) -> None:
+        copy_runs(self.pool, self.pool, runs, sizes)
+
     def restore(self, runs: Runs, sizes: SlotSizes) -> None:
         self.settle()
         for part in _parts(runs, self.staging_bytes // (2 * sizes.slot_bytes)):
@@ -128,9 +139,8 @@ class StagedTransfer:
 class UnitCopies:
     """Makes the copies of a unit's jobs, one job at a time."""
 
-    def __init__(self, spec: UnitSpec, arena: Arena, transfer: HostTransfer | None = None) -> None:
+    def __init__(self, spec: UnitSpec, arena: Arena, transfer: Transfer | None = None) -> None:
         """transfer: by default what the pool's device needs."""
-        self._pool = arena.pool
         chosen = StagedTransfer if arena.pool.is_cuda else DirectTransfer
         self._transfer = transfer or chosen(arena.pool, arena.host)
         self._sizes = {
@@ -152,7 +162,7 @@ class UnitCopies:
                 self._transfer.save(each.saves, self._sizes[each.model])
         for each in copies:
             if len(each.moves):
-                copy_runs(self._pool, self._pool, each.moves, self._sizes[each.model])
+                self._transfer.move(each.moves, self._sizes[each.model])
         for each in copies:
             if len(each.restores):
                 self._transfer.restore(each.restores, self._sizes[each.model])

@@ -1,7 +1,7 @@
 """Jobs made by hand for a real executor: one sequence a job, its blocks named by the test."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from muxcluster.core.job import (
 )
 from muxcluster.core.sampling import SamplingParams
 from muxcluster.core.unitspec import ModelSpec, UnitSpec
-from muxcluster.engine.executor import Executor, JobDone, StillRunning
+from muxcluster.engine.executor import Executor, JobDone, JobFailed, Outcome, StillRunning
 
 SAMPLING = SamplingParams(temperature=0.0, ignore_eos=True, logprobs=0)
 Columns = dict[int, list[int]]
@@ -80,6 +80,17 @@ class Hands:
         """`steps` more output tokens in one job."""
         self._run(held, 1, steps, worker_id, copies, ())
 
+    def fail(self, held: Held, copies: tuple[SlotCopies, ...], worker_id: int = 0) -> None:
+        """A job that makes its copies and then raises: it names a column that no table has."""
+        job = self._job(held, 1, 1, worker_id, copies, ())
+        column = np.array([10_000], dtype=np.int32)
+        blocks = np.array([held.columns[0]], dtype=np.int32)
+        tables = TableDelta(np.array([held.slot], dtype=np.int32), column, blocks)
+        self._executor.launch(replace(job, tables=tables))
+        outcome = self._outcome()
+        assert isinstance(outcome, JobFailed), outcome
+        assert "IndexError" in outcome.message
+
     def _run(
         self,
         held: Held,
@@ -89,8 +100,27 @@ class Hands:
         copies: tuple[SlotCopies, ...],
         admissions: tuple[Admission, ...],
     ) -> None:
-        job = Job(
-            job_id=self._next_job,
+        self._executor.launch(self._job(held, count, steps, worker_id, copies, admissions))
+        held.unsent.clear()
+        held.num_computed += count + steps - 1
+        needed = -(-held.num_computed // self.block_tokens(held.model))
+        assert needed <= len(held.columns), "the test gave it too few blocks"
+        outcome = self._outcome()
+        assert isinstance(outcome, JobDone), outcome
+        held.output += outcome.result.logprobs[0]
+
+    def _job(
+        self,
+        held: Held,
+        count: int,
+        steps: int,
+        worker_id: int,
+        copies: tuple[SlotCopies, ...],
+        admissions: tuple[Admission, ...],
+    ) -> Job:
+        self._next_job += 1
+        return Job(
+            job_id=self._next_job - 1,
             model=held.model.name,
             phase=Phase.PREFILL if admissions else Phase.DECODE,
             worker_id=worker_id,
@@ -106,24 +136,16 @@ class Hands:
             max_steps=steps,
             copies=copies,
         )
-        self._next_job += 1
-        held.num_computed += count + steps - 1
-        needed = -(-held.num_computed // self.block_tokens(held.model))
-        assert needed <= len(held.columns), "the test gave it too few blocks"
-        self._executor.launch(job)
-        held.output += self._outcome().result.logprobs[0]
 
-    def _outcome(self) -> JobDone:
+    def _outcome(self) -> Outcome:
         while True:
             for outcome in self._executor.wait(5):
                 if not isinstance(outcome, StillRunning):
-                    assert isinstance(outcome, JobDone), outcome
                     return outcome
 
 
 def _delta(held: Held) -> TableDelta:
     columns = sorted(held.unsent)
-    held.unsent.clear()
     return TableDelta(
         slots=np.full(len(columns), held.slot, dtype=np.int32),
         columns=np.array(columns, dtype=np.int32),

@@ -13,7 +13,7 @@ from torch import Tensor
 from muxcluster.core.job import SlotCopies
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.arena import Arena
-from muxcluster.engine.copies import DirectTransfer, HostTransfer, StagedTransfer, UnitCopies
+from muxcluster.engine.copies import DirectTransfer, StagedTransfer, Transfer, UnitCopies
 from tests.engine.fakes import fake_spec
 from tests.kernels.slot_copy_cases import copied, random_blocks
 
@@ -24,8 +24,7 @@ SIZES = {
     "narrow": {"slot_bytes": 128, "destination_tokens": 32, "source_tokens": 32},
 }
 Run = tuple[int, int, int]
-Transfer = Callable[[Tensor, Tensor], HostTransfer]
-TRANSFERS: dict[str, Transfer] = {
+TRANSFERS: dict[str, Callable[[Tensor, Tensor], Transfer]] = {
     "direct": DirectTransfer,
     "staged": StagedTransfer,
     "staged in parts": lambda pool, host: StagedTransfer(pool, host, staging_bytes=1500),
@@ -118,6 +117,26 @@ def test_saved_bytes_are_those_from_before_the_forward(
     unit_copies.run(copies)
     arena.pool.zero_()
     unit_copies.settle()
+    assert torch.equal(arena.host, host)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu() -> None:
+    """Pinned host memory, staging and the stream's order; elsewhere the CPU plays the device."""
+    arena = Arena(replace(SPEC, device="cuda:0"))
+    arena.pool.copy_(random_blocks(NUM_BLOCKS, SPEC.block_bytes))
+    arena.host.copy_(random_blocks(NUM_HOST_BLOCKS, SPEC.block_bytes, seed=1))
+    assert arena.host.is_pinned()
+    on_cpu = Arena(SPEC)
+    on_cpu.pool.copy_(arena.pool)
+    on_cpu.host.copy_(arena.host)
+    pool, host = expect(on_cpu, COPIES)
+    unit_copies = UnitCopies(SPEC, arena)
+    unit_copies.run(COPIES)
+    after = arena.pool.cpu()
+    arena.pool.zero_()
+    unit_copies.settle()
+    assert torch.equal(after, pool)
     assert torch.equal(arena.host, host)
 
 

@@ -37,7 +37,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ModelSpec]:
 
 
 def _spec(path: Path) -> ModelSpec:
-    return model_spec(path, path.name, max_seqs=40, max_model_len=256)
+    return model_spec(path, path.name, max_seqs=64, max_model_len=256)
 
 
 @pytest.fixture(scope="module", params=["none", "threads"])
@@ -197,6 +197,21 @@ def test_nobody_notices(
         for held in (interactive, twin):
             hands.decode(held, 1, 1)
         assert interactive.output == twin.output
+
+
+@pytest.mark.parametrize(("right", "left"), PAIRS)
+def test_a_restore_whose_job_failed_can_be_repeated(
+    hands: Hands, models: dict[str, ModelSpec], right: str, left: str
+) -> None:
+    """On another worker, into the same blocks: frames and old blocks are as they were."""
+    sharing = Sharing(hands, models[right], models[left], seed=len(right + left))
+    sharing.start()
+    run_left(hands, sharing)
+    hands.decode(sharing.undisturbed, NUM_TOKENS, 0)
+    restores = sharing.restores(are_fresh=True)
+    hands.fail(sharing.batch, (restores,), 1)
+    hands.decode(sharing.batch, NUM_TOKENS, 0, (restores,))
+    assert sharing.batch.output == sharing.undisturbed.output
 
 
 def without_copies(copies: SlotCopies, run: int) -> SlotCopies:
