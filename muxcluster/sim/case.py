@@ -35,8 +35,9 @@ class Case:
 
     rate_scale: what the load was scaled by, for the report alone. duration_s: requests come so
     long, and throughput is counted so long. slo_scale: the one that the report goes by. waves:
-    batch load in a closed loop, of each unit that has the model; then all requests run to their
-    ends, for latencies of those that got through would flatter whoever lets the others wait.
+    batch load in a closed loop, of each unit that has the model; where they are given, be it none,
+    all requests run to their ends, for latencies of those that got through would flatter whoever
+    lets the others wait, and the report tells the classes of service apart.
     """
 
     system: System
@@ -48,7 +49,7 @@ class Case:
     duration_s: float = 1200.0
     seed: int = 0
     slo_scale: float = 8.0
-    waves: tuple[Waves, ...] = ()
+    waves: tuple[Waves, ...] | None = None
 
 
 def run_case(case: Case, on_job: JobSink | None = None) -> CaseReport:
@@ -62,7 +63,7 @@ def run_case(case: Case, on_job: JobSink | None = None) -> CaseReport:
     result = simulate(
         units,
         case.load.arrivals(case.seed, case.duration_s),
-        until_s=inf if case.waves else _DRAIN * case.duration_s,
+        until_s=_DRAIN * case.duration_s if case.waves is None else inf,
         on_job=on_job,
         usage_bin_s=case.duration_s / NUM_BINS,
     )
@@ -70,9 +71,9 @@ def run_case(case: Case, on_job: JobSink | None = None) -> CaseReport:
 
 
 def _units(case: Case) -> list[SimUnit]:
-    units = units_for(case.system, case.plan, case.problem, case.policy)
+    units, waves = units_for(case.system, case.plan, case.problem, case.policy), case.waves or ()
     return [
-        replace(unit, waves=tuple(waves for waves in case.waves if waves.model in set(unit.models)))
+        replace(unit, waves=tuple(each for each in waves if each.model in unit.models))
         for unit in units
     ]
 
@@ -104,7 +105,9 @@ def _report(case: Case, units: Sequence[SimUnit], result: SimResult, wall_s: flo
         num_jobs=result.num_jobs,
         wall_s=wall_s,
         classes=(
-            classes_report(result.records, window, demands, result.stats) if case.waves else None
+            None
+            if case.waves is None
+            else classes_report(result.records, window, demands, result.stats)
         ),
     )
 

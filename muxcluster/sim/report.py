@@ -127,7 +127,7 @@ class CaseReport(_Frozen):
     """One system under one load. units: a line each. wall_s: what the simulation itself took.
 
     worst_model: the one of least attainment at `slo_scale`, then of least served share. classes:
-    None where there was no batch load.
+    None where they were not asked for.
     """
 
     system: str

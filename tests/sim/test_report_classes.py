@@ -155,5 +155,10 @@ def test_a_case_with_waves_reports_both_classes() -> None:
     assert priority.classes.batch.tokens_per_s < fcfs.classes.batch.tokens_per_s
 
 
-def test_a_case_without_waves_has_no_classes() -> None:
-    assert run_case(replace(case("fcfs", rate=0.5), waves=())).classes is None
+def test_classes_are_told_apart_where_waves_are_given_be_it_none() -> None:
+    calm = case("fcfs", rate=0.5)
+    assert run_case(replace(calm, waves=None)).classes is None
+    report = run_case(replace(calm, waves=())).classes
+    assert report is not None
+    assert report.interactive.num_requests > 5
+    assert report.batch.num_waves == 0
