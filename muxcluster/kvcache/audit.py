@@ -8,6 +8,7 @@ from muxcluster.kvcache.lentcolumns import NO_BLOCK
 from muxcluster.kvcache.modelkv import ModelKv
 from muxcluster.kvcache.pool import OWNER_BIT
 from muxcluster.kvcache.sharing import RIGHT, Sharing
+from muxcluster.kvcache.sharing_audit import check_sharing, lent_columns
 
 
 def check_owners(sharing: Sharing) -> None:
@@ -38,7 +39,7 @@ def check_counts(sharing: Sharing, kv: ModelKv, order: EvictionOrder) -> None:
     name, per_column, columns = kv.model.name, kv.columns.blocks_per_column, kv.columns
     live, read = columns.owners != 0, columns.refs > 0
     is_lent = np.zeros(len(live), dtype=np.bool_)
-    is_lent[lent_columns(kv)] = True
+    is_lent[lent_columns(kv)[0]] = True
     batch = read & ~is_lent & (columns.owners == RIGHT if sharing.is_on else np.zeros_like(live))
     used = np.count_nonzero(read & ~is_lent & ~batch)
     used += int((kv.sequences.num_columns - kv.sequences.num_named).sum())
@@ -61,15 +62,6 @@ def _num_orphans(sharing: Sharing, kv: ModelKv) -> int:
     return sum(int(np.count_nonzero(owners[each.sources] == RIGHT)) for each in restores)
 
 
-def lent_columns(kv: ModelKv) -> NDArray[np.int32]:
-    """The lent columns of all slots of a model, int32 [n]."""
-    table, counts = kv.sequences, kv.lent.counts
-    slots = np.flatnonzero(counts).tolist()
-    ends = table.num_columns
-    tails = [table.columns[slot, ends[slot] - counts[slot] : ends[slot]] for slot in slots]
-    return np.concatenate(tails) if tails else np.empty(0, dtype=np.int32)
-
-
 def check_cache(sharing: Sharing, order: EvictionOrder) -> None:
     """Raise AssertionError naming the first broken invariant of a unit's cache."""
     sharing.pool.check()
@@ -78,3 +70,5 @@ def check_cache(sharing: Sharing, order: EvictionOrder) -> None:
         kv.check()
         check_counts(sharing, kv, order)
     check_owners(sharing)
+    if sharing.is_on:
+        check_sharing(sharing)

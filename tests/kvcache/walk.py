@@ -1,0 +1,194 @@
+"""A scheduler without any sense draws legal operations on a world at random."""
+
+import numpy as np
+
+from muxcluster.core.job import Side, SlotCopies
+from muxcluster.kvcache.model import Shortage
+from tests.kvcache.world import LAYOUTS, MODELS, World
+
+MOST_JOBS, MOST_TEXTS = 3, 9
+
+
+class SharingWalk:
+    """Draws one operation at a time. seen: how often each kind of thing happened."""
+
+    def __init__(self, world: World) -> None:
+        self.world, self.draw = world, world.draw
+        self.seen: dict[str, int] = {}
+        self._rows: set[tuple[str, int]] = set()
+
+    def step(self) -> None:
+        operation = self.draw.choices(
+            ("open", "job", "advance", "end", "lend", "close", "room", "quota", "drop", "reset"),
+            (20, 60, 60, 60, 8, 3, 6, 1, 1, 0.2),
+        )[0]
+        getattr(self, operation)()
+        self.world.check()
+
+    def _note(self, kind: str, count: int = 1) -> None:
+        self.seen[kind] = self.seen.get(kind, 0) + count
+
+    def _idle(self, side: Side | None = None) -> list[tuple[str, int]]:
+        texts = self.world.texts.items()
+        return [k for k, t in texts if t.job is None and (side is None or t.side is side)]
+
+    def open(self) -> None:
+        model = self.draw.choice(list(MODELS))
+        slots = range(MODELS[model].max_seqs)
+        closed = [slot for slot in slots if (model, slot) not in self.world.texts]
+        if closed and len(self.world.texts) < MOST_TEXTS:
+            path = self.draw.choices((1, 2), (4, 1), k=self.draw.randint(0, 3))
+            side = self.draw.choice(list(Side))
+            self.world.open(model, self.draw.choice(closed), path, side)
+
+    def close(self) -> None:
+        """Mostly of those that cannot grow any more, as in life, or are being saved."""
+        idle = self._idle()
+        saving = [key for key in idle if not self.world.cache.can_restore(*key)]
+        if saving and self.draw.random() < 0.5:
+            self._note("closed while saving")
+            self.world.close(*self.draw.choice(saving))
+            return
+        done = [key for key in idle if not self._counts(key[0], [key[1]])]
+        if chosen := done if done and self.draw.random() < 0.8 else idle:
+            self.world.close(*self.draw.choice(chosen))
+
+    def lend(self) -> int:
+        if idle := [key for key in self._idle(Side.RIGHT) if key not in self._rows]:
+            lent = self.world.lend(*self.draw.choice(idle), self.draw.randint(1, 20))
+            self._note("lent", lent)
+            return lent
+        return 0
+
+    def room(self) -> None:
+        """A left sequence is admitted: it takes blocks long before it writes there."""
+        if idle := self._idle(Side.LEFT):
+            model, slot = self.draw.choice(idle)
+            self.world.grow(model, {slot: self.draw.randint(1, MODELS[model].max_model_len)})
+
+    def quota(self) -> None:
+        self.world.cache.set_quotas({self.draw.choice(list(MODELS)): self.draw.randint(20, 60)})
+
+    def drop(self) -> None:
+        self.world.cache.drop_cache()
+
+    def reset(self) -> None:
+        self.world.reset()
+
+    def advance(self) -> None:
+        for job_id in list(self.world.runs):
+            if self.draw.random() < 0.7:
+                self.world.advance(job_id)
+
+    def end(self) -> None:
+        runs = self.world.runs
+        done = [job_id for job_id in runs if runs[job_id].stage == 3]
+        if runs and self.draw.random() < 0.1:
+            self._note("failed")
+            self.world.end(self.draw.choice(list(runs)), succeeded=False)
+        elif done:
+            self.world.end(self.draw.choice(done), succeeded=True)
+
+    def job(self) -> None:
+        """Assemble a job as a scheduler would: restores first or saves first."""
+        world = self.world
+        ready = [key for key in self._idle() if self._counts(key[0], [key[1]])]
+        if len(world.runs) >= MOST_JOBS or not ready:
+            return
+        model, job_id = self.draw.choice(ready)[0], world.next()
+        sides = [Side.LEFT, Side.RIGHT]
+        self.draw.shuffle(sides)
+        counts: dict[int, int] = {}
+        copies: list[SlotCopies] = []
+        for side in sides:
+            slots = [slot for name, slot in self._idle(side) if name == model]
+            slots = self.draw.sample(slots, self.draw.randint(0, (len(slots) + 1) // 2))
+            self._rows |= {(model, slot) for slot in slots}
+            add = self._left if side is Side.LEFT else self._right
+            add(model, job_id, slots, counts, copies)
+        if counts:
+            world.launch(job_id, model, counts, copies)
+            self._note("jobs")
+        self._rows.clear()
+
+    def _counts(self, model: str, slots: list[int]) -> dict[int, int]:
+        most = MODELS[model].max_model_len
+        wanted: dict[int, int] = {}
+        for slot in slots:
+            room = most - len(self.world.texts[model, slot].tokens)
+            if room > 0:
+                wanted[slot] = min(room, self.draw.choice((1, 2, 5, 9, 14, 30)))
+        return wanted
+
+    def _grow(self, model: str, side: Side, wanted: dict[int, int]) -> bool:
+        texts = self.world.texts
+        ends = {slot: len(texts[model, slot].tokens) + n for slot, n in wanted.items()}
+        if self.world.grow(model, ends):
+            return True
+        while ends and not self.world.grow(model, ends):
+            if not self._make_room(side):
+                slot = self.draw.choice(list(ends))
+                del ends[slot], wanted[slot]
+        return bool(ends)
+
+    def _make_room(self, side: Side) -> bool:
+        """Batch sequences lend to interactive ones; where that does not help, one ends."""
+        if side is Side.LEFT and self.lend():
+            return True
+        idle = [key for key in self._idle() if key not in self._rows]
+        lent = {key for key in idle if self.world.cache.num_lent(key[0])[key[1]]}
+        idle = [key for key in idle if key not in lent]
+        if idle and self.draw.random() < 0.6:
+            self.world.close(*self.draw.choice(idle))
+            return True
+        return False
+
+    def _left(self, model, job_id, slots, counts, copies) -> None:
+        blocked = self.world.cache.blocked(model)
+        if blocked is not None:
+            self._note("blocked", sum(bool(blocked[slot]) for slot in slots))
+            slots = [slot for slot in slots if not blocked[slot]]
+        wanted = self._counts(model, slots)
+        if not wanted or not self._grow(model, Side.LEFT, wanted):
+            return
+        texts = self.world.texts
+        ends = [len(texts[model, slot].tokens) + n for slot, n in wanted.items()]
+        saved = self.world.cache.saves(
+            model, np.array(list(wanted), dtype=np.int32), np.array(ends, dtype=np.int32), job_id
+        )
+        self._note("saves", sum(len(each.saves) for each in saved))
+        copies += saved
+        counts.update(wanted)
+
+    def _right(self, model, job_id, slots, counts, copies) -> None:
+        cache = self.world.cache
+        slots = [slot for slot in slots if cache.can_restore(model, slot)]
+        lent = [slot for slot in slots if cache.num_lent(model)[slot]]
+        wanted = self._counts(model, slots)
+        lent = [slot for slot in lent if slot in wanted]
+        if lent:
+            cost = sum(cache.restore_cost(model, slot) for slot in lent)
+            slots = np.array(lent, dtype=np.int32)
+            restored = cache.restore(model, slots, job_id)
+            while isinstance(restored, Shortage):
+                assert restored.blocks == cost - cache.headroom(model, Side.RIGHT)
+                if not self._make_room(Side.RIGHT):
+                    return
+                cost = sum(cache.restore_cost(model, slot) for slot in lent)
+                restored = cache.restore(model, slots, job_id)
+            delta, moved = restored
+            self._note("restores", len(moved.restores))
+            self._note("moves", len(moved.moves))
+            self.world._apply(model, delta)
+            copies.append(moved)
+        if not self._grow(model, Side.RIGHT, wanted):
+            self._note("no room")
+            if lent and not counts and not copies[:-1] and self.draw.random() < 0.5:
+                self._note("called off")
+                assert cache.end_copies(job_id, False) == []
+                return
+        counts.update(dict.fromkeys(lent, 0) | wanted)
+
+
+def layouts_differ() -> bool:
+    return len(set(LAYOUTS.values())) == len(LAYOUTS)

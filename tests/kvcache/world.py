@@ -1,0 +1,236 @@
+"""A KV cache, the memory it addresses, and jobs that run in it, overlap and fail.
+
+The oracle is the data: tokens are unique numbers, and whatever the cache decides, a sequence that
+is whole must find its own numbers through its tables.
+"""
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from muxcluster.core.hashing import extend_hashes, root_hash
+from muxcluster.core.job import Side, SlotCopies, TableDelta
+from muxcluster.kvcache.cache import KvCache
+from muxcluster.kvcache.model import KvModel, Shortage
+from tests.kvcache.memory_world import BLOCK_BYTES, ODD, WIDE, Layout, Memory, copy_slots
+
+MODELS = {model.name: model for model in (WIDE, ODD)}
+LAYOUTS = {name: Layout.of(model) for name, model in MODELS.items()}
+Key = tuple[str, int]
+
+
+@dataclass
+class Text:
+    """A live sequence. tokens: the numbers computed so far. job: the one it runs in."""
+
+    side: Side
+    hashes: list[bytes]
+    tokens: list[int]
+    job: int | None = None
+
+
+@dataclass
+class Run:
+    """A job on its way. stage: what it did: nothing, saves, other copies, writes."""
+
+    job_id: int
+    model: str
+    writes: dict[int, list[int]]
+    copies: list[SlotCopies]
+    tables: dict[int, dict[int, np.ndarray]]
+    stage: int = 0
+
+
+@dataclass
+class World:
+    """Every call to the cache goes through here, and every copy and write it asks for is made."""
+
+    cache: KvCache
+    memory: Memory
+    draw: random.Random
+    texts: dict[Key, Text] = field(default_factory=dict)
+    runs: dict[int, Run] = field(default_factory=dict)
+    tables: dict[Key, dict[int, np.ndarray]] = field(default_factory=dict)
+    published: dict[bytes, set[tuple[int, ...]]] = field(default_factory=dict)
+    last: int = 0
+
+    @classmethod
+    def build(
+        cls,
+        seed: int,
+        num_blocks: int,
+        num_frames: int,
+        quotas: Mapping[str, int],
+        *,
+        saves_lazily: bool = True,
+    ) -> "World":
+        cache = KvCache(
+            num_blocks,
+            BLOCK_BYTES,
+            tuple(MODELS.values()),
+            quotas,
+            num_host_blocks=num_frames,
+            is_bidirectional=True,
+            saves_lazily=saves_lazily,
+        )
+        return cls(cache, Memory(num_blocks, num_frames), random.Random(seed))
+
+    def next(self) -> int:
+        """A number never used before: a token, or a job's id."""
+        self.last += 1
+        return self.last
+
+    def open(self, model: str, slot: int, path: list[int], side: Side) -> None:
+        """Begin a sequence whose i-th block repeats path[i]; attached columns bring tokens."""
+        layout = LAYOUTS[model]
+        tokens = np.repeat(np.array(path, dtype=np.int32), layout.block_tokens)
+        hashes = list(extend_hashes(root_hash(model, side), tokens, layout.block_tokens))
+        attached = self.cache.open(model, slot, hashes, side)
+        text = self.texts[model, slot] = Text(side, hashes, [])
+        self.tables[model, slot] = {}
+        self._apply(model, self.cache.tables(model, np.array([slot], dtype=np.int32)))
+        for i in range(attached // layout.block_tokens):
+            found = self.memory.column(self.tables[model, slot][i], layout, side)
+            assert tuple(found) in self.published[hashes[i]], "a cached column was damaged"
+            text.tokens += found
+
+    def grow(self, model: str, wanted: Mapping[int, int]) -> bool:
+        """Room for so many tokens in these slots; False where blocks are short."""
+        slots = np.array(list(wanted), dtype=np.int32)
+        grown = self.cache.grow(model, slots, np.array(list(wanted.values()), dtype=np.int32))
+        if isinstance(grown, Shortage):
+            return False
+        self._apply(model, grown)
+        return True
+
+    def lend(self, model: str, slot: int, blocks: int) -> int:
+        promised = self.cache.lendable(model, slot)
+        before = self.cache.lent + self.cache.free
+        lent = self.cache.lend(model, slot, len(self.texts[model, slot].tokens), blocks)
+        assert self.cache.lent + self.cache.free == before + lent
+        assert lent >= min(promised, blocks)
+        return lent
+
+    def launch(self, job_id: int, model: str, counts: Mapping[int, int], copies) -> None:
+        """Send a job that writes counts[slot] more tokens; its rows have room."""
+        writes = {slot: [self.next() for _ in range(n)] for slot, n in counts.items()}
+        tables = {slot: dict(self.tables[model, slot]) for slot in counts}
+        self.runs[job_id] = Run(job_id, model, writes, list(copies), tables)
+        for slot in counts:
+            self.texts[model, slot].job = job_id
+
+    def advance(self, job_id: int, share: float = 1.0) -> None:
+        """The job's next stage happens, or a random share of it."""
+        run = self.runs[job_id]
+        stages = (self._save, self._copy, self._write)
+        if run.stage < len(stages):
+            stages[run.stage](run, share)
+            run.stage += 1
+
+    def _some(self, runs: np.ndarray, share: float) -> np.ndarray:
+        return runs[[self.draw.random() < share for _ in range(len(runs))]]
+
+    def _save(self, run: Run, share: float) -> None:
+        memory = self.memory
+        for copies in run.copies:
+            some = self._some(copies.saves, share)
+            copy_slots(memory.pool, memory.host, LAYOUTS[copies.model], some)
+
+    def _copy(self, run: Run, share: float) -> None:
+        memory = self.memory
+        for copies in run.copies:
+            layout = LAYOUTS[copies.model]
+            copy_slots(memory.pool, memory.pool, layout, self._some(copies.moves, share))
+            copy_slots(memory.host, memory.pool, layout, self._some(copies.restores, share))
+
+    def _write(self, run: Run, share: float) -> None:
+        layout = LAYOUTS[run.model]
+        for slot, tokens in run.writes.items():
+            text, table = self.texts[run.model, slot], run.tables[slot]
+            self._check_text(run.model, slot, table)
+            for position, token in enumerate(tokens, len(text.tokens)):
+                if self.draw.random() < share:
+                    blocks = table[position // layout.block_tokens]
+                    self.memory.write(blocks, layout.at(position, text.side), token)
+
+    def end(self, job_id: int, *, succeeded: bool) -> None:
+        """The job ends; one that failed may have done a part of its next stage."""
+        if not succeeded:
+            self.advance(job_id, share=self.draw.random())
+        run = self.runs.pop(job_id)
+        lost = self.cache.end_copies(job_id, succeeded)
+        assert not (succeeded and lost)
+        for slot, tokens in run.writes.items():
+            text = self.texts[run.model, slot]
+            text.job = None
+            if succeeded:
+                text.tokens += tokens
+                self._commit(run.model, slot)
+        for key in lost:
+            assert not self.cache.can_restore(*key)
+            self.close(*key)
+
+    def _commit(self, model: str, slot: int) -> None:
+        text, width = self.texts[model, slot], LAYOUTS[model].block_tokens
+        start = int(self.cache.num_committed(model)[slot]) // width
+        hashes = text.hashes[start : len(text.tokens) // width]
+        for i, key in enumerate(hashes, start):
+            values = tuple(text.tokens[i * width : (i + 1) * width])
+            self.published.setdefault(key, set()).add(values)
+        self.cache.commit(model, slot, hashes)
+
+    def close(self, model: str, slot: int) -> None:
+        text = self.texts.pop((model, slot))
+        assert text.job is None, "a sequence in a running job is closed"
+        del self.tables[model, slot]
+        self.cache.close(model, slot)
+
+    def reset(self) -> None:
+        """The owner of the memory died: nothing of it is left."""
+        self.cache.reset_copies()
+        self.runs.clear()
+        for key, text in list(self.texts.items()):
+            text.job = None
+            self.close(*key)
+        self.cache.drop_cache()
+        self.memory.pool[:] = self.memory.host[:] = -1
+
+    def _apply(self, model: str, delta: TableDelta) -> None:
+        rows = zip(delta.slots.tolist(), delta.columns.tolist(), delta.blocks, strict=True)
+        for slot, position, blocks in rows:
+            self.tables[model, slot][position] = blocks.copy()
+
+    def _check_text(self, model: str, slot: int, table: Mapping[int, np.ndarray]) -> None:
+        layout, text = LAYOUTS[model], self.texts[model, slot]
+        width = layout.block_tokens
+        for start in range(0, len(text.tokens), width):
+            tokens = text.tokens[start : start + width]
+            found = self.memory.column(table[start // width], layout, text.side)
+            assert found[: len(tokens)] == tokens, f"{model} {slot} lost tokens from {start} on"
+
+    def is_readable(self, key: Key) -> bool:
+        """True where the tokens must be in place: whole, and no restore of it is on its way."""
+        model, slot = key
+        job = self.texts[key].job
+        if job is not None and self.texts[key].side is Side.RIGHT and self.runs[job].stage < 2:
+            return False
+        return self.cache.num_lent(model)[slot] == 0
+
+    def check(self) -> None:
+        """The cache's own invariants, and every token of every sequence that is whole."""
+        self.cache.check()
+        for model, slot in self.texts:
+            if self.is_readable((model, slot)):
+                self._check_text(model, slot, self.tables[model, slot])
+                held = int(self.cache.capacity(model)[slot]) // LAYOUTS[model].block_tokens
+                slots = np.array([slot], dtype=np.int32)
+                whole = self.cache.tables(model, slots)
+                assert len(whole) == held
+                for i, blocks in enumerate(whole.blocks):
+                    assert (self.tables[model, slot][i] == blocks).all()
+
+
+def models() -> tuple[KvModel, ...]:
+    return tuple(MODELS.values())
