@@ -137,12 +137,13 @@ class StepTimes:
             self._note(job.model, phase, forward_s, seconds)
         if read_s is None:
             return
-        step_s = read_s / job.max_steps
-        if not self._beside.is_lone_known(job.model, phase, job.share, num_beside):
-            step_s /= self._beside.factor(job.model, phase, num_beside)
-            self._correct(job.model, job.share, work, step_s)
-        elif alone_s > 0:
+        step_s = float(read_s) / job.max_steps
+        line_s = step_s / self._beside.factor(job.model, phase, num_beside)
+        if num_beside > 0 and alone_s > 0:
             self._beside.observe(job.model, phase, num_beside, step_s / alone_s)
+        if self._beside.leaves_line(job.model, phase, job.share, num_beside):
+            return
+        self._correct(job.model, job.share, work, line_s)
 
     def errors(self) -> dict[tuple[str, Phase], PredictionError]:
         """Of every model and phase of which jobs were predicted."""

@@ -28,14 +28,14 @@ class JobWork(NamedTuple):
 
     def with_row(self, length: float) -> "JobWork":
         """And a decoding row that attends to `length` tokens."""
-        return self._replace(num_rows=self.num_rows + 1, context=self.context + length)
+        num_rows, context, num_tokens, attention = self
+        return JobWork(num_rows + 1, context + length, num_tokens, attention)
 
     def with_prompt(self, start: float, count: float) -> "JobWork":
         """And `count` prompt tokens from position `start` on."""
-        return self._replace(
-            num_tokens=self.num_tokens + count,
-            attention=self.attention + count * (start + count / 2),
-        )
+        num_rows, context, num_tokens, attention = self
+        attention += count * (start + count / 2)
+        return JobWork(num_rows, context, num_tokens + count, attention)
 
 
 def work_of(job: Job) -> JobWork:
