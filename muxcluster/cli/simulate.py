@@ -21,7 +21,16 @@ from muxcluster.cli.placing.files import check_writable, write_bytes
 from muxcluster.cli.placing.inputs import ProfileOption, with_profile
 from muxcluster.cli.simulating.comparison import Grid, Prepared, prepare, reports_of
 from muxcluster.cli.simulating.demand import Wish
+from muxcluster.cli.simulating.hybrid import (
+    HYBRID_SYSTEMS,
+    HybridOption,
+    OutputOption,
+    PromptOption,
+    WaveOption,
+    batch_wish,
+)
 from muxcluster.cli.simulating.table import comparison_lines
+from muxcluster.cli.simulating.table_classes import class_lines
 from muxcluster.cli.simulating.tracing import traced
 from muxcluster.config import load_config
 from muxcluster.core.errors import ConfigError
@@ -29,6 +38,7 @@ from muxcluster.sim.report import CaseReport
 from muxcluster.sim.sweep import Cache
 from muxcluster.sim.systems import SYSTEMS, System, system_named
 
+_SYSTEMS = "muxserve,spatial,temporal"
 _LONGEST_S = 7 * 86_400.0
 _MOST_PROCESSES = 64
 
@@ -73,13 +83,19 @@ def simulate(  # noqa: PLR0913 - each parameter is an option of the command line
         ),
     ] = 1200.0,
     systems: Annotated[
-        str,
+        str | None,
         typer.Option(
             help=f"Of {', '.join(SYSTEMS)}; parts are switched after a colon: placement=greedy"
             "|memory-greedy|spatial|spatial-load, sharing=on|off (SMs), quotas=on|off (of the KV "
-            "pool; off: fixed parts). Example: --systems muxserve,muxserve:sharing=off,temporal"
+            "pool; off: fixed parts), packing=hybrid|priority|fcfs|round-robin (who is in a job). "
+            "Example: --systems muxserve,muxserve:sharing=off,temporal",
+            show_default=f"{_SYSTEMS}; with --hybrid muxserve in every packing",
         ),
-    ] = "muxserve,spatial,temporal",
+    ] = None,
+    hybrid: HybridOption = False,
+    batch_prompt_tokens: PromptOption = None,
+    batch_output_tokens: OutputOption = None,
+    batch_requests: WaveOption = None,
     seed: Annotated[int, typer.Option(min=0, help="Of all random numbers.")] = 0,
     slo_scale: Annotated[
         float,
@@ -146,12 +162,16 @@ def simulate(  # noqa: PLR0913 - each parameter is an option of the command line
     muxcluster simulate muxcluster.yaml --alpha 1.3 --max-rate 20 --rate-scale 0.5,1,2 --plot s.svg
 
     muxcluster simulate muxcluster.yaml --trace day.jsonl --systems muxserve,muxserve:quotas=off
+
+    muxcluster simulate muxcluster.yaml --hybrid --batch-output-tokens 300
     """
     _check_numbers(duration, slo_scale, max_rate, alpha)
     if trace is not None and alpha is None and max_rate is not None:
         raise typer.BadParameter("--max-rate needs --alpha")
     wish = Wish(duration, seed, alpha, max_rate, length_sigma, trace)
-    grid = Grid(_systems(systems), _scales(rate_scale), wish, slo_scale, plan)
+    batch = batch_wish(hybrid, batch_prompt_tokens, batch_output_tokens, batch_requests)
+    chosen = _systems(systems or (HYBRID_SYSTEMS if hybrid else _SYSTEMS))
+    grid = Grid(chosen, _scales(rate_scale), wish, slo_scale, plan, batch)
     drawn = None if plot is None else _canvas(plot)
     for path in (plot, timeline):
         if path is not None:
@@ -250,7 +270,9 @@ def _print(prepared: Prepared, reports: list[CaseReport], *, as_json: bool, by_m
         typer.echo(json.dumps(content, indent=2))
         return
     console = Console(highlight=False)
-    for line in comparison_lines(reports, by_model=by_model):
+    has_classes = reports[0].classes is not None
+    lines = class_lines(reports) if has_classes else comparison_lines(reports, by_model=by_model)
+    for line in lines:
         console.print(line, soft_wrap=True)
     for each in prepared.refused:
         reason = f"{each.system} at rate scale {each.rate_scale:g}: {each.reason}"

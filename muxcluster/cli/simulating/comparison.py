@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from muxcluster.cli.simulating.demand import Wish, demand_of
+from muxcluster.cli.simulating.hybrid import BatchWish, waves_of
 from muxcluster.config import Config
 from muxcluster.config.planfile import read_plan
 from muxcluster.config.planning import nodes_of, problem, refusals
@@ -24,6 +25,7 @@ class Grid:
     """Systems times rate scales, and how they are simulated.
 
     plan: of the systems whose placement is "greedy"; None lets them be planned at every scale.
+    batch: the load beside, None for none.
     """
 
     systems: tuple[System, ...]
@@ -31,6 +33,7 @@ class Grid:
     wish: Wish
     slo_scale: float
     plan: Path | None = None
+    batch: BatchWish | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,7 @@ def prepare(config: Config, grid: Grid, cache: Cache) -> Prepared:
     refused: list[Refused] = []
     for scale in grid.scales:
         load, asked = demand_of(grid.wish, base, scale)
+        waves = None if grid.batch is None else waves_of(grid.batch, grid.wish, asked)
         for system in grid.systems:
             try:
                 plan = _plan(system, given, asked, cache)
@@ -77,6 +81,7 @@ def prepare(config: Config, grid: Grid, cache: Cache) -> Prepared:
                     duration_s=grid.wish.duration_s,
                     seed=grid.wish.seed,
                     slo_scale=grid.slo_scale,
+                    waves=waves,
                 )
             )
     if not cases:

@@ -76,13 +76,14 @@ def _source(demand: Demand, sigma: float) -> Source:
     """Poisson arrivals; log-normal lengths with the demand's means (before the cut)."""
     most = max(1, demand.max_model_len - 1)
     lengths = Independent(
-        _log_normal(demand.prompt_tokens, sigma, most),
-        _log_normal(demand.output_tokens, sigma, most),
+        log_normal(demand.prompt_tokens, sigma, most),
+        log_normal(demand.output_tokens, sigma, most),
     )
     return Source(demand.name, Poisson(demand.rate), lengths)
 
 
-def _log_normal(mean: float, sigma: float, most: int) -> LogNormal:
+def log_normal(mean: float, sigma: float, most: int) -> LogNormal:
+    """Of this mean before the cut at `most`. sigma: deviation of the logarithm."""
     return LogNormal(math.log(mean) - sigma * sigma / 2, sigma, most)
 
 

@@ -31,9 +31,9 @@ def _table(reports: Sequence[CaseReport], by_model: bool) -> Iterator[Text]:
     head = _headings(first.slo_scale, has_targets)
     rows = [(row, report) for report in reports for row in _rows(report, has_targets, by_model)]
     widths = [max(len(row[i]) for row in (head, *(r for r, _ in rows))) for i in range(len(head))]
-    yield _line(head, widths, "bold")
+    yield line_of(head, widths, "bold")
     for row, _ in rows:
-        yield _line(row, widths)
+        yield line_of(row, widths)
     for report in reports:
         yield from _suffering(report)
 
@@ -76,29 +76,32 @@ def _cells(group: GroupReport, slo_scale: float, has_targets: bool) -> list[str]
     return [
         f"{group.requests_per_s:.2f}",
         f"{group.tokens_per_s:.0f}",
-        _share(group.served_share),
-        _share(group.finished_share),
+        share_cell(group.served_share),
+        share_cell(group.finished_share),
         *_spread(group.ttft),
         *_spread(group.tpot),
-        _seconds(group.latency.p99),
-        _share(group.attainment[f"{slo_scale:g}"]),
-        *([_share(group.target_attainment)] if has_targets else []),
+        seconds_cell(group.latency.p99),
+        share_cell(group.attainment[f"{slo_scale:g}"]),
+        *([share_cell(group.target_attainment)] if has_targets else []),
     ]
 
 
 def _spread(spread: SpreadReport) -> tuple[str, str]:
-    return _seconds(spread.p50), _seconds(spread.p99)
+    return seconds_cell(spread.p50), seconds_cell(spread.p99)
 
 
-def _seconds(seconds: Number) -> str:
+def seconds_cell(seconds: Number) -> str:
+    """A dash for nothing."""
     return _NOTHING if seconds is None else seconds_text(seconds)
 
 
-def _share(share: Number) -> str:
+def share_cell(share: Number) -> str:
+    """A dash for nothing."""
     return _NOTHING if share is None else f"{share:.1%}"
 
 
-def _line(cells: Sequence[str], widths: Sequence[int], style: str = "") -> Text:
+def line_of(cells: Sequence[str], widths: Sequence[int], style: str = "") -> Text:
+    """The first cell to the left, the others to the right."""
     first, *rest = (
         cell.ljust(width) if column == 0 else cell.rjust(width)
         for column, (cell, width) in enumerate(zip(cells, widths, strict=True))
@@ -112,9 +115,9 @@ def _suffering(report: CaseReport) -> Iterator[Text]:
         yield Text(f"  {report.system}: nobody asked for anything")
         return
     group = report.models[report.worst_model]
-    attained = _share(group.attainment[f"{report.slo_scale:g}"])
+    attained = share_cell(group.attainment[f"{report.slo_scale:g}"])
     text = f"  {report.system}: {report.worst_model} suffers most: {attained} within the SLO, "
-    text += f"{_share(group.served_share)} served"
+    text += f"{share_cell(group.served_share)} served"
     total = report.total
     if total.num_refused:
         text += f"; {total.num_refused} requests refused as too long"
