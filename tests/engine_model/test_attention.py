@@ -4,11 +4,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from muxcluster.core.job import Side
+from muxcluster.engine import runner
 from muxcluster.engine.arena import ModelArena
 from muxcluster.engine.attention import LayerAttention, LayerCall
 from muxcluster.engine.attention_cpu import PlannedAttention
 from muxcluster.engine.attention_paged import PagedAttention
 from muxcluster.engine.batch import TokenBatch, token_batch
+from tests.engine_model.conftest import ModelBuilder
+from tests.engine_model.driver import drivers, ragged, unit_of
 from tests.engine_model.test_batch import CPU, arrays
 from tests.kernels.paged_cases import TOLERANCES, PagedCase, filled_case, random_query
 
@@ -131,3 +135,19 @@ def test_any_grouping_of_heads(kv_heads, heads) -> None:
     layers.forget(rows)
     for attention in both_ways(layers, token_batch(*arrays(rows), CPU), layers.pool.clone()):
         check_layer(attention, layers.cases[0], rows, heads, PLAIN)
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "opt", "gemma2"])
+def test_a_model_on_the_gpus_path_yields_the_same_tokens(
+    tiny: ModelBuilder, family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Modules of transformers, whose queries, keys and values are views, as on a GPU."""
+    monkeypatch.setattr(runner, "is_fusible", lambda model: False)
+    unit = unit_of(tiny(family))
+    prompts = ragged(unit.models[0].vocab_size, 6, seed=2)
+    planned, paged = drivers(unit)[0], drivers(unit)[0]
+    paged.runner._models[unit.models[0].name]._attention = PagedAttention
+    expected = planned.run(prompts, 12, side=Side.RIGHT)
+    assert [s.output for s in paged.run(prompts, 12, side=Side.RIGHT)] == [
+        s.output for s in expected
+    ]
