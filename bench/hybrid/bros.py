@@ -17,13 +17,23 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
 from bench.harness import Bench, make_parser
 from bench.hybrid.picture import draw
-from bench.hybrid.running import Cell, Runner, claims_of, normalised_s
+from bench.hybrid.running import Runner, claims_of
 from bench.hybrid.setups import ENTRIES, LENGTHS, OURS, SETUPS, Point
+from bench.hybrid.table import samples_of, show
 from muxcluster.sim.sweep import Cache
 
 _RATES = (1.0, 3.0, 5.0, 7.5, 10.0, 12.5, 15.0)
 _QUICK_RATES = (5.0, 10.0)
 _MAIN = "sharegpt"
+_PUBLISHED = {
+    "normalised_latency_cut_vs_fcfs": 0.742,
+    "normalised_latency_cut_vs_round_robin": 0.543,
+    "batch_throughput_loss_vs_fcfs": 0.113,
+    "batch_throughput_loss_vs_round_robin": 0.088,
+    "ttft_attainment": 0.466,
+    "tpot_attainment": 0.655,
+}
+"""BROS on ShareGPT lengths."""
 
 
 def points_of(
@@ -33,24 +43,6 @@ def points_of(
     loaded = [Point(s, each, rate, seconds) for s in setups for each in lengths for rate in rates]
     alone = [Point(s, _MAIN, rate, seconds, has_batch=False) for s in setups for rate in rates]
     return loaded + (alone if _MAIN in lengths else [])
-
-
-def show(cells: Sequence[Cell]) -> None:
-    """A table a setup and load."""
-    last = None
-    for cell in cells:
-        point, row = cell.point, cell.row()
-        if last is not None and (point.setup, point.lengths, point.has_batch) != last:
-            print()
-        last = point.setup, point.lengths, point.has_batch
-        beside = "batch beside" if point.has_batch else "alone"
-        print(
-            f"{point.setup} {point.lengths} {point.rate_per_s:4g}/s {beside:12} {cell.system:24}"
-            f" normalised {row['normalised_s'][0]:6.3f} s (p99 {row['normalised_p99_s'][0]:6.2f}),"
-            f" TTFT p50 {row['ttft_p50_s'][0]:6.2f} s, TPOT p50 {row['tpot_p50_s'][0]:5.3f} s,"
-            f" within {row['ttft_attainment'][0]:6.1%} {row['tpot_attainment'][0]:6.1%},"
-            f" batch {row['batch_tokens_per_s'][0]:7.0f} tokens/s"
-        )
 
 
 def main() -> None:
@@ -79,14 +71,8 @@ def main() -> None:
         draw([row for row in rows if row["lengths"] == lengths[0]], options.plot)
     main_cells = [cell for cell in cells if cell.point.lengths == lengths[0]]
     bench.publish(
-        claims_of(main_cells),
-        {
-            f"{cell.point.setup} {cell.point.lengths} {cell.point.rate_per_s:g}/s"
-            f"{'' if cell.point.has_batch else ' alone'} {cell.system}": [
-                round(normalised_s(each), 4) for each in cell.classes()
-            ]
-            for cell in cells
-        },
+        claims_of(main_cells, _PUBLISHED),
+        samples_of(cells),
         virtual_s=seconds,
         num_seeds=num_seeds,
         ours=OURS,

@@ -4,15 +4,18 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from types import MappingProxyType
 from typing import Any
 
 from bench.harness import Claim
 from bench.hybrid.setups import OURS, Entry, Point, case_of
 from bench.muxserve.judging import interval
+from muxcluster.sim.case import Case
 from muxcluster.sim.report import CaseReport, ClassesReport
 from muxcluster.sim.sweep import Cache, sweep
 
 Figure = Callable[[ClassesReport], float]
+Build = Callable[[Point, Entry, int], Case]
 
 
 def normalised_s(classes: ClassesReport) -> float:
@@ -94,10 +97,12 @@ class Runner:
     num_processes: int
     seeds: tuple[int, ...]
 
-    def cells(self, points: Sequence[Point], entries: Sequence[Entry]) -> list[Cell]:
-        """Every point under every system."""
+    def cells(
+        self, points: Sequence[Point], entries: Sequence[Entry], build: Build = case_of
+    ) -> list[Cell]:
+        """Every point under every system. build: what a point means."""
         keys = [(point, entry) for point in points for entry in entries]
-        cases = [case_of(point, entry, seed) for point, entry in keys for seed in self.seeds]
+        cases = [build(point, entry, seed) for point, entry in keys for seed in self.seeds]
         reports = iter(
             sweep(cases, self.cache, num_processes=self.num_processes, progress=_progress)
         )
@@ -126,33 +131,22 @@ def changes(
     }
 
 
-def claims_of(cells: Sequence[Cell]) -> list[Claim]:
-    """Means over the points with a batch load; the baselines are BROS's on ShareGPT lengths."""
+def claims_of(
+    cells: Sequence[Cell], published: Mapping[str, float] = MappingProxyType({})
+) -> list[Claim]:
+    """Means over the points with a batch load. published: what each is held against."""
     loaded = [cell for cell in cells if cell.point.has_batch]
     mine = [cell for cell in loaded if cell.system == OURS]
 
     def cut(other: str, figure: Figure) -> float:
         return fmean(changes(loaded, other, figure).values())
 
-    return [
-        Claim("normalised_latency_cut_vs_fcfs", cut("fcfs", normalised_s), "share", 0.742),
-        Claim(
-            "normalised_latency_cut_vs_round_robin",
-            cut("round-robin", normalised_s),
-            "share",
-            0.543,
-        ),
-        Claim("batch_throughput_loss_vs_fcfs", cut("fcfs", batch_tokens_per_s), "share", 0.113),
-        Claim(
-            "batch_throughput_loss_vs_round_robin",
-            cut("round-robin", batch_tokens_per_s),
-            "share",
-            0.088,
-        ),
-        Claim(
-            "ttft_attainment", fmean(cell.mean(ttft_attainment) for cell in mine), "share", 0.466
-        ),
-        Claim(
-            "tpot_attainment", fmean(cell.mean(tpot_attainment) for cell in mine), "share", 0.655
-        ),
-    ]
+    values = {
+        "normalised_latency_cut_vs_fcfs": cut("fcfs", normalised_s),
+        "normalised_latency_cut_vs_round_robin": cut("round-robin", normalised_s),
+        "batch_throughput_loss_vs_fcfs": cut("fcfs", batch_tokens_per_s),
+        "batch_throughput_loss_vs_round_robin": cut("round-robin", batch_tokens_per_s),
+        "ttft_attainment": fmean(cell.mean(ttft_attainment) for cell in mine),
+        "tpot_attainment": fmean(cell.mean(tpot_attainment) for cell in mine),
+    }
+    return [Claim(name, value, "share", published.get(name)) for name, value in values.items()]

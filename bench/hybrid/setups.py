@@ -7,7 +7,7 @@ from typing import Any
 from bench.hybrid.lengths import Even, Fitted
 from muxcluster.core.unitspec import SchedulerSpec
 from muxcluster.sim.case import Case
-from muxcluster.sim.loads import Synthetic
+from muxcluster.sim.loads import Load, Synthetic
 from muxcluster.sim.systems import system_named
 from muxcluster.sim.waves import Waves
 from muxcluster.workload.generate import Source
@@ -89,33 +89,51 @@ class Point:
 
 def case_of(point: Point, entry: Entry, seed: int) -> Case:
     """The point under a system."""
-    problem = _problem(point)
-    model, waves = problem.demands[0].name, ()
-    if point.has_batch:
-        waves = (Waves(model, WAVE, BATCH, point.seconds, seed),)
-    source = Source(model, Poisson(point.rate_per_s), LENGTHS[point.lengths])
-    policy = SchedulerSpec(max_decode_rows=MAX_SEQS)
+    setup, rate = SETUPS[point.setup], point.rate_per_s
+    waves = Waves(setup.shape, WAVE, BATCH, point.seconds, seed)
+    source = Source(setup.shape, Poisson(rate), LENGTHS[point.lengths])
+    return assembled(
+        problem_of(setup, rate, _MEANS[point.lengths]),
+        Synthetic((source,)),
+        (waves,) if point.has_batch else (),
+        entry,
+        Run(point.seconds, seed, rate),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """How long requests come, the seed, and the rate, which is for the report alone."""
+
+    seconds: float
+    seed: int
+    rate_per_s: float
+
+
+def assembled(
+    problem: Problem, load: Load, waves: tuple[Waves, ...], entry: Entry, run: Run
+) -> Case:
+    """The one model of the problem on its one node."""
     return Case(
         system_named(entry.system),
         _plan(problem),
         problem,
-        Synthetic((source,)),
-        replace(policy, **entry.policy),
-        rate_scale=point.rate_per_s,
-        duration_s=point.seconds,
-        seed=seed,
+        load,
+        replace(SchedulerSpec(max_decode_rows=MAX_SEQS), **entry.policy),
+        rate_scale=run.rate_per_s,
+        duration_s=run.seconds,
+        seed=run.seed,
         waves=waves,
     )
 
 
-def _problem(point: Point) -> Problem:
-    setup, (prompt, output) = SETUPS[point.setup], _MEANS[point.lengths]
+def problem_of(setup: Setup, rate_per_s: float, means: tuple[float, float]) -> Problem:
+    """means: prompt and output tokens of an interactive request."""
     demand = Demand(
         setup.shape,
         SHAPES[setup.shape],
-        point.rate_per_s,
-        prompt,
-        output,
+        rate_per_s,
+        *means,
         setup.max_model_len,
         MAX_SEQS,
         ttft_s=TTFT_S,

@@ -1,0 +1,127 @@
+"""Real traces: Azure's conversations beside ServeGen's offline batches, under BROS's systems.
+
+Interactive: the conversation trace from its beginning, as it came and faster. Batch: waves of 256
+requests drawn from the lengths of an offline slice, "generation" (d), "scoring" (e) or all four;
+a and b do not tell their output lengths, of which 128 tokens are assumed. Targets as in BROS: 0.4 s
+to the first token, 0.2 s for each other one. Needs the folder of real traces.
+"""
+
+import sys
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+
+sys.path.pop(0)  # the script's folder
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
+
+from bench.harness import Bench, make_parser
+from bench.hybrid.running import Build, Runner, claims_of
+from bench.hybrid.setups import ENTRIES, OURS, WAVE, Entry, Point, Run, Setup, assembled, problem_of
+from bench.hybrid.table import samples_of, show
+from muxcluster.sim.case import Case
+from muxcluster.sim.loads import Trace
+from muxcluster.sim.sweep import Cache
+from muxcluster.sim.waves import Waves
+from muxcluster.workload.azure import read_azure
+from muxcluster.workload.lengths import Pairs
+from muxcluster.workload.servegen_offline import read_servegen_offline
+from muxcluster.workload.summary import summarise
+
+SETUPS: Mapping[str, Setup] = {
+    "llama-3-8b": Setup("llama-3-8b", "A100-80GB", 1, 8192),
+    "llama-3-70b": Setup("llama-3-70b", "A100-80GB", 8, 8192),
+}
+SLICES: Mapping[str, Sequence[str]] = {"generation": "d", "scoring": "e", "all": "abde"}
+_CONVERSATIONS = Path("azure_llm_2023") / "AzureLLMInferenceTrace_conv.first30min.csv"
+_ASSUMED_OUTPUT = 128
+_SPEEDS: Mapping[str, Sequence[float]] = {
+    "llama-3-8b": (0.5, 0.75, 1.0, 1.25),
+    "llama-3-70b": (0.5, 0.75, 1.0, 1.25),
+}
+
+
+def batch_lengths(data: Path, name: str) -> Pairs:
+    """Pairs of the slices of that name. Raises ConfigError where a file is missing or malformed."""
+    rows = [
+        (arrival.prompt_tokens, arrival.output_tokens)
+        for letter in SLICES[name]
+        for path in sorted((data / "servegen_offline").glob(f"trace_{letter}.*.jsonl"))
+        for arrival in read_servegen_offline(path, "batch", _ASSUMED_OUTPUT)
+    ]
+    prompts, outputs = np.array(rows, dtype=np.int64).reshape(-1, 2).T
+    return Pairs(prompts, outputs)
+
+
+def builder(data: Path) -> Build:
+    """What a point means: its lengths name a slice, its rate tells how much faster the trace is."""
+    path = data / _CONVERSATIONS
+    digest = sha256(path.read_bytes()).hexdigest()
+    (found,) = summarise(read_azure(path, "trace"))
+    means = found.prompt_tokens.mean, found.output_tokens.mean
+    base_per_s = base_rate(data)
+    lengths = {name: batch_lengths(data, name) for name in SLICES}
+
+    def build(point: Point, entry: Entry, seed: int) -> Case:
+        setup, rate = SETUPS[point.setup], point.rate_per_s
+        load = Trace(path, "azure", ((setup.shape, rate),), rate / base_per_s, digest)
+        waves = Waves(setup.shape, WAVE, lengths[point.lengths], point.seconds, seed)
+        return assembled(
+            problem_of(setup, rate, means),
+            load,
+            (waves,) if point.has_batch else (),
+            entry,
+            Run(point.seconds, seed, rate),
+        )
+
+    return build
+
+
+def base_rate(data: Path) -> float:
+    """Conversations/s of the whole trace."""
+    times = [arrival.time_s for arrival in read_azure(data / _CONVERSATIONS, "trace")]
+    return len(times) / times[-1]
+
+
+def points_of(data: Path, setups: Sequence[str], seconds: float, *, is_quick: bool) -> list[Point]:
+    """Every setup at every speed beside every slice."""
+    base_per_s = base_rate(data)
+    return [
+        Point(setup, name, round(speed * base_per_s, 3), seconds)
+        for setup in setups
+        for name in (list(SLICES)[:1] if is_quick else SLICES)
+        for speed in (_SPEEDS[setup][1:3] if is_quick else _SPEEDS[setup])
+    ]
+
+
+def main() -> None:
+    """Simulate, compare, publish."""
+    parser = make_parser(__doc__)
+    parser.add_argument("--minutes", type=float, help="virtual ones a case (10; 1 with --quick)")
+    parser.add_argument("--seeds", type=int, help="repeats (3; 1 with --quick)")
+    parser.add_argument("--setups", default=",".join(SETUPS), help="of %(default)s")
+    parser.add_argument("--processes", type=int, default=2, metavar="N")
+    parser.add_argument("--cache", type=Path, metavar="DIR", help="keep results, to go on later")
+    bench = Bench(parser)
+    options = bench.options
+    quick, data = options.quick, options.data.resolve()
+    seconds = 60.0 * (options.minutes or (1 if quick else 10))
+    seeds = tuple(range(options.seed, options.seed + (options.seeds or (1 if quick else 3))))
+    setups = options.setups.split(",")[: 1 if quick else None]
+    points = points_of(data, setups, seconds, is_quick=quick)
+    runner = Runner(Cache(options.cache), options.processes, seeds)
+    cells = runner.cells(points, ENTRIES, builder(data))
+    show(cells)
+    bench.publish(
+        claims_of(cells),
+        samples_of(cells),
+        virtual_s=seconds,
+        num_seeds=len(seeds),
+        ours=OURS,
+        cells=[cell.row() for cell in cells],
+    )
+
+
+if __name__ == "__main__":
+    main()
