@@ -102,49 +102,44 @@ class Fit:
         if not (seconds > 0 and predicted_s > 0):
             return
         self.num_seen += 1
-        found = min(_CLIP, max(1 / _CLIP, seconds / predicted_s))
-        ratio = min(max(_LONE, self._last), max(min(1 / _LONE, self._last), found))
-        self._last = found
-        keep = max(_FORGET_LEAST, _FORGET - _ALARM * max(0.0, abs(self._trend) - _CALM))
-        self._trend += _TREND * (ratio - 1 - self._trend)
+        last, trend, gain = self._last, self._trend, self._gain
+        self._last = found = _within(seconds / predicted_s, 1 / _CLIP, _CLIP)
+        ratio = _within(found, min(last, 1 / _LONE), max(last, _LONE))
+        keep = _within(_FORGET - _ALARM * (abs(trend) - _CALM), _FORGET_LEAST, _FORGET)
+        self._trend = trend + _TREND * (ratio - 1 - trend)
         if predicted_s == line.floor_s:
             base, token, attend, floor = self.gains
             moved = floor * (1 + (1 - keep) * (ratio - 1))
             self._move(base, token, attend, _near(moved, floor))
         else:
-            self._weigh(new, attended, self._gain / predicted_s, keep)
-            self._aim(new, attended, self._gain * ratio * self._gain / predicted_s, keep)
+            self._add(new, attended, gain / predicted_s, gain * ratio, keep)
             self._solve()
 
-    def _weigh(self, new: float, attended: float, weight: float, keep: float) -> None:
-        """Add to the matrix of the normal equations."""
-        prior = self._prior
-        a = prior.base_s * weight
-        b = prior.per_token_s * new * weight
-        c = prior.per_attended_s * attended * weight
+    def _add(self, new: float, attended: float, weight: float, target: float, keep: float) -> None:
+        """To the normal equations: a job's parts, times the weight, should sum to the target."""
+        base_s, per_token_s, per_attended_s, _ = self._prior
+        a, b, c = base_s * weight, per_token_s * new * weight, per_attended_s * attended * weight
         self._aa = keep * self._aa + a * a
         self._ab = keep * self._ab + a * b
         self._ac = keep * self._ac + a * c
         self._bb = keep * self._bb + b * b
         self._bc = keep * self._bc + b * c
         self._cc = keep * self._cc + c * c
-
-    def _aim(self, new: float, attended: float, weighted_target: float, keep: float) -> None:
-        """Add to their right side."""
-        prior = self._prior
-        self._ta = keep * self._ta + prior.base_s * weighted_target
-        self._tb = keep * self._tb + prior.per_token_s * new * weighted_target
-        self._tc = keep * self._tc + prior.per_attended_s * attended * weighted_target
+        self._ta = keep * self._ta + a * target
+        self._tb = keep * self._tb + b * target
+        self._tc = keep * self._tc + c * target
 
     def _solve(self) -> None:
         """Two sweeps of coordinate descent from the gains as they are, each step within bounds."""
         aa, bb, cc = self._aa, self._bb, self._cc
         ab, ac, bc = self._ab, self._ac, self._bc
         ta, tb, tc = self._ta, self._tb, self._tc
-        self._gain = common = self._bounded((ta + tb + tc) / (aa + bb + cc + 2 * (ab + ac + bc)))
+        common = (ta + tb + tc) / (aa + bb + cc + 2 * (ab + ac + bc))
+        self._gain = common = _within(common, *self._bounds)
         pull = self._pull
-        ta, tb, tc = ta + pull * common, tb + pull * common, tc + pull * common
         aa, bb, cc = aa + pull, bb + pull, cc + pull
+        pull *= common
+        ta, tb, tc = ta + pull, tb + pull, tc + pull
         old_a, old_b, old_c, floor = self.gains
         b, c = old_b, old_c
         for _ in range(_SWEEPS):
@@ -154,16 +149,20 @@ class Fit:
         self._move(a, b, c, floor)
 
     def _move(self, base: float, token: float, attend: float, floor: float) -> None:
-        bounded = self._bounded
-        self.gains = bounded(base), bounded(token), bounded(attend), bounded(floor)
-        self.line = self._prior.scaled(self.gains)
-
-    def _bounded(self, gain: float) -> float:
         least, most = self._bounds
-        return least if gain < least else (most if gain > most else gain)
+        self.gains = (
+            _within(base, least, most),
+            _within(token, least, most),
+            _within(attend, least, most),
+            _within(floor, least, most),
+        )
+        self.line = self._prior.scaled(self.gains)
 
 
 def _near(gain: float, old: float) -> float:
     """At most one step away."""
-    low, high = old / _STEP, old * _STEP
-    return low if gain < low else (high if gain > high else gain)
+    return _within(gain, old / _STEP, old * _STEP)
+
+
+def _within(value: float, least: float, most: float) -> float:
+    return least if value < least else (most if value > most else value)
