@@ -56,4 +56,6 @@ class HostFrames:
         assert (self._num_jobs[self._is_dying] > 0).all(), "a dying frame that nobody touches"
         assert not self._num_jobs[self._stack.ids].any(), "a running job touches a free frame"
         every = np.concatenate((self._stack.ids, self.dying, held))
-        assert (np.sort(every) == np.arange(self.num_frames)).all(), "frames leaked or held twice"
+        assert np.array_equal(np.sort(every), np.arange(self.num_frames)), (
+            "frames leaked or doubled"
+        )

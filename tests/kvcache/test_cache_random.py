@@ -16,6 +16,8 @@ NUM_OPERATIONS = 6000
 class Walk:
     """Draws one legal operation at a time."""
 
+    sides: tuple[Side, ...] = (Side.LEFT, Side.LEFT, Side.RIGHT)
+
     def __init__(self, seed: int, num_blocks: int) -> None:
         self.draw = random.Random(seed)
         self.pair = Pair(num_blocks)
@@ -35,7 +37,7 @@ class Walk:
             length = model.max_model_len // self.pair.cache.block_tokens(model.name)
             path = self.draw.choices((1, 2), (4, 1), k=length)
             salt = self.draw.choice(("", "", "tenant"))
-            side = self.draw.choice((Side.LEFT, Side.LEFT, Side.RIGHT))
+            side = self.draw.choice(self.sides)
             self.pair.open(model.name, self.draw.choice(closed), path, salt, side)
 
     def grow(self) -> None:

@@ -7,7 +7,6 @@ import pytest
 
 from muxcluster.kvcache.cache import KvCache
 from muxcluster.kvcache.copies import NO_RUNS
-from muxcluster.kvcache.frames import HostFrames
 from muxcluster.kvcache.restoring import Restoring
 from muxcluster.kvcache.saving import Saving
 from tests.kvcache.test_sharing_random import CONDITIONS, QUOTAS
@@ -28,11 +27,6 @@ def _round_down(patch: pytest.MonkeyPatch) -> None:
         return np.where(held == kv.block_tokens, victim.block_tokens, places)
 
     patch.setattr(Saving, "_touched", touched)
-
-
-def _free_frames_early(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(HostFrames, "touch", lambda *_: None)
-    patch.setattr(HostFrames, "settle", lambda *_: None)
 
 
 def _forget_who_is_blocked(patch: pytest.MonkeyPatch) -> None:
@@ -80,7 +74,6 @@ def _skip_a_restore(patch: pytest.MonkeyPatch) -> None:
     [
         _skip_a_save,
         _round_down,
-        _free_frames_early,
         _forget_who_is_blocked,
         _trust_failed_restores,
         _trust_failed_saves,

@@ -6,7 +6,7 @@ from muxcluster.core.job import Side, SlotCopies
 from muxcluster.kvcache.model import Shortage
 from tests.kvcache.world import LAYOUTS, MODELS, World
 
-MOST_JOBS, MOST_TEXTS = 3, 9
+MOST_JOBS, MOST_TEXTS = 4, 10
 
 
 class SharingWalk:
@@ -20,7 +20,7 @@ class SharingWalk:
     def step(self) -> None:
         operation = self.draw.choices(
             ("open", "job", "advance", "end", "lend", "close", "room", "quota", "drop", "reset"),
-            (20, 60, 60, 60, 8, 3, 6, 1, 1, 0.2),
+            (20, 60, 30, 60, 8, 2, 4, 0.5, 0.5, 0.1),
         )[0]
         getattr(self, operation)()
         self.world.check()
@@ -38,7 +38,9 @@ class SharingWalk:
         closed = [slot for slot in slots if (model, slot) not in self.world.texts]
         if closed and len(self.world.texts) < MOST_TEXTS:
             path = self.draw.choices((1, 2), (4, 1), k=self.draw.randint(0, 3))
-            side = self.draw.choice(list(Side))
+            cache = self.world.cache
+            is_empty = cache.free + cache.evictable > 0.3 * cache.num_blocks
+            side = self.draw.choices((Side.LEFT, Side.RIGHT), (1, 4) if is_empty else (4, 1))[0]
             self.world.open(model, self.draw.choice(closed), path, side)
 
     def close(self) -> None:
@@ -76,16 +78,19 @@ class SharingWalk:
         self.world.reset()
 
     def advance(self) -> None:
+        """Jobs run at paces of their own; a slow one sees much happen around it."""
         for job_id in list(self.world.runs):
-            if self.draw.random() < 0.7:
+            is_slow = job_id % 3 == 0 and self.draw.random() < 0.75
+            for _ in range(0 if is_slow else self.draw.randint(0, 3)):
                 self.world.advance(job_id)
 
     def end(self) -> None:
         runs = self.world.runs
         done = [job_id for job_id in runs if runs[job_id].stage == 3]
-        if runs and self.draw.random() < 0.1:
+        quick = [job_id for job_id in runs if job_id % 3]
+        if runs and self.draw.random() < 0.06:
             self._note("failed")
-            self.world.end(self.draw.choice(list(runs)), succeeded=False)
+            self.world.end(self.draw.choice(quick or list(runs)), succeeded=False)
         elif done:
             self.world.end(self.draw.choice(done), succeeded=True)
 
@@ -110,6 +115,9 @@ class SharingWalk:
             world.launch(job_id, model, counts, copies)
             self._note("jobs")
         self._rows.clear()
+        if any(len(each.saves) for each in copies) and self.draw.random() < 0.3:
+            self.close()
+            self.lend()
 
     def _counts(self, model: str, slots: list[int]) -> dict[int, int]:
         most = MODELS[model].max_model_len
@@ -117,7 +125,9 @@ class SharingWalk:
         for slot in slots:
             room = most - len(self.world.texts[model, slot].tokens)
             if room > 0:
-                wanted[slot] = min(room, self.draw.choice((1, 2, 5, 9, 14, 30)))
+                is_left = self.world.texts[model, slot].side is Side.LEFT
+                count = self.draw.choice((1, 2, 3, 5, 9) if is_left else (1, 9, 30, 50))
+                wanted[slot] = min(room, count)
         return wanted
 
     def _grow(self, model: str, side: Side, wanted: dict[int, int]) -> bool:
@@ -138,7 +148,7 @@ class SharingWalk:
         idle = [key for key in self._idle() if key not in self._rows]
         lent = {key for key in idle if self.world.cache.num_lent(key[0])[key[1]]}
         idle = [key for key in idle if key not in lent]
-        if idle and self.draw.random() < 0.6:
+        if idle and self.draw.random() < (0.1 if side is Side.LEFT else 0.6):
             self.world.close(*self.draw.choice(idle))
             return True
         return False

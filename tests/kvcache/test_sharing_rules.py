@@ -1,0 +1,331 @@
+"""The rules of blocks shared from both sides, one by one.
+
+"wide" columns are 4 blocks of 16 places of 512 bytes, "odd" ones 3 blocks of 24 places of 320.
+"""
+
+import numpy as np
+import pytest
+
+from muxcluster.core.job import Side
+from muxcluster.kvcache.cache import KvCache
+from muxcluster.kvcache.model import Shortage
+from tests.kvcache.memory_world import BLOCK_BYTES
+from tests.kvcache.script import Script, num_saved
+from tests.kvcache.world import MODELS
+
+LEFT, RIGHT = Side.LEFT, Side.RIGHT
+
+
+def slots(*numbers: int) -> np.ndarray:
+    return np.array(numbers, dtype=np.int32)
+
+
+def test_lending_copies_nothing_and_charges_nobody() -> None:
+    script = Script(20)
+    script.begin("wide", 0, RIGHT, 40)
+    cache = script.cache
+    assert (cache.used("wide"), cache.batch_used("wide"), cache.free) == (0, 12, 8)
+    assert cache.lendable("wide", 0) == 12
+    assert script.lend("wide", 0, 5) == 8
+    assert (cache.lent, cache.batch_used("wide"), cache.free) == (8, 4, 8)
+    assert cache.num_lent("wide").tolist() == [2, 0, 0, 0, 0, 0]
+    assert cache.headroom("wide") == 16
+    assert cache.headroom("wide", RIGHT) == 8
+    assert cache.restore_cost("wide", 0) == 0
+    assert cache.num_lent_columns == 2
+
+
+def test_lending_ends_with_the_host_frames() -> None:
+    script = Script(20, num_frames=5)
+    script.begin("wide", 0, RIGHT, 40)
+    assert script.cache.lendable("wide", 0) == 4
+    assert script.lend("wide", 0, 12) == 4
+    assert script.lend("wide", 0, 12) == 0
+    script.close("wide", 0)
+    script.begin("wide", 1, RIGHT, 40)
+    assert script.cache.lendable("wide", 1) == 4
+
+
+def test_columns_without_tokens_are_freed_at_once_and_need_no_frame() -> None:
+    script = Script(20, num_frames=0)
+    script.world.open("wide", 0, [], RIGHT)
+    assert script.world.grow("wide", {0: 40})
+    assert script.lend("wide", 0, 12) == 12
+    assert (script.cache.free, script.cache.lent) == (20, 0)
+    assert script.cache.restore_cost("wide", 0) == 12
+    assert script.compute("wide", 0, 20)[0].restores.size == 0
+
+
+def test_lending_stops_at_a_column_that_somebody_else_reads() -> None:
+    script = Script(40)
+    script.begin("wide", 0, RIGHT, 48, path=(1, 2, 3))
+    script.begin("wide", 1, RIGHT, 20, path=(1,))
+    assert script.cache.lendable("wide", 0) == 8
+    assert script.lend("wide", 0, 12) == 8
+    assert script.cache.num_committed("wide")[0] == 16
+    script.close("wide", 1)
+    assert script.lend("wide", 0, 12) == 4
+
+
+def test_lent_columns_leave_the_prefix_cache_and_may_come_back() -> None:
+    script = Script(40)
+    script.begin("wide", 0, RIGHT, 48, path=(1, 2, 3))
+    script.lend("wide", 0, 8)
+    assert script.cache.open("wide", 2, script.world.texts["wide", 0].hashes, RIGHT) == 16
+    script.cache.close("wide", 2)
+    script.world._commit("wide", 0)
+    assert script.cache.num_committed("wide")[0] == 16
+    script.compute("wide", 0, 1)
+    assert script.cache.num_committed("wide")[0] == 48
+    script.close("wide", 0)
+    assert script.cache.cached("wide") == 12
+
+
+def test_left_growth_takes_free_then_cached_then_lent_blocks() -> None:
+    script = Script(24)
+    script.begin("wide", 0, RIGHT, 32)
+    script.begin("wide", 1, LEFT, 32, path=(1, 2))
+    script.close("wide", 1)
+    script.lend("wide", 0, 4)
+    cache = script.cache
+    assert (cache.free, cache.evictable, cache.lent) == (8, 8, 4)
+    script.world.open("odd", 0, [], LEFT)
+    assert script.world.grow("odd", {0: 48})
+    assert (cache.evictable, cache.lent) == (8, 4)
+    assert script.world.grow("odd", {0: 120})
+    assert (cache.free, cache.evictable, cache.lent) == (1, 0, 4)
+    script.world.open("wide", 1, [], LEFT)
+    assert script.world.grow("wide", {1: 16})
+    assert (cache.free, cache.lent, cache.restore_cost("wide", 0)) == (0, 1, 3)
+    script.world.check()
+
+
+def test_lent_blocks_are_taken_when_nothing_else_is_there() -> None:
+    script = Script(8)
+    script.begin("wide", 0, RIGHT, 32)
+    script.lend("wide", 0, 8)
+    script.world.open("odd", 0, [], LEFT)
+    assert script.world.grow("odd", {0: 24})
+    cache = script.cache
+    assert (cache.lent, cache.used("odd"), cache.restore_cost("wide", 0)) == (5, 3, 3)
+    script.world.open("odd", 1, [], RIGHT)
+    answer = cache.grow("odd", slots(1), slots(1))
+    assert answer == Shortage(3, by_quota=False)
+
+
+def test_a_quota_binds_the_left_side_only() -> None:
+    script = Script(40)
+    script.cache.set_quotas({"wide": 8})
+    script.begin("wide", 0, RIGHT, 64)
+    assert script.cache.batch_used("wide") == 16
+    script.world.open("wide", 1, [], LEFT)
+    assert script.cache.grow("wide", slots(1), slots(48)) == Shortage(4, by_quota=True)
+    assert script.cache.headroom("wide") == 8
+    assert script.cache.headroom("wide", RIGHT) == 24
+
+
+def shared_pair(filled: int, *, saves_lazily: bool = True) -> Script:
+    """A right "odd" sequence with `filled` tokens has lent its only column, a left one took it."""
+    script = Script(3, saves_lazily=saves_lazily)
+    script.begin("odd", 0, RIGHT, filled)
+    script.lend("odd", 0, 3)
+    script.world.open("odd", 1, [], LEFT)
+    return script
+
+
+@pytest.mark.parametrize(
+    ("filled", "written", "places"), [(24, 1, 2), (24, 5, 8), (24, 15, 24), (5, 11, 0), (5, 12, 1)]
+)
+def test_only_touched_places_with_tokens_are_saved(filled: int, written: int, places: int) -> None:
+    """5 tokens start at byte 6,080: 11 wide tokens (5,632 bytes) spare them, 12 (6,144) do not."""
+    script = Script(4)
+    script.begin("odd", 0, RIGHT, filled)
+    script.lend("odd", 0, 3)
+    script.world.open("wide", 0, [], LEFT)
+    assert num_saved(script.compute("wide", 0, written)) == 3 * places
+
+
+def test_a_slot_is_saved_once() -> None:
+    script = shared_pair(24)
+    assert num_saved(script.compute("odd", 1, 4)) == 12
+    assert num_saved(script.compute("odd", 1, 1)) == 3
+    script.close("odd", 1)
+    assert script.cache.lent == 3
+    script.world.open("odd", 2, [], LEFT)
+    assert num_saved(script.compute("odd", 2, 5)) == 0
+    assert num_saved(script.compute("odd", 2, 2)) == 6
+    assert script.cache.num_saved_slots == 21
+
+
+def test_eager_saving_takes_all_with_the_first_write() -> None:
+    script = shared_pair(20, saves_lazily=False)
+    assert num_saved(script.compute("odd", 1, 1)) == 60
+    assert script.cache.restore_cost("odd", 0) == 3
+    script.close("odd", 1)
+    assert (script.cache.free, script.cache.lent) == (3, 0)
+
+
+def test_a_full_left_column_leaves_no_right_owner() -> None:
+    """24 odd tokens are 7,680 bytes: the last of 16 wide places is not even touched."""
+    script = Script(4)
+    script.begin("wide", 0, RIGHT, 16)
+    script.lend("wide", 0, 4)
+    script.world.open("odd", 0, [1], LEFT)
+    assert num_saved(script.compute("odd", 0, 23)) == 3 * 15
+    assert num_saved(script.compute("odd", 0, 1)) == 3
+    script.close("odd", 0)
+    assert (script.cache.cached("odd"), script.cache.lent) == (3, 1)
+
+
+def test_a_block_without_left_owner_is_restored_in_place() -> None:
+    script = shared_pair(24)
+    script.compute("odd", 1, 4)
+    script.close("odd", 1)
+    assert script.cache.restore_cost("odd", 0) == 0
+    (copies,) = script.compute("odd", 0, 0)
+    assert (copies.restores[:, 2].tolist(), len(copies.moves)) == ([4, 4, 4], 0)
+    assert script.cache.num_restored_slots == 12
+    assert script.cache.batch_used("odd") == 3
+
+
+def test_a_taken_block_is_restored_into_a_fresh_one() -> None:
+    script = Script(6)
+    script.begin("odd", 0, RIGHT, 48)
+    script.lend("odd", 0, 6)
+    script.world.open("odd", 1, [], LEFT)
+    script.compute("odd", 1, 4)
+    script.world.check()
+    assert script.cache.restore_cost("odd", 0) == 3
+    answer = script.cache.restore("odd", slots(0), 99)
+    assert answer == Shortage(3, by_quota=False)
+    assert script.cache.num_lent("odd")[0] == 2
+
+
+def test_a_restore_moves_what_was_not_saved() -> None:
+    script = Script(9)
+    script.begin("odd", 0, RIGHT, 24)
+    script.begin("odd", 2, RIGHT, 48)
+    script.lend("odd", 0, 3)
+    script.world.open("odd", 1, [], LEFT)
+    script.compute("odd", 1, 4)
+    script.close("odd", 2)
+    job_id, (copies,) = script.start("odd", 0, 1)
+    assert copies.restores[:, 2].tolist() == [4, 4, 4]
+    assert copies.moves[:, 2].tolist() == [20, 20, 20]
+    assert script.cache.blocked("odd").tolist() == [False, True] + [False] * 4
+    assert script.cache.blocked("wide") is None
+    script.finish(job_id)
+    assert script.cache.blocked("odd") is None
+    assert num_saved(script.compute("odd", 1, 5)) == 0
+
+
+def test_a_left_sequence_may_end_while_its_block_is_restored_from() -> None:
+    script = Script(9)
+    script.begin("odd", 0, RIGHT, 24)
+    script.begin("odd", 2, RIGHT, 48)
+    script.lend("odd", 0, 3)
+    script.world.open("odd", 1, [], LEFT)
+    script.compute("odd", 1, 4)
+    script.close("odd", 2)
+    job_id, _ = script.start("odd", 0, 0)
+    script.close("odd", 1)
+    assert (script.cache.lent, script.cache.batch_used("odd"), script.cache.free) == (0, 6, 3)
+    script.finish(job_id)
+    assert (script.cache.batch_used("odd"), script.cache.free) == (3, 6)
+
+
+def test_after_a_failed_restore_the_sequence_is_lent_as_before() -> None:
+    script = Script(12)
+    script.begin("odd", 0, RIGHT, 24)
+    script.begin("odd", 2, RIGHT, 72)
+    script.lend("odd", 0, 3)
+    script.world.open("odd", 1, [], LEFT)
+    script.compute("odd", 1, 4)
+    script.close("odd", 2)
+    before = (script.cache.lent, script.cache.free, script.cache.batch_used("odd"))
+    job_id, _ = script.start("odd", 0, 2)
+    assert script.cache.capacity("odd")[0] == 48
+    script.fail(job_id)
+    assert (script.cache.lent, script.cache.free, script.cache.batch_used("odd")) == before
+    assert script.cache.num_lent("odd")[0] == 1
+    assert script.cache.capacity("odd")[0] == 24
+    assert script.cache.restore_cost("odd", 0) == 3
+    script.compute("odd", 0, 2)
+
+
+def test_while_it_is_saved_a_sequence_can_only_be_closed() -> None:
+    script = shared_pair(24)
+    job_id, _ = script.start("odd", 1, 4)
+    assert not script.cache.can_restore("odd", 0)
+    assert script.cache.lendable("odd", 0) == 0
+    script.finish(job_id)
+    assert script.cache.can_restore("odd", 0)
+
+
+def test_a_frame_that_a_running_job_fills_waits_for_its_end() -> None:
+    script = Script(6, num_frames=6)
+    script.begin("odd", 0, RIGHT, 24)
+    script.begin("odd", 2, RIGHT, 24)
+    script.lend("odd", 0, 3)
+    script.world.open("odd", 1, [], LEFT)
+    late, _ = script.start("odd", 1, 4)
+    script.close("odd", 0)
+    assert script.cache.lendable("odd", 2) == 3
+    script.lend("odd", 2, 3)
+    script.world.open("odd", 3, [], LEFT)
+    script.compute("odd", 3, 24)
+    script.world.open("odd", 0, [], RIGHT)
+    assert script.cache.lendable("odd", 0) == 0
+    script.finish(late)
+    script.close("odd", 3)
+    script.compute("odd", 2, 0)
+
+
+def test_a_failed_save_is_reported_once_and_only_for_sequences_still_there() -> None:
+    script = Script(6)
+    script.begin("odd", 0, RIGHT, 24)
+    script.begin("wide", 0, RIGHT, 0)
+    script.lend("odd", 0, 3)
+    script.world.open("odd", 1, [], LEFT)
+    assert script.world.grow("odd", {1: 48})
+    job_id, _ = script.start("odd", 1, 30)
+    script.fail(job_id)
+    assert ("odd", 0) not in script.world.texts
+    assert script.cache.end_copies(job_id, False) == []
+
+
+def test_a_failed_save_of_a_closed_sequence_is_nobodys_business() -> None:
+    script = shared_pair(24)
+    job_id, _ = script.start("odd", 1, 4)
+    script.close("odd", 0)
+    script.world.open("odd", 0, [], RIGHT)
+    script.world.runs.pop(job_id)
+    assert script.cache.end_copies(job_id, False) == []
+    assert script.cache.can_restore("odd", 0)
+    script.cache.check()
+
+
+def test_a_reset_leaves_nothing_behind() -> None:
+    script = Script(12)
+    script.begin("odd", 0, RIGHT, 24)
+    script.begin("odd", 2, RIGHT, 72)
+    script.lend("odd", 0, 3)
+    script.lend("odd", 2, 3)
+    script.world.open("odd", 1, [], LEFT)
+    script.start("odd", 1, 40)
+    script.world.reset()
+    script.world.check()
+    assert script.cache.free == 12
+
+
+def test_nothing_is_lent_where_blocks_are_not_shared() -> None:
+    cache = KvCache(20, BLOCK_BYTES, tuple(MODELS.values()), {"wide": 20})
+    cache.open("wide", 0, [], RIGHT)
+    cache.grow("wide", slots(0), slots(40))
+    assert (cache.used("wide"), cache.batch_used("wide"), cache.lent) == (12, 0, 0)
+    assert cache.lendable("wide", 0) == cache.lend("wide", 0, 40, 4) == 0
+    assert cache.headroom("wide", RIGHT) == cache.headroom("wide") == 8
+    assert cache.saves("wide", slots(0), slots(1), 1) == ()
+    assert cache.blocked("wide") is None
+    assert cache.end_copies(1, True) == []
+    assert not cache.num_lent("wide").any()
