@@ -2,6 +2,9 @@
 
 from functools import partial
 
+import numpy as np
+from numpy.typing import NDArray
+
 from muxcluster.core.job import Job, Phase
 from muxcluster.scheduling.prediction_beside import Beside
 from muxcluster.scheduling.prediction_copies import CopyTimes
@@ -24,6 +27,7 @@ class StepTimes:
         mixed_s(model, share, num_rows, context, num_tokens, attention) -> float
         job_s(model, share, work: JobWork) -> float           # any of the three, by what is in it
         prefill_tokens_within(model, share, seconds, work, start, limit) -> int
+        rows_within(model, share, seconds, work, lengths) -> int
         beside(model, phase, num_beside) -> float              # factor on all of the above
         copy_s(num_bytes), with_copies(forward_s, num_bytes) -> float
         observe(job, seconds, num_beside=0), observe_copy(num_bytes, seconds) -> None
@@ -99,6 +103,23 @@ class StepTimes:
             )
 
         return tokens_within(with_tokens, seconds, near, limit)
+
+    def rows_within(
+        self, model: str, share: float, seconds: float, work: JobWork, lengths: NDArray[np.int32]
+    ) -> int:
+        """How many decoding rows, taken in order, may join `work` with `job_s` at most `seconds`.
+
+        lengths: [n] tokens that each attends to, its new one included.
+        """
+        num_rows, context, num_tokens, attention = work
+        counts = num_rows + np.arange(1, len(lengths) + 1, dtype=np.float64)
+        line = self._decode.line(model, share)
+        part_s = line.each(counts, context + np.cumsum(lengths, dtype=np.float64))
+        if num_tokens:
+            prefill_s = self._prefill.line(model, share).seconds(num_tokens, attention)
+            large, small = np.maximum(part_s, prefill_s), np.minimum(part_s, prefill_s)
+            part_s = np.maximum(large, self._mixed.line(model, share).each(large, small))
+        return int(np.searchsorted(part_s, seconds, side="right"))
 
     def beside(self, model: str, phase: Phase, num_beside: int) -> float:
         """By what factor a job takes longer beside so many others than alone."""

@@ -2,6 +2,9 @@
 
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 LEAST, MOST = 0.25, 8.0
 """Bounds of a coefficient relative to its prior."""
 _FORGET = 0.98
@@ -19,6 +22,7 @@ _PULL = 0.05
 """Of the coefficients towards their common gain, in observations."""
 _SWEEPS = 2
 
+Floats = NDArray[np.float64]
 Gains = tuple[float, float, float, float]
 """Of a line's coefficients, in their order: factors on their priors."""
 
@@ -41,6 +45,11 @@ class Line(NamedTuple):
         base_s, per_token_s, per_attended_s, floor_s = self
         line_s = base_s + per_token_s * new + per_attended_s * attended
         return line_s if line_s > floor_s else floor_s
+
+    def each(self, new: Floats, attended: Floats) -> Floats:
+        """Of many jobs, [n]; bit for bit as `seconds` of each."""
+        line_s = self.base_s + self.per_token_s * new + self.per_attended_s * attended
+        return np.maximum(line_s, self.floor_s)
 
     def scaled(self, gains: Gains) -> "Line":
         """With every coefficient times its gain."""

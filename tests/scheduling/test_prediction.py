@@ -179,8 +179,27 @@ def test_the_inverse_agrees_with_the_forward(seed, work, seconds, start, limit) 
         assert times.job_s("m", 1.0, work.with_prompt(start, count + 1)) > seconds
 
 
+@settings(deadline=None)
+@given(st.integers(0, 20), WORKS, st.floats(0.0, 0.3), st.lists(st.integers(1, 4096), max_size=80))
+def test_rows_that_fit_are_those_that_fit_one_by_one(seed, work, seconds, lengths) -> None:
+    rng = random.Random(seed)
+    times = StepTimes(FixedSeed())
+    for _ in range(seed):
+        for job in (decodes(rng), make(Phase.MIXED, [(300, 1)] * 20 + [(0, 300)])):
+            times.observe(job, rng.uniform(0.005, 0.5))
+    count = 0
+    for length in lengths:
+        work_then = work.with_row(length)
+        if times.job_s("m", 1.0, work_then) > seconds:
+            break
+        count, work = count + 1, work_then
+    start = JobWork(work.num_rows - count, work.context - sum(lengths[:count]), *work[2:])
+    assert times.rows_within("m", 1.0, seconds, start, ints(lengths)) == count
+
+
 def test_the_inverse_of_nothing_known_lets_all_in() -> None:
     assert StepTimes().prefill_tokens_within("m", 1.0, 0.1, JobWork(), 0, 512) == 512
+    assert StepTimes().rows_within("m", 1.0, 0.1, JobWork(), ints([9] * 7)) == 7
 
 
 @settings(deadline=None)
