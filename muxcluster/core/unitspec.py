@@ -42,10 +42,15 @@ class SchedulerSpec:
     """Policies by name and their few numbers.
 
     lane: "adbs", "temporal", "round-robin" or "mixed".
-    packing: "priority" (class, priority, arrival), "fcfs" (arrival alone) or "round-robin" (classes
-    in turn).
+    packing: "hybrid" (interactive by targets, batch in their slack), "priority" (class, priority,
+    arrival), "fcfs" (arrival alone) or "round-robin" (classes in turn).
     token_budget: most tokens a prefill or mixed job may process; longer prompts are chunked.
     max_decode_rows: most rows of a decode job. quota_period_s: seconds between quota adaptations.
+    Of packing "hybrid" alone: batch_slack: part of the interactive requests' slack that batch work
+    may use, 0 to 1. ageing_s: batch work that found no job for so long is in the next one.
+    shares_blocks: batch sequences lend blocks to interactive ones, what is overwritten is saved to
+    host memory; else they are preempted and recomputed. saves_lazily: only slots about to be
+    overwritten are saved, not all of a block.
     """
 
     lane: str = "adbs"
@@ -53,6 +58,10 @@ class SchedulerSpec:
     token_budget: int = 2048
     max_decode_rows: int = 256
     quota_period_s: float = 5.0
+    batch_slack: float = 0.5
+    ageing_s: float = 30.0
+    shares_blocks: bool = True
+    saves_lazily: bool = True
 
 
 @dataclass(frozen=True, slots=True)

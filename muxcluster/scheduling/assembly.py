@@ -3,10 +3,14 @@
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
-from muxcluster.core.unitspec import ModelSpec, UnitSpec
+from muxcluster.core.unitspec import ModelSpec, SchedulerSpec, UnitSpec
 from muxcluster.kvcache.cache import KvCache
 from muxcluster.kvcache.model import KvModel
 from muxcluster.scheduling.modelstate import ModelState
+from muxcluster.scheduling.packing.batch import Limits
+from muxcluster.scheduling.prediction import StepTimes
+from muxcluster.scheduling.prediction_copies import CopyTimes
+from muxcluster.scheduling.prediction_seed import Seed
 from muxcluster.scheduling.quotas import floors, split, weights
 from muxcluster.scheduling.rates import LoadMeter
 
@@ -31,17 +35,38 @@ def model_state(spec: ModelSpec, unit: UnitSpec, *, keeps_output: bool) -> Model
     return ModelState(spec, unit.block_bytes, meter, keeps_output=keeps_output)
 
 
+def limits(policy: SchedulerSpec, max_steps: int) -> Limits:
+    """What bounds a job. max_steps: most decode steps of one."""
+    return Limits(
+        policy.token_budget,
+        policy.max_decode_rows,
+        max_steps,
+        policy.batch_slack,
+        policy.ageing_s,
+    )
+
+
+def step_times(unit: UnitSpec, seed: Seed | None, *, is_simulated: bool) -> StepTimes:
+    """What predicts the time of jobs. seed: what is known of it before the first."""
+    slot_bytes = {m.name: 2 * m.shape.head_dim * m.shape.itemsize for m in unit.models}
+    # On a CPU copies take the forward's own cores; what is simulated are GPUs.
+    overlap = is_simulated or unit.device != "cpu"
+    return StepTimes(seed, CopyTimes(slot_bytes, overlap=overlap))
+
+
 def kv_cache(
     unit: UnitSpec,
     models: Sequence[ModelState],
     *,
     uses_quotas: bool,
     has_block_ids: bool,
+    lends: bool = False,
 ) -> tuple[KvCache, dict[str, int]]:
     """The cache, and the blocks one sequence of each model can always count on.
 
     With quotas the pool is split by planned rate × mean blocks of a request, nobody below its
-    floor. Raises ValueError where the pool holds not one column of each model.
+    floor. lends: batch sequences lend blocks, which then have ids. Raises ValueError where the
+    pool holds not one column of each model.
     """
     carry = {model.name: unit.num_blocks for model in models}
     quotas = carry
@@ -49,7 +74,14 @@ def kv_cache(
     if uses_quotas:
         carry, quotas = least, split(models, weights(models), least, unit.num_blocks)
     cache = KvCache(
-        unit.num_blocks, unit.block_bytes, _kv_models(unit), quotas, has_block_ids=has_block_ids
+        unit.num_blocks,
+        unit.block_bytes,
+        _kv_models(unit),
+        quotas,
+        has_block_ids=has_block_ids or lends,
+        num_host_blocks=unit.num_host_blocks if lends else 0,
+        is_bidirectional=lends,
+        saves_lazily=unit.scheduler.saves_lazily,
     )
     return cache, carry
 

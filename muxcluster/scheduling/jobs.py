@@ -13,14 +13,17 @@ from muxcluster.scheduling.shares import Place
 class JobBuilder:
     """Numbers jobs and describes their rows, table changes and admissions."""
 
-    def __init__(self, kv: KvCache) -> None:
+    def __init__(self, kv: KvCache, *, saves: bool = False) -> None:
+        """saves: sequences lend blocks, and what a job overwrites there must be saved."""
         self._kv = kv
-        self._next_id = 0
+        self._saves = saves
+        self.next_id = 0
+        """Of the next job."""
 
     def skip(self, num_ids: int) -> int:
         """Give away the next so many ids; the first of them."""
-        first = self._next_id
-        self._next_id += num_ids
+        first = self.next_id
+        self.next_id += num_ids
         return first
 
     def build(self, model: ModelState, phase: Phase, place: Place, batch: Batch, now: float) -> Job:
@@ -33,6 +36,10 @@ class JobBuilder:
         else:
             samples = starts + batch.counts == table.num_tokens[slots]
         table.start_job(slots)
+        copies = batch.copies
+        if copies is None:
+            ends = starts + batch.counts
+            copies = self._kv.saves(model.name, slots, ends, self.next_id) if self._saves else ()
         return Job(
             job_id=self.skip(1),
             model=model.name,
@@ -43,6 +50,7 @@ class JobBuilder:
             tables=self._tables(model, batch),
             admissions=tuple([self._admission(model, slot, now) for slot in batch.admitted]),
             max_steps=batch.max_steps,
+            copies=copies,
         )
 
     def _tables(self, model: ModelState, batch: Batch) -> TableDelta:

@@ -15,13 +15,16 @@ from muxcluster.scheduling.isolation import Suspicion
 
 _PRIORITY_LIMIT = 2**20
 _ORDER_BITS = 40
+_NO_TARGET_S = 10.0
+"""Where it has no target, a request waits in a queue by deadlines as if this were its TTFT."""
 
 
 @dataclass(slots=True, eq=False)
 class LiveRequest:
     """A request that has not ended; it waits, or it holds a slot.
 
-    order: arrival number in the unit. slo: its own or its model's, None for the batch class.
+    order: arrival number in the unit; added_s: when that was. slo: its own or its model's, None
+    for the batch class.
     output: int32 [n], output tokens known when it last began to wait.
     hashes: chain hashes of its first full blocks, as far as they were needed.
     deadline_s: when its next token is due, inf without a target.
@@ -33,6 +36,7 @@ class LiveRequest:
     request: Request
     order: int
     account: TimeAccount
+    added_s: float
     slo: Slo | None
     output: NDArray[np.int32]
     slot: int | None = None
@@ -43,6 +47,9 @@ class LiveRequest:
     num_preemptions: int = 0
     suspicion: Suspicion | None = None
     num_prompt_logprobs: int = 0
+    turn: tuple[int, float, int] = (0, 0.0, 0)
+    """Place in the queue: the smallest goes first. By seniority, or by (priority, when the first
+    token is due, order) where the packing goes by deadlines."""
     seniority: int = 0
     """One sortable number for (class, priority, order), or the order alone where the packing is
     blind to classes; the smallest is the most senior."""
@@ -56,17 +63,40 @@ class LiveRequest:
         slo: Slo | None,
         *,
         is_class_blind: bool = False,
+        by_deadline: bool = False,
     ) -> "LiveRequest":
-        """`request`, accepted at `now` with the model's target `slo` where it has none."""
+        """`request`, accepted at `now` with the model's target `slo` where it has none.
+
+        is_class_blind, by_deadline: see seniority and turn.
+        """
         is_batch = request.service_class is ServiceClass.BATCH
         target = None if is_batch else request.slo or slo
         account = TimeAccount(now, has_output=len(request.output_tokens) > 0)
-        live = cls(request, order, account, target, request.output_tokens)
+        live = cls(request, order, account, now, target, request.output_tokens)
         live.deadline_s = math.inf if target is None else now + target.ttft_s
         live.seniority = order if is_class_blind else order + _rank(request)
+        live.turn = (live.seniority, 0.0, order)
+        if by_deadline and not is_batch:
+            due_s = now + (_NO_TARGET_S if target is None else target.ttft_s)
+            live.turn = (request.priority, due_s, order)
         if len(request.output_tokens):
             live.num_prompt_logprobs = live.num_prompt
         return live
+
+    @property
+    def due_s(self) -> float:
+        """When its first token is due, for its place in the queue; 0 where it is not by that."""
+        return self.turn[1]
+
+    def double_target(self, arrived_s: float) -> None:
+        """It is late: it waits as if its target were twice as long."""
+        priority, due_s, order = self.turn
+        self.turn = priority, arrived_s + 2 * (due_s - arrived_s), order
+
+    def go_first(self) -> None:
+        """It was preempted and has output: it waits no longer than it must."""
+        if self.has_sampled and self.due_s:
+            self.turn = self.turn[0], -math.inf, self.order
 
     @property
     def side(self) -> Side:

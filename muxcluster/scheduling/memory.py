@@ -16,9 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from muxcluster.core.events import Event, Preempted
-from muxcluster.core.job import TableDelta
+from muxcluster.core.job import Job, Side, SlotCopies, TableDelta
 from muxcluster.kvcache.cache import KvCache
 from muxcluster.kvcache.model import Shortage
+from muxcluster.scheduling.lending import Lending, Restored
 from muxcluster.scheduling.live import LiveRequest
 from muxcluster.scheduling.modelstate import ModelState
 from muxcluster.scheduling.slots import Slots
@@ -27,9 +28,19 @@ from muxcluster.scheduling.slots import Slots
 class Memory:
     """The scheduler's side of the KV cache."""
 
-    def __init__(self, kv: KvCache, models: Sequence[ModelState]) -> None:
+    def __init__(
+        self,
+        kv: KvCache,
+        models: Sequence[ModelState],
+        block_bytes: int,
+        *,
+        is_bidirectional: bool = False,
+    ) -> None:
+        """is_bidirectional: batch sequences lend their blocks to interactive ones."""
         self._kv = kv
-        self._models = models
+        self.models = models
+        self.lending = Lending(kv, models, is_on=is_bidirectional)
+        self._block_bytes = block_bytes
         self._events: list[Event] = []
 
     @property
@@ -63,8 +74,8 @@ class Memory:
 
     def has_room(self, model: ModelState, live: LiveRequest) -> bool:
         """True where `admit` would succeed now without the help of a cached prefix."""
-        needed = model.blocks(live.num_tokens) + self._reserve(model)
-        return model.slots.num_free > 0 and needed <= self._kv.headroom(model.name)
+        needed = model.blocks(live.num_tokens) + self._reserve(model, live.side)
+        return model.slots.num_free > 0 and needed <= self._kv.headroom(model.name, live.side)
 
     def has_column(self, model: ModelState) -> bool:
         """True where a column of `model` is there without preemption."""
@@ -88,20 +99,105 @@ class Memory:
             columns = (num_tokens - 1) // model.block_tokens
             hashes = live.extend_hashes(live.output, columns, model.block_tokens)
         cached = self._kv.open(model.name, slot, hashes, live.side)
-        needed = model.blocks(num_tokens) - model.blocks(cached)
-        if needed + self._reserve(model) <= self._kv.headroom(model.name):
+        needed = model.blocks(num_tokens) - model.blocks(cached) + self._reserve(model, live.side)
+        if needed <= self._kv.headroom(model.name, live.side):
+            return cached
+        if live.side is Side.LEFT and self._lend(model, needed):
             return cached
         model.is_short = True
         self._kv.close(model.name, slot)
         return None
 
-    def _reserve(self, model: ModelState) -> int:
-        """Blocks for one more column of each sequence that may still grow.
+    def may_admit(self, model: ModelState, live: LiveRequest) -> bool:
+        """True where `admit` could succeed now, at worst by lending; no prefix is looked up."""
+        if self.has_room(model, live):
+            return True
+        is_left = live.side is Side.LEFT and model.slots.num_free > 0
+        needed = model.blocks(live.num_tokens) + self._reserve(model, live.side)
+        if not is_left or needed > self._kv.quota(model.name) - self._kv.used(model.name):
+            return False
+        return self.lending.covers(needed - self._kv.headroom(model.name, Side.LEFT))
+
+    def grow_free(self, model: ModelState, slots: Slots) -> tuple[Slots, TableDelta | None]:
+        """Room for the next token of `slots` (idle, batch), the first of them where all is too
+        much; nobody is preempted.
+        """
+        lengths = model.slots.num_computed[slots] + np.int32(1)
+        grown = self._kv.grow(model.name, slots, lengths)
+        if not isinstance(grown, Shortage):
+            return slots, grown
+        num_columns = self._kv.headroom(model.name, Side.RIGHT) // model.blocks_per_column
+        lacks = self._kv.capacity(model.name)[slots] < lengths
+        stays = ~lacks | (lacks.cumsum() <= num_columns)
+        slots, lengths = slots[stays], lengths[stays]
+        return slots, self.try_grow(model, slots, lengths)
+
+    def is_stuck(self) -> bool:
+        """True where only batch sequences are here and none is in a job: no block comes free."""
+        tables = [model.slots for model in self.models]
+        return all(t.num_live == t.num_batch and not t.in_job.any() for t in tables)
+
+    def saves(
+        self, model: ModelState, slots: Slots, counts: NDArray[np.int32], job_id: int
+    ) -> tuple[SlotCopies, ...]:
+        """What the next counts[i] tokens of slots[i] are about to overwrite, and where it goes."""
+        if not self.lending.is_on:
+            return ()
+        return self._kv.saves(model.name, slots, model.slots.num_computed[slots] + counts, job_id)
+
+    def restore_by_force(
+        self, model: ModelState, slot: int, job_id: int, now: float
+    ) -> Restored | None:
+        """Restore a lent sequence, preempting others; None where it must wait.
+
+        For where nothing else can run, see `is_stuck`.
+        """
+        if not self._kv.can_restore(model.name, slot):
+            return None
+        while not self.has_column_for(model, slot):
+            loser, victim = self._victim(self.models)
+            if loser is model and victim == slot:
+                return None
+            self._preempt(loser, victim, now)
+        return self.lending.restore(model, slot, job_id)
+
+    def has_column_for(self, model: ModelState, slot: int) -> bool:
+        """True where a lent sequence could be restored and decode its next token."""
+        needed = self._kv.restore_cost(model.name, slot) + model.blocks_per_column
+        return needed <= self._kv.headroom(model.name, Side.RIGHT)
+
+    def has_spare(self, model: ModelState, slot: int) -> bool:
+        """True where a lent sequence could be restored and grow without lending soon again."""
+        kv = self._kv
+        needed = kv.restore_cost(model.name, slot) + self._reserve(model, Side.RIGHT)
+        return needed <= kv.headroom(model.name, Side.RIGHT)
+
+    def lent_bytes(self, model: ModelState, slot: int) -> int:
+        """Bytes that restoring a lent sequence copies, at most."""
+        columns = int(self._kv.num_lent(model.name)[slot])
+        return columns * model.blocks_per_column * self._block_bytes
+
+    def unblocked(self, model: ModelState, slots: Slots) -> Slots:
+        """Those of `slots` that a running job, which restores from below them, lets grow."""
+        blocked = self._kv.blocked(model.name)
+        return slots if blocked is None else slots[~blocked[slots]]
+
+    def _lend(self, model: ModelState, needed: int) -> bool:
+        """Let batch sequences lend what interactive ones of `model` lack of `needed` blocks."""
+        kv = self._kv
+        if not self.lending.is_on or needed > kv.quota(model.name) - kv.used(model.name):
+            return False
+        return self.lending.lend(needed - kv.headroom(model.name, Side.LEFT))
+
+    def _reserve(self, model: ModelState, side: Side) -> int:
+        """Blocks for one more column of each sequence that may still grow and keep `side` out.
 
         Without it, admission and preemption would take turns at the same blocks.
         """
         table = model.slots
         may_grow = table.is_live & (self._kv.capacity(model.name) < table.max_total - 1)
+        if side is Side.LEFT and self.lending.is_on:
+            may_grow &= ~table.is_batch
         return int(np.count_nonzero(may_grow)) * model.blocks_per_column
 
     def try_grow(
@@ -116,6 +212,8 @@ class Memory:
     ) -> tuple[Slots, TableDelta | None]:
         """Room for num_tokens[i] tokens in slots[i] (idle), preempting where blocks are short.
 
+        Batch sequences lend to interactive ones first; `slots` are of one class where they can.
+
         Returns the slots left (some of `slots` may be preempted) and their new table entries;
         no slots and None where even the most senior has to wait for a running job.
         """
@@ -124,7 +222,10 @@ class Memory:
             if not isinstance(grown, Shortage):
                 return slots, grown
             model.is_short = True
-            loser, victim = self._victim([model] if grown.by_quota else self._models)
+            is_left = not model.slots.is_batch[slots[0]]
+            if is_left and not grown.by_quota and self.lending.lend(grown.blocks):
+                continue
+            loser, victim = self._victim([model] if grown.by_quota else self.models)
             stays = slots != victim if loser is model else np.ones(len(slots), dtype=np.bool_)
             if not stays.any():
                 return slots[:0], None
@@ -146,21 +247,33 @@ class Memory:
         return worst[1], worst[2]
 
     def _preempt(self, model: ModelState, slot: int, now: float) -> None:
+        model.counters.num_recomputed_tokens += int(model.slots.num_computed[slot])
         live = self.requeue(model, slot, now, is_trusted=True)
         live.num_preemptions += 1
         model.counters.num_preemptions += 1
         self._events.append(Preempted(live.request.request_id))
 
+    def end_copies(self, job: Job, now: float, *, succeeded: bool) -> None:
+        """The job ended. If it failed, nobody knows what it saved: who was saved is recomputed."""
+        if not job.copies:
+            return
+        models = {model.name: model for model in self.models}
+        for name, slot in self.lending.end_copies(job, models, succeeded=succeeded):
+            model = models[name]
+            model.counters.num_recomputed_tokens += int(model.slots.num_computed[slot])
+            self.requeue(model, slot, now, is_trusted=False)
+
     def requeue(self, model: ModelState, slot: int, now: float, *, is_trusted: bool) -> LiveRequest:
         """Take a sequence's blocks and slot; it waits at its old place and will recompute."""
         live = self.release(model, slot, is_trusted=is_trusted)
         live.account.set_back(now, keeps_memory=False)
+        live.go_first()
         model.waiting.push(live)
         return live
 
     def release(self, model: ModelState, slot: int, *, is_trusted: bool) -> LiveRequest:
         """Take a sequence's blocks and slot. is_trusted: its computed columns may be published."""
-        if is_trusted:
+        if is_trusted and not model.slots.is_lent[slot]:
             self.publish(model, slot)
         self._kv.close(model.name, slot)
         return model.slots.vacate(slot)

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from muxcluster.core.request import Request
+from muxcluster.core.request import Request, ServiceClass
 from muxcluster.core.unitspec import ModelSpec
 from muxcluster.scheduling.live import LiveRequest
 from muxcluster.scheduling.queues import Waiting
@@ -23,6 +23,10 @@ class Counters:
     prefix_queries: int = 0
     prefix_hits: int = 0
     num_preemptions: int = 0
+    num_lent_columns: int = 0
+    num_saved_slots: int = 0
+    num_restored_slots: int = 0
+    num_recomputed_tokens: int = 0
     prompt_tokens: int = 0
     output_tokens: int = 0
 
@@ -55,6 +59,11 @@ class ModelState:
     def num_live(self) -> int:
         """Accepted requests that have not ended."""
         return self.slots.num_live + len(self.waiting)
+
+    @property
+    def has_batch_work(self) -> bool:
+        """True where a request of the batch class has not ended."""
+        return self.slots.num_batch > 0 or len(self.waiting.by_class[ServiceClass.BATCH]) > 0
 
     def columns(self, num_tokens: int) -> int:
         """Columns that hold `num_tokens` tokens."""

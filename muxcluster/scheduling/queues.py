@@ -1,6 +1,6 @@
 """Requests that wait, per class: priority first, then arrival; a preempted one keeps its place."""
 
-from heapq import heappop, heappush
+from heapq import heappop, heappush, heapreplace
 from operator import attrgetter
 
 from muxcluster.core.request import ServiceClass
@@ -10,10 +10,10 @@ _SENIORITY = attrgetter("seniority")
 
 
 class WaitingQueue:
-    """A priority queue of live requests by seniority; removal is lazy."""
+    """A priority queue of live requests by turn; removal is lazy."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[int, LiveRequest]] = []
+        self._heap: list[tuple[tuple[int, float, int], LiveRequest]] = []
         self._members: dict[int, LiveRequest] = {}
 
     def __len__(self) -> int:
@@ -22,18 +22,31 @@ class WaitingQueue:
     @property
     def head(self) -> LiveRequest | None:
         """The most senior request, None where nothing waits."""
-        while self._heap and self._heap[0][0] not in self._members:
+        while self._heap and not self._is_valid(*self._heap[0]):
             heappop(self._heap)
         return self._heap[0][1] if self._heap else None
 
+    def _is_valid(self, turn: tuple[int, float, int], live: LiveRequest) -> bool:
+        return live.order in self._members and live.turn == turn
+
     def push(self, live: LiveRequest) -> None:
-        """`live` waits, at the place its seniority gives it."""
-        self._members[live.seniority] = live
-        heappush(self._heap, (live.seniority, live))
+        """`live` waits, at the place that its turn gives it."""
+        self._members[live.order] = live
+        heappush(self._heap, (live.turn, live))
+
+    def renew(self, now: float) -> None:
+        """Who is late for the first token lets those go first who can still be in time.
+
+        Its target doubles, again and again: it falls behind, but not for ever. Serving the oldest
+        first under overload would make everybody late. Costs nothing while nobody is late.
+        """
+        while (head := self.head) is not None and 0.0 < head.due_s < now:
+            head.double_target(head.added_s)
+            heapreplace(self._heap, (head.turn, head))
 
     def remove(self, live: LiveRequest) -> None:
         """`live`, which is here, waits no longer."""
-        del self._members[live.seniority]
+        del self._members[live.order]
         if self._heap[0][1] is live:
             heappop(self._heap)
 

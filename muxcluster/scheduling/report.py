@@ -19,6 +19,10 @@ def model_stats(model: ModelState, kv: KvCache) -> ModelStats:
         prefix_queries=counters.prefix_queries,
         prefix_hits=counters.prefix_hits,
         num_preemptions=counters.num_preemptions,
+        num_lent_columns=counters.num_lent_columns,
+        num_saved_slots=counters.num_saved_slots,
+        num_restored_slots=counters.num_restored_slots,
+        num_recomputed_tokens=counters.num_recomputed_tokens,
         prompt_tokens=counters.prompt_tokens,
         output_tokens=counters.output_tokens,
     )

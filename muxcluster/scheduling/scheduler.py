@@ -10,7 +10,7 @@ from muxcluster.core.served import UnitStats
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.scheduling.adaptation import Adaptation
 from muxcluster.scheduling.admittance import refusal, unknown_model
-from muxcluster.scheduling.assembly import chosen, kv_cache, model_state
+from muxcluster.scheduling.assembly import chosen, kv_cache, limits, model_state, step_times
 from muxcluster.scheduling.balancer import QuotaBalancer
 from muxcluster.scheduling.completion import Completion, events_only
 from muxcluster.scheduling.cost import StepCost
@@ -21,7 +21,7 @@ from muxcluster.scheduling.lanes.desk import Desk
 from muxcluster.scheduling.live import LiveRequest
 from muxcluster.scheduling.memory import Memory
 from muxcluster.scheduling.packing import PACKINGS
-from muxcluster.scheduling.packing.batch import Limits
+from muxcluster.scheduling.prediction_seed import Seed
 from muxcluster.scheduling.repeating import Repeating, Repetition
 from muxcluster.scheduling.report import model_stats
 from muxcluster.scheduling.shares import ShareLedger
@@ -42,10 +42,11 @@ class UnitScheduler:
         *,
         max_steps: int = 1,
         only_counts: bool = False,
+        seed: Seed | None = None,
     ) -> None:
         """max_steps: most decode steps in one job. only_counts: of blocks and of output tokens,
         where no worker needs ids and every token is 0: in a simulator. Decode jobs' outputs then
-        name no requests.
+        name no requests. seed: what is known of step times before the first step.
 
         Raises ValueError for an unknown lane or packing, workers that cannot run the lane's
         phases, and a pool too small for one column of each model.
@@ -60,14 +61,19 @@ class UnitScheduler:
         self._shares = ShareLedger(spec.workers)
         self._check_workers(policy.lane)
         has_quotas = self._lane.uses_quotas
+        packing = chosen(PACKINGS, policy.packing, "packing")
+        lends = packing.may_lend and policy.shares_blocks and spec.num_host_blocks > 0
         self._kv, self._carry = kv_cache(
-            spec, models, uses_quotas=has_quotas, has_block_ids=not only_counts
+            spec, models, uses_quotas=has_quotas, has_block_ids=not only_counts, lends=lends
         )
-        self._memory = Memory(self._kv, models)
-        self._limits = Limits(policy.token_budget, policy.max_decode_rows, max_steps)
-        packing = chosen(PACKINGS, policy.packing, "packing")(self._memory, self._limits)
-        self._is_class_blind = packing.is_class_blind
-        self._desk = Desk(models, self._shares, packing, JobBuilder(self._kv), cost)
+        self._memory = Memory(self._kv, models, spec.block_bytes, is_bidirectional=lends)
+        self._limits = limits(policy, max_steps)
+        self._packing = packing(
+            self._memory, self._limits, step_times(spec, seed, is_simulated=only_counts)
+        )
+        self._desk = Desk(
+            models, self._shares, self._packing, JobBuilder(self._kv, saves=lends), cost
+        )
         balancer = QuotaBalancer(self._kv, models, self._carry) if has_quotas else None
         self._adaptation = Adaptation(models, balancer, policy.quota_period_s)
         self._completion = Completion(self._memory)
@@ -98,7 +104,12 @@ class UnitScheduler:
         if (rejected := refusal(request, model, self._carry[model.name])) is not None:
             return events_only([rejected])
         live = LiveRequest.of(
-            request, self._num_added, now, model.spec.slo, is_class_blind=self._is_class_blind
+            request,
+            self._num_added,
+            now,
+            model.spec.slo,
+            is_class_blind=self._packing.is_class_blind,
+            by_deadline=self._packing.by_deadline,
         )
         self._num_added += 1
         model.meter.arrive()
@@ -134,6 +145,7 @@ class UnitScheduler:
         if not self._end(job, now):
             return events_only([])
         model = self._models[job.model]
+        self._memory.end_copies(job, now, succeeded=True)
         model.peak_blocks = max(model.peak_blocks, self._kv.used(job.model))
         output = self._completion.succeed(model, job, result, now)
         self._failures.clear(model, job)
@@ -150,6 +162,7 @@ class UnitScheduler:
         if not self._end(job, now):
             return events_only([])
         model = self._models[job.model]
+        self._memory.end_copies(job, now, succeeded=False)
         return self._output(
             events_only(self._failures.fail(model, job, now, cause, has_started=has_started))
         )
@@ -160,6 +173,7 @@ class UnitScheduler:
         Running jobs count as failed, so the output may hold ends.
         """
         events: list[Event] = []
+        self._kv.reset_copies()
         jobs = self._shares.running
         for job in jobs:
             self._end(job, now)
@@ -182,7 +196,8 @@ class UnitScheduler:
         is not launched again. It holds while nothing else happens, before `undisturbed_until_s`.
         Jobs that do not run yet take turns with the one that does.
         """
-        if self._memory.has_preempted:  # blocks came free after prompts had been passed over
+        # Blocks may have come free after prompts had been passed over.
+        if self._memory.has_preempted or not self._packing.repeats:
             return {}
         return self._repeating.limits(launched, first)
 
@@ -192,7 +207,9 @@ class UnitScheduler:
 
         It holds before `undisturbed_until_s`.
         """
-        return not self._memory.has_preempted and self._repeating.lets_in
+        if self._memory.has_preempted or not self._packing.repeats:
+            return False
+        return self._repeating.lets_in
 
     @property
     def undisturbed_until_s(self) -> float:
@@ -232,6 +249,9 @@ class UnitScheduler:
         self._kv.check()
         self._shares.check()
         self._adaptation.check()
+        for name, model in self._models.items():
+            is_lent = self._kv.num_lent(name) > 0
+            assert (model.slots.is_lent == is_lent).all(), "lent sequences are forgotten"
         for model in self._models.values():
             model.slots.check()
             jobs = [job for job in self._shares.running if job.model == model.name]
@@ -247,6 +267,7 @@ class UnitScheduler:
         start_s = self._shares.end(job)
         if start_s is None:
             return False
+        self._packing.observe(job, now - start_s, len(self._shares.running))
         if job.phase is not Phase.PREFILL:
             table, are_decoding = self._models[job.model].slots, job.phase is Phase.DECODE
             table.add_running(job.rows.slots, now - start_s, are_decoding=are_decoding)

@@ -5,6 +5,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from muxcluster.core.job import Side
 from muxcluster.scheduling.live import LiveRequest
 
 Slots = NDArray[np.int32]
@@ -19,9 +20,10 @@ class SlotTable:
     num_prompt, num_tokens (prompt + output), num_computed (KV written), max_total (num_tokens at
     which it ends with `length`): int32. seniority: int64, see LiveRequest.
     is_live; in_job (part of a running job); is_prefilling (until the last known token is
-    computed); is_aborted (ends with its job); is_suspect (see isolation.py); ignores_eos; has_stops
-    (own stop ids): bool. deadline_s, tpot_s: float64, inf without a target. decode_running_s:
-    float64, seconds in decode jobs since it took the slot.
+    computed); is_aborted (ends with its job); is_suspect (see isolation.py); is_batch (class);
+    is_lent (gave blocks away, so it can be in no job); ignores_eos; has_stops (own stop ids): bool.
+    deadline_s, tpot_s: float64, inf without a target. decode_running_s: float64, seconds in decode
+    jobs since it took the slot.
     outputs: int32 [max_seqs, max_model_len + 1], output tokens so far (pages never written cost
         no memory); all 0, and not to be written, where they are not kept. request_ids: object
         array. live: the rest of each sequence.
@@ -47,6 +49,8 @@ class SlotTable:
         self.is_prefilling = np.zeros(max_seqs, dtype=np.bool_)
         self.is_aborted = np.zeros(max_seqs, dtype=np.bool_)
         self.is_suspect = np.zeros(max_seqs, dtype=np.bool_)
+        self.is_batch = np.zeros(max_seqs, dtype=np.bool_)
+        self.is_lent = np.zeros(max_seqs, dtype=np.bool_)
         self.ignores_eos = np.zeros(max_seqs, dtype=np.bool_)
         self.has_stops = np.zeros(max_seqs, dtype=np.bool_)
         self.deadline_s = np.full(max_seqs, np.inf)
@@ -59,6 +63,7 @@ class SlotTable:
         self.live: list[LiveRequest | None] = [None] * max_seqs
         self._free = list(range(max_seqs - 1, -1, -1))
         self._num_prefilling = 0
+        self.num_batch = self.num_lent = 0
         self.has_aborted = False
         """False where no live sequence `is_aborted`."""
         self.has_targets = self.has_suspects = self.has_own_stops = False
@@ -103,6 +108,8 @@ class SlotTable:
         self.is_live[slot] = self.is_prefilling[slot] = True
         self._num_prefilling += 1
         self.in_job[slot] = self.is_aborted[slot] = False
+        self.is_batch[slot] = live.side is Side.RIGHT
+        self.num_batch += int(self.is_batch[slot])
         self.is_suspect[slot] = live.suspicion is not None
         self.has_suspects |= live.suspicion is not None
         self.decode_running_s[slot] = 0.0
@@ -128,7 +135,10 @@ class SlotTable:
         live.account.decode_running_s += float(self.decode_running_s[slot])
         live.slot = self.live[slot] = self.request_ids[slot] = None
         self._num_prefilling -= int(self.is_prefilling[slot])
-        self.is_live[slot] = self.in_job[slot] = False
+        self.num_batch -= int(self.is_batch[slot])
+        self.is_live[slot] = self.in_job[slot] = self.is_batch[slot] = False
+        if self.is_lent[slot]:
+            self.set_whole(slot)
         if self.has_aborted:
             self.has_aborted = bool((self.is_aborted & self.is_live).any())
         self._free.append(slot)
@@ -163,6 +173,19 @@ class SlotTable:
         self.in_job[slot] = False
         self._forget_idle()
 
+    def set_lent(self, slot: int) -> None:
+        """The sequence gave blocks away: see Memory.reclaim."""
+        if not self.is_lent[slot]:
+            self.is_lent[slot] = True
+            self.num_lent += 1
+            self._forget_idle()
+
+    def set_whole(self, slot: int) -> None:
+        """A lent sequence has all its blocks again."""
+        self.is_lent[slot] = False
+        self.num_lent -= 1
+        self._forget_idle()
+
     def add_running(self, slots: Slots, seconds: float, *, are_decoding: bool = False) -> None:
         """`slots` were in a job that ended just now and took so long; see `end_job`."""
         if self._num_prefilling and not are_decoding:
@@ -195,8 +218,16 @@ class SlotTable:
         return np.concatenate((prompt, output)) if len(output) else prompt
 
     def idle(self) -> Slots:
-        """Sequences in no running job, ascending by slot."""
+        """Sequences in no running job, ascending by slot; lent ones too."""
         return _where(self.is_live & ~self.in_job)
+
+    def idle_batch(self) -> Slots:
+        """Sequences of the batch class in no running job, ascending by slot."""
+        return _where(self.is_batch & ~self.in_job)
+
+    def idle_lent(self) -> Slots:
+        """Sequences that gave blocks away, ascending by slot."""
+        return _where(self.is_lent) if self.num_lent else _NO_SLOTS
 
     def idle_prefilling(self) -> Slots:
         """Sequences in no running job with prompt left to compute, most senior first.
@@ -206,14 +237,15 @@ class SlotTable:
         if self._prefilling is None:
             if not self._num_prefilling:
                 return _NO_SLOTS
-            slots = _where(self.is_live & ~self.in_job & self.is_prefilling)
+            slots = _where(self.is_live & ~self.in_job & self.is_prefilling & ~self.is_lent)
             self._prefilling = self.by_seniority(slots)
         return self._prefilling
 
     def idle_decoding(self) -> Slots:
         """Sequences in no running job whose next token can be decoded, ascending by slot."""
         if self._decoding is None:
-            self._decoding = _where(self.is_live & ~self.in_job & ~self.is_prefilling)
+            busy = self.in_job | self.is_prefilling | self.is_lent
+            self._decoding = _where(self.is_live & ~busy)
         return self._decoding
 
     def first_deadline_s(self) -> float:
@@ -243,6 +275,9 @@ class SlotTable:
         has_target = (np.minimum(self.deadline_s, self.tpot_s)[live] < np.inf).any()
         assert self.has_targets or not has_target, "deadlines are forgotten"
         assert self._num_prefilling == self.is_prefilling[live].sum(), "prefills are miscounted"
+        counts = self.is_batch.sum(), self.is_lent.sum()
+        assert counts == (self.num_batch, self.num_lent), "batch or lent ones are miscounted"
+        assert (self.is_batch & ~self.in_job)[self.is_lent].all(), "a lent sequence runs"
         for slot in live.tolist():
             assert self.at(slot).slot == slot, f"slot {slot} and its request disagree"
         tokens, computed = self.num_tokens[live], self.num_computed[live]

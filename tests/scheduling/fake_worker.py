@@ -5,10 +5,11 @@ a block before it was written, or one that another sequence overwrote, fails an 
 """
 
 import hashlib
+import math
 
 import numpy as np
 
-from muxcluster.core.job import Job, JobResult, Phase, Side, TokenLogprobs
+from muxcluster.core.job import Job, JobResult, Phase, Side, SlotCopies, TokenLogprobs
 from muxcluster.core.unitspec import UnitSpec
 
 VOCAB = 50
@@ -36,7 +37,13 @@ class FakeMemory:
     def __init__(self, spec: UnitSpec) -> None:
         self._models = {m.name: (i, m) for i, m in enumerate(spec.models)}
         self._width = {m.name: m.shape.block_tokens(spec.block_bytes) for m in spec.models}
-        self._pool = np.zeros((spec.num_blocks, max(self._width.values())), dtype=np.int64)
+        # Models' slots differ in bytes, and lie over each other: memory is cells that divide all.
+        slot_bytes = {m.name: m.shape.head_dim * m.shape.itemsize for m in spec.models}
+        cell = math.gcd(*slot_bytes.values())
+        self._cells = {name: length // cell for name, length in slot_bytes.items()}
+        num_cells = max(self._width[name] * self._cells[name] for name in self._width)
+        self._pool = np.zeros((spec.num_blocks, num_cells), dtype=np.int64)
+        self._host = np.zeros((spec.num_host_blocks, num_cells), dtype=np.int64)
         self._tables: dict[tuple[str, int], dict[int, np.ndarray]] = {}
         self._sequences: dict[tuple[str, int], _Sequence] = {}
 
@@ -69,7 +76,28 @@ class FakeMemory:
             prompt_logprobs,
         )
 
+    def _copy(self, job: Job) -> None:
+        """All saves before any move or restore."""
+        for copies in job.copies:
+            self._run_copies(copies, copies.saves, self._pool, self._host)
+        for copies in job.copies:
+            self._run_copies(copies, copies.moves, self._pool, self._pool)
+            self._run_copies(copies, copies.restores, self._host, self._pool)
+
+    def _run_copies(
+        self, copies: SlotCopies, runs: np.ndarray, source: np.ndarray, destination: np.ndarray
+    ) -> None:
+        width, cells = self._width[copies.model], self._cells[copies.model]
+        assert (runs[:, 2] > 0).all()
+        for first, to, count in runs.tolist():
+            read, write = first + np.arange(count), to + np.arange(count)
+            for cell in range(cells):
+                places = (read % width) * cells + cell
+                values = source[read // width, places].copy()
+                destination[write // width, (write % width) * cells + cell] = values
+
     def _apply(self, job: Job) -> None:
+        self._copy(job)
         for admission in job.admissions:
             key = job.model, admission.slot
             sequence = _Sequence(
@@ -118,10 +146,13 @@ class FakeMemory:
         index = self._models[name][0]
         prints = (tokens * 10_000 + positions)[:, None] * 100 + np.arange(blocks.shape[1])
         prints = (prints * 10 + index) * 10 + (1 if sequence.side is Side.RIGHT else 2)
-        if is_write:
-            self._pool[blocks, places[:, None]] = prints
-        else:
-            assert (self._pool[blocks, places[:, None]] == prints).all(), "KV was lost"
+        cells = self._cells[name]
+        for cell in range(cells):
+            where = blocks, (places * cells + cell)[:, None]
+            if is_write:
+                self._pool[where] = prints
+            else:
+                assert (self._pool[where] == prints).all(), f"KV of {key} was lost"
 
     def _prompt_logprobs(
         self, sequence: _Sequence, start: int, count: int

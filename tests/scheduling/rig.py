@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from muxcluster.core.events import Finished, FinishReason, Preempted, Rejected, StepOutput
-from muxcluster.core.job import Job, WorkerSlot
+from muxcluster.core.job import Job, JobResult, WorkerSlot
 from muxcluster.core.kvshape import KvShape, block_bytes
 from muxcluster.core.request import Request
 from muxcluster.core.sampling import SamplingParams
@@ -36,7 +36,9 @@ def model_spec(name: str, **changes) -> ModelSpec:
     return replace(spec, **changes)
 
 
-def unit_spec(models=None, *, num_blocks=200, workers=TWO_WORKERS, **policy) -> UnitSpec:
+def unit_spec(
+    models=None, *, num_blocks=200, workers=TWO_WORKERS, num_host_blocks=0, **policy
+) -> UnitSpec:
     """A unit with blocks of 8 tokens at head_dim 128; three models where none are given."""
     if models is None:
         wide = KvShape(num_layers=2, num_kv_heads=2, head_dim=64, itemsize=2)
@@ -47,7 +49,15 @@ def unit_spec(models=None, *, num_blocks=200, workers=TWO_WORKERS, **policy) -> 
             model_spec("c", shape=deep),
         )
     scheduler = replace(SchedulerSpec(token_budget=32, quota_period_s=3.0), **policy)
-    return UnitSpec("unit", tuple(models), num_blocks, block_bytes(8, 2), workers, scheduler)
+    return UnitSpec(
+        "unit",
+        tuple(models),
+        num_blocks,
+        block_bytes(8, 2),
+        workers,
+        scheduler,
+        num_host_blocks=num_host_blocks,
+    )
 
 
 def request(request_id: str, model: str = "a", num_prompt: int = 10, num_output: int = 5, **more):
@@ -81,6 +91,7 @@ class Rig:
         self.memory = FakeMemory(spec)
         self.now = 100.0
         self.running: list[tuple[float, Job]] = []
+        self._early: dict[int, JobResult] = {}
         self.jobs: list[Job] = []
         self.tokens: dict[str, list[int]] = defaultdict(list)
         self.ends: dict[str, Finished | Rejected] = {}
@@ -91,6 +102,7 @@ class Rig:
         self.prompt_logprobs: dict[str, list[int]] = defaultdict(list)
         self.num_accepted = 0
         self._rng = random.Random(seed)
+        self._early_rng = random.Random(f"early {seed}")
         self._checks = checks
 
     def add(self, *requests: Request) -> None:
@@ -144,6 +156,9 @@ class Rig:
         for job in jobs:
             self.jobs.append(job)
             self.running.append((self.now + self.seconds(job), job))
+            # A job touches memory at some moment between its start and its end.
+            if self._early_rng.random() < 0.5:
+                self._early[job.job_id] = self.memory.run(job)
         self.running.sort(key=lambda entry: (entry[0], entry[1].job_id))
         return jobs
 
@@ -157,7 +172,8 @@ class Rig:
         workers = [job.worker_id for _, job in self.running]
         end_s, job = self.running.pop(0 if worker_id is None else workers.index(worker_id))
         self.now = max(self.now, end_s)
-        self.take(self.scheduler.complete(job, self.memory.run(job), self.now))
+        result = self._early.pop(job.job_id, None) or self.memory.run(job)
+        self.take(self.scheduler.complete(job, result, self.now))
         self.check()
         return job
 
@@ -171,13 +187,15 @@ class Rig:
         entry = next(e for e in self.running if job is None or e[1] is job)
         self.running.remove(entry)
         self.now = max(self.now, entry[0])
-        self.memory.run(entry[1])
+        if self._early.pop(entry[1].job_id, None) is None and self._early_rng.random() < 0.7:
+            self.memory.run(entry[1])
         self.take(self.scheduler.fail(entry[1], self.now, "the test failed it"))
         self.check()
 
     def reset(self) -> None:
         """The memory's owner restarts empty."""
         self.running.clear()
+        self._early.clear()
         self.memory = FakeMemory(self.spec)
         self.take(self.scheduler.reset(self.now, "the test reset it"))
         self.check()

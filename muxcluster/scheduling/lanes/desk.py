@@ -10,7 +10,7 @@ from muxcluster.core.job import Job, Phase
 from muxcluster.scheduling.cost import StepCost
 from muxcluster.scheduling.jobs import JobBuilder
 from muxcluster.scheduling.modelstate import ModelState
-from muxcluster.scheduling.packing.batch import Batch, Packing
+from muxcluster.scheduling.packing.batch import Batch, Packing, Turn
 from muxcluster.scheduling.shares import Place, ShareLedger
 
 
@@ -39,7 +39,7 @@ class Desk:
 
     def launch(self, model: ModelState, phase: Phase, place: Place, now: float) -> Job | None:
         """Start a job of `model` at `place`; None where memory lets no row of it run now."""
-        batch = self._pack(model, phase, now)
+        batch = self._pack(model, phase, Turn(now, place.share, self._builder.next_id))
         if len(batch) == 0:
             return None
         job = self._builder.build(model, phase, place, batch, now)
@@ -60,20 +60,21 @@ class Desk:
         self._num_launches[Phase.DECODE] += num_launches
         return self._builder.skip(num_launches)
 
-    def _pack(self, model: ModelState, phase: Phase, now: float) -> Batch:
+    def _pack(self, model: ModelState, phase: Phase, turn: Turn) -> Batch:
         if phase is Phase.PREFILL:
-            return self._packing.prefill(model, now)
+            return self._packing.prefill(model, turn)
         if phase is Phase.DECODE:
-            return self._packing.decode(model, now)
-        return self._packing.mixed(model, now)
+            return self._packing.decode(model, turn)
+        return self._packing.mixed(model, turn)
 
     def has_prefill_work(self, model: ModelState) -> bool:
         """True where a request waits or a prompt is not fully computed (and in no job)."""
-        return bool(model.waiting) or len(model.slots.idle_prefilling()) > 0
+        table = model.slots
+        return bool(model.waiting) or len(table.idle_prefilling()) > 0 or table.num_lent > 0
 
     def has_decode_work(self, model: ModelState) -> bool:
-        """True where a sequence could decode its next token."""
-        return len(model.slots.idle_decoding()) > 0
+        """True where a sequence could decode its next token, or wants to be restored for it."""
+        return len(model.slots.idle_decoding()) > 0 or model.slots.num_lent > 0
 
     def may_prefill(self, model: ModelState) -> bool:
         """True where a prefill of `model` waits for nothing but a place."""
@@ -94,7 +95,7 @@ class Desk:
         running = sum(
             len(job.rows) for job in jobs if job.phase is Phase.DECODE and job.model == model.name
         )
-        return running + len(model.slots.idle_decoding())
+        return running + len(model.slots.idle_decoding()) + model.slots.num_lent
 
     def last_turn(self, model: ModelState, phase: Phase) -> int:
         """When `model` last ran `phase`, as the number of that launch; 0 for never."""

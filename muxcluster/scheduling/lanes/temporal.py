@@ -48,6 +48,6 @@ def _oldest_prompt(model: ModelState) -> int:
     prefilling = model.slots.idle_prefilling()
     if len(prefilling):
         return int(model.slots.seniority[prefilling[0]])
-    head = model.waiting.head
-    assert head is not None
-    return head.seniority
+    if (head := model.waiting.head) is not None:
+        return head.seniority
+    return int(model.slots.seniority[model.slots.idle_lent()].min())

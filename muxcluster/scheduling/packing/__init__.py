@@ -2,10 +2,12 @@
 
 from muxcluster.scheduling.packing.batch import Packing
 from muxcluster.scheduling.packing.fcfs import FcfsPacking
+from muxcluster.scheduling.packing.hybrid import HybridPacking
 from muxcluster.scheduling.packing.priority import PriorityPacking
 from muxcluster.scheduling.packing.round_robin import RoundRobinPacking
 
 PACKINGS: dict[str, type[Packing]] = {
+    "hybrid": HybridPacking,
     "priority": PriorityPacking,
     "fcfs": FcfsPacking,
     "round-robin": RoundRobinPacking,

@@ -7,9 +7,10 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from muxcluster.core.job import TableDelta
+from muxcluster.core.job import Job, SlotCopies, TableDelta
 from muxcluster.scheduling.memory import Memory
 from muxcluster.scheduling.modelstate import ModelState
+from muxcluster.scheduling.prediction import StepTimes
 
 
 @dataclass(slots=True, eq=False)
@@ -19,7 +20,7 @@ class Batch:
     slots, counts: int32 [rows], sequences and how many tokens of each are processed.
     grown: new table entries of rows that ran before. admitted: slots whose sequences the workers
     must be told whole, because they took the slot just now or their last job failed. max_steps:
-    decode steps.
+    decode steps. copies: what rows overwrite is saved, and rows are restored; None: not looked at.
     """
 
     slots: NDArray[np.int32]
@@ -27,6 +28,7 @@ class Batch:
     grown: TableDelta | None = None
     admitted: Sequence[int] = field(default=())
     max_steps: int = 1
+    copies: tuple[SlotCopies, ...] | None = None
 
     def __len__(self) -> int:
         return len(self.slots)
@@ -36,12 +38,23 @@ class Batch:
 class Limits:
     """Bounds of one job: tokens of a prefill or mixed job, rows and steps of a decode job.
 
-    max_steps may change between two jobs.
+    max_steps may change between two jobs. batch_slack, ageing_s: see SchedulerSpec.
     """
 
     token_budget: int
     max_decode_rows: int
     max_steps: int
+    batch_slack: float = 0.5
+    ageing_s: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """When and where a job would start: seconds, its SM share, the number it would have."""
+
+    now: float
+    share: float
+    job_id: int
 
 
 class Packing(Protocol):
@@ -49,11 +62,17 @@ class Packing(Protocol):
 
     A suspect (see isolation.py) is the only row of its jobs and is not kept waiting by others.
     is_class_blind: its requests are senior by arrival alone, whatever their class and priority.
+    by_deadline: interactive requests wait in the order of their deadlines. may_lend: batch
+    sequences may lend their blocks, see lending.py. repeats: where nothing else happens a decode
+    job has the rows of the last one, see repeating.py.
     """
 
     is_class_blind: bool
+    by_deadline: bool
+    may_lend: bool
+    repeats: bool
 
-    def __init__(self, memory: Memory, limits: Limits) -> None: ...
+    def __init__(self, memory: Memory, limits: Limits, times: StepTimes) -> None: ...
 
     def may_prefill(self, model: ModelState) -> bool:
         """True where `prefill` would find rows; nothing changes."""
@@ -67,14 +86,18 @@ class Packing(Protocol):
         """Share of the pool's blocks that live sequences hold."""
         ...
 
-    def prefill(self, model: ModelState, now: float) -> Batch:
+    def observe(self, job: Job, seconds: float, num_beside: int) -> None:
+        """`job` ran for so long, beside as many others."""
+        ...
+
+    def prefill(self, model: ModelState, turn: Turn) -> Batch:
         """Prompt chunks: admits waiting requests as memory allows."""
         ...
 
-    def decode(self, model: ModelState, now: float) -> Batch:
+    def decode(self, model: ModelState, turn: Turn) -> Batch:
         """Sequences that decode one token (or `max_steps`); may preempt."""
         ...
 
-    def mixed(self, model: ModelState, now: float) -> Batch:
+    def mixed(self, model: ModelState, turn: Turn) -> Batch:
         """Decodes first, prompt chunks in what is left of the token budget."""
         ...

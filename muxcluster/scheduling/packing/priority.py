@@ -7,10 +7,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from muxcluster.core.job import Job
 from muxcluster.scheduling.memory import Memory
 from muxcluster.scheduling.modelstate import ModelState
-from muxcluster.scheduling.packing.batch import Batch, Limits
+from muxcluster.scheduling.packing.batch import Batch, Limits, Turn
 from muxcluster.scheduling.packing.candidates import Candidates, Everybody
+from muxcluster.scheduling.prediction import StepTimes
 from muxcluster.scheduling.slots import Slots
 
 
@@ -18,11 +20,18 @@ class PriorityPacking:
     """Seniority decides: interactive before batch, then priority, then arrival."""
 
     is_class_blind = False
+    by_deadline = False
+    may_lend = False
+    repeats = True
 
     def __init__(
-        self, memory: Memory, limits: Limits, candidates: Candidates | None = None
+        self,
+        memory: Memory,
+        limits: Limits,
+        times: StepTimes,
+        candidates: Candidates | None = None,
     ) -> None:
-        """candidates: who may be in a job, everybody by default."""
+        """candidates: who may be in a job, everybody by default. times: not asked."""
         self._memory = memory
         self._limits = limits
         self._candidates = candidates or Everybody()
@@ -49,22 +58,27 @@ class PriorityPacking:
         """Share of the pool's blocks that live sequences hold."""
         return self._memory.pool_use
 
-    def prefill(self, model: ModelState, now: float) -> Batch:
+    def observe(self, job: Job, seconds: float, num_beside: int) -> None:
+        """Nothing to learn: no step time is predicted."""
+
+    def prefill(self, model: ModelState, turn: Turn) -> Batch:
         """Chunks of admitted prompts, then new requests, within the token budget."""
         return self._chunks(model, self._limits.token_budget)
 
-    def decode(self, model: ModelState, now: float) -> Batch:
+    def decode(self, model: ModelState, turn: Turn) -> Batch:
         """All idle decoding sequences, the most senior ones where they are too many."""
-        return self._decodes(model, now, self._limits.max_decode_rows, self._limits.max_steps)
+        return self._decodes(model, turn.now, self._limits.max_decode_rows, self._limits.max_steps)
 
-    def mixed(self, model: ModelState, now: float) -> Batch:
+    def mixed(self, model: ModelState, turn: Turn) -> Batch:
         """Every decode costs one token of the budget, chunks take the rest."""
         limits = self._limits
         if self._has_suspect_first(model) and len(
             alone := self._chunks(model, limits.token_budget)
         ):
             return alone
-        decodes = self._decodes(model, now, min(limits.max_decode_rows, limits.token_budget), 1)
+        decodes = self._decodes(
+            model, turn.now, min(limits.max_decode_rows, limits.token_budget), 1
+        )
         if len(decodes.admitted):
             return decodes
         chunks = self._chunks(model, limits.token_budget - len(decodes), is_alone=not len(decodes))

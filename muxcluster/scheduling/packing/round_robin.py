@@ -4,12 +4,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from muxcluster.core.job import Job
 from muxcluster.core.request import ServiceClass
 from muxcluster.scheduling.memory import Memory
 from muxcluster.scheduling.modelstate import ModelState
-from muxcluster.scheduling.packing.batch import Batch, Limits
+from muxcluster.scheduling.packing.batch import Batch, Limits, Turn
 from muxcluster.scheduling.packing.candidates import OnlyClass
 from muxcluster.scheduling.packing.priority import PriorityPacking
+from muxcluster.scheduling.prediction import StepTimes
 
 _NOBODY = np.empty(0, dtype=np.int32)
 _OTHER = {
@@ -26,15 +28,18 @@ class RoundRobinPacking:
     """
 
     is_class_blind = True
+    by_deadline = False
+    may_lend = False
+    repeats = True
 
-    def __init__(self, memory: Memory, limits: Limits) -> None:
+    def __init__(self, memory: Memory, limits: Limits, times: StepTimes) -> None:
         self._memory = memory
         self._candidates = {service: OnlyClass(service) for service in ServiceClass}
         self._packings = {
-            service: PriorityPacking(memory, limits, mine)
+            service: PriorityPacking(memory, limits, times, mine)
             for service, mine in self._candidates.items()
         }
-        self._whole = PriorityPacking(memory, limits)
+        self._whole = PriorityPacking(memory, limits, times)
         self._last: dict[str, ServiceClass] = {}
 
     def may_prefill(self, model: ModelState) -> bool:
@@ -54,28 +59,31 @@ class RoundRobinPacking:
         """Share of the pool's blocks that live sequences hold."""
         return self._memory.pool_use
 
-    def prefill(self, model: ModelState, now: float) -> Batch:
+    def observe(self, job: Job, seconds: float, num_beside: int) -> None:
+        """Nothing to learn: no step time is predicted."""
+
+    def prefill(self, model: ModelState, turn: Turn) -> Batch:
         """Prompt chunks of the class in turn."""
         for service in self._turns(model):
-            batch = self._packings[service].prefill(model, now)
+            batch = self._packings[service].prefill(model, turn)
             if len(batch):
                 return self._taken(model, service, batch)
             if self._may_decode(model, service):
                 break
         return Batch(_NOBODY, _NOBODY)
 
-    def decode(self, model: ModelState, now: float) -> Batch:
+    def decode(self, model: ModelState, turn: Turn) -> Batch:
         """Decodes of the class in turn, of the other where it has none that memory lets run."""
         for service in self._turns(model):
-            batch = self._packings[service].decode(model, now)
+            batch = self._packings[service].decode(model, turn)
             if len(batch):
                 return self._taken(model, service, batch)
         return Batch(_NOBODY, _NOBODY)
 
-    def mixed(self, model: ModelState, now: float) -> Batch:
+    def mixed(self, model: ModelState, turn: Turn) -> Batch:
         """Decodes and prompt chunks of the class in turn."""
         for service in self._turns(model):
-            batch = self._packings[service].mixed(model, now)
+            batch = self._packings[service].mixed(model, turn)
             if len(batch):
                 return self._taken(model, service, batch)
         return Batch(_NOBODY, _NOBODY)

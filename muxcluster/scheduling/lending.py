@@ -1,0 +1,111 @@
+"""Blocks of batch sequences as the reserve of the interactive class (BROS §5).
+
+A batch sequence in no running job lends its last columns; interactive ones write over them from the
+other end, and what they overwrite is saved to host memory just before. Before the batch sequence
+runs again it is restored. So an interactive request finds memory as if the unit were almost empty,
+and no token is computed twice while host memory lasts.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+
+from muxcluster.core.job import Job, SlotCopies, TableDelta
+from muxcluster.kvcache.cache import KvCache
+from muxcluster.kvcache.model import Shortage
+from muxcluster.scheduling.modelstate import ModelState
+from muxcluster.scheduling.slots import Slots
+
+Restored = tuple[TableDelta, SlotCopies]
+
+
+class Lending:
+    """Who lends, and who gets its blocks back. is_on: False where nobody ever lends."""
+
+    def __init__(self, kv: KvCache, models: Sequence[ModelState], *, is_on: bool) -> None:
+        self._kv = kv
+        self._models = models
+        self.is_on = is_on
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Nobody lends meanwhile."""
+        was_on, self.is_on = self.is_on, False
+        yield
+        self.is_on = was_on
+
+    def covers(self, blocks: int) -> bool:
+        """True where `lend` would lend so many blocks now, if host memory lasts."""
+        if not self.is_on:
+            return False
+        for model, slot in self._lenders():
+            blocks -= self._kv.lendable(model.name, slot)
+            if blocks <= 0:
+                return True
+        return False
+
+    def lend(self, blocks: int) -> bool:
+        """Make `blocks` more blocks available to interactive sequences; False: not as many.
+
+        Host memory may then be short. What was lent costs nothing until somebody takes it.
+        """
+        if not self.covers(blocks):
+            return False
+        for model, slot in self._lenders():
+            table = model.slots
+            lent = self._kv.lend(model.name, slot, int(table.num_computed[slot]), blocks)
+            blocks -= lent
+            model.counters.num_lent_columns += lent // model.blocks_per_column
+            if lent:
+                table.set_lent(slot)
+            if blocks <= 0:
+                return True
+        return False
+
+    def _lenders(self) -> Iterator[tuple[ModelState, int]]:
+        """Batch sequences in no running job: those that lend already, then the least senior."""
+        candidates: list[tuple[bool, int, ModelState, int]] = []
+        for model in self._models:
+            table = model.slots
+            for slot in table.idle_batch().tolist():
+                is_whole = not table.is_lent[slot]
+                candidates.append((is_whole, -int(table.seniority[slot]), model, slot))
+        candidates.sort(key=lambda each: each[:2])
+        return ((model, slot) for _, _, model, slot in candidates)
+
+    def returnable(self, model: ModelState) -> Slots:
+        """Lent sequences whose columns can be restored now, cheapest first, then most senior."""
+        kv, table = self._kv, model.slots
+        ready = [slot for slot in table.idle_lent().tolist() if kv.can_restore(model.name, slot)]
+        cost = {slot: kv.restore_cost(model.name, slot) for slot in ready}
+        ready.sort(key=lambda slot: (cost[slot], int(table.seniority[slot])))
+        return np.array(ready, dtype=np.int32)
+
+    def restore(self, model: ModelState, slot: int, job_id: int) -> Restored | None:
+        """Give a lent sequence all columns back, for the job; None where blocks are short."""
+        slots = np.array([slot], dtype=np.int32)
+        restored = self._kv.restore(model.name, slots, job_id)
+        if isinstance(restored, Shortage):
+            return None
+        model.slots.set_whole(slot)
+        return restored
+
+    def end_copies(
+        self, job: Job, models: Mapping[str, ModelState], *, succeeded: bool
+    ) -> Sequence[tuple[str, int]]:
+        """The job ended; (model, slot) of sequences whose saved tokens it took along.
+
+        Where it failed, whom it was to restore is lent again.
+        """
+        lost = self._kv.end_copies(job.job_id, succeeded=succeeded)
+        if succeeded:
+            for copies in job.copies:
+                counters = models[copies.model].counters
+                counters.num_saved_slots += int(copies.saves[:, 2].sum())
+                counters.num_restored_slots += int(copies.restores[:, 2].sum())
+            return lost
+        slots = job.rows.slots
+        for slot in slots[self._kv.num_lent(job.model)[slots] > 0].tolist():
+            models[job.model].slots.set_lent(slot)
+        return lost

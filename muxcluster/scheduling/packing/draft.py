@@ -1,0 +1,148 @@
+"""A job that is being put together: its rows so far, and how long it would take."""
+
+import numpy as np
+
+from muxcluster.core.job import SlotCopies, TableDelta
+from muxcluster.scheduling.lending import Restored
+from muxcluster.scheduling.memory import Memory
+from muxcluster.scheduling.modelstate import ModelState
+from muxcluster.scheduling.packing.batch import Batch
+from muxcluster.scheduling.prediction import StepTimes
+from muxcluster.scheduling.prediction_work import JobWork
+from muxcluster.scheduling.slots import Slots
+
+
+class Draft:
+    """Rows of one model at one SM share.
+
+    num_rows, num_batch: rows so far, and those of the batch class. work: what is in them.
+    """
+
+    def __init__(self, model: ModelState, share: float, times: StepTimes) -> None:
+        self.model = model
+        self.num_rows = self.num_batch = 0
+        self.work = JobWork()
+        self._share = share
+        self._times = times
+        self._slots: list[Slots] = []
+        self._counts: list[Slots] = []
+        self._admitted: list[int] = []
+        self._tables: list[TableDelta] = []
+        self._copies: list[SlotCopies] = []
+
+    def __len__(self) -> int:
+        return self.num_rows
+
+    @property
+    def num_decodes(self) -> int:
+        """Rows that decode a token."""
+        return int(self.work.num_rows)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of prompt chunks."""
+        return int(self.work.num_tokens)
+
+    @property
+    def num_interactive(self) -> int:
+        """Rows of the interactive class."""
+        return self.num_rows - self.num_batch
+
+    @property
+    def seconds(self) -> float:
+        """Predicted time of the job as it is; 0 where nothing is known yet."""
+        if not self.num_rows:
+            return 0.0
+        return self._times.job_s(self.model.name, self._share, self.work)
+
+    def seconds_with(self, num_decodes: int, context: int) -> float:
+        """Predicted time with so many more rows that decode."""
+        work = self._with(num_decodes, context)
+        return self._times.job_s(self.model.name, self._share, work)
+
+    def _with(self, num_decodes: int, context: int) -> JobWork:
+        work = self.work
+        return work._replace(num_rows=work.num_rows + num_decodes, context=work.context + context)
+
+    def rows_within(self, seconds: float, slots: Slots) -> int:
+        """How many of `slots`, in order, may decode in the job too."""
+        if seconds == np.inf or len(slots) == 0:
+            return len(slots)
+        lengths = self.model.slots.num_computed[slots] + np.int32(1)
+        return self._times.rows_within(self.model.name, self._share, seconds, self.work, lengths)
+
+    def tokens_within(self, seconds: float, start: int, limit: int) -> int:
+        """How many tokens of a prompt computed up to `start` make the job no longer than that."""
+        if seconds == np.inf:
+            return limit
+        return self._times.prefill_tokens_within(
+            self.model.name, self._share, seconds, self.work, start, limit
+        )
+
+    def decode(self, slots: Slots, grown: TableDelta | None, *, is_admitted: bool = False) -> None:
+        """Add rows that decode a token; grown: their new table entries; is_admitted: see Batch."""
+        if len(slots) == 0:
+            return
+        if is_admitted:
+            self._admitted += slots.tolist()
+        self._add(slots, np.ones(len(slots), dtype=np.int32), grown)
+        context = int(self.model.slots.num_computed[slots].sum()) + len(slots)
+        self.work = self._with(len(slots), context)
+
+    def chunk(self, slot: int, count: int, *, is_admitted: bool = False) -> None:
+        """Add the next `count` tokens of a prompt. is_admitted: it took its slot just now."""
+        self._add(np.array([slot], dtype=np.int32), np.array([count], dtype=np.int32), None)
+        if is_admitted:
+            self._admitted.append(slot)
+        attention = count * (float(self.model.slots.num_computed[slot]) + count / 2)
+        work = self.work
+        self.work = work._replace(
+            num_tokens=work.num_tokens + count, attention=work.attention + attention
+        )
+
+    def save(self, memory: Memory, job_id: int) -> None:
+        """What the rows so far are about to overwrite is saved. Call it before any is restored."""
+        if self._slots:
+            slots, counts = _joined(self._slots), _joined(self._counts)
+            self._copies += memory.saves(self.model, slots, counts, job_id)
+
+    def restore(self, restored: Restored) -> None:
+        """The rows of some slots are restored with this job; they must be added, too."""
+        tables, copies = restored
+        self._tables.append(tables)
+        self._copies.append(copies)
+
+    def _add(self, slots: Slots, counts: Slots, grown: TableDelta | None) -> None:
+        self._slots.append(slots)
+        self._counts.append(counts)
+        self.num_rows += len(slots)
+        self.num_batch += int(self.model.slots.is_batch[slots].sum())
+        if grown is not None and len(grown):
+            self._tables.append(grown)
+
+    def batch(self) -> Batch:
+        """The rows, for the job builder."""
+        if not self._slots:
+            nothing = np.empty(0, dtype=np.int32)
+            return Batch(nothing, nothing, copies=())
+        return Batch(
+            slots=_joined(self._slots),
+            counts=_joined(self._counts),
+            grown=_merged(self._tables),
+            admitted=self._admitted,
+            copies=tuple(self._copies),
+        )
+
+
+def _joined(parts: list[Slots]) -> Slots:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def _merged(deltas: list[TableDelta]) -> TableDelta | None:
+    if len(deltas) < 2:
+        return deltas[0] if deltas else None
+    return TableDelta(
+        np.concatenate([delta.slots for delta in deltas]),
+        np.concatenate([delta.columns for delta in deltas]),
+        np.concatenate([delta.blocks for delta in deltas]),
+    )

@@ -1,0 +1,285 @@
+"""Hybrid packing: interactive rows by urgency, batch rows in the time and memory they leave.
+
+BROS Alg. 1 with three changes. The size of a job is not grown by trial but follows from predicted
+step times: batch rows are added while the job meets every target that can still be met. Batch work
+may use only a part of that slack, so that an interactive request feels an almost empty engine and
+not one that just meets its target. And memory is no swap of whole sequences: see lending.py.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from muxcluster.core.job import Job, Phase
+from muxcluster.core.request import ServiceClass
+from muxcluster.scheduling.lending import Restored
+from muxcluster.scheduling.memory import Memory
+from muxcluster.scheduling.modelstate import ModelState
+from muxcluster.scheduling.packing.ageing import Ageing
+from muxcluster.scheduling.packing.batch import Batch, Limits, Turn
+from muxcluster.scheduling.packing.draft import Draft
+from muxcluster.scheduling.packing.priority import PriorityPacking
+from muxcluster.scheduling.packing.slack import Slack
+from muxcluster.scheduling.prediction import StepTimes
+from muxcluster.scheduling.slots import Slots
+
+_SPARE_SLOTS = 8
+"""One slot of so many stays free of batch sequences, for interactive ones that come."""
+
+_LEAST_CHUNK = 64
+"""A second prompt is not begun with less than so many tokens: a later job can take more."""
+
+
+class HybridPacking:
+    """Interactive before batch, and batch only within the slack.
+
+    A suspect (see isolation.py) runs alone, as `PriorityPacking` has it.
+    """
+
+    is_class_blind = False
+    by_deadline = True
+    may_lend = True
+    repeats = False
+
+    def __init__(self, memory: Memory, limits: Limits, times: StepTimes) -> None:
+        self._memory = memory
+        self._limits = limits
+        self._times = times
+        self._slack = Slack(memory.models, times, limits.batch_slack)
+        self._ageing = Ageing(limits.ageing_s)
+        self._plain = PriorityPacking(memory, limits, times)
+
+    def may_prefill(self, model: ModelState) -> bool:
+        """True where a chunk or an admissible request waits."""
+        if len(model.slots.idle_prefilling()):
+            return True
+        head = model.waiting.head
+        return head is not None and self._memory.may_admit(model, head)
+
+    def backlog(self, models: Sequence[ModelState]) -> float:
+        """Of both classes, see `Packing`."""
+        return self._plain.backlog(models)
+
+    def pool_use(self) -> float:
+        """Share of the pool's blocks that live sequences hold."""
+        return self._memory.pool_use
+
+    def observe(self, job: Job, seconds: float, num_beside: int) -> None:
+        """Learn from a job that ended."""
+        self._times.observe(job, seconds, num_beside=num_beside)
+
+    def prefill(self, model: ModelState, turn: Turn) -> Batch:
+        """Interactive chunks and requests, then those of the batch class."""
+        return self._job(model, turn, Phase.PREFILL)
+
+    def decode(self, model: ModelState, turn: Turn) -> Batch:
+        """Interactive sequences, then those of the batch class."""
+        return self._job(model, turn, Phase.DECODE)
+
+    def mixed(self, model: ModelState, turn: Turn) -> Batch:
+        """Interactive decodes and chunks, batch decodes and chunks: as long as there is slack."""
+        return self._job(model, turn, Phase.MIXED)
+
+    def _job(self, model: ModelState, turn: Turn, phase: Phase) -> Batch:
+        memory, table = self._memory, model.slots
+        draft = Draft(model, turn.share, self._times)
+        if _has_suspects(model):
+            self._lone_suspect(draft, turn, phase)
+            if len(draft) == 0 and len(batch := self._plainly(model, turn, phase)):
+                return batch
+        else:
+            self._fill(draft, turn, phase)
+        if table.num_lent and len(draft) == 0 and memory.is_stuck():
+            self._restore_first(draft, turn, phase)
+        self._ageing.note(draft, turn.now)
+        return draft.batch()
+
+    def _fill(self, draft: Draft, turn: Turn, phase: Phase) -> None:
+        is_done, model = True, draft.model
+        if phase is not Phase.PREFILL:
+            self._urgent_decodes(draft, turn)
+        if phase is not Phase.DECODE:
+            is_done = self._urgent_prompts(draft, turn)
+        draft.save(self._memory, turn.job_id)
+        if phase is not Phase.PREFILL and model.slots.num_batch:
+            self._batch_decodes(draft, turn)
+        if phase is not Phase.DECODE and model.has_batch_work:
+            self._batch_prompts(draft, turn, is_done=is_done)
+
+    def _plainly(self, model: ModelState, turn: Turn, phase: Phase) -> Batch:
+        """As `PriorityPacking`, which may put a batch row into a job before it admits others."""
+        pack = {
+            Phase.PREFILL: self._plain.prefill,
+            Phase.DECODE: self._plain.decode,
+            Phase.MIXED: self._plain.mixed,
+        }
+        with self._memory.lending.paused():
+            return pack[phase](model, turn)
+
+    def _lone_suspect(self, draft: Draft, turn: Turn, phase: Phase) -> None:
+        table, lending = draft.model.slots, self._memory.lending
+        for slot in lending.returnable(draft.model).tolist():
+            is_mine = table.is_suspect[slot] and _is_for(phase, bool(table.is_prefilling[slot]))
+            if is_mine and self._memory.has_column_for(draft.model, slot):
+                restored = lending.restore(draft.model, slot, turn.job_id)
+                if restored is not None:
+                    self._add_restored(draft, slot, restored, math.inf, is_admitted=True)
+                return
+
+    def _restore_first(self, draft: Draft, turn: Turn, phase: Phase) -> None:
+        """Nothing else can run: the most senior lent sequence does, whoever must give way."""
+        table = draft.model.slots
+        slot = int(table.by_seniority(table.idle_lent())[0])
+        if _is_for(phase, bool(table.is_prefilling[slot])):
+            restored = self._memory.restore_by_force(draft.model, slot, turn.job_id, turn.now)
+            if restored is not None:
+                self._add_restored(draft, slot, restored, math.inf)
+
+    def _add_restored(
+        self,
+        draft: Draft,
+        slot: int,
+        restored: Restored,
+        limit_s: float,
+        *,
+        is_admitted: bool = False,
+    ) -> None:
+        """The row of a sequence that has just been restored."""
+        draft.restore(restored)
+        if draft.model.slots.is_prefilling[slot]:
+            self._chunk(draft, slot, limit_s, is_admitted=is_admitted, is_first=True)
+        else:
+            slots = np.array([slot], dtype=np.int32)
+            draft.decode(*self._memory.grow_free(draft.model, slots), is_admitted=is_admitted)
+
+    def _urgent_decodes(self, draft: Draft, turn: Turn) -> None:
+        model, table, most = draft.model, draft.model.slots, self._limits.max_decode_rows
+        idle = self._memory.unblocked(model, table.idle_decoding())
+        urgent = idle[~table.is_batch[idle]] if table.num_batch else idle
+        if len(urgent) > most:
+            urgent = urgent[np.argsort(table.deadline_s[urgent], kind="stable")[:most]]
+        if len(urgent):
+            lengths = table.num_computed[urgent] + np.int32(1)
+            draft.decode(*self._memory.grow(model, urgent, lengths, turn.now))
+
+    def _batch_decodes(self, draft: Draft, turn: Turn) -> None:
+        """Those that have all their blocks, most senior first, then those that lent some."""
+        memory, model, table = self._memory, draft.model, draft.model.slots
+        room = self._limits.max_decode_rows - len(draft)
+        idle = table.idle_decoding()
+        rows = table.by_seniority(idle[table.is_batch[idle]])[:room]
+        limit_s = self._slack.for_batch(draft, turn)
+        least = int(self._ageing.is_overdue(model, turn.now))
+        rows = rows[: max(least, draft.rows_within(limit_s, rows))]
+        rows, grown = memory.grow_free(model, rows)
+        if len(rows) == 0 and len(draft) == 0 and len(idle) and memory.is_stuck():
+            lengths = table.num_computed[idle] + np.int32(1)
+            rows, grown = memory.grow(model, idle, lengths, turn.now)
+        draft.decode(rows, grown)
+        if table.num_lent:
+            self._resume(draft, turn, limit_s, room - len(rows), is_prefilling=False)
+
+    def _resume(
+        self, draft: Draft, turn: Turn, limit_s: float, room: int, *, is_prefilling: bool
+    ) -> None:
+        """Restore lent sequences and let them run, while copying takes no longer than the job."""
+        memory, model, table = self._memory, draft.model, draft.model.slots
+        copied_s = 0.0
+        for slot in memory.lending.returnable(model).tolist():
+            if room == 0 or not memory.has_spare(model, slot):
+                return
+            if bool(table.is_prefilling[slot]) is not is_prefilling:
+                continue
+            context = int(table.num_computed[slot]) + 1
+            copied_s += self._times.copy_s(memory.lent_bytes(model, slot))
+            if len(draft) and max(copied_s, draft.seconds_with(1, context)) > limit_s:
+                return
+            restored = memory.lending.restore(model, slot, turn.job_id)
+            if restored is None:
+                return
+            room -= 1
+            self._add_restored(draft, slot, restored, limit_s)
+
+    def _urgent_prompts(self, draft: Draft, turn: Turn) -> bool:
+        """False where some interactive prompt waits that the job has no room or memory for."""
+        model, table = draft.model, draft.model.slots
+        prefilling = self._memory.unblocked(model, table.idle_prefilling())
+        if table.num_batch:
+            prefilling = prefilling[~table.is_batch[prefilling]]
+        waiting = model.waiting.by_class[ServiceClass.INTERACTIVE]
+        waiting.renew(turn.now)
+        if not len(prefilling) and waiting.head is None:
+            return True
+        limit_s = self._slack.for_prompts(draft, turn)
+        if not self._chunks(draft, prefilling, limit_s):
+            return False
+        if self._ageing.is_starved(model, turn.now):
+            return True
+        return self._admit(draft, ServiceClass.INTERACTIVE, limit_s)
+
+    def _batch_prompts(self, draft: Draft, turn: Turn, *, is_done: bool) -> None:
+        """is_done: no interactive prompt waits; else nobody new is let in."""
+        model, table = draft.model, draft.model.slots
+        is_overdue = self._ageing.is_overdue(model, turn.now)
+        limit_s = math.inf if is_overdue else self._slack.for_batch(draft, turn)
+        prefilling = table.idle_prefilling()
+        if not self._chunks(draft, prefilling[table.is_batch[prefilling]], limit_s):
+            return
+        if not (is_done or is_overdue):
+            return
+        if table.num_lent:
+            self._resume(draft, turn, limit_s, self._limits.max_decode_rows, is_prefilling=True)
+        if not table.num_lent and table.num_free > table.max_seqs // _SPARE_SLOTS:
+            self._admit(draft, ServiceClass.BATCH, limit_s)
+
+    def _chunks(self, draft: Draft, slots: Slots, limit_s: float) -> bool:
+        """Chunks of prompts that are begun; False where the job is full."""
+        return all(self._chunk(draft, slot, limit_s) for slot in slots.tolist())
+
+    def _chunk(
+        self,
+        draft: Draft,
+        slot: int,
+        limit_s: float,
+        *,
+        is_admitted: bool = False,
+        is_first: bool = False,
+    ) -> bool:
+        """As much of a prompt as fits; True: all of it. is_first: at least a token."""
+        table = draft.model.slots
+        start = int(table.num_computed[slot])
+        left = int(table.num_tokens[slot]) - start
+        budget = min(left, self._limits.token_budget - draft.num_tokens - draft.num_decodes)
+        count = draft.tokens_within(limit_s, start, budget) if budget > 0 else 0
+        count = max(count, int(is_first))
+        if count > 0:
+            draft.chunk(slot, count, is_admitted=is_admitted)
+        return count == left
+
+    def _admit(self, draft: Draft, service: ServiceClass, limit_s: float) -> bool:
+        """New requests of a class; False where the job is full or memory is short."""
+        waiting = draft.model.waiting.by_class[service]
+        while (head := waiting.head) is not None:
+            budget = self._limits.token_budget - draft.num_tokens - draft.num_decodes
+            least = min(head.num_tokens, _LEAST_CHUNK if draft.num_tokens else 1)
+            if budget <= 0 or draft.tokens_within(limit_s, 0, budget) < least:
+                return False
+            if not self._memory.admit(draft.model, head):
+                return False
+            assert head.slot is not None
+            if not self._chunk(draft, head.slot, limit_s, is_admitted=True, is_first=True):
+                return False
+        return True
+
+
+def _is_for(phase: Phase, is_prefilling: bool) -> bool:
+    return phase is Phase.MIXED or is_prefilling is (phase is Phase.PREFILL)
+
+
+def _has_suspects(model: ModelState) -> bool:
+    table = model.slots
+    if table.has_suspects and bool(table.is_suspect[table.is_live].any()):
+        return True
+    heads = (queue.head for queue in model.waiting.by_class.values())
+    return any(head is not None and head.suspicion is not None for head in heads)

@@ -1,0 +1,77 @@
+"""How long a job may take before an interactive request misses a target it could still meet."""
+
+import math
+from collections.abc import Sequence
+
+from muxcluster.scheduling.modelstate import ModelState
+from muxcluster.scheduling.packing.batch import Turn
+from muxcluster.scheduling.packing.draft import Draft
+from muxcluster.scheduling.prediction import StepTimes
+
+_WHOLE = 0.999
+"""A job on less of the SMs runs beside others, which it hinders little."""
+
+
+class Slack:
+    """Bounds on the time of a job, from the next token due of everybody who would wait for it.
+
+    A request that is too late already binds nobody (BROS Alg. 1: reachable targets only).
+    """
+
+    def __init__(self, models: Sequence[ModelState], times: StepTimes, batch_slack: float) -> None:
+        """batch_slack: part of the slack that batch work may use, 0 to 1."""
+        self._models = models
+        self._times = times
+        self._batch_slack = batch_slack
+
+    def for_prompts(self, draft: Draft, turn: Turn) -> float:
+        """Seconds the job may take with interactive prompts in it; inf where nobody waits."""
+        return min(self._of_rows(draft, turn.now), self._of_others(draft, turn))
+
+    def for_batch(self, draft: Draft, turn: Turn) -> float:
+        """Seconds the job may take with batch rows in it.
+
+        Beside interactive rows: the part of their slack, over the time without batch rows. Where
+        no interactive request is here: the part of the TTFT target that one may come with.
+        """
+        alone_s, most_s = draft.seconds, self.for_prompts(draft, turn)
+        if most_s == math.inf:
+            if draft.num_interactive:  # without targets: at most so much slower
+                return alone_s * (1.0 + self._batch_slack) if alone_s else math.inf
+            most_s = self._first_target_s()
+        return alone_s + self._batch_slack * max(0.0, most_s - alone_s)
+
+    def _of_rows(self, draft: Draft, now: float) -> float:
+        """Of the rows that decode in the job."""
+        if not draft.num_decodes:
+            return math.inf
+        table = draft.model.slots
+        alone_s = draft.seconds
+        first_s = table.first_deadline_s() - now
+        if first_s >= alone_s:
+            return first_s
+        slack_s = table.deadline_s[table.idle_decoding()] - now
+        return float(slack_s[slack_s >= alone_s].min(initial=math.inf))
+
+    def _of_others(self, draft: Draft, turn: Turn) -> float:
+        """Of those that could decode now and must wait until the job has ended."""
+        least_s = math.inf
+        if turn.share < _WHOLE:
+            return least_s
+        for model in self._models:
+            table = model.slots
+            if not table.has_targets or (model is draft.model and draft.num_decodes):
+                continue
+            rows = table.idle_decoding()
+            context = int(table.num_computed[rows].sum()) + len(rows)
+            step_s = self._times.decode_s(model.name, turn.share, len(rows), context)
+            slack_s = table.first_deadline_s() - turn.now - step_s
+            if slack_s < 0:
+                slacks = table.deadline_s[rows] - turn.now - step_s
+                slack_s = float(slacks[slacks >= 0].min(initial=math.inf))
+            least_s = min(least_s, slack_s)
+        return least_s
+
+    def _first_target_s(self) -> float:
+        targets = [model.spec.slo.ttft_s for model in self._models if model.spec.slo is not None]
+        return min(targets, default=math.inf)
