@@ -44,7 +44,7 @@ class ModelKv:
         self.sequences = SequenceTable(
             model.max_seqs, model.max_model_len, self.block_tokens, names_all=has_block_ids
         )
-        self._names_all = has_block_ids
+        self._names_all, self._may_lend = has_block_ids, may_lend
         self.lent = LentColumns(model.max_seqs, num_columns if may_lend else 0, per_column)
         self.shared = SharedColumns(model.max_seqs, self.block_tokens)
         self.prefix = PrefixIndex()
@@ -55,7 +55,7 @@ class ModelKv:
         if not self._names_all:
             return self.nothing
         entries, positions = self.sequences.entries(slots)
-        if self.lent.counts[slots].any():
+        if self._may_lend and self.lent.counts[slots].any():
             whole = self.sequences.num_columns - self.lent.counts
             is_whole = positions < whole[entries]
             entries, positions = entries[is_whole], positions[is_whole]
@@ -81,7 +81,7 @@ class ModelKv:
     def commit(self, slot: int, hashes: Sequence[bytes]) -> None:
         """The next len(hashes) columns of `slot` are computed: publish them but lent ones."""
         sequences, owner = self.sequences, int(self.sequences.owners[slot])
-        if self.lent.counts[slot]:
+        if self._may_lend and self.lent.counts[slot]:
             whole = sequences.num_columns[slot] - self.lent.counts[slot]
             hashes = hashes[: whole - sequences.num_committed[slot] // self.block_tokens]
         place = sequences.advance(slot, len(hashes))
