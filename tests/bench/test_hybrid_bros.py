@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.hybrid.bros import points_of
+from bench.hybrid.bros import Slice
 from bench.hybrid.lengths import LONGEST, SHORTEST, Even, Fitted
 from bench.hybrid.picture import draw
 from bench.hybrid.running import Cell, Runner, batch_tokens_per_s, changes, claims_of, normalised_s
@@ -78,10 +78,15 @@ def test_systems_get_the_same_load() -> None:
 
 
 def test_points_with_and_without_batch_load() -> None:
-    points = points_of(["opt-13b", "opt-30b"], ["sharegpt", "lmsys"], [1.0, 2.0, 3.0], 60.0)
-    assert sum(point.has_batch for point in points) == 2 * 2 * 3
-    assert {point.lengths for point in points if not point.has_batch} == {"sharegpt"}
-    assert case_of(points[-1], ENTRIES[0], 0).waves == ()
+    asked = Slice(["opt-13b", "opt-30b"], ["sharegpt", "lmsys"], [1.0, 2.0, 3.0], 60.0, 99)
+    assert len(asked.loaded()) == 2 * 2 * 3
+    (waves,) = case_of(asked.loaded()[0], ENTRIES[0], 0).waves
+    assert (waves.size, waves.end_s) == (99, 60.0)
+    assert [(p.setup, p.lengths) for p in asked.alone()[::3]] == [
+        ("opt-13b", "sharegpt"),
+        ("opt-30b", "sharegpt"),
+    ]
+    assert case_of(asked.alone()[0], ENTRIES[0], 0).waves == ()
 
 
 def cell(rate: float, system: str, *, latency_s: tuple[float, ...], batch: float) -> Cell:
