@@ -47,8 +47,9 @@ class KvCache:
         assert has_block_ids or not is_bidirectional, "only blocks with ids can be shared"
         self.num_blocks = num_blocks
         self._pool = BlockPool(num_blocks if has_block_ids else 0)
-        options = {"has_block_ids": has_block_ids, "may_lend": is_bidirectional}
-        self._models = {m.name: ModelKv(m, num_blocks, block_bytes, **options) for m in models}
+        frames = num_host_blocks if is_bidirectional else None
+        parts = (ModelKv(m, num_blocks, block_bytes, has_block_ids, frames) for m in models)
+        self._models = {part.model.name: part for part in parts}
         self._ledger = BlockLedger(num_blocks, dict.fromkeys(self._models, num_blocks))
         self._ledger.set_quotas(quotas)
         self._order = EvictionOrder()

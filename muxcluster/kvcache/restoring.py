@@ -123,6 +123,7 @@ class Restoring:
         sharing.pool.drop(restore.sources, RIGHT)
         sharing.ledger.give(kv.model.name, len(orphans), is_batch=True)
         sharing.frames.give(kv.lent.frames_of(restore.columns))
+        kv.lent.num_empty -= kv.lent.count_empty(restore.columns)
 
     def _release_sources(self, restore: Restore) -> None:
         self._sharing.rights.is_source[restore.sources] = False

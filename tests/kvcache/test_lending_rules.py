@@ -55,6 +55,17 @@ def test_columns_without_tokens_are_freed_at_once_and_need_no_frame() -> None:
     assert script.compute("wide", 0, 20)[0].restores.size == 0
 
 
+def test_columns_without_tokens_are_lent_up_to_the_size_of_the_pool() -> None:
+    script = Script(10)
+    for slot, lent in enumerate((8, 0)):
+        script.world.open("wide", slot, [], RIGHT)
+        assert script.world.grow("wide", {slot: 30})
+        assert script.cache.lendable("wide", slot) == lent
+        assert script.lend("wide", slot, 8) == lent
+    script.close("wide", 0)
+    assert script.lend("wide", 1, 8) == 8
+
+
 def test_lending_stops_at_a_column_that_somebody_else_reads() -> None:
     script = Script(40)
     script.begin("wide", 0, RIGHT, 48, path=(1, 2, 3))
