@@ -145,3 +145,13 @@ def test_nothing_is_lent_where_blocks_are_not_shared() -> None:
     assert cache.blocked("wide") is None
     assert cache.end_copies(1, True) == []
     assert not cache.num_lent("wide").any()
+
+
+def test_a_lent_block_with_tokens_takes_a_frame_until_it_is_back() -> None:
+    script = Script(20, num_frames=10)
+    script.begin("wide", 0, RIGHT, 20)
+    assert script.cache.free_frames == 10
+    script.lend("wide", 0, 8)
+    assert script.cache.free_frames == 2
+    script.compute("wide", 0, 1)
+    assert script.cache.free_frames == 10
