@@ -10,7 +10,7 @@ interactive requests alone.
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 sys.path.pop(0)  # the script's folder
@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
 from bench.harness import Bench, make_parser
 from bench.hybrid.picture import draw
-from bench.hybrid.running import Runner, claims_of
+from bench.hybrid.running import Runner, bearable, claims_of
 from bench.hybrid.setups import ALONE, ENTRIES, LENGTHS, OURS, SETUPS, WAVE, Point
 from bench.hybrid.table import samples_of, show
 from muxcluster.sim.sweep import Cache
@@ -101,8 +101,10 @@ def main() -> None:
     if options.plot is not None:
         draw([row for row in rows if row["lengths"] == asked.lengths[0]], options.plot)
     main_cells = [cell for cell in cells if cell.point.lengths == asked.lengths[0]]
+    calm = bearable(main_cells)
+    more = [replace(each, name=f"{each.name}_bearable") for each in claims_of(calm)] if calm else []
     bench.publish(
-        claims_of(main_cells, _PUBLISHED),
+        [*claims_of(main_cells, _PUBLISHED), *more],
         samples_of(cells),
         virtual_s=seconds,
         num_seeds=num_seeds,
