@@ -10,6 +10,7 @@ interactive requests alone.
 
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 sys.path.pop(0)  # the script's folder
@@ -17,8 +18,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
 from bench.harness import Bench, make_parser
 from bench.hybrid.picture import draw
-from bench.hybrid.running import Runner, claims_of
-from bench.hybrid.setups import ENTRIES, LENGTHS, OURS, SETUPS, Point
+from bench.hybrid.running import Runner, bearable, claims_of
+from bench.hybrid.setups import ALONE, ENTRIES, LENGTHS, OURS, SETUPS, WAVE, Point
 from bench.hybrid.table import samples_of, show
 from muxcluster.sim.sweep import Cache
 
@@ -36,13 +37,33 @@ _PUBLISHED = {
 """BROS on ShareGPT lengths."""
 
 
-def points_of(
-    setups: Sequence[str], lengths: Sequence[str], rates: Sequence[float], seconds: float
-) -> list[Point]:
-    """Every setup under every load, then the interactive requests of the main lengths alone."""
-    loaded = [Point(s, each, rate, seconds) for s in setups for each in lengths for rate in rates]
-    alone = [Point(s, _MAIN, rate, seconds, has_batch=False) for s in setups for rate in rates]
-    return loaded + (alone if _MAIN in lengths else [])
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """What of the evaluation is run."""
+
+    setups: Sequence[str]
+    lengths: Sequence[str]
+    rates: Sequence[float]
+    seconds: float
+    wave: int
+
+    def loaded(self) -> list[Point]:
+        """Every setup under every load."""
+        return [
+            Point(setup, lengths, rate, self.seconds, wave=self.wave)
+            for setup in self.setups
+            for lengths in self.lengths
+            for rate in self.rates
+        ]
+
+    def alone(self) -> list[Point]:
+        """The interactive requests of the main lengths alone."""
+        return [
+            Point(setup, _MAIN, rate, self.seconds, has_batch=False)
+            for setup in self.setups
+            for rate in self.rates
+            if _MAIN in self.lengths
+        ]
 
 
 def main() -> None:
@@ -52,6 +73,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, help="repeats (5; 1 with --quick)")
     parser.add_argument("--setups", default=",".join(SETUPS), help="of %(default)s")
     parser.add_argument("--lengths", default=",".join(LENGTHS), help="of %(default)s")
+    parser.add_argument("--rates", help="requests/s (1 to 15; 5,10 with --quick)")
+    parser.add_argument("--wave", type=int, default=WAVE, help="batch requests at once")
     parser.add_argument("--processes", type=int, default=2, metavar="N")
     parser.add_argument("--cache", type=Path, metavar="DIR", help="keep results, to go on later")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw it, .svg, .png")
@@ -61,17 +84,27 @@ def main() -> None:
     seconds = 60.0 * (options.minutes or (1 if quick else 10))
     num_seeds = options.seeds or (1 if quick else 5)
     seeds = tuple(range(options.seed, options.seed + num_seeds))
-    setups = options.setups.split(",")[: 1 if quick else None]
-    lengths = options.lengths.split(",")[: 1 if quick else None]
-    points = points_of(setups, lengths, _QUICK_RATES if quick else _RATES, seconds)
-    cells = Runner(Cache(options.cache), options.processes, seeds).cells(points, ENTRIES)
+    rates = _QUICK_RATES if quick else _RATES
+    if options.rates is not None:
+        rates = tuple(float(rate) for rate in options.rates.split(","))
+    asked = Slice(
+        options.setups.split(",")[: 1 if quick else None],
+        options.lengths.split(",")[: 1 if quick else None],
+        rates,
+        seconds,
+        options.wave,
+    )
+    runner = Runner(Cache(options.cache), options.processes, seeds)
+    cells = runner.cells(asked.loaded(), ENTRIES) + runner.cells(asked.alone(), ALONE)
     show(cells)
     rows = [cell.row() for cell in cells]
     if options.plot is not None:
-        draw([row for row in rows if row["lengths"] == lengths[0]], options.plot)
-    main_cells = [cell for cell in cells if cell.point.lengths == lengths[0]]
+        draw([row for row in rows if row["lengths"] == asked.lengths[0]], options.plot)
+    main_cells = [cell for cell in cells if cell.point.lengths == asked.lengths[0]]
+    calm = bearable(main_cells)
+    more = [replace(each, name=f"{each.name}_bearable") for each in claims_of(calm)] if calm else []
     bench.publish(
-        claims_of(main_cells, _PUBLISHED),
+        [*claims_of(main_cells, _PUBLISHED), *more],
         samples_of(cells),
         virtual_s=seconds,
         num_seeds=num_seeds,

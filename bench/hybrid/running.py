@@ -14,6 +14,8 @@ from muxcluster.sim.case import Case
 from muxcluster.sim.report import CaseReport, ClassesReport
 from muxcluster.sim.sweep import Cache, sweep
 
+_CALM = 0.9
+"""Share of interactive requests alone whose first token is in time, where they can be served."""
 Figure = Callable[[ClassesReport], float]
 Build = Callable[[Point, Entry, int], Case]
 
@@ -129,6 +131,24 @@ def changes(
         for (point, system), value in found.items()
         if system == ours and found[point, other] > 0
     }
+
+
+def bearable(cells: Sequence[Cell]) -> list[Cell]:
+    """Those of the points whose interactive requests alone keep their targets under `fcfs`.
+
+    Beyond, whatever the batch class gets is taken from interactive requests that are never served.
+    """
+    calm = {
+        (cell.point.setup, cell.point.lengths, cell.point.rate_per_s)
+        for cell in cells
+        if cell.system == "fcfs" and not cell.point.has_batch
+        if cell.mean(ttft_attainment) >= _CALM
+    }
+    return [
+        cell
+        for cell in cells
+        if (cell.point.setup, cell.point.lengths, cell.point.rate_per_s) in calm
+    ]
 
 
 def claims_of(

@@ -73,24 +73,30 @@ ENTRIES = (
     Entry("fcfs", "temporal:packing=fcfs"),
     Entry("round-robin", "temporal:packing=round-robin"),
     Entry("priority", "temporal:packing=priority"),
+    # its prompts in chunks beside decodes, as ours: what the lane does, and what the packing
+    Entry("priority, mixed", "mixed:packing=priority"),
 )
+ALONE = tuple(entry for entry in ENTRIES if entry.name in ("fcfs", OURS))
+"""Where there are interactive requests only, the classes make no difference."""
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One load of one setup. has_batch: False leaves the interactive requests alone."""
+    """One load of one setup. has_batch: False leaves the interactive requests alone. wave: batch
+    requests at once."""
 
     setup: str
     lengths: str
     rate_per_s: float
     seconds: float
     has_batch: bool = True
+    wave: int = WAVE
 
 
 def case_of(point: Point, entry: Entry, seed: int) -> Case:
     """The point under a system."""
     setup, rate = SETUPS[point.setup], point.rate_per_s
-    waves = Waves(setup.shape, WAVE, BATCH, point.seconds, seed)
+    waves = Waves(setup.shape, point.wave, BATCH, point.seconds, seed)
     source = Source(setup.shape, Poisson(rate), LENGTHS[point.lengths])
     return assembled(
         problem_of(setup, rate, _MEANS[point.lengths]),

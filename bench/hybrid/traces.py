@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
 from bench.harness import Bench, make_parser
 from bench.hybrid.running import Build, Runner, claims_of
-from bench.hybrid.setups import ENTRIES, OURS, WAVE, Entry, Point, Run, Setup, assembled, problem_of
+from bench.hybrid.setups import ENTRIES, OURS, Entry, Point, Run, Setup, assembled, problem_of
 from bench.hybrid.table import samples_of, show
 from muxcluster.sim.case import Case
 from muxcluster.sim.loads import Trace
@@ -66,7 +66,7 @@ def builder(data: Path) -> Build:
     def build(point: Point, entry: Entry, seed: int) -> Case:
         setup, rate = SETUPS[point.setup], point.rate_per_s
         load = Trace(path, "azure", ((setup.shape, rate),), rate / base_per_s, digest)
-        waves = Waves(setup.shape, WAVE, lengths[point.lengths], point.seconds, seed)
+        waves = Waves(setup.shape, point.wave, lengths[point.lengths], point.seconds, seed)
         return assembled(
             problem_of(setup, rate, means),
             load,

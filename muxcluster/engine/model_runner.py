@@ -16,6 +16,7 @@ from muxcluster.engine.attention_cpu import PlannedAttention
 from muxcluster.engine.attention_paged import PagedAttention
 from muxcluster.engine.batch import TokenBatch, token_batch
 from muxcluster.engine.forward import TokenForward
+from muxcluster.engine.fused import FusedDecoder
 from muxcluster.engine.prompt_positions import PromptPositions
 from muxcluster.engine.sampling.sampler import Sampled, sample
 from muxcluster.engine.sampling.slots import SlotSampling
@@ -46,6 +47,11 @@ class ModelRunner:
         )
         self._sampling = SlotSampling(spec.max_seqs, spec.vocab_size, spec.eos_token_ids)
         self._prompts = PromptPositions()
+
+    @property
+    def is_fused(self) -> bool:
+        """True where the forward is our own, which several threads may run at a time."""
+        return isinstance(self._forward, FusedDecoder)
 
     def admit(self, admission: Admission) -> None:
         """Learn the sampling rules of a slot; write its tokens where they came along."""

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from functools import partial
 
 import numpy as np
 import torch
@@ -13,8 +14,9 @@ from muxcluster.engine.copies import UnitCopies
 from muxcluster.engine.forward import Forward, TokenForward
 from muxcluster.engine.fusing import NotTheSame, fuse, is_fusible
 from muxcluster.engine.loading import load_model
-from muxcluster.engine.model_runner import ModelRunner
+from muxcluster.engine.model_runner import ModelRunner, RowsResult
 from muxcluster.engine.packing_cpu import pack_linears
+from muxcluster.engine.pieces import PieceThreads, cut
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +35,7 @@ class UnitRunner:
         models = {model.name: self._load(model) for model in spec.models}
         self.arena = Arena(spec)
         self._copies = UnitCopies(spec, self.arena)
+        self._pieces = PieceThreads()
         self._models = {
             model.name: ModelRunner(
                 model, models[model.name], self.arena.pool, self.arena.model(model.name)
@@ -54,7 +57,7 @@ class UnitRunner:
         for admission in job.admissions:
             model.admit(admission)
         model.write_tables(job.tables)
-        done = model.run(job.rows, job.max_steps)
+        done = self._run(model, job)
         if job.copies:
             self._copies.settle()
         if done.num_broken:
@@ -67,6 +70,15 @@ class UnitRunner:
             logprobs=done.logprobs,
             prompt_logprobs=done.prompt_logprobs,
         )
+
+    def _run(self, model: ModelRunner, job: Job) -> RowsResult:
+        """The rows at once, or in pieces side by side where the CPU is faster so."""
+        threads = self._threads(job.share)
+        pieces = cut(job.rows, threads if model.is_fused else 1)
+        if len(pieces) == 1:
+            return model.run(job.rows, job.max_steps)
+        work = partial(model.run, num_steps=job.max_steps)
+        return self._pieces.run(work, job.rows, pieces, threads)
 
     def _load(self, spec: ModelSpec) -> TokenForward:
         model = load_model(spec, self._spec.device)
@@ -82,6 +94,9 @@ class UnitRunner:
 
     def _use_share(self, share: float) -> None:
         """An SM share of a CPU is a number of threads."""
-        threads = max(1, round(share * self._spec.num_threads))
+        threads = self._threads(share)
         if self._is_cpu and torch.get_num_threads() != threads:
             torch.set_num_threads(threads)
+
+    def _threads(self, share: float) -> int:
+        return max(1, round(share * self._spec.num_threads))

@@ -47,8 +47,9 @@ class KvCache:
         assert has_block_ids or not is_bidirectional, "only blocks with ids can be shared"
         self.num_blocks = num_blocks
         self._pool = BlockPool(num_blocks if has_block_ids else 0)
-        options = {"has_block_ids": has_block_ids, "may_lend": is_bidirectional}
-        self._models = {m.name: ModelKv(m, num_blocks, block_bytes, **options) for m in models}
+        frames = num_host_blocks if is_bidirectional else None
+        parts = (ModelKv(m, num_blocks, block_bytes, has_block_ids, frames) for m in models)
+        self._models = {part.model.name: part for part in parts}
         self._ledger = BlockLedger(num_blocks, dict.fromkeys(self._models, num_blocks))
         self._ledger.set_quotas(quotas)
         self._order = EvictionOrder()
@@ -110,8 +111,7 @@ class KvCache:
         shortage = self._ledger.shortage(model, blocks, batch)
         if shortage is not None:
             return shortage
-        if blocks > self._ledger.free:
-            self._cached.make_room(blocks)
+        self._cached.make_room(blocks)
         return self._lending.extend(kv, lack, batch)
 
     def lack(self, model: str, slots: NDArray[np.int32], num_tokens: NDArray[np.int32]) -> int:
@@ -210,15 +210,16 @@ class KvCache:
     def lendable(self, model: str, slot: int) -> int:
         """Blocks that lending all of `slot` (in no running job) would make takeable now.
 
-        0 for left and closed slots, and while copies of the slot are on their way.
+        0 for left and closed slots, and while copies of the slot are on their way. Frames are
+        shared: of several slots together at most `free_frames` if all their columns have tokens.
         """
         return self._lending.lendable(self._models[model], slot)
 
     def lend(self, model: str, slot: int, num_computed: int, blocks: int) -> int:
         """Lend columns of a right `slot` (in no running job), deepest first; blocks lent.
 
-        Ends when `blocks` are lent, at a column with another reader, or without a host frame for
-        each block. num_computed: the sequence's tokens in the cache.
+        Ends when `blocks` are lent, at a column with another reader, or where frames are short.
+        num_computed: the sequence's tokens in the cache.
         """
         return self._lending.lend(self._models[model], slot, num_computed, blocks)
 
@@ -246,8 +247,7 @@ class KvCache:
         shortage = self._ledger.shortage(model, blocks, blocks)
         if shortage is not None:
             return shortage
-        if blocks > self._ledger.free:
-            self._cached.make_room(blocks)
+        self._cached.make_room(blocks)
         return self._restoring.restore(kv, slots, job_id)
 
     def saves(
@@ -262,13 +262,17 @@ class KvCache:
         return self._restoring.blocked(self._models[model])
 
     def end_copies(self, job_id: int, succeeded: bool) -> list[tuple[str, int]]:
-        """The job has ended, before anything else is told of that: (model, slot) to recompute."""
+        """Job `job_id` has ended: (model, slot) to recompute. Before its rows are told so."""
         return self._restoring.end(job_id, succeeded=succeeded)
 
     def reset_copies(self) -> None:
         """Every running job is lost; the caller closes all sequences then."""
-        for job_id in self._sharing.jobs.ids:
-            self._restoring.end(job_id, succeeded=False)
+        self._restoring.reset()
+
+    @property
+    def free_frames(self) -> int:
+        """Host frames left: each lent block with tokens takes one."""
+        return self._sharing.frames.free
 
     @property
     def num_lent_columns(self) -> int:

@@ -49,7 +49,9 @@ class CachedColumns:
 
     def make_room(self, blocks: int) -> None:
         """Evict until `blocks` blocks are free, or nothing is left to evict."""
-        self.evict(min(blocks - self._ledger.free, self._ledger.evictable))
+        missing = blocks - self._ledger.free
+        if missing > 0:
+            self.evict(min(missing, self._ledger.evictable))
 
     def evict(self, blocks: int) -> None:
         """Free at least `blocks` blocks of cached columns."""

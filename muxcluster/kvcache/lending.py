@@ -20,9 +20,10 @@ class Lending:
 
     def lendable(self, kv: ModelKv, slot: int) -> int:
         """Blocks that lending everything possible of `slot` would make takeable."""
-        columns = self._candidates(kv, slot)
-        per_column = kv.columns.blocks_per_column
-        return min(len(columns), self._sharing.frames.free // per_column) * per_column
+        columns, per_column = self._candidates(kv, slot), kv.columns.blocks_per_column
+        most_filled = self._sharing.frames.free // per_column
+        most_empty = kv.lent.most_empty - kv.lent.num_empty
+        return min(len(columns), most_filled, most_empty) * per_column
 
     def _candidates(self, kv: ModelKv, slot: int) -> NDArray[np.int32]:
         """Columns of `slot` that may be lent, deepest first, int32 [n]."""
@@ -48,6 +49,8 @@ class Lending:
         filled = np.clip(num_computed - starts, 0, kv.block_tokens)
         num_empty = int(np.count_nonzero(filled == 0))
         count = min(len(columns), num_empty + sharing.frames.free // per_column)
+        if num_empty > lent.most_empty - lent.num_empty:
+            count = num_empty = lent.most_empty - lent.num_empty
         if count == 0:
             return 0
         columns, filled = columns[:count].copy(), filled[:count]
@@ -65,6 +68,7 @@ class Lending:
         blocks = kv.columns.blocks[columns].ravel()
         kv.columns.blocks[columns] = NO_BLOCK
         kv.lent.costs[slot] += len(blocks)
+        kv.lent.num_empty += len(columns)
         self._sharing.pool.drop(blocks, RIGHT)
         self._sharing.ledger.give(kv.model.name, len(blocks), is_batch=True)
 
@@ -162,6 +166,7 @@ class Lending:
             return
         columns = kv.sequences.truncate(slot, int(kv.sequences.num_columns[slot]) - count)
         sharing.frames.give(lent.frames_of(columns))
+        lent.num_empty -= lent.count_empty(columns)
         kv.columns.detach(columns)
         blocks, _ = kv.columns.remove(columns)
         blocks = blocks[blocks != NO_BLOCK]

@@ -1,22 +1,24 @@
-"""The lent blocks that no interactive sequence took yet, most empty first."""
+"""The lent blocks that no interactive sequence took yet, most empty first (BROS §5)."""
 
 import numpy as np
 from numpy.typing import NDArray
 
-FULL, PARTLY_EMPTY = 1, 2
+NUM_TIERS = 8
+"""Blocks are told apart by eighths of their places that are empty or saved."""
 
 
 class LentBlocks:
-    """Two stacks: blocks with nothing left to save at their left end come before full ones.
+    """A stack per tier; the emptiest tier that has blocks is taken from.
 
-    `tier` says where a block stands now, 0 for nowhere; a stack may hold entries whose block left
-    meanwhile, and `is_stacked` has a bit per stack, so no block stands twice in the same one.
+    A stack may hold entries whose block left meanwhile: `_tier` says in which stack a block stands
+    now, as a bit (0 for none), and `_stacked` has a bit for every stack that has an entry of it, so
+    that no block stands twice in one.
     """
 
     def __init__(self, num_blocks: int) -> None:
         self._tier = np.zeros(num_blocks, dtype=np.uint8)
-        self._is_stacked = np.zeros(num_blocks, dtype=np.uint8)
-        self._stacks = {tier: _Stack(num_blocks) for tier in (PARTLY_EMPTY, FULL)}
+        self._stacked = np.zeros(num_blocks, dtype=np.uint8)
+        self._stacks = [_Stack(num_blocks) for _ in range(NUM_TIERS)]
         self._count = 0
 
     def __len__(self) -> int:
@@ -27,16 +29,16 @@ class LentBlocks:
         """All of them, ascending."""
         return np.flatnonzero(self._tier)
 
-    def add(self, blocks: NDArray[np.int32], is_empty: NDArray[np.bool_]) -> None:
+    def add(self, blocks: NDArray[np.int32], tiers: NDArray[np.integer]) -> None:
         """`blocks` (int32 [n], distinct) may be taken from now on.
 
-        is_empty: bool [n], True where the first places from the left hold nothing unsaved.
+        tiers: ints [n], eighths of the block that are empty or saved, 0 to 7.
         """
-        for tier in self._stacks:
-            ours = blocks[is_empty == (tier == PARTLY_EMPTY)]
-            self._tier[ours] = tier
-            new = ours[self._is_stacked[ours] & tier == 0]
-            self._is_stacked[new] |= tier
+        for tier in np.flatnonzero(np.bincount(tiers)).tolist():
+            ours, bit = blocks[tiers == tier], np.uint8(1 << tier)
+            self._tier[ours] = bit
+            new = ours[self._stacked[ours] & bit == 0]
+            self._stacked[new] |= bit
             self._stacks[tier].push(new)
         self._count += len(blocks)
 
@@ -48,11 +50,12 @@ class LentBlocks:
     def take(self, count: int) -> NDArray[np.int32]:
         """Remove and return `count` blocks, int32 [count]; the caller knows they are there."""
         parts: list[NDArray[np.int32]] = []
-        for tier, stack in self._stacks.items():
+        for tier in reversed(range(NUM_TIERS)):
+            stack, bit = self._stacks[tier], np.uint8(1 << tier)
             while count > 0 and len(stack):
                 top = stack.pop(count)
-                self._is_stacked[top] &= ~np.uint8(tier)
-                parts.append(top[self._tier[top] == tier])
+                self._stacked[top] &= ~bit
+                parts.append(top[self._tier[top] == bit])
                 count -= len(parts[-1])
         assert count == 0, f"{count} lent blocks are missing"
         taken = np.concatenate(parts)
@@ -62,10 +65,10 @@ class LentBlocks:
     def check(self) -> None:
         """Raise AssertionError where count, tiers and stacks disagree."""
         assert np.count_nonzero(self._tier) == self._count, "lent blocks are miscounted"
-        assert (self._is_stacked & self._tier == self._tier).all(), "a lent block cannot be found"
-        for tier, stack in self._stacks.items():
+        assert (self._stacked & self._tier == self._tier).all(), "a lent block cannot be found"
+        for tier, stack in enumerate(self._stacks):
             assert len(np.unique(stack.ids)) == len(stack), "a lent block is stacked twice"
-            assert (self._is_stacked[stack.ids] & tier).all(), "a stacked block is not marked"
+            assert (self._stacked[stack.ids] & (1 << tier)).all(), "a stacked block is unmarked"
 
 
 class _Stack:

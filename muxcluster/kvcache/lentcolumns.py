@@ -17,9 +17,14 @@ class LentColumns:
     slots, filled: int32 [num_columns], the slot of a lent column and the tokens in it.
     frames: int32 [num_columns, blocks_per_column], the host frame of each block of a lent column
         with tokens.
+    num_empty, most_empty: lent and restoring columns without tokens, and how many there may be:
+        nothing else bounds them.
     """
 
-    def __init__(self, max_seqs: int, num_columns: int, blocks_per_column: int) -> None:
+    def __init__(self, max_seqs: int, shape: tuple[int, int], most_empty: int) -> None:
+        """shape: columns of the model, and blocks in each."""
+        num_columns, _ = shape
+        self.num_empty, self.most_empty = 0, most_empty
         self.counts = np.zeros(max_seqs, dtype=np.int32)
         self.costs = np.zeros(max_seqs, dtype=np.int32)
         self.num_saving = np.zeros(max_seqs, dtype=np.int16)
@@ -27,7 +32,7 @@ class LentColumns:
         self.is_spoiled = np.zeros(max_seqs, dtype=np.bool_)
         self.slots = np.zeros(num_columns, dtype=np.int32)
         self.filled = np.zeros(num_columns, dtype=np.int32)
-        self.frames = np.zeros((num_columns, blocks_per_column), dtype=np.int32)
+        self.frames = np.zeros(shape, dtype=np.int32)
 
     def is_busy(self, slot: int) -> bool:
         """True while the slot's copies are on their way, or lost."""
@@ -36,6 +41,10 @@ class LentColumns:
     def frames_of(self, columns: NDArray[np.int32]) -> NDArray[np.int32]:
         """The frames that lent `columns` hold, int32 [n]."""
         return self.frames[columns[self.filled[columns] > 0]].ravel()
+
+    def count_empty(self, columns: NDArray[np.int32]) -> int:
+        """Those of lent `columns` (int32 [n]) that have no tokens."""
+        return int(np.count_nonzero(self.filled[columns] == 0))
 
     def forget(self, slot: int) -> None:
         """The slot is closed."""

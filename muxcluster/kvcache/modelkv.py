@@ -29,23 +29,25 @@ class ModelKv:
         model: KvModel,
         num_blocks: int,
         block_bytes: int,
-        *,
-        has_block_ids: bool = True,
-        may_lend: bool = False,
+        has_block_ids: bool,
+        num_host_blocks: int | None,
     ) -> None:
+        """num_host_blocks: host frames for lent columns, None where no column is ever lent."""
         per_column = model.shape.blocks_per_column
         self.model = model
         self.block_tokens = model.shape.block_tokens(block_bytes)
         self.slot_bytes = model.shape.head_dim * model.shape.itemsize
         num_columns = num_blocks // per_column
-        if may_lend:  # a lent column may have no block left, so the pool does not bound them
-            num_columns += model.max_seqs * -(-model.max_model_len // self.block_tokens)
+        most_empty, self._may_lend = num_columns, num_host_blocks is not None
+        if num_host_blocks is not None:  # lent columns may have frames, or nothing, for blocks
+            num_columns += num_host_blocks // per_column + most_empty
         self.columns = ColumnStore(num_columns, per_column, has_block_ids=has_block_ids)
         self.sequences = SequenceTable(
             model.max_seqs, model.max_model_len, self.block_tokens, names_all=has_block_ids
         )
         self._names_all = has_block_ids
-        self.lent = LentColumns(model.max_seqs, num_columns if may_lend else 0, per_column)
+        shape = (num_columns if self._may_lend else 0, per_column)
+        self.lent = LentColumns(model.max_seqs, shape, most_empty)
         self.shared = SharedColumns(model.max_seqs, self.block_tokens)
         self.prefix = PrefixIndex()
         self.nothing = self._delta(np.empty(0, np.int32), np.empty(0, np.int32))
@@ -55,7 +57,7 @@ class ModelKv:
         if not self._names_all:
             return self.nothing
         entries, positions = self.sequences.entries(slots)
-        if self.lent.counts[slots].any():
+        if self._may_lend and self.lent.counts[slots].any():
             whole = self.sequences.num_columns - self.lent.counts
             is_whole = positions < whole[entries]
             entries, positions = entries[is_whole], positions[is_whole]
@@ -81,7 +83,7 @@ class ModelKv:
     def commit(self, slot: int, hashes: Sequence[bytes]) -> None:
         """The next len(hashes) columns of `slot` are computed: publish them but lent ones."""
         sequences, owner = self.sequences, int(self.sequences.owners[slot])
-        if self.lent.counts[slot]:
+        if self._may_lend and self.lent.counts[slot]:
             whole = sequences.num_columns[slot] - self.lent.counts[slot]
             hashes = hashes[: whole - sequences.num_committed[slot] // self.block_tokens]
         place = sequences.advance(slot, len(hashes))

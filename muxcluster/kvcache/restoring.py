@@ -116,6 +116,11 @@ class Restoring:
             (self._finish if succeeded else self._undo)(restore)
         return [] if succeeded else sorted(job.saved)
 
+    def reset(self) -> None:
+        """All running jobs have failed, and nobody asks whose saves are lost."""
+        for job_id in self._sharing.jobs.ids:
+            self.end(job_id, succeeded=False)
+
     def _finish(self, restore: Restore) -> None:
         sharing, kv = self._sharing, restore.kv
         self._release_sources(restore)
@@ -123,6 +128,7 @@ class Restoring:
         sharing.pool.drop(restore.sources, RIGHT)
         sharing.ledger.give(kv.model.name, len(orphans), is_batch=True)
         sharing.frames.give(kv.lent.frames_of(restore.columns))
+        kv.lent.num_empty -= kv.lent.count_empty(restore.columns)
 
     def _release_sources(self, restore: Restore) -> None:
         self._sharing.rights.is_source[restore.sources] = False

@@ -81,13 +81,13 @@ class Saving:
         gone = touched == victim.block_tokens
         sharing.pool.drop(blocks[gone], RIGHT)
         victim.columns.blocks.ravel()[cells[gone]] = NO_BLOCK
-        columns = np.unique(cells // victim.columns.blocks_per_column)
-        self._note(victim, np.unique(victim.lent.slots[columns]), frames, job_id)
+        slots = victim.lent.slots[cells // victim.columns.blocks_per_column]
+        self._note(victim, np.flatnonzero(np.bincount(slots)), frames, job_id)
         sharing.num_saved_slots += num_slots(copies)
         return copies
 
     def _note(
-        self, victim: ModelKv, slots: NDArray[np.int32], frames: NDArray[np.int32], job_id: int
+        self, victim: ModelKv, slots: NDArray[np.intp], frames: NDArray[np.int32], job_id: int
     ) -> None:
         job: JobCopies = self._sharing.jobs.of(job_id)
         self._sharing.frames.touch(frames)

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from muxcluster.core.job import Side
 from muxcluster.kvcache.frames import HostFrames
-from muxcluster.kvcache.lentblocks import LentBlocks
+from muxcluster.kvcache.lentblocks import NUM_TIERS, LentBlocks
 from muxcluster.kvcache.modelkv import ModelKv
 from muxcluster.kvcache.pool import OWNER_BIT, BlockPool
 from muxcluster.kvcache.quota import BlockLedger
@@ -51,8 +51,8 @@ class Sharing:
 
     def lend(self, kv: ModelKv, blocks: NDArray[np.int32]) -> None:
         """`blocks` (int32 [n]), right-owned by `kv` alone and in lent columns, may be taken."""
-        rights = self.rights
-        self.lent.add(blocks, rights.saved[blocks] > 0)
+        saved = self.rights.saved[blocks].astype(np.int32)
+        self.lent.add(blocks, saved * NUM_TIERS // kv.block_tokens)
         self.ledger.lend(kv.model.name, len(blocks))
 
     def columns_of(self, kv: ModelKv, blocks: NDArray[np.int32]) -> NDArray[np.int32]:

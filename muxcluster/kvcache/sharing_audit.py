@@ -42,6 +42,11 @@ def _check_lent(sharing: Sharing, kv: ModelKv) -> NDArray[np.int32]:
     assert (kv.columns.refs[columns] == 1).all(), "a lent column has another reader"
     assert not np.isin(columns, kv.prefix.keyed()).any(), "a lent column is in the prefix cache"
     assert (lent.slots[columns] == slots).all(), "a lent column names another slot"
+    restores = (each for job in sharing.jobs for each in job.restores if each.kv is kv)
+    num_empty = sum(lent.count_empty(each.columns) for each in restores)
+    num_empty += lent.count_empty(columns)
+    assert lent.num_empty == num_empty, "empty lent columns are miscounted"
+    assert lent.num_empty <= lent.most_empty, "too many empty lent columns"
     whole = kv.sequences.num_columns - lent.counts
     assert (kv.sequences.num_committed <= whole * kv.block_tokens).all(), "lent and committed"
     others = np.flatnonzero(kv.columns.owners)

@@ -20,7 +20,7 @@ _MIXED = Line(0.0, 1.0, 0.5)
 
 
 class StepTimes:
-    """Predicted seconds of a model's jobs at an SM share (BROS §4, DESIGN.md §7).
+    """Predicted seconds of a model's jobs at an SM share (DESIGN.md §2, §7).
 
         decode_s(model, share, num_rows, context) -> float
         prefill_s(model, share, num_tokens, attention) -> float

@@ -19,9 +19,9 @@ class Beside:
     numbers of neighbours do; their product is right, their common level is not known. Expected at
     first: the loss that `placement.cost` assumes at full use.
 
-    Simulated, three models under ADBS, no noise: decode mispredicted by 2.7 to 3.3 %; 3.6 to 6.7 %
-    if only one of the two is corrected; 2.5 to 3.1 % if factors are kept by which models and
-    phases run beside and at which share, which is not worth five times as many factors.
+    One simulated workload, three models under ADBS, no noise: decode mispredicted by 2.7 to 3.3 %;
+    by 3.6 to 6.7 % if a job corrects only one of the two; by 2.5 to 3.1 % if factors are kept by
+    which models and phases run beside and at which share: five times as many for little.
     """
 
     def __init__(self) -> None:

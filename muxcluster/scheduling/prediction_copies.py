@@ -10,6 +10,8 @@ _GUESS = 1 / 8e9
 _FREE = (1e-3, 1e3)
 _SEEN_PART = 1.25
 """A job must last so many times its forward for its copies to be seen in it."""
+_ENOUGH = 16
+"""Observations from which on the link is known: a slow job with few bytes is a slow forward."""
 _HIDDEN_PART = 0.25
 """Copies expected to take less than this part of the forward leave its seconds readable."""
 
@@ -29,6 +31,7 @@ class CopyTimes:
         overlap: bool = True,
     ) -> None:
         self._slot_bytes, self._overlap = slot_bytes, overlap
+        self._is_given = bytes_per_s is not None
         if bytes_per_s is None:
             self._fit = Fit(Line(0.0, _GUESS, 0.0), bounds=_FREE)
         else:
@@ -62,9 +65,11 @@ class CopyTimes:
         link's speed is learnt where they show.
         """
         copy_s = self.copy_s(num_bytes)
-        if forward_s > 0 and seconds > _SEEN_PART * forward_s:
+        is_small = copy_s <= _HIDDEN_PART * forward_s
+        is_known = self._is_given or self._fit.num_seen >= _ENOUGH
+        if forward_s > 0 and seconds > _SEEN_PART * forward_s and not (is_small and is_known):
             self.observe(num_bytes, seconds if self._overlap else seconds - forward_s)
             return None
-        if copy_s > _HIDDEN_PART * forward_s > 0:
+        if forward_s > 0 and not is_small:
             return None
         return seconds if self._overlap else max(0.0, seconds - copy_s)

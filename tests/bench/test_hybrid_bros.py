@@ -1,14 +1,23 @@
 """The bench of BROS's evaluation: lengths, cases, cuts and claims against numbers by hand."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from bench.hybrid.bros import points_of
+from bench.hybrid.bros import Slice
 from bench.hybrid.lengths import LONGEST, SHORTEST, Even, Fitted
 from bench.hybrid.picture import draw
-from bench.hybrid.running import Cell, Runner, batch_tokens_per_s, changes, claims_of, normalised_s
+from bench.hybrid.running import (
+    Cell,
+    Runner,
+    batch_tokens_per_s,
+    bearable,
+    changes,
+    claims_of,
+    normalised_s,
+)
 from bench.hybrid.setups import ENTRIES, LENGTHS, OURS, SETUPS, Point, case_of
 from muxcluster.sim.report import (
     BatchReport,
@@ -78,10 +87,15 @@ def test_systems_get_the_same_load() -> None:
 
 
 def test_points_with_and_without_batch_load() -> None:
-    points = points_of(["opt-13b", "opt-30b"], ["sharegpt", "lmsys"], [1.0, 2.0, 3.0], 60.0)
-    assert sum(point.has_batch for point in points) == 2 * 2 * 3
-    assert {point.lengths for point in points if not point.has_batch} == {"sharegpt"}
-    assert case_of(points[-1], ENTRIES[0], 0).waves == ()
+    asked = Slice(["opt-13b", "opt-30b"], ["sharegpt", "lmsys"], [1.0, 2.0, 3.0], 60.0, 99)
+    assert len(asked.loaded()) == 2 * 2 * 3
+    (waves,) = case_of(asked.loaded()[0], ENTRIES[0], 0).waves
+    assert (waves.size, waves.end_s) == (99, 60.0)
+    assert [(p.setup, p.lengths) for p in asked.alone()[::3]] == [
+        ("opt-13b", "sharegpt"),
+        ("opt-30b", "sharegpt"),
+    ]
+    assert case_of(asked.alone()[0], ENTRIES[0], 0).waves == ()
 
 
 def cell(rate: float, system: str, *, latency_s: tuple[float, ...], batch: float) -> Cell:
@@ -132,6 +146,23 @@ def test_claims_are_means_over_points() -> None:
             "tpot_attainment": 0.25,
         }
     )
+
+
+def test_points_that_interactive_requests_alone_overload_are_left_out() -> None:
+    """Alone, half of the requests at 2/s are late, so only 1/s can be borne."""
+
+    def alone(rate: float, attained: float) -> Cell:
+        found = cell(rate, "fcfs", latency_s=(0.1,), batch=0.0)
+        (report,) = found.classes()
+        mine = report.interactive.model_copy(update={"ttft_attainment": attained})
+        classes = report.model_copy(update={"interactive": mine})
+        point = replace(found.point, has_batch=False)
+        return Cell(point, "fcfs", (CaseReport.model_construct(classes=classes),))
+
+    found = bearable([*CELLS, alone(1.0, 0.95), alone(2.0, 0.5)])
+    assert {each.point.rate_per_s for each in found} == {1.0}
+    assert len(found) == 4
+    assert bearable(CELLS) == []
 
 
 def test_a_short_run_gives_rows_claims_and_the_same_picture_twice(tmp_path: Path) -> None:

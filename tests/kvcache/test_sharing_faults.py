@@ -7,9 +7,18 @@ import pytest
 
 from muxcluster.kvcache.cache import KvCache
 from muxcluster.kvcache.copies import NO_RUNS
+from muxcluster.kvcache.frames import HostFrames
 from muxcluster.kvcache.restoring import Restoring
 from muxcluster.kvcache.saving import Saving
+from tests.kvcache.script import Script
 from tests.kvcache.test_sharing_random import CONDITIONS, QUOTAS
+from tests.kvcache.test_sharing_rules import (
+    LEFT,
+    RIGHT,
+)
+from tests.kvcache.test_sharing_rules import (
+    test_a_frame_that_a_running_job_fills_waits_for_its_end as reuse_a_frame,
+)
 from tests.kvcache.walk import SharingWalk
 from tests.kvcache.world import World
 
@@ -90,3 +99,114 @@ def test_the_data_shows_a_planted_fault(fault: Patch, monkeypatch: pytest.Monkey
             walk = SharingWalk(World.build(seed, num_blocks, num_frames, QUOTAS))
             for _ in range(1000):
                 walk.step()
+
+
+def test_the_data_shows_a_frame_that_is_free_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    reuse_a_frame()
+    monkeypatch.setattr(HostFrames, "touch", lambda *_: None)
+    monkeypatch.setattr(HostFrames, "settle", lambda *_: None)
+    monkeypatch.setattr(KvCache, "check", lambda _: None)
+    with pytest.raises(AssertionError, match="lost tokens"):
+        reuse_a_frame()
+
+
+def _busy_script() -> Script:
+    """A column lent and taken, one lent and untaken, a save and a restore on their way."""
+    script = Script(15)
+    script.begin("odd", 0, RIGHT, 48)
+    script.begin("odd", 2, RIGHT, 24)
+    script.begin("odd", 3, RIGHT, 48)
+    script.lend("odd", 0, 6)
+    script.lend("odd", 2, 3)
+    script.world.open("odd", 1, [], LEFT)
+    script.start("odd", 1, 30)
+    script.close("odd", 3)
+    return script
+
+
+def _sharing(script: Script):
+    return script.cache._sharing
+
+
+def _lent(script: Script):
+    return script.cache._models["odd"].lent
+
+
+def _taken_block(script: Script) -> int:
+    return int(np.flatnonzero(_sharing(script).pool.owners == 3)[0])
+
+
+def _miscount_costs(script: Script) -> None:
+    _lent(script).costs[0] += 1
+
+
+def _lose_a_frame(script: Script) -> None:
+    _sharing(script).frames.take(1)
+
+
+def _name_a_frame_twice(script: Script) -> None:
+    column = script.cache._models["odd"].sequences.columns[2, 0]
+    _lent(script).frames[column, 0] = _lent(script).frames[column, 1]
+
+
+def _lower_a_watermark(script: Script) -> None:
+    _sharing(script).rights.saved[_taken_block(script)] = 0
+
+
+def _pass_a_watermark(script: Script) -> None:
+    script.cache._models["odd"].shared.safe[:] = 23
+
+
+def _forget_a_shared_column(script: Script) -> None:
+    shared = script.cache._models["odd"].shared
+    shared.keep(np.zeros(len(shared), dtype=np.bool_))
+
+
+def _swap_owners(script: Script) -> None:
+    _sharing(script).rights.cells[_taken_block(script)] += 1
+
+
+def _hide_a_lent_block(script: Script) -> None:
+    _sharing(script).lent.remove(_sharing(script).lent.ids[:1].astype(np.int32))
+
+
+def _miscount_lent(script: Script) -> None:
+    _sharing(script).ledger.free_lent(1)
+
+
+def _forget_a_save(script: Script) -> None:
+    _lent(script).num_saving[:] = 0
+
+
+def _invent_a_source(script: Script) -> None:
+    _sharing(script).rights.is_source[_taken_block(script)] = True
+
+
+def _lend_a_reader(script: Script) -> None:
+    script.cache._models["odd"].columns.refs[
+        script.cache._models["odd"].sequences.columns[2, 0]
+    ] = 2
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        _miscount_costs,
+        _lose_a_frame,
+        _name_a_frame_twice,
+        _lower_a_watermark,
+        _pass_a_watermark,
+        _forget_a_shared_column,
+        _swap_owners,
+        _hide_a_lent_block,
+        _miscount_lent,
+        _forget_a_save,
+        _invent_a_source,
+        _lend_a_reader,
+    ],
+)
+def test_check_sees_a_planted_fault(fault: Callable[[Script], None]) -> None:
+    script = _busy_script()
+    fault(script)
+    with pytest.raises(AssertionError):
+        script.cache.check()

@@ -99,6 +99,8 @@ class SharingWalk:
         world = self.world
         ready = [key for key in self._idle() if self._counts(key[0], [key[1]])]
         if len(world.runs) >= MOST_JOBS or not ready:
+            self.advance()
+            self.end()
             return
         model, job_id = self.draw.choice(ready)[0], world.next()
         sides = [Side.LEFT, Side.RIGHT]
@@ -107,7 +109,9 @@ class SharingWalk:
         copies: list[SlotCopies] = []
         for side in sides:
             slots = [slot for name, slot in self._idle(side) if name == model]
-            slots = self.draw.sample(slots, self.draw.randint(0, (len(slots) + 1) // 2))
+            slots = self.draw.sample(
+                slots, self.draw.randint(len(slots) > 1, (len(slots) + 1) // 2)
+            )
             self._rows |= {(model, slot) for slot in slots}
             add = self._left if side is Side.LEFT else self._right
             add(model, job_id, slots, counts, copies)
@@ -196,6 +200,7 @@ class SharingWalk:
             if lent and not counts and not copies[:-1] and self.draw.random() < 0.5:
                 self._note("called off")
                 assert cache.end_copies(job_id, False) == []
+                copies.pop()
                 return
         counts.update(dict.fromkeys(lent, 0) | wanted)
 

@@ -297,3 +297,14 @@ def test_a_given_link_and_copies_alone() -> None:
     for _ in range(100):
         times.observe_copy(1e6, 1e6 / 2e9)
     assert times.copy_s(4e9) == pytest.approx(2.0, rel=0.01)
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_slow_forward_is_not_taken_for_slow_copies(overlap) -> None:
+    """Every job copies a little, over a known link: what makes them slower is the forward."""
+    times = StepTimes(FixedSeed(), CopyTimes({"m": 512}, 4e9, overlap=overlap))
+    forward_s, copy_s = 2 * DECODE.seconds(10, 1000), 2 * 1000 * 512 / 4e9
+    for _ in range(60):
+        times.observe(copying(1000), forward_s if overlap else forward_s + copy_s)
+    assert times.decode_s("m", 1.0, 10, 1000) == pytest.approx(forward_s, rel=0.02)
+    assert times.copy_s(4e9) == pytest.approx(1.0)
