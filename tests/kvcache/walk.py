@@ -4,7 +4,7 @@ import numpy as np
 
 from muxcluster.core.job import Side, SlotCopies
 from muxcluster.kvcache.model import Shortage
-from tests.kvcache.world import LAYOUTS, MODELS, World
+from tests.kvcache.world import MODELS, World
 
 MOST_JOBS, MOST_TEXTS = 4, 10
 
@@ -203,7 +203,3 @@ class SharingWalk:
                 copies.pop()
                 return
         counts.update(dict.fromkeys(lent, 0) | wanted)
-
-
-def layouts_differ() -> bool:
-    return len(set(LAYOUTS.values())) == len(LAYOUTS)
