@@ -10,7 +10,8 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 def cpu_seconds(root: int) -> dict[str, float]:
     """Seconds of processor time so far of `root`'s descendants, summed by name.
 
-    Names: `ingress`, the units' ids, `client` and `other` (Ray's own processes).
+    Names: `ingress`, the units' ids, `workers` (their children), `client` and `other` (Ray's own
+    processes).
     """
     stats = {pid: _stat(pid) for pid in map(int, filter(str.isdigit, os.listdir("/proc")))}
     family = {root}
@@ -41,6 +42,8 @@ def _name(pid: int) -> str:
         return "other"
     if "http_client.py" in command:
         return "client"
+    if "muxcluster.engine.owner" in command:
+        return "workers"
     if "ServeReplica:muxcluster:" in command:
         title = command.split("ServeReplica:muxcluster:", 1)[1]
         return re.split(r"[\0 .]", title, maxsplit=1)[0]  # a method's name may follow

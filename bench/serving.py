@@ -4,12 +4,13 @@ The model is a Llama of 56.4 million parameters with random weights: 8 layers, h
 8 heads and 4 KV heads of 64, intermediate size 1408, vocabulary 32,000, untied. Requests are
 prompts of 32 to 128 random tokens and a fixed number of output tokens each (which is the best case
 of a static batch: no row waits for a longer one). Ours is the whole server as `muxcluster serve`
-starts it. Theirs is `generate` on batches of as many requests as run at once, and transformers'
-continuous batching with cache and batch sized for that; neither pays for HTTP. Everything is
-greedy, fp32 and on all cores. With `--openvino PYTHON`, the path of a Python that has
-openvino-genai, its continuous batching runs too, in fp32 and in what it chooses by itself (bf16
-where the processor has it). Claims: ours over the better of Hugging Face's, and over OpenVINO's
-fp32.
+starts it, over HTTP with the client on the same cores, and then its unit alone, driven in process
+as the others are. Theirs is `generate` on batches of as many requests as run at once, and
+transformers' continuous batching with cache and batch sized for that; neither pays for HTTP. KV
+pools hold all requests. Everything is greedy, fp32 and on all cores. With `--openvino PYTHON`, the
+path of a Python that has openvino-genai, its continuous batching runs too, in fp32 and in what it
+chooses by itself (bf16 where the processor has it). Claims: ours over HTTP over the better of
+Hugging Face's and over OpenVINO's fp32, and our unit in process over OpenVINO's fp32.
 """
 
 import asyncio
@@ -20,16 +21,18 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 sys.path.pop(0)  # the script's folder, whose http.py would hide Python's
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import yaml
 
-from bench.harness import ROOT, Bench, Claim, make_parser, percentiles
+from bench.harness import ROOT, Bench, make_parser
+from bench.processes import cpu_seconds
+from bench.serving_rows import Case, Measured, claims_of, row_of
 from muxcluster.cli.launch import free_address, prepare, serving, url_of
 from muxcluster.cli.loadgen.exchange import Target, request_bytes
 from muxcluster.cli.loadgen.load import Outcome, Pace, run_load
@@ -49,15 +52,17 @@ SHAPE = {
 }
 CONCURRENCY = (1, 8, 32)
 PROMPT_TOKENS = (32, 128)
+KV_GB = 1
+"""Of our pool, as of OpenVINO's. The default for a CPU holds a quarter of the longest sequences,
+26 of these requests."""
 
 
-@dataclass(frozen=True, slots=True)
-class Case:
-    """Requests of `num_tokens` output tokens, `concurrency` of them at a time."""
+class Everywhere(NamedTuple):
+    """rows: of the record, a case each. conditions: of the others."""
 
-    concurrency: int
-    num_tokens: int
-    prompts: list[list[int]]
+    rows: list[dict[str, Any]]
+    measured: list[Measured]
+    conditions: dict[str, Any]
 
 
 def cases(sizes: Sequence[int], seed: int, *, is_quick: bool) -> list[Case]:
@@ -88,19 +93,32 @@ def make_model(folder: Path) -> Path:
     return path
 
 
-def ours(path: Path, asked: Sequence[Case]) -> list[Outcome]:
-    """Each case through HTTP."""
+def write_config(path: Path, num_tokens: int) -> Path:
+    """The configuration that serves the model in directory `path`."""
     config = path.parent / "muxcluster.yaml"
     model = {"name": NAME, "path": str(path), "max_seqs": 64, "max_model_len": 256}
-    lengths = {"prompt_tokens": 80, "output_tokens": asked[0].num_tokens}
-    config.write_text(yaml.safe_dump({"models": [{**model, **lengths}]}))
+    lengths = {"prompt_tokens": 80, "output_tokens": num_tokens}
+    policy = {"kv_gb": KV_GB}
+    config.write_text(yaml.safe_dump({"models": [{**model, **lengths}], "policy": policy}))
+    return config
+
+
+def ours(config: Path, asked: Sequence[Case]) -> list[tuple[Outcome, dict[str, float]]]:
+    """Each case through HTTP, with the processor seconds that each kind of process took."""
     prepared = prepare(config)
     prepared = replace(prepared, address=free_address(HttpAddress("127.0.0.1", 0)))
+    found = []
     with serving(prepared):
         url = url_of(prepared.address)
         warm_up = replace(asked[-1], num_tokens=4)
         asyncio.run(load(url, warm_up))
-        return [asyncio.run(load(url, case)) for case in asked]
+        for case in asked:
+            before = cpu_seconds(os.getpid())
+            outcome = asyncio.run(load(url, case))
+            after = cpu_seconds(os.getpid())
+            used = {name: after[name] - before.get(name, 0.0) for name in after}
+            found.append((outcome, {**used, "client": outcome.client_cpu_s}))
+    return found
 
 
 async def load(url: str, case: Case) -> Outcome:
@@ -125,10 +143,13 @@ async def load(url: str, case: Case) -> Outcome:
     return outcome
 
 
-def theirs(path: Path, asked: Sequence[Case], python: str, script: str) -> dict[str, Any]:
-    """Each case with another engine alone, in a process of its own: `script` beside this one."""
+def alone(
+    path: Path, asked: Sequence[Case], script: str, python: str = sys.executable
+) -> dict[str, Any]:
+    """Each case with one engine alone, in a process of its own: `script` beside this one."""
     task = {
         "path": str(path),
+        "config": str(path.parent / "muxcluster.yaml"),
         "cases": [
             {
                 "concurrency": case.concurrency,
@@ -151,55 +172,29 @@ def theirs(path: Path, asked: Sequence[Case], python: str, script: str) -> dict[
     return found
 
 
-def row_of(case: Case, outcome: Outcome, other: dict[str, Any], words: Tokenizer) -> dict[str, Any]:
-    """One entry of the record."""
-    rate = sum(answer.num_output_tokens for answer in outcome.answers) / outcome.duration_s
-    best = max(other["hf_static_tokens_per_s"], other["hf_continuous_tokens_per_s"])
-    same = [
-        answer.text == words.decode(tokens)
-        for answer, tokens in zip(outcome.answers, other["static_tokens"], strict=True)
+def measure_all(folder: Path, asked: Sequence[Case], openvino: str | None) -> Everywhere:
+    """Ours over HTTP, ours in process, Hugging Face's, OpenVINO's: one after the other."""
+    path = make_model(folder)
+    config = write_config(path, asked[0].num_tokens)
+    http = ours(config, asked)
+    unit = alone(path, asked, "serving_unit.py")
+    hf = alone(path, asked, "serving_hf.py")
+    third = alone(path, asked, "serving_openvino.py", openvino) if openvino else None
+    measured = [
+        Measured(
+            case,
+            *http[number],
+            unit["cases"][number],
+            hf["cases"][number],
+            third and {kind: cases[number] for kind, cases in third["cases"].items()},
+        )
+        for number, case in enumerate(asked)
     ]
-    both = zip(other["static_tokens"], other["continuous_tokens"], strict=True)
-    return {
-        "concurrency": case.concurrency,
-        "requests": len(case.prompts),
-        "output_tokens": case.num_tokens,
-        "tokens_per_s": round(rate, 1),
-        "hf_static_tokens_per_s": other["hf_static_tokens_per_s"],
-        "hf_continuous_tokens_per_s": other["hf_continuous_tokens_per_s"],
-        "over_hf_best": round(rate / best, 3),
-        "ttft_ms": percentiles([1e3 * answer.ttft_s for answer in outcome.answers]),
-        "client_cpu_share": round(outcome.client_cpu_s / outcome.duration_s, 3),
-        "answers_equal_to_hf_static": sum(same),
-        "hf_answers_equal_to_each_other": sum(a == b for a, b in both),
-    }
-
-
-def with_openvino(
-    rows: list[dict[str, Any]], found: dict[str, Any], static: Sequence[dict[str, Any]]
-) -> list[dict[str, Any]]:
-    """The rows with OpenVINO's figures added. static: Hugging Face's cases."""
-    kinds = found["cases"]
-    return [
-        {
-            **row,
-            "openvino_tokens_per_s": kinds["fp32"][number]["tokens_per_s"],
-            "openvino_default_tokens_per_s": kinds["default"][number]["tokens_per_s"],
-            "over_openvino": round(row["tokens_per_s"] / kinds["fp32"][number]["tokens_per_s"], 3),
-            "over_openvino_default": round(
-                row["tokens_per_s"] / kinds["default"][number]["tokens_per_s"], 3
-            ),
-        }
-        | {
-            "openvino_answers_equal_to_hf_static": sum(
-                a == b
-                for a, b in zip(
-                    kinds["fp32"][number]["tokens"], static[number]["static_tokens"], strict=True
-                )
-            )
-        }
-        for number, row in enumerate(rows)
-    ]
+    words = Tokenizer.load(path)
+    conditions = {"hf_threads": hf["threads"], "openvino": "not run: no --openvino PYTHON"}
+    if third:
+        conditions["openvino"] = {"version": third["openvino"], "defaults": third["defaults"]}
+    return Everywhere([row_of(each, words) for each in measured], measured, conditions)
 
 
 def main() -> None:
@@ -211,39 +206,15 @@ def main() -> None:
     options = bench.options
     asked = cases(options.concurrency, options.seed, is_quick=options.quick)
     with tempfile.TemporaryDirectory(prefix="bench-serving-") as folder:
-        path = make_model(Path(folder))
-        outcomes = ours(path, asked)
-        other = theirs(path, asked, sys.executable, "serving_hf.py")
-        third = options.openvino and theirs(path, asked, options.openvino, "serving_openvino.py")
-        words = Tokenizer.load(path)
-    triples = zip(asked, outcomes, other["cases"], strict=True)
-    rows = [row_of(case, outcome, found, words) for case, outcome, found in triples]
-    if third:
-        rows = with_openvino(rows, third, other["cases"])
-    for row in rows:
+        found = measure_all(Path(folder), asked, options.openvino)
+    for row in found.rows:
         print(json.dumps(row), flush=True)
-    claims = [
-        Claim(f"tokens_per_s_over_hf_best_at_{row['concurrency']}", row["over_hf_best"], "x", 1.0)
-        for row in rows
-    ]
-    if third:
-        claims += [
-            Claim(
-                f"tokens_per_s_over_openvino_at_{row['concurrency']}",
-                row["over_openvino"],
-                "x",
-                1.0,
-            )
-            for row in rows
-        ]
     samples = {
-        f"latency_s at {case.concurrency}": [answer.latency_s for answer in outcome.answers]
-        for case, outcome in zip(asked, outcomes, strict=True)
+        f"latency_s at {each.case.concurrency}": [answer.latency_s for answer in each.http.answers]
+        for each in found.measured
     }
-    conditions = {"hf_threads": other["threads"], "openvino": "not run: no --openvino PYTHON"}
-    if third:
-        conditions["openvino"] = {"version": third["openvino"], "defaults": third["defaults"]}
-    bench.publish(claims, samples, model=SHAPE, **conditions, rows=rows)
+    claims = list(claims_of(found.rows))
+    bench.publish(claims, samples, model=SHAPE, kv_gb=KV_GB, **found.conditions, rows=found.rows)
 
 
 if __name__ == "__main__":
