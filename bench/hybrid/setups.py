@@ -68,13 +68,15 @@ class Entry:
     policy: Mapping[str, Any] = field(default_factory=dict)
 
 
-OURS = "priority"
+OURS, APART = "ours", "ours, blocks apart"
 ENTRIES = (
     Entry("fcfs", "temporal:packing=fcfs"),
     Entry("round-robin", "temporal:packing=round-robin"),
     Entry("priority", "temporal:packing=priority"),
     # its prompts in chunks beside decodes, as ours: what the lane does, and what the packing
     Entry("priority, mixed", "mixed:packing=priority"),
+    Entry(OURS, "mixed:packing=hybrid"),
+    Entry(APART, "mixed:packing=hybrid", {"shares_blocks": False}),
 )
 ALONE = tuple(entry for entry in ENTRIES if entry.name in ("fcfs", OURS))
 """Where there are interactive requests only, the classes make no difference."""

@@ -9,6 +9,7 @@ import numpy as np
 from muxcluster.core.events import Finished, Rejected, StepOutput
 from muxcluster.core.job import JobResult, Phase
 from muxcluster.core.request import Request
+from muxcluster.scheduling.prediction_seed import CostSeed, SeedModel
 from muxcluster.scheduling.scheduler import UnitScheduler
 from muxcluster.sim.concurrency import Concurrency, Running
 from muxcluster.sim.repeating import Repeating
@@ -57,7 +58,7 @@ class UnitDriver:
         ValueError as `UnitScheduler` does.
         """
         self.unit = unit
-        self.scheduler = UnitScheduler(unit.spec, only_counts=True)
+        self.scheduler = UnitScheduler(unit.spec, only_counts=True, seed=_seed(unit))
         self.now = 0.0
         self._sink = sink
         self._timing = timing or CostTiming(unit)
@@ -141,6 +142,18 @@ class UnitDriver:
         for event in output.events:
             if isinstance(event, Finished | Rejected):
                 self._sink.end(event, self.now)
+
+
+def _seed(unit: SimUnit) -> CostSeed:
+    """What is known of step times before the first: the unit's cost models."""
+    spec = unit.spec
+    return CostSeed(
+        {name: SeedModel(model.shape, model.cost) for name, model in unit.models.items()},
+        unit.tp,
+        max_rows=spec.scheduler.max_decode_rows,
+        max_tokens=spec.scheduler.token_budget,
+        max_len=max(model.max_model_len for model in spec.models),
+    )
 
 
 def _result(entry: Running, now: float) -> JobResult:
