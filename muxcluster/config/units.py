@@ -87,6 +87,7 @@ def _unit(config: Config, unit: PlannedUnit, nodes: dict[str, Node]) -> UnitSpec
         partition=partition,
         num_threads=threads,
         num_host_blocks=_host_blocks(policy, gpu, unit.kv_blocks, bytes_of_block),
+        host_link=gpu.host_link * len(unit.gpus),
     )
 
 

@@ -58,7 +58,7 @@ class SchedulerSpec:
     token_budget: int = 2048
     max_decode_rows: int = 256
     quota_period_s: float = 5.0
-    batch_slack: float = 0.5
+    batch_slack: float = 0.1
     ageing_s: float = 30.0
     shares_blocks: bool = True
     saves_lazily: bool = True
@@ -70,6 +70,7 @@ class UnitSpec:
 
     num_blocks, block_bytes: the pool; one uint8 tensor [num_blocks, block_bytes].
     num_host_blocks: host memory for checkpoints of preempted sequences, blocks of the same size.
+    host_link: bytes/s between it and the pool, all GPUs of the mesh together; 0: not known.
     device: "cpu" or "cuda:N". partition: "threads" (CPU child processes), "none" (in-process).
     num_threads: CPU threads that an SM share of 1.0 stands for.
     """
@@ -84,3 +85,4 @@ class UnitSpec:
     partition: str = "threads"
     num_threads: int = 2
     num_host_blocks: int = 0
+    host_link: float = 0.0

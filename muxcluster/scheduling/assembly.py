@@ -51,7 +51,7 @@ def step_times(unit: UnitSpec, seed: Seed | None, *, is_simulated: bool) -> Step
     slot_bytes = {m.name: 2 * m.shape.head_dim * m.shape.itemsize for m in unit.models}
     # On a CPU copies take the forward's own cores; what is simulated are GPUs.
     overlap = is_simulated or unit.device != "cpu"
-    return StepTimes(seed, CopyTimes(slot_bytes, overlap=overlap))
+    return StepTimes(seed, CopyTimes(slot_bytes, unit.host_link or None, overlap=overlap))
 
 
 def kv_cache(

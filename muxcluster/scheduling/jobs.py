@@ -38,7 +38,7 @@ class JobBuilder:
         table.start_job(slots)
         copies = batch.copies
         if copies is None:
-            ends = starts + batch.counts
+            ends = starts + batch.counts + np.int32(batch.max_steps - 1)
             copies = self._kv.saves(model.name, slots, ends, self.next_id) if self._saves else ()
         return Job(
             job_id=self.skip(1),

@@ -52,6 +52,7 @@ def _unit(
         workers=workers_of(policy.lane, gpu, len(mine)),
         scheduler=policy,
         num_host_blocks=unit.kv_blocks if policy.packing in _CHECKPOINTING else 0,
+        host_link=gpu.host_link * unit.tp,
     )
     models = {
         demand.name: SimModel(demand.shape, cost_for(gpu, demand.itemsize, problem.profiles))

@@ -84,7 +84,7 @@ def test_a_request_without_targets_is_slowed_by_that_part_at_most() -> None:
 def test_a_target_that_cannot_be_met_binds_nobody() -> None:
     rig = rig_of(batch_slack=1.0)
     teach(rig)
-    rig.add(request("hopeless", num_output=20, slo=Slo(0.001, 0.001)))
+    rig.add(request("hopeless", num_output=40, slo=Slo(0.001, 0.001)))
     rig.step()
     rig.add(*[request(f"b{i}", num_prompt=50, service_class=BATCH) for i in range(4)])
     gaps_of(rig, "hopeless")

@@ -102,10 +102,17 @@ class HybridPacking:
         if phase is not Phase.DECODE:
             is_done = self._urgent_prompts(draft, turn)
         draft.save(self._memory, turn.job_id)
+        # Who waits for memory waits for interactive requests to end: batch rows must not slow them.
+        limit_s = draft.seconds if self._lacks_memory(model) else self._slack.for_batch(draft, turn)
         if phase is not Phase.PREFILL and model.slots.num_batch:
-            self._batch_decodes(draft, turn)
+            self._batch_decodes(draft, turn, limit_s)
         if phase is not Phase.DECODE and model.has_batch_work:
-            self._batch_prompts(draft, turn, is_done=is_done)
+            self._batch_prompts(draft, turn, limit_s, is_done=is_done)
+
+    def _lacks_memory(self, model: ModelState) -> bool:
+        """True where an interactive request waits that there are no blocks for."""
+        head = model.waiting.by_class[ServiceClass.INTERACTIVE].head
+        return head is not None and not self._memory.may_admit(model, head)
 
     def _plainly(self, model: ModelState, turn: Turn, phase: Phase) -> Batch:
         """As `PriorityPacking`, which may put a batch row into a job before it admits others."""
@@ -163,13 +170,12 @@ class HybridPacking:
             lengths = table.num_computed[urgent] + np.int32(1)
             draft.decode(*self._memory.grow(model, urgent, lengths, turn.now))
 
-    def _batch_decodes(self, draft: Draft, turn: Turn) -> None:
+    def _batch_decodes(self, draft: Draft, turn: Turn, limit_s: float) -> None:
         """Those that have all their blocks, most senior first, then those that lent some."""
         memory, model, table = self._memory, draft.model, draft.model.slots
         room = self._limits.max_decode_rows - len(draft)
         idle = table.idle_decoding()
         rows = table.by_seniority(idle[table.is_batch[idle]])[:room]
-        limit_s = self._slack.for_batch(draft, turn)
         least = int(self._ageing.is_overdue(model, turn.now))
         rows = rows[: max(least, draft.rows_within(limit_s, rows))]
         rows, grown = memory.grow_free(model, rows)
@@ -183,18 +189,23 @@ class HybridPacking:
     def _resume(
         self, draft: Draft, turn: Turn, limit_s: float, room: int, *, is_prefilling: bool
     ) -> None:
-        """Restore lent sequences and let them run, while copying takes no longer than the job."""
+        """Restore lent sequences and let them run, as long as copying makes nobody late."""
         memory, model, table = self._memory, draft.model, draft.model.slots
-        copied_s = 0.0
+        copied_s, most_s = 0.0, self._slack.for_prompts(draft, turn)
+        if self._ageing.is_overdue(model, turn.now):
+            limit_s = most_s = math.inf
         for slot in memory.lending.returnable(model).tolist():
             if room == 0 or not memory.has_spare(model, slot):
                 return
             if bool(table.is_prefilling[slot]) is not is_prefilling:
                 continue
             context = int(table.num_computed[slot]) + 1
-            copied_s += self._times.copy_s(memory.lent_bytes(model, slot))
-            if len(draft) and max(copied_s, draft.seconds_with(1, context)) > limit_s:
+            copy_s = self._times.copy_s(memory.lent_bytes(model, slot))
+            if draft.seconds_with(1, context) > limit_s:
                 return
+            if copied_s + copy_s > most_s:
+                continue
+            copied_s += copy_s
             restored = memory.lending.restore(model, slot, turn.job_id)
             if restored is None:
                 return
@@ -218,11 +229,12 @@ class HybridPacking:
             return True
         return self._admit(draft, ServiceClass.INTERACTIVE, limit_s)
 
-    def _batch_prompts(self, draft: Draft, turn: Turn, *, is_done: bool) -> None:
+    def _batch_prompts(self, draft: Draft, turn: Turn, limit_s: float, *, is_done: bool) -> None:
         """is_done: no interactive prompt waits; else nobody new is let in."""
         model, table = draft.model, draft.model.slots
         is_overdue = self._ageing.is_overdue(model, turn.now)
-        limit_s = math.inf if is_overdue else self._slack.for_batch(draft, turn)
+        if is_overdue:
+            limit_s = math.inf
         prefilling = table.idle_prefilling()
         if not self._chunks(draft, prefilling[table.is_batch[prefilling]], limit_s):
             return

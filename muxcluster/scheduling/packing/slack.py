@@ -8,6 +8,11 @@ from muxcluster.scheduling.packing.batch import Turn
 from muxcluster.scheduling.packing.draft import Draft
 from muxcluster.scheduling.prediction import StepTimes
 
+_STRETCH = 0.5
+"""Batch rows may make a job so much longer even where targets are far, or none are given: a step
+mostly reads weights, and would waste that on few rows."""
+_MARGIN = 0.8
+"""And use so much of the slack where targets are near: predictions are not exact."""
 _WHOLE = 0.999
 """A job on less of the SMs runs beside others, which it hinders little."""
 
@@ -31,15 +36,18 @@ class Slack:
     def for_batch(self, draft: Draft, turn: Turn) -> float:
         """Seconds the job may take with batch rows in it.
 
-        Beside interactive rows: the part of their slack, over the time without batch rows. Where
-        no interactive request is here: the part of the TTFT target that one may come with.
+        Beside interactive rows: as long as without batch rows, and the part of their slack that
+        batch work may use, or `_STRETCH` of that time where the slack allows it. Where no
+        interactive request is here: the part of the TTFT target that one may come with.
         """
         alone_s, most_s = draft.seconds, self.for_prompts(draft, turn)
-        if most_s == math.inf:
-            if draft.num_interactive:  # without targets: at most so much slower
-                return alone_s * (1.0 + self._batch_slack) if alone_s else math.inf
-            most_s = self._first_target_s()
-        return alone_s + self._batch_slack * max(0.0, most_s - alone_s)
+        if most_s == math.inf and not draft.num_interactive:
+            return self._batch_slack * self._first_target_s()
+        if not alone_s:
+            return math.inf
+        slack_s = max(0.0, most_s - alone_s)
+        part_s = self._batch_slack * slack_s if slack_s < math.inf else 0.0
+        return alone_s + max(part_s, min(_STRETCH * alone_s, _MARGIN * slack_s))
 
     def _of_rows(self, draft: Draft, now: float) -> float:
         """Of the rows that decode in the job."""
