@@ -14,6 +14,7 @@ from muxcluster.scheduling.prediction_fit import Line
 from muxcluster.scheduling.prediction_inverse import prefill_within, tokens_within
 from muxcluster.scheduling.prediction_mixed import (
     MixedFactors,
+    Parts,
     each_together_s,
     explained,
     part_within,
@@ -25,6 +26,8 @@ from muxcluster.scheduling.prediction_work import JobWork, work_of
 
 _KNOWN = 16
 """Jobs of one phase from which on its line is known without mixed jobs."""
+_LESSONS, _SELDOM = 64, 4
+"""So many mixed jobs each correct the parts, later every so many-th: it costs as much again."""
 _LEAST_PART = 1e-9
 """Of a job's seconds, what either part takes at least."""
 
@@ -58,8 +61,8 @@ class StepTimes:
         self._decode = Rungs(partial(_expected, seed, Phase.DECODE))
         self._prefill = Rungs(partial(_expected, seed, Phase.PREFILL))
         self._mixed = MixedFactors()
-        self._alone: Counter[tuple[str, float, Phase]] = Counter()
-        """Jobs that corrected a phase's line, the mixed ones left out."""
+        self._num_jobs: Counter[tuple[str, float, Phase]] = Counter()
+        """Jobs that corrected the model, by what was in them."""
         self._beside = Beside()
         self._copies = copies or CopyTimes({})
         self._errors: dict[tuple[str, Phase], ErrorWindow] = {}
@@ -198,37 +201,53 @@ class StepTimes:
         if num_tokens and num_rows:
             self._correct_mixed(model, share, work, step_s)
             return
-        self._alone[model, share, work.phase] += 1
+        self._num_jobs[model, share, work.phase] += 1
         if num_rows:
             self._decode.observe(model, share, num_rows, context, step_s)
         else:
             self._prefill.observe(model, share, num_tokens, attention, step_s)
 
     def _correct_mixed(self, model: str, share: float, work: JobWork, step_s: float) -> None:
-        """The factors; and before them the parts of which too few jobs of their own tell.
-
-        A part is then what was expected of it and all that the job took longer than expected.
-        """
-        num_rows, context, num_tokens, attention = work
+        """The factors, and often before them the parts."""
         decode, prefill = self._decode.line(model, share), self._prefill.line(model, share)
+        parts = (
+            decode.seconds(work.num_rows, work.context),
+            prefill.seconds(work.num_tokens, work.attention),
+            decode.fixed_s or prefill.fixed_s,
+        )
+        parts = explained(parts, step_s)
+        self._num_jobs[model, share, Phase.MIXED] = count = (
+            self._num_jobs[model, share, Phase.MIXED] + 1
+        )
+        if count <= _LESSONS or count % _SELDOM == 0:
+            parts = self._corrected(model, share, work, parts, step_s)
+        self._mixed.observe_parts(model, share, parts, step_s)
+
+    def _corrected(
+        self, model: str, share: float, work: JobWork, parts: Parts, step_s: float
+    ) -> Parts:
+        """Parts of which too few jobs of their own tell, corrected by a mixed job.
+
+        Such a part is what was expected of it and all that the job took longer than expected.
+        """
+        decode_s, prefill_s, fixed_s = parts
+        num_rows, context, num_tokens, attention = work
         mix, least_s = self._mixed.line(model, share), _LEAST_PART * step_s
-        decode_s, prefill_s = decode.seconds(num_rows, context), prefill.seconds(*work[2:])
-        parts = decode_s, prefill_s, decode.fixed_s or prefill.fixed_s
-        decode_s, prefill_s, fixed_s = explained(parts, step_s)
         if not self._is_known(model, share, Phase.PREFILL):
-            part_s = prefill_s + step_s - together_s(mix, decode_s, prefill_s, fixed_s)
+            part_s = prefill_s + step_s - together_s(mix, *parts)
             self._prefill.observe(model, share, num_tokens, attention, max(least_s, part_s))
-            prefill_s = self._prefill.line(model, share).seconds(*work[2:]) or prefill_s
+            line = self._prefill.line(model, share)
+            prefill_s = line.seconds(num_tokens, attention) or prefill_s
         if not self._is_known(model, share, Phase.DECODE):
             part_s = decode_s + step_s - together_s(mix, decode_s, prefill_s, fixed_s)
             self._decode.observe(model, share, num_rows, context, max(least_s, part_s))
-            decode = self._decode.line(model, share)
-            decode_s, fixed_s = decode.seconds(*work[:2]) or decode_s, decode.fixed_s or fixed_s
-        self._mixed.observe_parts(model, share, (decode_s, prefill_s, fixed_s), step_s)
+            line = self._decode.line(model, share)
+            decode_s, fixed_s = line.seconds(num_rows, context) or decode_s, line.fixed_s or fixed_s
+        return decode_s, prefill_s, fixed_s
 
     def _is_known(self, model: str, share: float, phase: Phase) -> bool:
         """Mixed jobs say nothing of this phase's line that others would not say better."""
-        has_own = self._alone[model, share, phase] >= _KNOWN
+        has_own = self._num_jobs[model, share, phase] >= _KNOWN
         if phase is Phase.DECODE:
             return has_own or self._decode.is_expected(model, share)
         return has_own and self._prefill.is_expected(model, share)

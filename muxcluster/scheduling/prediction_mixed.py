@@ -8,6 +8,8 @@ from muxcluster.scheduling.prediction_rungs import BASE_PART, Rungs
 
 _LEAST_PART = 1e-9
 """Of the larger part, what is at least taken for the other, and for what may be shared."""
+Parts = tuple[float, float, float]
+"""Seconds: of decode alone, of prefill alone, and of a decode step whatever its rows."""
 Floats = NDArray[np.float64]
 
 
@@ -59,8 +61,8 @@ _TRUST = 0.05
 fixed cost and the lines are right, 20 jobs leave a mean error of 2.8 %; a trust of 0.2, 5.4 %."""
 
 
-def explained(parts: tuple[float, float, float], seconds: float) -> tuple[float, float, float]:
-    """Decode, prefill and the fixed cost, of a job that took `seconds`; those known are above 0.
+def explained(parts: Parts, seconds: float) -> Parts:
+    """The parts of a job that took `seconds`; those known are above 0.
 
     What is not known is what would explain the job if the parts shared their fixed cost and nothing
     else. Mixed jobs alone do not tell parts apart; this is how they are told apart.
@@ -81,10 +83,8 @@ class MixedFactors(Rungs):
     def __init__(self) -> None:
         super().__init__(lambda model, share: _FIRST, _BOUNDS, _TRUST)
 
-    def observe_parts(
-        self, model: str, share: float, parts: tuple[float, float, float], seconds: float
-    ) -> None:
-        """A job took `seconds`. parts: decode, prefill and the fixed cost, as `explained`."""
+    def observe_parts(self, model: str, share: float, parts: Parts, seconds: float) -> None:
+        """A job took `seconds`. parts: as `explained`."""
         decode_s, prefill_s, fixed_s = parts
         large, small = (decode_s, prefill_s) if decode_s > prefill_s else (prefill_s, decode_s)
         shared = max(min(small, fixed_s), _LEAST_PART * large)
