@@ -27,7 +27,9 @@ from muxcluster.scheduling.prediction_work import JobWork, work_of
 _KNOWN = 16
 """Jobs of one phase from which on its line is known without mixed jobs."""
 _LESSONS, _SELDOM = 64, 4
-"""So many mixed jobs each correct the parts, later every so many-th: it costs as much again."""
+"""So many mixed jobs each correct the parts, later every so many-th: it costs as much again.
+A mixed job that is off by more than the part below always does."""
+_SURPRISE = 0.1
 _LEAST_PART = 1e-9
 """Of a job's seconds, what either part takes at least."""
 
@@ -216,10 +218,10 @@ class StepTimes:
             decode.fixed_s or prefill.fixed_s,
         )
         parts = explained(parts, step_s)
-        self._num_jobs[model, share, Phase.MIXED] = count = (
-            self._num_jobs[model, share, Phase.MIXED] + 1
-        )
-        if count <= _LESSONS or count % _SELDOM == 0:
+        unexpected_s = step_s - together_s(self._mixed.line(model, share), *parts)
+        key = model, share, Phase.MIXED
+        self._num_jobs[key] = count = self._num_jobs[key] + 1
+        if count <= _LESSONS or count % _SELDOM == 0 or abs(unexpected_s) > _SURPRISE * step_s:
             parts = self._corrected(model, share, work, parts, step_s)
         self._mixed.observe_parts(model, share, parts, step_s)
 

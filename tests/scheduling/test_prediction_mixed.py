@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from muxcluster.core.job import Job, Phase
@@ -93,19 +93,27 @@ class Taught:
         self.times = StepTimes(TrueSeed(truth) if is_seeded else None)
         self._truth, self._budget, self._outliers = truth, BUDGETS[truth], outliers
         self._rng = random.Random(seed)
+        self._factor = 1.0
+
+    def slow_down(self, factor: float) -> None:
+        """From now on everything takes so many times as long."""
+        self._factor *= factor
 
     def tell(self, make_job: Callable[[random.Random, int], Job], count: int) -> None:
         for _ in range(count):
             job = make_job(self._rng, self._budget)
             off = 10 if self._rng.random() < self._outliers else 1
-            off *= self._rng.uniform(0.95, 1.05)
+            off *= self._factor * self._rng.uniform(0.95, 1.05)
             self.times.observe(job, off * self._truth(work_of(job)))
 
     def errors(self, make_job: Callable[[random.Random, int], Job]) -> list[float]:
         """Of 150 jobs never told of: predicted / true - 1."""
         rng = random.Random(1000)
         works = [work_of(make_job(rng, self._budget)) for _ in range(150)]
-        return [self.times.job_s("m", 1.0, work) / self._truth(work) - 1 for work in works]
+        return [self._off(work) for work in works]
+
+    def _off(self, work: JobWork) -> float:
+        return self.times.job_s("m", 1.0, work) / (self._factor * self._truth(work)) - 1
 
 
 def check(
@@ -188,6 +196,51 @@ def test_mixed_jobs_leave_prefill_that_own_jobs_confirmed() -> None:
     times.tell(mixed, 20)
     assert times.errors(prefills) == before
     assert times.errors(decodes) == pytest.approx([0.0] * 150)
+
+
+@pytest.mark.parametrize("truth", BUDGETS)
+def test_a_slower_machine_is_followed(truth) -> None:
+    taught = Taught(truth, 3)
+    taught.tell(decodes, 40)
+    taught.tell(mixed, 150)
+    taught.slow_down(1.5)
+    for _ in range(30):
+        taught.tell(decodes, 1)
+        taught.tell(mixed, 2)
+    assert np.abs(taught.errors(mixed)).mean() < 0.12
+
+
+WORKS = st.builds(
+    JobWork, st.integers(0, 99), st.integers(0, 10**5), st.integers(0, 512), st.integers(0, 10**6)
+)
+
+
+@settings(deadline=None)
+@given(
+    st.sampled_from(list(BUDGETS)),
+    st.integers(8, 40),
+    WORKS,
+    st.floats(0.0, 0.5),
+    st.lists(st.integers(1, 2000), max_size=30),
+)
+def test_after_mixed_jobs_alone_more_is_never_less_and_what_fits_fits(
+    truth, count, work, seconds, lengths
+) -> None:
+    taught = Taught(truth, count)
+    taught.tell(mixed, count)
+    times = taught.times
+    num_tokens = times.prefill_tokens_within("m", 1.0, seconds, work, 64, 512)
+    for extra, fits in ((num_tokens, True), (num_tokens + 1, False)):
+        if 0 < extra <= 512:
+            assert (times.job_s("m", 1.0, work.with_prompt(64, extra)) <= seconds) == fits
+    num_rows = times.rows_within("m", 1.0, seconds, work, np.array(lengths, dtype=np.int32))
+    before_s = times.job_s("m", 1.0, work)
+    for row, length in enumerate(lengths):
+        work = work.with_row(length)
+        then_s = times.job_s("m", 1.0, work)
+        assert then_s >= before_s
+        assert (then_s <= seconds) == (row < num_rows)
+        before_s = then_s
 
 
 def test_what_both_share_is_paid_once() -> None:
