@@ -7,14 +7,17 @@ with all sequences in one model, where every decode job covers them all, and as 
 token for every running sequence. Requests that end are replaced at once, so prefill, admission,
 hashing, block growth, ends and eviction are in the timed steps at the rate that real lengths
 imply. Garbage collection is left as Python has it, because the engine does too.
+
+With --hybrid the packing is hybrid, half of the requests are batch, and memory is short: see
+scheduler_hybrid.py. With --cpu time is the thread's processor time, for a busy machine.
 """
 
 import gc
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, thread_time
 from typing import Any
 
 import numpy as np
@@ -23,6 +26,13 @@ sys.path.pop(0)  # the script's folder, whose http.py would hide Python's
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bench.harness import Bench, Claim, make_parser, percentiles
+from bench.scheduler_hybrid import (
+    CLAIMED_SIZE,
+    HYBRID_SIZES,
+    HYBRID_TARGET_US,
+    hybrid_cases,
+    run_hybrid,
+)
 from bench.scheduler_load import (
     Lengths,
     SteadyLoad,
@@ -30,7 +40,7 @@ from bench.scheduler_load import (
     trace_lengths,
     unit_spec,
 )
-from muxcluster.core.job import Phase
+from bench.scheduler_timing import Clock, measure
 from muxcluster.core.kvshape import KvShape
 from placement.known_shapes import SHAPES
 
@@ -38,8 +48,10 @@ TARGET_US = 500.0
 """Issue 3: the median step at 1,000 running sequences stays below this."""
 NUM_MODELS = 8
 STATED = "8 layers x 4 KV heads"
+STATED_SHAPE = KvShape(num_layers=8, num_kv_heads=4, head_dim=128, itemsize=2)
 REAL = ("llama-2-7b", "llama-3-8b", "llama-3-70b")
 SIZES = (100, 1000, 10_000)
+HYBRID_REAL = "llama-2-7b"
 QUICK_SIZE = 1000
 """With --quick, only the claimed case is measured with more running sequences than this."""
 
@@ -67,53 +79,14 @@ class Case:
         return f"{self.shape_name}, {models}, {self.lengths_name}, {self.num_running}"
 
 
-@dataclass(slots=True)
-class Timings:
-    """Microseconds of every step, in order, and what the job that it completed was."""
-
-    next_jobs_us: list[float] = field(default_factory=list)
-    complete_us: list[float] = field(default_factory=list)
-    add_us: list[float] = field(default_factory=list)
-    is_decode: list[bool] = field(default_factory=list)
-    num_rows: list[int] = field(default_factory=list)
-    num_tokens: int = 0
-    num_ended: int = 0
-
-
-def measure(load: SteadyLoad, num_steps: int) -> Timings:
-    """Run `num_steps` turns of the loop and time the scheduler's part of each."""
-    timings = Timings()
-    scheduler = load.scheduler
-    for _ in range(num_steps):
-        start = perf_counter()
-        jobs = scheduler.next_jobs(load.now)
-        next_jobs_s = perf_counter() - start
-        load.launch(jobs)
-        job, result = load.finish()
-        start = perf_counter()
-        output = scheduler.complete(job, result, load.now)
-        complete_s = perf_counter() - start
-        timings.next_jobs_us.append(1e6 * next_jobs_s)
-        timings.complete_us.append(1e6 * complete_s)
-        timings.is_decode.append(job.phase is Phase.DECODE)
-        timings.num_rows.append(len(job.rows))
-        timings.num_tokens += len(output.tokens)
-        for request in load.replacements(output):
-            start = perf_counter()
-            scheduler.add(request, load.now)
-            timings.add_us.append(1e6 * (perf_counter() - start))
-            timings.num_ended += 1
-    return timings
-
-
-def run(case: Case, num_steps: int, seed: int) -> tuple[dict[str, Any], list[float]]:
+def run(case: Case, num_steps: int, seed: int, clock: Clock) -> tuple[dict[str, Any], list[float]]:
     """The case's figures and its samples (µs per step, in order)."""
     spec = unit_spec(case.shape, case.num_models, case.num_running, case.lengths.mean_live_tokens)
     load = SteadyLoad(spec, case.lengths, case.num_running, np.random.default_rng(seed))
     measure(load, max(num_steps // 4, 4 * case.num_models))
     preempted = _num_preemptions(load)
     collections = sum(generation["collections"] for generation in gc.get_stats())
-    timings = measure(load, num_steps)
+    timings = measure(load, num_steps, clock)
     step_us = np.array(timings.next_jobs_us) + np.array(timings.complete_us)
     is_decode = np.array(timings.is_decode)
     rows = np.array(timings.num_rows)
@@ -155,7 +128,7 @@ def cases(sizes: Sequence[int], data: Path, seed: int) -> Iterator[Case]:
     """The stated shape (8 models, one model, trace lengths), then the real ones."""
     usual = sharegpt_lengths(np.random.default_rng(seed))
     trace = trace_lengths(data)
-    stated = KvShape(num_layers=8, num_kv_heads=4, head_dim=128, itemsize=2)
+    stated = STATED_SHAPE
     for size in sizes:
         yield Case(STATED, stated, NUM_MODELS, size, "sharegpt", usual)
     for size in sizes:
@@ -164,26 +137,39 @@ def cases(sizes: Sequence[int], data: Path, seed: int) -> Iterator[Case]:
         for size in sizes:
             yield Case(STATED, stated, NUM_MODELS, size, "azure-conv", trace)
     for name in REAL:
-        model = SHAPES[name]
-        shape = KvShape(model.num_layers, model.num_kv_heads, model.head_dim, itemsize=2)
+        shape = _known_shape(name)
         for size in sizes:
             yield Case(name, shape, NUM_MODELS, size, "sharegpt", usual)
+
+
+def _known_shape(name: str) -> KvShape:
+    model = SHAPES[name]
+    return KvShape(model.num_layers, model.num_kv_heads, model.head_dim, itemsize=2)
 
 
 def main() -> None:
     """Measure every case, print a table, publish the claims."""
     parser = make_parser(__doc__)
-    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="running sequences")
+    parser.add_argument("--sizes", type=int, nargs="+", help="sequences (--hybrid: requests)")
     parser.add_argument("--steps", type=int, help="timed steps a case (2000; 300 with --quick)")
+    parser.add_argument(
+        "--hybrid", action="store_true", help="packing hybrid, classes half and half"
+    )
+    parser.add_argument("--cpu", action="store_true", help="processor time instead of elapsed time")
     bench = Bench(parser)
+    num_steps = bench.options.steps or (300 if bench.options.quick else 2000)
+    clock = thread_time if bench.options.cpu else perf_counter
+    (_measure_hybrid if bench.options.hybrid else _measure)(bench, num_steps, clock)
+
+
+def _measure(bench: Bench, num_steps: int, clock: Clock) -> None:
     options = bench.options
-    num_steps = options.steps or (300 if options.quick else 2000)
     print(f"{'µs per step: case':55} {'p50':>8} {'p90':>8} {'p99':>8}  per seq.  rows/decode")
     figures, samples, claims = [], {}, []
-    for case in cases(options.sizes, options.data, options.seed):
+    for case in cases(options.sizes or SIZES, options.data, options.seed):
         if options.quick and case.num_running > QUICK_SIZE and not case.is_claimed:
             continue
-        row, samples[case.name] = run(case, num_steps, options.seed)
+        row, samples[case.name] = run(case, num_steps, options.seed, clock)
         figures.append(row)
         step = row["step_us"]
         print(
@@ -198,6 +184,34 @@ def main() -> None:
         claims,
         samples,
         shape=f"{NUM_MODELS} models, {STATED}",
+        gc_thresholds=gc.get_threshold() if gc.isenabled() else None,
+        cases=figures,
+    )
+
+
+def _measure_hybrid(bench: Bench, num_steps: int, clock: Clock) -> None:
+    options = bench.options
+    lengths = sharegpt_lengths(np.random.default_rng(options.seed))
+    shapes = (STATED, STATED_SHAPE), (HYBRID_REAL, _known_shape(HYBRID_REAL))
+    print(f"{'µs per step: case':50} {'p50':>8} {'p90':>8} {'p99':>8}  rows/job  with copies")
+    figures, samples, claims = [], {}, []
+    for case in hybrid_cases(shapes, options.sizes or HYBRID_SIZES, lengths):
+        if options.quick and case.num_requests > CLAIMED_SIZE:
+            continue
+        row, samples[case.name] = run_hybrid(case, num_steps, options.seed, clock)
+        figures.append(row)
+        step = row["step_us"]
+        print(
+            f"{case.name:50} {step['p50']:8.0f} {step['p90']:8.0f} {step['p99']:8.0f}  "
+            f"{row['mean_rows']:8.1f}  {row['jobs_with_copies']:11.3f}",
+            flush=True,
+        )
+        if case.shape_name == STATED:
+            target = HYBRID_TARGET_US if case.num_requests == CLAIMED_SIZE else None
+            claims.append(Claim(case.claim, step["p50"], "us", target))
+    bench.publish(
+        claims,
+        samples,
         gc_thresholds=gc.get_threshold() if gc.isenabled() else None,
         cases=figures,
     )

@@ -17,9 +17,11 @@ from numpy.typing import NDArray
 from muxcluster.core.events import Finished, StepOutput
 from muxcluster.core.job import Job, JobResult, Phase, WorkerSlot
 from muxcluster.core.kvshape import KvShape, block_bytes
-from muxcluster.core.request import Request, Slo
+from muxcluster.core.request import Request, ServiceClass, Slo
 from muxcluster.core.sampling import SamplingParams
 from muxcluster.core.unitspec import ModelSpec, SchedulerSpec, UnitSpec
+from muxcluster.scheduling.prediction_fit import Line
+from muxcluster.scheduling.prediction_seed import Seed
 from muxcluster.scheduling.scheduler import UnitScheduler
 
 VOCAB = 32000
@@ -31,6 +33,7 @@ _SPARE_SLOTS = 32
 _SPARE_MEMORY = 1.5
 """Pool over what running sequences need on average; prefixes of ended ones fill the rest."""
 _FILLER_TOKENS = 512
+_JOB_S, _TOKEN_S = 0.02, 5e-5
 _WORKERS = (WorkerSlot(0, (0.5, 1.0)), WorkerSlot(1, (0.5, 1.0)))
 
 
@@ -118,6 +121,19 @@ def unit_spec(shape: KvShape, num_models: int, num_running: int, mean_tokens: fl
     )
 
 
+def work_s(num_tokens: float) -> float:
+    """Virtual seconds of a job on all SMs."""
+    return _JOB_S + _TOKEN_S * num_tokens
+
+
+class Profiled:
+    """What a profile of the fake workers would say."""
+
+    def line(self, phase: Phase, model: str, share: float) -> Line:
+        """The same for every model and phase."""
+        return Line(_JOB_S / share, _TOKEN_S / share, 0.0)
+
+
 class SteadyLoad:
     """`num_running` requests that never get fewer, and the scheduler that serves them.
 
@@ -127,15 +143,21 @@ class SteadyLoad:
     """
 
     def __init__(
-        self, spec: UnitSpec, lengths: Lengths, num_running: int, rng: np.random.Generator
+        self,
+        spec: UnitSpec,
+        lengths: Lengths,
+        num_running: int,
+        rng: np.random.Generator,
+        seed: Seed | None = None,
     ) -> None:
-        self.scheduler = UnitScheduler(spec)
+        """seed: what the scheduler knows of the workers' speed before the first job."""
+        self.scheduler = UnitScheduler(spec, seed=seed)
         self.now = 0.0
         self._spec = spec
         self._lengths = lengths
         self._rng = rng
         self._names = count()
-        self._model_of: dict[str, str] = {}
+        self._live: dict[str, tuple[str, ServiceClass]] = {}
         self._running: list[tuple[float, Job]] = []
         self._fill(num_running)
 
@@ -151,11 +173,18 @@ class SteadyLoad:
             for name in names:
                 self._add(name, _FILLER_TOKENS, 1)
             self._prefill_all()
-        for _ in range(num_running - len(self._model_of)):
+        for _ in range(num_running - len(self._live)):
             self._add(next(models), *self._lengths.draw(self._rng))
 
-    def _add(self, model: str, prompt: int, output: int, age: int = 0) -> None:
-        self.scheduler.add(self._request(model, prompt, output, age), self.now)
+    def _add(
+        self,
+        model: str,
+        prompt: int,
+        output: int,
+        age: int = 0,
+        service: ServiceClass = ServiceClass.INTERACTIVE,
+    ) -> None:
+        self.scheduler.add(self._request((model, service), prompt, output, age), self.now)
 
     def _prefill_all(self) -> None:
         """Compute what waits. Decodes, which would age the population, stay in flight."""
@@ -168,29 +197,32 @@ class SteadyLoad:
             job = self._running.pop(0)[1]
             self._forget_ended(self.scheduler.complete(job, self._run(job), self.now))
 
-    def _request(self, model: str, num_prompt: int, num_output: int, age: int = 0) -> Request:
+    def _request(
+        self, kind: tuple[str, ServiceClass], num_prompt: int, num_output: int, age: int = 0
+    ) -> Request:
         """A request with random tokens, `age` of its output produced before."""
         tokens = self._rng.integers(EOS + 1, VOCAB, num_prompt + age, dtype=np.int32)
         name = f"r{next(self._names)}"
-        self._model_of[name] = model
+        self._live[name] = kind
         sampling = SamplingParams(max_tokens=num_output)
-        return Request(name, model, tokens[:num_prompt], sampling, tokens[num_prompt:])
+        prompt, before = tokens[:num_prompt], tokens[num_prompt:]
+        return Request(name, kind[0], prompt, sampling, before, service_class=kind[1])
 
-    def _forget_ended(self, output: StepOutput) -> list[str]:
-        """The models of the requests that ended."""
+    def _forget_ended(self, output: StepOutput) -> list[tuple[str, ServiceClass]]:
+        """Model and class of the requests that ended."""
         ended = [e.request_id for e in output.events if isinstance(e, Finished)]
-        return [self._model_of.pop(name) for name in ended]
+        return [self._live.pop(name) for name in ended]
 
     def replacements(self, output: StepOutput) -> list[Request]:
-        """A new request of the same model for each that ended."""
-        models = self._forget_ended(output)
-        return [self._request(model, *self._lengths.draw(self._rng)) for model in models]
+        """A new request of the same model and class for each that ended."""
+        kinds = self._forget_ended(output)
+        return [self._request(kind, *self._lengths.draw(self._rng)) for kind in kinds]
 
     def launch(self, jobs: Iterable[Job]) -> None:
         """`jobs` run from now on; how long they take decides only the order of their ends."""
         for job in jobs:
-            work_s = 0.02 + 5e-5 * int(job.rows.counts.sum())
-            self._running.append((self.now + work_s / job.share, job))
+            seconds = work_s(int(job.rows.counts.sum())) / job.share
+            self._running.append((self.now + seconds, job))
 
     def finish(self) -> tuple[Job, JobResult]:
         """The running job that ends first, and what it sampled; time moves there."""

@@ -9,6 +9,7 @@ from muxcluster.cli.loadgen.load import Outcome
 from muxcluster.text.tokenizer import Tokenizer
 
 Answer = Mapping[str, Any]
+BF16_OVER = "in_process_bf16_over_openvino_default"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,15 +25,16 @@ class Case:
 class Measured:
     """One case, everywhere.
 
-    http: over HTTP; used_s: processor seconds there by kind of process. unit: our unit in process,
-    as bench/serving_unit.py answers; hf: bench/serving_hf.py; openvino: by kind of arithmetic, as
-    bench/serving_openvino.py, None where it was not run.
+    http: over HTTP; used_s: processor seconds there by kind of process. unit, unit_bf16: our unit
+    in process, as bench/serving_unit.py answers; hf: bench/serving_hf.py; openvino: by kind of
+    arithmetic, as bench/serving_openvino.py, None where it was not run.
     """
 
     case: Case
     http: Outcome
     used_s: Mapping[str, float]
     unit: Answer
+    unit_bf16: Answer
     hf: Answer
     openvino: Mapping[str, Answer] | None
 
@@ -50,6 +52,7 @@ def row_of(measured: Measured, words: Tokenizer) -> dict[str, Any]:
         "output_tokens": case.num_tokens,
         "tokens_per_s": round(rate, 1),
         "in_process_tokens_per_s": unit["tokens_per_s"],
+        "in_process_bf16_tokens_per_s": measured.unit_bf16["tokens_per_s"],
         "hf_static_tokens_per_s": hf["hf_static_tokens_per_s"],
         "hf_continuous_tokens_per_s": hf["hf_continuous_tokens_per_s"],
         "over_hf_best": _over(
@@ -61,27 +64,30 @@ def row_of(measured: Measured, words: Tokenizer) -> dict[str, Any]:
             for name, seconds in sorted(measured.used_s.items())
         },
         "in_process_cpu_s_per_1000_tokens": unit["cpu_s_per_1000_tokens"],
+        "in_process_bf16_cpu_s_per_1000_tokens": measured.unit_bf16["cpu_s_per_1000_tokens"],
         "client_cpu_share": round(http.client_cpu_s / http.duration_s, 3),
         "answers_equal_to_hf_static": _same([answer.text for answer in http.answers], texts),
         "in_process_answers_equal_to_hf_static": _same(unit["tokens"], static),
         "hf_answers_equal_to_each_other": _same(static, hf["continuous_tokens"]),
     }
     if measured.openvino is not None:
-        row |= _beside_openvino(rate, unit["tokens_per_s"], measured.openvino, static)
+        row |= _beside_openvino(rate, measured, measured.openvino)
     return row
 
 
 def _beside_openvino(
-    rate: float, in_process: float, kinds: Mapping[str, Answer], static: Sequence[Sequence[int]]
+    rate: float, measured: Measured, kinds: Mapping[str, Answer]
 ) -> dict[str, Any]:
+    unit, unit_bf16 = measured.unit["tokens_per_s"], measured.unit_bf16["tokens_per_s"]
+    static = measured.hf["static_tokens"]
     fp32, default = kinds["fp32"]["tokens_per_s"], kinds["default"]["tokens_per_s"]
     return {
         "openvino_tokens_per_s": fp32,
         "openvino_default_tokens_per_s": default,
         "over_openvino": _over(rate, fp32),
         "over_openvino_default": _over(rate, default),
-        "in_process_over_openvino": _over(in_process, fp32),
-        "in_process_over_openvino_default": _over(in_process, default),
+        "in_process_over_openvino": _over(unit, fp32),
+        BF16_OVER: _over(unit_bf16, default),
         "openvino_answers_equal_to_hf_static": _same(kinds["fp32"]["tokens"], static),
     }
 
@@ -100,6 +106,7 @@ def claims_of(rows: Sequence[Mapping[str, Any]]) -> Iterator[Claim]:
         ("tokens_per_s_over_hf_best", "over_hf_best"),
         ("tokens_per_s_over_openvino", "over_openvino"),
         ("tokens_per_s_in_process_over_openvino", "in_process_over_openvino"),
+        ("tokens_per_s_in_process_bf16_over_openvino_default", BF16_OVER),
     ):
         for row in rows:
             if entry in row:

@@ -109,7 +109,7 @@ def main() -> None:
     task = json.load(sys.stdin)
     out = os.dup(1)
     os.dup2(2, 1)  # what child processes print is no part of the answer
-    found = measure(Path(task["config"]), task["cases"])
+    found = measure(Path(task["path"]), task["cases"])
     with os.fdopen(out, "w") as answer:
         json.dump({"cases": found}, answer)
 

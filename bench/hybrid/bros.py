@@ -24,7 +24,7 @@ from bench.hybrid.table import samples_of, show
 from muxcluster.sim.sweep import Cache
 
 _RATES = (1.0, 3.0, 5.0, 7.5, 10.0, 12.5, 15.0)
-_QUICK_RATES = (5.0, 10.0)
+_QUICK_RATES = (3.0, 5.0)
 _MAIN = "sharegpt"
 _PUBLISHED = {
     "normalised_latency_cut_vs_fcfs": 0.742,
@@ -69,11 +69,11 @@ class Slice:
 def main() -> None:
     """Simulate, compare, publish."""
     parser = make_parser(__doc__)
-    parser.add_argument("--minutes", type=float, help="virtual ones a case (10; 1 with --quick)")
+    parser.add_argument("--minutes", type=float, help="virtual ones a case (10; 2 with --quick)")
     parser.add_argument("--seeds", type=int, help="repeats (5; 1 with --quick)")
     parser.add_argument("--setups", default=",".join(SETUPS), help="of %(default)s")
     parser.add_argument("--lengths", default=",".join(LENGTHS), help="of %(default)s")
-    parser.add_argument("--rates", help="requests/s (1 to 15; 5,10 with --quick)")
+    parser.add_argument("--rates", help="requests/s (1 to 15; 3,5 with --quick)")
     parser.add_argument("--wave", type=int, default=WAVE, help="batch requests at once")
     parser.add_argument("--processes", type=int, default=2, metavar="N")
     parser.add_argument("--cache", type=Path, metavar="DIR", help="keep results, to go on later")
@@ -81,7 +81,7 @@ def main() -> None:
     bench = Bench(parser)
     options = bench.options
     quick = options.quick
-    seconds = 60.0 * (options.minutes or (1 if quick else 10))
+    seconds = 60.0 * (options.minutes or (2 if quick else 10))
     num_seeds = options.seeds or (1 if quick else 5)
     seeds = tuple(range(options.seed, options.seed + num_seeds))
     rates = _QUICK_RATES if quick else _RATES

@@ -63,6 +63,11 @@ class Lending:
                 return True
         return False
 
+    def has_running(self) -> bool:
+        """True where a batch sequence could lend when the job that it is in has ended."""
+        tables = [model.slots for model in self._models]
+        return any(bool((table.is_batch & table.in_job).any()) for table in tables)
+
     def _lenders(self) -> Iterator[tuple[ModelState, int]]:
         """Batch sequences in no running job: those that lend already, then the least senior."""
         candidates: list[tuple[bool, int, ModelState, int]] = []

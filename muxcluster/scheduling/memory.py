@@ -23,6 +23,7 @@ from muxcluster.scheduling.lending import Lending, Restored
 from muxcluster.scheduling.live import LiveRequest
 from muxcluster.scheduling.modelstate import ModelState
 from muxcluster.scheduling.slots import Slots
+from muxcluster.scheduling.victims import least_senior
 
 
 class Memory:
@@ -155,7 +156,7 @@ class Memory:
         if not self._kv.can_restore(model.name, slot):
             return None
         while not self.has_column_for(model, slot):
-            loser, victim = self._victim(self.models)
+            loser, victim = least_senior(self._kv, self.models)
             if loser is model and victim == slot:
                 return None
             self._preempt(loser, victim, now)
@@ -222,29 +223,30 @@ class Memory:
             if not isinstance(grown, Shortage):
                 return slots, grown
             model.is_short = True
-            is_left = not model.slots.is_batch[slots[0]]
-            if is_left and not grown.by_quota and self.lending.lend(grown.blocks):
-                continue
-            loser, victim = self._victim([model] if grown.by_quota else self.models)
+            is_left = self.lending.is_on and not model.slots.is_batch[slots[0]]
+            if is_left and not grown.by_quota:
+                if self.lending.lend(grown.blocks):
+                    continue
+                if self.lending.has_running():
+                    stays = self._waits_least(model, slots, num_tokens)
+                    slots, num_tokens = slots[stays], num_tokens[stays]
+                    continue
+            among = [model] if grown.by_quota else self.models
+            loser, victim = least_senior(self._kv, among, is_left=is_left, by_quota=grown.by_quota)
             stays = slots != victim if loser is model else np.ones(len(slots), dtype=np.bool_)
             if not stays.any():
                 return slots[:0], None
             self._preempt(loser, victim, now)
             slots, num_tokens = slots[stays], num_tokens[stays]
 
-    def _victim(self, models: Sequence[ModelState]) -> tuple[ModelState, int]:
-        """The least senior sequence of `models` in no running job (there is one: who asks)."""
-        worst: tuple[int, ModelState, int] | None = None
-        for model in models:
-            idle = model.slots.idle()
-            if len(idle) == 0:
-                continue
-            ranks = model.slots.seniority[idle]
-            last = int(np.argmax(ranks))
-            if worst is None or int(ranks[last]) > worst[0]:
-                worst = int(ranks[last]), model, int(idle[last])
-        assert worst is not None, "a sequence in a running job asks for blocks"
-        return worst[1], worst[2]
+    def _waits_least(
+        self, model: ModelState, slots: Slots, num_tokens: NDArray[np.int32]
+    ) -> NDArray[np.bool_]:
+        """All of `slots` but the least senior that needs blocks."""
+        lacks = self._kv.capacity(model.name)[slots] < num_tokens
+        ranks = np.where(lacks, model.slots.seniority[slots], np.iinfo(np.int64).min)
+        stays: NDArray[np.bool_] = np.arange(len(slots)) != np.argmax(ranks)
+        return stays
 
     def _preempt(self, model: ModelState, slot: int, now: float) -> None:
         model.counters.num_recomputed_tokens += int(model.slots.num_computed[slot])

@@ -1,5 +1,6 @@
 """Seconds of jobs before they run: linear in tokens and context, corrected as jobs end."""
 
+from collections import Counter
 from functools import partial
 
 import numpy as np
@@ -10,13 +11,27 @@ from muxcluster.scheduling.prediction_beside import Beside
 from muxcluster.scheduling.prediction_copies import CopyTimes
 from muxcluster.scheduling.prediction_errors import ErrorWindow, PredictionError
 from muxcluster.scheduling.prediction_fit import Line
-from muxcluster.scheduling.prediction_inverse import mixed_within, prefill_within, tokens_within
+from muxcluster.scheduling.prediction_inverse import prefill_within, tokens_within
+from muxcluster.scheduling.prediction_mixed import (
+    MixedFactors,
+    Parts,
+    each_together_s,
+    explained,
+    part_within,
+    together_s,
+)
 from muxcluster.scheduling.prediction_rungs import Rungs
 from muxcluster.scheduling.prediction_seed import Seed
 from muxcluster.scheduling.prediction_work import JobWork, work_of
 
-_MIXED = Line(0.0, 1.0, 0.5)
-"""A mixed forward: the larger of its parts and half of the smaller, which shares the weights."""
+_KNOWN = 16
+"""Jobs of one phase from which on its line is known without mixed jobs."""
+_LESSONS, _SELDOM = 64, 4
+"""So many mixed jobs each correct the parts, later every so many-th: it costs as much again.
+A mixed job that is off by more than the part below always does."""
+_SURPRISE = 0.1
+_LEAST_PART = 1e-9
+"""Of a job's seconds, what either part takes at least."""
 
 
 class StepTimes:
@@ -37,15 +52,19 @@ class StepTimes:
     Σ count · (start + count / 2) over the prompts' rows. `JobWork` holds the four numbers.
     All predictions are of one step, of a job without neighbours and without copies. They never
     fall when work is added. They are 0 while nothing is known of a model: no seed, and fewer than
-    8 jobs seen. Mixed jobs are a factor on each of the larger and the smaller part, learnt apart
-    from the parts (first 1 and a half).
+    8 jobs seen. A mixed job is the larger of its parts and a learnt portion of the smaller one
+    (first half), another of what a decode step takes at least, as both may share that
+    (`together_s`). Mixed jobs also teach prefill's line, until a seed of it is confirmed by 16
+    prefill jobs; and decode's, where there is neither a seed nor 16 decode jobs.
     """
 
     def __init__(self, seed: Seed | None = None, copies: CopyTimes | None = None) -> None:
         """seed: where the lines start. copies: what is known of the host link."""
         self._decode = Rungs(partial(_expected, seed, Phase.DECODE))
         self._prefill = Rungs(partial(_expected, seed, Phase.PREFILL))
-        self._mixed = Rungs(_expected_mix)
+        self._mixed = MixedFactors()
+        self._num_jobs: Counter[tuple[str, float, Phase]] = Counter()
+        """Jobs that corrected the model, by what was in them."""
         self._beside = Beside()
         self._copies = copies or CopyTimes({})
         self._errors: dict[tuple[str, Phase], ErrorWindow] = {}
@@ -78,8 +97,9 @@ class StepTimes:
         prefill_s = self._prefill.line(model, share).seconds(num_tokens, attention)
         if not num_rows:
             return prefill_s
-        decode_s = self._decode.line(model, share).seconds(num_rows, context)
-        return _together(self._mixed.line(model, share), prefill_s, decode_s)
+        decode = self._decode.line(model, share)
+        mix = self._mixed.line(model, share)
+        return together_s(mix, prefill_s, decode.seconds(num_rows, context), decode.fixed_s)
 
     def prefill_tokens_within(
         self, model: str, share: float, seconds: float, work: JobWork, start: int, limit: int
@@ -91,9 +111,10 @@ class StepTimes:
         num_rows, context, num_tokens, attention = work
         budget_s = seconds
         if num_rows:
-            decode_s = self._decode.line(model, share).seconds(num_rows, context)
+            decode = self._decode.line(model, share)
+            decode_s = decode.seconds(num_rows, context)
             mix = self._mixed.line(model, share)
-            budget_s = min(seconds, mixed_within(mix, seconds, decode_s))
+            budget_s = part_within(mix, seconds, decode_s, decode.fixed_s)
         near = prefill_within(self._prefill.line(model, share), budget_s, work, start)
 
         def with_tokens(count: int) -> float:
@@ -117,8 +138,8 @@ class StepTimes:
         part_s = line.each(counts, context + np.cumsum(lengths, dtype=np.float64))
         if num_tokens:
             prefill_s = self._prefill.line(model, share).seconds(num_tokens, attention)
-            large, small = np.maximum(part_s, prefill_s), np.minimum(part_s, prefill_s)
-            part_s = np.maximum(large, self._mixed.line(model, share).each(large, small))
+            mix = self._mixed.line(model, share)
+            part_s = each_together_s(mix, part_s, prefill_s, line.fixed_s)
         return int(np.searchsorted(part_s, seconds, side="right"))
 
     def beside(self, model: str, phase: Phase, num_beside: int) -> float:
@@ -179,43 +200,60 @@ class StepTimes:
 
     def _correct(self, model: str, share: float, work: JobWork, step_s: float) -> None:
         num_rows, context, num_tokens, attention = work
-        if not num_tokens:
-            self._decode.observe(model, share, num_rows, context, step_s)
-        elif not num_rows:
-            self._prefill.observe(model, share, num_tokens, attention, step_s)
-        else:
+        if num_tokens and num_rows:
             self._correct_mixed(model, share, work, step_s)
+            return
+        self._num_jobs[model, share, work.phase] += 1
+        if num_rows:
+            self._decode.observe(model, share, num_rows, context, step_s)
+        else:
+            self._prefill.observe(model, share, num_tokens, attention, step_s)
 
     def _correct_mixed(self, model: str, share: float, work: JobWork, step_s: float) -> None:
-        """The factors where both parts are well known; else the part that is known less."""
+        """The factors, and often before them the parts."""
+        decode, prefill = self._decode.line(model, share), self._prefill.line(model, share)
+        parts = (
+            decode.seconds(work.num_rows, work.context),
+            prefill.seconds(work.num_tokens, work.attention),
+            decode.fixed_s or prefill.fixed_s,
+        )
+        parts = explained(parts, step_s)
+        unexpected_s = step_s - together_s(self._mixed.line(model, share), *parts)
+        key = model, share, Phase.MIXED
+        self._num_jobs[key] = count = self._num_jobs[key] + 1
+        if count <= _LESSONS or count % _SELDOM == 0 or abs(unexpected_s) > _SURPRISE * step_s:
+            parts = self._corrected(model, share, work, parts, step_s)
+        self._mixed.observe_parts(model, share, parts, step_s)
+
+    def _corrected(
+        self, model: str, share: float, work: JobWork, parts: Parts, step_s: float
+    ) -> Parts:
+        """Parts of which too few jobs of their own tell, corrected by a mixed job.
+
+        Such a part is what was expected of it and all that the job took longer than expected.
+        """
+        decode_s, prefill_s, fixed_s = parts
         num_rows, context, num_tokens, attention = work
-        decode_s = self._decode.line(model, share).seconds(num_rows, context)
-        prefill_s = self._prefill.line(model, share).seconds(num_tokens, attention)
-        decoding, prefilling = self._decode.trust(model, share), self._prefill.trust(model, share)
-        if decoding == prefilling == 1.0:
-            large, small = _ordered(decode_s, prefill_s)
-            self._mixed.observe(model, share, large, small, step_s)
-        elif prefilling < decoding and decode_s > 0:
-            part_s = mixed_within(_MIXED, step_s, decode_s)
-            self._prefill.observe(model, share, num_tokens, attention, part_s)
-        elif prefill_s > 0:
-            part_s = mixed_within(_MIXED, step_s, prefill_s)
-            self._decode.observe(model, share, num_rows, context, part_s)
+        mix, least_s = self._mixed.line(model, share), _LEAST_PART * step_s
+        if not self._is_known(model, share, Phase.PREFILL):
+            part_s = prefill_s + step_s - together_s(mix, *parts)
+            self._prefill.observe(model, share, num_tokens, attention, max(least_s, part_s))
+            line = self._prefill.line(model, share)
+            prefill_s = line.seconds(num_tokens, attention) or prefill_s
+        if not self._is_known(model, share, Phase.DECODE):
+            part_s = decode_s + step_s - together_s(mix, decode_s, prefill_s, fixed_s)
+            self._decode.observe(model, share, num_rows, context, max(least_s, part_s))
+            line = self._decode.line(model, share)
+            decode_s, fixed_s = line.seconds(num_rows, context) or decode_s, line.fixed_s or fixed_s
+        return decode_s, prefill_s, fixed_s
+
+    def _is_known(self, model: str, share: float, phase: Phase) -> bool:
+        """Mixed jobs say nothing of this phase's line that others would not say better."""
+        has_own = self._num_jobs[model, share, phase] >= _KNOWN
+        if phase is Phase.DECODE:
+            return has_own or self._decode.is_expected(model, share)
+        return has_own and self._prefill.is_expected(model, share)
 
 
 def _expected(seed: Seed | None, phase: Phase, model: str, share: float) -> Line | None:
     return None if seed is None else seed.line(phase, model, share)
-
-
-def _expected_mix(model: str, share: float) -> Line:
-    return _MIXED
-
-
-def _together(mix: Line, first_s: float, second_s: float) -> float:
-    large, small = _ordered(first_s, second_s)
-    mixed_s = mix.seconds(large, small)
-    return mixed_s if mixed_s > large else large
-
-
-def _ordered(first: float, second: float) -> tuple[float, float]:
-    return (first, second) if first > second else (second, first)

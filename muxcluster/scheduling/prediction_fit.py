@@ -25,6 +25,7 @@ _SWEEPS = 2
 Floats = NDArray[np.float64]
 Gains = tuple[float, float, float, float]
 """Of a line's coefficients, in their order: factors on their priors."""
+EVEN: Gains = (1.0, 1.0, 1.0, 1.0)
 
 
 class Line(NamedTuple):
@@ -45,6 +46,11 @@ class Line(NamedTuple):
         base_s, per_token_s, per_attended_s, floor_s = self
         line_s = base_s + per_token_s * new + per_attended_s * attended
         return line_s if line_s > floor_s else floor_s
+
+    @property
+    def fixed_s(self) -> float:
+        """Of a job of any size."""
+        return self.base_s if self.base_s > self.floor_s else self.floor_s
 
     def each(self, new: Floats, attended: Floats) -> Floats:
         """Of many jobs, [n]; bit for bit as `seconds` of each."""
@@ -91,7 +97,7 @@ class Fit:
     def __init__(
         self,
         prior: Line,
-        gains: Gains = (1.0, 1.0, 1.0, 1.0),
+        gains: Gains = EVEN,
         bounds: tuple[float, float] = (LEAST, MOST),
         trust: float = 1.0,
     ) -> None:

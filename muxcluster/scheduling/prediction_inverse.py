@@ -7,18 +7,6 @@ from muxcluster.scheduling.prediction_fit import Line
 from muxcluster.scheduling.prediction_work import JobWork
 
 
-def mixed_within(mix: Line, seconds: float, other_s: float) -> float:
-    """The most seconds of one part so that a mixed forward with `other_s` takes at most `seconds`.
-
-    mix: per_token_s is the factor on the larger part, per_attended_s that on the smaller. Below 0
-    where the other part alone is too much.
-    """
-    larger = (seconds - mix.per_attended_s * other_s) / mix.per_token_s
-    if larger >= other_s:
-        return larger
-    return (seconds - mix.per_token_s * other_s) / mix.per_attended_s
-
-
 def prefill_within(line: Line, seconds: float, work: JobWork, start: int) -> float:
     """How many prompt tokens from position `start` on may join those of `work`.
 

@@ -3,16 +3,15 @@
 from collections.abc import Callable
 from math import log
 
-from muxcluster.scheduling.prediction_fit import Fit, Line
+from muxcluster.scheduling.prediction_fit import EVEN, LEAST, MOST, Fit, Line
 
 _FEWEST = 8
 """Observations before there is a line without a prior."""
-_ENOUGH = 64
 _FREE = (1e-3, 1e3)
 """Bounds of coefficients whose start is only a guess from the first observations."""
 _TRUST = 0.02
 """In the proportions of that guess."""
-_BASE_PART = 0.8
+BASE_PART = 0.8
 """Of the first observations' mean, what is taken not to grow; the rest grows with both counts."""
 NOTHING = Line(0.0, 0.0, 0.0)
 Prior = Callable[[str, float], Line | None]
@@ -27,8 +26,11 @@ class Rungs:
     refused) until 8 observations, or until another share of the model has a line.
     """
 
-    def __init__(self, prior: Prior) -> None:
-        self._prior = prior
+    def __init__(
+        self, prior: Prior, bounds: tuple[float, float] = (LEAST, MOST), trust: float = 1.0
+    ) -> None:
+        """bounds, trust: of fits that start from the prior."""
+        self._prior, self._bounds, self._prior_trust = prior, bounds, trust
         self._priors: dict[_Key, Line | None] = {}
         self._fits: dict[_Key, Fit] = {}
         self._lines: dict[_Key, Line] = {}
@@ -45,14 +47,9 @@ class Rungs:
             self._borrowers.add((model, share))
         return found
 
-    def trust(self, model: str, share: float) -> float:
-        """In the line: 1 where it has a prior or has seen enough jobs, less before."""
-        fit = self._fits.get((model, share))
-        if fit is not None and fit.num_seen >= _ENOUGH:
-            return 1.0
-        if self._expected(model, share) is not None:
-            return 1.0
-        return 0.0 if fit is None else fit.num_seen / _ENOUGH
+    def is_expected(self, model: str, share: float) -> bool:
+        """There is a prior."""
+        return self._expected(model, share) is not None
 
     def observe(
         self, model: str, share: float, new: float, attended: float, seconds: float
@@ -93,7 +90,8 @@ class Rungs:
         near = self._nearest(model, share)
         prior = self._expected(model, share)
         if prior is not None:
-            return Fit(prior) if near is None else Fit(prior, self._fits[near].gains)
+            gains = EVEN if near is None else self._fits[near].gains
+            return Fit(prior, gains, self._bounds, self._prior_trust)
         if near is None:
             return None
         factor = near[1] / share
@@ -112,9 +110,9 @@ class Rungs:
 
 def _guess(first: list[tuple[float, float, float]]) -> Line:
     new, attended, seconds = (sum(each) / len(first) for each in zip(*first, strict=True))
-    rest_s = (1 - _BASE_PART) / 2 * seconds
+    rest_s = (1 - BASE_PART) / 2 * seconds
     return Line(
-        _BASE_PART * seconds,
+        BASE_PART * seconds,
         rest_s / new if new > 0 else 0.0,
         rest_s / attended if attended > 0 else 0.0,
     )

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.scheduler_load import SteadyLoad, sharegpt_lengths, unit_spec
+from bench.scheduler_hybrid import HybridCase, HybridLoad, hybrid_spec
+from bench.scheduler_load import Profiled, SteadyLoad, sharegpt_lengths, unit_spec
 from muxcluster.core.kvshape import KvShape
 from tests.conftest import ROOT
 
@@ -73,3 +74,41 @@ def test_the_population_stays_and_all_its_work_is_done() -> None:
         load.scheduler.stats(load.now, "unit").free_blocks
         < 0.1 * load.scheduler.stats(load.now, "unit").num_blocks
     ), "the prefix cache is not full"
+
+
+def test_hybrid_claims_are_the_medians_of_their_cases(tmp_path) -> None:
+    done = bench("--hybrid", "--cpu", "--json", "-", "--sizes", "24", cwd=tmp_path)
+    record = json.loads(done.stdout)
+    names = [claim["name"] for claim in record["claims"]]
+    lanes = "adbs_8", "mixed_8", "mixed_1"
+    assert names == [f"hybrid_{lane}_step_us_p50_at_24" for lane in lanes]
+    assert {case["shape"] for case in record["cases"]} == {"8 layers x 4 KV heads", "llama-2-7b"}
+    for claim, case in zip(record["claims"], record["cases"], strict=False):
+        samples = record["samples"][case["case"]]
+        assert len(samples) == 20
+        assert abs(claim["value"] - np.median(samples)) < 0.11, "a claim is not its samples' median"
+
+
+def test_the_hybrid_load_lends_saves_restores_and_loses_nobody() -> None:
+    rng = np.random.default_rng(0)
+    shape = KvShape(num_layers=2, num_kv_heads=2, head_dim=128, itemsize=2)
+    case = HybridCase("tiny", shape, "mixed", 1, 40, sharegpt_lengths(rng, 500))
+    load = HybridLoad(hybrid_spec(case), case.lengths, 40, rng, Profiled())
+    num_held = num_with_copies = 0
+    for _ in range(800):
+        load.launch(load.scheduler.next_jobs(load.now))
+        job, result = load.finish()
+        num_with_copies += len(job.copies) > 0
+        output = load.scheduler.complete(job, result, load.now)
+        for request in load.replacements(output):
+            load.scheduler.add(request, load.now)
+        (stats,) = load.scheduler.stats(load.now, "unit").models
+        num_held = max(num_held, load.num_held)
+        assert stats.num_running + stats.num_waiting + load.num_held == 40
+    load.scheduler.check()
+    assert num_held > 0, "there are no bursts"
+    assert stats.num_lent_columns > 0
+    assert stats.num_saved_slots > 0
+    assert stats.num_restored_slots > 0
+    assert stats.num_recomputed_tokens == 0
+    assert 0 < num_with_copies < 800
