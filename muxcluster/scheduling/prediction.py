@@ -24,7 +24,7 @@ from muxcluster.scheduling.prediction_rungs import Rungs
 from muxcluster.scheduling.prediction_seed import Seed
 from muxcluster.scheduling.prediction_work import JobWork, work_of
 
-_KNOWN = 16
+_KNOWN = 8
 """Jobs of one phase from which on its line is known without mixed jobs."""
 _LESSONS, _SELDOM = 64, 4
 """So many mixed jobs each correct the parts, later every so many-th: it costs as much again.
@@ -54,8 +54,8 @@ class StepTimes:
     fall when work is added. They are 0 while nothing is known of a model: no seed, and fewer than
     8 jobs seen. A mixed job is the larger of its parts and a learnt portion of the smaller one
     (first half), another of what a decode step takes at least, as both may share that
-    (`together_s`). Mixed jobs also teach prefill's line, until a seed of it is confirmed by 16
-    prefill jobs; and decode's, where there is neither a seed nor 16 decode jobs.
+    (`together_s`). Mixed jobs also teach prefill's line, until a seed of it is confirmed by 8
+    prefill jobs; and decode's, where there is neither a seed nor 8 decode jobs.
     """
 
     def __init__(self, seed: Seed | None = None, copies: CopyTimes | None = None) -> None:

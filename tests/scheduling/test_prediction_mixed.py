@@ -191,7 +191,7 @@ def test_prefill_alone_is_learnt_from_mixed_jobs_where_the_fixed_cost_is_shared(
 
 def test_mixed_jobs_leave_prefill_that_own_jobs_confirmed() -> None:
     times = Taught(larger_and_half_the_smaller, 2, is_seeded=True)
-    times.tell(prefills, 16)
+    times.tell(prefills, 8)
     before = times.errors(prefills)
     times.tell(mixed, 20)
     assert times.errors(prefills) == before
