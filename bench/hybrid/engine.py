@@ -1,0 +1,181 @@
+"""Interactive requests beside saturating batch work on the real engine: the CPU, in this process.
+
+Two random Llamas of some 75 million parameters and different KV shapes share one unit, one thread
+and a pool smaller than their batch sequences. A run of each seed has three parts: interactive
+requests alone (Poisson), batch requests alone (a closed loop that always has more than the unit can
+take in), and both. The interactive rate is a part of what the unit bears of such requests alone.
+Targets of the third part: 1.25 times the 99th percentiles of TTFT and TPOT over all first parts.
+For comparison packings `priority` and `fcfs` run the third part once.
+
+Claims, over all runs:
+- interactive_ttft_p99_ratio (and _tpot_): the p99 beside batch work over its target; held: <= 1.
+- batch_throughput_kept: batch tokens/s, prompts included, beside the interactive requests, over
+  those alone times the share of time that the interactive work leaves. That is 1 - rate / capacity:
+  capacity is what the unit bears of interactive requests alone with all slots full, so the work is
+  counted as what it costs at best. The record also has the share by the time in which jobs ran
+  while interactive requests were alone, which is larger, as their jobs are small.
+"""
+
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+sys.path.pop(0)  # the script's folder
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
+
+from muxcluster.engine.ownerlink import ONE_THREAD
+
+if __name__ == "__main__" and any(os.environ.get(name) != ONE_THREAD[name] for name in ONE_THREAD):
+    # The C library and OpenMP read these at start: all is measured as in a worker.
+    os.execve(sys.executable, sys.orig_argv, {**os.environ, **ONE_THREAD})
+
+from bench.harness import Bench, make_parser
+from bench.hybrid.engine_load import BATCH, INTERACTIVE, Draws, Kind, Traffic
+from bench.hybrid.engine_parts import (
+    ALONE,
+    BATCH_ALONE,
+    OURS,
+    Part,
+    claims_of,
+    interactive_part,
+    loop_part,
+    prediction_errors,
+    samples_of,
+    targets,
+    verdict,
+)
+from bench.hybrid.engine_unit import (
+    MAX_SEQS,
+    SHAPES,
+    SMALL,
+    THREADS,
+    VOCABULARY,
+    running,
+    unit_spec,
+    write_configs,
+)
+from muxcluster.core.request import Slo
+from muxcluster.engine.unit import Unit
+
+BASELINES = ("priority", "fcfs")
+LOAD = 0.45
+"""Interactive requests over what the unit bears of them."""
+_WARM_UP_S = 4.0
+
+
+@dataclass(slots=True)
+class Runs:
+    """Seeds on units of some models, and what came of them."""
+
+    paths: Mapping[str, Path]
+    seeds: range
+    num_requests: int
+    batch_s: float
+    parts: list[Part] = field(default_factory=list)
+    capacity_per_s: float = 0.0
+    errors: dict[str, Any] = field(default_factory=dict)
+
+    def alone(self, capacity_s: float) -> Slo:
+        """Capacity, interactive requests alone, batch alone, without targets; then the targets."""
+        with self._unit(OURS, None) as (unit, traffic):
+            self._loop(traffic, INTERACTIVE)
+            part = loop_part("capacity", unit, traffic, capacity_s, self.seeds[0])
+            mean_tokens = (sum(INTERACTIVE.prompt) + sum(INTERACTIVE.output)) / 2
+            self.capacity_per_s = part.interactive_tokens_per_s / mean_tokens
+            self._keep(part)
+            traffic.stop()
+            for seed in self.seeds:
+                self._interactive(ALONE, unit, traffic, seed)
+            self._loop(traffic, BATCH)
+            for seed in self.seeds:
+                self._keep(loop_part(BATCH_ALONE, unit, traffic, self.batch_s, seed))
+        return targets([part for part in self.parts if part.system == ALONE])
+
+    def both(self, packing: str, slo: Slo, seeds: range) -> None:
+        """Interactive requests beside batch ones."""
+        with self._unit(packing, slo) as (unit, traffic):
+            self._loop(traffic, BATCH)
+            self._interactive("warm-up", unit, traffic, self.seeds[0])
+            for seed in seeds:
+                self._interactive(packing, unit, traffic, seed)
+            if packing == OURS:
+                self.errors = prediction_errors(unit)
+
+    @contextmanager
+    def _unit(self, packing: str, slo: Slo | None) -> Iterator[tuple[Unit, Traffic]]:
+        traffic = Traffic()
+        with running(unit_spec(self.paths, packing, slo), traffic.hear) as unit:
+            traffic.attach(unit)
+            try:
+                yield unit, traffic
+            finally:
+                traffic.stop()
+
+    def _loop(self, traffic: Traffic, kind: Kind) -> None:
+        """More at once than all slots, so somebody waits for every model."""
+        num_at_once = round(1.5 * MAX_SEQS * len(self.paths))
+        traffic.loop(kind, self._draws(self.seeds[0] + 1000), num_at_once)
+        time.sleep(_WARM_UP_S)
+
+    def _interactive(self, system: str, unit: Unit, traffic: Traffic, seed: int) -> None:
+        rate_per_s = LOAD * self.capacity_per_s
+        num = self.num_requests if system != "warm-up" else round(_WARM_UP_S * rate_per_s)
+        self._keep(
+            interactive_part(system, seed, unit, traffic, self._draws(seed), (rate_per_s, num))
+        )
+
+    def _draws(self, seed: int) -> Draws:
+        return Draws(tuple(self.paths), VOCABULARY, seed)
+
+    def _keep(self, part: Part) -> None:
+        row = part.row()
+        print(row, file=sys.stderr, flush=True)
+        if part.system != "warm-up":
+            self.parts.append(part)
+
+
+def main() -> None:
+    """Measure, compare, publish."""
+    parser = make_parser(__doc__)
+    parser.add_argument("--runs", type=int, help="seeds (5; 1 with --quick)")
+    parser.add_argument("--requests", type=int, help="interactive ones a run (250; 60)")
+    parser.add_argument("--models", type=int, choices=(1, 2), default=2, help="in the unit")
+    bench = Bench(parser)
+    options, quick = bench.options, bench.options.quick
+    seeds = range(options.seed, options.seed + (options.runs or (1 if quick else 5)))
+    shapes = dict(list((SMALL if quick else SHAPES).items())[: options.models])
+    with tempfile.TemporaryDirectory(prefix="bench-hybrid-") as folder:
+        paths = write_configs(Path(folder), shapes)
+        requests = options.requests or (60 if quick else 250)
+        runs = Runs(paths, seeds, requests, batch_s=4.0 if quick else 10.0)
+        slo = runs.alone(capacity_s=4.0 if quick else 10.0)
+        runs.both(OURS, slo, seeds)
+        for packing in BASELINES:
+            runs.both(packing, slo, seeds[:1])
+    found = {
+        system: verdict(runs.parts, system, slo, runs.capacity_per_s)
+        for system in (OURS, *BASELINES)
+    }
+    for system, each in found.items():
+        print(system, asdict(each), flush=True)
+    bench.publish(
+        claims_of(found[OURS]),
+        samples_of(runs.parts),
+        threads=THREADS,
+        models=shapes,
+        targets_ms={"ttft": round(1e3 * slo.ttft_s, 2), "tpot": round(1e3 * slo.tpot_s, 2)},
+        capacity_per_s=round(runs.capacity_per_s, 3),
+        verdicts={system: asdict(each) for system, each in found.items()},
+        prediction_errors=runs.errors,
+        parts=[part.row() for part in runs.parts],
+    )
+
+
+if __name__ == "__main__":
+    main()
