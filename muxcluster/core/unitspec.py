@@ -58,7 +58,7 @@ class SchedulerSpec:
     token_budget: int = 2048
     max_decode_rows: int = 256
     quota_period_s: float = 5.0
-    batch_slack: float = 0.1
+    batch_slack: float = 0.2
     ageing_s: float = 30.0
     shares_blocks: bool = True
     saves_lazily: bool = True

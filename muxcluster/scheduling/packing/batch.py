@@ -44,7 +44,7 @@ class Limits:
     token_budget: int
     max_decode_rows: int
     max_steps: int
-    batch_slack: float = 0.1
+    batch_slack: float = 0.2
     ageing_s: float = 30.0
 
 
