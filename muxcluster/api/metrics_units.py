@@ -24,6 +24,18 @@ GAUGES: dict[str, tuple[str, Callable[[ModelStats], float]]] = {
     "muxcluster:quota_blocks": ("KV blocks the model may hold now.", lambda m: m.quota_blocks),
     "muxcluster:used_blocks": ("KV blocks its requests hold.", lambda m: m.used_blocks),
     "muxcluster:cached_blocks": ("Unreferenced cached KV blocks.", lambda m: m.cached_blocks),
+    "muxcluster:batch_blocks": (
+        "KV blocks of batch requests beside the quota.",
+        lambda m: m.batch_blocks,
+    ),
+    "muxcluster:lent_requests": (
+        "Batch requests that wait to be restored.",
+        lambda m: m.num_lent,
+    ),
+    "muxcluster:step_time_error": (
+        "Mean relative error of predicted job times.",
+        lambda m: m.step_time_error,
+    ),
     "muxcluster:request_rate": ("Measured arrivals per second.", lambda m: m.rate_per_s),
 }
 COUNTERS: dict[str, tuple[str, Callable[[ModelStats], float]]] = {

@@ -44,6 +44,13 @@ class ModelStats:
     """Token slots copied back from there."""
     num_recomputed_tokens: int = 0
     """Tokens whose KV was computed again after a preemption or a failed job."""
+    batch_blocks: int = 0
+    """Blocks of batch requests that are not counted in `used_blocks`: what they hold beside every
+    quota, with packing hybrid."""
+    num_lent: int = 0
+    """Batch requests that gave blocks up and wait to be restored; part of `num_running`."""
+    step_time_error: float = 0.0
+    """Mean of |predicted / actual - 1| over the last jobs; 0 where nothing is predicted."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,9 +3,10 @@
 from muxcluster.core.served import ModelStats
 from muxcluster.kvcache.cache import KvCache
 from muxcluster.scheduling.modelstate import ModelState
+from muxcluster.scheduling.prediction import StepTimes
 
 
-def model_stats(model: ModelState, kv: KvCache) -> ModelStats:
+def model_stats(model: ModelState, kv: KvCache, times: StepTimes) -> ModelStats:
     """The model now; counters never decrease."""
     counters = model.counters
     return ModelStats(
@@ -25,4 +26,14 @@ def model_stats(model: ModelState, kv: KvCache) -> ModelStats:
         num_recomputed_tokens=counters.num_recomputed_tokens,
         prompt_tokens=counters.prompt_tokens,
         output_tokens=counters.output_tokens,
+        batch_blocks=kv.batch_used(model.name),
+        num_lent=model.slots.num_lent,
+        step_time_error=_mean_error(model.name, times),
     )
+
+
+def _mean_error(model: str, times: StepTimes) -> float:
+    """Over all phases, by how many jobs of each there were."""
+    errors = [error for (name, _), error in times.errors().items() if name == model]
+    count = sum(error.count for error in errors)
+    return sum(error.count * error.mean for error in errors) / count if count else 0.0

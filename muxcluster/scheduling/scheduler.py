@@ -68,9 +68,8 @@ class UnitScheduler:
         )
         self._memory = Memory(self._kv, models, spec.block_bytes, is_bidirectional=lends)
         self._limits = limits(policy, max_steps)
-        self._packing = packing(
-            self._memory, self._limits, step_times(spec, seed, is_simulated=only_counts)
-        )
+        self._times = step_times(spec, seed, is_simulated=only_counts)
+        self._packing = packing(self._memory, self._limits, self._times)
         self._desk = Desk(
             models, self._shares, self._packing, JobBuilder(self._kv, saves=lends), cost
         )
@@ -241,7 +240,9 @@ class UnitScheduler:
             now_s=now,
             num_blocks=self._kv.num_blocks,
             free_blocks=self._kv.free,
-            models=tuple(model_stats(model, self._kv) for model in self._models.values()),
+            models=tuple(
+                model_stats(model, self._kv, self._times) for model in self._models.values()
+            ),
         )
 
     def check(self) -> None:
