@@ -64,9 +64,15 @@ class Lending:
         return False
 
     def has_running(self) -> bool:
-        """True where a batch sequence could lend when the job that it is in has ended."""
-        tables = [model.slots for model in self._models]
-        return any(bool((table.is_batch & table.in_job).any()) for table in tables)
+        """True where a batch sequence may lend (more) when the job has ended that it is in, or that
+        saves what it lent.
+        """
+        can_restore = self._kv.can_restore
+        return any(
+            bool((model.slots.is_batch & model.slots.in_job).any())
+            or not all(can_restore(model.name, slot) for slot in model.slots.idle_lent().tolist())
+            for model in self._models
+        )
 
     def _lenders(self) -> Iterator[tuple[ModelState, int]]:
         """Batch sequences in no running job: those that lend already, then the least senior."""

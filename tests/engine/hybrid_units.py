@@ -1,0 +1,156 @@
+"""Units that pack both classes into a pool that batch requests overfill: tests' common ground."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from muxcluster.core.job import Job, WorkerSlot
+from muxcluster.core.request import Request, ServiceClass
+from muxcluster.core.served import ModelStats
+from muxcluster.core.unitspec import SchedulerSpec, UnitSpec
+from muxcluster.engine.executor import Executor
+from muxcluster.engine.unit import Unit
+from tests.engine.fakes import Sink
+from tests.engine.units import check_lengths, check_nothing_leaks, greedy
+from tests.models import model_spec
+from tests.oracles import GreedyOracle
+
+BLOCK_BYTES = 2 * 8 * 128 * 4
+NUM_BATCH, NUM_URGENT = 3, 4
+"""Batch requests of a model, and interactive ones of a wave."""
+NUM_BLOCKS = 330
+"""What the batch requests may need at their ends, and a little more than a wave may."""
+BATCH_TOKENS, URGENT_TOKENS = 40, 12
+Prompts = dict[str, list[int]]
+
+
+def hybrid_spec(
+    directories: Mapping[str, Path],
+    *,
+    num_blocks: int = NUM_BLOCKS,
+    partition: str = "none",
+    lane: str = "mixed",
+    prefix_caching: bool = True,
+    max_seqs: int = 16,
+    workers: tuple[WorkerSlot, ...] = (WorkerSlot(0, (1.0,)),),
+    host_frames: int = 4,
+) -> UnitSpec:
+    """host_frames: for each block of the pool."""
+    models = tuple(
+        model_spec(path, name, max_seqs=max_seqs, max_model_len=128, prefix_caching=prefix_caching)
+        for name, path in directories.items()
+    )
+    return UnitSpec(
+        unit_id="unit-0",
+        models=models,
+        num_blocks=num_blocks,
+        block_bytes=BLOCK_BYTES,
+        workers=workers,
+        scheduler=SchedulerSpec(
+            lane=lane, packing="hybrid", token_budget=64, quota_period_s=1e4, ageing_s=0.5
+        ),
+        partition=partition,
+        num_threads=1,
+        num_host_blocks=host_frames * num_blocks,
+    )
+
+
+class Watched:
+    """Passes everything on to an executor; `on_launch` is told of each job just after."""
+
+    def __init__(self, executor: Executor, on_launch: Callable[[Job], None]) -> None:
+        self._executor, self._on_launch = executor, on_launch
+
+    def launch(self, job: Job) -> None:
+        self._executor.launch(job)
+        self._on_launch(job)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._executor, name)
+
+
+@dataclass(slots=True)
+class SavedBlocks:
+    """Blocks of which some job saved slots: an interactive sequence wrote over a batch one."""
+
+    spec: UnitSpec
+    blocks: set[int] = field(default_factory=set)
+
+    def __call__(self, job: Job) -> None:
+        shapes = {model.name: model.shape for model in self.spec.models}
+        for each in job.copies:
+            tokens = shapes[each.model].block_tokens(self.spec.block_bytes)
+            self.blocks.update((each.saves[:, 0] // tokens).tolist())
+
+
+class Crowd:
+    """Requests of both classes and what became of them."""
+
+    def __init__(self, spec: UnitSpec, unit: Unit, sink: Sink, seed: int = 0) -> None:
+        self._spec, self._unit, self._sink = spec, unit, sink
+        self._rng = np.random.default_rng(seed)
+        self.asked: Prompts = {}
+        self.num_tokens: dict[str, int] = {}
+
+    def submit(self, kind: str, count: int, num_tokens: int, *, shared: int = 0) -> list[str]:
+        """`count` requests of every model. kind: of an id; "batch..." is the batch class.
+
+        shared: so many first tokens are the same in all of them.
+        """
+        is_batch = kind.startswith("batch")
+        service = ServiceClass.BATCH if is_batch else ServiceClass.INTERACTIVE
+        for model in self._spec.models:
+            prefix = np.arange(3, 3 + shared)
+            for i in range(count):
+                own = self._rng.integers(
+                    3, model.vocab_size, self._rng.integers(30 - shared, 40 - shared)
+                )
+                prompt = np.concatenate((prefix, own)).astype(np.int32)
+                name = f"{model.name}/{kind}/{i}"
+                self.asked[name], self.num_tokens[name] = prompt.tolist(), num_tokens
+                sampling = greedy(num_tokens)
+                self._unit.submit(
+                    Request(name, model.name, prompt, sampling, service_class=service)
+                )
+        return [name for name in self.asked if name.split("/")[1] == kind]
+
+    def wait_for(self, names: Iterable[str]) -> None:
+        for name in names:
+            self._sink.wait_for_tokens(name, self.num_tokens[name])
+
+    def finish(self) -> None:
+        """All ended with all their tokens, and nothing is left behind."""
+        self._sink.wait_for_ends(len(self.asked))
+        for name, num_tokens in self.num_tokens.items():
+            check_lengths(self._sink, [name], num_tokens)
+        check_nothing_leaks(self._unit)
+
+    def check(self, oracles: Mapping[str, GreedyOracle]) -> None:
+        """Every output is Hugging Face's; near-ties are excused and counted."""
+        for oracle in oracles.values():
+            oracle.num_near_ties = 0
+        for name, prompt in self.asked.items():
+            oracles[name.split("/")[0]].check(prompt, self._sink.tokens[name])
+        assert sum(o.num_near_ties for o in oracles.values()) <= len(self.asked) // 20
+
+
+def serve_both(crowd: Crowd, sink: Sink, *, num_waves: int = 12) -> None:
+    """Batch requests fill the pool, then interactive ones come wave after wave.
+
+    They share a prefix that fills a block or two.
+    """
+    batch = crowd.submit("batch", NUM_BATCH, BATCH_TOKENS)
+    for name in {name.split("/")[0]: name for name in reversed(batch)}.values():
+        sink.wait_for_tokens(name, 3)
+    for wave in range(num_waves):
+        crowd.wait_for(crowd.submit(f"urgent{wave}", NUM_URGENT, URGENT_TOKENS, shared=16))
+    crowd.finish()
+
+
+def total(models: Iterable[ModelStats]) -> dict[str, int]:
+    """Sums of the models' counters that tell of lending."""
+    names = ("lent_columns", "saved_slots", "restored_slots", "recomputed_tokens")
+    found = list(models)
+    return {name: sum(getattr(m, f"num_{name}") for m in found) for name in names}
