@@ -8,6 +8,8 @@ and no token is computed twice while host memory lasts.
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import repeat
+from operator import itemgetter
 
 import numpy as np
 
@@ -18,6 +20,7 @@ from muxcluster.scheduling.modelstate import ModelState
 from muxcluster.scheduling.slots import Slots
 
 Restored = tuple[TableDelta, SlotCopies]
+_FIRST_TWO = itemgetter(0, 1)
 
 
 class Lending:
@@ -37,9 +40,10 @@ class Lending:
 
     def covers(self, blocks: int) -> bool:
         """True where `lend` would lend so many blocks now, if host memory lasts."""
-        if not self.is_on:
-            return False
-        for model, slot in self._lenders():
+        return self.is_on and self._cover(self._lenders(), blocks)
+
+    def _cover(self, lenders: Sequence[tuple[ModelState, int]], blocks: int) -> bool:
+        for model, slot in lenders:
             blocks -= self._kv.lendable(model.name, slot)
             if blocks <= 0:
                 return True
@@ -50,9 +54,10 @@ class Lending:
 
         Host memory may then be short. What was lent costs nothing until somebody takes it.
         """
-        if not self.covers(blocks):
+        lenders = self._lenders() if self.is_on else []
+        if not self._cover(lenders, blocks):
             return False
-        for model, slot in self._lenders():
+        for model, slot in lenders:
             table = model.slots
             lent = self._kv.lend(model.name, slot, int(table.num_computed[slot]), blocks)
             blocks -= lent
@@ -74,24 +79,32 @@ class Lending:
             for model in self._models
         )
 
-    def _lenders(self) -> Iterator[tuple[ModelState, int]]:
-        """Batch sequences in no running job: those that lend already, then the least senior."""
+    def _lenders(self) -> list[tuple[ModelState, int]]:
+        """Batch sequences in no running job that have columns to lend: those that lend already,
+        then the least senior.
+        """
         candidates: list[tuple[bool, int, ModelState, int]] = []
         for model in self._models:
-            table = model.slots
-            for slot in table.idle_batch().tolist():
-                is_whole = not table.is_lent[slot]
-                candidates.append((is_whole, -int(table.seniority[slot]), model, slot))
-        candidates.sort(key=lambda each: each[:2])
-        return ((model, slot) for _, _, model, slot in candidates)
+            table, slots = model.slots, model.slots.idle_batch()
+            if len(slots) == 0:
+                continue
+            lent = self._kv.num_lent(model.name)[slots] * np.int32(model.block_tokens)
+            slots = slots[self._kv.capacity(model.name)[slots] > lent]
+            is_whole, ranks = ~table.is_lent[slots], -table.seniority[slots]
+            candidates += zip(is_whole.tolist(), ranks.tolist(), repeat(model), slots.tolist())
+        candidates.sort(key=_FIRST_TWO)
+        return [(model, slot) for _, _, model, slot in candidates]
 
     def returnable(self, model: ModelState) -> Slots:
         """Lent sequences whose columns can be restored now, cheapest first, then most senior."""
         kv, table = self._kv, model.slots
-        ready = [slot for slot in table.idle_lent().tolist() if kv.can_restore(model.name, slot)]
-        cost = {slot: kv.restore_cost(model.name, slot) for slot in ready}
-        ready.sort(key=lambda slot: (cost[slot], int(table.seniority[slot])))
-        return np.array(ready, dtype=np.int32)
+        lent = table.idle_lent()
+        ready = [slot for slot in lent.tolist() if kv.can_restore(model.name, slot)]
+        if not ready:
+            return lent[:0]
+        slots = np.array(ready, dtype=np.int32)
+        costs = np.array([kv.restore_cost(model.name, slot) for slot in ready])
+        return slots[np.lexsort((table.seniority[slots], costs))]
 
     def restore(self, model: ModelState, slot: int, job_id: int) -> Restored | None:
         """Give a lent sequence all columns back, for the job; None where blocks are short."""

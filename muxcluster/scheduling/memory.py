@@ -75,8 +75,10 @@ class Memory:
 
     def has_room(self, model: ModelState, live: LiveRequest) -> bool:
         """True where `admit` would succeed now without the help of a cached prefix."""
-        needed = model.blocks(live.num_tokens) + self._reserve(model, live.side)
-        return model.slots.num_free > 0 and needed <= self._kv.headroom(model.name, live.side)
+        spare = self._kv.headroom(model.name, live.side) - model.blocks(live.num_tokens)
+        if spare < 0 or model.slots.num_free == 0:
+            return False
+        return self._reserve(model, live.side) <= spare
 
     def has_column(self, model: ModelState) -> bool:
         """True where a column of `model` is there without preemption."""

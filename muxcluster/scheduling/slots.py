@@ -62,7 +62,7 @@ class SlotTable:
         self.request_ids = np.empty(max_seqs, dtype=np.object_)
         self.live: list[LiveRequest | None] = [None] * max_seqs
         self._free = list(range(max_seqs - 1, -1, -1))
-        self._num_prefilling = 0
+        self.num_prefilling = 0
         self.num_batch = self.num_lent = 0
         self.has_aborted = False
         """False where no live sequence `is_aborted`."""
@@ -106,7 +106,7 @@ class SlotTable:
         self.max_total[slot] = max_total
         self.seniority[slot] = live.seniority
         self.is_live[slot] = self.is_prefilling[slot] = True
-        self._num_prefilling += 1
+        self.num_prefilling += 1
         self.in_job[slot] = self.is_aborted[slot] = False
         self.is_batch[slot] = live.side is Side.RIGHT
         self.num_batch += int(self.is_batch[slot])
@@ -134,7 +134,7 @@ class SlotTable:
         live.deadline_s = float(self.deadline_s[slot])
         live.account.decode_running_s += float(self.decode_running_s[slot])
         live.slot = self.live[slot] = self.request_ids[slot] = None
-        self._num_prefilling -= int(self.is_prefilling[slot])
+        self.num_prefilling -= int(self.is_prefilling[slot])
         self.num_batch -= int(self.is_batch[slot])
         self.is_live[slot] = self.in_job[slot] = self.is_batch[slot] = False
         if self.is_lent[slot]:
@@ -188,13 +188,13 @@ class SlotTable:
 
     def add_running(self, slots: Slots, seconds: float, *, are_decoding: bool = False) -> None:
         """`slots` were in a job that ended just now and took so long; see `end_job`."""
-        if self._num_prefilling and not are_decoding:
+        if self.num_prefilling and not are_decoding:
             slots = slots[~self.is_prefilling[slots]]
         self.decode_running_s[slots] += seconds
 
     def end_prefill(self, slot: int) -> None:
         """The sequence decodes from now on."""
-        self._num_prefilling -= int(self.is_prefilling[slot])
+        self.num_prefilling -= int(self.is_prefilling[slot])
         self.is_prefilling[slot] = False
         self._forget_idle()
 
@@ -235,7 +235,7 @@ class SlotTable:
         Not to be written, like `idle_decoding`.
         """
         if self._prefilling is None:
-            if not self._num_prefilling:
+            if not self.num_prefilling:
                 return _NO_SLOTS
             slots = _where(self.is_live & ~self.in_job & self.is_prefilling & ~self.is_lent)
             self._prefilling = self.by_seniority(slots)
@@ -274,7 +274,7 @@ class SlotTable:
         assert self.has_own_stops or not self.has_stops[live].any(), "stop ids are forgotten"
         has_target = (np.minimum(self.deadline_s, self.tpot_s)[live] < np.inf).any()
         assert self.has_targets or not has_target, "deadlines are forgotten"
-        assert self._num_prefilling == self.is_prefilling[live].sum(), "prefills are miscounted"
+        assert self.num_prefilling == self.is_prefilling[live].sum(), "prefills are miscounted"
         counts = self.is_batch.sum(), self.is_lent.sum()
         assert counts == (self.num_batch, self.num_lent), "batch or lent ones are miscounted"
         assert (self.is_batch & ~self.in_job)[self.is_lent].all(), "a lent sequence runs"

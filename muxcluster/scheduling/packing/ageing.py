@@ -1,7 +1,6 @@
 """A floor for batch work: however busy the interactive class is, it gets a row now and then."""
 
 from muxcluster.scheduling.modelstate import ModelState
-from muxcluster.scheduling.packing.draft import Draft
 
 
 class Ageing:
@@ -14,10 +13,10 @@ class Ageing:
         self._ageing_s = ageing_s
         self._since_s: dict[str, float] = {}
 
-    def note(self, draft: Draft, now: float) -> None:
-        """A job of the model starts, or finds nothing to run."""
-        name = draft.model.name
-        if draft.num_batch or not draft.model.has_batch_work:
+    def note(self, model: ModelState, num_batch: int, now: float) -> None:
+        """A job of the model starts with so many batch rows, or finds nothing to run."""
+        name = model.name
+        if num_batch or not model.has_batch_work:
             self._since_s.pop(name, None)
         else:
             self._since_s.setdefault(name, now)

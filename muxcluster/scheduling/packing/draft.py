@@ -86,7 +86,7 @@ class Draft:
         if is_admitted:
             self._admitted += slots.tolist()
         self._add(slots, np.ones(len(slots), dtype=np.int32), grown)
-        context = int(self.model.slots.num_computed[slots].sum()) + len(slots)
+        context = int(np.add.reduce(self.model.slots.num_computed[slots])) + len(slots)
         self.work = self._with(len(slots), context)
 
     def chunk(self, slot: int, count: int, *, is_admitted: bool = False) -> None:
@@ -116,7 +116,7 @@ class Draft:
         self._slots.append(slots)
         self._counts.append(counts)
         self.num_rows += len(slots)
-        self.num_batch += int(self.model.slots.is_batch[slots].sum())
+        self.num_batch += int(np.count_nonzero(self.model.slots.is_batch[slots]))
         if grown is not None and len(grown):
             self._tables.append(grown)
 

@@ -19,13 +19,19 @@ from muxcluster.scheduling.modelstate import ModelState
 from muxcluster.scheduling.packing.ageing import Ageing
 from muxcluster.scheduling.packing.batch import Batch, Limits, Turn
 from muxcluster.scheduling.packing.draft import Draft
+from muxcluster.scheduling.packing.glance import (
+    has_lent_prompts,
+    has_suspects,
+    lacks_batch_prompts,
+    lacks_prompts,
+    lets_batch_in,
+)
 from muxcluster.scheduling.packing.priority import PriorityPacking
 from muxcluster.scheduling.packing.slack import Slack
 from muxcluster.scheduling.prediction import StepTimes
 from muxcluster.scheduling.slots import Slots
 
-_SPARE_SLOTS = 8
-"""One slot of so many stays free of batch sequences, for interactive ones that come."""
+_NOBODY: Slots = np.empty(0, dtype=np.int32)
 
 _LEAST_CHUNK = 64
 """A second prompt is not begun with less than so many tokens: a later job can take more."""
@@ -71,6 +77,9 @@ class HybridPacking:
 
     def prefill(self, model: ModelState, turn: Turn) -> Batch:
         """Interactive chunks and requests, then those of the batch class."""
+        if lacks_prompts(model):
+            self._ageing.note(model, 0, turn.now)
+            return Batch(_NOBODY, _NOBODY, copies=())
         return self._job(model, turn, Phase.PREFILL)
 
     def decode(self, model: ModelState, turn: Turn) -> Batch:
@@ -84,7 +93,7 @@ class HybridPacking:
     def _job(self, model: ModelState, turn: Turn, phase: Phase) -> Batch:
         memory, table = self._memory, model.slots
         draft = Draft(model, turn.share, self._times)
-        if _has_suspects(model):
+        if has_suspects(model):
             self._lone_suspect(draft, turn, phase)
             if len(draft) == 0 and len(batch := self._plainly(model, turn, phase)):
                 return batch
@@ -92,7 +101,7 @@ class HybridPacking:
             self._fill(draft, turn, phase)
         if table.num_lent and len(draft) == 0 and memory.is_stuck():
             self._restore_first(draft, turn, phase)
-        self._ageing.note(draft, turn.now)
+        self._ageing.note(draft.model, draft.num_batch, turn.now)
         return draft.batch()
 
     def _fill(self, draft: Draft, turn: Turn, phase: Phase) -> None:
@@ -102,11 +111,13 @@ class HybridPacking:
         if phase is not Phase.DECODE:
             is_done = self._urgent_prompts(draft, turn)
         draft.save(self._memory, turn.job_id)
+        if not model.has_batch_work or (phase is Phase.PREFILL and lacks_batch_prompts(model)):
+            return
         # Who waits for memory waits for interactive requests to end: batch rows must not slow them.
         limit_s = draft.seconds if self._lacks_memory(model) else self._slack.for_batch(draft, turn)
         if phase is not Phase.PREFILL and model.slots.num_batch:
             self._batch_decodes(draft, turn, limit_s)
-        if phase is not Phase.DECODE and model.has_batch_work:
+        if phase is not Phase.DECODE:
             self._batch_prompts(draft, turn, limit_s, is_done=is_done)
 
     def _lacks_memory(self, model: ModelState) -> bool:
@@ -240,9 +251,9 @@ class HybridPacking:
             return
         if not (is_done or is_overdue):
             return
-        if table.num_lent:
+        if has_lent_prompts(model):
             self._resume(draft, turn, limit_s, self._limits.max_decode_rows, is_prefilling=True)
-        if not table.num_lent and table.num_free > table.max_seqs // _SPARE_SLOTS:
+        if lets_batch_in(model):
             self._admit(draft, ServiceClass.BATCH, limit_s)
 
     def _chunks(self, draft: Draft, slots: Slots, limit_s: float) -> bool:
@@ -287,11 +298,3 @@ class HybridPacking:
 
 def _is_for(phase: Phase, is_prefilling: bool) -> bool:
     return phase is Phase.MIXED or is_prefilling is (phase is Phase.PREFILL)
-
-
-def _has_suspects(model: ModelState) -> bool:
-    table = model.slots
-    if table.has_suspects and bool(table.is_suspect[table.is_live].any()):
-        return True
-    heads = (queue.head for queue in model.waiting.by_class.values())
-    return any(head is not None and head.suspicion is not None for head in heads)

@@ -48,8 +48,8 @@ class PriorityPacking:
         num_tokens = 0
         for model in models:
             table, head = model.slots, model.waiting.head
-            slots = table.idle_prefilling()
-            num_tokens += int((table.num_tokens[slots] - table.num_computed[slots]).sum())
+            if len(slots := table.idle_prefilling()):
+                num_tokens += int((table.num_tokens[slots] - table.num_computed[slots]).sum())
             if head is not None and self._memory.has_room(model, head):
                 num_tokens += model.waiting.num_tokens
         return num_tokens / self._limits.token_budget

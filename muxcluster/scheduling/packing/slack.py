@@ -3,10 +3,13 @@
 import math
 from collections.abc import Sequence
 
+import numpy as np
+
 from muxcluster.scheduling.modelstate import ModelState
 from muxcluster.scheduling.packing.batch import Turn
 from muxcluster.scheduling.packing.draft import Draft
 from muxcluster.scheduling.prediction import StepTimes
+from muxcluster.scheduling.slots import Slots
 
 _STRETCH = 0.5
 """Batch rows may make a job so much longer even where targets are far, or none are given: a step
@@ -28,6 +31,7 @@ class Slack:
         self._models = models
         self._times = times
         self._batch_slack = batch_slack
+        self._contexts: dict[str, tuple[Slots, int, int]] = {}
 
     def for_prompts(self, draft: Draft, turn: Turn) -> float:
         """Seconds the job may take with interactive prompts in it; inf where nobody waits."""
@@ -70,15 +74,31 @@ class Slack:
             table = model.slots
             if not table.has_targets or (model is draft.model and draft.num_decodes):
                 continue
+            first_s = table.first_deadline_s()
+            if first_s == math.inf:
+                continue
             rows = table.idle_decoding()
-            context = int(table.num_computed[rows].sum()) + len(rows)
+            context = self._context(model, rows)
             step_s = self._times.decode_s(model.name, turn.share, len(rows), context)
-            slack_s = table.first_deadline_s() - turn.now - step_s
+            slack_s = first_s - turn.now - step_s
             if slack_s < 0:
                 slacks = table.deadline_s[rows] - turn.now - step_s
                 slack_s = float(slacks[slacks >= 0].min(initial=math.inf))
             least_s = min(least_s, slack_s)
         return least_s
+
+    def _context(self, model: ModelState, rows: Slots) -> int:
+        """Tokens that all idle `rows` attend to, kept while they stay idle.
+
+        The table may return the array it had before a job, in which every row has grown.
+        """
+        first = int(model.slots.num_computed[rows[0]])
+        kept = self._contexts.get(model.name)
+        if kept is not None and kept[0] is rows and kept[1] == first:
+            return kept[2]
+        context = int(np.add.reduce(model.slots.num_computed[rows])) + len(rows)
+        self._contexts[model.name] = rows, first, context
+        return context
 
     def _first_target_s(self) -> float:
         targets = [model.spec.slo.ttft_s for model in self._models if model.spec.slo is not None]
