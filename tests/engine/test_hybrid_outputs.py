@@ -1,0 +1,195 @@
+"""Hybrid packing through a unit: greedy outputs of both classes equal Hugging Face's."""
+
+import os
+import signal
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from muxcluster.core.job import Job, WorkerSlot
+from muxcluster.demo.models import build_model
+from muxcluster.engine.executors import make_executor
+from muxcluster.engine.inprocess import InProcessExecutor
+from muxcluster.engine.processes import ProcessExecutor
+from tests.engine.hybrid_units import (
+    NUM_BLOCKS,
+    Crowd,
+    SavedBlocks,
+    Watched,
+    hybrid_spec,
+    serve_both,
+    total,
+)
+from tests.engine.live_units import children
+from tests.engine.units import running
+from tests.oracles import GreedyOracle
+
+TWO_WORKERS = tuple(WorkerSlot(worker_id, (0.5,)) for worker_id in (0, 1))
+ONE_WORKER = (WorkerSlot(0, (1.0,)),)
+DELAYS_S = (0.0, 0.001, 0.003)
+"""From a job's launch to the death of a process: on its way, in its copies, in its forward."""
+
+
+@pytest.fixture(scope="module")
+def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Blocks of 16 and of 8 tokens, columns of 6 and of 8 blocks."""
+    root = tmp_path_factory.mktemp("models")
+    return {
+        "narrow": build_model(root / "narrow", "llama", seed=1),
+        "wide": build_model(root / "wide", "opt", seed=2, head_dim=128),
+    }
+
+
+@pytest.fixture(scope="module")
+def oracles(directories: Mapping[str, Path]) -> dict[str, GreedyOracle]:
+    return {name: GreedyOracle(path) for name, path in directories.items()}
+
+
+@pytest.mark.parametrize("prefix_caching", [False, True])
+@pytest.mark.parametrize(
+    ("lane", "workers", "partition"),
+    [
+        ("mixed", ONE_WORKER, "none"),
+        ("temporal", ONE_WORKER, "none"),
+        ("adbs", TWO_WORKERS, "none"),
+        ("adbs", TWO_WORKERS, "threads"),
+    ],
+)
+def test_both_classes_put_out_what_hugging_face_does(
+    directories: Mapping[str, Path],
+    oracles: Mapping[str, GreedyOracle],
+    lane: str,
+    workers: tuple[WorkerSlot, ...],
+    partition: str,
+    prefix_caching: bool,
+) -> None:
+    """Nearly every block is written over, saved and restored, and no token is computed twice.
+
+    Interactive requests that share a cached prefix need less memory, so fewer blocks are lent.
+    """
+    spec = hybrid_spec(
+        directories,
+        lane=lane,
+        workers=workers,
+        partition=partition,
+        prefix_caching=prefix_caching,
+    )
+    saved = SavedBlocks(spec)
+    with running(spec, Watched(make_executor(spec), saved)) as (unit, sink):
+        crowd = Crowd(spec, unit, sink)
+        serve_both(crowd, sink)
+        stats = unit.stats()
+    crowd.check(oracles)
+    counted = total(stats.models)
+    assert counted["recomputed_tokens"] == 0
+    assert counted["saved_slots"] == counted["restored_slots"] > 1000
+    is_lender = {model.name: model.num_lent_columns > 0 for model in stats.models}
+    assert is_lender["wide"]
+    assert is_lender["narrow"] or prefix_caching
+    assert len(saved.blocks) > (0.4 if prefix_caching else 0.8) * NUM_BLOCKS
+    assert (sum(model.prefix_hits for model in stats.models) > 0) == prefix_caching
+
+
+@pytest.mark.parametrize("lane", ["mixed", "temporal"])
+def test_in_a_pool_too_small_for_either_class_too(
+    directories: Mapping[str, Path], oracles: Mapping[str, GreedyOracle], lane: str
+) -> None:
+    """Batch sequences preempt each other, and so do interactive ones; all while some lend."""
+    spec = hybrid_spec(directories, num_blocks=NUM_BLOCKS // 2, lane=lane)
+    with running(spec) as (unit, sink):
+        crowd = Crowd(spec, unit, sink)
+        serve_both(crowd, sink)
+        stats = unit.stats()
+    crowd.check(oracles)
+    counted = total(stats.models)
+    assert min(counted["recomputed_tokens"], counted["restored_slots"]) > 0
+
+
+def test_a_corrupt_frame_of_host_memory_changes_the_output(
+    directories: Mapping[str, Path], oracles: Mapping[str, GreedyOracle]
+) -> None:
+    """A test of the tests: else they would show nothing of saves and restores."""
+    spec = hybrid_spec(directories)
+    executor = InProcessExecutor(spec)
+    corrupted: list[int] = []
+
+    def corrupt(job: Job) -> None:
+        for each in job.copies:
+            if len(each.restores) and not corrupted:
+                shape = next(m.shape for m in spec.models if m.name == each.model)
+                frame = int(each.restores[0, 0]) // shape.block_tokens(spec.block_bytes)
+                assert executor._runner is not None
+                executor._runner.arena.host[frame] = 63
+                corrupted.append(frame)
+
+    with running(spec, Watched(executor, corrupt)) as (unit, sink):
+        crowd = Crowd(spec, unit, sink)
+        serve_both(crowd, sink, num_waves=2)
+    assert corrupted
+    with pytest.raises(AssertionError, match="Hugging Face says"):
+        crowd.check(oracles)
+
+
+@pytest.mark.parametrize(("lane", "workers"), [("mixed", ONE_WORKER), ("adbs", TWO_WORKERS)])
+def test_workers_killed_in_jobs_that_save_and_restore(
+    directories: Mapping[str, Path],
+    oracles: Mapping[str, GreedyOracle],
+    lane: str,
+    workers: tuple[WorkerSlot, ...],
+) -> None:
+    """Nothing is lost and no token repeated, though what was half saved is computed again."""
+    spec = hybrid_spec(directories, lane=lane, workers=workers, partition="threads")
+    executor = ProcessExecutor(spec)
+    wanted = ["saves", "restores"] * 2
+    killed: list[int] = []
+
+    def kill(job: Job) -> None:
+        """The first worker that saves, the next that restores, and so on."""
+        pid = children(executor.owner_pid).get(f"mux-worker-{job.worker_id}")
+        if (
+            pid
+            and pid not in killed
+            and wanted
+            and any(len(getattr(each, wanted[0])) for each in job.copies)
+        ):
+            time.sleep(DELAYS_S[len(killed) // 2])
+            os.kill(pid, signal.SIGKILL)
+            killed.append(pid)
+            del wanted[0]
+
+    with running(spec, Watched(executor, kill)) as (unit, sink):
+        crowd = Crowd(spec, unit, sink)
+        serve_both(crowd, sink)
+        stats = unit.stats()
+    assert len(killed) == 4
+    crowd.check(oracles)
+    counted = total(stats.models)
+    assert min(counted["saved_slots"], counted["restored_slots"]) > 300
+
+
+@pytest.mark.parametrize("copies", ["saves", "restores"])
+def test_a_memory_owner_killed_in_the_middle(
+    directories: Mapping[str, Path], oracles: Mapping[str, GreedyOracle], copies: str
+) -> None:
+    """Pool and host memory are gone with it: everybody runs again, and lends again."""
+    spec = hybrid_spec(directories, lane="adbs", workers=TWO_WORKERS, partition="threads")
+    executor = ProcessExecutor(spec)
+    killed: list[int] = []
+    restored_after: list[int] = []
+
+    def kill(job: Job) -> None:
+        if killed:
+            restored_after.extend(int(each.restores[:, 2].sum()) for each in job.copies)
+        elif any(len(getattr(each, copies)) for each in job.copies):
+            killed.append(executor.owner_pid)
+            os.kill(executor.owner_pid, signal.SIGKILL)
+
+    with running(spec, Watched(executor, kill)) as (unit, sink):
+        crowd = Crowd(spec, unit, sink)
+        serve_both(crowd, sink, num_waves=6)
+        assert executor.owner_pid not in killed
+    assert len(killed) == 1
+    assert sum(restored_after) > 0
+    crowd.check(oracles)
