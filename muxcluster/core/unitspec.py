@@ -42,15 +42,17 @@ class SchedulerSpec:
     """Policies by name and their few numbers.
 
     lane: "adbs", "temporal", "round-robin" or "mixed".
-    packing: "hybrid" (interactive by targets, batch in their slack), "priority" (class, priority,
-    arrival), "fcfs" (arrival alone) or "round-robin" (classes in turn).
+    packing: "hybrid" (interactive by targets, batch in their slack), "additive" (the same with the
+    paper's size of a job), "priority" (class, priority, arrival), "fcfs" (arrival alone) or
+    "round-robin" (classes in turn).
     token_budget: most tokens a prefill or mixed job may process; longer prompts are chunked.
     max_decode_rows: most rows of a decode job. quota_period_s: seconds between quota adaptations.
     Of packing "hybrid" alone: batch_slack: part of the interactive requests' slack that batch work
     may use, 0 to 1. ageing_s: batch work that found no job for so long is in the next one.
     shares_blocks: batch sequences lend blocks to interactive ones, what is overwritten is saved to
     host memory; else they are preempted and recomputed. saves_lazily: only slots about to be
-    overwritten are saved, not all of a block.
+    overwritten are saved, not all of a block. Of packing "additive" alone: first_rows, more_rows:
+    where the size of a job starts and by how much it grows (BROS Alg. 1).
     """
 
     lane: str = "adbs"
@@ -60,6 +62,8 @@ class SchedulerSpec:
     quota_period_s: float = 5.0
     batch_slack: float = 0.2
     ageing_s: float = 30.0
+    first_rows: int = 16
+    more_rows: int = 4
     shares_blocks: bool = True
     saves_lazily: bool = True
 

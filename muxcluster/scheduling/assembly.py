@@ -43,6 +43,8 @@ def limits(policy: SchedulerSpec, max_steps: int) -> Limits:
         max_steps,
         policy.batch_slack,
         policy.ageing_s,
+        policy.first_rows,
+        policy.more_rows,
     )
 
 

@@ -4,6 +4,7 @@ from muxcluster.core.job import Phase, WorkerSlot
 from muxcluster.core.kvshape import KvShape, block_bytes
 from muxcluster.core.request import Slo
 from muxcluster.core.unitspec import ModelSpec, SchedulerSpec, UnitSpec
+from muxcluster.scheduling.packing import PACKINGS
 from muxcluster.sim.unit import SimModel, SimUnit
 from placement.cost import cost_for
 from placement.hardware import Gpu
@@ -11,8 +12,6 @@ from placement.plan import Plan, PlannedModel, PlannedUnit
 from placement.problem import Demand, Problem
 
 _SHARING_LANES = frozenset({"adbs", "round-robin"})
-_CHECKPOINTING = frozenset({"hybrid"})
-"""Packings that save slots to host memory, of which a node is taken to have a pool's worth."""
 
 
 def units_of(
@@ -51,7 +50,7 @@ def _unit(
         block_bytes=bytes_per_block,
         workers=workers_of(policy.lane, gpu, len(mine)),
         scheduler=policy,
-        num_host_blocks=unit.kv_blocks if policy.packing in _CHECKPOINTING else 0,
+        num_host_blocks=unit.kv_blocks if PACKINGS[policy.packing].may_lend else 0,
         host_link=gpu.host_link * unit.tp,
     )
     models = {

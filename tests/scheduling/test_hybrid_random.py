@@ -13,12 +13,12 @@ WORKERS = (TWO_WORKERS, (WorkerSlot(3, (1.0,)),), SPLIT, (*TWO_WORKERS, WorkerSl
 RUNS_PER_PART = 25
 
 
-def random_run(lane: str, seed: int, *, has_aborts: bool = True) -> tuple[Rig, dict]:
+def random_run(lane: str, seed: int, packing: str = "hybrid") -> tuple[Rig, dict]:
     """A run to the end; worker and memory of the rig find every token that is not where it was."""
     rng = random.Random(f"hybrid {lane} {seed}")
     spec = unit_spec(
         lane=lane,
-        packing="hybrid",
+        packing=packing,
         num_blocks=rng.choice((36, 60, 90, 121, 160, 200)),
         num_host_blocks=rng.choice((0, 8, 40, 400, 400)),
         workers=rng.choice(WORKERS),
@@ -40,11 +40,12 @@ def random_run(lane: str, seed: int, *, has_aborts: bool = True) -> tuple[Rig, d
     return rig, asked
 
 
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("packing", ["hybrid", "additive"])
+@pytest.mark.parametrize("part", range(2))
 @pytest.mark.parametrize("lane", LANES)
-def test_random_runs_end(lane: str, part: int) -> None:
+def test_random_runs_end(lane: str, part: int, packing: str) -> None:
     for seed in range(part * RUNS_PER_PART, (part + 1) * RUNS_PER_PART):
-        rig, asked = random_run(lane, seed)
+        rig, asked = random_run(lane, seed, packing)
         rig.check_empty()
         assert set(rig.ends) == set(asked)
         for name, end in rig.ends.items():

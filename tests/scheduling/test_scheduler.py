@@ -224,7 +224,10 @@ def test_wakes_up_for_the_next_quota_adaptation() -> None:
     ("changes", "message"),
     [
         ({"lane": "fastest"}, "unknown lane 'fastest': one of adbs, mixed, round-robin, temporal"),
-        ({"packing": "best"}, "unknown packing 'best': one of fcfs, hybrid, priority, round-robin"),
+        (
+            {"packing": "best"},
+            "unknown packing 'best': one of additive, fcfs, hybrid, priority",
+        ),
         ({"num_blocks": 8}, "a pool of 8 blocks holds not one column"),
         (
             {"workers": (WorkerSlot(0, (1.0,), frozenset({Phase.DECODE})),)},

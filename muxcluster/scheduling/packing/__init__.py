@@ -1,5 +1,6 @@
 """Policies that choose who is in a job: add a file and a line here."""
 
+from muxcluster.scheduling.packing.additive import AdditivePacking
 from muxcluster.scheduling.packing.batch import Packing
 from muxcluster.scheduling.packing.fcfs import FcfsPacking
 from muxcluster.scheduling.packing.hybrid import HybridPacking
@@ -8,6 +9,7 @@ from muxcluster.scheduling.packing.round_robin import RoundRobinPacking
 
 PACKINGS: dict[str, type[Packing]] = {
     "hybrid": HybridPacking,
+    "additive": AdditivePacking,
     "priority": PriorityPacking,
     "fcfs": FcfsPacking,
     "round-robin": RoundRobinPacking,

@@ -38,7 +38,7 @@ class Batch:
 class Limits:
     """Bounds of one job: tokens of a prefill or mixed job, rows and steps of a decode job.
 
-    max_steps may change between two jobs. batch_slack, ageing_s: see SchedulerSpec.
+    max_steps may change between two jobs. The rest: see SchedulerSpec.
     """
 
     token_budget: int
@@ -46,6 +46,8 @@ class Limits:
     max_steps: int
     batch_slack: float = 0.2
     ageing_s: float = 30.0
+    first_rows: int = 16
+    more_rows: int = 4
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,14 +27,12 @@ from muxcluster.scheduling.packing.glance import (
     lets_batch_in,
 )
 from muxcluster.scheduling.packing.priority import PriorityPacking
+from muxcluster.scheduling.packing.prompts import Prompts
 from muxcluster.scheduling.packing.slack import Slack
 from muxcluster.scheduling.prediction import StepTimes
 from muxcluster.scheduling.slots import Slots
 
 _NOBODY: Slots = np.empty(0, dtype=np.int32)
-
-_LEAST_CHUNK = 64
-"""A second prompt is not begun with less than so many tokens: a later job can take more."""
 
 
 class HybridPacking:
@@ -54,6 +52,7 @@ class HybridPacking:
         self._times = times
         self._slack = Slack(memory.models, times, limits.batch_slack)
         self._ageing = Ageing(limits.ageing_s)
+        self._prompts = Prompts(memory, limits)
         self._plain = PriorityPacking(memory, limits, times)
 
     def may_prefill(self, model: ModelState) -> bool:
@@ -114,11 +113,19 @@ class HybridPacking:
         if not model.has_batch_work or (phase is Phase.PREFILL and lacks_batch_prompts(model)):
             return
         # Who waits for memory waits for interactive requests to end: batch rows must not slow them.
-        limit_s = draft.seconds if self._lacks_memory(model) else self._slack.for_batch(draft, turn)
+        limit_s = draft.seconds if self._lacks_memory(model) else self._limit_s(draft, turn)
         if phase is not Phase.PREFILL and model.slots.num_batch:
             self._batch_decodes(draft, turn, limit_s)
         if phase is not Phase.DECODE:
             self._batch_prompts(draft, turn, limit_s, is_done=is_done)
+
+    def _limit_s(self, draft: Draft, turn: Turn) -> float:
+        """Seconds the job may take with batch rows in it."""
+        return self._slack.for_batch(draft, turn)
+
+    def _room(self, draft: Draft) -> int:
+        """Rows that batch sequences may still have."""
+        return self._limits.max_decode_rows - len(draft)
 
     def _lacks_memory(self, model: ModelState) -> bool:
         """True where an interactive request waits that there are no blocks for."""
@@ -166,7 +173,7 @@ class HybridPacking:
         """The row of a sequence that has just been restored."""
         draft.restore(restored)
         if draft.model.slots.is_prefilling[slot]:
-            self._chunk(draft, slot, limit_s, is_admitted=is_admitted, is_first=True)
+            self._prompts.chunk(draft, slot, limit_s, is_admitted=is_admitted, is_first=True)
         else:
             slots = np.array([slot], dtype=np.int32)
             draft.decode(*self._memory.grow_free(draft.model, slots), is_admitted=is_admitted)
@@ -184,7 +191,7 @@ class HybridPacking:
     def _batch_decodes(self, draft: Draft, turn: Turn, limit_s: float) -> None:
         """Those that have all their blocks, most senior first, then those that lent some."""
         memory, model, table = self._memory, draft.model, draft.model.slots
-        room = self._limits.max_decode_rows - len(draft)
+        room = self._room(draft)
         idle = table.idle_decoding()
         rows = table.by_seniority(idle[table.is_batch[idle]])[:room]
         least = int(self._ageing.is_overdue(model, turn.now))
@@ -234,11 +241,11 @@ class HybridPacking:
         if not len(prefilling) and waiting.head is None:
             return True
         limit_s = self._slack.for_prompts(draft, turn)
-        if not self._chunks(draft, prefilling, limit_s):
+        if not self._prompts.chunks(draft, prefilling, limit_s):
             return False
         if self._ageing.is_starved(model, turn.now):
             return True
-        return self._admit(draft, ServiceClass.INTERACTIVE, limit_s)
+        return self._prompts.admit(draft, ServiceClass.INTERACTIVE, limit_s)
 
     def _batch_prompts(self, draft: Draft, turn: Turn, limit_s: float, *, is_done: bool) -> None:
         """is_done: no interactive prompt waits; else nobody new is let in."""
@@ -247,53 +254,15 @@ class HybridPacking:
         if is_overdue:
             limit_s = math.inf
         prefilling = table.idle_prefilling()
-        if not self._chunks(draft, prefilling[table.is_batch[prefilling]], limit_s):
+        begun = prefilling[table.is_batch[prefilling]][: self._room(draft)]
+        if not self._prompts.chunks(draft, begun, limit_s):
             return
         if not (is_done or is_overdue):
             return
         if has_lent_prompts(model):
-            self._resume(draft, turn, limit_s, self._limits.max_decode_rows, is_prefilling=True)
+            self._resume(draft, turn, limit_s, self._room(draft), is_prefilling=True)
         if lets_batch_in(model):
-            self._admit(draft, ServiceClass.BATCH, limit_s)
-
-    def _chunks(self, draft: Draft, slots: Slots, limit_s: float) -> bool:
-        """Chunks of prompts that are begun; False where the job is full."""
-        return all(self._chunk(draft, slot, limit_s) for slot in slots.tolist())
-
-    def _chunk(
-        self,
-        draft: Draft,
-        slot: int,
-        limit_s: float,
-        *,
-        is_admitted: bool = False,
-        is_first: bool = False,
-    ) -> bool:
-        """As much of a prompt as fits; True: all of it. is_first: at least a token."""
-        table = draft.model.slots
-        start = int(table.num_computed[slot])
-        left = int(table.num_tokens[slot]) - start
-        budget = min(left, self._limits.token_budget - draft.num_tokens - draft.num_decodes)
-        count = draft.tokens_within(limit_s, start, budget) if budget > 0 else 0
-        count = max(count, int(is_first))
-        if count > 0:
-            draft.chunk(slot, count, is_admitted=is_admitted)
-        return count == left
-
-    def _admit(self, draft: Draft, service: ServiceClass, limit_s: float) -> bool:
-        """New requests of a class; False where the job is full or memory is short."""
-        waiting = draft.model.waiting.by_class[service]
-        while (head := waiting.head) is not None:
-            budget = self._limits.token_budget - draft.num_tokens - draft.num_decodes
-            least = min(head.num_tokens, _LEAST_CHUNK if draft.num_tokens else 1)
-            if budget <= 0 or draft.tokens_within(limit_s, 0, budget) < least:
-                return False
-            if not self._memory.admit(draft.model, head):
-                return False
-            assert head.slot is not None
-            if not self._chunk(draft, head.slot, limit_s, is_admitted=True, is_first=True):
-                return False
-        return True
+            self._prompts.admit(draft, ServiceClass.BATCH, limit_s, self._room(draft))
 
 
 def _is_for(phase: Phase, is_prefilling: bool) -> bool:

@@ -1,0 +1,66 @@
+"""Prompt chunks of a job, as many tokens as its time and budget allow."""
+
+import math
+
+from muxcluster.core.request import ServiceClass
+from muxcluster.scheduling.memory import Memory
+from muxcluster.scheduling.packing.batch import Limits
+from muxcluster.scheduling.packing.draft import Draft
+from muxcluster.scheduling.slots import Slots
+
+_LEAST_CHUNK = 64
+"""A second prompt is not begun with less than so many tokens: a later job can take more."""
+
+
+class Prompts:
+    """Adds chunks to a draft: of prompts that are begun, and of requests that it admits."""
+
+    def __init__(self, memory: Memory, limits: Limits) -> None:
+        self._memory = memory
+        self._limits = limits
+
+    def chunks(self, draft: Draft, slots: Slots, limit_s: float) -> bool:
+        """Chunks of prompts that are begun; False where the job is full."""
+        return all(self.chunk(draft, slot, limit_s) for slot in slots.tolist())
+
+    def chunk(
+        self,
+        draft: Draft,
+        slot: int,
+        limit_s: float,
+        *,
+        is_admitted: bool = False,
+        is_first: bool = False,
+    ) -> bool:
+        """As much of a prompt as fits; True: all of it. is_first: at least a token."""
+        table = draft.model.slots
+        start = int(table.num_computed[slot])
+        left = int(table.num_tokens[slot]) - start
+        budget = min(left, self._limits.token_budget - draft.num_tokens - draft.num_decodes)
+        count = draft.tokens_within(limit_s, start, budget) if budget > 0 else 0
+        count = max(count, int(is_first))
+        if count > 0:
+            draft.chunk(slot, count, is_admitted=is_admitted)
+        return count == left
+
+    def admit(
+        self,
+        draft: Draft,
+        service: ServiceClass,
+        limit_s: float,
+        most: float = math.inf,
+    ) -> bool:
+        """At most so many new requests of a class; False where the job or memory is full."""
+        waiting = draft.model.waiting.by_class[service]
+        while (head := waiting.head) is not None:
+            most -= 1
+            budget = self._limits.token_budget - draft.num_tokens - draft.num_decodes
+            least = min(head.num_tokens, _LEAST_CHUNK if draft.num_tokens else 1)
+            if most < 0 or budget <= 0 or draft.tokens_within(limit_s, 0, budget) < least:
+                return False
+            if not self._memory.admit(draft.model, head):
+                return False
+            assert head.slot is not None
+            if not self.chunk(draft, head.slot, limit_s, is_admitted=True, is_first=True):
+                return False
+        return True
