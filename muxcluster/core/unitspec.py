@@ -47,12 +47,12 @@ class SchedulerSpec:
     "round-robin" (classes in turn).
     token_budget: most tokens a prefill or mixed job may process; longer prompts are chunked.
     max_decode_rows: most rows of a decode job. quota_period_s: seconds between quota adaptations.
-    Of packing "hybrid" alone: batch_slack: part of the interactive requests' slack that batch work
-    may use, 0 to 1. ageing_s: batch work that found no job for so long is in the next one.
-    shares_blocks: batch sequences lend blocks to interactive ones, what is overwritten is saved to
-    host memory; else they are preempted and recomputed. saves_lazily: only slots about to be
-    overwritten are saved, not all of a block. Of packing "additive" alone: first_rows, more_rows:
-    where the size of a job starts and by how much it grows (BROS Alg. 1).
+    Of packing "hybrid" alone: batch_stretch: by how many times its time batch rows may lengthen a
+    job of interactive ones, where targets allow it. ageing_s: batch work that found no job for so
+    long is in the next one. shares_blocks: batch sequences lend blocks to interactive ones, what is
+    overwritten is saved to host memory; else they are preempted and recomputed. saves_lazily: only
+    slots about to be overwritten are saved, not all of a block. Of packing "additive" alone:
+    first_rows, more_rows: where the size of a job starts and by how much it grows (BROS Alg. 1).
     """
 
     lane: str = "adbs"
@@ -60,7 +60,7 @@ class SchedulerSpec:
     token_budget: int = 2048
     max_decode_rows: int = 256
     quota_period_s: float = 5.0
-    batch_slack: float = 0.2
+    batch_stretch: float = 2.0
     ageing_s: float = 30.0
     first_rows: int = 16
     more_rows: int = 4

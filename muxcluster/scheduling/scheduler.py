@@ -224,7 +224,8 @@ class UnitScheduler:
 
     def used_blocks(self) -> dict[str, int]:
         """Distinct blocks that live sequences of each model hold."""
-        return {name: self._kv.used(name) for name in self._models}
+        kv = self._kv
+        return {name: kv.used(name) + kv.batch_used(name) for name in self._models}
 
     def num_output(self, request_id: str) -> int:
         """Output tokens so far of a request that has not ended. Raises KeyError for another."""

@@ -25,7 +25,7 @@ def random_run(lane: str, seed: int, packing: str = "hybrid") -> tuple[Rig, dict
         token_budget=rng.choice((5, 16, 64)),
         max_decode_rows=rng.choice((2, 256)),
         quota_period_s=rng.choice((0.2, 3.0)),
-        batch_slack=rng.choice((0.0, 0.5, 1.0)),
+        batch_stretch=rng.choice((0.0, 0.5, 2.0)),
         ageing_s=rng.choice((0.5, 30.0)),
         saves_lazily=rng.random() < 0.7,
     )

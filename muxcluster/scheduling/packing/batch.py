@@ -44,7 +44,7 @@ class Limits:
     token_budget: int
     max_decode_rows: int
     max_steps: int
-    batch_slack: float = 0.2
+    batch_stretch: float = 2.0
     ageing_s: float = 30.0
     first_rows: int = 16
     more_rows: int = 4

@@ -50,7 +50,7 @@ class HybridPacking:
         self._memory = memory
         self._limits = limits
         self._times = times
-        self._slack = Slack(memory.models, times, limits.batch_slack)
+        self._slack = Slack(memory.models, times, limits.batch_stretch)
         self._ageing = Ageing(limits.ageing_s)
         self._prompts = Prompts(memory, limits)
         self._plain = PriorityPacking(memory, limits, times)

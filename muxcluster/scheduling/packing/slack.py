@@ -11,11 +11,11 @@ from muxcluster.scheduling.packing.draft import Draft
 from muxcluster.scheduling.prediction import StepTimes
 from muxcluster.scheduling.slots import Slots
 
-_STRETCH = 0.5
-"""Batch rows may make a job so much longer even where targets are far, or none are given: a step
-mostly reads weights, and would waste that on few rows."""
 _MARGIN = 0.8
-"""And use so much of the slack where targets are near: predictions are not exact."""
+"""Batch rows use so much of the slack at most: predictions are not exact."""
+_IDLE = 0.25
+"""Where no interactive request is here, batch jobs take so much of the TTFT target that one may
+come with."""
 _WHOLE = 0.999
 """A job on less of the SMs runs beside others, which it hinders little."""
 
@@ -26,11 +26,11 @@ class Slack:
     A request that is too late already binds nobody (BROS Alg. 1: reachable targets only).
     """
 
-    def __init__(self, models: Sequence[ModelState], times: StepTimes, batch_slack: float) -> None:
-        """batch_slack: part of the slack that batch work may use, 0 to 1."""
+    def __init__(self, models: Sequence[ModelState], times: StepTimes, stretch: float) -> None:
+        """stretch: by how many times its time batch rows may lengthen a job."""
         self._models = models
         self._times = times
-        self._batch_slack = batch_slack
+        self._stretch = stretch
         self._contexts: dict[str, tuple[Slots, int, int]] = {}
 
     def for_prompts(self, draft: Draft, turn: Turn) -> float:
@@ -40,18 +40,16 @@ class Slack:
     def for_batch(self, draft: Draft, turn: Turn) -> float:
         """Seconds the job may take with batch rows in it.
 
-        Beside interactive rows: as long as without batch rows, and the part of their slack that
-        batch work may use, or `_STRETCH` of that time where the slack allows it. Where no
-        interactive request is here: the part of the TTFT target that one may come with.
+        A step mostly reads weights and would waste that on few rows, so batch rows may lengthen it,
+        but not beyond the targets of those who wait for it.
         """
         alone_s, most_s = draft.seconds, self.for_prompts(draft, turn)
         if most_s == math.inf and not draft.num_interactive:
-            return self._batch_slack * self._first_target_s()
+            return _IDLE * self._first_target_s()
         if not alone_s:
             return math.inf
         slack_s = max(0.0, most_s - alone_s)
-        part_s = self._batch_slack * slack_s if slack_s < math.inf else 0.0
-        return alone_s + max(part_s, min(_STRETCH * alone_s, _MARGIN * slack_s))
+        return alone_s + min(self._stretch * alone_s, _MARGIN * slack_s)
 
     def _of_rows(self, draft: Draft, now: float) -> float:
         """Of the rows that decode in the job."""
