@@ -25,7 +25,7 @@ class Kind:
     output: tuple[int, int]
 
 
-INTERACTIVE = Kind(ServiceClass.INTERACTIVE, (24, 48), (8, 24))
+INTERACTIVE = Kind(ServiceClass.INTERACTIVE, (16, 32), (8, 16))
 BATCH = Kind(ServiceClass.BATCH, (32, 96), (16, 64))
 
 
