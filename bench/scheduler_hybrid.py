@@ -123,7 +123,7 @@ class HybridLoad(SteadyLoad):
             model, service = next(kinds)
             self._add(model, prompt, output, age, service)
         num_models = len(self._spec.models)
-        for _ in range(_SETTLING):
+        for _ in range(_SETTLING + num_running):
             measure(self, num_models)
             if _totals(self)["num_lent_columns"]:
                 break
