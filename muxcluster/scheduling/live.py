@@ -17,6 +17,8 @@ _PRIORITY_LIMIT = 2**20
 _ORDER_BITS = 40
 _NO_TARGET_S = 10.0
 """Where it has no target, a request waits in a queue by deadlines as if this were its TTFT."""
+_LEAST_TARGET_S = 0.001
+"""A target of nearly nothing would be doubled for ever before it is in the future."""
 
 
 @dataclass(slots=True, eq=False)
@@ -91,7 +93,8 @@ class LiveRequest:
     def double_target(self, arrived_s: float) -> None:
         """It is late: it waits as if its target were twice as long."""
         priority, due_s, order = self.turn
-        self.turn = priority, arrived_s + 2 * (due_s - arrived_s), order
+        target_s = max(due_s - arrived_s, _LEAST_TARGET_S)
+        self.turn = priority, arrived_s + 2 * target_s, order
 
     def go_first(self) -> None:
         """It was preempted and has output: it waits no longer than it must."""

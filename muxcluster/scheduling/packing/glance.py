@@ -4,7 +4,9 @@ from muxcluster.core.request import ServiceClass
 from muxcluster.scheduling.modelstate import ModelState
 
 _SPARE_SLOTS = 8
-"""One slot of so many stays free of batch sequences, for interactive ones that come."""
+"""One slot of so many, rounded up, stays free of batch sequences, for interactive ones that come;
+where there is but one, it does not.
+"""
 
 
 def lacks_prompts(model: ModelState) -> bool:
@@ -32,7 +34,8 @@ def lacks_batch_prompts(model: ModelState) -> bool:
 def lets_batch_in(model: ModelState) -> bool:
     """True where a batch sequence may take a slot, if there is memory."""
     table = model.slots
-    return not table.num_lent and table.num_free > table.max_seqs // _SPARE_SLOTS
+    num_spare = min(table.max_seqs - 1, -(-table.max_seqs // _SPARE_SLOTS))
+    return not table.num_lent and table.num_free > num_spare
 
 
 def has_suspects(model: ModelState) -> bool:

@@ -6,6 +6,7 @@ from muxcluster.core.request import ServiceClass
 from muxcluster.scheduling.memory import Memory
 from muxcluster.scheduling.packing.batch import Limits
 from muxcluster.scheduling.packing.draft import Draft
+from muxcluster.scheduling.packing.glance import lets_batch_in
 from muxcluster.scheduling.slots import Slots
 
 _LEAST_CHUNK = 64
@@ -57,6 +58,8 @@ class Prompts:
             budget = self._limits.token_budget - draft.num_tokens - draft.num_decodes
             least = min(head.num_tokens, _LEAST_CHUNK if draft.num_tokens else 1)
             if most < 0 or budget <= 0 or draft.tokens_within(limit_s, 0, budget) < least:
+                return False
+            if service is ServiceClass.BATCH and not lets_batch_in(draft.model):
                 return False
             if not self._memory.admit(draft.model, head):
                 return False
