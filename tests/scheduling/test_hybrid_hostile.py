@@ -183,5 +183,22 @@ def test_a_flood_of_interactive_requests_finds_slots_among_batch_ones() -> None:
     while not all(each.request_id in rig.first_token_s for each in urgent):
         rig.step()
     waits = [rig.first_token_s[each.request_id] - asked_s for each in urgent]
-    assert np.max(waits) < 0.6, "they waited for batch requests to end"
+    assert np.max(waits) < 1.0, "they waited for batch requests to end"
+    rig.run()
+
+
+def test_interactive_requests_that_wait_for_slots_do_not_stop_those_who_hold_them() -> None:
+    """Batch sequences in these slots go on, end, and leave them to the interactive requests."""
+    rig = rig_of(num_blocks=800, max_seqs=16)
+    batch = batch_of(14, num_prompt=8, num_output=50)
+    rig.add(*batch)
+    for _ in range(20):
+        rig.step()
+    urgent = [request(f"u{i}", num_prompt=8, num_output=50, slo=Slo(0.3, 0.1)) for i in range(6)]
+    rig.add(*urgent)
+    while not all(each.request_id in rig.first_token_s for each in urgent):
+        rig.step()
+    starts = [rig.first_token_s[each.request_id] for each in urgent]
+    ends = [rig.end_s.get(each.request_id, np.inf) for each in batch]
+    assert min(ends) < max(starts), "batch sequences stood still in the slots"
     rig.run()

@@ -128,8 +128,13 @@ class HybridPacking:
         return self._limits.max_decode_rows - len(draft)
 
     def _lacks_memory(self, model: ModelState) -> bool:
-        """True where an interactive request waits that there are no blocks for."""
+        """True where an interactive request waits that there are no blocks for.
+
+        One that waits for a slot waits for batch sequences to end, too.
+        """
         head = model.waiting.by_class[ServiceClass.INTERACTIVE].head
+        if model.slots.num_batch and not model.slots.num_free:
+            return False
         return head is not None and not self._memory.may_admit(model, head)
 
     def _plainly(self, model: ModelState, turn: Turn, phase: Phase) -> Batch:
