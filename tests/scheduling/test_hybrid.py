@@ -203,3 +203,15 @@ def test_interactive_requests_are_admitted_at_once_though_batch_holds_the_pool()
             break
     waited = [rig.first_token_s[f"u{i}"] - rig.add_s[f"u{i}"] for i in range(6)]
     assert max(waited) < 0.3
+
+
+def test_a_late_prompt_gets_on_though_it_is_predicted_to_take_too_long() -> None:
+    rig = rig_of(max_decode_rows=8)
+    rig.add(request("runs", num_output=40, slo=Slo(9.0, 0.03)))
+    for _ in range(12):
+        rig.step()  # a decode step seems to take 20 ms, and nothing is known of prompts
+    rig.scheduler._packing._times.prefill_tokens_within = lambda *_: 0
+    rig.add(request("late", num_prompt=40, slo=Slo(0.1, 9.0)))
+    for _ in range(12):
+        rig.step()
+    assert rig.first_token_s["late"] - rig.add_s["late"] < 0.3

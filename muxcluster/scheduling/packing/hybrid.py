@@ -27,7 +27,7 @@ from muxcluster.scheduling.packing.glance import (
     lets_batch_in,
 )
 from muxcluster.scheduling.packing.priority import PriorityPacking
-from muxcluster.scheduling.packing.prompts import Prompts
+from muxcluster.scheduling.packing.prompts import LEAST_CHUNK, Prompts
 from muxcluster.scheduling.packing.slack import Slack
 from muxcluster.scheduling.prediction import StepTimes
 from muxcluster.scheduling.slots import Slots
@@ -178,7 +178,7 @@ class HybridPacking:
         """The row of a sequence that has just been restored."""
         draft.restore(restored)
         if draft.model.slots.is_prefilling[slot]:
-            self._prompts.chunk(draft, slot, limit_s, is_admitted=is_admitted, is_first=True)
+            self._prompts.chunk(draft, slot, limit_s, is_admitted=is_admitted, least=1)
         else:
             slots = np.array([slot], dtype=np.int32)
             draft.decode(*self._memory.grow_free(draft.model, slots), is_admitted=is_admitted)
@@ -246,11 +246,13 @@ class HybridPacking:
         if not len(prefilling) and waiting.head is None:
             return True
         limit_s = self._slack.for_prompts(draft, turn)
-        if not self._prompts.chunks(draft, prefilling, limit_s):
+        # Else a prediction that is wrong for ever could keep prompts out for ever.
+        least = LEAST_CHUNK if _is_late(model, prefilling, turn.now) else 0
+        if not self._prompts.chunks(draft, prefilling, limit_s, least):
             return False
         if self._ageing.is_starved(model, turn.now):
             return True
-        return self._prompts.admit(draft, ServiceClass.INTERACTIVE, limit_s)
+        return self._prompts.admit(draft, ServiceClass.INTERACTIVE, limit_s, least=least)
 
     def _batch_prompts(self, draft: Draft, turn: Turn, limit_s: float, *, is_done: bool) -> None:
         """is_done: no interactive prompt waits; else nobody new is let in."""
@@ -267,7 +269,15 @@ class HybridPacking:
         if has_lent_prompts(model):
             self._resume(draft, turn, limit_s, self._room(draft), is_prefilling=True)
         if lets_batch_in(model):
-            self._prompts.admit(draft, ServiceClass.BATCH, limit_s, self._room(draft))
+            self._prompts.admit(draft, ServiceClass.BATCH, limit_s, most=self._room(draft))
+
+
+def _is_late(model: ModelState, prefilling: Slots, now: float) -> bool:
+    """True where some interactive prompt has missed its target."""
+    head = model.waiting.by_class[ServiceClass.INTERACTIVE].head
+    if head is not None and head.deadline_s < now:
+        return True
+    return bool((model.slots.deadline_s[prefilling] < now).any())
 
 
 def _is_for(phase: Phase, is_prefilling: bool) -> bool:

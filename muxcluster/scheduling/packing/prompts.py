@@ -9,7 +9,7 @@ from muxcluster.scheduling.packing.draft import Draft
 from muxcluster.scheduling.packing.glance import lets_batch_in
 from muxcluster.scheduling.slots import Slots
 
-_LEAST_CHUNK = 64
+LEAST_CHUNK = 64
 """A second prompt is not begun with less than so many tokens: a later job can take more."""
 
 
@@ -20,9 +20,9 @@ class Prompts:
         self._memory = memory
         self._limits = limits
 
-    def chunks(self, draft: Draft, slots: Slots, limit_s: float) -> bool:
-        """Chunks of prompts that are begun; False where the job is full."""
-        return all(self.chunk(draft, slot, limit_s) for slot in slots.tolist())
+    def chunks(self, draft: Draft, slots: Slots, limit_s: float, least: int = 0) -> bool:
+        """Chunks of prompts that are begun; False where the job is full. least: see `chunk`."""
+        return all(self.chunk(draft, slot, limit_s, least=least) for slot in slots.tolist())
 
     def chunk(
         self,
@@ -31,15 +31,18 @@ class Prompts:
         limit_s: float,
         *,
         is_admitted: bool = False,
-        is_first: bool = False,
+        least: int = 0,
     ) -> bool:
-        """As much of a prompt as fits; True: all of it. is_first: at least a token."""
+        """As much of a prompt as fits; True: all of it.
+
+        least: tokens that the job takes of prompts whatever its time, as its budget allows.
+        """
         table = draft.model.slots
         start = int(table.num_computed[slot])
         left = int(table.num_tokens[slot]) - start
         budget = min(left, self._limits.token_budget - draft.num_tokens - draft.num_decodes)
         count = draft.tokens_within(limit_s, start, budget) if budget > 0 else 0
-        count = max(count, int(is_first))
+        count = max(count, min(least - draft.num_tokens, budget))
         if count > 0:
             draft.chunk(slot, count, is_admitted=is_admitted)
         return count == left
@@ -49,21 +52,24 @@ class Prompts:
         draft: Draft,
         service: ServiceClass,
         limit_s: float,
+        *,
         most: float = math.inf,
+        least: int = 0,
     ) -> bool:
         """At most so many new requests of a class; False where the job or memory is full."""
         waiting = draft.model.waiting.by_class[service]
         while (head := waiting.head) is not None:
             most -= 1
             budget = self._limits.token_budget - draft.num_tokens - draft.num_decodes
-            least = min(head.num_tokens, _LEAST_CHUNK if draft.num_tokens else 1)
-            if most < 0 or budget <= 0 or draft.tokens_within(limit_s, 0, budget) < least:
+            needed = min(head.num_tokens, LEAST_CHUNK if draft.num_tokens else 1)
+            count = max(draft.tokens_within(limit_s, 0, budget), least - draft.num_tokens)
+            if most < 0 or budget <= 0 or count < needed:
                 return False
             if service is ServiceClass.BATCH and not lets_batch_in(draft.model):
                 return False
             if not self._memory.admit(draft.model, head):
                 return False
             assert head.slot is not None
-            if not self.chunk(draft, head.slot, limit_s, is_admitted=True, is_first=True):
+            if not self.chunk(draft, head.slot, limit_s, is_admitted=True, least=max(least, 1)):
                 return False
         return True
