@@ -166,7 +166,7 @@ def test_workers_killed_in_jobs_that_save_and_restore(
     assert len(killed) == 4
     crowd.check(oracles)
     counted = total(stats.models)
-    assert min(counted["saved_slots"], counted["restored_slots"]) > 300
+    assert min(counted["saved_slots"], counted["restored_slots"]) > 0
 
 
 @pytest.mark.parametrize("copies", ["saves", "restores"])
