@@ -25,6 +25,7 @@ from muxcluster.scheduling.prediction_seed import Seed
 from muxcluster.scheduling.repeating import Repeating, Repetition
 from muxcluster.scheduling.report import model_stats
 from muxcluster.scheduling.shares import ShareLedger
+from muxcluster.scheduling.slots_audit import check_slots
 from muxcluster.scheduling.stopping import ended_already
 
 
@@ -255,7 +256,7 @@ class UnitScheduler:
             is_lent = self._kv.num_lent(name) > 0
             assert (model.slots.is_lent == is_lent).all(), "lent sequences are forgotten"
         for model in self._models.values():
-            model.slots.check()
+            check_slots(model.slots)
             jobs = [job for job in self._shares.running if job.model == model.name]
             in_jobs = sum(len(job.rows) for job in jobs)
             assert in_jobs == model.slots.in_job.sum(), "a sequence is in two jobs or a lost one"

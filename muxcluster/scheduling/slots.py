@@ -11,6 +11,9 @@ from muxcluster.scheduling.live import LiveRequest
 Slots = NDArray[np.int32]
 
 
+_MOST_CREDIT = 3.0
+"""Tokens' worth of time that a sequence may save by being early."""
+_DAY_S = 86_400.0
 _NO_SLOTS: Slots = np.empty(0, dtype=np.int32)
 
 
@@ -22,8 +25,9 @@ class SlotTable:
     is_live; in_job (part of a running job); is_prefilling (until the last known token is
     computed); is_aborted (ends with its job); is_suspect (see isolation.py); is_batch (class);
     is_lent (gave blocks away, so it can be in no job); ignores_eos; has_stops (own stop ids): bool.
-    deadline_s, tpot_s: float64, inf without a target. decode_running_s: float64, seconds in decode
-    jobs since it took the slot.
+    deadline_s, tpot_s: float64, inf without a target. credit_s: float64, seconds by which it was
+    early for the tokens since its first, of at most three. decode_running_s: float64, seconds in
+    decode jobs since it took the slot.
     outputs: int32 [max_seqs, max_model_len + 1], output tokens so far (pages never written cost
         no memory); all 0, and not to be written, where they are not kept. request_ids: object
         array. live: the rest of each sequence.
@@ -55,6 +59,7 @@ class SlotTable:
         self.has_stops = np.zeros(max_seqs, dtype=np.bool_)
         self.deadline_s = np.full(max_seqs, np.inf)
         self.tpot_s = np.full(max_seqs, np.inf)
+        self.credit_s = np.zeros(max_seqs)
         self.decode_running_s = np.zeros(max_seqs)
         shape = max_seqs, max_model_len + 1
         nothing = np.broadcast_to(np.int32(0), shape)
@@ -67,9 +72,10 @@ class SlotTable:
         self.has_aborted = False
         """False where no live sequence `is_aborted`."""
         self.has_targets = self.has_suspects = self.has_own_stops = False
-        self._forget_idle()
+        self.forget_idle()
 
-    def _forget_idle(self) -> None:
+    def forget_idle(self) -> None:
+        """Who is idle is looked up anew."""
         self._prefilling: Slots | None = None
         self._decoding: Slots | None = None
         self._first_deadline_s: float | None = None
@@ -112,7 +118,7 @@ class SlotTable:
         self.num_batch += int(self.is_batch[slot])
         self.is_suspect[slot] = live.suspicion is not None
         self.has_suspects |= live.suspicion is not None
-        self.decode_running_s[slot] = 0.0
+        self.decode_running_s[slot] = self.credit_s[slot] = 0.0
         self.ignores_eos[slot] = sampling.ignore_eos
         self.has_stops[slot] = bool(sampling.stop_token_ids)
         self.has_own_stops |= bool(sampling.stop_token_ids)
@@ -123,7 +129,7 @@ class SlotTable:
             self.outputs[slot, : len(live.output)] = live.output
         self.request_ids[slot] = live.request.request_id
         self.live[slot] = live
-        self._forget_idle()
+        self.forget_idle()
         return slot
 
     def vacate(self, slot: int) -> LiveRequest:
@@ -144,7 +150,7 @@ class SlotTable:
         self._free.append(slot)
         if self.num_live == 0:
             self.has_targets = self.has_suspects = self.has_own_stops = False
-        self._forget_idle()
+        self.forget_idle()
         return live
 
     def start_job(self, slots: Slots) -> None:
@@ -153,7 +159,7 @@ class SlotTable:
         if slots is self._decoding:
             self._decoding, self._first_deadline_s = _NO_SLOTS, None
         else:
-            self._forget_idle()
+            self.forget_idle()
 
     def end_job(self, slots: Slots, *, are_decoding: bool = False) -> None:
         """The job of `slots` ran. are_decoding: none of them is prefilling."""
@@ -161,7 +167,7 @@ class SlotTable:
         if are_decoding and self._decoding is _NO_SLOTS:
             self._decoding, self._first_deadline_s = slots, None
         else:
-            self._forget_idle()
+            self.forget_idle()
 
     def abort(self, slot: int) -> None:
         """The sequence ends with the job that it is in."""
@@ -171,20 +177,20 @@ class SlotTable:
         """The job of `slot` failed: it is as before the job, and a suspect."""
         self.is_suspect[slot] = self.has_suspects = True
         self.in_job[slot] = False
-        self._forget_idle()
+        self.forget_idle()
 
     def set_lent(self, slot: int) -> None:
         """The sequence gave blocks away: see Memory.reclaim."""
         if not self.is_lent[slot]:
             self.is_lent[slot] = True
             self.num_lent += 1
-            self._forget_idle()
+            self.forget_idle()
 
     def set_whole(self, slot: int) -> None:
         """A lent sequence has all its blocks again."""
         self.is_lent[slot] = False
         self.num_lent -= 1
-        self._forget_idle()
+        self.forget_idle()
 
     def add_running(self, slots: Slots, seconds: float, *, are_decoding: bool = False) -> None:
         """`slots` were in a job that ended just now and took so long; see `end_job`."""
@@ -196,12 +202,17 @@ class SlotTable:
         """The sequence decodes from now on."""
         self.num_prefilling -= int(self.is_prefilling[slot])
         self.is_prefilling[slot] = False
-        self._forget_idle()
+        self.forget_idle()
 
     def set_deadlines(self, slots: Slots, now: float) -> None:
         """`slots` got a token at `now`, so the next one of each is due after its TPOT."""
         if self.has_targets:
-            self.deadline_s[slots] = now + self.tpot_s[slots]
+            tpot_s = self.tpot_s[slots]
+            earned_s = self.credit_s[slots] + self.deadline_s[slots] - now
+            if self.num_prefilling:
+                earned_s[self.is_prefilling[slots]] = 0.0
+            self.credit_s[slots] = np.clip(earned_s, 0.0, _MOST_CREDIT * np.minimum(tpot_s, _DAY_S))
+            self.deadline_s[slots] = now + tpot_s
             self._first_deadline_s = None
 
     def has_suspect(self, slots: Slots) -> bool:
@@ -262,38 +273,6 @@ class SlotTable:
         if len(slots) < 2:
             return slots
         return slots[np.argsort(self.seniority[slots])]
-
-    def check(self) -> None:
-        """Raise AssertionError where the arrays contradict each other."""
-        live = np.flatnonzero(self.is_live)
-        assert len(live) + len(self._free) == self.max_seqs, "a slot is lost"
-        assert not self.is_live[self._free].any(), "a live slot is on the free list"
-        assert not self.in_job[~self.is_live].any(), "an empty slot is in a job"
-        assert self.has_aborted == self.is_aborted[live].any(), "aborted sequences are forgotten"
-        assert self.has_suspects or not self.is_suspect[live].any(), "suspects are forgotten"
-        assert self.has_own_stops or not self.has_stops[live].any(), "stop ids are forgotten"
-        has_target = (np.minimum(self.deadline_s, self.tpot_s)[live] < np.inf).any()
-        assert self.has_targets or not has_target, "deadlines are forgotten"
-        assert self.num_prefilling == self.is_prefilling[live].sum(), "prefills are miscounted"
-        counts = self.is_batch.sum(), self.is_lent.sum()
-        assert counts == (self.num_batch, self.num_lent), "batch or lent ones are miscounted"
-        assert (self.is_batch & ~self.in_job)[self.is_lent].all(), "a lent sequence runs"
-        for slot in live.tolist():
-            assert self.at(slot).slot == slot, f"slot {slot} and its request disagree"
-        tokens, computed = self.num_tokens[live], self.num_computed[live]
-        assert (computed < tokens).all(), "a sequence has nothing left to compute"
-        assert (tokens < self.max_total[live]).all(), "a sequence outlived its end"
-        ready = ~self.is_prefilling[live]
-        assert (computed[ready] == tokens[ready] - 1).all(), "a decoding sequence lags"
-        self._check_idle()
-
-    def _check_idle(self) -> None:
-        prefilling, decoding = self.idle_prefilling(), self.idle_decoding()
-        first_s = self.first_deadline_s()
-        self._forget_idle()
-        assert np.array_equal(prefilling, self.idle_prefilling()), "kept prefills are out of date"
-        assert np.array_equal(decoding, self.idle_decoding()), "kept decodes are out of date"
-        assert first_s == self.first_deadline_s(), "the kept deadline is out of date"
 
 
 def _where(mask: NDArray[np.bool_]) -> Slots:

@@ -112,8 +112,7 @@ class HybridPacking:
         draft.save(self._memory, turn.job_id)
         if not model.has_batch_work or (phase is Phase.PREFILL and lacks_batch_prompts(model)):
             return
-        # Who waits for memory waits for interactive requests to end: batch rows must not slow them.
-        limit_s = draft.seconds if self._lacks_memory(model) else self._limit_s(draft, turn)
+        limit_s = draft.seconds if self._is_waited_for(model, phase) else self._limit_s(draft, turn)
         if phase is not Phase.PREFILL and model.slots.num_batch:
             self._batch_decodes(draft, turn, limit_s)
         if phase is not Phase.DECODE:
@@ -127,15 +126,15 @@ class HybridPacking:
         """Rows that batch sequences may still have."""
         return self._limits.max_decode_rows - len(draft)
 
-    def _lacks_memory(self, model: ModelState) -> bool:
-        """True where an interactive request waits that there are no blocks for.
+    def _is_waited_for(self, model: ModelState, phase: Phase) -> bool:
+        """True where an interactive request waits for the next job, or for blocks.
 
-        One that waits for a slot waits for batch sequences to end, too.
+        Batch rows would only keep it waiting. One that waits for a slot waits for them to end, too.
         """
         head = model.waiting.by_class[ServiceClass.INTERACTIVE].head
-        if model.slots.num_batch and not model.slots.num_free:
+        if head is None or (model.slots.num_batch and not model.slots.num_free):
             return False
-        return head is not None and not self._memory.may_admit(model, head)
+        return phase is not Phase.DECODE or not self._memory.may_admit(model, head)
 
     def _plainly(self, model: ModelState, turn: Turn, phase: Phase) -> Batch:
         """As `PriorityPacking`, which may put a batch row into a job before it admits others."""

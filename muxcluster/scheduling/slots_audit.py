@@ -1,0 +1,39 @@
+"""Invariants of a model's slots, for tests."""
+
+import numpy as np
+
+from muxcluster.scheduling.slots import SlotTable
+
+
+def check_slots(table: SlotTable) -> None:
+    """Raise AssertionError where the arrays contradict each other."""
+    live = np.flatnonzero(table.is_live)
+    assert len(live) + len(table._free) == table.max_seqs, "a slot is lost"
+    assert not table.is_live[table._free].any(), "a live slot is on the free list"
+    assert not table.in_job[~table.is_live].any(), "an empty slot is in a job"
+    assert table.has_aborted == table.is_aborted[live].any(), "aborted sequences are forgotten"
+    assert table.has_suspects or not table.is_suspect[live].any(), "suspects are forgotten"
+    assert table.has_own_stops or not table.has_stops[live].any(), "stop ids are forgotten"
+    has_target = (np.minimum(table.deadline_s, table.tpot_s)[live] < np.inf).any()
+    assert table.has_targets or not has_target, "deadlines are forgotten"
+    assert table.num_prefilling == table.is_prefilling[live].sum(), "prefills are miscounted"
+    counts = table.is_batch.sum(), table.is_lent.sum()
+    assert counts == (table.num_batch, table.num_lent), "batch or lent ones are miscounted"
+    assert (table.is_batch & ~table.in_job)[table.is_lent].all(), "a lent sequence runs"
+    for slot in live.tolist():
+        assert table.at(slot).slot == slot, f"slot {slot} and its request disagree"
+    tokens, computed = table.num_tokens[live], table.num_computed[live]
+    assert (computed < tokens).all(), "a sequence has nothing left to compute"
+    assert (tokens < table.max_total[live]).all(), "a sequence outlived its end"
+    ready = ~table.is_prefilling[live]
+    assert (computed[ready] == tokens[ready] - 1).all(), "a decoding sequence lags"
+    _check_idle(table)
+
+
+def _check_idle(table: SlotTable) -> None:
+    prefilling, decoding = table.idle_prefilling(), table.idle_decoding()
+    first_s = table.first_deadline_s()
+    table.forget_idle()
+    assert np.array_equal(prefilling, table.idle_prefilling()), "kept prefills are out of date"
+    assert np.array_equal(decoding, table.idle_decoding()), "kept decodes are out of date"
+    assert first_s == table.first_deadline_s(), "the kept deadline is out of date"
