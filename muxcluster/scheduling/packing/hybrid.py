@@ -129,12 +129,15 @@ class HybridPacking:
     def _is_waited_for(self, model: ModelState, phase: Phase) -> bool:
         """True where an interactive request waits for the next job, or for blocks.
 
-        Batch rows would only keep it waiting. One that waits for a slot waits for them to end, too.
+        Batch rows would only keep it waiting. One that waits for a slot, or for blocks that nobody
+        lends, waits for them to end, too.
         """
         head = model.waiting.by_class[ServiceClass.INTERACTIVE].head
         if head is None or (model.slots.num_batch and not model.slots.num_free):
             return False
-        return phase is not Phase.DECODE or not self._memory.may_admit(model, head)
+        if not self._memory.may_admit(model, head):
+            return self._memory.lending.is_on
+        return phase is not Phase.DECODE
 
     def _plainly(self, model: ModelState, turn: Turn, phase: Phase) -> Batch:
         """As `PriorityPacking`, which may put a batch row into a job before it admits others."""
