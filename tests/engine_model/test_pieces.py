@@ -52,8 +52,8 @@ def test_pieces_hold_every_row_once_and_are_balanced(num_threads: int) -> None:
 @pytest.mark.parametrize(
     ("counts", "num_threads", "why"),
     [
-        ([1] * 64, 1, "one thread"),
-        ([1] * 15, 2, "too few tokens"),
+        ([1] * 640, 1, "one thread"),
+        ([1] * 67, 2, "too few tokens"),
         ([1] * 30 + [500], 2, "one row has nearly all tokens"),
         ([2000], 2, "one row"),
     ],
@@ -62,8 +62,9 @@ def test_rows_stay_together(counts: list[int], num_threads: int, why: str) -> No
     assert cut(rows_of(counts), num_threads) == [slice(0, len(counts))], why
 
 
-def test_two_threads_halve_a_decode_step_and_share_a_long_prefill() -> None:
-    assert cut(rows_of([1] * 32), 2) == [slice(0, 16), slice(16, 32)]
+def test_two_threads_halve_a_long_decode_step_and_share_a_long_prefill() -> None:
+    assert cut(rows_of([1] * 32), 2) == [slice(0, 32)]
+    assert cut(rows_of([1] * 80), 2) == [slice(0, 40), slice(40, 80)]
     assert len(cut(rows_of([100] * 20), 2)) == 8
 
 
@@ -104,8 +105,8 @@ def test_a_fused_model_runs_in_pieces(tiny: ModelBuilder, monkeypatch: pytest.Mo
     monkeypatch.setattr(PieceThreads, "run", run)
     for family, is_cut in (("llama", True), ("opt", False)):
         seen.clear()
-        (driver,) = drivers(replace(unit_of(tiny(family), max_seqs=20), num_threads=2))
-        driver.run([[3, 4]] * 20, 12)
+        (driver,) = drivers(replace(unit_of(tiny(family), max_seqs=80), num_threads=2))
+        driver.run([[3, 4]] * 80, 12)
         assert bool(seen) == is_cut
 
 
