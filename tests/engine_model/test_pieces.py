@@ -105,8 +105,8 @@ def test_a_fused_model_runs_in_pieces(tiny: ModelBuilder, monkeypatch: pytest.Mo
     monkeypatch.setattr(PieceThreads, "run", run)
     for family, is_cut in (("llama", True), ("opt", False)):
         seen.clear()
-        (driver,) = drivers(replace(unit_of(tiny(family), max_seqs=80), num_threads=2))
-        driver.run([[3, 4]] * 80, 12)
+        (driver,) = drivers(replace(unit_of(tiny(family), max_seqs=20), num_threads=2))
+        driver.run([[3, 4] * 20] * 4, 3, chunk=40)
         assert bool(seen) == is_cut
 
 
