@@ -35,8 +35,10 @@ class Lending:
     def paused(self) -> Iterator[None]:
         """Nobody lends meanwhile."""
         was_on, self.is_on = self.is_on, False
-        yield
-        self.is_on = was_on
+        try:
+            yield
+        finally:
+            self.is_on = was_on
 
     def covers(self, blocks: int) -> bool:
         """True where `lend` would lend so many blocks now, if host memory lasts."""

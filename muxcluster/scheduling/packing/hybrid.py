@@ -180,7 +180,9 @@ class HybridPacking:
         """The row of a sequence that has just been restored."""
         draft.restore(restored)
         if draft.model.slots.is_prefilling[slot]:
-            self._prompts.chunk(draft, slot, limit_s, is_admitted=is_admitted, least=1)
+            # It was restored for this job, so a token of it must be there.
+            least = draft.num_tokens + 1
+            self._prompts.chunk(draft, slot, limit_s, is_admitted=is_admitted, least=least)
         else:
             slots = np.array([slot], dtype=np.int32)
             draft.decode(*self._memory.grow_free(draft.model, slots), is_admitted=is_admitted)
@@ -220,7 +222,8 @@ class HybridPacking:
         if self._ageing.is_overdue(model, turn.now):
             limit_s = most_s = math.inf
         for slot in memory.lending.returnable(model).tolist():
-            if room == 0 or not memory.has_spare(model, slot):
+            is_full = draft.num_tokens + draft.num_decodes >= self._limits.token_budget
+            if room <= 0 or (is_prefilling and is_full) or not memory.has_spare(model, slot):
                 return
             if bool(table.is_prefilling[slot]) is not is_prefilling:
                 continue
