@@ -142,8 +142,11 @@ class UnitScheduler:
 
     def complete(self, job: Job, result: JobResult, now: float) -> StepOutput:
         """`job` ran. A job that a reset forgot yields an empty output."""
-        if not self._end(job, now):
+        seconds = self._end(job, now)
+        if seconds is None:
             return events_only([])
+        # Only jobs that ran to their end say how long such jobs take.
+        self._packing.observe(job, seconds, len(self._shares.running))
         model = self._models[job.model]
         self._memory.end_copies(job, now, succeeded=True)
         model.peak_blocks = max(model.peak_blocks, self._kv.used(job.model))
@@ -159,7 +162,7 @@ class UnitScheduler:
         A request whose lone jobs fail twice in a row ends with `error`, code "poison_request".
         has_started: False where the worker was gone before it took the job.
         """
-        if not self._end(job, now):
+        if self._end(job, now) is None:
             return events_only([])
         model = self._models[job.model]
         self._memory.end_copies(job, now, succeeded=False)
@@ -265,16 +268,15 @@ class UnitScheduler:
         num_live = sum(model.num_live for model in self._models.values())
         assert num_live == len(self._live), "a request is lost or lives twice"
 
-    def _end(self, job: Job, now: float) -> bool:
-        """The job runs no longer; False where a reset has forgotten it."""
+    def _end(self, job: Job, now: float) -> float | None:
+        """The job runs no longer; the seconds it ran, None where a reset has forgotten it."""
         start_s = self._shares.end(job)
         if start_s is None:
-            return False
-        self._packing.observe(job, now - start_s, len(self._shares.running))
+            return None
         if job.phase is not Phase.PREFILL:
             table, are_decoding = self._models[job.model].slots, job.phase is Phase.DECODE
             table.add_running(job.rows.slots, now - start_s, are_decoding=are_decoding)
-        return True
+        return now - start_s
 
     def _output(self, output: StepOutput) -> StepOutput:
         """`output` after what had happened before it; whoever ends in it is forgotten."""

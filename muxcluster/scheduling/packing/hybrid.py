@@ -1,9 +1,9 @@
 """Hybrid packing: interactive rows by urgency, batch rows in the time and memory they leave.
 
 BROS Alg. 1 with three changes. The size of a job is not grown by trial but follows from predicted
-step times: batch rows are added while the job meets every target that can still be met. Batch work
-may use only a part of that slack, so that an interactive request feels an almost empty engine and
-not one that just meets its target. And memory is no swap of whole sequences: see lending.py.
+step times: batch rows are added while the job meets every target that can still be met. However
+far the targets are, they lengthen a job by `batch_stretch` times at most (slack.py). And memory is
+no swap of whole sequences: see lending.py.
 """
 
 import math

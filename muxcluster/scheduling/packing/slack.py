@@ -35,6 +35,8 @@ class Slack:
         self._times = times
         self._stretch = stretch
         self._contexts: dict[str, tuple[Slots, int, int]] = {}
+        targets = [model.spec.slo.ttft_s for model in models if model.spec.slo is not None]
+        self._idle_s = _IDLE * min(targets, default=math.inf)
 
     def for_prompts(self, draft: Draft, turn: Turn) -> float:
         """Seconds the job may take with interactive prompts in it; inf where nobody waits.
@@ -53,7 +55,7 @@ class Slack:
         most_s = min(self._of_rows(draft, turn.now, 0.0), self._of_others(draft, turn, 0.0))
         most_s = min(most_s, self._of_waiting(draft, turn))
         if most_s == math.inf and not draft.num_interactive:
-            return _IDLE * self._first_target_s()
+            return self._idle_s
         if not alone_s:
             return most_s
         if most_s == math.inf:
@@ -122,7 +124,3 @@ class Slack:
         context = int(np.add.reduce(model.slots.num_computed[rows])) + len(rows)
         self._contexts[model.name] = rows, first, context
         return context
-
-    def _first_target_s(self) -> float:
-        targets = [model.spec.slo.ttft_s for model in self._models if model.spec.slo is not None]
-        return min(targets, default=math.inf)
