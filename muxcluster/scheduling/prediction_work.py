@@ -26,10 +26,10 @@ class JobWork(NamedTuple):
             return Phase.DECODE
         return Phase.MIXED if self.num_rows else Phase.PREFILL
 
-    def with_row(self, length: float) -> "JobWork":
-        """And a decoding row that attends to `length` tokens."""
+    def with_rows(self, count: float, lengths: float) -> "JobWork":
+        """And so many decoding rows, which attend to `lengths` tokens together."""
         num_rows, context, num_tokens, attention = self
-        return JobWork(num_rows + 1, context + length, num_tokens, attention)
+        return JobWork(num_rows + count, context + lengths, num_tokens, attention)
 
     def with_prompt(self, start: float, count: float) -> "JobWork":
         """And `count` prompt tokens from position `start` on."""

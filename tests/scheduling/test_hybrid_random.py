@@ -7,7 +7,7 @@ import pytest
 from muxcluster.core.events import Finished, FinishReason
 from muxcluster.core.job import WorkerSlot
 from tests.scheduling.rig import LADDER, LANES, TWO_WORKERS, Rig, expected_output, unit_spec
-from tests.scheduling.test_random_runs import SPLIT, random_request, random_step
+from tests.scheduling.test_random_runs import SPLIT, run_to_the_end
 
 WORKERS = (TWO_WORKERS, (WorkerSlot(3, (1.0,)),), SPLIT, (*TWO_WORKERS, WorkerSlot(2, LADDER)))
 RUNS_PER_PART = 25
@@ -30,13 +30,8 @@ def random_run(lane: str, seed: int, packing: str = "hybrid") -> tuple[Rig, dict
         saves_lazily=rng.random() < 0.7,
     )
     rig = Rig(spec, seed)
-    waiting = [random_request(rng, f"{seed}-{i}") for i in range(rng.randint(1, 20))]
-    asked = {each.request_id: each for each in waiting}
-    while waiting:
-        random_step(rng, rig, waiting, asked)
-    rig.run()
-    while rig.running:
-        rig.finish()
+    names = [f"{seed}-{i}" for i in range(rng.randint(1, 20))]
+    asked = run_to_the_end(rng, rig, names)
     return rig, asked
 
 

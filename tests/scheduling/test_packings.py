@@ -10,7 +10,7 @@ from muxcluster.core.events import Finished, FinishReason
 from muxcluster.core.job import Job, Phase, WorkerSlot
 from muxcluster.core.request import Request, ServiceClass
 from tests.scheduling.rig import LANES, Rig, expected_output, model_spec, request, unit_spec
-from tests.scheduling.test_random_runs import WORKERS, random_request, random_step
+from tests.scheduling.test_random_runs import WORKERS, run_to_the_end
 
 Key = Callable[[Request, int], tuple[int, ...]]
 KEYS: dict[str, Key] = {
@@ -182,13 +182,8 @@ def test_random_runs_end(packing: str, lane: str) -> None:
             max_decode_rows=rng.choice((2, 256)),
         )
         rig = Rig(spec, seed, max_steps=rng.choice((1, 4)))
-        waiting = [random_request(rng, f"{seed}-{i}") for i in range(rng.randint(1, 14))]
-        asked = {each.request_id: each for each in waiting}
-        while waiting:
-            random_step(rng, rig, waiting, asked)
-        rig.run()
-        while rig.running:
-            rig.finish()
+        names = [f"{seed}-{i}" for i in range(rng.randint(1, 14))]
+        asked = run_to_the_end(rng, rig, names)
         rig.check_empty()
         assert set(rig.ends) == set(asked)
         for name, end in rig.ends.items():

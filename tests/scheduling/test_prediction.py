@@ -71,7 +71,7 @@ def test_the_work_of_jobs() -> None:
     assert work_of(make(Phase.PREFILL, [(0, 1), (8, 4)])) == JobWork(0, 0, 5, 0.5 + 4 * 10)
     mixed = work_of(make(Phase.MIXED, [(9, 1), (8, 4), (19, 1)]))
     assert mixed == JobWork(2, 30, 4, 40)
-    assert mixed == JobWork().with_row(10).with_prompt(8, 4).with_row(20)
+    assert mixed == JobWork().with_rows(1, 10).with_prompt(8, 4).with_rows(1, 20)
     assert work_of(make(Phase.MIXED, [(9, 1)])).phase is Phase.DECODE
     assert work_of(make(Phase.MIXED, [(9, 2)])).phase is Phase.PREFILL
     assert mixed.phase is Phase.MIXED
@@ -189,7 +189,7 @@ def test_rows_that_fit_are_those_that_fit_one_by_one(seed, work, seconds, length
             times.observe(job, rng.uniform(0.005, 0.5))
     count = 0
     for length in lengths:
-        work_then = work.with_row(length)
+        work_then = work.with_rows(1, length)
         if times.job_s("m", 1.0, work_then) > seconds:
             break
         count, work = count + 1, work_then

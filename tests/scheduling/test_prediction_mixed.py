@@ -236,7 +236,7 @@ def test_after_mixed_jobs_alone_more_is_never_less_and_what_fits_fits(
     num_rows = times.rows_within("m", 1.0, seconds, work, np.array(lengths, dtype=np.int32))
     before_s = times.job_s("m", 1.0, work)
     for row, length in enumerate(lengths):
-        work = work.with_row(length)
+        work = work.with_rows(1, length)
         then_s = times.job_s("m", 1.0, work)
         assert then_s >= before_s
         assert (then_s <= seconds) == (row < num_rows)

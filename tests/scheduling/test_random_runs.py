@@ -62,6 +62,18 @@ def random_step(rng: random.Random, rig: Rig, waiting: list, asked: dict) -> Non
         rig.step()
 
 
+def run_to_the_end(rng: random.Random, rig: Rig, names: list[str]) -> dict[str, Request]:
+    """Random requests of these names come, things happen, and all of them end."""
+    waiting = [random_request(rng, name) for name in names]
+    asked = {each.request_id: each for each in waiting}
+    while waiting:
+        random_step(rng, rig, waiting, asked)
+    rig.run()
+    while rig.running:
+        rig.finish()
+    return asked
+
+
 def random_run(lane: str, seed: int) -> tuple[Rig, dict]:
     """A run to the end; the rig checks the scheduler's invariants after each step."""
     rng = random.Random(f"{lane} {seed}")
@@ -74,14 +86,7 @@ def random_run(lane: str, seed: int) -> tuple[Rig, dict]:
         quota_period_s=rng.choice((0.2, 3.0)),
     )
     rig = Rig(spec, seed, max_steps=rng.choice((1, 1, 4)))
-    waiting = [random_request(rng, f"{seed}-{i}") for i in range(rng.randint(1, 14))]
-    asked = {r.request_id: r for r in waiting}
-    while waiting:
-        random_step(rng, rig, waiting, asked)
-    rig.run()
-    while rig.running:
-        rig.finish()
-    return rig, asked
+    return rig, run_to_the_end(rng, rig, [f"{seed}-{i}" for i in range(rng.randint(1, 14))])
 
 
 def check_prompt_logprobs(asked: Request, positions: list[int]) -> None:

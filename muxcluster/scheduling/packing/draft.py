@@ -57,12 +57,8 @@ class Draft:
 
     def seconds_with(self, num_decodes: int, context: int) -> float:
         """Predicted time with so many more rows that decode."""
-        work = self._with(num_decodes, context)
+        work = self.work.with_rows(num_decodes, context)
         return self._times.job_s(self.model.name, self._share, work)
-
-    def _with(self, num_decodes: int, context: int) -> JobWork:
-        work = self.work
-        return work._replace(num_rows=work.num_rows + num_decodes, context=work.context + context)
 
     def rows_within(self, seconds: float, slots: Slots) -> int:
         """How many of `slots`, in order, may decode in the job too."""
@@ -87,18 +83,14 @@ class Draft:
             self._admitted += slots.tolist()
         self._add(slots, np.ones(len(slots), dtype=np.int32), grown)
         context = int(np.add.reduce(self.model.slots.num_computed[slots])) + len(slots)
-        self.work = self._with(len(slots), context)
+        self.work = self.work.with_rows(len(slots), context)
 
     def chunk(self, slot: int, count: int, *, is_admitted: bool = False) -> None:
         """Add the next `count` tokens of a prompt. is_admitted: it took its slot just now."""
         self._add(np.array([slot], dtype=np.int32), np.array([count], dtype=np.int32), None)
         if is_admitted:
             self._admitted.append(slot)
-        attention = count * (float(self.model.slots.num_computed[slot]) + count / 2)
-        work = self.work
-        self.work = work._replace(
-            num_tokens=work.num_tokens + count, attention=work.attention + attention
-        )
+        self.work = self.work.with_prompt(int(self.model.slots.num_computed[slot]), count)
 
     def save(self, memory: Memory, job_id: int) -> None:
         """What the rows so far are about to overwrite is saved. Call it before any is restored."""
