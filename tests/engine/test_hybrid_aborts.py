@@ -8,25 +8,10 @@ import pytest
 
 from muxcluster.core.events import FinishReason
 from muxcluster.core.job import Job
-from muxcluster.demo.models import build_model
 from muxcluster.engine.executors import make_executor
 from tests.engine.hybrid_units import Crowd, Watched, hybrid_spec, serve_both, total
 from tests.engine.units import check_nothing_leaks, running
 from tests.oracles import GreedyOracle
-
-
-@pytest.fixture(scope="module")
-def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    root = tmp_path_factory.mktemp("models")
-    return {
-        "narrow": build_model(root / "narrow", "llama", seed=1),
-        "wide": build_model(root / "wide", "opt", seed=2, head_dim=128),
-    }
-
-
-@pytest.fixture(scope="module")
-def oracles(directories: Mapping[str, Path]) -> dict[str, GreedyOracle]:
-    return {name: GreedyOracle(path) for name, path in directories.items()}
 
 
 @pytest.mark.parametrize("leaves", ["batch", "urgent0"])

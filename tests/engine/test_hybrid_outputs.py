@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from muxcluster.core.job import Job, WorkerSlot
-from muxcluster.demo.models import build_model
 from muxcluster.engine.executors import make_executor
 from muxcluster.engine.inprocess import InProcessExecutor
 from muxcluster.engine.processes import ProcessExecutor
@@ -30,21 +29,6 @@ TWO_WORKERS = tuple(WorkerSlot(worker_id, (0.5,)) for worker_id in (0, 1))
 ONE_WORKER = (WorkerSlot(0, (1.0,)),)
 DELAYS_S = (0.0, 0.001, 0.003)
 """From a job's launch to the death of a process: on its way, in its copies, in its forward."""
-
-
-@pytest.fixture(scope="module")
-def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Blocks of 16 and of 8 tokens, columns of 6 and of 8 blocks."""
-    root = tmp_path_factory.mktemp("models")
-    return {
-        "narrow": build_model(root / "narrow", "llama", seed=1),
-        "wide": build_model(root / "wide", "opt", seed=2, head_dim=128),
-    }
-
-
-@pytest.fixture(scope="module")
-def oracles(directories: Mapping[str, Path]) -> dict[str, GreedyOracle]:
-    return {name: GreedyOracle(path) for name, path in directories.items()}
 
 
 @pytest.mark.parametrize("prefix_caching", [False, True])

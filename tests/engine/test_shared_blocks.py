@@ -12,7 +12,6 @@ import pytest
 
 from muxcluster.core.job import Job, Side, WorkerSlot
 from muxcluster.core.unitspec import UnitSpec
-from muxcluster.demo.models import build_model
 from muxcluster.engine.executors import make_executor
 from muxcluster.engine.processes import ProcessExecutor
 from tests.engine.live_units import children
@@ -26,21 +25,6 @@ BLOCK_BYTES = 2 * 8 * 128 * 4
 NUM_LEFT, NUM_RIGHT = 14, 5
 """Sequences of each model."""
 LEFT_TOKENS, RIGHT_TOKENS = 14, 40
-
-
-@pytest.fixture(scope="module")
-def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Blocks of 16 and of 8 tokens, columns of 6 and of 8 blocks."""
-    root = tmp_path_factory.mktemp("models")
-    return {
-        "narrow": build_model(root / "narrow", "llama", seed=1),
-        "wide": build_model(root / "wide", "opt", seed=2, head_dim=128),
-    }
-
-
-@pytest.fixture(scope="module")
-def oracles(directories: Mapping[str, Path]) -> dict[str, GreedyOracle]:
-    return {name: GreedyOracle(path) for name, path in directories.items()}
 
 
 def unit_of(directories: Mapping[str, Path], partition: str) -> UnitSpec:
