@@ -59,6 +59,10 @@ class ReferenceCost:
         longer = self.decode_s(model, tp, share, batch, context)
         return self._cost.decode_draw(model, tp, share, batch, context) * measured / longer
 
+    def slowdown(self, draws: Sequence[float]) -> float:
+        """As measured."""
+        return self._cost.slowdown(draws)
+
 
 def units_of_run(run: Run, cost: Cost) -> tuple[SimUnit, ...]:
     """One unit a mesh, in the order of the run's."""

@@ -96,7 +96,7 @@ def profile(  # noqa: PLR0913 - each parameter is an option of the command line
         _write(measured, out)
         _say(f"wrote {out}")
     if as_json:
-        typer.echo(measured.model_dump_json(indent=2))
+        typer.echo(measured.to_json(indent=2))
     else:
         _show(measured, Console(highlight=False))
     _summarise(measured, subjects, grid, time.monotonic() - begun_s)
@@ -201,7 +201,7 @@ def _write(measured: Profile, out: Path) -> None:
     """All of the file or, after a crash, what was there before."""
     part = out.with_name(f"{out.name}.{os.getpid()}.part")
     try:
-        part.write_text(measured.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        part.write_text(measured.to_json(indent=2) + "\n", encoding="utf-8")
         part.replace(out)
     except OSError as error:
         part.unlink(missing_ok=True)

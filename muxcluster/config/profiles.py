@@ -3,6 +3,7 @@ its A100s, each recognised by its form."""
 
 import json
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,6 @@ def _json_object(path: Path) -> Mapping[str, Any]:
 
 def _is_published(content: Mapping[str, Any]) -> bool:
     """It is a table by model, tp, SM percentage, batch and length, with no key but those."""
-    if not content or not content.keys().isdisjoint(Profile.model_fields):
+    if not content or not content.keys().isdisjoint(each.name for each in fields(Profile)):
         return False
     return all(isinstance(each, dict) for each in content.values())

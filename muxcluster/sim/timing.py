@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from muxcluster.core.job import Job, Phase
 from muxcluster.sim.unit import SimModel, SimUnit
-from placement.cost import Cost, slowdown
+from placement.cost import Cost
 from placement.shapes import ModelShape
 
 _CONTEXT_STEP = 8
@@ -59,6 +59,7 @@ class CostTiming:
 
     def __init__(self, unit: SimUnit) -> None:
         self._models = unit.models
+        self._slowdown = next(iter(unit.models.values())).cost.slowdown
         self._tp = unit.tp
         self._host_link = unit.host_link * unit.tp
         self._slot_bytes = {
@@ -71,7 +72,7 @@ class CostTiming:
 
     def slowdown(self, draws: Sequence[float]) -> float:
         """As `placement.cost` has it."""
-        return slowdown(draws)
+        return self._slowdown(draws)
 
     def work(self, job: Job, now: float) -> Work:
         """Of `job`, by its actual rows and copies, whenever it is launched."""

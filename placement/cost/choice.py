@@ -21,14 +21,18 @@ def cost_for(gpu: Gpu, itemsize: int, profiles: Sequence[Profile] = ()) -> Cost:
 
 @lru_cache(maxsize=8)
 def _cost_for(gpu: Gpu, itemsize: int, profiles: tuple[Profile, ...]) -> Cost:
-    models = [
-        model
+    ours = [
+        profile
         for profile in profiles
         if profile.itemsize == itemsize and _our_name(profile.gpu) == gpu.name
-        for model in profile.models
-        if model.cells
     ]
-    return MeasuredCost(gpu, itemsize, models) if models else Roofline(gpu, itemsize)
+    models = [model for profile in ours for model in profile.models if model.cells]
+    pairs = [
+        (pair, {model.name: model.shape for model in profile.models})
+        for profile in ours
+        for pair in profile.pairs
+    ]
+    return MeasuredCost(gpu, itemsize, models, pairs) if models else Roofline(gpu, itemsize)
 
 
 def _our_name(gpu: str) -> str:

@@ -1,12 +1,14 @@
 """How much co-running jobs slow one another."""
 
 from collections.abc import Sequence
+from statistics import median
+from typing import NamedTuple
 
 COLOCATION_LOSS = 0.1
-"""Lost to a neighbour when the memory is busy all of the time."""
+"""Lost to a neighbour when the memory is busy all of the time, where nobody measured it."""
 
 
-def slowdown(draws: Sequence[float]) -> float:
+def slowdown(draws: Sequence[float], loss: float = COLOCATION_LOSS) -> float:
     """Factor ≥ 1 by which jobs that run at the same time are slower than each alone on its SMs.
 
     draws: share of the memory bandwidth that each takes, 0 to 1. Together they cannot draw more
@@ -14,9 +16,29 @@ def slowdown(draws: Sequence[float]) -> float:
     more so the busier these are. Choi et al. (gpulet, USENIX ATC 2022) model what MPS partitions
     lose to that as linear in their use of L2 and bandwidth, and saw most pairs of models lose less
     than a fifth; half of that is assumed at full use. Greater draws never give a smaller factor; a
-    job alone is not slowed.
+    job alone is not slowed. loss: at full use, from 0 up; see `fitted_loss`.
     """
     if len(draws) < 2:
         return 1.0
     asked = sum(draws)
-    return max(1.0, asked) * (1 + COLOCATION_LOSS * min(1.0, asked))
+    return max(1.0, asked) * (1 + loss * min(1.0, asked))
+
+
+class Slowed(NamedTuple):
+    """A measured pair. draws: what its jobs take of the bandwidth, each alone. factor: how much
+    longer both took side by side, of two ratios the geometric mean."""
+
+    draws: tuple[float, float]
+    factor: float
+
+
+def fitted_loss(pairs: Sequence[Slowed]) -> float:
+    """The loss for which `slowdown` is right for the median of the pairs, 0 at least.
+
+    Pairs that draw nothing tell nothing; without others it is what is assumed.
+    """
+    told = [(sum(pair.draws), pair.factor) for pair in pairs if sum(pair.draws) > 0]
+    if not told:
+        return COLOCATION_LOSS
+    losses = ((factor / max(1.0, asked) - 1) / min(1.0, asked) for asked, factor in told)
+    return max(0.0, median(losses))

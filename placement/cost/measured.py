@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placement.cost.calibrate import calibrated
-from placement.cost.profile import Cell, Phase, ProfiledModel
+from placement.cost.interference import Slowed, fitted_loss, slowdown
+from placement.cost.profile import Cell, Pair, PairedJob, Phase, ProfiledModel
 from placement.cost.roofline import Roofline
 from placement.cost.smooth import smoothed
 from placement.cost.surface import Surface, monotone
@@ -31,15 +32,23 @@ class MeasuredCost:
     roofline seconds is smoothed over (share, batch, tokens), outliers left out, gaps filled, and
     carried on beyond the measured range; then seconds are made monotone: never less for a greater
     batch or length, never more for a greater share. Other models, and other tp, are predicted by
-    `roofline`, which is fitted to all cells.
+    `roofline`, which is fitted to all cells. What neighbours cost is fitted to the pairs.
     """
 
-    def __init__(self, gpu: Gpu, itemsize: int, models: Sequence[ProfiledModel]) -> None:
+    def __init__(
+        self,
+        gpu: Gpu,
+        itemsize: int,
+        models: Sequence[ProfiledModel],
+        pairs: Sequence[tuple[Pair, Mapping[str, ModelShape]]] = (),
+    ) -> None:
+        """pairs: each with the shapes of the models by the names it uses."""
         self.roofline = calibrated(gpu, itemsize, models)
         self._itemsize = itemsize
         cells = _grouped(models)
         self._prefill = self._surfaces("prefill", cells)
         self._decode = self._surfaces("decode", cells)
+        self._loss = fitted_loss([self._slowed(pair, shapes) for pair, shapes in pairs])
 
     def prefill_s(
         self, model: ModelShape, tp: int, share: float, batch: float, prompt_tokens: float
@@ -74,6 +83,19 @@ class MeasuredCost:
         work = decode_work(model, self._itemsize, tp, share, batch, context)
         return self.roofline.draw(work, self.decode_s(model, tp, share, batch, context))
 
+    def slowdown(self, draws: Sequence[float]) -> float:
+        """Of jobs side by side: as measured pairs have it, or as is usual without any."""
+        return slowdown(draws, self._loss)
+
+    def _slowed(self, pair: Pair, shapes: Mapping[str, ModelShape]) -> Slowed:
+        draws = []
+        for make, job in ((prefill_work, pair.prefill), (decode_work, pair.decode)):
+            where = (pair.tp, job.share, job.batch, job.tokens)
+            work = make(shapes[job.model], self._itemsize, *where)
+            draws.append(self.roofline.draw(work, median(job.alone)))
+        factor = (_factor(pair.prefill) * _factor(pair.decode)) ** 0.5
+        return Slowed((draws[0], draws[1]), factor)
+
     def _surfaces(
         self, phase: Phase, cells: Mapping[tuple[ModelShape, int, Phase], Sequence[Cell]]
     ) -> dict[tuple[ModelShape, int], Surface]:
@@ -82,6 +104,10 @@ class MeasuredCost:
             for (shape, tp, each), found in cells.items()
             if each == phase
         }
+
+
+def _factor(job: PairedJob) -> float:
+    return median(job.beside) / median(job.alone)
 
 
 def _grouped(

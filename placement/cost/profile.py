@@ -3,33 +3,41 @@
     {"version": 1, "gpu": "A100-80GB", "itemsize": 2, "machine": "host, date, versions",
      "models": [{"name": "chat", "shape": {"num_layers": 32, ...},
                  "cells": [{"phase": "decode", "tp": 1, "share": 0.5, "batch": 8, "tokens": 256,
-                            "seconds": [0.0131, 0.0130, 0.0134]}]}]}
+                            "seconds": [0.0131, 0.0130, 0.0134]}]}],
+     "pairs": [{"tp": 1, "prefill": {"model": "chat", "share": 0.5, "batch": 1, "tokens": 512,
+                                     "alone": [0.031], "beside": [0.034]},
+                "decode": {"model": "chat", "share": 0.5, ...}}]}
 
 `shape` has the fields of placement.shapes.ModelShape. Cells may be any points of (SM share, batch,
-tokens), in any order; not every combination is needed.
+tokens), in any order; not every combination is needed. `pairs` may be missing.
 """
 
+import json
+import math
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
-
+from placement.cost.strict_json import Fault, Rule, build
 from placement.shapes import ModelShape
 
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=1)]
+Positive = Annotated[float, Rule("greater than 0", lambda value: 0 < value < math.inf)]
+Count = Annotated[int, Rule("at least 1", lambda value: value >= 1)]
+Share = Annotated[float, Rule("above 0, 1 at most", lambda value: 0 < value <= 1)]
+Seconds = Annotated[tuple[Positive, ...], Rule("one number at least", bool)]
 Phase = Literal["prefill", "decode"]
 _SIZES = (
     *("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim"),
     *("intermediate_size", "vocab_size", "num_experts", "experts_per_token"),
 )
+_SIZED = Rule(
+    f"of sizes of at least 1 ({', '.join(_SIZES)})",
+    lambda shape: all(getattr(shape, name) >= 1 for name in _SIZES),
+)
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-
-class Cell(_Frozen):
+@dataclass(frozen=True, slots=True)
+class Cell:
     """One measurement.
 
     phase: "prefill" is one forward over `batch` prompts of `tokens` tokens each; "decode" is one
@@ -40,54 +48,82 @@ class Cell(_Frozen):
 
     phase: Phase
     tp: Count
-    share: Annotated[float, Field(gt=0, le=1)]
+    share: Share
     batch: Count
     tokens: Count
-    seconds: Annotated[tuple[Positive, ...], Field(min_length=1)]
+    seconds: Seconds
 
 
-class ProfiledModel(_Frozen):
+@dataclass(frozen=True, slots=True)
+class PairedJob:
+    """A job as in `Cell`. model: name of one of the profile's. alone, beside: seconds of every
+    repeat with nothing else on the GPU, and while the other one of the pair ran all the time."""
+
+    model: str
+    share: Share
+    batch: Count
+    tokens: Count
+    alone: Seconds
+    beside: Seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """How a prefill and a decode slow one another, on SMs of their own."""
+
+    tp: Count
+    prefill: PairedJob
+    decode: PairedJob
+
+
+@dataclass(frozen=True, slots=True)
+class ProfiledModel:
     """All measurements of one model. It is recognised by its shape; the name is for people."""
 
     name: str
-    shape: ModelShape
+    shape: Annotated[ModelShape, _SIZED]
     cells: tuple[Cell, ...]
 
-    @field_validator("shape")
-    @classmethod
-    def _sized(cls, shape: ModelShape) -> ModelShape:
-        for name in _SIZES:
-            if getattr(shape, name) < 1:
-                raise ValueError(f"{name} is {getattr(shape, name)}, must be at least 1")
-        return shape
 
-
-class Profile(_Frozen):
+@dataclass(frozen=True, slots=True)
+class Profile:
     """Measurements on one kind of GPU in one dtype.
 
     gpu: a name that placement.hardware.gpu_named knows, or "cpu". itemsize: bytes of a weight.
-    machine: where and with what it was measured, for people.
+    machine: where and with what it was measured, for people. pairs: of models of this profile.
     """
 
-    version: Literal[1] = 1
     gpu: str
-    itemsize: Annotated[int, Field(ge=1, le=8)]
+    itemsize: Annotated[int, Rule("from 1 to 8", lambda value: 1 <= value <= 8)]
     machine: str
     models: tuple[ProfiledModel, ...]
+    pairs: tuple[Pair, ...] = ()
+    version: Literal[1] = 1
 
     @classmethod
     def read(cls, path: Path) -> "Profile":
         """Raises OSError, or ValueError in one line: file, key, what is wrong, what to do."""
+        content = path.read_bytes()
         try:
-            return cls.model_validate_json(path.read_bytes())
-        except ValidationError as error:
-            raise ValueError(f"{path}: {_first_fault(error)}") from error
+            return cls.from_json(json.loads(content))
+        except Fault as fault:
+            said = str(fault) if fault.key else f"not a profile: {fault}"
+        except (ValueError, RecursionError) as error:
+            said = f"not a profile: Invalid JSON: {error}"
+        raise ValueError(f"{path}: {said}; `muxcluster profile` writes such files")
 
+    @classmethod
+    def from_json(cls, content: Any) -> "Profile":
+        """From what `json.loads` gave. Raises Fault."""
+        found: Profile = build(cls, content)
+        names = {model.name for model in found.models}
+        for index, pair in enumerate(found.pairs):
+            for phase, job in (("prefill", pair.prefill), ("decode", pair.decode)):
+                if job.model not in names:
+                    raise Fault(f"pairs[{index}].{phase}.model", f"no model {job.model!r} here")
+        return found
 
-def _first_fault(error: ValidationError) -> str:
-    errors = error.errors()
-    found = errors[0]
-    key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in found["loc"])
-    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
-    where = f"{key.removeprefix('.')}: " if key else "not a profile: "
-    return f"{where}{found['msg']}{more}; `muxcluster profile` writes such files"
+    def to_json(self, indent: int | None = None) -> str:
+        """What `read` reads."""
+        content = asdict(self)
+        return json.dumps({"version": content.pop("version"), **content}, indent=indent)

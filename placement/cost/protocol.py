@@ -1,5 +1,6 @@
 """What every cost model answers."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from placement.shapes import ModelShape
@@ -38,4 +39,8 @@ class Cost(Protocol):
         self, model: ModelShape, tp: int, share: float, batch: float, context: float
     ) -> float:
         """Bandwidth drawn by such a step."""
+        ...
+
+    def slowdown(self, draws: Sequence[float]) -> float:
+        """Factor ≥ 1 by which jobs with these draws, at the same time, are slower than alone."""
         ...

@@ -1,7 +1,9 @@
 """Seconds of a prefill or decode job from a roofline: FLOPs, bytes, SM share (DESIGN.md §7)."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from placement.cost.interference import slowdown
 from placement.cost.tuning import Tuning
 from placement.cost.work import Number, Work, decode_work, prefill_work
 from placement.hardware import Gpu
@@ -83,6 +85,10 @@ class Roofline:
         """Share of the mesh's memory bandwidth that such a step draws, 0 to 1."""
         work = decode_work(model, self.itemsize, tp, share, batch, context)
         return self.draw(work, self.seconds(work))
+
+    def slowdown(self, draws: Sequence[float]) -> float:
+        """Of jobs side by side, as is usual (interference.slowdown)."""
+        return slowdown(draws)
 
     def seconds(self, work: Work[Number]) -> Number:
         """Of a job, or of each of many."""

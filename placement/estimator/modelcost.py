@@ -1,6 +1,7 @@
 """What one model needs on one kind of mesh: memory, and seconds by batch and SM share."""
 
 from bisect import bisect_right
+from collections.abc import Sequence
 
 from placement.cost import Cost
 from placement.memory import (
@@ -77,6 +78,10 @@ class ModelCost:
             draw = self._cost.decode_draw(demand.shape, self.tp, share, batch, demand.mean_tokens)
             found = self._decode[batch, share] = (demand.output_tokens * step / batch, draw)
         return found
+
+    def slowdown(self, draws: Sequence[float]) -> float:
+        """Factor by which jobs on this kind of GPU are slower side by side."""
+        return self._cost.slowdown(draws)
 
     def step_s(self, batch: float, share: float) -> float:
         """Seconds of one decode step of `batch` sequences of mean length."""

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from placement.cost import slowdown
 from placement.estimator.modelcost import ModelCost
 
 _SPLITS = (0.3, 0.5, 0.7, 0.9)
@@ -121,7 +120,7 @@ def _decode_shares(
             each.cost.decode(each.batch, share)[1]
             for each, share in zip(tenants, shares, strict=True)
         )
-        slower = slowdown((drawn_beside, drawn))
+        slower = tenants[0].cost.slowdown((drawn_beside, drawn))
     return shares, slower
 
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from placement.cost import slowdown
 from placement.estimator import BATCHES, Estimator, ModelCost
 from placement.estimator.shares import Tenant, candidates
 from placement.hardware import Gpu
@@ -155,7 +154,7 @@ def _side_by_side(
     """As estimator.shares has it, slowed down by the model's own jobs only."""
     prefill_s, prefill_draw = cost.prefill(split)
     decode_s, drawn, draw = decode
-    slower = slowdown((prefill_draw, draw))
+    slower = cost.slowdown((prefill_draw, draw))
     sms = (split * prefill_s + share * decode_s) * slower
     return decode_s * slower, prefill_s * slower, sms, prefill_s * prefill_draw + drawn
 

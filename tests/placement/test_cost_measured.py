@@ -35,7 +35,7 @@ def cells_of(truth=TRUTH, noise=0.0, tps=(1,), seed=0) -> list[Cell]:
     for phase, tp, (share, batch, tokens) in product(("prefill", "decode"), tps, GRID):
         cell = Cell(phase=phase, tp=tp, share=share, batch=batch, tokens=tokens, seconds=(1.0,))
         seconds = predict(truth, cell) * float(np.exp(draw.normal(scale=noise)))
-        found.append(cell.model_copy(update={"seconds": (seconds,)}))
+        found.append(replace(cell, seconds=(seconds,)))
     return found
 
 
@@ -77,7 +77,7 @@ def test_directions_hold_for_any_profile(data) -> None:
     draw = np.random.default_rng(seed)
     cells = [cell for cell in cells_of(noise=0.05, seed=seed) if draw.random() < draw.random()]
     spoilt = [
-        cell.model_copy(update={"seconds": tuple(cell.seconds[0] * np.exp(draw.normal(size=2)))})
+        replace(cell, seconds=tuple(cell.seconds[0] * np.exp(draw.normal(size=2))))
         if draw.random() < 0.2
         else cell
         for cell in cells or cells_of()[:1]
@@ -107,9 +107,7 @@ def test_cells_are_reproduced() -> None:
 def test_one_outlier_does_not_count(factor, index) -> None:
     cells = cells_of(noise=0.01)
     spoilt = list(cells)
-    spoilt[index] = spoilt[index].model_copy(
-        update={"seconds": (cells[index].seconds[0] * factor,)}
-    )
+    spoilt[index] = replace(spoilt[index], seconds=(cells[index].seconds[0] * factor,))
     clean, robust = measured(cells), measured(spoilt)
     change = [abs(predict(robust, cell) / predict(clean, cell) - 1) for cell in cells]
     assert change[index] < 0.1
@@ -140,7 +138,7 @@ def test_unknown_shapes_and_tp_are_predicted_by_a_roofline_fitted_to_the_profile
     cell = Cell(phase="decode", tp=1, share=0.4, batch=16, tokens=256, seconds=(1.0,))
     assert predict(CLEAN, cell, other) == predict(CLEAN.roofline, cell, other)
     assert predict(CLEAN, cell, other) == pytest.approx(predict(TRUTH, cell, other), rel=0.1)
-    two = cell.model_copy(update={"tp": 2})
+    two = replace(cell, tp=2)
     assert predict(CLEAN, two) == predict(CLEAN.roofline, two)
 
 
@@ -153,7 +151,7 @@ def test_constants_that_no_cell_depends_on_stay() -> None:
 
 
 def test_no_efficiency_above_one_but_on_a_cpu() -> None:
-    fast = [cell.model_copy(update={"seconds": (cell.seconds[0] / 50,)}) for cell in cells_of()]
+    fast = [replace(cell, seconds=(cell.seconds[0] / 50,)) for cell in cells_of()]
     models = [ProfiledModel(name="m", shape=SHAPE, cells=tuple(fast))]
     assert calibrated(A100, 2, models).tuning.compute <= 1
     slow = replace(A100, is_cpu=True, flops=cpu(2, 2**34).flops)
@@ -176,7 +174,7 @@ def test_held_out_cells_of_the_published_profile(published) -> None:
         is_held = draw.random(len(model.cells)) < 0.2
         cells = np.array(model.cells, dtype=object)
         held += [(model.shape, cell) for cell in cells[is_held]]
-        kept.append(model.model_copy(update={"cells": tuple(cells[~is_held])}))
+        kept.append(replace(model, cells=tuple(cells[~is_held])))
     cost = MeasuredCost(A100, 2, kept)
     for shape, cell in held:
         off[cell.phase].append(abs(predict(cost, cell, shape) / cell.seconds[0] - 1))

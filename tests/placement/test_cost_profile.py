@@ -2,14 +2,17 @@
 
 import copy
 import json
+from dataclasses import replace
 
 import pytest
 
-from placement.cost import Cell, Profile, cost_for, read_muxserve
+from placement.cost import Cell, Profile, cost_for, read_muxserve, slowdown
+from placement.cost.interference import Slowed, fitted_loss
 from placement.cost.measured import MeasuredCost
 from placement.cost.roofline import Roofline
 from placement.hardware import GPUS
 from placement.known_shapes import SHAPES
+from placement.shapes import ModelShape
 
 VALID = {
     "version": 1,
@@ -62,8 +65,8 @@ def changed(*keys, value):
 def test_what_is_written_is_read_back(tmp_path) -> None:
     profile = read(tmp_path, VALID)
     assert profile.models[0].cells[0].seconds == (0.02, 0.03, 0.9)
-    assert read(tmp_path, profile.model_dump_json()) == profile
-    assert hash(read(tmp_path, profile.model_dump_json())) == hash(profile)
+    assert read(tmp_path, profile.to_json()) == profile
+    assert hash(read(tmp_path, profile.to_json())) == hash(profile)
 
 
 CELL = ("models", 0, "cells", 0)
@@ -85,6 +88,11 @@ CELL = ("models", 0, "cells", 0)
         (changed(*CELL, "share", value=50), "models[0].cells[0].share: "),
         (changed(*CELL, "batch", value=1.5), "models[0].cells[0].batch: "),
         (changed(*CELL, "phase", value="mixed"), "'prefill' or 'decode'"),
+        (changed("models", value={}), "models: expected a list, found dict"),
+        (changed("gpu", value=None), "gpu: expected str, found null"),
+        (changed("itemsize", value=True), "itemsize: expected int, found bool"),
+        (changed("version", value=True), "version: must be 1"),
+        ({**VALID, "pairs": [{}]}, "pairs[0].tp: missing"),
     ],
 )
 def test_a_fault_is_one_line_with_file_key_and_remedy(tmp_path, content, said) -> None:
@@ -106,7 +114,7 @@ def test_a_profile_counts_for_its_gpu_and_dtype_only(tmp_path) -> None:
     assert isinstance(cost_for(GPUS["A100-80GB"], 2, [profile]), MeasuredCost)
     assert cost_for(GPUS["A100-80GB"], 4, [profile]) == Roofline(GPUS["A100-80GB"], 4)
     assert cost_for(GPUS["H100"], 2, [profile]) == Roofline(GPUS["H100"], 2)
-    empty = profile.model_copy(update={"models": ()})
+    empty = replace(profile, models=())
     assert cost_for(GPUS["A100-80GB"], 2, [empty]) == Roofline(GPUS["A100-80GB"], 2)
 
 
@@ -116,6 +124,52 @@ def test_a_cell_alone_is_predicted_by_the_median_of_its_repeats(tmp_path) -> Non
     shape = profile.models[0].shape
     assert cost.decode_s(shape, 1, 0.5, 4, 32) == pytest.approx(0.03, rel=0.1)
     assert cost.prefill_s(shape, 1, 0.5, 4, 32) > 0
+
+
+def paired(loss: float):
+    """VALID with a pair that lost `loss` where together they draw all of the bandwidth or more."""
+    shape = ModelShape(**VALID["models"][0]["shape"])
+    cost = cost_for(GPUS["A100-80GB"], 2, [Profile.from_json(VALID)])
+    jobs, draws = {}, []
+    for phase, work in (("prefill", cost.prefill_draw), ("decode", cost.decode_draw)):
+        where = {"share": 0.5, "batch": 4, "tokens": 64}
+        seconds = getattr(cost, f"{phase}_s")(shape, 1, *where.values())
+        draws.append(work(shape, 1, *where.values()))
+        jobs[phase] = {"model": "tiny", **where, "alone": [seconds]}
+    factor = slowdown(draws, loss)
+    for job in jobs.values():
+        job["beside"] = [factor * job["alone"][0]]
+    return changed("pairs", value=[{"tp": 1, **jobs}]), draws, factor
+
+
+def test_pairs_decide_what_neighbours_cost(tmp_path) -> None:
+    for loss in (0.0, 0.3, 2.0):
+        content, draws, factor = paired(loss)
+        profile = read(tmp_path, content)
+        assert read(tmp_path, profile.to_json(indent=2)) == profile
+        cost = cost_for(GPUS["A100-80GB"], 2, [profile])
+        assert cost.slowdown(draws) == pytest.approx(factor)
+        assert cost.slowdown([0.7]) == 1.0
+        assert cost.slowdown([0.5, 0.5]) == pytest.approx(1 + loss)
+
+
+def test_without_pairs_neighbours_cost_what_is_usual(tmp_path) -> None:
+    cost = cost_for(GPUS["A100-80GB"], 2, [read(tmp_path, VALID)])
+    assert cost.slowdown([0.5, 0.4]) == slowdown([0.5, 0.4]) > 1.0
+
+
+def test_one_odd_pair_does_not_count() -> None:
+    usual = [Slowed((0.4, 0.4), slowdown((0.4, 0.4), 0.2))] * 4
+    assert fitted_loss([*usual, Slowed((0.4, 0.4), 9.0)]) == pytest.approx(0.2)
+    assert fitted_loss([Slowed((0.4, 0.4), 0.9)]) == 0.0
+    assert fitted_loss([Slowed((0.0, 0.0), 3.0)]) == fitted_loss([]) == 0.1
+
+
+def test_a_pair_of_a_model_that_is_not_there_is_refused(tmp_path) -> None:
+    content, *_ = paired(0.1)
+    content["pairs"][0]["decode"]["model"] = "other"
+    with pytest.raises(ValueError, match=r"pairs\[0\]\.decode\.model: no model 'other'"):
+        read(tmp_path, content)
 
 
 def test_muxserve_leaves_out_what_was_not_measured(tmp_path) -> None:

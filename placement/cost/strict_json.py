@@ -1,0 +1,87 @@
+"""JSON into frozen dataclasses, as strictly as their annotations say.
+
+Written out rather than left to pydantic: the engine imports the cost model on machines that have
+torch and little else.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, fields
+from types import NoneType
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What a value must be beside its type, in `Annotated`. says: follows "must be "."""
+
+    says: str
+    holds: Callable[[Any], bool]
+
+
+class Fault(ValueError):
+    """key: where in the document, as "models[0].name"; empty for the document itself."""
+
+    def __init__(self, key: str, message: str) -> None:
+        super().__init__(f"{key}: {message}" if key else message)
+        self.key = key
+        self.message = message
+
+
+def build(kind: Any, value: Any, key: str = "") -> Any:
+    """`value`, as `json.loads` gives it, as a `kind`: a dataclass, `tuple[X, ...]`, `Literal`,
+    int, float, str or bool, any of them `Annotated` with rules.
+
+    Keys that a dataclass does not have are refused; lacking ones take its defaults. An int will do
+    for a float, nothing else for anything else. Raises Fault for the first that is wrong.
+    """
+    rules = []
+    if get_origin(kind) is Annotated:
+        kind, *rules = get_args(kind)
+    found = _built(kind, value, key)
+    for rule in rules:
+        if isinstance(rule, Rule) and not rule.holds(found):
+            raise Fault(key, f"must be {rule.says}")
+    return found
+
+
+def _built(kind: Any, value: Any, key: str) -> Any:
+    origin = get_origin(kind)
+    if origin is tuple:
+        if not isinstance(value, list):
+            raise Fault(key, f"expected a list, found {_named(value)}")
+        item = get_args(kind)[0]
+        return tuple(build(item, each, f"{key}[{index}]") for index, each in enumerate(value))
+    if origin is Literal:
+        choices = get_args(kind)
+        if value not in choices or type(value) not in map(type, choices):
+            raise Fault(key, f"must be {' or '.join(map(repr, choices))}")
+        return value
+    if hasattr(kind, "__dataclass_fields__"):
+        return _object(kind, value, key)
+    if kind is float and type(value) is int:
+        return float(value)
+    if type(value) is not kind:
+        raise Fault(key, f"expected {kind.__name__}, found {_named(value)}")
+    return value
+
+
+def _object(kind: Any, value: Any, key: str) -> Any:
+    if not isinstance(value, Mapping):
+        raise Fault(key, f"expected an object, found {_named(value)}")
+    start = f"{key}." if key else ""
+    names = {field.name for field in fields(kind)}
+    for name in value:
+        if name not in names:
+            raise Fault(f"{start}{name}", "no such key here")
+    hints = get_type_hints(kind, include_extras=True)
+    found = {}
+    for field in fields(kind):
+        if field.name in value:
+            found[field.name] = build(hints[field.name], value[field.name], start + field.name)
+        elif field.default is MISSING:
+            raise Fault(start + field.name, "missing")
+    return kind(**found)
+
+
+def _named(value: Any) -> str:
+    return "null" if isinstance(value, NoneType) else type(value).__name__
