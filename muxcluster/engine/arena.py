@@ -2,12 +2,16 @@
 
 import math
 import mmap
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from muxcluster.core.unitspec import ModelSpec, UnitSpec
+
+HOST = "host"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -26,22 +30,30 @@ class ModelArena:
     block_tokens: int
 
 
+Take = Callable[[str, tuple[int, ...], torch.dtype], Tensor]
+"""Memory by name, shape and type; "host" is wanted in host memory, all else where models run."""
+
+
 class Arena:
-    """Pool, tables and histories. On the CPU they are anonymous shared mappings: children that
-    are forked later see the same memory, and it is gone with the last of them.
+    """Pool, tables and histories. By default they are allocated here, on the CPU as anonymous
+    shared mappings: children that are forked later see the same memory, and it is gone with the
+    last of them.
 
     pool: uint8 [num_blocks, block_bytes], all models' blocks. All memory starts as zeros.
     host: uint8 [num_host_blocks, block_bytes] for saved slots; pinned where the pool is on a GPU,
         else a mapping too, so that blocks never written take no memory.
     """
 
-    def __init__(self, spec: UnitSpec) -> None:
-        """Raises ValueError where a model's tokens do not fit `spec.block_bytes`."""
-        device = torch.device(spec.device)
-        self.pool = _zeros((spec.num_blocks, spec.block_bytes), torch.uint8, device)
-        self.host = _host_zeros((spec.num_host_blocks, spec.block_bytes), device)
+    def __init__(self, spec: UnitSpec, take: Take | None = None) -> None:
+        """take: where the memory comes from. Its contents are left as they are.
+
+        Raises ValueError where a model's tokens do not fit `spec.block_bytes`.
+        """
+        take = take or partial(_allocate, torch.device(spec.device))
+        self.pool = take("pool", (spec.num_blocks, spec.block_bytes), torch.uint8)
+        self.host = take(HOST, (spec.num_host_blocks, spec.block_bytes), torch.uint8)
         self._models = {
-            model.name: _model_arena(model, spec.block_bytes, device) for model in spec.models
+            model.name: _model_arena(model, spec.block_bytes, take) for model in spec.models
         }
 
     def model(self, name: str) -> ModelArena:
@@ -49,27 +61,25 @@ class Arena:
         return self._models[name]
 
 
-def _model_arena(spec: ModelSpec, block_bytes: int, device: torch.device) -> ModelArena:
+def _model_arena(spec: ModelSpec, block_bytes: int, take: Take) -> ModelArena:
     shape = spec.shape
     block_tokens = shape.block_tokens(block_bytes)
     max_columns = -(-spec.max_model_len // block_tokens)
     tables = (spec.max_seqs, shape.num_layers, shape.num_kv_heads, max_columns)
     return ModelArena(
-        tables=_zeros(tables, torch.int32, device),
-        history=_zeros((spec.max_seqs, spec.max_model_len + 1), torch.int32, device),
-        from_right=_zeros((spec.max_seqs,), torch.bool, device),
+        tables=take(f"{spec.name}/tables", tables, torch.int32),
+        history=take(f"{spec.name}/history", (spec.max_seqs, spec.max_model_len + 1), torch.int32),
+        from_right=take(f"{spec.name}/from_right", (spec.max_seqs,), torch.bool),
         block_tokens=block_tokens,
     )
 
 
-def _host_zeros(shape: tuple[int, int], device: torch.device) -> Tensor:
-    """Bytes in host memory that `device` reaches fast."""
-    if device.type != "cpu":
-        return torch.zeros(shape, dtype=torch.uint8, pin_memory=True)
-    return _zeros(shape, torch.uint8, device)
-
-
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+def _allocate(
+    device: torch.device, name: str, shape: tuple[int, ...], dtype: torch.dtype
+) -> Tensor:
+    """Zeros; host memory such that `device` reaches it fast."""
+    if name == HOST and device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, pin_memory=True)
     num_bytes = math.prod(shape) * dtype.itemsize
     if device.type != "cpu" or not num_bytes:  # nobody can map nothing
         return torch.zeros(shape, dtype=dtype, device=device)

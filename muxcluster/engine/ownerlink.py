@@ -43,17 +43,24 @@ class OwnerLink:
     The owner leads its own process group, which its workers share: one signal ends them all.
     """
 
-    def __init__(self, patience: Patience) -> None:
+    def __init__(
+        self,
+        patience: Patience,
+        *,
+        module: str | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """module: the owner's program, by default the one that forks. environment: all of it."""
         self._patience = patience
         unit_control, owner_control = socket.socketpair()
         self._forks, owner_forks = socket.socketpair()
         inherited = (owner_control.fileno(), owner_forks.fileno())
         with owner_control, owner_forks:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", OWNER_MODULE, *map(str, inherited)],
+                [sys.executable, "-m", module or OWNER_MODULE, *map(str, inherited)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                env=_environment(os.environ),
+                env=environment,
                 pass_fds=inherited,
                 start_new_session=True,
             )
@@ -134,7 +141,3 @@ class OwnerLink:
         """SIGKILL to owner and workers; only `stop` reaps, so the id cannot mean another group."""
         if self._process.returncode is None:
             os.killpg(self._process.pid, signal.SIGKILL)
-
-
-def _environment(inherited: Mapping[str, str]) -> dict[str, str]:
-    return {**inherited, **ONE_THREAD}

@@ -11,6 +11,7 @@ from muxcluster.core.job import Job
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.admissions import AdmissionLedger
 from muxcluster.engine.executor import JobDone, Outcome, OwnerLost, StillRunning
+from muxcluster.engine.grounds import ForkGround, Ground
 from muxcluster.engine.joblimits import JobLimits
 from muxcluster.engine.liveness import Patience
 from muxcluster.engine.losses import LossLedger
@@ -23,19 +24,24 @@ STOP_GRACE_S = 5.0
 
 
 class ProcessExecutor:
-    """One owner, one worker per WorkerSlot; a lost worker is replaced, a lost owner reported.
+    """One owner, one worker per seat; a lost worker is replaced, a lost owner reported.
 
     Lost means dead or hung: every process has a pulse, taken several times within
     `patience.silence_s`; a job has a time limit, and so has the owner when it is asked for a
     worker. What hangs is killed, and from then on it is as if it had died by itself.
     """
 
-    def __init__(self, spec: UnitSpec, patience: Patience | None = None) -> None:
+    def __init__(
+        self, spec: UnitSpec, patience: Patience | None = None, ground: Ground | None = None
+    ) -> None:
+        """ground: what the processes are, by default forks on the CPU."""
         self._spec = spec
+        self._ground = ground or ForkGround()
+        self._plan = self._ground.plan(spec)
         self._patience = patience or Patience()
         self._owner: OwnerLink | None = None
         self._workers: dict[int, WorkerLink] = {}
-        self._ledger = AdmissionLedger.of(spec)
+        self._ledger = self._new_ledger()
         self._limits = JobLimits(self._patience.job_s)
         self._losses = LossLedger(spec.unit_id)
         self._next_beat_s = time.monotonic()
@@ -59,20 +65,20 @@ class ProcessExecutor:
         return self._is_doubtful
 
     def start(self) -> None:
-        self._owner = OwnerLink(self._patience)
+        self._owner = self._ground.owner(self._patience)
         self._owner.load(self._spec)
-        self._ledger = AdmissionLedger.of(self._spec)
+        self._ledger = self._new_ledger()
         self._selector.register(self._owner.control, selectors.EVENT_READ, self._owner)
         try:
-            for slot in self._spec.workers:
-                self._fork(slot.worker_id)
+            for seat in self._plan.seats:
+                self._fork(seat.seat_id)
         except (*GONE, TimeoutError) as error:
             message = f"the memory owner of {self._spec.unit_id} was lost before it made a worker"
             raise EngineFailure(message) from error
 
     def launch(self, job: Job) -> None:
-        worker = self._workers[job.worker_id]
-        worker.launch(self._ledger.complete(job), time.monotonic())
+        seat_id = self._plan.seat_of(job)
+        self._workers[seat_id].launch(self._ledger.complete(job, seat_id), time.monotonic())
 
     def wait(self, timeout_s: float | None) -> Sequence[Outcome]:
         until_beat_s = max(0.0, self._next_beat_s - time.monotonic())
@@ -129,12 +135,12 @@ class ProcessExecutor:
         os.close(self._wake_read)
         os.close(self._wake_write)
 
-    def _fork(self, worker_id: int) -> None:
+    def _fork(self, seat_id: int) -> None:
         assert self._owner is not None, "a worker without an owner"
-        frames, pid = self._owner.fork(worker_id)
-        worker = WorkerLink(worker_id, frames, pid, self._limits)
-        self._ledger.forget_worker(worker_id)
-        self._workers[worker_id] = worker
+        frames, pid = self._owner.fork(seat_id)
+        worker = WorkerLink(seat_id, frames, pid, self._limits)
+        self._ledger.forget_worker(seat_id)
+        self._workers[seat_id] = worker
         self._selector.register(worker.frames, selectors.EVENT_READ, worker)
 
     def _hear(self, worker: WorkerLink) -> Sequence[Outcome]:
@@ -196,6 +202,10 @@ class ProcessExecutor:
                 self._selector.unregister(self._owner.control)
             self._owner.stop(STOP_GRACE_S)
             self._owner = None
+        self._ground.release()
+
+    def _new_ledger(self) -> AdmissionLedger:
+        return AdmissionLedger.of(self._spec, [seat.seat_id for seat in self._plan.seats])
 
     def _drop(self, worker: WorkerLink) -> None:
         del self._workers[worker.worker_id]

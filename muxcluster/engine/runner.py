@@ -2,6 +2,8 @@
 
 import logging
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -21,6 +23,14 @@ from muxcluster.engine.pieces import PieceThreads, cut
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class UnitMemory:
+    """What the runners of a unit share. forwards: by model name."""
+
+    forwards: Mapping[str, TokenForward]
+    arena: Arena
+
+
 class UnitRunner:
     """Loads the unit's models and runs its jobs, one at a time.
 
@@ -28,12 +38,18 @@ class UnitRunner:
     histories, but each has its own sampling rules (see `Admission`).
     """
 
-    def __init__(self, spec: UnitSpec) -> None:
-        """Raises LoadError naming the file of a model that cannot be loaded."""
+    def __init__(self, spec: UnitSpec, memory: UnitMemory | None = None) -> None:
+        """memory: what is loaded already, here or in another process; None: load and allocate.
+
+        Raises LoadError naming the file of a model that cannot be loaded.
+        """
         self._spec = spec
         self._is_cpu = torch.device(spec.device).type == "cpu"
-        models = {model.name: self._load(model) for model in spec.models}
-        self.arena = Arena(spec)
+        if memory is None:
+            memory = UnitMemory(
+                {model.name: self._load(model) for model in spec.models}, Arena(spec)
+            )
+        models, self.arena = memory.forwards, memory.arena
         self._copies = UnitCopies(spec, self.arena)
         self._pieces = PieceThreads()
         self._models = {

@@ -14,7 +14,10 @@ GONE = (BrokenPipeError, ConnectionResetError)
 
 
 class WorkerLink:
-    """A worker from its fork to its replacement; it runs at most one job at a time."""
+    """A worker from its fork to its replacement; it runs at most one job at a time.
+
+    worker_id: by which the owner knows it, its seat; several seats may belong to one worker slot.
+    """
 
     def __init__(self, worker_id: int, frames: FrameSocket, pid: int, limits: JobLimits) -> None:
         self.worker_id = worker_id
@@ -63,7 +66,7 @@ class WorkerLink:
             self._limits.measured(job, message.result.seconds)
             return JobDone(message.result)
         assert isinstance(message, Failed), f"a worker sent {type(message).__name__}"
-        return JobFailed(message.job_id, self.worker_id, message.message)
+        return JobFailed(message.job_id, job.worker_id, message.message)
 
     def check(self, now: float) -> str | None:
         """Take its pulse; why it must be replaced, or None."""
@@ -79,4 +82,4 @@ class WorkerLink:
         if self.job is None:
             return ()
         has_started = self._has_taken
-        return (JobFailed(self.job.job_id, self.worker_id, cause, has_started=has_started),)
+        return (JobFailed(self.job.job_id, self.job.worker_id, cause, has_started=has_started),)

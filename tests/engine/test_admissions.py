@@ -31,22 +31,22 @@ def admission(slot: int, seed: int) -> Admission:
 
 
 def test_the_other_worker_gets_the_rules_without_the_tokens() -> None:
-    ledger = AdmissionLedger.of(fake_spec())
+    ledger = AdmissionLedger.of(fake_spec(), (0, 1))
     prefill = job_of(0, [5], (admission(5, seed=7),))
-    assert ledger.complete(prefill) is prefill
-    (extra,) = ledger.complete(job_of(1, [5])).admissions
+    assert ledger.complete(prefill, 0) is prefill
+    (extra,) = ledger.complete(job_of(1, [5]), 1).admissions
     assert len(extra.tokens) == 0
     assert replace(extra, tokens=prefill.admissions[0].tokens).sampling.seed == 7
     assert extra.num_prompt_tokens == 3
-    assert ledger.complete(job_of(1, [5])).admissions == ()
+    assert ledger.complete(job_of(1, [5]), 1).admissions == ()
 
 
 def test_a_new_worker_is_told_again() -> None:
-    ledger = AdmissionLedger.of(fake_spec())
-    ledger.complete(job_of(0, [2], (admission(2, seed=1),)))
+    ledger = AdmissionLedger.of(fake_spec(), (0, 1))
+    ledger.complete(job_of(0, [2], (admission(2, seed=1),)), 0)
     ledger.forget_worker(0)
-    assert len(ledger.complete(job_of(0, [2])).admissions) == 1
-    assert ledger.complete(job_of(0, [2])).admissions == ()
+    assert len(ledger.complete(job_of(0, [2]), 0).admissions) == 1
+    assert ledger.complete(job_of(0, [2]), 0).admissions == ()
 
 
 @given(
@@ -63,7 +63,7 @@ def test_a_new_worker_is_told_again() -> None:
 def test_every_row_is_known_and_nothing_is_told_twice(
     steps: list[tuple[int, list[int], set[int], bool]],
 ) -> None:
-    ledger = AdmissionLedger.of(fake_spec())
+    ledger = AdmissionLedger.of(fake_spec(), (0, 1))
     newest: dict[int, int] = {}
     known: dict[int, dict[int, int]] = {0: {}, 1: {}}
     for number, (worker, rows, admitted, is_restarted) in enumerate(steps):
@@ -73,7 +73,7 @@ def test_every_row_is_known_and_nothing_is_told_twice(
         slots = [slot for slot in rows if slot in newest or slot in admitted]
         fresh = tuple(admission(slot, number) for slot in slots if slot in admitted)
         newest.update({a.slot: a.sampling.seed for a in fresh})
-        for told in ledger.complete(job_of(worker, slots, fresh)).admissions:
+        for told in ledger.complete(job_of(worker, slots, fresh), worker).admissions:
             assert known[worker].get(told.slot) != told.sampling.seed
             known[worker][told.slot] = told.sampling.seed
         assert all(known[worker][slot] == newest[slot] for slot in slots)
