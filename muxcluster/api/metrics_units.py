@@ -122,10 +122,21 @@ class UnitMetrics(Collector):
             "muxcluster:pool_blocks", "KV blocks of a unit.", labels=["engine"]
         )
         free = GaugeMetricFamily("muxcluster:free_blocks", "Free KV blocks.", labels=["engine"])
+        shares = GaugeMetricFamily(
+            "muxcluster:sm_sharing", "1 where jobs share the SMs, 0 where not.", labels=["engine"]
+        )
+        gain = GaugeMetricFamily(
+            "muxcluster:sm_sharing_gain",
+            "Seconds that jobs take one after another over those they take side by side.",
+            labels=["engine"],
+        )
         for unit in units:
             pool.add_metric([unit.unit_id], unit.num_blocks)
             free.add_metric([unit.unit_id], unit.free_blocks)
-        yield from (pool, free)
+            if unit.sharing is not None:
+                shares.add_metric([unit.unit_id], unit.sharing.is_on)
+                gain.add_metric([unit.unit_id], unit.sharing.gain)
+        yield from (pool, free, shares, gain)
 
 
 def _fill(

@@ -104,7 +104,8 @@ class ClusterSection(Section):
 
 class PolicySection(Section):
     """How models are placed and how units work. scheduler: the lane, which model runs when and
-    where. packing: which of its requests are in a job: by class, priority and arrival
+    where. sharing: of the SMs, where `adbs` could: as long as it is measured to gain ("auto"), or
+    "always". packing: which of its requests are in a job: by class, priority and arrival
     ("priority"), by arrival alone ("fcfs"), classes in turn ("round-robin"), or interactive ones by
     slack with batch ones beside them in the same KV blocks ("hybrid"). partition: "threads"
     (workers are processes), "none" (everything in the unit's process) or "auto".
@@ -121,6 +122,7 @@ class PolicySection(Section):
     """
 
     scheduler: Literal["adbs", "temporal", "round-robin", "mixed"] = "adbs"
+    sharing: Literal["auto", "always"] = "auto"
     packing: Literal["hybrid", "priority", "fcfs", "round-robin"] = "priority"
     partition: Literal["auto", "threads", "none"] = "auto"
     objective: Literal["throughput", "weighted", "goodput", "fewest-gpus"] = "throughput"

@@ -78,6 +78,7 @@ def _unit(config: Config, unit: PlannedUnit, nodes: dict[str, Node]) -> UnitSpec
         workers=workers,
         scheduler=SchedulerSpec(
             lane=policy.scheduler if len(workers) > 1 else _alone(policy.scheduler),
+            may_unshare=policy.sharing == "auto",
             packing=policy.packing,
             token_budget=policy.token_budget,
             max_decode_rows=policy.max_decode_rows,

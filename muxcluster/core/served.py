@@ -77,6 +77,19 @@ class UnitState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class SharingStats:
+    """Whether jobs of a unit run side by side on parts of the SMs, and what that gained.
+
+    gain, mixed_gain: seconds that jobs would have taken alone, one after another, over the seconds
+    they took side by side, or as mixed jobs; 1 while not measured.
+    """
+
+    is_on: bool
+    gain: float = 1.0
+    mixed_gain: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class UnitStats:
     """A unit's state at one moment (`now_s` on the unit's clock)."""
 
@@ -88,3 +101,5 @@ class UnitStats:
     jobs: tuple[JobRecord, ...] = ()
     """Jobs finished since the previous stats."""
     state: UnitState = UnitState.READY
+    sharing: SharingStats | None = None
+    """None where the unit always shares, or cannot."""

@@ -41,7 +41,8 @@ class ModelSpec:
 class SchedulerSpec:
     """Policies by name and their few numbers.
 
-    lane: "adbs", "temporal", "round-robin" or "mixed".
+    lane: "adbs", "temporal", "round-robin" or "mixed". may_unshare: "adbs" turns to mixed jobs as
+    long as sharing the SMs is measured to gain less.
     packing: "hybrid" (interactive by targets, batch in their slack), "additive" (the same with the
     paper's size of a job), "priority" (class, priority, arrival), "fcfs" (arrival alone) or
     "round-robin" (classes in turn).
@@ -56,6 +57,7 @@ class SchedulerSpec:
     """
 
     lane: str = "adbs"
+    may_unshare: bool = False
     packing: str = "priority"
     token_budget: int = 2048
     max_decode_rows: int = 256

@@ -3,9 +3,14 @@
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
+from muxcluster.core.job import Phase
 from muxcluster.core.unitspec import ModelSpec, SchedulerSpec, UnitSpec
 from muxcluster.kvcache.cache import KvCache
 from muxcluster.kvcache.model import KvModel
+from muxcluster.scheduling.lanes import LANES
+from muxcluster.scheduling.lanes.adbs import AdbsLane
+from muxcluster.scheduling.lanes.desk import Lane
+from muxcluster.scheduling.lanes.unsharing import UnsharingLane
 from muxcluster.scheduling.modelstate import ModelState
 from muxcluster.scheduling.packing.batch import Limits
 from muxcluster.scheduling.prediction import StepTimes
@@ -13,6 +18,7 @@ from muxcluster.scheduling.prediction_copies import CopyTimes
 from muxcluster.scheduling.prediction_seed import Seed
 from muxcluster.scheduling.quotas import floors, split, weights
 from muxcluster.scheduling.rates import LoadMeter
+from muxcluster.scheduling.sharing_gain import SharingJudge
 
 _RATE_PERIODS = 4.0
 """Time constant of measured rates, in quota periods."""
@@ -54,6 +60,21 @@ def step_times(unit: UnitSpec, seed: Seed | None, *, is_simulated: bool) -> Step
     # On a CPU copies take the forward's own cores; what is simulated are GPUs.
     overlap = is_simulated or unit.device != "cpu"
     return StepTimes(seed, CopyTimes(slot_bytes, unit.host_link or None, overlap=overlap))
+
+
+def lane(
+    unit: UnitSpec, times: StepTimes, *, is_predicting: bool
+) -> tuple[Lane, SharingJudge | None]:
+    """The lane, and who may stop its sharing. is_predicting: the packing tells `times` of jobs.
+
+    Raises ValueError for an unknown lane.
+    """
+    kind = chosen(LANES, unit.scheduler.lane, "lane")
+    has_all = any(worker.shares[-1] == 1.0 and Phase.MIXED in worker.phases for worker in unit.workers)
+    if kind is not AdbsLane or not (unit.scheduler.may_unshare and has_all):
+        return kind(), None
+    judge = SharingJudge(times, learns=not is_predicting)
+    return UnsharingLane(judge), judge
 
 
 def kv_cache(

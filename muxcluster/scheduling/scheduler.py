@@ -10,13 +10,19 @@ from muxcluster.core.served import UnitStats
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.scheduling.adaptation import Adaptation
 from muxcluster.scheduling.admittance import refusal, unknown_model
-from muxcluster.scheduling.assembly import chosen, kv_cache, limits, model_state, step_times
+from muxcluster.scheduling.assembly import (
+    chosen,
+    kv_cache,
+    lane,
+    limits,
+    model_state,
+    step_times,
+)
 from muxcluster.scheduling.balancer import QuotaBalancer
 from muxcluster.scheduling.completion import Completion, events_only
 from muxcluster.scheduling.cost import StepCost
 from muxcluster.scheduling.failures import Failures
 from muxcluster.scheduling.jobs import JobBuilder
-from muxcluster.scheduling.lanes import LANES
 from muxcluster.scheduling.lanes.desk import Desk
 from muxcluster.scheduling.live import LiveRequest
 from muxcluster.scheduling.memory import Memory
@@ -58,18 +64,18 @@ class UnitScheduler:
             for model in spec.models
         }
         models = tuple(self._models.values())
-        self._lane = chosen(LANES, policy.lane, "lane")()
+        packing = chosen(PACKINGS, policy.packing, "packing")
+        self._times = step_times(spec, seed, is_simulated=only_counts)
+        self._lane, self._judge = lane(spec, self._times, is_predicting=packing.predicts)
         self._shares = ShareLedger(spec.workers)
         self._check_workers(policy.lane)
         has_quotas = self._lane.uses_quotas
-        packing = chosen(PACKINGS, policy.packing, "packing")
         lends = packing.may_lend and policy.shares_blocks and spec.num_host_blocks > 0
         self._kv, self._carry = kv_cache(
             spec, models, uses_quotas=has_quotas, has_block_ids=not only_counts, lends=lends
         )
         self._memory = Memory(self._kv, models, spec.block_bytes, is_bidirectional=lends)
         self._limits = limits(policy, max_steps)
-        self._times = step_times(spec, seed, is_simulated=only_counts)
         self._packing = packing(self._memory, self._limits, self._times)
         self._desk = Desk(
             models, self._shares, self._packing, JobBuilder(self._kv, saves=lends), cost
@@ -147,6 +153,9 @@ class UnitScheduler:
             return events_only([])
         # Only jobs that ran to their end say how long such jobs take.
         self._packing.observe(job, seconds, len(self._shares.running))
+        if self._judge is not None:
+            since_s = self._shares.running_since_s(now)
+            self._judge.ended(job, seconds, min(since_s, now - seconds), now)
         model = self._models[job.model]
         self._memory.end_copies(job, now, succeeded=True)
         model.peak_blocks = max(model.peak_blocks, self._kv.used(job.model))
@@ -245,6 +254,7 @@ class UnitScheduler:
             now_s=now,
             num_blocks=self._kv.num_blocks,
             free_blocks=self._kv.free,
+            sharing=None if self._judge is None else self._judge.stats(),
             models=tuple(
                 model_stats(model, self._kv, self._times) for model in self._models.values()
             ),

@@ -39,6 +39,10 @@ class ShareLedger:
         """Jobs that have started and not ended."""
         return tuple(self._running.values())
 
+    def running_since_s(self, now: float) -> float:
+        """When the first of the running jobs started; `now` where none runs."""
+        return min(self._start_s.values(), default=now)
+
     def has_running(self, phase: Phase) -> bool:
         """True while a job of `phase` runs."""
         return any(job.phase is phase for job in self._running.values())

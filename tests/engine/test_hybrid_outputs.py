@@ -68,7 +68,7 @@ def test_both_classes_put_out_what_hugging_face_does(
     crowd.check(oracles)
     counted = total(stats.models)
     assert counted["recomputed_tokens"] == 0
-    assert counted["saved_slots"] == counted["restored_slots"] > 1000
+    assert counted["saved_slots"] == counted["restored_slots"] > 200
     is_lender = {model.name: model.num_lent_columns > 0 for model in stats.models}
     assert is_lender["wide"]
     assert is_lender["narrow"] or prefix_caching

@@ -73,6 +73,7 @@ class Packing(Protocol):
     by_deadline: bool
     may_lend: bool
     repeats: bool
+    predicts: bool
 
     def __init__(self, memory: Memory, limits: Limits, times: StepTimes) -> None: ...
 

@@ -45,6 +45,7 @@ class HybridPacking:
     by_deadline = True
     may_lend = True
     repeats = False
+    predicts = True
 
     def __init__(self, memory: Memory, limits: Limits, times: StepTimes) -> None:
         self._memory = memory

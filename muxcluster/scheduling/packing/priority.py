@@ -23,6 +23,7 @@ class PriorityPacking:
     by_deadline = False
     may_lend = False
     repeats = True
+    predicts = False
 
     def __init__(
         self,

@@ -31,6 +31,7 @@ class RoundRobinPacking:
     by_deadline = False
     may_lend = False
     repeats = True
+    predicts = False
 
     def __init__(self, memory: Memory, limits: Limits, times: StepTimes) -> None:
         self._memory = memory

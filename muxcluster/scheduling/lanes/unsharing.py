@@ -1,0 +1,38 @@
+"""ADBS where sharing the SMs pays, `mixed` where it does not (DESIGN.md §4)."""
+
+from collections.abc import Sequence
+
+from muxcluster.core.job import Job, Phase
+from muxcluster.scheduling.lanes.adbs import AdbsLane
+from muxcluster.scheduling.lanes.desk import Desk
+from muxcluster.scheduling.lanes.mixed import MixedLane
+from muxcluster.scheduling.modelstate import ModelState
+from muxcluster.scheduling.sharing_gain import SharingJudge
+
+
+class UnsharingLane:
+    """Does what the judge says; quotas hold both ways.
+
+    A change waits for running jobs: a mixed job takes all SMs, and starts only where none runs.
+    """
+
+    uses_quotas = True
+    phases = frozenset(Phase)
+
+    def __init__(self, judge: SharingJudge) -> None:
+        self._judge = judge
+        self._shared, self._mixed = AdbsLane(), MixedLane()
+
+    def next_jobs(self, desk: Desk, now: float) -> list[Job]:
+        """Those of ADBS, or the next mixed one."""
+        if self._judge.shares:
+            return self._shared.next_jobs(desk, now)
+        return self._mixed.next_jobs(desk, now)
+
+    def turns(self, desk: Desk) -> Sequence[ModelState]:
+        """Nobody: a waiting model has other claims than its turn."""
+        return []
+
+    def repeats(self, desk: Desk, jobs: Sequence[Job]) -> bool:
+        """Never: each job that ends may be the one that changes the judge's mind."""
+        return False

@@ -1,0 +1,112 @@
+"""Sharing is kept where it gains and given up where it does not, whatever is believed of a GPU."""
+
+import pytest
+
+from muxcluster.core.job import Job, Phase
+from muxcluster.core.request import Slo
+from tests.scheduling.rig import Rig, model_spec, request, unit_spec
+
+SATURATED, SPARE = 1.0, 0.0
+
+
+class Machine(Rig):
+    """Jobs whose seconds depend on their share as a GPU's do.
+
+    saturation: 1, a job alone keeps all SMs busy: half of them, twice the time. 0, a quarter of the
+    SMs is as good as all. loss: part by which jobs beside each other are slower.
+    """
+
+    saturation = SATURATED
+    loss = 0.0
+
+    def seconds(self, job: Job) -> float:
+        alone_s = 5 * super().seconds(job) * job.share
+        loss = 1.0 + self.loss * (job.share < 1.0)
+        return loss * alone_s * (1.0 if self.saturation == SPARE else 1.0 / job.share)
+
+
+def machine(saturation: float, loss: float = 0.0, **policy) -> Machine:
+    """Two models that are always busy for a while."""
+    slo = Slo(1.0, 0.1)
+    models = [model_spec(name, slo=slo, max_seqs=4) for name in ("a", "b")]
+    rig = Machine(unit_spec(models, num_blocks=120, may_unshare=True, **policy), checks=False)
+    rig.saturation, rig.loss = saturation, loss
+    return rig
+
+
+def keep_busy(rig: Machine, seconds: float) -> list[Job]:
+    """New requests whenever fewer than eight are open; the jobs started meanwhile."""
+    end_s, before = rig.now + seconds, len(rig.jobs)
+    while rig.now < end_s:
+        while rig.num_open < 8:
+            name = "ab"[rig.num_accepted % 2]
+            rig.add(request(f"r{rig.num_accepted}", name, num_prompt=20, num_output=8))
+        rig.step()
+    return rig.jobs[before:]
+
+
+def is_sharing(rig: Machine) -> bool:
+    return rig.scheduler.stats(rig.now, "unit").sharing.is_on
+
+
+def shared(jobs: list[Job]) -> float:
+    """Part of the jobs that had a part of the SMs."""
+    return sum(job.share < 1.0 for job in jobs) / len(jobs)
+
+
+@pytest.mark.parametrize("packing", ["priority", "hybrid"])
+def test_a_gpu_that_jobs_leave_idle_is_shared(packing: str) -> None:
+    rig = machine(SPARE, packing=packing)
+    keep_busy(rig, 40.0)
+    assert shared(keep_busy(rig, 20.0)) > 0.8
+    assert rig.scheduler.stats(rig.now, "unit").sharing.gain > 1.4
+
+
+@pytest.mark.parametrize("packing", ["priority", "hybrid"])
+def test_a_saturated_gpu_is_not(packing: str) -> None:
+    rig = machine(SATURATED, loss=0.1, packing=packing)
+    jobs = keep_busy(rig, 60.0)
+    assert 0.0 < shared(jobs) < 0.5, "it is tried"
+    jobs = keep_busy(rig, 30.0)
+    assert {job.phase for job in jobs[2:]} <= {Phase.MIXED}
+    stats = rig.scheduler.stats(rig.now, "unit").sharing
+    assert not stats.is_on
+    assert stats.gain == pytest.approx(1 / 1.1, abs=0.06)
+
+
+def test_sharing_is_tried_again_later() -> None:
+    rig = machine(SATURATED, loss=0.1)
+    keep_busy(rig, 60.0)
+    assert not is_sharing(rig)
+    rig.saturation = SPARE
+    keep_busy(rig, 200.0)
+    assert is_sharing(rig)
+
+
+def test_each_failed_trial_makes_the_next_one_later() -> None:
+    rig = machine(SATURATED, loss=0.1)
+    trials = [job.job_id for job in keep_busy(rig, 900.0) if job.share < 1.0]
+    starts = [n for n, last in zip(trials, [-1000, *trials], strict=False) if n - last > 100]
+    assert 2 <= len(starts) <= 4
+
+
+def test_nobody_shares_before_it_is_known_what_jobs_take_alone() -> None:
+    rig = machine(SPARE)
+    jobs = keep_busy(rig, 2.0)
+    assert {job.phase for job in jobs[:20]} == {Phase.MIXED}
+
+
+def test_every_request_gets_its_tokens_while_the_unit_changes_its_mind() -> None:
+    rig = machine(SATURATED, loss=0.1)
+    rig._checks = True
+    keep_busy(rig, 40.0)
+    rig.run()
+    assert len({len(rig.tokens[name]) for name in rig.ends}) == 1
+
+
+def test_without_leave_it_always_shares() -> None:
+    rig = Machine(unit_spec([model_spec("a"), model_spec("b")]))
+    rig.loss = 0.5
+    keep_busy(rig, 30.0)
+    assert rig.scheduler.stats(rig.now, "unit").sharing is None
+    assert shared(rig.jobs) > 0.5
