@@ -11,7 +11,7 @@ from muxcluster.core.clock import Clock, MonotonicClock
 from muxcluster.core.errors import InvalidValue, NotReady
 from muxcluster.core.events import Finished, FinishReason, StepOutput, TokenDelta
 from muxcluster.core.request import Request
-from muxcluster.core.served import UnitState, UnitStats
+from muxcluster.core.served import SharingStats, UnitState, UnitStats
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.deltas import deltas_of
 from muxcluster.engine.executor import Executor, JobDone, Outcome, OwnerLost, StillRunning
@@ -63,6 +63,7 @@ class Unit:
         self._refusal: NotReady | None = NotReady(f"{spec.unit_id} has not started")
         self._has_failed = False
         self._is_reloading = False
+        self._is_sharing: bool | None = None
         self._progress_s = self._clock.now()
         self._thread = threading.Thread(target=self._run, name=f"unit {spec.unit_id}", daemon=True)
 
@@ -123,7 +124,21 @@ class Unit:
         """The unit now, with the jobs that ended since the last call; from any thread."""
         with self._lock:
             stats = self._scheduler.stats(self._clock.now(), self._spec.unit_id)
+            self._say_if_changed(stats.sharing)
             return replace(stats, jobs=self._jobs.take(), state=self.state)
+
+    def _say_if_changed(self, sharing: SharingStats | None) -> None:
+        if sharing is None or sharing.is_on is self._is_sharing:
+            return
+        self._is_sharing = sharing.is_on
+        how = "share the SMs" if sharing.is_on else "run one after another on all SMs"
+        logger.info(
+            "%s: jobs %s (gain of sharing %.2f, of mixed jobs %.2f)",
+            self._name,
+            how,
+            sharing.gain,
+            sharing.mixed_gain,
+        )
 
     @property
     def state(self) -> UnitState:

@@ -70,7 +70,7 @@ def lane(
     Raises ValueError for an unknown lane.
     """
     kind = chosen(LANES, unit.scheduler.lane, "lane")
-    has_all = any(worker.shares[-1] == 1.0 and Phase.MIXED in worker.phases for worker in unit.workers)
+    has_all = any(slot.shares[-1] == 1.0 and Phase.MIXED in slot.phases for slot in unit.workers)
     if kind is not AdbsLane or not (unit.scheduler.may_unshare and has_all):
         return kind(), None
     judge = SharingJudge(times, learns=not is_predicting)
