@@ -12,13 +12,11 @@ Exit code 1 where a result was wrong or a part did not end well.
 """
 
 import argparse
-import json
 import os
 import sys
-import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -29,10 +27,11 @@ if __name__ == "__main__":
     sys.path.pop(0)  # the script's folder, whose kernels.py would hide the package
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
+from bench.gpu.card import card_of
 from bench.gpu.ceilings import measure
-from bench.gpu.children import run_child
 from bench.gpu.claims import claims
 from bench.gpu.clock import Clock
+from bench.gpu.isolated import Found, Group, gathered, run_group
 from bench.gpu.part import PARTS
 from bench.gpu.run import line
 from bench.harness import Bench, make_parser
@@ -43,14 +42,6 @@ CORRECT_S = 150.0
 SPEED_S = 90.0
 IN_ALL_S = 450.0
 """No speed part runs beyond this, so that one call takes less than eight minutes."""
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """Parts that share a process, and how long they may take."""
-
-    names: tuple[str, ...]
-    seconds: float
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -65,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     device = torch.device(bench.options.device)
     torch.manual_seed(bench.options.seed)
     ceilings, timings = measure(Clock(device, repeats), device, tiny=tiny)
-    card = _card(device)
+    card = card_of(device)
     print(f"{card['name']}: copy {ceilings.copy_bytes_per_s / 1e12:.3f} TB/s, ", end="")
     print(f"bf16 matmul {ceilings.matmul_flops_per_s / 1e12:.1f} TFLOP/s", flush=True)
     if not tiny:
@@ -78,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "tiny": tiny,
     }
     found = _run_parts(bench.options.only or list(PARTS), shared, ends_at, together=tiny)
-    found["samples"] |= {name: timing.samples_s for name, timing in timings.items()}
+    found.samples |= {name: timing.samples_s for name, timing in timings.items()}
     return _publish(bench, found, {"card": card, "ceilings": asdict(ceilings)})
 
 
@@ -91,9 +82,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run_parts(
     names: list[str], shared: dict[str, Any], ends_at: float, *, together: bool
-) -> dict[str, Any]:
-    """Records of all parts, merged: first what is right, side by side, then times, one by one."""
-    found: dict[str, Any] = {"checks": [], "rows": [], "samples": {}, "failures": {}}
+) -> Found:
+    """Of all parts: first what is right, side by side, then times, one by one."""
     right = tuple(name for name in names if name.startswith("correct."))
     fast = tuple(name for name in names if name.startswith("speed."))
     if together:
@@ -103,54 +93,22 @@ def _run_parts(
         second = [Group((name,), SPEED_S) for name in fast]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         done = list(pool.map(lambda group: _run(group, shared, ends_at), filter(_any, first)))
-    done += [_run(group, shared, ends_at) for group in filter(_any, second)]
-    for failure, record, group in done:
-        for key in ("checks", "rows"):
-            found[key] += record.get(key, [])
-        found["samples"] |= record.get("samples", {})
-        if failure:
-            found["failures"][" ".join(group.names)] = failure
-    return found
+    return gathered(done + [_run(group, shared, ends_at) for group in filter(_any, second)])
 
 
 def _any(group: Group) -> bool:
     return bool(group.names)
 
 
-def _run(group: Group, shared: dict[str, Any], ends_at: float) -> tuple[str, dict[str, Any], Group]:
-    """Why the group's process failed (empty: it did not), and what it had written by then."""
-    seconds = min(group.seconds, ends_at - monotonic())
-    if seconds < 5:
-        return "no time left", {}, group
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "record.json"
-        given = json.dumps({**shared, "seconds": seconds - 5})
-        ended = run_child((str(SCRIPT), ",".join(group.names), str(path), given), seconds)
-        print(ended.output, end="", flush=True)
-        record = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    return ended.failure, record, group
+def _run(group: Group, shared: dict[str, Any], ends_at: float) -> Found:
+    return run_group(SCRIPT, group, shared, ends_at)
 
 
-def _card(device: torch.device) -> dict[str, Any]:
-    versions = {"torch": torch.__version__, "cuda": torch.version.cuda}
-    if device.type == "cpu":
-        return {"name": "no GPU (CPU twins, tiny shapes)", **versions}
-    from_device = torch.cuda.get_device_properties(device)
-    return {
-        "name": from_device.name,
-        "multiprocessors": from_device.multi_processor_count,
-        "memory_bytes": from_device.total_memory,
-        "capability": f"{from_device.major}.{from_device.minor}",
-        **versions,
-    }
-
-
-def _publish(bench: Bench, found: dict[str, Any], about: dict[str, Any]) -> int:
+def _publish(bench: Bench, found: Found, about: dict[str, Any]) -> int:
     """The table once more, what went wrong, the claims and the record."""
-    checks, rows, failures = found["checks"], found["rows"], found["failures"]
+    checks, rows, failures = found.checks, found.rows, found.failures
     print("\n" + "\n".join(line(row) for row in rows))
-    wrong = [check for check in checks if not check["ok"]]
-    for check in wrong:
+    for check in found.wrong:
         print(
             f"WRONG {check['kernel']} {check['case']}: {check.get('failure', check.get('error'))}"
         )
@@ -160,13 +118,13 @@ def _publish(bench: Bench, found: dict[str, Any], about: dict[str, Any]) -> int:
     timed = rows if bench.options.device == "cuda" else []
     bench.publish(
         claims(checks, timed),
-        found["samples"],
+        found.samples,
         **about,
         rows=rows,
         checks=checks,
         failures=failures,
     )
-    return 1 if wrong or failures else 0
+    return 1 if found.wrong or failures else 0
 
 
 if __name__ == "__main__":

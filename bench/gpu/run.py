@@ -1,7 +1,7 @@
 """One part of bench/gpu/kernels.py: what is checked and timed goes through here and is kept."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
@@ -89,6 +89,12 @@ class Run:
         self.rows.append(row)
         self._save()
         print(line(row), flush=True)
+
+    def keep(self, row: dict[str, Any], samples: Mapping[str, Sequence[float]]) -> None:
+        """Keep a case that was measured elsewhere. samples: by series."""
+        self.rows.append(row)
+        self.samples |= {name: tuple(series) for name, series in samples.items()}
+        self._save()
 
     def _timed(self, name: str, call: Call, entry: dict[str, Any]) -> Timing | None:
         try:

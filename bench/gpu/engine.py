@@ -1,0 +1,128 @@
+"""The engine on a GPU: right first, then decode against its roofline, then 256 requests.
+
+Needs torch, triton, numpy and transformers; models have random weights and are made here.
+(a) Greedy output of a small model in fp32 is that of Hugging Face's `generate` on the same device.
+(b) Decode of Llama-3-8B and Llama-3.2-1B shapes in bf16 through a unit, batch 1, 8 and 64 at 128
+and 2,048 tokens, as a share of what copy bandwidth allows: (weights + keys and values read) over
+the bandwidth measured in the same run. (c) 256 requests of 100 to 1,024 tokens in and out, all at
+once, through a unit and through transformers' continuous batching with what it chooses by itself.
+Each part has a process and a time limit of its own. Exit code 1 where something was wrong.
+
+    python bench/gpu/engine.py --json bench/results/gpu/engine.json
+    python bench/gpu/engine.py --dry        # tries the script out on the CPU, with tiny models
+"""
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import torch
+
+if __name__ == "__main__":
+    sys.path.pop(0)  # the script's folder, whose kernels.py would hide the package
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
+
+from bench.gpu.card import card_of
+from bench.gpu.ceilings import measure
+from bench.gpu.clock import Clock
+from bench.gpu.isolated import Found, Group, gathered, run_group
+from bench.harness import Bench, Claim, make_parser
+
+SCRIPT = Path(__file__).resolve().parent / "engine_part.py"
+PARTS_S: Mapping[str, float] = {
+    "equal": 70.0,
+    "decode.1b": 60.0,
+    "serve.1b.muxcluster": 60.0,
+    "serve.1b.transformers": 80.0,
+    "decode.8b": 90.0,
+    "serve.8b.muxcluster": 70.0,
+    "serve.8b.transformers": 100.0,
+}
+"""In this order, each for so long at most."""
+IN_ALL_S = 455.0
+"""No part runs beyond this, so that one call takes less than eight minutes."""
+DRY_S = 400.0
+ROOFLINE_GOAL, TIMES_GOAL = 0.75, 2.0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run all parts and publish; 1 where something is wrong."""
+    bench = Bench(_parser(), argv)
+    dry = bench.options.dry
+    if not dry and not torch.cuda.is_available():
+        print("no GPU: nothing was run (--dry tries the script out)", file=sys.stderr)
+        return 1
+    ends_at = monotonic() + IN_ALL_S
+    device = torch.device("cpu" if dry else "cuda")
+    ceilings, timings = measure(Clock(device, 2 if dry else 10), device, tiny=dry)
+    card = card_of(device)
+    print(f"{card['name']}: copy {ceilings.copy_bytes_per_s / 1e12:.3f} TB/s", flush=True)
+    if not dry:
+        torch.cuda.empty_cache()
+    shared = {
+        "device": device.type,
+        "seed": bench.options.seed,
+        "repeats": 2,
+        "ceilings": asdict(ceilings),
+        "tiny": dry,
+    }
+    names = bench.options.only or list(PARTS_S)
+    groups = [Group((name,), PARTS_S[name]) for name in names]
+    if dry:
+        groups = [Group(tuple(names), DRY_S)]
+    found = gathered([run_group(SCRIPT, group, shared, ends_at) for group in groups])
+    found.samples |= {name: timing.samples_s for name, timing in timings.items()}
+    return _publish(bench, found, {"card": card, "ceilings": asdict(ceilings)})
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = make_parser((__doc__ or "").splitlines()[0])
+    parser.add_argument("--dry", action="store_true", help="on the CPU, tiny models, no claims")
+    parser.add_argument("--only", nargs="+", metavar="PART", choices=tuple(PARTS_S))
+    return parser
+
+
+def claims(found: Found, *, timed: bool) -> list[Claim]:
+    """Only of what was reached; of speed only where it was `timed` on a GPU."""
+    right = len(found.checks) - len(found.wrong)
+    made = [Claim("greedy_requests_equal", right, "requests", len(found.checks))]
+    if not timed:
+        return made
+    rows = {row["case"]: row for row in found.rows}
+    for size, ending in (("8b", ""), ("1b", "_1b")):
+        row = rows.get(f"decode {size}, batch 64, 2048 tokens")
+        if row is not None:
+            share = round(row["share_of_roofline"], 4)
+            made.append(Claim(f"decode_of_roofline_at_64{ending}", share, "share", ROOFLINE_GOAL))
+        mine, other = (
+            rows.get(f"serve {size}, {side}", {}).get("tokens_per_s")
+            for side in ("muxcluster", "transformers")
+        )
+        if mine and other:
+            name = f"tokens_per_s_over_transformers{ending}"
+            made.append(Claim(name, round(mine / other, 3), "x", TIMES_GOAL))
+    return made
+
+
+def _publish(bench: Bench, found: Found, about: dict[str, Any]) -> int:
+    for check in found.wrong:
+        print(f"WRONG {check['case']}: {check.get('failure', check.get('error'))}")
+    for name, failure in found.failures.items():
+        print(f"FAILED {name}: {failure}")
+    bench.publish(
+        claims(found, timed=not bench.options.dry),
+        found.samples,
+        **about,
+        rows=found.rows,
+        checks=found.checks,
+        failures=found.failures,
+    )
+    return 1 if found.wrong or found.failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
