@@ -50,7 +50,8 @@ class SchedulerSpec:
     max_decode_rows: most rows of a decode job. quota_period_s: seconds between quota adaptations.
     Of packing "hybrid" alone: batch_stretch: by how many times its time batch rows may lengthen a
     job of interactive ones, where targets allow it. ageing_s: batch work that found no job for so
-    long is in the next one. shares_blocks: batch sequences lend blocks to interactive ones, what is
+    long is in the next one, and an interactive request that is late lets those that are not go
+    first for so long. shares_blocks: batch sequences lend blocks to interactive ones, what is
     overwritten is saved to host memory; else they are preempted and recomputed. saves_lazily: only
     slots about to be overwritten are saved, not all of a block. Of packing "additive" alone:
     first_rows, more_rows: where the size of a job starts and by how much it grows (BROS Alg. 1).

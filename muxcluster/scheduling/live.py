@@ -90,11 +90,11 @@ class LiveRequest:
         """When its first token is due, for its place in the queue; 0 where it is not by that."""
         return self.turn[1]
 
-    def double_target(self, arrived_s: float) -> None:
-        """It is late: it waits as if its target were twice as long."""
+    def double_target(self, arrived_s: float, least_s: float) -> None:
+        """It is late: it waits as if its target were twice as long, and `least_s` at least."""
         priority, due_s, order = self.turn
         target_s = max(due_s - arrived_s, _LEAST_TARGET_S)
-        self.turn = priority, arrived_s + 2 * target_s, order
+        self.turn = priority, arrived_s + max(2 * target_s, least_s), order
 
     def go_first(self) -> None:
         """It was preempted and has output: it waits no longer than it must."""

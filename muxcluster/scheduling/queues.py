@@ -34,14 +34,15 @@ class WaitingQueue:
         self._members[live.order] = live
         heappush(self._heap, (live.turn, live))
 
-    def renew(self, now: float) -> None:
+    def renew(self, now: float, least_s: float) -> None:
         """Who is late for the first token lets those go first who can still be in time.
 
-        Its target doubles, again and again: it falls behind, but not for ever. Serving the oldest
-        first under overload would make everybody late. Costs nothing while nobody is late.
+        It waits as if its target were `least_s`, then twice that, again and again: it falls behind,
+        but not for ever. Serving the oldest first under overload would make everybody late. Costs
+        nothing while nobody is late.
         """
         while (head := self.head) is not None and 0.0 < head.due_s < now:
-            head.double_target(head.added_s)
+            head.double_target(head.added_s, least_s)
             heapreplace(self._heap, (head.turn, head))
 
     def remove(self, live: LiveRequest) -> None:

@@ -100,7 +100,7 @@ def test_late_requests_let_those_go_first_that_can_be_in_time() -> None:
 
 
 def test_late_requests_are_not_late_for_ever() -> None:
-    rig = rig_of(max_seqs=1, token_budget=16)
+    rig = rig_of(max_seqs=1, token_budget=16, ageing_s=2.0)
     rig.add(request("old", num_prompt=16, slo=Slo(0.05, 9.0)))
     rig.now += 1.0
     for i in range(200):

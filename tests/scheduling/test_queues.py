@@ -2,9 +2,9 @@
 
 import random
 
-from muxcluster.core.request import ServiceClass
+from muxcluster.core.request import ServiceClass, Slo
 from muxcluster.scheduling.live import LiveRequest
-from muxcluster.scheduling.queues import Waiting
+from muxcluster.scheduling.queues import Waiting, WaitingQueue
 from tests.scheduling.rig import request
 
 
@@ -42,6 +42,31 @@ def test_order_is_class_then_priority_then_arrival() -> None:
     assert waiting.num_tokens == sum(item.num_tokens for item in wanted) > 0
     assert drain(waiting) == wanted
     assert len(waiting) == waiting.num_tokens == 0
+
+
+def timed(order: int, now: float) -> LiveRequest:
+    return LiveRequest.of(request(str(order)), order, now, Slo(1.0, 1.0), by_deadline=True)
+
+
+def test_a_late_request_lets_others_go_first_for_a_while() -> None:
+    """Targets are 1 s. Doubled alone, the first would be back in front 4 s after it came."""
+    queue, late, fresh = WaitingQueue(), timed(0, 0.0), timed(1, 2.5)
+    queue.push(late)
+    queue.push(fresh)
+    queue.renew(3.1, 0.0)
+    assert queue.head is fresh
+    queue.remove(fresh)
+    later = timed(2, 8.0)
+    queue.push(later)
+    queue.renew(8.0, 10.0)
+    assert (queue.head, late.due_s) == (later, 10.0)
+    queue.remove(later)
+    last = timed(3, 9.5)
+    queue.push(last)
+    queue.renew(9.6, 10.0)
+    assert queue.head is late
+    queue.renew(10.1, 10.0)
+    assert (queue.head, late.due_s) == (last, 20.0)
 
 
 def test_a_preempted_request_keeps_its_place() -> None:

@@ -248,7 +248,7 @@ class HybridPacking:
         if table.num_batch:
             prefilling = prefilling[~table.is_batch[prefilling]]
         waiting = model.waiting.by_class[ServiceClass.INTERACTIVE]
-        waiting.renew(turn.now)
+        waiting.renew(turn.now, self._limits.ageing_s)
         if not len(prefilling) and waiting.head is None:
             return True
         limit_s = self._slack.for_prompts(draft, turn)
