@@ -4,37 +4,40 @@ OPT-13B on 2 and OPT-30B on 4 A100-40GB, Llama-3-70B on 8 A100-80GB. Interactive
 Poisson process with lengths of ShareGPT's (or LMSYS's) mean and deviation, targets 0.4 s to the
 first token and 0.2 s for each other one; beside them 256 batch requests of 512-1024 prompt and
 32-128 output tokens, and the next 256 when all have ended. Ours against first come first served as
-vLLM has it, classes in turn, vLLM's priorities, and ours without bidirectional blocks; then the
-interactive requests alone.
+vLLM has it, classes in turn, and vLLM's priorities; without bidirectional blocks on OPT-30B; then
+the interactive requests alone. On LMSYS's lengths the first two alone, as in the paper.
 """
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.pop(0)  # the script's folder
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
 from bench.harness import Bench, make_parser
+from bench.hybrid.claims import all_claims
 from bench.hybrid.picture import draw
-from bench.hybrid.running import Runner, bearable, claims_of
-from bench.hybrid.setups import ALONE, ENTRIES, LENGTHS, OURS, SETUPS, WAVE, Point
+from bench.hybrid.running import Cell, Runner
+from bench.hybrid.setups import (
+    ALONE,
+    APART_ENTRY,
+    COMPARED,
+    ENTRIES,
+    LENGTHS,
+    OURS,
+    SETUPS,
+    WAVE,
+    Point,
+)
 from bench.hybrid.table import samples_of, show
 from muxcluster.sim.sweep import Cache
 
 _RATES = (1.0, 3.0, 5.0, 7.5, 10.0, 12.5, 15.0)
 _QUICK_RATES = (3.0, 5.0)
 _MAIN = "sharegpt"
-_PUBLISHED = {
-    "normalised_latency_cut_vs_fcfs": 0.742,
-    "normalised_latency_cut_vs_round_robin": 0.543,
-    "batch_throughput_loss_vs_fcfs": 0.113,
-    "batch_throughput_loss_vs_round_robin": 0.088,
-    "ttft_attainment": 0.466,
-    "tpot_attainment": 0.655,
-}
-"""BROS on ShareGPT lengths."""
+_APART_SETUP = "opt-30b"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +50,13 @@ class Slice:
     seconds: float
     wave: int
 
-    def loaded(self) -> list[Point]:
-        """Every setup under every load."""
+    def loaded(self, lengths: str) -> list[Point]:
+        """Every setup at every rate, with batch load."""
         return [
             Point(setup, lengths, rate, self.seconds, wave=self.wave)
             for setup in self.setups
-            for lengths in self.lengths
             for rate in self.rates
+            if lengths in self.lengths
         ]
 
     def alone(self) -> list[Point]:
@@ -64,6 +67,18 @@ class Slice:
             for rate in self.rates
             if _MAIN in self.lengths
         ]
+
+
+def _cells(runner: Runner, asked: Slice) -> list[Cell]:
+    main = asked.loaded(_MAIN)
+    apart = [point for point in main if point.setup == _APART_SETUP]
+    others = [point for name in asked.lengths if name != _MAIN for point in asked.loaded(name)]
+    return [
+        *runner.cells(main, ENTRIES),
+        *runner.cells(apart, (APART_ENTRY,)),
+        *runner.cells(asked.alone(), ALONE),
+        *runner.cells(others, COMPARED),
+    ]
 
 
 def main() -> None:
@@ -95,16 +110,13 @@ def main() -> None:
         options.wave,
     )
     runner = Runner(Cache(options.cache), options.processes, seeds)
-    cells = runner.cells(asked.loaded(), ENTRIES) + runner.cells(asked.alone(), ALONE)
+    cells = _cells(runner, asked)
     show(cells)
     rows = [cell.row() for cell in cells]
     if options.plot is not None:
         draw([row for row in rows if row["lengths"] == asked.lengths[0]], options.plot)
-    main_cells = [cell for cell in cells if cell.point.lengths == asked.lengths[0]]
-    calm = bearable(main_cells)
-    more = [replace(each, name=f"{each.name}_bearable") for each in claims_of(calm)] if calm else []
     bench.publish(
-        [*claims_of(main_cells, _PUBLISHED), *more],
+        all_claims(cells, _MAIN),
         samples_of(cells),
         virtual_s=seconds,
         num_seeds=num_seeds,

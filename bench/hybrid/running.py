@@ -1,21 +1,17 @@
-"""Simulates points under systems, and what of it is said: rows, cuts and claims."""
+"""Simulates points under systems; a row of the record for each."""
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from types import MappingProxyType
 from typing import Any
 
-from bench.harness import Claim
-from bench.hybrid.setups import OURS, Entry, Point, case_of
+from bench.hybrid.setups import Entry, Point, case_of
 from bench.muxserve.judging import interval
 from muxcluster.sim.case import Case
 from muxcluster.sim.report import CaseReport, ClassesReport
 from muxcluster.sim.sweep import Cache, sweep
 
-_CALM = 0.9
-"""Share of interactive requests alone whose first token is in time, where they can be served."""
 Figure = Callable[[ClassesReport], float]
 Build = Callable[[Point, Entry, int], Case]
 
@@ -117,56 +113,3 @@ class Runner:
 def _progress(done: int, total: int) -> None:
     if done % 10 == 0 or done == total:
         print(f"{done} of {total}", file=sys.stderr, flush=True)
-
-
-def changes(
-    cells: Sequence[Cell], other: str, figure: Figure, ours: str = OURS
-) -> dict[Point, float]:
-    """By point, what ours is less than the other by, as a share of the other."""
-    found: Mapping[tuple[Point, str], float] = {
-        (cell.point, cell.system): cell.mean(figure) for cell in cells
-    }
-    return {
-        point: 1.0 - value / found[point, other]
-        for (point, system), value in found.items()
-        if system == ours and found[point, other] > 0
-    }
-
-
-def bearable(cells: Sequence[Cell]) -> list[Cell]:
-    """Those of the points whose interactive requests alone keep their targets under `fcfs`.
-
-    Beyond, whatever the batch class gets is taken from interactive requests that are never served.
-    """
-    calm = {
-        (cell.point.setup, cell.point.lengths, cell.point.rate_per_s)
-        for cell in cells
-        if cell.system == "fcfs" and not cell.point.has_batch
-        if cell.mean(ttft_attainment) >= _CALM
-    }
-    return [
-        cell
-        for cell in cells
-        if (cell.point.setup, cell.point.lengths, cell.point.rate_per_s) in calm
-    ]
-
-
-def claims_of(
-    cells: Sequence[Cell], published: Mapping[str, float] = MappingProxyType({})
-) -> list[Claim]:
-    """Means over the points with a batch load. published: what each is held against."""
-    loaded = [cell for cell in cells if cell.point.has_batch]
-    mine = [cell for cell in loaded if cell.system == OURS]
-
-    def cut(other: str, figure: Figure) -> float:
-        return fmean(changes(loaded, other, figure).values())
-
-    values = {
-        "normalised_latency_cut_vs_fcfs": cut("fcfs", normalised_s),
-        "normalised_latency_cut_vs_round_robin": cut("round-robin", normalised_s),
-        "batch_throughput_loss_vs_fcfs": cut("fcfs", batch_tokens_per_s),
-        "batch_throughput_loss_vs_round_robin": cut("round-robin", batch_tokens_per_s),
-        "ttft_attainment": fmean(cell.mean(ttft_attainment) for cell in mine),
-        "tpot_attainment": fmean(cell.mean(tpot_attainment) for cell in mine),
-    }
-    return [Claim(name, value, "share", published.get(name)) for name, value in values.items()]

@@ -76,10 +76,10 @@ ENTRIES = (
     # its prompts in chunks beside decodes, as ours: what the lane does, and what the packing
     Entry("priority, mixed", "mixed:packing=priority"),
     Entry(OURS, "mixed:packing=hybrid"),
-    # the paper's size of a job, found by trial, instead of a predicted one
-    Entry("ours, additive size", "mixed:packing=additive"),
-    Entry(APART, "mixed:packing=hybrid", {"shares_blocks": False}),
 )
+APART_ENTRY = Entry(APART, "mixed:packing=hybrid", {"shares_blocks": False})
+COMPARED = tuple(entry for entry in ENTRIES if entry.name in ("fcfs", "round-robin", OURS))
+"""Whom the paper compares."""
 ALONE = tuple(entry for entry in ENTRIES if entry.name in ("fcfs", OURS))
 """Where there are interactive requests only, the classes make no difference."""
 

@@ -3,11 +3,13 @@
 Interactive: the conversation trace from its beginning, as it came and faster. Batch: waves of 256
 requests drawn from the lengths of an offline slice, "generation" (d), "scoring" (e) or all four;
 a and b do not tell their output lengths, of which 128 tokens are assumed. Targets as in BROS: 0.4 s
-to the first token, 0.2 s for each other one. Needs the folder of real traces.
+to the first token, 0.2 s for each other one. On GPUs of 40 GB: with 80 GB nobody lacks memory, and
+even `fcfs` serves nearly all in time. Needs the folder of real traces.
 """
 
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -16,9 +18,21 @@ import numpy as np
 sys.path.pop(0)  # the script's folder
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
-from bench.harness import Bench, make_parser
-from bench.hybrid.running import Build, Runner, claims_of
-from bench.hybrid.setups import ENTRIES, OURS, Entry, Point, Run, Setup, assembled, problem_of
+from bench.harness import Bench, Claim, make_parser
+from bench.hybrid.claims import apart_claims, claims_of
+from bench.hybrid.picture import draw
+from bench.hybrid.running import Build, Cell, Runner
+from bench.hybrid.setups import (
+    APART_ENTRY,
+    ENTRIES,
+    OURS,
+    Entry,
+    Point,
+    Run,
+    Setup,
+    assembled,
+    problem_of,
+)
 from bench.hybrid.table import samples_of, show
 from muxcluster.sim.case import Case
 from muxcluster.sim.loads import Trace
@@ -30,15 +44,16 @@ from muxcluster.workload.servegen_offline import read_servegen_offline
 from muxcluster.workload.summary import summarise
 
 SETUPS: Mapping[str, Setup] = {
-    "llama-3-8b": Setup("llama-3-8b", "A100-80GB", 1, 8192),
-    "llama-3-70b": Setup("llama-3-70b", "A100-80GB", 8, 8192),
+    "llama-3-8b": Setup("llama-3-8b", "A100-40GB", 1, 8192),
+    # weights leave memory for 16,000 tokens
+    "qwen2.5-14b": Setup("qwen2.5-14b", "A100-40GB", 1, 8192),
 }
 SLICES: Mapping[str, Sequence[str]] = {"generation": "d", "scoring": "e", "all": "abde"}
 _CONVERSATIONS = Path("azure_llm_2023") / "AzureLLMInferenceTrace_conv.first30min.csv"
 _ASSUMED_OUTPUT = 128
-_SPEEDS: Mapping[str, Sequence[float]] = {
+SPEEDS: Mapping[str, Sequence[float]] = {
     "llama-3-8b": (0.5, 0.75, 1.0, 1.25),
-    "llama-3-70b": (0.5, 0.75, 1.0, 1.25),
+    "qwen2.5-14b": (0.1, 0.2, 0.3, 0.4),
 }
 
 
@@ -84,14 +99,21 @@ def base_rate(data: Path) -> float:
     return len(times) / times[-1]
 
 
-def points_of(data: Path, setups: Sequence[str], seconds: float, *, is_quick: bool) -> list[Point]:
+def points_of(
+    data: Path,
+    setups: Sequence[str],
+    seconds: float,
+    speeds: Mapping[str, Sequence[float]] = SPEEDS,
+    *,
+    is_quick: bool,
+) -> list[Point]:
     """Every setup at every speed beside every slice."""
     base_per_s = base_rate(data)
     return [
         Point(setup, name, round(speed * base_per_s, 3), seconds)
         for setup in setups
         for name in (list(SLICES)[:1] if is_quick else SLICES)
-        for speed in (_SPEEDS[setup][1:3] if is_quick else _SPEEDS[setup])
+        for speed in (speeds[setup][1:3] if is_quick else speeds[setup])
     ]
 
 
@@ -101,26 +123,47 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, help="virtual ones a case (10; 1 with --quick)")
     parser.add_argument("--seeds", type=int, help="repeats (3; 1 with --quick)")
     parser.add_argument("--setups", default=",".join(SETUPS), help="of %(default)s")
+    parser.add_argument("--speeds", help="of the trace, by default those that a setup can bear")
     parser.add_argument("--processes", type=int, default=2, metavar="N")
     parser.add_argument("--cache", type=Path, metavar="DIR", help="keep results, to go on later")
+    parser.add_argument(
+        "--plot", type=Path, metavar="FILE", help="draw the first setup"
+    )
     bench = Bench(parser)
     options = bench.options
     quick, data = options.quick, options.data.resolve()
     seconds = 60.0 * (options.minutes or (1 if quick else 10))
     seeds = tuple(range(options.seed, options.seed + (options.seeds or (1 if quick else 3))))
     setups = options.setups.split(",")[: 1 if quick else None]
-    points = points_of(data, setups, seconds, is_quick=quick)
+    speeds = SPEEDS
+    if options.speeds is not None:
+        speeds = dict.fromkeys(setups, tuple(map(float, options.speeds.split(","))))
+    points = points_of(data, setups, seconds, speeds, is_quick=quick)
     runner = Runner(Cache(options.cache), options.processes, seeds)
-    cells = runner.cells(points, ENTRIES, builder(data))
+    cells = runner.cells(points, (*ENTRIES, APART_ENTRY), builder(data))
     show(cells)
+    rows = [cell.row() for cell in cells]
+    if options.plot is not None:
+        first = [row for row in rows if row["setup"] == setups[0]]
+        draw([{**row, "setup": row["lengths"]} for row in first], options.plot)
     bench.publish(
-        claims_of(cells),
+        _claims(cells),
         samples_of(cells),
         virtual_s=seconds,
         num_seeds=len(seeds),
         ours=OURS,
-        cells=[cell.row() for cell in cells],
+        cells=rows,
     )
+
+
+def _claims(cells: Sequence[Cell]) -> list[Claim]:
+    """Of all, then of each slice."""
+    claims = claims_of(cells)
+    for name in dict.fromkeys(cell.point.lengths for cell in cells):
+        mine = [cell for cell in cells if cell.point.lengths == name]
+        found = [*claims_of(mine), *apart_claims(mine)]
+        claims += [replace(each, name=f"{each.name}_{name}", baseline=None) for each in found]
+    return claims
 
 
 if __name__ == "__main__":

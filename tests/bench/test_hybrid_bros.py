@@ -7,18 +7,11 @@ import numpy as np
 import pytest
 
 from bench.hybrid.bros import Slice
+from bench.hybrid.claims import all_claims, alone_claims, apart_claims, bearable, changes, claims_of
 from bench.hybrid.lengths import LONGEST, SHORTEST, Even, Fitted
 from bench.hybrid.picture import draw
-from bench.hybrid.running import (
-    Cell,
-    Runner,
-    batch_tokens_per_s,
-    bearable,
-    changes,
-    claims_of,
-    normalised_s,
-)
-from bench.hybrid.setups import ENTRIES, LENGTHS, OURS, SETUPS, Point, case_of
+from bench.hybrid.running import Cell, Runner, batch_tokens_per_s, normalised_s
+from bench.hybrid.setups import APART, ENTRIES, LENGTHS, OURS, SETUPS, Point, case_of
 from muxcluster.sim.report import (
     BatchReport,
     CaseReport,
@@ -88,8 +81,8 @@ def test_systems_get_the_same_load() -> None:
 
 def test_points_with_and_without_batch_load() -> None:
     asked = Slice(["opt-13b", "opt-30b"], ["sharegpt", "lmsys"], [1.0, 2.0, 3.0], 60.0, 99)
-    assert len(asked.loaded()) == 2 * 2 * 3
-    (waves,) = case_of(asked.loaded()[0], ENTRIES[0], 0).waves
+    assert len(asked.loaded("sharegpt")) == len(asked.loaded("lmsys")) == 2 * 3
+    (waves,) = case_of(asked.loaded("lmsys")[0], ENTRIES[0], 0).waves
     assert (waves.size, waves.end_s) == (99, 60.0)
     assert [(p.setup, p.lengths) for p in asked.alone()[::3]] == [
         ("opt-13b", "sharegpt"),
@@ -179,3 +172,59 @@ def test_a_short_run_gives_rows_claims_and_the_same_picture_twice(tmp_path: Path
         pictures.append((tmp_path / name).read_bytes())
     assert pictures[0] == pictures[1]
     assert all(entry.name.encode() in pictures[0] for entry in ENTRIES)
+
+
+def with_times(rate: float, system: str, ttft_s: float, tpot_s: float) -> Cell:
+    found = cell(rate, system, latency_s=(0.1,), batch=1.0)
+    (report,) = found.classes()
+    times = {
+        "ttft": SpreadReport.model_construct(mean=ttft_s),
+        "tpot": SpreadReport.model_construct(mean=tpot_s),
+    }
+    mine = report.interactive.model_copy(update=times)
+    report = report.model_copy(update={"interactive": mine})
+    return Cell(found.point, system, (CaseReport.model_construct(classes=report),))
+
+
+def test_blocks_apart_are_compared_at_the_highest_rate() -> None:
+    cells = [
+        with_times(rate, system, scale * ttft_s, scale * 0.1)
+        for rate, scale in ((5.0, 1.0), (10.0, 3.0), (7.5, 2.0))
+        for system, ttft_s in ((OURS, 0.2), (APART, 0.5 * scale))
+    ]
+    assert {claim.name: claim.value for claim in apart_claims(cells)} == pytest.approx(
+        {"apart_ttft_ratio": 7.5, "apart_tpot_ratio": 1.0}
+    )
+    assert apart_claims(CELLS) == []
+
+
+def test_interactive_requests_alone_are_compared_with_fcfs() -> None:
+    """Latencies 0.4 and 0.8 fall to 0.1 and 0.4; of 10 requests/s, 11 and 14 are served."""
+
+    def alone(rate: float, system: str, latency_s: float, served: float) -> Cell:
+        found = cell(rate, system, latency_s=(latency_s,), batch=0.0)
+        (report,) = found.classes()
+        mine = report.interactive.model_copy(update={"requests_per_s": served})
+        classes = report.model_copy(update={"interactive": mine})
+        point = replace(found.point, has_batch=False)
+        return Cell(point, system, (CaseReport.model_construct(classes=classes),))
+
+    cells = [
+        alone(1.0, "fcfs", 0.4, 10.0),
+        alone(1.0, OURS, 0.1, 11.0),
+        alone(2.0, "fcfs", 0.8, 10.0),
+        alone(2.0, OURS, 0.4, 14.0),
+    ]
+    assert {claim.name: claim.value for claim in alone_claims(cells)} == pytest.approx(
+        {"alone_latency_cut_vs_fcfs": 0.625, "alone_throughput_ratio_vs_fcfs": 1.25}
+    )
+    assert alone_claims(CELLS) == []
+
+
+def test_other_lengths_have_claims_of_their_own() -> None:
+    others = [replace(each, point=replace(each.point, lengths="lmsys")) for each in CELLS]
+    claims = {claim.name: claim for claim in all_claims([*CELLS, *others], "sharegpt")}
+    assert len(claims) == 12
+    assert claims["batch_throughput_loss_vs_fcfs_lmsys"].value == pytest.approx(0.07)
+    assert claims["batch_throughput_loss_vs_fcfs_lmsys"].baseline == 0.177
+    assert claims["batch_throughput_loss_vs_fcfs"].baseline == 0.113
