@@ -11,11 +11,11 @@ from tests.engine.conftest import directories, oracles, tiny
 __all__ = ["control", "directories", "oracles", "tiny"]
 
 _PROGRAM = """#!/bin/sh
-echo "$* $CUDA_MPS_PIPE_DIRECTORY $CUDA_VISIBLE_DEVICES" >>"{notes}"
 pid="$CUDA_MPS_PIPE_DIRECTORY/nvidia-cuda-mps-control.pid"
 case "$1" in
 --daemon) while :; do sleep 0.1; done ;;
 -d)
+  echo "start" >>"{notes}"
   echo '{words}'
   [ {code} = 0 ] || exit {code}
   "$0" --daemon </dev/null >/dev/null 2>&1 &
@@ -44,13 +44,10 @@ class FakeControl:
         program.write_text(text)
         program.chmod(0o755)
 
-    def notes(self) -> list[str]:
+    def asked(self) -> list[str]:
+        """Starts and questions, in order."""
         file = self.folder / "notes"
         return file.read_text().splitlines() if file.exists() else []
-
-    def asked(self) -> list[str]:
-        """First words of each call, and each question."""
-        return [line if line.startswith("ask") else line.split()[0] for line in self.notes()]
 
 
 @pytest.fixture

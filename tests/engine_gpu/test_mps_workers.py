@@ -56,4 +56,4 @@ def test_workers_that_map_the_owners_memory_say_the_same_tokens(
     assert sink.tokens == expected
     assert executor.misfortunes == []
     wait_until_gone(processes)
-    assert control.asked() == ["-d", "--daemon", "ask", "quit"]
+    assert control.asked()[-1] == "ask quit -t 5"

@@ -93,4 +93,5 @@ def check_segments(segments: Sequence[Mapping[str, Any]]) -> None:
 def check_plain_memory() -> None:
     """What this process has allocated on GPUs can be exported. Raises EngineFailure."""
     check_configuration(os.environ)
-    check_segments(torch.cuda.memory_snapshot())
+    segments = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    check_segments(segments)

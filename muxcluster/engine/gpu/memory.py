@@ -87,10 +87,10 @@ def _opener(device: torch.device) -> Callable[[Region], Tensor]:
 
 def _pin(host: Tensor) -> None:
     """Lock the pages of host memory, in the owner alone: workers stage what crosses the bus."""
-    if host.numel():
-        torch.cuda.check_error(
-            int(torch.cuda.cudart().cudaHostRegister(host.data_ptr(), host.nbytes, 0))
-        )
+    if not host.numel():
+        return
+    runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    torch.cuda.check_error(int(runtime.cudaHostRegister(host.data_ptr(), host.nbytes, 0)))
 
 
 def _weight(model: str, name: str) -> str:

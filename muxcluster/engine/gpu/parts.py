@@ -94,12 +94,14 @@ class GreenParts:
         assert seat.share is not None, "a context has one share"
         wanted = round(seat.share * whole)
         if wanted >= whole:  # a stream of its own, or slots would wait for each other
-            return Part(None, torch.cuda.Stream(self._device))
+            own = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            return Part(None, own)
         green = (
             self._contexts.first(wanted) if is_from_start else self._contexts.rest(whole - wanted)
         )
         self._made.append(green)
-        return Part(green, torch.cuda.ExternalStream(green.stream, self._device))
+        stream = torch.cuda.ExternalStream(green.stream, self._device)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        return Part(green, stream)
 
 
 class ThreadParts:
