@@ -129,9 +129,9 @@ def work_s(num_tokens: float) -> float:
 class Profiled:
     """What a profile of the fake workers would say."""
 
-    def line(self, phase: Phase, model: str, share: float) -> Line:
-        """The same for every model and phase."""
-        return Line(_JOB_S / share, _TOKEN_S / share, 0.0)
+    def line(self, phase: Phase, model: str, share: float) -> Line | None:
+        """The same for every model, and for both phases."""
+        return None if phase is Phase.MIXED else Line(_JOB_S / share, _TOKEN_S / share, 0.0)
 
 
 class SteadyLoad:

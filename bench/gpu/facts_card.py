@@ -12,9 +12,9 @@ import torch
 from bench.gpu.answer import Answer
 from bench.gpu.ceilings import copy_bandwidth, host_bandwidth, matmul_rate
 from bench.gpu.clock import Clock
-from bench.gpu.driver import Driver
 from bench.gpu.run import relative_error
 from bench.gpu.small_decode import LAYERS, ROWS, VOCAB, SmallDecode
+from muxcluster.engine.gpu.driver import Driver
 
 _PACKAGES = (
     "torch",

@@ -6,8 +6,8 @@ from importlib import import_module
 import torch
 
 from bench.gpu.answer import Answer, attempt
-from bench.gpu.driver import Driver, GreenContext
 from bench.gpu.probe import Probe, Products
+from muxcluster.engine.gpu.driver import Driver, GreenContext
 
 SHARES = (0.25, 0.5, 0.75)
 

@@ -16,6 +16,7 @@ from muxcluster.core.errors import EngineFailure
 from muxcluster.core.events import TokenDelta
 from muxcluster.core.served import JobRecord, UnitState, UnitStats
 from muxcluster.core.unitspec import UnitSpec
+from muxcluster.engine.gpu.choice import settled
 from muxcluster.engine.unit import Unit
 
 STALL_S = 30.0
@@ -33,7 +34,7 @@ class UnitReplica:
 
     def __init__(self, spec: UnitSpec, socket_dir: str | None = None) -> None:
         self._cleanup = ExitStack()
-        spec = on_granted_gpu(spec)
+        spec = settled(on_granted_gpu(spec))
         if socket_dir is None:
             socket_dir = self._cleanup.enter_context(TemporaryDirectory(prefix="muxcluster-"))
         # A fresh name for each start: a client of the dead one must notice and ask again.

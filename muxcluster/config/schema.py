@@ -107,8 +107,10 @@ class PolicySection(Section):
     where. sharing: of the SMs, where `adbs` could: as long as it is measured to gain ("auto"), or
     "always". packing: which of its requests are in a job: by class, priority and arrival
     ("priority"), by arrival alone ("fcfs"), classes in turn ("round-robin"), or interactive ones by
-    slack with batch ones beside them in the same KV blocks ("hybrid"). partition: "threads"
-    (workers are processes), "none" (everything in the unit's process) or "auto".
+    slack with batch ones beside them in the same KV blocks ("hybrid"). partition: how
+    prefills and decodes run side by side: "threads" (of a cpu node: worker processes), "mps" (of a
+    GPU: worker processes with a share of its multiprocessors each), "green" (the same with green
+    contexts in one process), "none" (everything in the unit's process) or "auto".
 
     objective: what placement maximises: requests/s; those times their models' weights; those within
     the SLO; or the fewest GPUs that meet all rates. fairness: most by which the served parts of two
@@ -124,7 +126,7 @@ class PolicySection(Section):
     scheduler: Literal["adbs", "temporal", "round-robin", "mixed"] = "adbs"
     sharing: Literal["auto", "always"] = "auto"
     packing: Literal["hybrid", "priority", "fcfs", "round-robin"] = "priority"
-    partition: Literal["auto", "threads", "none"] = "auto"
+    partition: Literal["auto", "threads", "mps", "green", "none"] = "auto"
     objective: Literal["throughput", "weighted", "goodput", "fewest-gpus"] = "throughput"
     fairness: Annotated[float, Field(ge=0, le=1)] = 0.0
     block_tokens: Annotated[int, Field(ge=8, le=1024, multiple_of=8)] = 16

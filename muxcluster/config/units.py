@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 
 from muxcluster.config.load import Config, ConfiguredModel
+from muxcluster.config.partitions import partition_of
 from muxcluster.config.planning import ITEMSIZE, dtype_of, nodes_of
 from muxcluster.config.schema import PolicySection
 from muxcluster.core.errors import ConfigError
-from muxcluster.core.job import WorkerSlot
 from muxcluster.core.kvshape import KvShape, block_bytes
 from muxcluster.core.request import Slo
 from muxcluster.core.served import ServedModel
@@ -15,8 +15,6 @@ from placement.hardware import GIB, Gpu
 from placement.plan import Plan, PlannedUnit
 from placement.problem import Node
 
-_SHARING_LANES = frozenset({"adbs", "round-robin"})
-_ONE_WORKER = (WorkerSlot(0, (1.0,)),)
 _CPU_HOST_GIB = 1.0
 _GPU_HOST_GIB = 16.0
 
@@ -66,9 +64,7 @@ def _unit(config: Config, unit: PlannedUnit, nodes: dict[str, Node]) -> UnitSpec
     specs = tuple(_model(config, model, tuple(nodes.values())) for model in models)
     policy = config.policy
     threads = _threads(config, gpu)
-    partition = _partition(config, gpu)
-    is_shared = partition == "threads" and threads > 1
-    workers = _workers(policy.scheduler, len(specs)) if is_shared else _ONE_WORKER
+    partition, workers = partition_of(config, gpu, threads, len(specs))
     bytes_of_block = block_bytes(policy.block_tokens, max(spec.shape.itemsize for spec in specs))
     return UnitSpec(
         unit_id=unit.id,
@@ -130,24 +126,6 @@ def _threads(config: Config, gpu: Gpu) -> int:
     if config.policy.num_threads is not None:
         return config.policy.num_threads
     return gpu.num_sms if gpu.is_cpu else 1
-
-
-def _partition(config: Config, gpu: Gpu) -> str:
-    """Processes share cores on CPU; a GPU has no partition yet and runs in the unit's process."""
-    if config.policy.partition != "auto":
-        return config.policy.partition
-    return "threads" if gpu.is_cpu else "none"
-
-
-def _workers(lane: str, num_models: int) -> tuple[WorkerSlot, ...]:
-    """Two workers where a lane can use them, each on half of the threads or on all.
-
-    One where adbs has one model: it keeps all cores busy alone, and prompts beside its decodes
-    would read the weights twice (measured: 1.2 times the tokens/s in one forward).
-    """
-    if lane not in _SHARING_LANES or (lane == "adbs" and num_models == 1):
-        return _ONE_WORKER
-    return tuple(WorkerSlot(worker_id, (0.5, 1.0)) for worker_id in (0, 1))
 
 
 def _alone(lane: str) -> str:

@@ -78,7 +78,9 @@ class UnitSpec:
     num_blocks, block_bytes: the pool; one uint8 tensor [num_blocks, block_bytes].
     num_host_blocks: host memory for checkpoints of preempted sequences, blocks of the same size.
     host_link: bytes/s between it and the pool, all GPUs of the mesh together; 0: not known.
-    device: "cpu" or "cuda:N". partition: "threads" (CPU child processes), "none" (in-process).
+    device: "cpu" or "cuda:N". partition: "none" (in-process), "threads" (CPU child processes),
+    "mps" (child processes that share a GPU), "green" (green contexts in-process), or "auto" on a
+    GPU: which of them is found out where the unit starts.
     num_threads: CPU threads that an SM share of 1.0 stands for.
     """
 

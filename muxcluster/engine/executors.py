@@ -9,21 +9,27 @@ from importlib import import_module
 from muxcluster.core.errors import ConfigError
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.executor import Executor
+from muxcluster.engine.gpu.choice import settled
 
 _EXECUTORS = {
     "none": ("muxcluster.engine.inprocess", "InProcessExecutor"),
     "threads": ("muxcluster.engine.processes", "ProcessExecutor"),
+    "mps": ("muxcluster.engine.gpu.mps", "MpsExecutor"),
+    "green": ("muxcluster.engine.gpu.green", "GreenExecutor"),
 }
+_ON_CPU = frozenset({"threads", "none"})
+_ON_GPU = frozenset({"mps", "green", "none"})
 
 
 def make_executor(spec: UnitSpec) -> Executor:
-    """Not started. Raises ConfigError for an unknown partition, or one the device cannot have."""
-    if spec.partition not in _EXECUTORS:
-        message = f"unknown partition {spec.partition!r}: use 'threads' or 'none'"
-        raise ConfigError(spec.unit_id, "partition", message)
-    if spec.partition == "threads" and spec.device != "cpu":
-        message = f"'threads' forks workers on the CPU; with device {spec.device!r} use 'none'"
-        raise ConfigError(spec.unit_id, "partition", message)
+    """Not started. "auto" is settled here at the latest (gpu/choice.py); who also makes the unit's
+    scheduler settles it before. Raises ConfigError for an unknown partition, or one the device
+    cannot have."""
+    spec = settled(spec)
+    known = _ON_CPU if spec.device == "cpu" else _ON_GPU
+    if spec.partition not in known:
+        message = f"{spec.partition!r} is none of device {spec.device!r}: use "
+        raise ConfigError(spec.unit_id, "partition", message + " or ".join(sorted(known)))
     module, name = _EXECUTORS[spec.partition]
     executor: Executor = getattr(import_module(module), name)(spec)
     return executor

@@ -10,6 +10,7 @@ from muxcluster.core.request import Request
 from muxcluster.core.served import UnitStats
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.executor import Executor
+from muxcluster.engine.gpu.choice import settled
 from muxcluster.engine.unit import Unit
 
 logger = logging.getLogger(__name__)
@@ -19,7 +20,7 @@ class LocalUnitClient:
     """Owns a `Unit` and serves one event loop, the one that calls `start`."""
 
     def __init__(self, spec: UnitSpec, *, executor: Executor | None = None) -> None:
-        self._unit = Unit(spec, self._on_output, executor=executor)
+        self._unit = Unit(settled(spec), self._on_output, executor=executor)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._mailboxes: dict[str, Mailbox] = {}
 

@@ -45,11 +45,10 @@ class UnitRunner:
         """
         self._spec = spec
         self._is_cpu = torch.device(spec.device).type == "cpu"
-        if memory is None:
-            memory = UnitMemory(
-                {model.name: self._load(model) for model in spec.models}, Arena(spec)
-            )
-        models, self.arena = memory.forwards, memory.arena
+        self.memory = memory or UnitMemory(
+            {model.name: self._load(model) for model in spec.models}, Arena(spec)
+        )
+        models, self.arena = self.memory.forwards, self.memory.arena
         self._copies = UnitCopies(spec, self.arena)
         self._pieces = PieceThreads()
         self._models = {

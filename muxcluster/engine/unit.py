@@ -17,6 +17,9 @@ from muxcluster.engine.deltas import deltas_of
 from muxcluster.engine.executor import Executor, JobDone, Outcome, OwnerLost, StillRunning
 from muxcluster.engine.executors import make_executor
 from muxcluster.engine.joblog import JobLog
+from muxcluster.engine.rehearsal import rehearse
+from muxcluster.scheduling.packing import PACKINGS
+from muxcluster.scheduling.prediction_measured import MeasuredSeed
 from muxcluster.scheduling.scheduler import UnitScheduler
 
 logger = logging.getLogger(__name__)
@@ -53,7 +56,8 @@ class Unit:
         self._on_output = on_output
         self._clock = clock or MonotonicClock()
         self._executor = executor or make_executor(spec)
-        self._scheduler = UnitScheduler(spec)
+        self._measured = MeasuredSeed()
+        self._scheduler = UnitScheduler(spec, seed=self._measured)
         self._jobs = JobLog()
         self._lock = threading.Lock()
         self._inbox: deque[Request | str] = deque()
@@ -68,12 +72,16 @@ class Unit:
         self._thread = threading.Thread(target=self._run, name=f"unit {spec.unit_id}", daemon=True)
 
     def start(self) -> None:
-        """Load the models, then take requests; blocks until ready.
+        """Load the models, measure step times where they are asked for, then take requests.
+
+        Blocks until ready.
 
         Raises LoadError naming the file at fault, EngineFailure where loading died.
         """
         try:
             self._executor.start()
+            if PACKINGS[self._spec.scheduler.packing].predicts:
+                rehearse(self._spec, self._executor, self._clock, self._measured)
         except BaseException:
             self._executor.close()
             raise

@@ -2,23 +2,31 @@
 
 import logging
 import selectors
+from typing import Protocol
 
 from muxcluster.channel.codec import Done, Failed, Launch, decode, encode
 from muxcluster.channel.frames import FrameSocket
-from muxcluster.core.job import Job
-from muxcluster.engine.runner import UnitRunner
+from muxcluster.core.job import Job, JobResult
 
 logger = logging.getLogger(__name__)
 
 
+class JobRunner(Protocol):
+    """What a worker runs jobs with: see `runner.UnitRunner`."""
+
+    def execute(self, job: Job) -> JobResult:
+        """Run the job."""
+        ...
+
+
 class Worker:
-    """Runs in a child that the memory owner forked; weights, pool and tables are inherited.
+    """Runs in a child of the memory owner, which shares weights, pool and tables with it.
 
     frames: the stream to the unit. owner_alive: read end of a pipe whose only write end the owner
     holds, so EOF means that the owner died.
     """
 
-    def __init__(self, runner: UnitRunner, frames: FrameSocket, owner_alive: int) -> None:
+    def __init__(self, runner: JobRunner, frames: FrameSocket, owner_alive: int) -> None:
         self._runner = runner
         self._frames = frames
         self._owner_alive = owner_alive

@@ -65,6 +65,10 @@ class KvCache:
         """Tokens in one block of the model."""
         return self._models[model].block_tokens
 
+    def finds(self, model: str, hashes: Sequence[bytes], side: Side) -> bool:
+        """True where a cached prefix stands at the beginning of the chain `hashes`."""
+        return self._models[model].prefix.has_first(hashes, OWNER_BIT[side])
+
     def open(self, model: str, slot: int, hashes: Sequence[bytes], side: Side = Side.LEFT) -> int:
         """Begin a sequence on a closed slot and attach the longest cached prefix.
 
@@ -151,11 +155,11 @@ class KvCache:
 
     def capacity(self, model: str) -> NDArray[np.int32]:
         """Tokens that fit into each slot's columns now, int32 [max_seqs]; read-only live view."""
-        return _read_only(self._models[model].sequences.capacity)
+        return self._models[model].capacity
 
     def num_committed(self, model: str) -> NDArray[np.int32]:
         """Tokens attached or committed in each slot, int32 [max_seqs]; read-only live view."""
-        return _read_only(self._models[model].sequences.num_committed)
+        return self._models[model].num_committed
 
     def headroom(self, model: str, side: Side = Side.LEFT) -> int:
         """Blocks that growth on `side` may still take now: min(quota - used, free + evictable).
@@ -225,7 +229,7 @@ class KvCache:
 
     def num_lent(self, model: str) -> NDArray[np.int32]:
         """Lent columns of each slot, int32 [max_seqs], 0: whole; read-only live view."""
-        return _read_only(self._models[model].lent.counts)
+        return self._models[model].num_lent
 
     def restore_cost(self, model: str, slot: int) -> int:
         """Fresh blocks that a restore of `slot` would take now."""
@@ -292,9 +296,3 @@ class KvCache:
     def check(self) -> None:
         """Raise AssertionError naming the first broken invariant."""
         check_cache(self._sharing, self._order)
-
-
-def _read_only(array: NDArray[np.int32]) -> NDArray[np.int32]:
-    view = array.view()
-    view.flags.writeable = False
-    return view

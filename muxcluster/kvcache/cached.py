@@ -28,24 +28,17 @@ class CachedColumns:
         self, kv: ModelKv, columns: NDArray[np.int32], owner: int, *, is_batch: bool
     ) -> None:
         """The last reader of `columns` (int32 [n], deepest first) left: keep or free them."""
-        kept = [self._keep(kv, column, owner) for column in columns.tolist()]
-        freed = columns[~np.array(kept, dtype=np.bool_)]
-        self._free(kv, freed)
+        leaving = columns.tolist()
+        holders = kv.prefix.retire(leaving, owner)
+        self._order.release(kv.model.name, leaving, holders, owner)
+        is_freed = [holder != column for column, holder in zip(leaving, holders, strict=True)]
+        freed = columns[np.array(is_freed, dtype=np.bool_)]
+        if len(freed):
+            self._free(kv, freed)
         name, per_column = kv.model.name, kv.columns.blocks_per_column
         self._ledger.give(name, len(freed) * per_column, is_batch=is_batch)
         num_kept = len(columns) - len(freed)
         self._ledger.cache(name, num_kept * per_column, is_batch=is_batch)
-
-    def _keep(self, kv: ModelKv, column: int, owner: int) -> bool:
-        """True where the column stays in the prefix cache."""
-        holder = kv.prefix.retire(column, owner)
-        if holder is None:
-            return False
-        if holder == column:
-            self._order.add((kv.model.name, column), owner)
-        else:
-            self._order.touch((kv.model.name, holder), owner)
-        return holder == column
 
     def make_room(self, blocks: int) -> None:
         """Evict until `blocks` blocks are free, or nothing is left to evict."""
@@ -63,8 +56,7 @@ class CachedColumns:
         for name, columns in victims.items():
             kv = self._models[name]
             ids = np.array(columns, dtype=np.int32)
-            for column, owner in zip(columns, kv.columns.owners[ids].tolist(), strict=True):
-                kv.prefix.forget(column, owner)
+            kv.prefix.forget(columns, kv.columns.owners[ids].tolist())
             self._free(kv, ids)
             self._ledger.evict(name, len(columns) * kv.columns.blocks_per_column)
 

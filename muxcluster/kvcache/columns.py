@@ -28,17 +28,19 @@ class ColumnStore:
     def add(self, blocks: NDArray[np.int32], owners: NDArray[np.uint8]) -> NDArray[np.int32]:
         """New columns with one reader each; blocks int32 [n, num_ids], owners [n]."""
         columns = self._free.take(len(blocks))
-        self.blocks[columns] = blocks
-        self.owners[columns] = owners
-        self.refs[columns] = 1
+        places = columns.astype(np.intp)  # once: numpy would convert at each use
+        self.blocks[places] = blocks
+        self.owners[places] = owners
+        self.refs[places] = 1
         return columns
 
     def remove(self, columns: NDArray[np.int32]) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
         """Forget unread columns; their block ids and owner bits, both [n * num_ids]."""
-        assert not self.refs[columns].any(), "a column with readers is removed"
-        blocks = self.blocks[columns].ravel()
-        owners = np.repeat(self.owners[columns], self.num_ids)
-        self.owners[columns] = 0
+        places = columns.astype(np.intp)
+        assert not np.count_nonzero(self.refs[places]), "a column with readers is removed"
+        blocks = self.blocks[places].ravel()
+        owners = self.owners[places].repeat(self.num_ids)
+        self.owners[places] = 0
         self._free.give(columns)
         return blocks, owners
 
@@ -48,8 +50,10 @@ class ColumnStore:
 
     def detach(self, columns: NDArray[np.int32]) -> NDArray[np.bool_]:
         """One reader less for each of `columns` (distinct); True where none is left, [n]."""
-        self.refs[columns] -= 1
-        unread: NDArray[np.bool_] = self.refs[columns] == 0
+        places = columns.astype(np.intp)
+        refs = self.refs[places] - 1
+        self.refs[places] = refs
+        unread: NDArray[np.bool_] = refs == 0
         return unread
 
     def check(self) -> None:

@@ -10,22 +10,24 @@ NO_RUNS: Runs = np.empty((0, 3), dtype=np.int64)
 
 
 def runs(
-    sources: NDArray[np.int32],
-    destinations: NDArray[np.int32],
+    sources: NDArray[np.integer],
+    destinations: NDArray[np.integer],
     block_tokens: int,
     starts: NDArray[np.int32],
     ends: NDArray[np.int32],
 ) -> Runs:
     """Copies of places starts[i] .. ends[i]-1 of block sources[i] to those of destinations[i].
 
-    All int32 [n], blocks of the pool or frames; empty ranges are left out.
+    All integers [n], blocks of the pool or frames; empty ranges are left out.
     """
     filled = ends > starts
-    first = starts[filled].astype(np.int64)
-    answer = np.empty((len(first), 3), dtype=np.int64)
-    answer[:, 0] = sources[filled] * np.int64(block_tokens) + first
-    answer[:, 1] = destinations[filled] * np.int64(block_tokens) + first
-    answer[:, 2] = ends[filled] - first
+    if np.count_nonzero(filled) < len(filled):
+        sources, destinations = sources[filled], destinations[filled]
+        starts, ends = starts[filled], ends[filled]
+    answer = np.empty((len(starts), 3), dtype=np.int64)
+    answer[:, 0] = sources * np.int64(block_tokens) + starts
+    answer[:, 1] = destinations * np.int64(block_tokens) + starts
+    answer[:, 2] = ends - starts
     return answer
 
 

@@ -1,7 +1,7 @@
 """The order in which unreferenced cached columns are given up, over all models of a unit."""
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
 from muxcluster.core.job import Side
@@ -29,14 +29,19 @@ class EvictionOrder:
     def __iter__(self) -> Iterator[Entry]:
         return chain.from_iterable(self._entries.values())
 
-    def add(self, entry: Entry, owner: int) -> None:
-        """`entry` was released just now."""
-        self._entries[owner][entry] = None
+    def release(
+        self, model: str, columns: Sequence[int], holders: Sequence[int | None], owner: int
+    ) -> None:
+        """`columns` were released just now, in this order; holders[i] publishes the i-th one's key.
 
-    def touch(self, entry: Entry, owner: int) -> None:
-        """Renew `entry` if it is here."""
-        if entry in self._entries[owner]:
-            self._entries[owner].move_to_end(entry)
+        Those that hold their own key are added; other holders are renewed where they are here.
+        """
+        entries = self._entries[owner]
+        for column, holder in zip(columns, holders, strict=True):
+            if holder == column:
+                entries[model, column] = None
+            elif holder is not None and (model, holder) in entries:
+                entries.move_to_end((model, holder))
 
     def remove(self, entries: Iterable[Entry], owner: int) -> None:
         """`entries`, all of them here, got a reader again."""

@@ -36,17 +36,25 @@ class HostFrames:
     def give(self, frames: NDArray[np.int32]) -> None:
         """Give back held `frames` (distinct), at once or when their running job has ended."""
         is_busy = self._num_jobs[frames] > 0
+        if not np.count_nonzero(is_busy):
+            self._stack.give(frames)
+            return
         self._is_dying[frames[is_busy]] = True
         self._stack.give(frames[~is_busy])
 
     def touch(self, frames: NDArray[np.int32]) -> None:
         """A job that is about to run copies into `frames` (distinct)."""
-        self._num_jobs[frames] += 1
+        self._num_jobs[frames.astype(np.intp)] += 1
 
     def settle(self, frames: NDArray[np.int32]) -> None:
         """The job that touched `frames` (distinct) has ended."""
-        self._num_jobs[frames] -= 1
-        done = frames[self._is_dying[frames] & (self._num_jobs[frames] == 0)]
+        places = frames.astype(np.intp)
+        num_jobs = self._num_jobs[places] - 1
+        self._num_jobs[places] = num_jobs
+        is_dying = self._is_dying[places]
+        if not np.count_nonzero(is_dying):
+            return
+        done = frames[is_dying & (num_jobs == 0)]
         self._is_dying[done] = False
         self._stack.give(done)
 

@@ -27,7 +27,7 @@ class IdStack:
         self._count = rest
         return taken
 
-    def give(self, ids: NDArray[np.int32]) -> None:
+    def give(self, ids: NDArray[np.integer]) -> None:
         """Put back ids (int32 [n]) that were taken before."""
         end = self._count + len(ids)
         assert end <= len(self._ids), "more ids given back than taken"

@@ -87,10 +87,14 @@ class Lending:
         """Blocks of what is lacking that are for right sequences; 0 where all count alike."""
         if not self._sharing.is_on:
             return 0
-        assert not kv.lent.counts[lack.slots].any(), "a lent sequence grows"
+        assert not np.count_nonzero(kv.lent.counts[lack.slots]), "a lent sequence grows"
         is_right = kv.sequences.owners[lack.slots] == RIGHT
-        columns = (lack.wanted - lack.held)[is_right].sum()
-        return int(columns) * kv.columns.blocks_per_column
+        num_right = np.count_nonzero(is_right)
+        if num_right in (0, len(is_right)):  # jobs mostly grow one class at a time
+            columns = lack.total if num_right else 0
+        else:
+            columns = int((lack.wanted - lack.held)[is_right].sum())
+        return columns * kv.columns.blocks_per_column
 
     def extend(self, kv: ModelKv, lack: Lack, batch: int) -> TableDelta:
         """Give the sequences their columns: free blocks, then lent ones; `batch` of them right."""
@@ -136,7 +140,7 @@ class Lending:
 
     def _leave(self, kv: ModelKv, slot: int) -> NDArray[np.int32]:
         ours = kv.shared.slots == slot
-        if not ours.any():
+        if not np.count_nonzero(ours):
             return _NO_BLOCKS
         blocks = kv.columns.blocks[kv.shared.columns[ours]].ravel()
         kv.shared.keep(~ours)
@@ -153,8 +157,9 @@ class Lending:
         is_source = sharing.rights.is_source[blocks]
         sharing.raise_costs(blocks[~is_source], -1)
         for kv, ours in sharing.by_model(blocks):
-            sharing.ledger.unlend(kv.model.name, int(np.count_nonzero(ours)))
-            sharing.lend(kv, blocks[ours & ~is_source])
+            theirs = blocks[ours]
+            sharing.ledger.unlend(kv.model.name, len(theirs))
+            sharing.lend(kv, theirs[~is_source[ours]])
 
     def _end_lent(self, kv: ModelKv, slot: int) -> None:
         """The lent columns of a slot are gone, and their frames free."""

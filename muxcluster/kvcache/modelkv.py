@@ -22,6 +22,7 @@ class ModelKv:
     """Column store, sequence table and prefix index of one model, without any quota.
 
     Where blocks have no ids, a column gets one only when it is published: nobody asks before.
+    capacity, num_committed, num_lent: int32 [max_seqs], what others may read of each slot, live.
     """
 
     def __init__(
@@ -50,6 +51,9 @@ class ModelKv:
         self.lent = LentColumns(model.max_seqs, shape, most_empty)
         self.shared = SharedColumns(model.max_seqs, self.block_tokens)
         self.prefix = PrefixIndex()
+        self.capacity = _read_only(self.sequences.capacity)
+        self.num_committed = _read_only(self.sequences.num_committed)
+        self.num_lent = _read_only(self.lent.counts)
         self.nothing = self._delta(np.empty(0, np.int32), np.empty(0, np.int32))
 
     def delta(self, slots: NDArray[np.int32]) -> TableDelta:
@@ -74,9 +78,10 @@ class ModelKv:
             self.sequences.count(lack)
             return self.nothing
         growth = self.sequences.growth(lack)
-        owners = np.repeat(self.sequences.owners[growth.slots], self.columns.num_ids)
-        rows = allocate(owners).reshape(len(growth), self.columns.num_ids)
-        columns = self.columns.add(rows, self.sequences.owners[growth.slots])
+        owners = self.sequences.owners[growth.slots]
+        rows = allocate(owners.repeat(self.columns.num_ids))
+        rows = rows.reshape(len(growth), self.columns.num_ids)
+        columns = self.columns.add(rows, owners)
         self.sequences.append(growth, columns)
         return TableDelta(growth.slots, growth.positions, rows)
 
@@ -110,3 +115,9 @@ class ModelKv:
         for bit in OWNER_BIT.values():
             published = self.prefix.published(bit)
             assert (self.columns.owners[published] == bit).all(), "published on the wrong side"
+
+
+def _read_only(array: NDArray[np.int32]) -> NDArray[np.int32]:
+    view = array.view()
+    view.flags.writeable = False
+    return view

@@ -34,28 +34,34 @@ class BlockPool:
     def allocate(self, owners: NDArray[np.uint8]) -> NDArray[np.int32]:
         """Take one free block for each owner bit in `owners` (uint8 [n]); int32 [n]."""
         ids = self._stack.take(len(owners))
-        self._owners[ids] = owners
+        self._owners[ids.astype(np.intp)] = owners
         return ids
 
     def share(self, ids: NDArray[np.int32], owner: int) -> None:
         """`owner` takes its side of blocks `ids` (int32 [n], distinct) that the other side owns."""
-        assert not (self._owners[ids] & owner).any(), "a block is owned twice on a side"
-        self._owners[ids] |= owner
+        places = ids.astype(np.intp)
+        held = self._owners[places]
+        assert not np.count_nonzero(held & owner), "a block is owned twice on a side"
+        self._owners[places] = held | owner
 
-    def drop(self, ids: NDArray[np.int32], owner: int) -> None:
+    def drop(self, ids: NDArray[np.integer], owner: int) -> None:
         """`release` for one owner bit."""
-        self.release(ids, np.full(len(ids), owner, dtype=np.uint8))
+        owners = np.empty(len(ids), dtype=np.uint8)
+        owners.fill(owner)
+        self.release(ids, owners)
 
-    def release(self, ids: NDArray[np.int32], owners: NDArray[np.uint8]) -> None:
+    def release(self, ids: NDArray[np.integer], owners: NDArray[np.uint8]) -> None:
         """Drop ownership `owners` (uint8 [n]) of blocks `ids` (int32 [n], distinct).
 
         A block goes back to the free list when no side of it is owned any more.
         """
-        held = self._owners[ids]
-        assert ((held & owners) == owners).all(), "a block is released by a side that lacks it"
+        places = ids.astype(np.intp)  # once: numpy would convert at each use
+        held = self._owners[places]
+        lacking = owners & ~held
+        assert not np.count_nonzero(lacking), "a block is released by a side that lacks it"
         rest = held & ~owners
-        self._owners[ids] = rest
-        self._stack.give(ids[rest == 0])
+        self._owners[places] = rest
+        self._stack.give(ids if not np.count_nonzero(rest) else ids[rest == 0])
 
     def check(self) -> None:
         """Raise AssertionError where the free list and the ownership flags disagree."""

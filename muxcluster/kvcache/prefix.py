@@ -23,6 +23,10 @@ class PrefixIndex:
         self._published: dict[int, dict[bytes, int]] = {bit: {} for bit in OWNER_BIT.values()}
         self._keys: dict[int, bytes] = {}
 
+    def has_first(self, hashes: Sequence[bytes], owner: int) -> bool:
+        """True where `match` would find some column."""
+        return len(hashes) > 0 and hashes[0] in self._published[owner]
+
     def match(self, hashes: Sequence[bytes], owner: int) -> NDArray[np.int32]:
         """Columns of the longest published prefix of the chain `hashes`, int32 [n]."""
         published = self._published[owner]
@@ -41,23 +45,26 @@ class PrefixIndex:
             self._keys[column] = key
             published.setdefault(key, column)
 
-    def retire(self, column: int, owner: int) -> int | None:
-        """The last reader of `column` left: the column that publishes its key from now on.
+    def retire(self, columns: Sequence[int], owner: int) -> list[int | None]:
+        """The last reader of each of `columns` left: which publishes its key from now on.
 
         None for a column without a key. A spare whose key was evicted meanwhile takes its place;
         one whose key is still published elsewhere loses its key and is to be freed.
         """
-        key = self._keys.get(column)
-        if key is None:
-            return None
-        holder = self._published[owner].setdefault(key, column)
-        if holder != column:
-            del self._keys[column]
-        return holder
+        keys, published = self._keys, self._published[owner]
+        holders: list[int | None] = []
+        for column in columns:
+            key = keys.get(column)
+            holder = None if key is None else published.setdefault(key, column)
+            if holder is not None and holder != column:
+                del keys[column]
+            holders.append(holder)
+        return holders
 
-    def forget(self, column: int, owner: int) -> None:
-        """Drop a published column (it was evicted)."""
-        del self._published[owner][self._keys.pop(column)]
+    def forget(self, columns: Sequence[int], owners: Sequence[int]) -> None:
+        """Drop published columns (they were evicted)."""
+        for column, owner in zip(columns, owners, strict=True):
+            del self._published[owner][self._keys.pop(column)]
 
     def unpublish(self, columns: NDArray[np.int32], owner: int) -> None:
         """`columns` (int32 [n]) have no key any more; a spare of one may be published later."""

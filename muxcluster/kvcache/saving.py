@@ -30,19 +30,21 @@ class Saving:
         if len(due) == 0:
             return ()
         blocks = kv.columns.blocks[shared.columns[due]]
-        entries, indices = (sharing.pool.owners[blocks] == BOTH).nonzero()
-        blocks = blocks[entries, indices]
-        safe = np.zeros(len(blocks), dtype=np.int32)
+        is_shared = sharing.pool.owners[blocks] == BOTH
+        entries = is_shared.nonzero()[0]
+        safe = np.full(blocks.shape, kv.block_tokens, dtype=np.int32)
+        blocks = blocks[is_shared]
+        safe_ours = np.empty(len(blocks), dtype=np.int32)
         copies: list[SlotCopies] = []
         for victim, ours in sharing.by_model(blocks):
-            touched = self._touched(kv, victim, held[entries[ours]])
-            saved = self._save(victim, blocks[ours], touched, job_id)
+            mine = blocks[ours].astype(np.intp)  # once: numpy would convert at each use
+            touched = self._touched(kv, victim, held)[entries[ours]]
+            saved = self._save(victim, mine, touched, job_id)
             if len(saved):
                 copies.append(SlotCopies(victim.model.name, saved, NO_RUNS, NO_RUNS))
-            safe[ours] = self._safe(kv, victim, blocks[ours])
-        lowest = np.full(len(due), kv.block_tokens, dtype=np.int32)
-        np.minimum.at(lowest, entries, safe)
-        shared.narrow(due, lowest)
+            safe_ours[ours] = self._safe(kv, victim, mine)
+        safe[is_shared] = safe_ours
+        shared.narrow(due, np.minimum.reduce(safe, axis=1))
         return tuple(copies)
 
     def _touched(self, kv: ModelKv, victim: ModelKv, held: NDArray[np.int32]) -> NDArray[np.int32]:
@@ -56,33 +58,39 @@ class Saving:
         touched: NDArray[np.int32] = np.where(takes_all, victim.block_tokens, places)
         return np.minimum(touched, victim.block_tokens)
 
-    def _safe(self, kv: ModelKv, victim: ModelKv, blocks: NDArray[np.int32]) -> NDArray[np.int32]:
+    def _safe(self, kv: ModelKv, victim: ModelKv, blocks: NDArray[np.intp]) -> NDArray[np.int32]:
         """Tokens of a left column over `blocks` that need no more saving, [n]; all where saved."""
         saved = self._sharing.rights.saved[blocks].astype(np.int32)
+        if self._is_lazy and victim.slot_bytes == kv.slot_bytes:
+            return saved  # their blocks hold as many tokens
         most = kv.block_tokens - 1 if self._is_lazy else 0
         safe = np.minimum(saved * victim.slot_bytes // kv.slot_bytes, most)
         return np.where(saved == victim.block_tokens, kv.block_tokens, safe)
 
     def _save(
-        self, victim: ModelKv, blocks: NDArray[np.int32], touched: NDArray[np.int32], job_id: int
+        self, victim: ModelKv, blocks: NDArray[np.intp], touched: NDArray[np.int32], job_id: int
     ) -> Runs:
         """Copies of what `blocks` lose; the right ownership of blocks that lose all ends."""
         sharing, rights = self._sharing, self._sharing.rights
         saved = rights.saved[blocks].astype(np.int32)
         needed = touched > saved
-        if not needed.any():
+        num_needed = np.count_nonzero(needed)
+        if num_needed == 0:
             return NO_RUNS
-        blocks, touched = blocks[needed], touched[needed]
-        assert not rights.is_source[blocks].any(), "a running job restores what would be lost"
+        if num_needed < len(blocks):
+            blocks, touched, saved = blocks[needed], touched[needed], saved[needed]
+        is_source = rights.is_source[blocks]
+        assert not np.count_nonzero(is_source), "a running job restores what would be lost"
         cells = rights.cells[blocks]
         frames = victim.lent.frames.ravel()[cells]
-        copies = runs(blocks, frames, victim.block_tokens, saved[needed], touched)
+        copies = runs(blocks, frames, victim.block_tokens, saved, touched)
         rights.saved[blocks] = touched
         gone = touched == victim.block_tokens
-        sharing.pool.drop(blocks[gone], RIGHT)
-        victim.columns.blocks.ravel()[cells[gone]] = NO_BLOCK
+        if np.count_nonzero(gone):
+            sharing.pool.drop(blocks[gone], RIGHT)
+            victim.columns.blocks.ravel()[cells[gone]] = NO_BLOCK
         slots = victim.lent.slots[cells // victim.columns.blocks_per_column]
-        self._note(victim, np.flatnonzero(np.bincount(slots)), frames, job_id)
+        self._note(victim, np.bincount(slots).nonzero()[0], frames, job_id)
         sharing.num_saved_slots += num_slots(copies)
         return copies
 

@@ -56,7 +56,6 @@ class SequenceTable:
         self.capacity = np.zeros(max_seqs, dtype=np.int32)
         self.num_committed = np.zeros(max_seqs, dtype=np.int32)
         self.owners = np.zeros(max_seqs, dtype=np.uint8)
-        self._rank = np.zeros(max_seqs, dtype=np.intp)
 
     def open(self, slot: int, owner: int, columns: NDArray[np.int32]) -> None:
         """Begin a sequence whose first columns (int32 [n]) are computed already."""
@@ -94,8 +93,7 @@ class SequenceTable:
         held = self.num_columns[short]
         wanted = -(-num_tokens[rows] // self.block_tokens)
         if self.names_all:  # else nothing can be damaged, and `check` would see it
-            self._check_rows(short)
-            assert wanted.max() <= self.max_columns, "more tokens than max_model_len"
+            self._check_rows(short, wanted)
         return Lack(short, held, wanted, int((wanted - held).sum()))
 
     def count(self, lack: Lack) -> None:
@@ -122,7 +120,7 @@ class SequenceTable:
     def append(self, growth: Growth, columns: NDArray[np.int32]) -> None:
         """Fill the entries of `growth` with `columns` (int32 [len(growth)])."""
         self.columns[growth.slots, growth.positions] = columns
-        slots = growth.slots[growth.last]
+        slots = growth.slots[growth.last].astype(np.intp)
         num_columns = growth.positions[growth.last] + 1
         self.num_columns[slots] = num_columns
         self.capacity[slots] = num_columns * self.block_tokens
@@ -135,11 +133,10 @@ class SequenceTable:
         self.num_committed[slot] = end * self.block_tokens
         return slice(start, end)
 
-    def _check_rows(self, slots: NDArray[np.int32]) -> None:
-        assert self.owners[slots].all(), "a slot grows that is not open"
-        order = np.arange(len(slots))
-        self._rank[slots] = order
-        assert (self._rank[slots] == order).all(), "a slot is named twice"
+    def _check_rows(self, slots: NDArray[np.int32], wanted: NDArray[np.int32]) -> None:
+        assert np.count_nonzero(self.owners[slots]) == len(slots), "a slot grows that is not open"
+        assert len(set(slots.tolist())) == len(slots), "a slot is named twice"
+        assert max(wanted.tolist()) <= self.max_columns, "more tokens than max_model_len"
 
     def entries(self, slots: NDArray[np.int32]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         """All entries of `slots` that have ids: their slots and positions, int32 [n] each."""

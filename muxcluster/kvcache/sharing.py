@@ -14,6 +14,8 @@ from muxcluster.kvcache.quota import BlockLedger
 from muxcluster.kvcache.rights import RightOwners
 from muxcluster.kvcache.running import RunningJobs
 
+Chosen = NDArray[np.bool_] | slice
+"""Some of an array: bool [n], or all of it."""
 LEFT, RIGHT = OWNER_BIT[Side.LEFT], OWNER_BIT[Side.RIGHT]
 BOTH = LEFT | RIGHT
 
@@ -59,13 +61,13 @@ class Sharing:
         """The columns of `kv` that lent `blocks` (int32 [n]) belong to, int32 [n]."""
         return (self.rights.cells[blocks] // kv.columns.blocks_per_column).astype(np.int32)
 
-    def by_model(self, blocks: NDArray[np.int32]) -> list[tuple[ModelKv, NDArray[np.bool_]]]:
-        """The right models of lent `blocks` (int32 [n]) and which blocks are theirs, bool [n]."""
+    def by_model(self, blocks: NDArray[np.int32]) -> list[tuple[ModelKv, Chosen]]:
+        """The right models of lent `blocks` (int32 [n]) and which blocks are theirs."""
         models = self.rights.models[blocks]
-        return [
-            (self.models[index], models == index)
-            for index in np.flatnonzero(np.bincount(models, minlength=1)).tolist()
-        ]
+        present = np.bincount(models).nonzero()[0].tolist()
+        if len(present) == 1:
+            return [(self.models[present[0]], slice(None))]
+        return [(self.models[index], models == index) for index in present]
 
     def raise_costs(self, blocks: NDArray[np.int32], by: int) -> None:
         """A left owner came to (by=1) or left (by=-1) lent `blocks` (int32 [n])."""

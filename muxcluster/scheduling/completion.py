@@ -36,7 +36,8 @@ class Completion:
         table, slots = model.slots, job.rows.slots
         counts = result.counts
         assert len(counts) == len(slots), "a result has other rows than its job"
-        assert ((counts > 0) == job.rows.samples).all(), "a row that samples yields no token"
+        is_wrong = (counts > 0) != job.rows.samples
+        assert not np.count_nonzero(is_wrong), "a row that samples yields no token"
         table.end_job(slots, are_decoding=job.phase is Phase.DECODE)
         done = cut(table, slots, result.tokens, counts, model.spec.eos_token_ids)
         # Nobody asks for the rows of a decode job where only tokens are counted.
@@ -100,15 +101,15 @@ class Completion:
         if done.is_stopped is not None:
             is_ending |= done.is_stopped
         events: list[Event] = []
-        if not is_ending.any():
-            return events
         ending = is_ending.nonzero()[0].tolist()
-        is_aborted = table.is_aborted[slots]
+        if not ending:
+            return events
+        is_aborted = table.is_aborted[slots] if table.has_aborted else None
         ends = done.kept.cumsum()
         for row in ending:
             live = self._memory.release(model, int(slots[row]), is_trusted=True)
             reason, stop_token = FinishReason.LENGTH, None
-            if is_aborted[row]:
+            if is_aborted is not None and is_aborted[row]:
                 reason = FinishReason.ABORT
             else:
                 model.meter.end(live.num_tokens)
@@ -134,12 +135,12 @@ class Completion:
 
 def _write_rectangle(table: SlotTable, rows: Rows, done: Cut, width: int, now: float) -> None:
     """Every row got `width` tokens."""
-    slots = rows.slots
+    slots = rows.slots.astype(np.intp)  # once: numpy would convert at each use
     before = table.num_tokens[slots]
     after = before + np.int32(width)
     table.num_tokens[slots] = after
     table.num_computed[slots] = after - np.int32(1)
-    table.set_deadlines(slots, now)
+    table.set_deadlines(rows.slots, now)
     if not table.keeps_output:
         return
     places = before - table.num_prompt[slots]

@@ -101,15 +101,27 @@ class Memory:
             # At least one token must be left to compute, or there would be no logits.
             columns = (num_tokens - 1) // model.block_tokens
             hashes = live.extend_hashes(live.output, columns, model.block_tokens)
+        if not self._kv.finds(model.name, hashes, live.side):
+            # Nothing to attach, so nothing to undo where there is no room: a request that waits
+            # for blocks is tried at every step.
+            has_room = self._makes_room(model, live, 0)
+            return self._kv.open(model.name, slot, (), live.side) if has_room else None
         cached = self._kv.open(model.name, slot, hashes, live.side)
-        needed = model.blocks(num_tokens) - model.blocks(cached) + self._reserve(model, live.side)
-        if needed <= self._kv.headroom(model.name, live.side):
+        if self._makes_room(model, live, cached):
             return cached
-        if live.side is Side.LEFT and self._lend(model, needed):
-            return cached
-        model.is_short = True
         self._kv.close(model.name, slot)
         return None
+
+    def _makes_room(self, model: ModelState, live: LiveRequest, cached: int) -> bool:
+        """True where there are blocks for all its tokens but `cached` ones, at worst lent now."""
+        side = live.side
+        needed = model.blocks(live.num_tokens) - model.blocks(cached) + self._reserve(model, side)
+        if needed <= self._kv.headroom(model.name, side):
+            return True
+        if side is Side.LEFT and self._lend(model, needed):
+            return True
+        model.is_short = True
+        return False
 
     def may_admit(self, model: ModelState, live: LiveRequest) -> bool:
         """True where `admit` could succeed now, at worst by lending; no prefix is looked up."""
@@ -198,9 +210,9 @@ class Memory:
         Without it, admission and preemption would take turns at the same blocks.
         """
         table = model.slots
-        may_grow = table.is_live & (self._kv.capacity(model.name) < table.max_total - 1)
+        may_grow = self._kv.capacity(model.name) < table.most_computed
         if side is Side.LEFT and self.lending.is_on:
-            may_grow &= ~table.is_batch
+            may_grow = may_grow > table.is_batch
         return int(np.count_nonzero(may_grow)) * model.blocks_per_column
 
     def try_grow(

@@ -63,7 +63,9 @@ class ModelState:
     @property
     def has_batch_work(self) -> bool:
         """True where a request of the batch class has not ended."""
-        return self.slots.num_batch > 0 or len(self.waiting.by_class[ServiceClass.BATCH]) > 0
+        return (
+            self.slots.num_batch > 0 or self.waiting.by_class[ServiceClass.BATCH].head is not None
+        )
 
     def columns(self, num_tokens: int) -> int:
         """Columns that hold `num_tokens` tokens."""

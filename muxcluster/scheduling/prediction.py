@@ -62,7 +62,7 @@ class StepTimes:
         """seed: where the lines start. copies: what is known of the host link."""
         self._decode = Rungs(partial(_expected, seed, Phase.DECODE))
         self._prefill = Rungs(partial(_expected, seed, Phase.PREFILL))
-        self._mixed = MixedFactors()
+        self._mixed = MixedFactors(partial(_expected, seed, Phase.MIXED))
         self._num_jobs: Counter[tuple[str, float, Phase]] = Counter()
         """Jobs that corrected the model, by what was in them."""
         self._beside = Beside()

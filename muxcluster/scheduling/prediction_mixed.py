@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from muxcluster.scheduling.prediction_fit import Line
-from muxcluster.scheduling.prediction_rungs import BASE_PART, Rungs
+from muxcluster.scheduling.prediction_rungs import BASE_PART, Prior, Rungs
 
 _LEAST_PART = 1e-9
 """Of the larger part, what is at least taken for the other, and for what may be shared."""
@@ -80,8 +80,9 @@ def explained(parts: Parts, seconds: float) -> Parts:
 class MixedFactors(Rungs):
     """The factors of mixed jobs by (model, SM share), learnt as such jobs end."""
 
-    def __init__(self) -> None:
-        super().__init__(lambda model, share: _FIRST, _BOUNDS, _TRUST)
+    def __init__(self, prior: Prior) -> None:
+        """prior: what is known; where that is nothing, half of the smaller part."""
+        super().__init__(lambda *key: prior(*key) or _FIRST, _BOUNDS, _TRUST)
 
     def observe_parts(self, model: str, share: float, parts: Parts, seconds: float) -> None:
         """A job took `seconds`. parts: as `explained`."""

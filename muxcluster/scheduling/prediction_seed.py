@@ -24,7 +24,7 @@ class Seed(Protocol):
     """Where the lines start."""
 
     def line(self, phase: Phase, model: str, share: float) -> Line | None:
-        """Of prefill or decode; None where nothing is known."""
+        """Of prefill or decode, or the factors of mixed jobs; None where nothing is known."""
         ...
 
 
@@ -63,9 +63,9 @@ class CostSeed:
         self._max_tokens = max_tokens
 
     def line(self, phase: Phase, model: str, share: float) -> Line | None:
-        """Of prefill or decode; None for a model that is not known."""
+        """Of prefill or decode; None for a model that is not known, and for mixed jobs."""
         found = self._models.get(model)
-        if found is None:
+        if found is None or phase is Phase.MIXED:
             return None
         return self._decode(found, share) if phase is Phase.DECODE else self._prefill(found, share)
 
@@ -73,7 +73,7 @@ class CostSeed:
         jobs = [(rows, length) for rows in self._rows for length in self._lengths]
         seconds = [model.cost.decode_s(model.shape, self._tp, share, *job) for job in jobs]
         counts, lengths = np.array(jobs, dtype=np.float64).T
-        found = _nonnegative(_terms(counts, counts * lengths), np.array(seconds))
+        found = nonnegative(_terms(counts, counts * lengths), np.array(seconds))
         return Line(*found.tolist())
 
     def _prefill(self, model: SeedModel, share: float) -> Line:
@@ -110,7 +110,7 @@ def _bent(terms: Floats, seconds: Floats) -> Line:
         above = seconds >= cut * floor_s
         if np.count_nonzero(above) < len(terms.T):
             continue
-        found = _nonnegative(terms[above], seconds[above])
+        found = nonnegative(terms[above], seconds[above])
         error = np.abs(np.maximum(floor_s, terms @ found) / seconds - 1).mean()
         if error < best_error:
             base_s, per_token_s, per_attended_s = found.tolist()
@@ -118,7 +118,7 @@ def _bent(terms: Floats, seconds: Floats) -> Line:
     return best
 
 
-def _nonnegative(terms: Floats, seconds: Floats) -> Floats:
+def nonnegative(terms: Floats, seconds: Floats) -> Floats:
     """Coefficients ≥ 0 of least squared relative error: the best of those by any subset."""
     weighted = terms / seconds[:, None]
     best, best_error = np.zeros(terms.shape[1]), np.inf

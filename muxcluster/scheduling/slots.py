@@ -21,7 +21,8 @@ class SlotTable:
     """State per slot; every array has length max_seqs unless said otherwise.
 
     num_prompt, num_tokens (prompt + output), num_computed (KV written), max_total (num_tokens at
-    which it ends with `length`): int32. seniority: int64, see LiveRequest.
+    which it ends with `length`), most_computed (KV it may ever have, 0 for a free slot): int32.
+    seniority: int64, see LiveRequest.
     is_live; in_job (part of a running job); is_prefilling (until the last known token is
     computed); is_aborted (ends with its job); is_suspect (see isolation.py); is_batch (class);
     is_lent (gave blocks away, so it can be in no job); ignores_eos; has_stops (own stop ids): bool.
@@ -47,6 +48,7 @@ class SlotTable:
         self.num_tokens = np.zeros(max_seqs, dtype=np.int32)
         self.num_computed = np.zeros(max_seqs, dtype=np.int32)
         self.max_total = np.zeros(max_seqs, dtype=np.int32)
+        self.most_computed = np.zeros(max_seqs, dtype=np.int32)
         self.seniority = np.zeros(max_seqs, dtype=np.int64)
         self.is_live = np.zeros(max_seqs, dtype=np.bool_)
         self.in_job = np.zeros(max_seqs, dtype=np.bool_)
@@ -110,6 +112,7 @@ class SlotTable:
         self.num_tokens[slot] = live.num_tokens
         self.num_computed[slot] = num_computed
         self.max_total[slot] = max_total
+        self.most_computed[slot] = max_total - 1
         self.seniority[slot] = live.seniority
         self.is_live[slot] = self.is_prefilling[slot] = True
         self.num_prefilling += 1
@@ -143,6 +146,7 @@ class SlotTable:
         self.num_prefilling -= int(self.is_prefilling[slot])
         self.num_batch -= int(self.is_batch[slot])
         self.is_live[slot] = self.in_job[slot] = self.is_batch[slot] = False
+        self.most_computed[slot] = 0
         if self.is_lent[slot]:
             self.set_whole(slot)
         if self.has_aborted:
@@ -155,7 +159,7 @@ class SlotTable:
 
     def start_job(self, slots: Slots) -> None:
         """`slots` are in a running job from now on."""
-        self.in_job[slots] = True
+        self.in_job[slots.astype(np.intp)] = True
         if slots is self._decoding:
             self._decoding, self._first_deadline_s = _NO_SLOTS, None
         else:
@@ -163,7 +167,7 @@ class SlotTable:
 
     def end_job(self, slots: Slots, *, are_decoding: bool = False) -> None:
         """The job of `slots` ran. are_decoding: none of them is prefilling."""
-        self.in_job[slots] = False
+        self.in_job[slots.astype(np.intp)] = False
         if are_decoding and self._decoding is _NO_SLOTS:
             self._decoding, self._first_deadline_s = slots, None
         else:
@@ -196,7 +200,7 @@ class SlotTable:
         """`slots` were in a job that ended just now and took so long; see `end_job`."""
         if self.num_prefilling and not are_decoding:
             slots = slots[~self.is_prefilling[slots]]
-        self.decode_running_s[slots] += seconds
+        self.decode_running_s[slots.astype(np.intp)] += seconds
 
     def end_prefill(self, slot: int) -> None:
         """The sequence decodes from now on."""
@@ -207,12 +211,14 @@ class SlotTable:
     def set_deadlines(self, slots: Slots, now: float) -> None:
         """`slots` got a token at `now`, so the next one of each is due after its TPOT."""
         if self.has_targets:
-            tpot_s = self.tpot_s[slots]
-            earned_s = self.credit_s[slots] + self.deadline_s[slots] - now
+            places = slots.astype(np.intp)  # once: numpy would convert at each use
+            tpot_s = self.tpot_s[places]
+            earned_s = self.credit_s[places] + self.deadline_s[places] - now
             if self.num_prefilling:
-                earned_s[self.is_prefilling[slots]] = 0.0
-            self.credit_s[slots] = np.clip(earned_s, 0.0, _MOST_CREDIT * np.minimum(tpot_s, _DAY_S))
-            self.deadline_s[slots] = now + tpot_s
+                earned_s[self.is_prefilling[places]] = 0.0
+            most_s = _MOST_CREDIT * np.minimum(tpot_s, _DAY_S)
+            self.credit_s[places] = np.minimum(np.maximum(earned_s, 0.0), most_s)
+            self.deadline_s[places] = now + tpot_s
             self._first_deadline_s = None
 
     def has_suspect(self, slots: Slots) -> bool:
@@ -272,7 +278,7 @@ class SlotTable:
         """`slots`, most senior first."""
         if len(slots) < 2:
             return slots
-        return slots[np.argsort(self.seniority[slots])]
+        return slots[self.seniority[slots].argsort()]
 
 
 def _where(mask: NDArray[np.bool_]) -> Slots:

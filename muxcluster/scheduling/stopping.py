@@ -71,9 +71,9 @@ def _width(
     That is nearly every decode job, and looking costs a third of doing.
     """
     width = len(tokens) // len(counts)
-    if table.has_aborted or width == 0 or (counts != width).any():
+    if table.has_aborted or width == 0 or np.count_nonzero(counts != width):
         return None
-    if any((tokens == token).any() for token in eos_token_ids):
+    if any(np.count_nonzero(tokens == token) for token in eos_token_ids):
         return None
     return width
 

@@ -16,10 +16,10 @@ import torch
 
 from bench.gpu import facts_green, facts_mps
 from bench.gpu.children import run_child
-from bench.gpu.driver import Driver, DriverError, GreenContext
 from bench.gpu.facts import LIMITS_S, markdown
 from bench.gpu.facts_ipc import ipc
 from bench.gpu.facts_mps import NoDaemon, _daemon
+from muxcluster.engine.gpu.driver import Driver, DriverError, GreenContext
 from tests.conftest import ROOT
 
 SCRIPT = ROOT / "bench" / "gpu" / "facts.py"

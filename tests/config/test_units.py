@@ -4,6 +4,7 @@ import pytest
 
 from muxcluster.config import load_config, plan_for, served_models, unit_specs
 from muxcluster.core.errors import ConfigError, InfeasiblePlan
+from muxcluster.core.job import Phase
 from muxcluster.core.request import Slo
 from muxcluster.core.unitspec import UnitSpec
 from placement.hardware import GPUS
@@ -150,6 +151,52 @@ def test_dtype_and_device_on_a_gpu(write, model_directory) -> None:
     (unit,) = unit_specs(config, plan_for(config))
     assert (unit.device, unit.partition, unit.models[0].dtype) == ("cuda:0", "none", "bfloat16")
     assert unit.block_bytes == 2 * 128 * 16 * 2
+
+
+@pytest.mark.parametrize(
+    ("models", "policy", "partition", "workers"),
+    [
+        (1, "", "none", 1),
+        (2, "", "auto", 3),
+        (3, "", "auto", 3),
+        (1, "partition: mps", "mps", 2),
+        (2, "partition: green", "green", 3),
+        (2, "partition: none", "none", 1),
+        (2, "partition: mps, scheduler: temporal", "none", 1),
+    ],
+)
+def test_workers_of_a_gpu(write, model_directory, models, policy, partition, workers) -> None:
+    model_directory("tiny")
+    listed = ", ".join(f"{{name: m{i}, path: tiny}}" for i in range(models))
+    nodes = "cluster: {nodes: [{name: g, gpus: 1, gpu: H100}]}"
+    config = load_config(write(f"models: [{listed}]\n{nodes}\npolicy: {{{policy}}}"))
+    (unit,) = unit_specs(config, plan_for(config))
+    assert (unit.partition, len(unit.workers)) == (partition, workers)
+    if workers > 1:
+        prefill, *decodes = unit.workers
+        complements = [1.0 - share for share in prefill.shares if share < 1.0]
+        for decode in decodes:
+            assert all(any(abs(rung - c) < 1e-9 for rung in decode.shares) for c in complements)
+        # Un-sharing needs a worker for mixed jobs on the whole card.
+        assert Phase.MIXED in prefill.phases
+        assert prefill.shares[-1] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("gpu", "partition", "says"),
+    [("cpu", "mps", "mps divides a GPU"), ("H100", "threads", "threads divides the cores")],
+)
+def test_a_partition_of_other_hardware_is_refused(
+    write, model_directory, gpu, partition, says
+) -> None:
+    model_directory("tiny")
+    nodes = f"cluster: {{nodes: [{{name: g, gpu: {gpu}}}]}}"
+    file = write(f"models: [{{name: a, path: tiny}}]\n{nodes}\npolicy: {{partition: {partition}}}")
+    config = load_config(file)
+    with pytest.raises(ConfigError) as caught:
+        unit_specs(config, plan_for(config))
+    assert str(caught.value).startswith(f"{file}: policy.partition: {says}")
+    assert "\n" not in str(caught.value)
 
 
 def test_a_plan_of_another_configuration_is_refused(write, model_directory) -> None:

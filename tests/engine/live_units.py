@@ -10,6 +10,7 @@ from muxcluster.core.job import Job
 from muxcluster.core.sampling import SamplingParams
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.executor import JobDone, JobFailed, Outcome, OwnerLost, StillRunning
+from muxcluster.engine.grounds import Ground
 from muxcluster.engine.liveness import Patience
 from muxcluster.engine.processes import ProcessExecutor
 from muxcluster.engine.unit import Unit
@@ -82,8 +83,10 @@ def wait_until_gone(pids: list[int], timeout_s: float = 20.0) -> None:
 class RecordingExecutor(ProcessExecutor):
     """Knows what runs where, and every outcome but the good ones."""
 
-    def __init__(self, spec: UnitSpec, patience: Patience | None = None) -> None:
-        super().__init__(spec, patience)
+    def __init__(
+        self, spec: UnitSpec, patience: Patience | None = None, ground: Ground | None = None
+    ) -> None:
+        super().__init__(spec, patience, ground)
         self.running: dict[int, int] = {}
         self.misfortunes: list[JobFailed | OwnerLost] = []
 

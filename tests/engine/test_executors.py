@@ -10,6 +10,8 @@ from muxcluster.core.job import Admission, Job, Phase, Rows, TableDelta
 from muxcluster.core.sampling import SamplingParams
 from muxcluster.engine.executor import JobDone, JobFailed
 from muxcluster.engine.executors import make_executor
+from muxcluster.engine.gpu.green import GreenExecutor
+from muxcluster.engine.gpu.mps import MpsExecutor
 from muxcluster.engine.inprocess import InProcessExecutor
 from muxcluster.engine.processes import ProcessExecutor
 from tests.engine.conftest import ModelBuilder
@@ -25,10 +27,21 @@ def test_the_partition_names_the_executor() -> None:
     executor.close()
 
 
-@pytest.mark.parametrize("wrong", [{"partition": "mps"}, {"device": "cuda:0"}])
+@pytest.mark.parametrize(
+    "wrong",
+    [{"partition": "mps"}, {"partition": "green"}, {"device": "cuda:0"}, {"partition": "dice"}],
+)
 def test_what_cannot_be_had_is_refused_by_name(wrong: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match=r"partition"):
         make_executor(replace(fake_spec(), **wrong))
+
+
+def test_a_gpu_has_its_own_partitions() -> None:
+    on_gpu = replace(fake_spec(), device="cuda:0")
+    executor = make_executor(replace(on_gpu, partition="mps"))
+    assert isinstance(executor, MpsExecutor)
+    executor.close()
+    assert isinstance(make_executor(replace(on_gpu, partition="green")), GreenExecutor)
 
 
 def test_a_job_that_raises_in_this_process_fails_alone(tiny: ModelBuilder) -> None:

@@ -24,7 +24,7 @@ class FixedSeed:
     """The lines above at share 1, in inverse proportion to the share."""
 
     def line(self, phase: Phase, model: str, share: float) -> Line | None:
-        if model != "m":
+        if model != "m" or phase is Phase.MIXED:
             return None
         return (DECODE if phase is Phase.DECODE else PREFILL).scaled((1 / share,) * 4)
 

@@ -61,7 +61,9 @@ class TrueSeed:
     def __init__(self, truth: Truth) -> None:
         self._decode, self._prefill = SEEDS[truth]
 
-    def line(self, phase: Phase, model: str, share: float) -> Line:
+    def line(self, phase: Phase, model: str, share: float) -> Line | None:
+        if phase is Phase.MIXED:
+            return None
         return self._decode if phase is Phase.DECODE else self._prefill
 
 

@@ -66,7 +66,7 @@ class Packing(Protocol):
     is_class_blind: its requests are senior by arrival alone, whatever their class and priority.
     by_deadline: interactive requests wait in the order of their deadlines. may_lend: batch
     sequences may lend their blocks, see lending.py. repeats: where nothing else happens a decode
-    job has the rows of the last one, see repeating.py.
+    job has the rows of the last one, see repeating.py. predicts: it asks for step times.
     """
 
     is_class_blind: bool

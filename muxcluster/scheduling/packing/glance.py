@@ -15,7 +15,9 @@ def lacks_prompts(model: ModelState) -> bool:
     A unit of many models asks most of them for a prefill at every step, to no effect.
     """
     table, waiting = model.slots, model.waiting.by_class
-    if table.num_prefilling or table.has_suspects or waiting[ServiceClass.INTERACTIVE]:
+    if table.num_prefilling or table.has_suspects:
+        return False
+    if waiting[ServiceClass.INTERACTIVE].head is not None:
         return False
     head = waiting[ServiceClass.BATCH].head
     return head is None or (head.suspicion is None and not lets_batch_in(model))
@@ -27,15 +29,17 @@ def lacks_batch_prompts(model: ModelState) -> bool:
     prefilling = table.idle_prefilling()
     if len(prefilling) and bool(table.is_batch[prefilling].any()):
         return False
-    may_admit = len(model.waiting.by_class[ServiceClass.BATCH]) > 0 and lets_batch_in(model)
+    head = model.waiting.by_class[ServiceClass.BATCH].head
+    may_admit = head is not None and lets_batch_in(model)
     return not may_admit and not has_lent_prompts(model)
 
 
 def lets_batch_in(model: ModelState) -> bool:
     """True where a batch sequence may take a slot, if there is memory."""
     table = model.slots
-    num_spare = min(table.max_seqs - 1, -(-table.max_seqs // _SPARE_SLOTS))
-    return not table.num_lent and table.num_free > num_spare
+    if table.num_lent:
+        return False
+    return table.num_free > min(table.max_seqs - 1, -(-table.max_seqs // _SPARE_SLOTS))
 
 
 def has_suspects(model: ModelState) -> bool:
@@ -43,8 +47,10 @@ def has_suspects(model: ModelState) -> bool:
     table = model.slots
     if table.has_suspects and bool(table.is_suspect[table.is_live].any()):
         return True
-    heads = (queue.head for queue in model.waiting.by_class.values())
-    return any(head is not None and head.suspicion is not None for head in heads)
+    for queue in model.waiting.by_class.values():
+        if queue.head is not None and queue.head.suspicion is not None:
+            return True
+    return False
 
 
 def has_lent_prompts(model: ModelState) -> bool:

@@ -1,13 +1,20 @@
-"""Green contexts through the CUDA driver API (12.4 and later), by ctypes."""
+"""Green contexts and memory of other processes, by the CUDA driver API (12.4 and later), by ctypes.
+
+torch.cuda.green_contexts makes a context of the first n multiprocessors and no other, so two of
+its contexts always overlap; complements, which prefill and decode side by side need, are to be had
+from the driver alone.
+"""
 
 import ctypes
-from ctypes import byref, c_char_p, c_int, c_uint, c_void_p
+from ctypes import byref, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from dataclasses import dataclass
 from typing import Any
 
 _SM_RESOURCE = 1
 _DEFAULT_STREAM = 1
 _NON_BLOCKING = 1
+_LAZY_PEER_ACCESS = 1
+HANDLE_BYTES = 64
 
 
 class DriverError(Exception):
@@ -30,6 +37,12 @@ class _SmResource(ctypes.Structure):
 assert ctypes.sizeof(_SmResource) == 144
 
 
+class IpcHandle(ctypes.Structure):
+    """CUipcMemHandle, which the driver takes by value."""
+
+    _fields_ = [("reserved", ctypes.c_ubyte * HANDLE_BYTES)]
+
+
 @dataclass(frozen=True, slots=True)
 class GreenContext:
     """sm_count: multiprocessors granted. stream: a stream whose work stays on them. context: to
@@ -42,16 +55,17 @@ class GreenContext:
 
 
 class Driver:
-    """The driver of device 0; its primary context must exist (torch makes it).
+    """The driver of one device; its primary context must exist (torch makes it).
 
-    library: where the driver's functions are; None: the system's.
+    library: where the driver's functions are; None: the system's. Every call raises DriverError.
     """
 
-    def __init__(self, library: Any = None) -> None:
+    def __init__(self, library: Any = None, index: int = 0) -> None:
+        """Raises OSError where there is no driver."""
         self._library = ctypes.CDLL("libcuda.so.1") if library is None else library
         self._call("cuInit", c_uint(0))
         self._device = c_int()
-        self._call("cuDeviceGet", byref(self._device), c_int(0))
+        self._call("cuDeviceGet", byref(self._device), c_int(index))
 
     def version(self) -> str:
         """Of CUDA, the newest that the driver supports."""
@@ -61,6 +75,50 @@ class Driver:
 
     def split(self, sm_count: int) -> list[GreenContext]:
         """Two green contexts: of at least `sm_count` multiprocessors, and of all others."""
+        return [self._create(part) for part in self._halves(sm_count)]
+
+    def first(self, sm_count: int) -> GreenContext:
+        """A green context of the first multiprocessors, at least `sm_count`."""
+        return self._create(self._halves(sm_count)[0])
+
+    def rest(self, sm_count: int) -> GreenContext:
+        """One of all multiprocessors but those of `first(sm_count)`."""
+        return self._create(self._halves(sm_count)[1])
+
+    def destroy(self, green: GreenContext) -> None:
+        """Its stream must be idle."""
+        self._call("cuStreamDestroy_v2", c_void_p(green.stream))
+        self._call("cuGreenCtxDestroy", c_void_p(green.handle))
+
+    def push(self, green: GreenContext) -> None:
+        """Make it this thread's current context."""
+        self._call("cuCtxPushCurrent_v2", c_void_p(green.context))
+
+    def pop(self) -> None:
+        """Make the context before `push` the current one again."""
+        before = c_void_p()
+        self._call("cuCtxPopCurrent_v2", byref(before))
+
+    def allocation(self, address: int) -> tuple[int, int]:
+        """First address and bytes of the allocation that `address` lies in."""
+        base, num_bytes = c_uint64(), c_size_t()
+        self._call("cuMemGetAddressRange_v2", byref(base), byref(num_bytes), c_uint64(address))
+        return base.value, num_bytes.value
+
+    def handle(self, base: int) -> bytes:
+        """By which another process can map the allocation that begins at `base`."""
+        handle = IpcHandle()
+        self._call("cuIpcGetMemHandle", byref(handle), c_uint64(base))
+        return bytes(handle)
+
+    def open_handle(self, handle: bytes) -> int:
+        """Map an allocation of another process, once a process; its address here."""
+        address = c_uint64()
+        given = IpcHandle.from_buffer_copy(handle)
+        self._call("cuIpcOpenMemHandle_v2", byref(address), given, c_uint(_LAZY_PEER_ACCESS))
+        return address.value
+
+    def _halves(self, sm_count: int) -> tuple[_SmResource, _SmResource]:
         whole, first, rest = _SmResource(), _SmResource(), _SmResource()
         groups = c_uint(1)
         self._call("cuDeviceGetDevResource", self._device, byref(whole), c_int(_SM_RESOURCE))
@@ -73,19 +131,7 @@ class Driver:
             c_uint(0),
             c_uint(sm_count),
         )
-        return [self._create(part) for part in (first, rest)]
-
-    def destroy(self, green: GreenContext) -> None:
-        self._call("cuStreamDestroy_v2", c_void_p(green.stream))
-        self._call("cuGreenCtxDestroy", c_void_p(green.handle))
-
-    def push(self, green: GreenContext) -> None:
-        """Make it this thread's current context."""
-        self._call("cuCtxPushCurrent_v2", c_void_p(green.context))
-
-    def pop(self) -> None:
-        before = c_void_p()
-        self._call("cuCtxPopCurrent_v2", byref(before))
+        return first, rest
 
     def _create(self, resource: _SmResource) -> GreenContext:
         descriptor, handle, stream, context = (c_void_p() for _ in range(4))

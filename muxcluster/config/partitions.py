@@ -1,0 +1,67 @@
+"""How a unit's multiprocessors (or cores) are divided, and the workers that follow from it."""
+
+from muxcluster.config.load import Config
+from muxcluster.core.errors import ConfigError
+from muxcluster.core.job import Phase, WorkerSlot
+from placement.hardware import Gpu
+
+_SHARING_LANES = frozenset({"adbs", "round-robin"})
+_ONE_WORKER = (WorkerSlot(0, (1.0,)),)
+_PREFILL_SHARES = (0.3, 0.5, 1.0)
+_DECODE_SHARES = (0.3, 0.5, 0.7, 1.0)
+"""Of a GPU: each prefill share but the whole has its complement. Each share is a process or a
+context that is there from the start (0.5 GiB under MPS), so the ladder is short."""
+_MOST_DECODES = 2
+"""Decode workers of a GPU, for the same reason."""
+
+
+def partition_of(
+    config: Config, gpu: Gpu, num_threads: int, num_models: int
+) -> tuple[str, tuple[WorkerSlot, ...]]:
+    """UnitSpec's `partition` and `workers`. Raises ConfigError where this kind of GPU has no such
+    partition.
+
+    "auto" stays for a GPU that is to be shared: which way it can be is found out on its node.
+    """
+    asked, lane = config.policy.partition, config.policy.scheduler
+    if gpu.is_cpu:
+        return _on_cpu(config, lane, num_threads, num_models)
+    if asked == "threads":
+        message = "threads divides the cores of a cpu node; for GPUs use auto, mps, green or none"
+        raise ConfigError(config.file, "policy.partition", message)
+    if asked == "none" or lane not in _SHARING_LANES or (asked == "auto" and num_models == 1):
+        return "none", _ONE_WORKER
+    return asked, _gpu_workers(num_models)
+
+
+def _on_cpu(
+    config: Config, lane: str, num_threads: int, num_models: int
+) -> tuple[str, tuple[WorkerSlot, ...]]:
+    asked = config.policy.partition
+    if asked in ("mps", "green"):
+        message = f"{asked} divides a GPU; for a cpu node use auto, threads or none"
+        raise ConfigError(config.file, "policy.partition", message)
+    partition = "threads" if asked == "auto" else asked
+    is_shared = partition == "threads" and num_threads > 1
+    return partition, _cpu_workers(lane, num_models) if is_shared else _ONE_WORKER
+
+
+def _gpu_workers(num_models: int) -> tuple[WorkerSlot, ...]:
+    """One worker for prefills (and mixed jobs, where sharing does not pay), others for decodes."""
+    prefill = WorkerSlot(0, _PREFILL_SHARES, frozenset({Phase.PREFILL, Phase.MIXED}))
+    decodes = (
+        WorkerSlot(1 + index, _DECODE_SHARES, frozenset({Phase.DECODE}))
+        for index in range(min(num_models, _MOST_DECODES))
+    )
+    return (prefill, *decodes)
+
+
+def _cpu_workers(lane: str, num_models: int) -> tuple[WorkerSlot, ...]:
+    """Two workers where a lane can use them, each on half of the threads or on all.
+
+    One where adbs has one model: it keeps all cores busy alone, and prompts beside its decodes
+    would read the weights twice (measured: 1.2 times the tokens/s in one forward).
+    """
+    if lane not in _SHARING_LANES or (lane == "adbs" and num_models == 1):
+        return _ONE_WORKER
+    return tuple(WorkerSlot(worker_id, (0.5, 1.0)) for worker_id in (0, 1))

@@ -1,0 +1,60 @@
+"""The program that starts MPS daemons and talks to them: nvidia-cuda-mps-control."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+CONTROL = "nvidia-cuda-mps-control"
+_ANSWER_S = 20.0
+
+
+class DaemonControl(Protocol):
+    """Starts a daemon and asks it things; `environment` names its folders, and is added to ours."""
+
+    def is_installed(self) -> bool:
+        """Whether there is such a program."""
+        ...
+
+    def start(self, environment: Mapping[str, str], said: Path) -> int:
+        """Start a daemon in the background; the exit code. said: file that gets its messages."""
+        ...
+
+    def ask(self, environment: Mapping[str, str], command: str) -> str:
+        """What the daemon answers. Raises OSError, or TimeoutExpired where it does not."""
+        ...
+
+
+class ControlProgram:
+    """The program on the PATH. It reads and writes no setting of the card."""
+
+    def is_installed(self) -> bool:
+        return shutil.which(CONTROL) is not None
+
+    def start(self, environment: Mapping[str, str], said: Path) -> int:
+        # A file, not a pipe: the daemon may keep it open as long as it runs.
+        with said.open("w", encoding="utf-8") as output:
+            started = subprocess.run(
+                (CONTROL, "-d"),
+                env={**os.environ, **environment},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                timeout=_ANSWER_S,
+                check=False,
+            )
+        return started.returncode
+
+    def ask(self, environment: Mapping[str, str], command: str) -> str:
+        done = subprocess.run(
+            (CONTROL,),
+            env={**os.environ, **environment},
+            input=f"{command}\n",
+            capture_output=True,
+            text=True,
+            timeout=_ANSWER_S,
+            check=False,
+        )
+        return (done.stdout + done.stderr).strip()

@@ -1,0 +1,97 @@
+"""Device memory of another process, by CUDA IPC: an allocation has a handle, which others map."""
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from muxcluster.core.errors import EngineFailure
+from muxcluster.engine.gpu.driver import DriverError
+from muxcluster.engine.gpu.manifest import Region
+from muxcluster.engine.gpu.refusals import IPC_REFUSED, NOT_PLAIN_MEMORY
+
+_CONFIGURATIONS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+
+
+class IpcDriver(Protocol):
+    """The driver calls that are needed: see driver.Driver."""
+
+    def allocation(self, address: int) -> tuple[int, int]: ...
+
+    def handle(self, base: int) -> bytes: ...
+
+    def open_handle(self, handle: bytes) -> int: ...
+
+
+class DeviceExports:
+    """Finds the allocations of this process's tensors. torch puts many tensors in one allocation,
+    and each allocation gets one handle."""
+
+    def __init__(self, driver: IpcDriver) -> None:
+        self._driver = driver
+        self._handles: dict[int, bytes] = {}
+
+    def find(self, tensor: Tensor) -> tuple[Region, int]:
+        """See `manifest.Find`. Raises EngineFailure where the driver gives no handle."""
+        try:
+            base, num_bytes = self._driver.allocation(tensor.data_ptr())
+            if base not in self._handles:
+                self._handles[base] = self._driver.handle(base)
+        except DriverError as refusal:
+            raise EngineFailure(IPC_REFUSED.format(reason=refusal)) from refusal
+        return Region(num_bytes, handle=self._handles[base]), tensor.data_ptr() - base
+
+
+class DeviceImports:
+    """Maps allocations of another process on `device`, whose primary context must be current."""
+
+    def __init__(self, driver: IpcDriver, device: torch.device) -> None:
+        self._driver = driver
+        self._device = device
+
+    def opened(self, region: Region) -> Tensor:
+        """uint8 [num_bytes] over the mapped memory, which stays mapped until the process ends.
+
+        Raises EngineFailure where the driver refuses the handle.
+        """
+        try:
+            address = self._driver.open_handle(region.handle)
+        except DriverError as refusal:
+            raise EngineFailure(IPC_REFUSED.format(reason=refusal)) from refusal
+        return torch.as_tensor(_Mapped(address, region.num_bytes), device=self._device)
+
+
+class _Mapped:
+    """Bytes at an address, as torch takes them over without a copy (CUDA array interface, v3)."""
+
+    def __init__(self, address: int, num_bytes: int) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (num_bytes,),
+            "typestr": "|u1",
+            "data": (address, False),
+            "version": 3,
+        }
+
+
+def check_configuration(environment: Mapping[str, str]) -> None:
+    """Raises EngineFailure where torch is told to allocate what CUDA IPC cannot export."""
+    for name in _CONFIGURATIONS:
+        value = environment.get(name, "")
+        wanted = value.replace(" ", "").lower()
+        if "expandable_segments:true" in wanted or "backend:cudamallocasync" in wanted:
+            raise EngineFailure(NOT_PLAIN_MEMORY.format(what=f"{name}={value}"))
+
+
+def check_segments(segments: Sequence[Mapping[str, Any]]) -> None:
+    """segments: torch.cuda.memory_snapshot(). Raises EngineFailure where one is expandable."""
+    if any(segment.get("is_expandable") for segment in segments):
+        raise EngineFailure(NOT_PLAIN_MEMORY.format(what="an expandable segment"))
+
+
+def check_plain_memory() -> None:
+    """What this process has allocated on GPUs can be exported. Raises EngineFailure."""
+    check_configuration(os.environ)
+    segments = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    check_segments(segments)

@@ -1,0 +1,86 @@
+"""Tensors of one process as another one finds them: stretches of memory, and what lies where."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A stretch of memory that another process can map.
+
+    descriptor: of the file that it is, inherited by children under the same number; None: device
+    memory, which `handle` opens.
+    """
+
+    num_bytes: int
+    descriptor: int | None = None
+    handle: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A tensor: `offset` bytes into region number `region`, strides in elements. region None: it
+    is empty, and lies nowhere."""
+
+    name: str
+    region: int | None
+    offset: int
+    dtype: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What an owner hands to a worker."""
+
+    regions: tuple[Region, ...]
+    tensors: tuple[Placed, ...]
+
+
+Find = Callable[[Tensor], tuple[Region, int]]
+"""The region that a tensor's first element lies in, and where in it (bytes)."""
+
+
+def manifest_of(tensors: Mapping[str, Tensor], find: Find) -> Manifest:
+    """Where `tensors` lie; several may share memory (ties). Raises what `find` raises."""
+    regions: dict[Region, int] = {}
+    placed = []
+    for name, tensor in tensors.items():
+        region, offset = None, 0
+        if tensor.numel():
+            found, offset = find(tensor)
+            region = regions.setdefault(found, len(regions))
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        placed.append(
+            Placed(name, region, offset, dtype, tuple(tensor.shape), tuple(tensor.stride()))
+        )
+    return Manifest(tuple(regions), tuple(placed))
+
+
+def tensors_of(
+    manifest: Manifest, device: torch.device, opened: Callable[[Region], Tensor]
+) -> dict[str, Tensor]:
+    """The same tensors here, over the owner's memory.
+
+    opened: maps a region, uint8 [num_bytes]; called once for each. device: of empty tensors.
+    """
+    flats = [opened(region) for region in manifest.regions]
+    found = {}
+    for each in manifest.tensors:
+        dtype = getattr(torch, each.dtype)
+        if each.region is None:
+            found[each.name] = torch.empty(each.shape, dtype=dtype, device=device)
+            continue
+        flat = flats[each.region][each.offset : each.offset + _num_bytes(each, dtype)]
+        found[each.name] = flat.view(dtype).as_strided(each.shape, each.stride)
+    return found
+
+
+def _num_bytes(placed: Placed, dtype: torch.dtype) -> int:
+    """From the first element to the end of the last."""
+    steps = zip(placed.shape, placed.stride, strict=True)
+    return dtype.itemsize * (1 + sum((size - 1) * stride for size, stride in steps))

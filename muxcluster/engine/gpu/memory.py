@@ -1,0 +1,101 @@
+"""A unit's memory in the owner that allocates it once, and in the workers that map it."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from muxcluster.core.unitspec import UnitSpec
+from muxcluster.engine.arena import HOST, Arena
+from muxcluster.engine.forward import Forward
+from muxcluster.engine.gpu.driver import Driver
+from muxcluster.engine.gpu.files import SharedFiles, opened
+from muxcluster.engine.gpu.ipc import DeviceExports, DeviceImports, check_plain_memory
+from muxcluster.engine.gpu.manifest import Manifest, Region, manifest_of, tensors_of
+from muxcluster.engine.gpu.skeleton import put_tensors, skeleton, tensors_in
+from muxcluster.engine.loading import load_model
+from muxcluster.engine.runner import UnitMemory
+
+
+class OwnedMemory:
+    """Weights, pool, tables, histories and host memory, each allocated once, and exported.
+
+    On a GPU the device's part is plain cudaMalloc, exported by CUDA IPC. Host memory, and on the
+    CPU everything, lies in memory files that children inherit.
+    """
+
+    def __init__(self, spec: UnitSpec) -> None:
+        """Raises LoadError as `load_model`, EngineFailure where memory cannot be exported."""
+        self._device = torch.device(spec.device)
+        self._files = SharedFiles()
+        self._tensors: dict[str, Tensor] = {}
+        self._models = {}
+        for each in spec.models:
+            model = self._models[each.name] = load_model(each, spec.device)
+            if self._device.type == "cpu":
+                put_tensors(model, self._files.moved(tensors_in(model)))
+            named = tensors_in(model).items()
+            self._tensors |= {_weight(each.name, name): tensor for name, tensor in named}
+        self.arena = Arena(spec, self._take)
+        self._exports: DeviceExports | None = None
+        if self._device.type == "cuda":
+            check_plain_memory()
+            torch.cuda.synchronize(self._device)  # before anybody else reads
+            _pin(self.arena.host)
+            self._exports = DeviceExports(Driver(index=self._device.index or 0))
+        self.manifest = manifest_of(self._tensors, self._find)
+
+    def _find(self, tensor: Tensor) -> tuple[Region, int]:
+        if self._exports is not None and tensor.is_cuda:
+            return self._exports.find(tensor)
+        return self._files.find(tensor)
+
+    def _take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        if name == HOST or self._device.type == "cpu":
+            tensor = self._files.zeros(shape, dtype)
+        else:
+            tensor = torch.zeros(shape, dtype=dtype, device=self._device)
+        self._tensors[_arena(name)] = tensor
+        return tensor
+
+
+def mapped_memory(spec: UnitSpec, manifest: Manifest) -> UnitMemory:
+    """The owner's memory, for a runner in this process. Raises EngineFailure: IPC is refused."""
+    device = torch.device(spec.device)
+    tensors = tensors_of(manifest, device, _opener(device))
+
+    def take(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        tensor = tensors[_arena(name)]
+        assert (tuple(tensor.shape), tensor.dtype) == (shape, dtype), f"{name} is another"
+        return tensor
+
+    forwards = {}
+    for each in spec.models:
+        model = skeleton(each)
+        names = tensors_in(model)
+        put_tensors(model, {name: tensors[_weight(each.name, name)] for name in names})
+        forwards[each.name] = Forward(model)
+    return UnitMemory(forwards, Arena(spec, take))
+
+
+def _opener(device: torch.device) -> Callable[[Region], Tensor]:
+    if device.type == "cpu":
+        return opened
+    imports = DeviceImports(Driver(index=device.index or 0), device)
+    return lambda region: opened(region) if region.handle == b"" else imports.opened(region)
+
+
+def _pin(host: Tensor) -> None:
+    """Lock the pages of host memory, in the owner alone: workers stage what crosses the bus."""
+    if not host.numel():
+        return
+    runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    torch.cuda.check_error(int(runtime.cudaHostRegister(host.data_ptr(), host.nbytes, 0)))
+
+
+def _weight(model: str, name: str) -> str:
+    return f"weights/{model}/{name}"
+
+
+def _arena(name: str) -> str:
+    return f"arena/{name}"

@@ -1,0 +1,56 @@
+"""Partition `mps`: a worker process per worker slot and SM share, under a daemon of our own."""
+
+import os
+from dataclasses import replace
+
+from muxcluster.core.errors import EngineFailure
+from muxcluster.core.unitspec import UnitSpec
+from muxcluster.engine.gpu.card import card_of
+from muxcluster.engine.gpu.guarded import GuardedDaemon
+from muxcluster.engine.gpu.ipc import check_configuration
+from muxcluster.engine.liveness import Patience
+from muxcluster.engine.ownerlink import OwnerLink
+from muxcluster.engine.processes import ProcessExecutor
+from muxcluster.engine.seats import SeatPlan, rung_seats
+
+OWNER_MODULE = "muxcluster.engine.gpu.owner"
+
+GPU_PATIENCE = Patience(load_s=240.0, fork_s=30.0)
+"""An owner that waits for its workers uses no processor time, and it gives up by itself."""
+
+
+class MpsGround:
+    """The daemon first, then the owner; the other way round at the end. Both are new after a loss:
+    a server whose client broke takes no work until all clients are gone."""
+
+    def __init__(self, card: str, owner_module: str = OWNER_MODULE) -> None:
+        self._card = card
+        self._owner_module = owner_module
+        self._daemon: GuardedDaemon | None = None
+
+    def plan(self, spec: UnitSpec) -> SeatPlan:
+        return SeatPlan(rung_seats(spec.workers))
+
+    def owner(self, patience: Patience) -> OwnerLink:
+        check_configuration(os.environ)
+        self._daemon = GuardedDaemon(self._card)
+        environment = {**os.environ, **self._daemon.environment}
+        return OwnerLink(patience, module=self._owner_module, environment=environment)
+
+    def release(self) -> None:
+        if self._daemon is not None:
+            self._daemon.stop()
+            self._daemon = None
+
+
+class MpsExecutor(ProcessExecutor):
+    """`ProcessExecutor` on that ground."""
+
+    def __init__(self, spec: UnitSpec) -> None:
+        """Raises EngineFailure where the unit's card is not visible."""
+        try:
+            card = card_of(spec.device, os.environ)
+        except ValueError as error:
+            raise EngineFailure(str(error)) from error
+        # The daemon shows its clients one card.
+        super().__init__(replace(spec, device="cuda:0"), GPU_PATIENCE, MpsGround(card))

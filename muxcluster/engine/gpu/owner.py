@@ -1,0 +1,151 @@
+"""The memory owner of a GPU unit: loads once, exports, spawns a worker process a seat.
+
+Run as `python -m muxcluster.engine.gpu.owner CONTROL_FD FORK_FD` by the unit, with the protocol of
+muxcluster.engine.owner. Unlike that one it says Ready when its workers are ready too, and their
+shares are verified. Under MPS an error in one process can break the contexts of the others: then
+the owner ends, and with it all workers, and the unit starts anew.
+"""
+
+import faulthandler
+import logging
+import selectors
+import signal
+import socket
+import sys
+from dataclasses import replace
+
+import torch
+
+from muxcluster.channel.codec import LoadFailed, Ready, Start, decode, encode
+from muxcluster.channel.frames import FrameSocket
+from muxcluster.core.errors import EngineFailure, LoadError
+from muxcluster.core.unitspec import UnitSpec
+from muxcluster.engine.gpu.context import CONTEXT_LOST, ContextLost, check_context, open_context
+from muxcluster.engine.gpu.memory import OwnedMemory
+from muxcluster.engine.gpu.seating import Seated
+from muxcluster.engine.gpu.sm_probe import SmProbe
+from muxcluster.engine.gpu.spawned import WORKER_MODULE, SpawnedWorker
+from muxcluster.engine.gpu.staff import Staff
+from muxcluster.engine.owner import WORKER_ID_BYTES
+
+logger = logging.getLogger(__name__)
+
+_REAP_S = 2.0
+
+
+class GpuOwner:
+    """Serves one unit after its workers are ready."""
+
+    def __init__(self, staff: Staff, control: FrameSocket, forks: socket.socket) -> None:
+        self._staff = staff
+        self._control = control
+        self._forks = forks
+        self._selector = selectors.DefaultSelector()
+
+    def serve(self) -> None:
+        """Hand workers over on request until the unit is gone. Raises ContextLost: start anew."""
+        selector = self._selector
+        selector.register(self._control, selectors.EVENT_READ)
+        selector.register(self._forks, selectors.EVENT_READ)
+        for worker in self._staff.workers:
+            selector.register(worker, selectors.EVENT_READ, worker)
+        while True:
+            ready = [key for key, _ in selector.select()]
+            if any(key.fd == self._control.fileno() for key in ready):
+                return
+            for key in ready:
+                if isinstance(key.data, SpawnedWorker):
+                    self._hear(key.data)
+                elif not self._hand_over():
+                    return
+
+    def _hand_over(self) -> bool:
+        """Answer a request for a worker; False where the unit is gone."""
+        request, descriptors, _, _ = socket.recv_fds(self._forks, WORKER_ID_BYTES, 1)
+        if not request:
+            return False
+        worker = self._staff.at(int.from_bytes(request, "little"))
+        if worker.has_unit:
+            worker = self._replace(worker)
+        with socket.socket(fileno=descriptors[0]) as stream:
+            worker.give_unit(stream.fileno())
+        self._forks.sendall(worker.pid.to_bytes(WORKER_ID_BYTES, "little"))
+        return True
+
+    def _replace(self, worker: SpawnedWorker) -> SpawnedWorker:
+        """A new worker in the seat, if the one that is lost did not break our context."""
+        if worker in (key.data for key in self._selector.get_map().values()):
+            self._selector.unregister(worker)
+        self._mourn(worker.end())
+        fresh = self._staff.spawn(worker.seat)
+        self._selector.register(fresh, selectors.EVENT_READ, fresh)
+        return fresh
+
+    def _hear(self, worker: SpawnedWorker) -> None:
+        """A new worker is ready, or one is gone; the unit sees the end of its stream by itself."""
+        if worker is not self._staff.at(worker.seat.seat_id):
+            return  # replaced since it spoke
+        said = worker.hear()
+        if isinstance(said, Seated) and self._staff.is_as_before(worker, said):
+            return
+        if said is not None:
+            logger.error("a new worker %d is refused: %s", worker.seat.seat_id, said)
+        self._selector.unregister(worker)
+        worker.has_unit = True
+        self._mourn(worker.reap(_REAP_S) if said is None else worker.end())
+
+    def _mourn(self, status: int) -> None:
+        """Raises ContextLost where the worker's end was more than its own."""
+        if status == CONTEXT_LOST:
+            raise ContextLost("a worker's")
+        check_context(self._staff.device)
+
+
+def _open(spec: UnitSpec, control: FrameSocket, worker_module: str) -> Staff | None:
+    """Memory, workers and verified shares, or None after telling the unit why not."""
+    staff = None
+    device = torch.device(spec.device)
+    try:
+        open_context(device, spec, {})
+        whole = len(SmProbe(device).run())
+        staff = Staff(spec, OwnedMemory(spec), whole, worker_module)
+        staff.assemble()
+    except LoadError as error:
+        control.send(encode(LoadFailed(str(error.path), error.reason)))
+    except EngineFailure as error:
+        control.send(encode(LoadFailed("", str(error))))
+    except Exception as error:
+        logger.exception("%s cannot start", spec.unit_id)
+        control.send(encode(LoadFailed("", f"{type(error).__name__}: {error}")))
+    else:
+        return staff
+    if staff is not None:
+        staff.dismiss()
+    return None
+
+
+def main(control_fd: int, fork_fd: int, worker_module: str = WORKER_MODULE) -> int:
+    """Serve one unit to its end; the exit status."""
+    faulthandler.enable()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the unit decides when we end
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    control = FrameSocket(socket.socket(fileno=control_fd))
+    forks = socket.socket(fileno=fork_fd)
+    frame = control.recv()
+    if frame is None:
+        return 0
+    message = decode(frame)
+    assert isinstance(message, Start), f"an owner was sent {type(message).__name__}"
+    staff = _open(replace(message.spec), control, worker_module)
+    if staff is None:
+        return 1
+    control.send(encode(Ready()))
+    try:
+        GpuOwner(staff, control, forks).serve()
+    finally:
+        staff.dismiss()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]), int(sys.argv[2])))

@@ -1,0 +1,96 @@
+"""The owner's end of one worker process: spawn it, hear that it is ready, hand it to the unit."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+
+from muxcluster.channel.codec import Start
+from muxcluster.channel.codec import encode as encode_message
+from muxcluster.channel.frames import FrameSocket
+from muxcluster.core.errors import EngineFailure
+from muxcluster.core.unitspec import UnitSpec
+from muxcluster.engine.gpu.context import PERCENTAGE
+from muxcluster.engine.gpu.manifest import Manifest
+from muxcluster.engine.gpu.refusals import WORKER_ENDED
+from muxcluster.engine.gpu.seating import Seated, Seating, Unseated, decode, encode
+from muxcluster.engine.seats import Seat
+
+WORKER_MODULE = "muxcluster.engine.gpu.worker"
+
+
+class SpawnedWorker:
+    """A worker from its spawning to its end."""
+
+    def __init__(self, spec: UnitSpec, seat: Seat, manifest: Manifest, module: str) -> None:
+        """Returns at once; `hear` tells what became of it."""
+        self.seat = seat
+        self.has_unit = False
+        self._stream, theirs = socket.socketpair()
+        files = [r.descriptor for r in manifest.regions if r.descriptor is not None]
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", module, str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                env=environment_of(seat, os.environ),
+                pass_fds=(theirs.fileno(), *files),
+            )
+        self._frames = FrameSocket(self._stream)
+        self._frames.send(encode_message(Start(spec)))
+        self._frames.send(encode(Seating(seat, manifest)))
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    def fileno(self) -> int:
+        """Readable when it has something to say or is gone."""
+        return self._stream.fileno()
+
+    def hear(self) -> Seated | Unseated | None:
+        """What it says about its start; None: it is gone."""
+        try:
+            frame = self._frames.recv()
+        except ConnectionResetError:
+            return None
+        if frame is None:
+            return None
+        said = decode(frame)
+        assert isinstance(said, Seated | Unseated), f"a worker sent {type(said).__name__}"
+        return said
+
+    def give_unit(self, descriptor: int) -> None:
+        """Hand it the unit's stream; it may still be starting."""
+        self.has_unit = True
+        socket.send_fds(self._stream, [b"u"], [descriptor])
+
+    def end(self) -> int:
+        """Kill where it still lives, and reap; its exit status."""
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGKILL)
+        status = self._process.wait()
+        self._stream.close()
+        return status
+
+    def reap(self, timeout_s: float) -> int:
+        """Wait for one that closed its stream; killed where it does not end. Its exit status."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout_s)
+        return self.end()
+
+    def ended(self, status: int) -> EngineFailure:
+        """It ended before it was ready."""
+        how = f"exit status {status}" if status >= 0 else signal.Signals(-status).name
+        return EngineFailure(
+            WORKER_ENDED.format(worker=self.seat.worker_id, share=self.seat.share, status=how)
+        )
+
+
+def environment_of(seat: Seat, inherited: Mapping[str, str]) -> dict[str, str]:
+    """The owner's, with the seat's share as MPS takes it: percent of the multiprocessors."""
+    assert seat.share is not None, "a process needs a share of its own"
+    return {**inherited, PERCENTAGE: f"{100 * seat.share:g}"}

@@ -1,0 +1,87 @@
+"""A GPU worker process: maps the owner's memory, says which multiprocessors it has, runs jobs.
+
+Run as `python -m muxcluster.engine.gpu.worker OWNER_FD` by the owner, which has set the SM share
+in its environment: the driver reads it when the context is made.
+"""
+
+import faulthandler
+import logging
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+
+import torch
+
+from muxcluster.channel.codec import Start
+from muxcluster.channel.codec import decode as decode_message
+from muxcluster.channel.frames import FrameSocket
+from muxcluster.core.unitspec import UnitSpec
+from muxcluster.engine.gpu.context import SettledRunner, open_context
+from muxcluster.engine.gpu.memory import mapped_memory
+from muxcluster.engine.gpu.seating import Seated, Seating, Unseated, decode, encode
+from muxcluster.engine.gpu.sm_probe import SmProbe
+from muxcluster.engine.runner import UnitRunner
+from muxcluster.engine.worker import Worker
+
+logger = logging.getLogger(__name__)
+
+
+def sit_down(spec: UnitSpec, seating: Seating) -> tuple[SettledRunner, frozenset[int]]:
+    """A runner over the owner's memory, and the multiprocessors that its work runs on.
+
+    Raises EngineFailure where the memory cannot be mapped, RuntimeError with CUDA's own words.
+    """
+    device = torch.device(spec.device)
+    open_context(device, spec, os.environ)
+    sm_ids = SmProbe(device).run()
+    runner = UnitRunner(spec, mapped_memory(spec, seating.manifest))
+    return SettledRunner(runner, device), sm_ids
+
+
+def serve(stream: socket.socket) -> int:
+    """Everything from the owner's first word to the end; the exit status."""
+    owner = FrameSocket(stream)
+    frames = (owner.recv(), owner.recv())
+    if frames[0] is None or frames[1] is None:
+        return 0
+    start, seating = decode_message(frames[0]), decode(frames[1])
+    assert isinstance(start, Start), f"a worker was sent {type(start).__name__}"
+    assert isinstance(seating, Seating), f"a worker was sent {type(seating).__name__}"
+    _name_process(f"mux-worker-{seating.seat.seat_id}")
+    try:
+        runner, sm_ids = sit_down(start.spec, seating)
+    except Exception as error:
+        logger.exception("worker %d cannot start", seating.seat.seat_id)
+        owner.send(encode(Unseated(f"{type(error).__name__}: {error}")))
+        return 1
+    owner.send(encode(Seated(tuple(sorted(sm_ids)))))
+    request, descriptors, _, _ = socket.recv_fds(stream, 1, 1)
+    if not request:
+        return 0
+    unit = FrameSocket(socket.socket(fileno=descriptors[0]))
+    Worker(runner, unit, owner.fileno()).serve()
+    return 0
+
+
+def _name_process(name: str) -> None:
+    """What `ps` and `top` show (15 characters); only Linux can."""
+    comm = Path("/proc/self/comm")
+    if comm.exists():
+        comm.write_text(name)
+
+
+def main(owner_fd: int) -> int:
+    """Serve until the unit or the owner is gone; the exit status."""
+    faulthandler.enable()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the unit decides when we end
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    try:
+        return serve(socket.socket(fileno=owner_fd))
+    except (BrokenPipeError, ConnectionResetError):
+        return 0  # the others went first
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1])))

@@ -1,0 +1,117 @@
+"""A scheduler of its own for jobs that are tried: one at a time, from launch to end."""
+
+from itertools import count
+
+import numpy as np
+
+from muxcluster.core.clock import Clock
+from muxcluster.core.events import Preempted, StepOutput
+from muxcluster.core.job import Job, Phase
+from muxcluster.core.request import Request
+from muxcluster.core.sampling import SamplingParams
+from muxcluster.core.unitspec import ModelSpec, UnitSpec
+from muxcluster.engine.executor import Executor, JobDone, JobFailed, Outcome, OwnerLost
+from muxcluster.scheduling.prediction_measured import MeasuredSeed
+from muxcluster.scheduling.scheduler import UnitScheduler
+
+_PATIENCE_S = 1.0
+_MOST_LOSSES = 2
+_NUM_OUTPUT = 3
+_GREEDY = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=_NUM_OUTPUT)
+
+
+class LostInRehearsal(Exception):
+    """`outcome` says what became of the last job: its worker is lost once more, or the owner."""
+
+    def __init__(self, outcome: JobFailed | OwnerLost) -> None:
+        super().__init__(outcome.message)
+        self.outcome = outcome
+
+
+class Stage:
+    """Runs requests on an executor that nobody else uses meanwhile.
+
+    Jobs that fail run again, twice; then LostInRehearsal is raised, and where the owner is lost.
+    """
+
+    def __init__(
+        self, spec: UnitSpec, executor: Executor, clock: Clock, seed: MeasuredSeed | None = None
+    ) -> None:
+        """spec: of one job at a time. seed: learns from the jobs."""
+        self._spec = spec
+        self._scheduler = UnitScheduler(spec)
+        self._executor = executor
+        self._clock = clock
+        self._seed = seed
+        self._share = spec.workers[0].shares[0]
+        self._ids = count()
+        self._num_open = self._num_losses = 0
+
+    @property
+    def now(self) -> float:
+        """Seconds on the clock."""
+        return self._clock.now()
+
+    def prefill_s(self, model: str, prompts: int, length: int) -> float:
+        """As known by now; 0 for not."""
+        line = self._seed and self._seed.line(Phase.PREFILL, model, self._share)
+        num_tokens = prompts * length
+        return line.seconds(num_tokens, num_tokens * length / 2) if line else 0.0
+
+    def add(self, model: ModelSpec, prompts: int, length: int) -> None:
+        """So many requests wait, or as many and as long ones as a job, the model and the pool hold.
+
+        Each puts out three tokens.
+        """
+        policy = self._spec.scheduler
+        length = max(1, min(length, policy.token_budget, model.max_model_len - _NUM_OUTPUT))
+        columns = -(-(length + _NUM_OUTPUT) // model.shape.block_tokens(self._spec.block_bytes))
+        most = (
+            policy.token_budget // length,
+            policy.max_decode_rows,
+            model.max_seqs // 2,
+            self._spec.num_blocks // (2 * columns * model.shape.blocks_per_column),
+        )
+        prompt = np.arange(length, dtype=np.int32) % np.int32(model.vocab_size)
+        for _ in range(max(1, min(prompts, *most))):
+            name = f"rehearsal-{next(self._ids)}"
+            request = Request(name, model.name, prompt, _GREEDY, cacheable=False)
+            self._num_open += 1
+            self._count(self._scheduler.add(request, self.now))
+
+    def run(self, num_jobs: int | None = None) -> None:
+        """To the end of all requests, or for so many jobs."""
+        while self._num_open and num_jobs != 0:
+            num_jobs = None if num_jobs is None else num_jobs - 1
+            start_s = self.now
+            (job,) = self._scheduler.next_jobs(start_s)
+            self._executor.launch(job)
+            self._settle(job, self._wait(), start_s)
+
+    def _wait(self) -> Outcome:
+        while True:
+            for outcome in self._executor.wait(_PATIENCE_S):
+                if isinstance(outcome, OwnerLost):
+                    raise LostInRehearsal(outcome)
+                if isinstance(outcome, JobDone | JobFailed):
+                    return outcome
+
+    def _settle(self, job: Job, outcome: Outcome, start_s: float) -> None:
+        now = self.now
+        if isinstance(outcome, JobDone):
+            if self._seed is not None:
+                self._seed.observe(job, now - start_s)
+            self._count(self._scheduler.complete(job, outcome.result, now))
+            return
+        assert isinstance(outcome, JobFailed), outcome
+        self._num_losses += 1
+        if self._num_losses > _MOST_LOSSES:
+            raise LostInRehearsal(outcome)
+        started = outcome.has_started
+        self._count(self._scheduler.fail(job, now, outcome.message, has_started=started))
+
+    def _count(self, output: StepOutput | None) -> None:
+        """Who ended."""
+        if output is not None:
+            ends = [each for each in output.events if not isinstance(each, Preempted)]
+            self._num_open -= len(ends)

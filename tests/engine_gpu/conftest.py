@@ -1,0 +1,63 @@
+"""The fixtures of tests/engine, and a control program that starts harmless daemons."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.engine.conftest import directories, oracles, tiny
+
+__all__ = ["control", "directories", "oracles", "tiny"]
+
+_PROGRAM = """#!/bin/sh
+pid="$CUDA_MPS_PIPE_DIRECTORY/nvidia-cuda-mps-control.pid"
+case "$1" in
+--daemon) while :; do sleep 0.1; done ;;
+-d)
+  echo "start" >>"{notes}"
+  echo '{words}'
+  [ {code} = 0 ] || exit {code}
+  "$0" --daemon </dev/null >/dev/null 2>&1 &
+  echo $! >"$pid"
+  ;;
+*)
+  read command
+  echo "ask $command" >>"{notes}"
+  if [ ! -e "$pid" ]; then echo 'Cannot find MPS control daemon process'; exit 1; fi
+  case "$command" in quit*) [ {deaf} = 1 ] || kill $(cat "$pid") ;; *) echo 100.0 ;; esac
+  ;;
+esac
+"""
+
+
+@dataclass(frozen=True)
+class FakeControl:
+    """The program's folder, which is on the PATH, and what it was asked."""
+
+    folder: Path
+
+    def install(self, *, code: int = 0, words: str = "", deaf: bool = False) -> None:
+        """code, words: how a start ends. deaf: daemons do not heed `quit`."""
+        program = self.folder / "nvidia-cuda-mps-control"
+        text = _PROGRAM.format(notes=self.folder / "notes", code=code, words=words, deaf=int(deaf))
+        program.write_text(text)
+        program.chmod(0o755)
+
+    def asked(self) -> list[str]:
+        """Starts and questions, in order."""
+        file = self.folder / "notes"
+        return file.read_text().splitlines() if file.exists() else []
+
+
+@pytest.fixture
+def control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeControl:
+    """A fake control program on the PATH; locks and pipes lie in a folder of the test."""
+    for name in ("bin", "tmp"):
+        (tmp_path / name).mkdir()
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    fake = FakeControl(tmp_path / "bin")
+    fake.install()
+    return fake

@@ -1,0 +1,67 @@
+"""SM shares are believed only where work was seen on as many multiprocessors."""
+
+import pytest
+
+from muxcluster.core.errors import EngineFailure
+from muxcluster.core.job import WorkerSlot
+from muxcluster.engine.gpu.shares import check_apart, check_shares
+from muxcluster.engine.seats import SeatPlan, rung_seats, slot_seats
+from tests.engine_gpu.jobs import job_of
+
+WHOLE = 132
+SEATS = rung_seats([WorkerSlot(0, (0.3, 0.5)), WorkerSlot(1, (0.5, 0.7, 1.0))])
+
+
+def seen(*counts: int) -> dict[int, frozenset[int]]:
+    return {seat_id: frozenset(range(count)) for seat_id, count in enumerate(counts)}
+
+
+def test_a_seat_a_rung_or_a_seat_a_slot() -> None:
+    assert [(seat.worker_id, seat.share) for seat in SEATS] == [
+        (0, 0.3),
+        (0, 0.5),
+        (1, 0.5),
+        (1, 0.7),
+        (1, 1.0),
+    ]
+    rungs = SeatPlan(SEATS)
+    assert [rungs.seat_of(job_of(1, share)) for share in (0.5, 0.7, 1.0)] == [2, 3, 4]
+    with pytest.raises(KeyError):
+        rungs.seat_of(job_of(0, 1.0))
+    slots = SeatPlan(slot_seats([WorkerSlot(0, (0.5, 1.0)), WorkerSlot(7, (0.5, 1.0))]))
+    assert [slots.seat_of(job_of(7, share)) for share in (0.5, 1.0)] == [7, 7]
+
+
+def test_shares_that_took_effect_pass() -> None:
+    check_shares(SEATS, seen(40, 66, 66, 92, 132), WHOLE)
+    check_shares(SEATS, seen(40, 72, 60, 92, 130), WHOLE)
+
+
+@pytest.mark.parametrize(
+    ("counts", "says"),
+    [
+        ((66, 40, 66, 92, 132), "0.3 and 0.5 of worker 0 are equal or swapped: work ran on 66 and"),
+        ((40, 66, 92, 92, 132), "0.5 and 0.7 of worker 1 are equal or swapped"),
+        ((132, 132, 132, 132, 132), "0.3 and 0.5 of worker 0 are equal or swapped"),
+        ((40, 66, 100, 110, 132), "share 0.5 of worker 1 is not honoured: its work ran on 100 of"),
+        ((4, 66, 66, 92, 132), "share 0.3 of worker 0 is not honoured: its work ran on 4 of 132"),
+    ],
+    ids=["swapped", "equal", "no MPS at all", "too many", "too few"],
+)
+def test_shares_that_did_not_are_refused(counts: tuple[int, ...], says: str) -> None:
+    with pytest.raises(EngineFailure, match=says):
+        check_shares(SEATS, seen(*counts), WHOLE)
+
+
+def test_complements_have_nothing_in_common() -> None:
+    every = range(WHOLE)
+    apart = {
+        0: frozenset(every[:40]),
+        1: frozenset(every[:66]),
+        2: frozenset(every[66:]),
+        3: frozenset(every[40:]),
+        4: frozenset(every),
+    }
+    check_apart(SEATS, apart)
+    with pytest.raises(EngineFailure, match="0.5 of worker 0 and 0.5 of worker 1 should be apart"):
+        check_apart(SEATS, {**apart, 2: frozenset(every[60:126])})
