@@ -4,8 +4,8 @@ OPT-13B on 2 and OPT-30B on 4 A100-40GB, Llama-3-70B on 8 A100-80GB. Interactive
 Poisson process with lengths of ShareGPT's (or LMSYS's) mean and deviation, targets 0.4 s to the
 first token and 0.2 s for each other one; beside them 256 batch requests of 512-1024 prompt and
 32-128 output tokens, and the next 256 when all have ended. Ours against first come first served as
-vLLM has it, classes in turn, and vLLM's priorities; without bidirectional blocks on OPT-30B; then
-the interactive requests alone. On LMSYS's lengths the first two alone, as in the paper.
+vLLM has it, classes in turn, and vLLM's priorities; without bidirectional blocks on OPT-30B at
+10 requests/s; then the interactive requests alone. On LMSYS's lengths only the first two.
 """
 
 import sys
@@ -29,6 +29,7 @@ from bench.hybrid.setups import (
     OURS,
     SETUPS,
     WAVE,
+    Entry,
     Point,
 )
 from bench.hybrid.table import samples_of, show
@@ -37,7 +38,8 @@ from muxcluster.sim.sweep import Cache
 _RATES = (1.0, 3.0, 5.0, 7.5, 10.0, 12.5, 15.0)
 _QUICK_RATES = (3.0, 5.0)
 _MAIN = "sharegpt"
-_APART_SETUP = "opt-30b"
+_APART = "opt-30b", 10.0
+"""Where the paper switches bidirectional blocks off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,7 @@ class Slice:
     rates: Sequence[float]
     seconds: float
     wave: int
+    systems: Sequence[Entry]
 
     def loaded(self, lengths: str) -> list[Point]:
         """Every setup at every rate, with batch load."""
@@ -71,10 +74,10 @@ class Slice:
 
 def _cells(runner: Runner, asked: Slice) -> list[Cell]:
     main = asked.loaded(_MAIN)
-    apart = [point for point in main if point.setup == _APART_SETUP]
+    apart = [point for point in main if (point.setup, point.rate_per_s) == _APART]
     others = [point for name in asked.lengths if name != _MAIN for point in asked.loaded(name)]
     return [
-        *runner.cells(main, ENTRIES),
+        *runner.cells(main, asked.systems),
         *runner.cells(apart, (APART_ENTRY,)),
         *runner.cells(asked.alone(), ALONE),
         *runner.cells(others, COMPARED),
@@ -90,6 +93,7 @@ def main() -> None:
     parser.add_argument("--lengths", default=",".join(LENGTHS), help="of %(default)s")
     parser.add_argument("--rates", help="requests/s (1 to 15; 3,5 with --quick)")
     parser.add_argument("--wave", type=int, default=WAVE, help="batch requests at once")
+    parser.add_argument("--few", action="store_true", help="only systems that the paper compares")
     parser.add_argument("--processes", type=int, default=2, metavar="N")
     parser.add_argument("--cache", type=Path, metavar="DIR", help="keep results, to go on later")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw it, .svg, .png")
@@ -108,6 +112,7 @@ def main() -> None:
         rates,
         seconds,
         options.wave,
+        COMPARED if options.few else ENTRIES,
     )
     runner = Runner(Cache(options.cache), options.processes, seeds)
     cells = _cells(runner, asked)

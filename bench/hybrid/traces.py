@@ -126,9 +126,7 @@ def main() -> None:
     parser.add_argument("--speeds", help="of the trace, by default those that a setup can bear")
     parser.add_argument("--processes", type=int, default=2, metavar="N")
     parser.add_argument("--cache", type=Path, metavar="DIR", help="keep results, to go on later")
-    parser.add_argument(
-        "--plot", type=Path, metavar="FILE", help="draw the first setup"
-    )
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the first setup")
     bench = Bench(parser)
     options = bench.options
     quick, data = options.quick, options.data.resolve()

@@ -80,7 +80,7 @@ def test_systems_get_the_same_load() -> None:
 
 
 def test_points_with_and_without_batch_load() -> None:
-    asked = Slice(["opt-13b", "opt-30b"], ["sharegpt", "lmsys"], [1.0, 2.0, 3.0], 60.0, 99)
+    asked = Slice(["opt-13b", "opt-30b"], ["sharegpt", "lmsys"], [1.0, 2.0, 3.0], 60.0, 99, ENTRIES)
     assert len(asked.loaded("sharegpt")) == len(asked.loaded("lmsys")) == 2 * 3
     (waves,) = case_of(asked.loaded("lmsys")[0], ENTRIES[0], 0).waves
     assert (waves.size, waves.end_s) == (99, 60.0)
