@@ -22,7 +22,8 @@ def kv_write(
     key, value: [tokens, kv_heads, head_dim] in the pool's element type.
     table: int32 [max_seqs, kv_heads, max_columns], one layer's view; position p is in column
         p // block_tokens.
-    slots, positions: int32 or int64 [tokens]; no (slot, position) twice.
+    slots, positions: int32 or int64 [tokens]; no (slot, position) twice. A token at a negative
+        position is not written: rows that fill up a batch of fixed size.
     from_right: bool [max_seqs], True where the sequence fills its blocks from the last place.
 
     Raises ValueError for wrong shapes, types or strides, before anything is written.
@@ -42,6 +43,10 @@ def kv_write(
     _check(key, value, table, slots, positions, from_right)
     tokens, _, head_dim = key.shape
     halves = half_rows(pool, key.dtype, block_tokens, head_dim)
+    is_token = positions >= 0
+    if not is_token.all():
+        key, value = key[is_token], value[is_token]
+        slots, positions = slots[is_token], positions[is_token]
     if tokens:
         plan = WritePlan(table.unsqueeze(1), slots, positions, from_right, block_tokens)
         plan.write(key, value, halves, 0)

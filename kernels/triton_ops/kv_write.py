@@ -53,6 +53,8 @@ def write_kernel(
 
     slot = tl.load(slots + token, mask=is_item, other=0).to(tl.int64)
     position = tl.load(positions + token, mask=is_item, other=0).to(tl.int32)
+    is_item = is_item & (position >= 0)
+    inside = inside & (position >= 0)[:, None]
     right = tl.load(from_right + slot, mask=is_item, other=0)
     column = slot * table_slot_stride + head * table_head_stride + position // BLOCK_TOKENS
     block = tl.load(table + column, mask=is_item, other=0).to(tl.int64)

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.layout import check_attention, check_index, check_table, half_rows
+from kernels.layout import check_attention, check_heads, check_index, check_table, half_rows
 from kernels.triton_ops.attend_span import attend_span
 from kernels.triton_ops.attention_specimen import attention_specimen
 from kernels.triton_ops.specimen import Specimen
@@ -130,6 +130,8 @@ def paged_decode(
     Nothing waits for the device and the grid follows from shapes alone, so the call can be
     captured in a CUDA graph. Lengths are not checked; a row sees no more than its table holds.
     """
+    check_table(table, from_right)
+    check_heads("query", query)
     splits = choose_splits(
         query.shape[0], table.shape[1], table.shape[2] * block_tokens, query.device
     )

@@ -19,7 +19,8 @@ class ModelArena:
     """One model's part.
 
     tables: int32 [max_seqs, layers, kv_heads, max_columns], block ids.
-    history: int32 [max_seqs, max_model_len + 1], prompt then output tokens of each slot.
+    history: int32 [max_seqs + 1, max_model_len + 1], prompt then output tokens of each slot; the
+        last row is no slot's: rows that fill up a batch of fixed size write there.
     from_right: bool [max_seqs], True where a sequence fills its blocks from the last place.
     block_tokens: token places of a block for this model.
     """
@@ -66,9 +67,10 @@ def _model_arena(spec: ModelSpec, block_bytes: int, take: Take) -> ModelArena:
     block_tokens = shape.block_tokens(block_bytes)
     max_columns = -(-spec.max_model_len // block_tokens)
     tables = (spec.max_seqs, shape.num_layers, shape.num_kv_heads, max_columns)
+    history = (spec.max_seqs + 1, spec.max_model_len + 1)
     return ModelArena(
         tables=take(f"{spec.name}/tables", tables, torch.int32),
-        history=take(f"{spec.name}/history", (spec.max_seqs, spec.max_model_len + 1), torch.int32),
+        history=take(f"{spec.name}/history", history, torch.int32),
         from_right=take(f"{spec.name}/from_right", (spec.max_seqs,), torch.bool),
         block_tokens=block_tokens,
     )

@@ -1,5 +1,6 @@
 """The tokens of one forward, flattened, with what attention needs to know about their rows."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -47,12 +48,31 @@ class TokenBatch:
     many: ManyRows | None
 
 
-def token_batch(
-    slots: NDArray[np.int32],
-    starts: NDArray[np.int32],
-    counts: NDArray[np.int32],
-    device: torch.device,
-) -> TokenBatch:
+@dataclass(frozen=True, slots=True, eq=False)
+class HostBatch:
+    """A `TokenBatch` in arrays: the same fields, those of rows by kind one after the other."""
+
+    arrays: tuple[NDArray[np.int64], ...]
+    ends: NDArray[np.int64]
+    num_single: int
+    num_many: int
+
+    def on_device(self, tensors: Sequence[Tensor]) -> TokenBatch:
+        """The batch; tensors: `arrays`, on the device."""
+        token_slots, positions = tensors[:2]
+        single, many = tensors[2:5], tensors[5:9]
+        return TokenBatch(
+            token_slots=token_slots,
+            positions=positions,
+            ends=self.ends,
+            single=SingleRows(*single) if self.num_single else None,
+            many=ManyRows(*many) if self.num_many else None,
+        )
+
+
+def host_batch(
+    slots: NDArray[np.int32], starts: NDArray[np.int32], counts: NDArray[np.int32]
+) -> HostBatch:
     """The batch of rows that process `counts` tokens each from position `starts` on."""
     counts = counts.astype(np.int64)
     offsets = np.concatenate(([0], np.cumsum(counts)))
@@ -61,27 +81,31 @@ def token_batch(
     is_single = counts == 1
     single = np.flatnonzero(is_single)
     many = np.flatnonzero(~is_single)
-    return TokenBatch(
-        token_slots=_tensor(slots[row_of], device),
-        positions=_tensor(positions, device),
+    arrays = (
+        slots[row_of],
+        positions,
+        offsets[single],
+        slots[single],
+        starts[single] + 1,
+        np.flatnonzero(~is_single[row_of]),
+        slots[many],
+        starts[many],
+        np.concatenate(([0], np.cumsum(counts[many]))),
+    )
+    return HostBatch(
+        arrays=tuple(array.astype(np.int64) for array in arrays),
         ends=offsets[1:] - 1,
-        single=None
-        if not len(single)
-        else SingleRows(
-            tokens=_tensor(offsets[single], device),
-            slots=_tensor(slots[single], device),
-            lengths=_tensor(starts[single] + 1, device),
-        ),
-        many=None
-        if not len(many)
-        else ManyRows(
-            tokens=_tensor(np.flatnonzero(~is_single[row_of]), device),
-            slots=_tensor(slots[many], device),
-            starts=_tensor(starts[many], device),
-            query_offsets=_tensor(np.concatenate(([0], np.cumsum(counts[many]))), device),
-        ),
+        num_single=len(single),
+        num_many=len(many),
     )
 
 
-def _tensor(array: NDArray[np.integer], device: torch.device) -> Tensor:
-    return torch.from_numpy(array.astype(np.int64)).to(device)
+def token_batch(
+    slots: NDArray[np.int32],
+    starts: NDArray[np.int32],
+    counts: NDArray[np.int32],
+    device: torch.device,
+) -> TokenBatch:
+    """As `host_batch`, each array copied to `device` by itself: free on the CPU only."""
+    batch = host_batch(slots, starts, counts)
+    return batch.on_device([torch.from_numpy(array).to(device) for array in batch.arrays])

@@ -13,12 +13,12 @@ class TokenForward(Protocol):
     """What runs a batch of tokens through a model."""
 
     def logits(
-        self, tokens: Tensor, positions: Tensor, attention: LayerAttention, wanted: Tensor
+        self, tokens: Tensor, positions: Tensor, attention: LayerAttention, wanted: Tensor | None
     ) -> Tensor:
         """fp32 logits [len(wanted), vocab] of the tokens at `wanted`.
 
         tokens, positions: int64 [tokens]. wanted: int64, indices into them; only for these is
-        the output layer computed.
+        the output layer computed. None: all of them.
         """
         ...
 
@@ -31,10 +31,11 @@ class Forward:
         self._picks_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     def logits(
-        self, tokens: Tensor, positions: Tensor, attention: LayerAttention, wanted: Tensor
+        self, tokens: Tensor, positions: Tensor, attention: LayerAttention, wanted: Tensor | None
     ) -> Tensor:
         """As `TokenForward.logits`."""
-        options = {"logits_to_keep": wanted} if self._picks_logits else {}
+        picks = self._picks_logits and wanted is not None
+        options = {"logits_to_keep": wanted} if picks else {}
         output = self._model(
             input_ids=tokens.unsqueeze(0),
             position_ids=positions.unsqueeze(0),
@@ -42,5 +43,7 @@ class Forward:
             attention_batch=attention,
             **options,
         )
-        logits: Tensor = output.logits[0] if self._picks_logits else output.logits[0, wanted]
+        logits: Tensor = output.logits[0]
+        if not picks and wanted is not None:
+            logits = logits[wanted]
         return logits.to(torch.float32)

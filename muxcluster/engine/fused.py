@@ -86,12 +86,12 @@ class FusedDecoder:
     head: PackedLinear
 
     def logits(
-        self, tokens: Tensor, positions: Tensor, attention: LayerAttention, wanted: Tensor
+        self, tokens: Tensor, positions: Tensor, attention: LayerAttention, wanted: Tensor | None
     ) -> Tensor:
         """As `TokenForward.logits`."""
         hidden = embedding(tokens, self.embeddings)
         turns = self.turns[positions]
         for layer in self.layers:
             hidden = layer(hidden, turns, attention)
-        logits: Tensor = self.head(self.norm(hidden[wanted]))
+        logits: Tensor = self.head(self.norm(hidden if wanted is None else hidden[wanted]))
         return logits.to(torch.float32)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from muxcluster.core.job import Rows
-from muxcluster.engine.model_runner import RowsResult
+from muxcluster.engine.pending import RowsResult
 
 PIECE_TOKENS = 256
 """Enough for a product to run at full speed, few enough that threads end at about one time."""

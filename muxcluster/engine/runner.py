@@ -6,18 +6,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
-import numpy as np
 import torch
 
 from muxcluster.core.job import Job, JobResult
 from muxcluster.core.unitspec import ModelSpec, UnitSpec
 from muxcluster.engine.arena import Arena
+from muxcluster.engine.captures import Capture, capture_for
 from muxcluster.engine.copies import UnitCopies
 from muxcluster.engine.forward import Forward, TokenForward
 from muxcluster.engine.fusing import NotTheSame, fuse, is_fusible
 from muxcluster.engine.loading import load_model
-from muxcluster.engine.model_runner import ModelRunner, RowsResult
+from muxcluster.engine.model_runner import ModelRunner
 from muxcluster.engine.packing_cpu import pack_linears
+from muxcluster.engine.pending import Pending, Ready
+from muxcluster.engine.pending_job import PendingJob
 from muxcluster.engine.pieces import PieceThreads, cut
 
 logger = logging.getLogger(__name__)
@@ -38,12 +40,16 @@ class UnitRunner:
     histories, but each has its own sampling rules (see `Admission`).
     """
 
-    def __init__(self, spec: UnitSpec, memory: UnitMemory | None = None) -> None:
+    def __init__(
+        self, spec: UnitSpec, memory: UnitMemory | None = None, capture: Capture | None = None
+    ) -> None:
         """memory: what is loaded already, here or in another process; None: load and allocate.
+        capture: how decode steps are recorded; None: as suits the device.
 
         Raises LoadError naming the file of a model that cannot be loaded.
         """
         self._spec = spec
+        capture = capture or capture_for(torch.device(spec.device))
         self._is_cpu = torch.device(spec.device).type == "cpu"
         self.memory = memory or UnitMemory(
             {model.name: self._load(model) for model in spec.models}, Arena(spec)
@@ -53,16 +59,22 @@ class UnitRunner:
         self._pieces = PieceThreads()
         self._models = {
             model.name: ModelRunner(
-                model, models[model.name], self.arena.pool, self.arena.model(model.name)
+                model, models[model.name], self.arena.pool, self.arena.model(model.name), capture
             )
             for model in spec.models
         }
 
-    @torch.inference_mode()
     def execute(self, job: Job) -> JobResult:
+        """Launch the job and wait for its result."""
+        return self.launch(job).result()
+
+    @torch.inference_mode()
+    def launch(self, job: Job) -> PendingJob:
         """Make the job's copies, apply its admissions and table entries, run its rows, sample.
 
-        Sampled tokens are in the history afterwards, so a following job may go on from them.
+        Sampled tokens are in the history afterwards, so a following job may go on from them: on a
+        GPU it may be launched on the same stream before this one's result was asked for. A job
+        with copies has ended on return.
         """
         started = time.monotonic()
         self._use_share(job.share)
@@ -72,28 +84,27 @@ class UnitRunner:
         for admission in job.admissions:
             model.admit(admission)
         model.write_tables(job.tables)
-        done = self._run(model, job)
+        pending = self._run(model, job)
         if job.copies:
+            pending = Ready(pending.result())
             self._copies.settle()
-        if done.num_broken:
-            logger.error("job %d: %s computed NaN or inf logits", job.job_id, job.model)
-        return JobResult(
-            job_id=job.job_id,
-            tokens=done.tokens.T.ravel(),
-            counts=(job.rows.samples * job.max_steps).astype(np.int32),
-            seconds=time.monotonic() - started,
-            logprobs=done.logprobs,
-            prompt_logprobs=done.prompt_logprobs,
-        )
+        return PendingJob(job, started, pending)
 
-    def _run(self, model: ModelRunner, job: Job) -> RowsResult:
+    @torch.inference_mode()
+    def record(self) -> None:
+        """Record the decode steps of all models for the calling thread's stream, ahead of need."""
+        for model in self._spec.models:
+            most = min(model.max_seqs, self._spec.scheduler.max_decode_rows)
+            self._models[model.name].record(most)
+
+    def _run(self, model: ModelRunner, job: Job) -> Pending:
         """The rows at once, or in pieces side by side where the CPU is faster so."""
         threads = self._threads(job.share)
         pieces = cut(job.rows, threads if model.is_fused else 1)
         if len(pieces) == 1:
-            return model.run(job.rows, job.max_steps)
+            return model.launch(job.rows, job.max_steps)
         work = partial(model.run, num_steps=job.max_steps)
-        return self._pieces.run(work, job.rows, pieces, threads)
+        return Ready(self._pieces.run(work, job.rows, pieces, threads))
 
     def _load(self, spec: ModelSpec) -> TokenForward:
         model = load_model(spec, self._spec.device)

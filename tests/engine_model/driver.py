@@ -20,6 +20,7 @@ from muxcluster.core.job import (
 )
 from muxcluster.core.sampling import SamplingParams
 from muxcluster.core.unitspec import ModelSpec, UnitSpec
+from muxcluster.engine.captures import Capture
 from muxcluster.engine.runner import UnitRunner
 from tests.models import model_spec
 
@@ -130,6 +131,13 @@ class Driver:
             self.step([s for s in everyone if len(s.output) < num_tokens], chunk)
         return everyone
 
+    def decode_job(self, sequences: Sequence[Running], ahead: int, max_steps: int) -> Job:
+        """Steps of sequences that have computed `ahead` tokens more than is known here."""
+        numbers = [(s.slot, s.num_computed + ahead, 1) for s in sequences]
+        slots, starts, counts = np.array(numbers, dtype=np.int32).T
+        rows = Rows(slots, starts, counts, np.ones(len(slots), dtype=np.bool_))
+        return Job(8, self.spec.name, Phase.DECODE, 0, 1.0, rows, self._delta(), (), max_steps)
+
     def grow(self, sequence: Running, num_tokens: int) -> None:
         width = self.spec.shape.block_tokens(BLOCK_BYTES)
         while sequence.num_columns * width < num_tokens:
@@ -157,8 +165,8 @@ class Driver:
         assert next(tokens, None) is None
 
 
-def drivers(unit: UnitSpec) -> list[Driver]:
-    """A driver for each model of the unit, over one pool."""
-    runner = UnitRunner(unit)
+def drivers(unit: UnitSpec, capture: Capture | None = None) -> list[Driver]:
+    """A driver for each model of the unit, over one pool; capture: as of `UnitRunner`."""
+    runner = UnitRunner(unit, capture=capture)
     blocks = iter(np.random.default_rng(1).permutation(unit.num_blocks).tolist())
     return [Driver(runner, model, blocks) for model in unit.models]

@@ -58,7 +58,7 @@ def test_shapes_and_zeros(tiny: ModelBuilder) -> None:
     assert (llama.block_tokens, qwen.block_tokens) == (16, 8)
     assert llama.tables.shape == (5, 3, 2, 7)
     assert qwen.tables.shape == (5, 4, 2, 13)
-    assert llama.history.shape == (5, 101)
+    assert llama.history.shape == (6, 101)
     assert llama.from_right.shape == (5,)
     for tensor in (arena.pool, qwen.tables, qwen.history, qwen.from_right):
         assert not tensor.any()

@@ -11,7 +11,7 @@ import torch
 
 from muxcluster.core.job import Rows, TokenLogprobs
 from muxcluster.core.sampling import SamplingParams
-from muxcluster.engine.model_runner import RowsResult
+from muxcluster.engine.pending import RowsResult
 from muxcluster.engine.pieces import PieceThreads, cut
 from tests.engine_model.conftest import ModelBuilder
 from tests.engine_model.driver import Driver, Running, drivers, ragged, unit_of

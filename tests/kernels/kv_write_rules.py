@@ -74,6 +74,18 @@ class KvWriteRules:
         self.write(case, torch.empty(0, 2, 64), torch.empty(0, 2, 64), [], [])
         assert (case.pool == 0xFF).all()
 
+    @pytest.mark.parametrize("absent", [(), (0,), (1, 4), (0, 1, 2, 3, 4)])
+    def test_tokens_at_negative_positions_write_nothing(self, absent):
+        """Not even where their slot is none of the table's."""
+        case, same = empty_case([5], 3, 64), empty_case([5], 3, 64)
+        key, value = torch.randn(2, 5, 3, 64)
+        there = [i for i in range(5) if i not in absent]
+        slots = [10**6 if i in absent else 0 for i in range(5)]
+        positions = [-1 if i in absent else i for i in range(5)]
+        self.write(case, key, value, slots, positions)
+        self.write(same, key[there], value[there], [0] * len(there), there)
+        assert torch.equal(case.pool, same.pool)
+
     @pytest.mark.parametrize(
         ("change", "message"),
         [

@@ -110,6 +110,7 @@ class PagedDecodeRules:
             ({"pool": torch.zeros(4, 16384)}, "pool"),
             ({"pool": torch.zeros(4, 16382, dtype=torch.uint8)}, "cannot hold"),
             ({"table": torch.zeros(2, 2, 3)}, "table"),
+            ({"table": torch.zeros(2, 3, dtype=torch.int32)}, "table"),
             ({"from_right": torch.zeros(2)}, "from_right"),
             ({"slots": torch.zeros(3, dtype=torch.int32)}, "slots"),
             ({"lengths": torch.ones(2)}, "lengths"),

@@ -23,6 +23,7 @@ class SlotSampling:
 
     Numbers are those of `SamplingParams`; `top_k` is vocab_size where the request set none.
     seed: uint64. num_prompt_tokens: output token i of a slot is history[num_prompt_tokens + i].
+    needs_host: bias, penalties or logprobs are asked for; so is the host while min_tokens holds.
     wants_logprobs, num_top: whether logprobs are reported, and how many alternatives.
     biases, end_tokens: only of slots that need them; end tokens matter while min_tokens holds.
     """
@@ -45,6 +46,7 @@ class SlotSampling:
         self.biases: dict[int, TokenBias] = {}
         self.end_tokens: dict[int, NDArray[np.int64]] = {}
         self.has_bias = np.zeros(max_seqs, dtype=np.bool_)
+        self.needs_host = np.zeros(max_seqs, dtype=np.bool_)
 
     def admit(self, slot: int, sampling: SamplingParams, num_prompt_tokens: int) -> None:
         """Overwrite everything known of `slot` with a new sequence's parameters.
@@ -66,6 +68,13 @@ class SlotSampling:
         self.wants_logprobs[slot] = sampling.logprobs is not None
         self.num_top[slot] = sampling.logprobs or 0
         self.has_bias[slot] = bias is not None
+        self.needs_host[slot] = (
+            bias is not None
+            or sampling.logprobs is not None
+            or sampling.repetition_penalty != 1
+            or sampling.frequency_penalty != 0
+            or sampling.presence_penalty != 0
+        )
         self.biases.pop(slot, None)
         if bias is not None:
             self.biases[slot] = bias

@@ -1,0 +1,123 @@
+"""Steps on a GPU, given to it without waiting: prompts and mixed batches as they come, decodes
+replayed."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from muxcluster.core.job import Admission, Rows, TableDelta
+from muxcluster.engine.attention_paged import PagedAttention
+from muxcluster.engine.batch import HostBatch, TokenBatch, host_batch
+from muxcluster.engine.captures import Capture
+from muxcluster.engine.decode_graphs import DecodeGraphs
+from muxcluster.engine.loaded_model import LoadedModel, Numbers
+from muxcluster.engine.news import News
+from muxcluster.engine.pending import InOrder, Pending, Readback, Ready, result_of
+from muxcluster.engine.sampling.plain import draw, is_plain, limits, random_numbers
+from muxcluster.engine.sampling.sampler import sample
+from muxcluster.engine.upload import PackedUpload
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Inputs:
+    """wanted: int64, tokens whose logits are. places: int64 [sampling rows], in the flattened
+    history, where their tokens go. outcome, drawing: as of `plain.draw`."""
+
+    batch: TokenBatch
+    wanted: Tensor
+    places: Tensor
+    outcome: Tensor
+    drawing: Sequence[Tensor]
+
+
+class DeviceSteps:
+    """Runs a model's rows, one launch at a time; launches are ordered by the calling stream."""
+
+    def __init__(self, model: LoadedModel, capture: Capture) -> None:
+        self._model = model
+        self._capture = capture
+        self._upload = PackedUpload(model.pool.device)
+        self._news = News(model.arena)
+        self._decodes: dict[int, DecodeGraphs] = {}
+
+    def admit(self, admission: Admission) -> None:
+        """As `News.admit`; written with the next rows."""
+        self._news.admit(admission)
+
+    def write_tables(self, delta: TableDelta) -> None:
+        """As `News.add_tables`; written with the next rows."""
+        self._news.add_tables(delta)
+
+    def record(self, num_rows: int) -> None:
+        """As `DecodeGraphs.record`, for the calling thread's stream."""
+        self._decode().record(num_rows)
+
+    def launch(self, rows: Rows, num_steps: int) -> Pending:
+        """As `ModelRunner.launch`."""
+        if np.all(rows.samples) and np.all(rows.counts == 1):
+            return self._decode().launch(rows.slots, rows.starts, num_steps)
+        first = self._once(rows)
+        if num_steps == 1:
+            return first
+        starts = rows.starts + rows.counts
+        return InOrder((first, self._decode().launch(rows.slots, starts, num_steps - 1)))
+
+    def _decode(self) -> DecodeGraphs:
+        place = self._capture.place
+        decode = self._decodes.get(place)
+        if decode is None:
+            decode = DecodeGraphs(self._model, self._capture, self._upload, self._news)
+            self._decodes[place] = decode
+        return decode
+
+    def _once(self, rows: Rows) -> Pending:
+        """One step of rows of any number of tokens."""
+        model = self._model
+        batch = host_batch(rows.slots, rows.starts, rows.counts)
+        asked = model.prompts.of(rows.slots, rows.starts, rows.counts)
+        sampling = np.flatnonzero(rows.samples)
+        slots, lengths = rows.slots[sampling], (rows.starts + rows.counts)[sampling]
+        wanted = np.concatenate((batch.ends[sampling], asked.tokens))
+        inputs = self._begin(batch, wanted, slots, lengths)
+        logits = self._logits(inputs)
+        own, history = logits[: len(slots)], model.arena.history
+        prompt_logprobs = asked.logprobs(logits[len(slots) :], history) if asked.rows else {}
+        if is_plain(model.sampling, slots, lengths):
+            draw(own, inputs.drawing, None, inputs.outcome)
+            history.view(-1)[inputs.places] = inputs.outcome[1:].to(history.dtype)
+            readback = Readback(1, len(slots), history.device)
+            readback.take(0, inputs.outcome)
+            return readback.close(prompt_logprobs)
+        sampled = sample(own, slots, history, lengths, model.sampling)
+        (tokens,) = self._upload([sampled.tokens])
+        history.view(-1)[inputs.places] = tokens
+        return Ready(result_of([sampled], sampling, prompt_logprobs))
+
+    def _begin(
+        self, batch: HostBatch, wanted: NDArray[np.int64], slots: Numbers, lengths: Numbers
+    ) -> _Inputs:
+        """All that the step reads, on the device, and the news written."""
+        model, num_rows = self._model, len(slots)
+        width = model.arena.history.shape[1]
+        arrays = [
+            wanted if len(wanted) else np.zeros(1, dtype=np.int64),
+            slots.astype(np.int64) * width + lengths,
+            np.zeros(1 + num_rows, dtype=np.int64),
+            *limits(model.sampling, slots, num_rows),
+            random_numbers(model.sampling, slots, lengths, 1, num_rows)[0],
+        ]
+        tensors = self._upload([*batch.arrays, *arrays, *self._news.take()])
+        num_batch, num_inputs = len(batch.arrays), len(batch.arrays) + len(arrays)
+        self._news.write(tensors[num_inputs:])
+        some, places, outcome, *drawing = tensors[num_batch:num_inputs]
+        return _Inputs(batch.on_device(tensors[:num_batch]), some, places, outcome, drawing)
+
+    def _logits(self, inputs: _Inputs) -> Tensor:
+        """fp32 [wanted, vocab]; one row too many where none is wanted."""
+        model, batch = self._model, inputs.batch
+        tokens = model.arena.history[batch.token_slots, batch.positions].long()
+        attention = PagedAttention(model.pool, model.arena, batch)
+        return model.forward.logits(tokens, batch.positions, attention, inputs.wanted)

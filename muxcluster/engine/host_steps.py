@@ -1,0 +1,88 @@
+"""Steps on the CPU: inputs as they are, attention planned a step, sampling on arrays."""
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from muxcluster.core.job import Admission, Rows, Side, TableDelta, TokenLogprobs
+from muxcluster.engine.arena import ModelArena
+from muxcluster.engine.attention import LayerAttention
+from muxcluster.engine.attention_cpu import PlannedAttention
+from muxcluster.engine.batch import TokenBatch, token_batch
+from muxcluster.engine.loaded_model import LoadedModel, Numbers
+from muxcluster.engine.pending import Pending, Ready, result_of
+from muxcluster.engine.sampling.sampler import Sampled, sample
+
+
+class HostSteps:
+    """Runs a model's rows; several threads may run rows of their own at a time."""
+
+    def __init__(self, model: LoadedModel) -> None:
+        self._model = model
+        self._device = model.pool.device
+        self._attention: Callable[[Tensor, ModelArena, TokenBatch], LayerAttention]
+        self._attention = PlannedAttention
+
+    def admit(self, admission: Admission) -> None:
+        """Enter the slot's side, and its tokens where they came along."""
+        slot, tokens, arena = admission.slot, admission.tokens, self._model.arena
+        arena.from_right[slot] = admission.side is Side.RIGHT
+        if len(tokens):
+            arena.history[slot, : len(tokens)] = self._tensor(tokens)
+
+    def write_tables(self, delta: TableDelta) -> None:
+        """Enter the delta's blocks into the block tables."""
+        if not len(delta):
+            return
+        tables = self._model.arena.tables
+        blocks = self._tensor(delta.blocks).to(tables.dtype)
+        slots, columns = self._index(delta.slots), self._index(delta.columns)
+        tables[slots, :, :, columns] = blocks.view(len(delta), *tables.shape[1:3])
+
+    def record(self, num_rows: int) -> None:
+        """Nothing is recorded."""
+
+    def launch(self, rows: Rows, num_steps: int) -> Pending:
+        """As `ModelRunner.launch`; done on return."""
+        sampling = np.flatnonzero(rows.samples)
+        starts, counts = rows.starts, rows.counts
+        steps: list[Sampled] = []
+        prompt_logprobs: Mapping[int, tuple[TokenLogprobs, ...]] = {}
+        for _ in range(num_steps):
+            batch = token_batch(rows.slots, starts, counts, self._device)
+            asked = self._model.prompts.of(rows.slots, starts, counts)
+            logits = self._logits(batch, np.concatenate((batch.ends[sampling], asked.tokens)))
+            lengths = (starts + counts)[sampling]
+            steps.append(self._sample(logits[: len(sampling)], rows.slots[sampling], lengths))
+            if len(asked.rows):
+                history = self._model.arena.history
+                prompt_logprobs = asked.logprobs(logits[len(sampling) :], history)
+            starts, counts = starts + counts, np.ones_like(counts)
+        return Ready(result_of(steps, sampling, prompt_logprobs))
+
+    def _logits(self, batch: TokenBatch, wanted: NDArray[np.int64]) -> Tensor:
+        """fp32 [len(wanted), vocab]; the forward runs even where no logits are wanted."""
+        model = self._model
+        tokens = model.arena.history[batch.token_slots, batch.positions].long()
+        attention = self._attention(model.pool, model.arena, batch)
+        some = wanted if len(wanted) else np.zeros(1, dtype=np.int64)
+        logits = model.forward.logits(tokens, batch.positions, attention, self._index(some))
+        return logits[: len(wanted)]
+
+    def _sample(self, logits: Tensor, slots: Numbers, lengths: Numbers) -> Sampled:
+        if not len(slots):
+            return Sampled(np.empty(0, dtype=np.int32), {})
+        history = self._model.arena.history
+        sampled = sample(logits, slots, history, lengths, self._model.sampling)
+        history[self._index(slots), self._index(lengths)] = self._tensor(sampled.tokens)
+        return sampled
+
+    def _index(self, array: NDArray[np.integer]) -> Tensor:
+        return self._tensor(array.astype(np.int64))
+
+    def _tensor(self, array: NDArray[np.integer]) -> Tensor:
+        """A copy: arrays of a decoded message are read-only, which torch does not know."""
+        return torch.from_numpy(array.copy()).to(self._device)

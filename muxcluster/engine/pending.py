@@ -1,0 +1,119 @@
+"""What rows came to, and what stands for it while the device still works."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from muxcluster.core.job import TokenLogprobs
+from muxcluster.engine.sampling.sampler import Sampled
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowsResult:
+    """tokens: int32 [steps, sampling rows]. Logprobs: as in `JobResult`, keyed by row."""
+
+    tokens: NDArray[np.int32]
+    logprobs: Mapping[int, tuple[TokenLogprobs, ...]]
+    prompt_logprobs: Mapping[int, tuple[TokenLogprobs, ...]]
+    num_broken: int
+
+
+class Pending(Protocol):
+    """Steps that were given to the device."""
+
+    def result(self) -> RowsResult:
+        """Waits until they are done."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """Steps that somebody had to wait for already."""
+
+    value: RowsResult
+
+    def result(self) -> RowsResult:
+        """What they came to."""
+        return self.value
+
+
+class Readback:
+    """Outcomes of plain steps, copied to the host behind them."""
+
+    def __init__(self, num_steps: int, num_rows: int, device: torch.device) -> None:
+        is_cuda = device.type == "cuda"
+        self._device = device
+        self._host = torch.empty((num_steps, 1 + num_rows), dtype=torch.int64, pin_memory=is_cuda)
+        self._done = _new_event() if is_cuda else None
+        self._prompt_logprobs: Mapping[int, tuple[TokenLogprobs, ...]] = {}
+
+    def take(self, step: int, outcome: Tensor) -> None:
+        """outcome: int64 [at least 1 + rows], broken rows of all steps so far, then the tokens."""
+        self._host[step].copy_(outcome[: self._host.shape[1]], non_blocking=True)
+
+    def close(self, prompt_logprobs: Mapping[int, tuple[TokenLogprobs, ...]]) -> Pending:
+        """After the last step was taken."""
+        self._prompt_logprobs = prompt_logprobs
+        if self._done is not None:
+            self._done.record(torch.cuda.current_stream(self._device))
+        return self
+
+    def result(self) -> RowsResult:
+        """As `Pending.result`."""
+        if self._done is not None:
+            self._done.synchronize()
+        outcomes = self._host.numpy()
+        return RowsResult(
+            tokens=outcomes[:, 1:].astype(np.int32),
+            logprobs={},
+            prompt_logprobs=self._prompt_logprobs,
+            num_broken=int(outcomes[-1, 0]),
+        )
+
+
+def _new_event() -> torch.cuda.Event:
+    return torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's own gap
+
+
+@dataclass(frozen=True, slots=True)
+class InOrder:
+    """Steps of the same rows, one part after the other."""
+
+    parts: Sequence[Pending]
+
+    def result(self) -> RowsResult:
+        """As `Pending.result`, of all parts."""
+        results = [part.result() for part in self.parts]
+        asking = {row for result in results for row in result.logprobs}
+        return RowsResult(
+            tokens=np.concatenate([result.tokens for result in results]),
+            logprobs={
+                row: tuple(entry for result in results for entry in result.logprobs.get(row, ()))
+                for row in asking
+            },
+            prompt_logprobs=results[0].prompt_logprobs,
+            num_broken=sum(result.num_broken for result in results),
+        )
+
+
+def result_of(
+    steps: Sequence[Sampled],
+    rows: NDArray[np.intp],
+    prompt_logprobs: Mapping[int, tuple[TokenLogprobs, ...]],
+) -> RowsResult:
+    """What steps of the host's sampler came to.
+
+    rows: the job's sampling rows; the steps count these only.
+    """
+    asking = [i for i in range(len(rows)) if i in steps[0].logprobs]
+    return RowsResult(
+        tokens=np.stack([step.tokens for step in steps]),
+        logprobs={int(rows[i]): tuple(step.logprobs[i] for step in steps) for i in asking},
+        prompt_logprobs=prompt_logprobs,
+        num_broken=sum(len(step.broken_rows) for step in steps),
+    )

@@ -1,0 +1,69 @@
+"""Sampling without the host: temperature, min-p, top-k, top-p and the draw, in one kernel."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from kernels.sample import sample
+from muxcluster.engine.sampling.randomness import uniforms
+from muxcluster.engine.sampling.slots import SlotSampling
+from muxcluster.engine.upload import Array
+
+Numbers = NDArray[np.int32]
+
+
+def is_plain(state: SlotSampling, slots: Numbers, lengths: Numbers) -> bool:
+    """Whether no row asks for more. slots, lengths: [rows], as of `sampler.sample`."""
+    held = lengths - state.num_prompt_tokens[slots] < state.min_tokens[slots]
+    return not bool((state.needs_host[slots] | held).any())
+
+
+def limits(state: SlotSampling, slots: Numbers, num_rows: int) -> list[Array]:
+    """Temperature, top_k, top_p and min_p of `num_rows` rows, as `kernels.sample` wants them.
+
+    Rows beyond the slots take the best token.
+    """
+    return [
+        filled(state.temperature[slots], num_rows, 0.0),
+        filled(state.top_k[slots], num_rows, 1),
+        filled(state.top_p[slots], num_rows, 1.0),
+        filled(state.min_p[slots], num_rows, 0.0),
+    ]
+
+
+def random_numbers(
+    state: SlotSampling, slots: Numbers, lengths: Numbers, num_steps: int, num_rows: int
+) -> NDArray[np.float64]:
+    """float64 [num_steps, num_rows] in (0, 1), for tokens at `lengths` and those that follow."""
+    numbers = np.full((num_steps, num_rows), 0.5)
+    first = lengths - state.num_prompt_tokens[slots]
+    for step in range(num_steps):
+        numbers[step, : len(slots)] = uniforms(state.seed[slots], first + step)
+    return numbers
+
+
+def draw(logits: Tensor, drawing: Sequence[Tensor], live: Tensor | None, outcome: Tensor) -> None:
+    """Draw a token a row into outcome[1:], and add the broken rows among `live` to outcome[0].
+
+    logits: fp32 [rows, vocab]. drawing: `limits` and one step of `random_numbers`. live: int64
+    [rows] of ones and zeros, None: all. outcome: int64 [1 + rows]. What a broken row is and gets:
+    see `sampler.Sampled`.
+
+    The seed decides as in `sampler.sample`. Greedy rows get the same tokens; drawn ones do unless
+    the sampler's sums in float64 and the kernel's in whole numbers of 2**-42 round to different
+    sides of the random number, or exp differs between devices: their distribution is the same.
+    """
+    temperature, top_k, top_p, min_p, uniform = drawing
+    # A row's maximum shows NaN, +inf and, with nothing finite, -inf.
+    is_broken = ~logits.amax(-1).isfinite()
+    outcome[0].add_((is_broken if live is None else is_broken * live).sum())
+    outcome[1:] = sample(logits, temperature, top_k, top_p, min_p, uniform)
+
+
+def filled(values: Array, num_rows: int, fill: float) -> Array:
+    """[num_rows], `values` and then `fill`."""
+    array = np.full(num_rows, fill, dtype=values.dtype)
+    array[: len(values)] = values
+    return array

@@ -1,0 +1,113 @@
+"""A CUDA graph's twin on the CPU: a step's operators, recorded and run again without its Python."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten
+
+from kernels.kv_write import kv_write
+from kernels.paged_decode import paged_decode
+from kernels.sample import sample
+from muxcluster.engine import attention_paged
+from muxcluster.engine.captures import Step
+from muxcluster.engine.sampling import plain
+
+Operator = Callable[..., Any]
+
+_ASKING = {
+    torch.ops.aten._local_scalar_dense.default,
+    torch.ops.aten.item.default,
+    torch.ops.aten.is_nonzero.default,
+    torch.ops.aten.nonzero.default,
+    torch.ops.aten.masked_select.default,
+    torch.ops.aten._unique2.default,
+    torch.ops.aten.equal.default,
+    torch.ops.aten.resolve_conj.default,
+}
+"""Operators that wait for the device (the last one in `tolist` and `numpy`), or whose result has as
+many elements as it says."""
+
+
+def _has_mask(args: tuple[Any, ...]) -> bool:
+    """Whether elements are picked by truth values: how many, only the device knows."""
+    picked = args[1] if len(args) > 1 and isinstance(args[1], list) else []
+    return any(isinstance(each, torch.Tensor) and each.dtype == torch.bool for each in picked)
+
+
+@dataclass
+class _Tape(TorchDispatchMode):
+    calls: list[tuple[Operator, tuple[Any, ...], dict[str, Any], Any]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def __torch_dispatch__(
+        self, func: Operator, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if func in _ASKING or _has_mask(args):
+            raise RuntimeError(f"{func} asks the device while it is being captured")
+        return self.note(func, args, kwargs or {})
+
+    def note(self, func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run it and remember it, with the very tensors it took and gave."""
+        result = func(*args, **kwargs)
+        self.calls.append((func, args, kwargs, result))
+        return result
+
+    def replay(self) -> None:
+        for func, args, kwargs, result in self.calls:
+            again = func(*args, **kwargs)
+            for old, new in zip(tree_flatten(result)[0], tree_flatten(again)[0], strict=True):
+                if isinstance(old, torch.Tensor) and old.data_ptr() != new.data_ptr():
+                    old.copy_(new)
+
+
+class TapeCapture:
+    """Kernels are single operators of the tape, as they are on a GPU.
+
+    place: may be set. captures, replays: how many there were.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.place = 0
+        self.captures = 0
+        self.replays = 0
+        self._tape: _Tape | None = None
+        for module, kernel in (
+            (attention_paged, kv_write),
+            (attention_paged, paged_decode),
+            (plain, sample),
+        ):
+            monkeypatch.setattr(module, kernel.__name__, self._as_one(kernel))
+
+    def capture(self, step: Step) -> Step:
+        """As `Capture.capture`."""
+        self.captures += 1
+        step()
+        tape = _Tape()
+        self._tape = tape
+        try:
+            with tape:
+                step()
+        finally:
+            self._tape = None
+
+        def replay() -> None:
+            self.replays += 1
+            tape.replay()
+
+        return replay
+
+    def _as_one(self, kernel: Operator) -> Operator:
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            tape = self._tape
+            if tape is None:
+                return kernel(*args, **kwargs)
+            with torch.utils._python_dispatch._disable_current_modes():
+                return tape.note(kernel, args, kwargs)
+
+        return noted

@@ -1,0 +1,243 @@
+"""Decode steps recorded once and replayed: the tokens of the plain path, and nothing else touched.
+
+The tape stands for a CUDA graph: on a replay no Python of the step runs.
+"""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from muxcluster.core.job import Side
+from muxcluster.core.sampling import SamplingParams
+from muxcluster.engine import decode_graphs, runner
+from muxcluster.engine.captures import CallAgain, Step
+from muxcluster.engine.decode_graphs import batch_sizes
+from tests.engine_model.conftest import ModelBuilder
+from tests.engine_model.driver import Driver, Running, drivers, ragged, unit_of
+from tests.engine_model.tape import TapeCapture
+from tests.oracles import GreedyOracle
+
+SIDES = (Side.LEFT, Side.RIGHT)
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "opt", "mixtral", "gemma2")
+
+
+DRAWN = SamplingParams(temperature=1.3, top_k=40, top_p=0.95, min_p=0.01, seed=11)
+EDITED = SamplingParams(
+    temperature=0.8,
+    seed=12,
+    repetition_penalty=1.2,
+    frequency_penalty=0.3,
+    logit_bias=((5, 2.0),),
+    min_tokens=3,
+    logprobs=2,
+    prompt_logprobs=1,
+)
+
+
+@pytest.fixture
+def tape(monkeypatch: pytest.MonkeyPatch) -> TapeCapture:
+    """Modules of transformers, as on a GPU."""
+    monkeypatch.setattr(runner, "is_fusible", lambda model: False)
+    return TapeCapture(monkeypatch)
+
+
+def grow_and_shrink(driver: Driver, sampling: SamplingParams | None = None) -> list[Running]:
+    """Ten sequences of both sides come one by one and go at different lengths."""
+    options = (sampling,) if sampling else (SamplingParams(temperature=0.0),)
+    prompts = ragged(driver.spec.vocab_size, 10, seed=4)
+    everyone: list[Running] = []
+    for number, prompt in enumerate(prompts):
+        everyone.append(driver.admit(prompt, *options, side=SIDES[number % 2]))
+        driver.step([everyone[-1]], chunk=1000)
+        driver.step([s for s in everyone if len(s.output) < 5 + s.slot], chunk=1)
+    while running := [s for s in everyone if len(s.output) < 5 + s.slot]:
+        driver.step(running, chunk=1, max_steps=min(5 + s.slot - len(s.output) for s in running))
+    return everyone
+
+
+def check(directory: Path, sequences: list[Running]) -> None:
+    oracle = GreedyOracle(directory)
+    for s in sequences:
+        oracle.check(s.tokens[: s.num_prompt], s.output)
+    assert oracle.num_near_ties <= 1
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_batches_that_grow_and_shrink_yield_hugging_faces_tokens(
+    tiny: ModelBuilder, family: str, tape: TapeCapture
+) -> None:
+    (driver,) = drivers(unit_of(tiny(family)), tape)
+    sequences = grow_and_shrink(driver)
+    assert len({tuple(s.output[:5]) for s in sequences}) == 10
+    check(tiny(family), sequences)
+    assert tape.captures == 4  # of 1, 2, 4 and 8 rows
+    assert tape.replays > 20
+
+
+def test_our_own_decoder_is_recorded_as_well(
+    tiny: ModelBuilder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (driver,) = drivers(unit_of(tiny("llama")), TapeCapture(monkeypatch))
+    check(tiny("llama"), grow_and_shrink(driver))
+
+
+def test_mixed_jobs_and_several_steps_after_a_prompt(tiny: ModelBuilder, tape: TapeCapture) -> None:
+    directory = tiny("qwen3")
+    unit = unit_of(directory)
+    (driver,) = drivers(unit, tape)
+    check(directory, driver.run(ragged(unit.models[0].vocab_size), 12))
+    late = [driver.admit([5, 6, 7]), driver.admit([8])]
+    driver.step(late, chunk=10, max_steps=4)
+    assert [len(s.output) for s in late] == [4, 4]
+    check(directory, late)
+
+
+def test_recording_and_rows_that_fill_up_touch_no_sequence(
+    tiny: ModelBuilder, tape: TapeCapture
+) -> None:
+    (driver,) = drivers(unit_of(tiny("llama")), tape)
+    sequences = [driver.admit(p, side=s) for p, s in zip(([1, 2, 3], [4]), SIDES, strict=True)]
+    driver.step(sequences, chunk=10)
+    arena, model = driver.runner.arena, driver.runner.arena.model(driver.spec.name)
+    own = (arena.pool, model.tables, model.history[:-1], model.from_right)
+    before = [tensor.clone() for tensor in own]
+    driver.runner.record()
+    assert tape.captures == len(batch_sizes(12))
+    assert all(torch.equal(a, b) for a, b in zip(own, before, strict=True))
+    driver.grow(sequences[0], 4)
+    driver.step(sequences[:1], chunk=1)
+    driver.step(sequences[:1], chunk=1)
+    changed = (arena.pool != before[0]).any(1).sum()
+    assert changed == driver.spec.shape.blocks_per_column  # those of the one column it has
+    changed = model.history[:-1] != before[2]
+    assert changed.nonzero().tolist() == [[0, 4], [0, 5]]
+
+
+def test_a_step_is_recorded_once_a_size_and_place(tiny: ModelBuilder, tape: TapeCapture) -> None:
+    (driver,) = drivers(unit_of(tiny("llama")), tape)
+    rows = [driver.admit([number + 1]) for number in range(8)]
+    for num_rows in (8, 5, 7, 6, 8):
+        driver.step(rows[:num_rows], chunk=1)
+    assert tape.captures == 1
+    tape.place = 3
+    driver.step(rows, chunk=1)
+    assert tape.captures == 2
+    check(tiny("llama"), rows)
+
+
+class Refusing(CallAgain):
+    """Captures as a GPU does whose model waits for it."""
+
+    def capture(self, step: Step) -> Step:
+        step()
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+
+def test_without_graphs_steps_run_as_they_are_and_one_line_says_so(
+    tiny: ModelBuilder, caplog: pytest.LogCaptureFixture
+) -> None:
+    (driver,) = drivers(unit_of(tiny("llama")), Refusing())
+    with caplog.at_level(logging.WARNING, decode_graphs.__name__):
+        sequences = grow_and_shrink(driver)
+    (record,) = caplog.records
+    assert "llama decodes without CUDA graphs: operation not permitted" in record.message
+    check(tiny("llama"), sequences)
+
+
+def test_a_model_that_asks_the_device_is_not_recorded(
+    tiny: ModelBuilder, tape: TapeCapture, caplog: pytest.LogCaptureFixture
+) -> None:
+    """This rotary embedding looks at the largest position."""
+    rope = {"rope_type": "dynamic", "rope_theta": 5000.0, "factor": 2.0}
+    directory = tiny("llama", rope_parameters=rope)
+    (driver,) = drivers(unit_of(directory), tape)
+    check(directory, driver.run(ragged(driver.spec.vocab_size, 3), 6))
+    assert sum("without CUDA graphs" in record.message for record in caplog.records) == 1
+    assert tape.replays == 0
+
+
+def test_a_step_goes_on_from_one_whose_result_nobody_has_seen(
+    tiny: ModelBuilder, tape: TapeCapture
+) -> None:
+    (driver,) = drivers(unit_of(tiny("llama")), tape)
+    rows = [driver.admit([1, 2, 3]), driver.admit([4, 5], DRAWN)]
+    driver.step(rows, chunk=10)
+    for s in rows:
+        driver.grow(s, len(s.tokens) + 8)
+    jobs = [driver.decode_job(rows, ahead=0, max_steps=3), driver.decode_job(rows, 3, max_steps=2)]
+    first, second = (driver.runner.launch(job) for job in jobs)
+    later, earlier = second.result(), first.result()
+    (plain,) = drivers(unit_of(tiny("llama")))
+    same = [plain.admit([1, 2, 3]), plain.admit([4, 5], DRAWN)]
+    plain.step(same, chunk=10)
+    plain.step(same, chunk=1, max_steps=5)
+    for row, s in enumerate(same):
+        got = [*earlier.tokens[3 * row : 3 * row + 3], *later.tokens[2 * row : 2 * row + 2]]
+        assert got == s.output[1:]
+
+
+@pytest.mark.parametrize("sampling", [DRAWN, EDITED])
+def test_the_seed_decides_as_it_does_on_the_cpu(
+    tiny: ModelBuilder, tape: TapeCapture, sampling: SamplingParams
+) -> None:
+    unit = unit_of(tiny("llama"))
+    (plain,), (replayed,) = drivers(unit), drivers(unit, tape)
+    for expected, got in zip(
+        grow_and_shrink(plain, sampling), grow_and_shrink(replayed, sampling), strict=True
+    ):
+        assert got.output == expected.output
+        for entries, others in (
+            (got.logprobs, expected.logprobs),
+            (got.prompt_logprobs, expected.prompt_logprobs),
+        ):
+            assert [e.token for e in entries] == [e.token for e in others]
+            for entry, other in zip(entries, others, strict=True):
+                assert entry.logprob == pytest.approx(other.logprob, abs=2e-4)
+    assert tape.replays > 20
+
+
+def test_a_batch_with_one_row_that_needs_the_host(tiny: ModelBuilder, tape: TapeCapture) -> None:
+    unit = unit_of(tiny("llama"))
+    (plain,), (replayed,) = drivers(unit), drivers(unit, tape)
+    outputs = []
+    for driver in (plain, replayed):
+        rows = [driver.admit([3, 4]), driver.admit([5, 6], EDITED), driver.admit([7, 8], DRAWN)]
+        driver.step(rows, chunk=10)
+        driver.step(rows, chunk=1, max_steps=6)
+        driver.step(rows[::2], chunk=1, max_steps=3)
+        outputs.append([s.output for s in rows])
+        assert len(rows[1].logprobs) == len(rows[1].output) == 7
+    assert outputs[0] == outputs[1]
+    assert tape.replays > 0
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda x: bool(x.max() > 2),
+        lambda x: x.max().item(),
+        lambda x: x.tolist(),
+        lambda x: x.numpy(),
+        lambda x: x[x > 1],
+        lambda x: x.nonzero(),
+        lambda x: torch.equal(x, x),
+    ],
+)
+def test_the_tape_notices_a_question(tape: TapeCapture, ask: Callable[[torch.Tensor], Any]) -> None:
+    numbers = torch.arange(4)
+    with torch.inference_mode(), pytest.raises(RuntimeError, match="asks the device"):
+        tape.capture(lambda: ask(numbers))
+
+
+@pytest.mark.parametrize("most", [1, 3, 8, 64, 100, 256, 700])
+def test_sizes_serve_every_batch_and_few_rows_fill_up(most: int) -> None:
+    sizes = batch_sizes(most)
+    assert sizes == sorted(set(sizes))
+    assert sizes[-1] == most
+    for num_rows in range(1, most + 1):
+        size = next(size for size in sizes if size >= num_rows)
+        assert size <= max(num_rows + 3, 8 * -(-num_rows // 8), int(1.25 * num_rows))
