@@ -19,6 +19,7 @@ from rich.table import Table
 
 from muxcluster.cli.profile_input import (
     Subject,
+    can_divide,
     check_itemsizes,
     chosen,
     node_of,
@@ -26,17 +27,22 @@ from muxcluster.cli.profile_input import (
     shares_of,
     subject_of,
 )
+from muxcluster.cli.profile_pairs import measured_pairs, points_of, show_pairs
 from muxcluster.cli.signals import Stopped, stoppable
-from muxcluster.config import load_config
+from muxcluster.config import Config, load_config
 from muxcluster.core.errors import ConfigError
 from muxcluster.engine.profiling import measure
 from muxcluster.engine.profiling_grid import Grid, Point, fits
-from placement.cost import Cost, Profile, ProfiledModel, cost_for
+from muxcluster.engine.profiling_pairs import PairPoint
+from placement.cost import Cost, Pair, Profile, ProfiledModel, cost_for
+from placement.problem import Node
 from placement.shapes import ModelShape
 
 FULL = Grid(shares=(), batches=(1, 2, 4, 8), lengths=(32, 128, 512), repeats=3)
 QUICK = Grid(shares=(), batches=(1, 4), lengths=(32, 128), repeats=1)
 """No shares: those that the node can be divided into."""
+FULL_GPU = Grid(shares=(), batches=(1, 8, 32, 128), lengths=(128, 512, 2048), repeats=3)
+QUICK_GPU = Grid(shares=(), batches=(1, 32), lengths=(128, 1024), repeats=1)
 COLUMNS = ("share", "batch", "tokens", "prefill ms", "decode ms")
 BUSY_LOAD = 0.5
 """Mean number of running processes from which on the machine does not count as quiet."""
@@ -48,49 +54,55 @@ def profile(  # noqa: PLR0913 - each parameter is an option of the command line
     out: Annotated[Path | None, typer.Option(help="Write the profile to this file.")] = None,
     models: Annotated[str | None, typer.Option(help="Only these: a,b.")] = None,
     batches: Annotated[
-        str | None, typer.Option(help="Sequences a job, by default 1,2,4,8.")
+        str | None, typer.Option(help="Sequences a job, by default 1,2,4,8 (GPU: 1,8,32,128).")
     ] = None,
     lengths: Annotated[
-        str | None, typer.Option(help="Tokens of each prompt or context, by default 32,128,512.")
+        str | None,
+        typer.Option(help="Tokens of each prompt or context, by default 32,128,512, of a GPU x4."),
     ] = None,
     shares: Annotated[
-        str | None, typer.Option(help="Parts of the cores, by default 0.5,1.0.")
+        str | None,
+        typer.Option(help="Parts of the cores or SMs, by default 0.5,1.0 (GPU: 0.3,0.5,0.7,1.0)."),
     ] = None,
     repeats: Annotated[
         int | None, typer.Option(min=1, help="Runs of each cell, by default 3.")
     ] = None,
+    alone: Annotated[bool, typer.Option("--alone", help="Nothing side by side.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="A small grid, one run a cell.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the profile alone.")] = False,
 ) -> None:
-    """Measure on this machine how long jobs of CONFIG's models take, each model by itself.
+    """Measure on this machine how long jobs of CONFIG's models take.
 
-    What does not fit a model's context, its max_seqs or the KV pool is left out. Other work on
-    the machine spoils the figures. CPU nodes only. Exit code 2 where the input is wrong.
+    Each model by itself, then a prefill beside decodes for every two models and two shares that
+    make up the whole. What does not fit a model's context, its max_seqs or the KV pool is left
+    out. Other work on the machine spoils the figures. Exit code 2 where the input is wrong.
 
     Example: muxcluster profile muxcluster.yaml --out profile.json --batches 1,8 --lengths 64,512
     """
     if out is None and not as_json:
         raise typer.BadParameter("give --out FILE, --json or both")
-    defaults = QUICK if quick else FULL
+    loaded = load_config(config)
+    node = node_of(loaded)
+    defaults = _defaults(node, quick=quick)
     grid = Grid(
         numbers("--shares", shares, float),
         numbers("--batches", batches, int) or defaults.batches,
         numbers("--lengths", lengths, int) or defaults.lengths,
         repeats or defaults.repeats,
     )
-    loaded = load_config(config)
-    node = node_of(loaded)
-    grid = replace(grid, shares=shares_of(grid.shares, node))
-    subjects = [subject_of(loaded, model, node, grid) for model in chosen(loaded, models)]
+    grid, subjects = _subjects(loaded, node, grid, models)
     cost = cost_for(node.gpu, itemsize := check_itemsizes(loaded, subjects))
     if out is not None:
         _check_writable(out)
     begun_s = time.monotonic()
+    found, pairs = _measured(subjects, grid, () if alone else points_of(subjects, grid), cost)
+    threads = f", {subjects[0].spec.num_threads} threads" if node.gpu.is_cpu else ""
     measured = Profile(
         gpu=node.gpu.name,
         itemsize=itemsize,
-        machine=f"{_processor()}, {subjects[0].spec.num_threads} threads",
-        models=_measured(subjects, grid, cost),
+        machine=f"{_processor()}{threads}",
+        models=found,
+        pairs=pairs,
     )
     if out is not None:
         _write(measured, out)
@@ -102,29 +114,64 @@ def profile(  # noqa: PLR0913 - each parameter is an option of the command line
     _summarise(measured, subjects, grid, time.monotonic() - begun_s)
 
 
-def _measured(subjects: Sequence[Subject], grid: Grid, cost: Cost) -> tuple[ProfiledModel, ...]:
+def _defaults(node: Node, *, quick: bool) -> Grid:
+    if node.gpu.is_cpu:
+        return QUICK if quick else FULL
+    return QUICK_GPU if quick else FULL_GPU
+
+
+def _subjects(
+    config: Config, node: Node, grid: Grid, models: str | None
+) -> tuple[Grid, list[Subject]]:
+    """The grid with its shares, and who is measured on it.
+
+    Where jobs run on the whole GPU whatever their share says, that is the one share.
+    """
+    asked = chosen(config, models)
+    shared = replace(grid, shares=shares_of(grid.shares, node))
+    subjects = [subject_of(config, model, node, shared) for model in asked]
+    if all(can_divide(subject.spec) for subject in subjects) or shared.shares == (1.0,):
+        return shared, subjects
+    if grid.shares:
+        message = "--shares: policy.partition none runs jobs on the whole GPU, so 1.0 only"
+        raise typer.BadParameter(message)
+    whole = replace(grid, shares=(1.0,))
+    return whole, [subject_of(config, model, node, whole) for model in asked]
+
+
+def _measured(
+    subjects: Sequence[Subject], grid: Grid, points: Sequence[PairPoint], cost: Cost
+) -> tuple[tuple[ProfiledModel, ...], tuple[Pair, ...]]:
     """Raises typer.Exit (130) where a signal asks to stop; then no process is left."""
-    total_s = sum(
-        _predicted_s(cost, subject.model.facts.shape, grid.repeats, point)
+    shapes = {subject.model.name: subject.model.facts.shape for subject in subjects}
+
+    def predict(name: str, point: Point) -> float:
+        return _predicted_s(cost, shapes[name], grid.repeats, point)
+
+    lone = [
+        (subject.model.name, point)
         for subject in subjects
         for point in grid.points()
         if fits(subject.spec, point)
-    )
+    ]
+    paired = [(point.prefill_model, point.prefill) for point in points]
+    paired += [(point.decode_model, point.decode) for point in points]
+    total_s = sum(predict(*each) for each in (*lone, *paired))
     names = ", ".join(subject.model.name for subject in subjects)
     _say(f"{names}: about {total_s:.0f} s by the cost model")
     _warn_of_load()
     measured = []
     try:
-        with stoppable(), _progress(total_s) as advance:
+        with stoppable(), _progress(total_s, predict) as advance:
             for subject in subjects:
-                name, shape = subject.model.name, subject.model.facts.shape
-                predict = partial(_predicted_s, cost, shape, grid.repeats)
-                cells = measure(subject.spec, grid, partial(advance, name, predict))
-                measured.append(ProfiledModel(name=name, shape=shape, cells=cells))
+                name = subject.model.name
+                cells = measure(subject.spec, grid, partial(advance, name))
+                measured.append(ProfiledModel(name=name, shape=shapes[name], cells=cells))
+            pairs = measured_pairs(subjects, points, grid.repeats, advance)
     except Stopped:
         _say("interrupted, nothing is written")
         raise typer.Exit(130) from None
-    return tuple(measured)
+    return tuple(measured), pairs
 
 
 def _warn_of_load() -> None:
@@ -140,9 +187,11 @@ def _predicted_s(cost: Cost, shape: ModelShape, repeats: int, point: Point) -> f
 
 
 @contextmanager
-def _progress(total_s: float) -> Iterator[Callable[[str, Callable[[Point], float], Point], None]]:
-    """A bar on standard error where that is a terminal; yields what moves it on: a model's name,
-    what predicts its seconds, the point that is done."""
+def _progress(
+    total_s: float, predict: Callable[[str, Point], float]
+) -> Iterator[Callable[[str, Point], None]]:
+    """A bar on standard error where that is a terminal; yields what moves it on: a model's name and
+    the point that is done, whose seconds are predicted."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
     with Progress(
@@ -150,8 +199,8 @@ def _progress(total_s: float) -> Iterator[Callable[[str, Callable[[Point], float
     ) as bar:
         task = bar.add_task("loading", total=total_s)
 
-        def advance(name: str, predict: Callable[[Point], float], point: Point) -> None:
-            bar.update(task, description=name, advance=predict(point))
+        def advance(name: str, point: Point) -> None:
+            bar.update(task, description=name, advance=predict(name, point))
 
         yield advance
 
@@ -165,6 +214,7 @@ def _show(measured: Profile, console: Console) -> None:
             where = (f"{prefill.share:.0%}", str(prefill.batch), str(prefill.tokens))
             table.add_row(*where, *medians)
         console.print(table)
+    show_pairs(measured.pairs, console)
 
 
 def _summarise(measured: Profile, subjects: Sequence[Subject], grid: Grid, seconds: float) -> None:

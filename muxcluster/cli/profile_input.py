@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from importlib import import_module
 from typing import TypeVar
 
 import typer
@@ -13,11 +14,15 @@ from muxcluster.core.errors import ConfigError
 from muxcluster.core.job import WorkerSlot
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.profiling_grid import Grid, fits
-from placement.hardware import local_cores
+from placement.hardware import gpu_named, local_cores
 from placement.names import nearest
 from placement.problem import Node
 
 _MOST = 2**20
+GPU_SHARES = (0.3, 0.5, 0.7, 1.0)
+"""Measured by default: every rung is a process or a context of its own."""
+_DEVICES = "muxcluster.engine.profiling_device"
+"""Imports torch, which a profile of CPUs does without."""
 
 Number = TypeVar("Number", int, float)
 
@@ -45,16 +50,20 @@ def numbers(option: str, text: str | None, kind: Callable[[str], Number]) -> tup
 
 
 def node_of(config: Config) -> Node:
-    """The file's first node, which must be a CPU with no more cores than this machine has.
+    """The file's first node, which must be like this machine: a CPU with no more cores than it has,
+    or GPUs of its kind.
 
-    Raises ConfigError where it is not, or any other node has GPUs.
+    Raises ConfigError where it is not, or another node is of another kind.
     """
-    for index, section in enumerate(config.cluster.nodes):
-        if section.gpu != "cpu":
+    node, *others = nodes_of(config)
+    for index, other in enumerate(others, 1):
+        if other.gpu.name != node.gpu.name:
             key = f"cluster.nodes[{index}].gpu"
-            message = f"{section.gpu}: profile measures CPU nodes in this version"
+            message = f"{other.gpu.name}, after {node.gpu.name}: profile measures one kind of node"
             raise ConfigError(config.file, key, message)
-    node = nodes_of(config)[0]
+    if not node.gpu.is_cpu:
+        _check_gpu(config, node)
+        return node
     cores, here = node.gpu.num_sms, local_cores()
     if cores > here:
         message = f"{cores}, but this machine has {here}: run profile on node {node.name}"
@@ -62,11 +71,28 @@ def node_of(config: Config) -> Node:
     return node
 
 
-def shares_of(asked: Sequence[float], node: Node) -> tuple[float, ...]:
-    """The shares to measure, by default the node's own. Raises BadParameter for an impossible one.
+def _check_gpu(config: Config, node: Node) -> None:
+    names: Sequence[str] = import_module(_DEVICES).names()
+    try:
+        kinds = {gpu_named(name).name for name in names}
+    except ValueError:
+        kinds = set(names)
+    if kinds != {node.gpu.name}:
+        found = ", ".join(sorted(kinds)) or "no GPU"
+        message = f"{node.gpu.name}, but this machine has {found}: run profile on node {node.name}"
+        raise ConfigError(config.file, "cluster.nodes[0].gpu", message)
 
-    A share is a number of threads: 0.7 of two cores would be measured as 0.5.
+
+def shares_of(asked: Sequence[float], node: Node) -> tuple[float, ...]:
+    """The shares to measure, by default the node's own, of a GPU's some. Raises BadParameter for an
+    impossible one.
+
+    Of a CPU a share is a number of threads: 0.7 of two cores would be measured as 0.5.
     """
+    if not node.gpu.is_cpu:
+        if wrong := [share for share in asked if share > 1]:
+            raise typer.BadParameter(f"--shares: {wrong[0]:g} is more than the whole GPU")
+        return tuple(asked) or GPU_SHARES
     cores = node.gpu.num_sms
     for share in asked:
         is_whole = share <= 1 and (share * cores).is_integer()
@@ -104,6 +130,11 @@ def subject_of(config: Config, model: ConfiguredModel, node: Node, grid: Grid) -
         )
         raise ConfigError(config.file, key, message)
     return Subject(model, spec)
+
+
+def can_divide(spec: UnitSpec) -> bool:
+    """False where jobs run on the whole GPU, whatever their share says."""
+    return spec.device == "cpu" or spec.partition != "none"
 
 
 def _alone(

@@ -48,8 +48,8 @@ def measure(
 
 def _cells(executor: Executor, jobs: ProfileJobs, point: Point, repeats: int) -> tuple[Cell, Cell]:
     """The decode follows the prefill, whose keys and values it reads."""
-    prefill_s = _samples(repeats, lambda: _run(executor, jobs.prefill(point)))
-    decode_s = _samples(repeats, lambda: _run(executor, [jobs.decode(point)]))
+    prefill_s = samples_of(repeats, lambda: run_jobs(executor, jobs.prefill(point)))
+    decode_s = samples_of(repeats, lambda: run_jobs(executor, [jobs.decode(point)]))
     return _cell("prefill", point, prefill_s), _cell("decode", point, decode_s)
 
 
@@ -64,7 +64,7 @@ def _cell(phase: Literal["prefill", "decode"], point: Point, seconds: tuple[floa
     )
 
 
-def _samples(repeats: int, run: Callable[[], float]) -> tuple[float, ...]:
+def samples_of(repeats: int, run: Callable[[], float]) -> tuple[float, ...]:
     """Seconds of `repeats` runs after a warm-up."""
     warm_up_s = run()
     seconds = [warm_up_s] if warm_up_s >= LONG_S else []
@@ -73,8 +73,8 @@ def _samples(repeats: int, run: Callable[[], float]) -> tuple[float, ...]:
     return tuple(seconds)
 
 
-def _run(executor: Executor, jobs: Sequence[Job]) -> float:
-    """Seconds that the jobs take, one after the other."""
+def run_jobs(executor: Executor, jobs: Sequence[Job]) -> float:
+    """Seconds that the jobs take, one after the other. Raises as `check_outcome`."""
     started = time.perf_counter()
     for job in jobs:
         executor.launch(job)
@@ -84,7 +84,12 @@ def _run(executor: Executor, jobs: Sequence[Job]) -> float:
 
 
 def _is_end(outcome: Outcome) -> bool:
-    """True where the one job that runs is done; raises EngineFailure where it is lost."""
+    """True where the one job that runs is done. Raises as `check_outcome`."""
+    check_outcome(outcome)
+    return isinstance(outcome, JobDone)
+
+
+def check_outcome(outcome: Outcome) -> None:
+    """Raises EngineFailure where a job or all memory is lost."""
     if isinstance(outcome, JobFailed | OwnerLost):
         raise EngineFailure(f"profiling stopped: {outcome.message}")
-    return isinstance(outcome, JobDone)

@@ -1,6 +1,7 @@
 """Jobs of a known size, made as the scheduler makes them: blocks, tables, admissions, rows."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from itertools import count
 
 import numpy as np
@@ -16,24 +17,50 @@ from muxcluster.kvcache.model import KvModel, Shortage
 _GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
 
 
-class ProfileJobs:
-    """Jobs of the unit's only model for its first worker.
-
-    Invariant: the slots 0 to n - 1 are open, n the batch of the last `prefill`.
-    """
+class Books:
+    """What all jobs of a unit have in common: who holds which block, and the next job's id."""
 
     def __init__(self, spec: UnitSpec) -> None:
-        (model,) = spec.models
-        self._model = model
-        self._budget = spec.scheduler.token_budget
-        self._worker_id = spec.workers[0].worker_id
-        kv_model = KvModel(
-            model.name, model.shape, model.max_seqs, model.max_model_len, prefix_caching=False
+        models = tuple(
+            KvModel(
+                model.name, model.shape, model.max_seqs, model.max_model_len, prefix_caching=False
+            )
+            for model in spec.models
         )
-        self._kv = KvCache(spec.num_blocks, spec.block_bytes, (kv_model,), {})
+        self.kv = KvCache(spec.num_blocks, spec.block_bytes, models, {})
+        self.ids = count()
+
+
+@dataclass(frozen=True, slots=True)
+class Post:
+    """Whose jobs, where they run, and from which slot of the model on its sequences sit."""
+
+    model: str
+    worker_id: int
+    first_slot: int = 0
+
+
+class ProfileJobs:
+    """Jobs of one model for one worker.
+
+    Invariant: n slots from the first on are open, n the batch of the last `prefill`.
+    """
+
+    def __init__(
+        self, spec: UnitSpec, post: Post | None = None, books: Books | None = None
+    ) -> None:
+        """post: by default the unit's only model on its first worker. books: those that others
+        write in too."""
+        if post is None:
+            (only,) = spec.models
+            post = Post(only.name, spec.workers[0].worker_id)
+        books = books or Books(spec)
+        self._post = post
+        self._model = next(model for model in spec.models if model.name == post.model)
+        self._budget = spec.scheduler.token_budget
+        self._kv, self._ids = books.kv, books.ids
         self._open: NDArray[np.int32] = np.empty(0, dtype=np.int32)
-        self._random = np.random.default_rng(model.seed)
-        self._ids = count()
+        self._random = np.random.default_rng(self._model.seed)
 
     def prefill(self, point: Point) -> list[Job]:
         """Random new prompts in the place of the last ones: one job where the token budget allows,
@@ -41,7 +68,7 @@ class ProfileJobs:
         slots = self._reopen(point.batch)
         tables = self._grow(slots, point.tokens)
         admissions = tuple(self._admission(slot, point.tokens) for slot in slots.tolist())
-        first, *others = prompt_rows(point.batch, point.tokens, self._budget)
+        first, *others = self._prompt_rows(point)
         jobs = [self._job(Phase.PREFILL, point.share, first, tables, admissions)]
         nothing = self._grow(slots, point.tokens)
         jobs += (self._job(Phase.PREFILL, point.share, rows, nothing) for rows in others)
@@ -64,10 +91,15 @@ class ProfileJobs:
     def _reopen(self, batch: int) -> NDArray[np.int32]:
         for slot in self._open.tolist():
             self._kv.close(self._model.name, slot)
-        self._open = np.arange(batch, dtype=np.int32)
-        for slot in range(batch):
+        self._open = np.arange(batch, dtype=np.int32) + np.int32(self._post.first_slot)
+        for slot in self._open.tolist():
             self._kv.open(self._model.name, slot, ())
         return self._open
+
+    def _prompt_rows(self, point: Point) -> Sequence[Rows]:
+        rows = prompt_rows(point.batch, point.tokens, self._budget)
+        first = np.int32(self._post.first_slot)
+        return [replace(each, slots=each.slots + first) for each in rows]
 
     def _grow(self, slots: NDArray[np.int32], tokens: int) -> TableDelta:
         grown = self._kv.grow(self._model.name, slots, np.full_like(slots, tokens))
@@ -90,7 +122,7 @@ class ProfileJobs:
             job_id=next(self._ids),
             model=self._model.name,
             phase=phase,
-            worker_id=self._worker_id,
+            worker_id=self._post.worker_id,
             share=share,
             rows=rows,
             tables=tables,

@@ -14,9 +14,15 @@ from pathlib import Path
 import pytest
 
 from muxcluster.cli import main as entry
-from placement.cost import Profile, cost_for
+from muxcluster.cli import profile as profile_command
+from muxcluster.config import load_config
+from muxcluster.config.planning import nodes_of
+from muxcluster.core.unitspec import UnitSpec
+from muxcluster.engine import profiling_device
+from muxcluster.engine.profiling_grid import Grid
+from placement.cost import Cell, Profile, cost_for
 from placement.cost.measured import MeasuredCost
-from placement.hardware import cpu
+from placement.hardware import cpu, local_cores
 from placement.shapes import ModelShape
 from tests.engine.live_units import children, wait_until_gone, workers_of
 
@@ -181,7 +187,11 @@ def test_bad_input_is_one_line_and_exit_code_2(
     [
         (
             "[{name: n, gpu: cpu}, {name: g, gpus: 1, gpu: L4}]",
-            "cluster.nodes[1].gpu: L4: profile measures CPU nodes in this version",
+            "cluster.nodes[1].gpu: L4, after cpu: profile measures one kind of node",
+        ),
+        (
+            "[{name: g, gpus: 1, gpu: L4}]",
+            "cluster.nodes[0].gpu: L4, but this machine has no GPU: run profile on node g",
         ),
         ("[{name: n, gpu: cpu, cores: 4096}]", "cluster.nodes[0].cores: 4096, but this machine"),
     ],
@@ -192,6 +202,62 @@ def test_nodes_that_are_not_here_are_refused(
     config = write_config(tmp_path, MODELS + f"cluster: {{nodes: {nodes}}}\n")
     assert entry.run(["profile", str(config), "--json"]) == 2
     assert says in capsys.readouterr().err
+
+
+TWO_CORES = "cluster: {nodes: [{name: n, gpu: cpu, cores: 2}]}\n"
+
+
+@pytest.mark.skipif(local_cores() < 2, reason="one core has no parts")
+def test_models_are_measured_side_by_side_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = MODELS.splitlines()[1].replace("tiny", "other", 1) + "\n"
+    config = write_config(tmp_path, MODELS + other + TWO_CORES)
+    out = tmp_path / "profile.json"
+    grid = ["--batches", "1,2", "--lengths", "8,32", "--repeats", "2"]
+    assert entry.run(["profile", str(config), "--out", str(out), *grid]) == 0
+    profile = Profile.read(out)
+    names = [(pair.prefill.model, pair.decode.model) for pair in profile.pairs]
+    assert sorted(names) == sorted((a, b) for a in ("tiny", "other") for b in ("tiny", "other"))
+    for pair in profile.pairs:
+        assert (pair.prefill.share, pair.prefill.batch, pair.prefill.tokens) == (0.5, 1, 32)
+        assert (pair.decode.share, pair.decode.batch, pair.decode.tokens) == (0.5, 2, 32)
+        assert min(len(pair.prefill.beside), len(pair.decode.beside)) >= 2
+    lines = capsys.readouterr().out.splitlines()
+    assert "side by side" in lines[-6]
+    assert lines[-1].split()[:4] == ["other", "50%", "other", "50%"]
+    node = nodes_of(load_config(config))[0]
+    cost = cost_for(node.gpu, 4, [profile])
+    assert cost.slowdown([0.5, 0.5]) >= 1.0
+    assert entry.run(["profile", str(config), "--out", str(out), *grid, "--alone"]) == 0
+    assert Profile.read(out).pairs == ()
+
+
+L4_NODE = "cluster: {nodes: [{name: g, gpus: 1, gpu: L4}]}\npolicy: {partition: none}\n"
+
+
+def test_on_an_undivided_gpu_the_only_share_is_all_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[tuple[UnitSpec, Grid]] = []
+
+    def fake(spec: UnitSpec, grid: Grid, on_point: object) -> tuple[Cell, ...]:
+        asked.append((spec, grid))
+        return (Cell("prefill", 1, 1.0, 1, 128, (0.1,)), Cell("decode", 1, 1.0, 1, 128, (0.1,)))
+
+    monkeypatch.setattr(profiling_device, "names", lambda: ("NVIDIA L4", "NVIDIA L4"))
+    monkeypatch.setattr(profile_command, "measure", fake)
+    config = write_config(tmp_path, MODELS + L4_NODE)
+    out = tmp_path / "profile.json"
+    assert entry.run(["profile", str(config), "--out", str(out)]) == 0
+    profile = Profile.read(out)
+    assert (profile.gpu, profile.pairs) == ("L4", ())
+    ((spec, grid),) = asked
+    assert (spec.device, spec.partition, spec.workers[0].shares) == ("cuda:0", "none", (1.0,))
+    assert (grid.shares, grid.batches) == ((1.0,), (1, 8, 32, 128))
+    shares = ["--shares", "0.5,1"]
+    assert entry.run(["profile", str(config), "--out", str(out), *shares]) == 2
+    assert "partition none runs jobs on the whole GPU" in capsys.readouterr().err
 
 
 def test_a_run_that_would_leave_nothing_is_refused(

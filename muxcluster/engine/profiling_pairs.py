@@ -1,0 +1,196 @@
+"""Measures how much a prefill and a decode slow one another, side by side on parts of the SMs."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
+
+from muxcluster.core.job import Job, WorkerSlot
+from muxcluster.core.unitspec import UnitSpec
+from muxcluster.engine.executor import Executor, JobDone
+from muxcluster.engine.executors import make_executor
+from muxcluster.engine.profiling import check_outcome, run_jobs, samples_of
+from muxcluster.engine.profiling_grid import Grid, Point, fits
+from muxcluster.engine.profiling_jobs import Books, Post, ProfileJobs
+from placement.cost import Pair, PairedJob
+
+MOST_SAMPLES = 64
+"""Of the quicker of two jobs there are as many as the slower one takes."""
+_PREFILLS, _DECODES = 0, 1
+"""Worker ids."""
+
+
+@dataclass(frozen=True, slots=True)
+class PairPoint:
+    """A prefill of one model beside decode steps of one (it may be the same)."""
+
+    prefill_model: str
+    prefill: Point
+    decode_model: str
+    decode: Point
+
+
+def pair_points(specs: Sequence[UnitSpec], grid: Grid) -> tuple[PairPoint, ...]:
+    """Every two models of `specs` (units of one model each), at every two shares of the grid that
+    make up the whole: its longest prompt, one at a time, beside its greatest batch of its longest
+    contexts, as far as they fit."""
+    splits = [
+        (share, rest)
+        for share, rest in product(grid.shares, grid.shares)
+        if abs(share + rest - 1) < 1e-6
+    ]
+    return tuple(
+        PairPoint(one.models[0].name, prefill, other.models[0].name, decode)
+        for one, other in product(specs, specs)
+        for share, rest in splits
+        if (prefill := _largest(one, share, (1,), grid.lengths)) is not None
+        and (decode := _largest(other, rest, grid.batches, grid.lengths)) is not None
+        and _have_slots(one, prefill, other, decode)
+    )
+
+
+def _largest(
+    spec: UnitSpec, share: float, batches: Sequence[int], lengths: Sequence[int]
+) -> Point | None:
+    points = [Point(share, batch, tokens) for batch, tokens in product(batches, lengths)]
+    found = [point for point in points if fits(spec, point)]
+    return max(found, key=lambda point: (point.batch, point.tokens), default=None)
+
+
+def _have_slots(one: UnitSpec, prefill: Point, other: UnitSpec, decode: Point) -> bool:
+    model = one.models[0]
+    return model.name != other.models[0].name or prefill.batch + decode.batch <= model.max_seqs
+
+
+def paired_spec(specs: Sequence[UnitSpec], points: Sequence[PairPoint]) -> UnitSpec:
+    """A unit of all the models, with a worker for prefills and one for decodes, and a KV pool that
+    is just large enough."""
+    first = specs[0]
+    shares = {point.prefill.share for point in points} | {point.decode.share for point in points}
+    rungs = tuple(sorted(shares))
+    return replace(
+        first,
+        models=tuple(spec.models[0] for spec in specs),
+        num_blocks=max(_blocks(specs, point) for point in points),
+        workers=(WorkerSlot(_PREFILLS, rungs), WorkerSlot(_DECODES, rungs)),
+        num_host_blocks=0,
+    )
+
+
+def _blocks(specs: Sequence[UnitSpec], point: PairPoint) -> int:
+    sides = ((point.prefill_model, point.prefill), (point.decode_model, point.decode))
+    models = {spec.models[0].name: spec.models[0] for spec in specs}
+    block_bytes = specs[0].block_bytes
+    return sum(
+        each.batch
+        * -(-each.tokens // models[name].shape.block_tokens(block_bytes))
+        * models[name].shape.blocks_per_column
+        for name, each in sides
+    )
+
+
+def measure_pairs(
+    spec: UnitSpec,
+    points: Sequence[PairPoint],
+    repeats: int,
+    on_point: Callable[[PairPoint], None],
+    executor: Executor | None = None,
+) -> tuple[Pair, ...]:
+    """Each point alone and side by side. spec: as `paired_spec` makes it.
+
+    Seconds are those from launching to the outcome, as in `profiling.measure`, which also says
+    what `on_point` and `executor` are and what is raised.
+    """
+    executor = executor or make_executor(spec)
+    try:
+        executor.start()
+        found = []
+        for point in points:
+            found.append(_pair(executor, spec, point, repeats))
+            on_point(point)
+        return tuple(found)
+    finally:
+        executor.close()
+
+
+def _pair(executor: Executor, spec: UnitSpec, point: PairPoint, repeats: int) -> Pair:
+    books = Books(spec)
+    prefills = ProfileJobs(spec, Post(point.prefill_model, _PREFILLS), books)
+    post = Post(point.decode_model, _DECODES, first_slot=point.prefill.batch)
+    decodes = ProfileJobs(spec, post, books)
+    run_jobs(executor, decodes.prefill(point.decode))
+    turns = (
+        _Turns(lambda: prefills.prefill(point.prefill)),
+        _Turns(lambda: [decodes.decode(point.decode)]),
+    )
+    alone = [samples_of(repeats, lambda one=one: run_jobs(executor, one.jobs())) for one in turns]
+    _side_by_side(executor, turns, repeats)
+    sides = zip((point.prefill, point.decode), alone, turns, strict=True)
+    names = (point.prefill_model, point.decode_model)
+    jobs = [
+        PairedJob(name, each.share, each.batch, each.tokens, seconds, tuple(turn.seconds))
+        for name, (each, seconds, turn) in zip(names, sides, strict=True)
+    ]
+    return Pair(1, *jobs)
+
+
+@dataclass(slots=True)
+class _Turns:
+    """A worker's jobs again and again. jobs: those of one turn, in order.
+
+    seconds: of the turns that ended, the first one left out: its neighbour began later.
+    """
+
+    jobs: Callable[[], Sequence[Job]]
+    seconds: list[float] = field(default_factory=list)
+    num_ended: int = 0
+    _left: list[Job] = field(default_factory=list)
+    _running: int = -1
+    _started_s: float = 0.0
+
+    def begin(self, executor: Executor) -> None:
+        self._left = list(self.jobs())
+        self._started_s = time.perf_counter()
+        self._launch(executor)
+
+    def is_running(self, job_id: int) -> bool:
+        return job_id == self._running
+
+    def go_on(self, executor: Executor) -> bool:
+        """After its job ended: launch the turn's next one, or False where that was the last."""
+        if self._left:
+            self._launch(executor)
+            return True
+        return False
+
+    def count(self) -> None:
+        """The turn that ended had a neighbour all the time, unless it was the first."""
+        self.num_ended += 1
+        if self.num_ended > 1 and len(self.seconds) < MOST_SAMPLES:
+            self.seconds.append(time.perf_counter() - self._started_s)
+
+    def _launch(self, executor: Executor) -> None:
+        job = self._left.pop(0)
+        self._running = job.job_id
+        executor.launch(job)
+
+
+def _side_by_side(executor: Executor, turns: Sequence[_Turns], repeats: int) -> None:
+    """Both begin again whenever they end, until each has its samples; then both come to an end."""
+    for turn in turns:
+        turn.begin(executor)
+    num_running = len(turns)
+    while num_running:
+        for outcome in executor.wait(None):
+            check_outcome(outcome)
+            if not isinstance(outcome, JobDone):
+                continue
+            turn = next(each for each in turns if each.is_running(outcome.result.job_id))
+            if turn.go_on(executor):
+                continue
+            if num_running == len(turns):
+                turn.count()
+            if min(len(each.seconds) for each in turns) < repeats:
+                turn.begin(executor)
+            else:
+                num_running -= 1
