@@ -88,6 +88,7 @@ def run_here(parts: Mapping[str, Callable[[Run], None]]) -> int:
         tiny=options["tiny"],
         ends_at=monotonic() + options["seconds"],
         path=path,
+        given=options.get("given", {}),
     )
     has_failed = False
     for name in names.split(","):

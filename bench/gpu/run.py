@@ -20,7 +20,7 @@ Call = Callable[[], Any]
 class Run:
     """device: where tensors live. tiny: smoke shapes. ends_at: no case starts after it
     (`time.monotonic`). path: written anew after every case, so that a kernel that hangs or kills
-    the process loses nothing but itself.
+    the process loses nothing but itself. given: what the part was told beside that.
 
     checks: one entry a correctness case. rows: one a timed case. samples: seconds by series.
     """
@@ -31,6 +31,7 @@ class Run:
     tiny: bool
     ends_at: float
     path: Path
+    given: dict[str, Any] = field(default_factory=dict)
     checks: list[dict[str, Any]] = field(default_factory=list)
     rows: list[dict[str, Any]] = field(default_factory=list)
     samples: dict[str, tuple[float, ...]] = field(default_factory=dict)

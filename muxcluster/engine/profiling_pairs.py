@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import product
 
 from muxcluster.core.job import Job, WorkerSlot
@@ -123,7 +124,7 @@ def _pair(executor: Executor, spec: UnitSpec, point: PairPoint, repeats: int) ->
         _Turns(lambda: prefills.prefill(point.prefill)),
         _Turns(lambda: [decodes.decode(point.decode)]),
     )
-    alone = [samples_of(repeats, lambda one=one: run_jobs(executor, one.jobs())) for one in turns]
+    alone = [samples_of(repeats, partial(_turn_alone, executor, turn)) for turn in turns]
     _side_by_side(executor, turns, repeats)
     sides = zip((point.prefill, point.decode), alone, turns, strict=True)
     names = (point.prefill_model, point.decode_model)
@@ -173,6 +174,10 @@ class _Turns:
         job = self._left.pop(0)
         self._running = job.job_id
         executor.launch(job)
+
+
+def _turn_alone(executor: Executor, turn: _Turns) -> float:
+    return run_jobs(executor, turn.jobs())
 
 
 def _side_by_side(executor: Executor, turns: Sequence[_Turns], repeats: int) -> None:
