@@ -19,7 +19,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     """Writes the picture, in the format of the file's ending: up and to the right is better.
 
     rows: as `knobs.trades` gives them; the first word of a system is its kind, the second its
-    setting, which stands beside its point. Raises OSError.
+    setting, which stands beside the points of the first kind. Raises OSError.
     """
     setups = list(dict.fromkeys((row["setup"], row["rate_per_s"]) for row in rows))
     with rc_context({**STYLE, "font.size": 9}):
@@ -43,8 +43,8 @@ def _points(axes: Axes, rows: Sequence[Row]) -> None:
         x, y = [row["batch_kept"] for row in mine], [row["latency_cut"] for row in mine]
         is_curve = kind == kinds[0]
         axes.plot(x, y, "o-" if is_curve else "s", color=colour, markersize=4, label=kind)
-        for row, *place in zip(mine, x, y, strict=True):
+        for row, *place in zip(mine, x, y, strict=True) if is_curve else ():
             setting = row["system"].split()[1]
-            axes.annotate(setting, place, (4, 3), textcoords="offset points", fontsize=7)
+            axes.annotate(setting, place, (4, 3), textcoords="offset points", fontsize=8)
     axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
