@@ -147,7 +147,7 @@ class KvCache:
         # Deepest first: see EvictionOrder.
         self._cached.retire(kv, unread[::-1], owner, is_batch=is_batch)
         if len(shared):
-            self._lending.take_back(shared)
+            self._sharing.take_back(shared)
 
     def tables(self, model: str, slots: NDArray[np.int32]) -> TableDelta:
         """The whole block tables of `slots`: after a prefix was attached, or after a restart."""
@@ -214,13 +214,13 @@ class KvCache:
     def lendable(self, model: str, slot: int) -> int:
         """Blocks that lending all of `slot` (in no running job) would make takeable now.
 
-        0 for left and closed slots, and while copies of the slot are on their way. Frames are
-        shared: of several slots together at most `free_frames` if all their columns have tokens.
+        0 for closed slots, and while copies of the slot are on their way. Frames are shared: of
+        several slots together at most `free_frames` if all their columns have tokens.
         """
         return self._lending.lendable(self._models[model], slot)
 
     def lend(self, model: str, slot: int, num_computed: int, blocks: int) -> int:
-        """Lend columns of a right `slot` (in no running job), deepest first; blocks lent.
+        """Lend columns of `slot` (in no running job), deepest first; blocks lent.
 
         Ends when `blocks` are lent, at a column with another reader, or where frames are short.
         num_computed: the sequence's tokens in the cache.
@@ -236,19 +236,19 @@ class KvCache:
         return int(self._models[model].lent.costs[slot])
 
     def can_restore(self, model: str, slot: int) -> bool:
-        """False while a running job saves or restores `slot`, or after a save of it failed."""
-        return not self._models[model].lent.is_busy(slot)
+        """False while running jobs save it, restore it or what it lies over, or a save failed."""
+        return self._restoring.can_restore(self._models[model], slot)
 
     def restore(
         self, model: str, slots: NDArray[np.int32], job_id: int
     ) -> tuple[TableDelta, SlotCopies] | Shortage:
-        """Make all of `slots` (distinct, can be restored) whole with job `job_id`, or none.
+        """Make all of `slots` (distinct, of one side) whole with job `job_id`, or none.
 
+        Left ones are in the `saves` of the same job after that, as they take lent blocks, too.
         Returns the entries of all columns that were lent, and the copies that fill them.
         """
         kv = self._models[model]
-        blocks = int(kv.lent.costs[slots].sum())
-        shortage = self._ledger.shortage(model, blocks, blocks)
+        blocks, shortage = self._restoring.shortage(kv, slots)
         if shortage is not None:
             return shortage
         self._cached.make_room(blocks)

@@ -31,7 +31,7 @@ def _skip_a_save(patch: pytest.MonkeyPatch) -> None:
 
 
 def _round_down(patch: pytest.MonkeyPatch) -> None:
-    def touched(self, kv, victim, held):
+    def touched(self, kv, victim, blocks, held):
         places = held * kv.slot_bytes // victim.slot_bytes
         return np.where(held == kv.block_tokens, victim.block_tokens, places)
 
