@@ -235,6 +235,11 @@ class KvCache:
         """Fresh blocks that a restore of `slot` would take now."""
         return int(self._models[model].lent.costs[slot])
 
+    def restore_shortage(self, model: str, slot: int, spare: int) -> Shortage | None:
+        """What is missing to restore `slot` and take `spare` blocks more."""
+        slots = np.array([slot], dtype=np.int32)
+        return self._restoring.shortage(self._models[model], slots, spare)[1]
+
     def can_restore(self, model: str, slot: int) -> bool:
         """False while running jobs save it, restore it or what it lies over, or a save failed."""
         return self._restoring.can_restore(self._models[model], slot)

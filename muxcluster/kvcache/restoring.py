@@ -22,13 +22,16 @@ class Restoring:
         """False while copies of `slot` are on their way or lost, and while it is `blocked`."""
         return not (kv.lent.is_busy(slot) or self._sharing.jobs.blocks(kv.model.name, slot))
 
-    def shortage(self, kv: ModelKv, slots: NDArray[np.int32]) -> tuple[int, Shortage | None]:
-        """Fresh blocks that lent `slots` (of one side) need, and whether these are there."""
-        blocks, ledger = int(kv.lent.costs[slots].sum()), self._sharing.ledger
+    def shortage(
+        self, kv: ModelKv, slots: NDArray[np.int32], spare: int = 0
+    ) -> tuple[int, Shortage | None]:
+        """Fresh blocks that lent `slots` (of one side) and `spare` need; whether they are there."""
+        fresh, ledger = int(kv.lent.costs[slots].sum()), self._sharing.ledger
+        blocks = fresh + spare
         if kv.sequences.owners[slots[0]] == RIGHT:
             return blocks, ledger.shortage(kv.model.name, blocks, blocks)
         _, _, columns = _lent_entries(kv, slots)
-        num_returned = len(columns) * kv.columns.blocks_per_column - blocks
+        num_returned = len(columns) * kv.columns.blocks_per_column - fresh
         return blocks, ledger.shortage(kv.model.name, blocks, num_returned=num_returned)
 
     def restore(

@@ -60,7 +60,10 @@ class HybridPacking:
         """True where a chunk or an admissible request waits."""
         if len(model.slots.idle_prefilling()):
             return True
-        head = model.waiting.head
+        returning = self._memory.returning
+        if (slot := returning.next_interactive(model)) is not None:
+            return bool(model.slots.is_prefilling[slot])
+        head = None if returning.owes_interactive else model.waiting.head
         return head is not None and self._memory.may_admit(model, head)
 
     def backlog(self, models: Sequence[ModelState]) -> float:
@@ -91,7 +94,7 @@ class HybridPacking:
         return self._job(model, turn, Phase.MIXED)
 
     def _job(self, model: ModelState, turn: Turn, phase: Phase) -> Batch:
-        memory, table = self._memory, model.slots
+        table = model.slots
         draft = Draft(model, turn.share, self._times)
         if has_suspects(model):
             self._lone_suspect(draft, turn, phase)
@@ -99,13 +102,15 @@ class HybridPacking:
                 return batch
         else:
             self._fill(draft, turn, phase)
-        if table.num_lent and len(draft) == 0 and memory.is_stuck():
+        if table.num_lent and len(draft) == 0:
             self._restore_first(draft, turn, phase)
         self._ageing.note(draft.model, draft.num_batch, turn.now)
         return draft.batch()
 
     def _fill(self, draft: Draft, turn: Turn, phase: Phase) -> None:
         is_done, model = True, draft.model
+        if model.slots.num_lent:
+            self._return_interactive(draft, turn, phase)
         if phase is not Phase.PREFILL:
             self._urgent_decodes(draft, turn)
         if phase is not Phase.DECODE:
@@ -152,22 +157,33 @@ class HybridPacking:
 
     def _lone_suspect(self, draft: Draft, turn: Turn, phase: Phase) -> None:
         table, lending = draft.model.slots, self._memory.lending
+        returning = self._memory.returning
         for slot in lending.returnable(draft.model).tolist():
             is_mine = table.is_suspect[slot] and _is_for(phase, bool(table.is_prefilling[slot]))
-            if is_mine and self._memory.has_column_for(draft.model, slot):
+            if not is_mine:
+                continue
+            if not table.is_batch[slot]:
+                restored = returning.restore_interactive(draft.model, slot, turn.job_id)
+            elif returning.has_column_for(draft.model, slot):
                 restored = lending.restore(draft.model, slot, turn.job_id)
-                if restored is not None:
-                    self._add_restored(draft, slot, restored, math.inf, is_admitted=True)
-                return
+            else:
+                continue
+            if restored is not None:
+                self._add_restored(draft, slot, restored, math.inf, is_admitted=True)
+                draft.save(self._memory, turn.job_id)
+            return
 
     def _restore_first(self, draft: Draft, turn: Turn, phase: Phase) -> None:
-        """Nothing else can run: the most senior lent sequence does, whoever must give way."""
+        """Where nothing else can run, the most senior lent sequence does, whoever gives way."""
         table = draft.model.slots
         slot = int(table.by_seniority(table.idle_lent())[0])
         if _is_for(phase, bool(table.is_prefilling[slot])):
-            restored = self._memory.restore_by_force(draft.model, slot, turn.job_id, turn.now)
+            restored = self._memory.returning.restore_by_force(
+                draft.model, slot, turn.job_id, turn.now
+            )
             if restored is not None:
                 self._add_restored(draft, slot, restored, math.inf)
+                draft.save(self._memory, turn.job_id)
 
     def _add_restored(
         self,
@@ -188,10 +204,27 @@ class HybridPacking:
             slots = np.array([slot], dtype=np.int32)
             draft.decode(*self._memory.grow_free(draft.model, slots), is_admitted=is_admitted)
 
+    def _return_interactive(self, draft: Draft, turn: Turn, phase: Phase) -> None:
+        """Lent interactive sequences, before anything that could take their memory again."""
+        model, returning = draft.model, self._memory.returning
+        room = min(self._limits.max_decode_rows, self._limits.token_budget)
+        while room > 0 and (slot := returning.next_interactive(model)) is not None:
+            if not _is_for(phase, bool(model.slots.is_prefilling[slot])):
+                return
+            restored = returning.restore_interactive(model, slot, turn.job_id)
+            if restored is None:
+                return
+            self._add_restored(draft, slot, restored, self._slack.for_prompts(draft, turn))
+            model.slots.start_job(np.array([slot], dtype=np.int32))
+            room -= 1
+
     def _urgent_decodes(self, draft: Draft, turn: Turn) -> None:
-        model, table, most = draft.model, draft.model.slots, self._limits.max_decode_rows
+        model, table = draft.model, draft.model.slots
+        most = self._limits.max_decode_rows - len(draft)
         idle = self._memory.unblocked(model, table.idle_decoding())
         urgent = idle[~table.is_batch[idle]] if table.num_batch else idle
+        if most <= 0:
+            return
         if len(urgent) > most:
             urgent = urgent[np.argsort(table.deadline_s[urgent], kind="stable")[:most]]
         if len(urgent):
@@ -207,7 +240,7 @@ class HybridPacking:
         least = int(self._ageing.is_overdue(model, turn.now))
         rows = rows[: max(least, draft.rows_within(limit_s, rows))]
         rows, grown = memory.grow_free(model, rows)
-        if len(rows) == 0 and len(draft) == 0 and len(idle) and memory.is_stuck():
+        if len(rows) == 0 and len(draft) == 0 and len(idle) and memory.returning.is_stuck():
             lengths = table.num_computed[idle] + np.int32(1)
             rows, grown = memory.grow(model, idle, lengths, turn.now)
         draft.decode(rows, grown)
@@ -223,13 +256,15 @@ class HybridPacking:
         if self._ageing.is_overdue(model, turn.now):
             limit_s = most_s = math.inf
         for slot in memory.lending.returnable(model).tolist():
+            if not table.is_batch[slot]:
+                continue
             is_full = draft.num_tokens + draft.num_decodes >= self._limits.token_budget
             if room <= 0 or (is_prefilling and is_full) or not memory.has_spare(model, slot):
                 return
             if bool(table.is_prefilling[slot]) is not is_prefilling:
                 continue
             context = int(table.num_computed[slot]) + 1
-            copy_s = self._times.copy_s(memory.lent_bytes(model, slot))
+            copy_s = self._times.copy_s(memory.returning.lent_bytes(model, slot))
             if draft.seconds_with(1, context) > limit_s:
                 return
             if copied_s + copy_s > most_s:
@@ -255,6 +290,8 @@ class HybridPacking:
         # Else a prediction that is wrong for ever could keep prompts out for ever.
         least = LEAST_CHUNK if _is_late(model, prefilling, turn.now) else 0
         if not self._prompts.chunks(draft, prefilling, limit_s, least):
+            return False
+        if self._memory.returning.owes_interactive:
             return False
         if self._ageing.is_starved(model, turn.now):
             return True
