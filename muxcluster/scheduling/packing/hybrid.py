@@ -13,7 +13,6 @@ import numpy as np
 
 from muxcluster.core.job import Job, Phase
 from muxcluster.core.request import ServiceClass
-from muxcluster.scheduling.lending import Restored
 from muxcluster.scheduling.memory import Memory
 from muxcluster.scheduling.modelstate import ModelState
 from muxcluster.scheduling.packing.ageing import Ageing
@@ -28,6 +27,7 @@ from muxcluster.scheduling.packing.glance import (
 )
 from muxcluster.scheduling.packing.priority import PriorityPacking
 from muxcluster.scheduling.packing.prompts import LEAST_CHUNK, Prompts
+from muxcluster.scheduling.packing.returns import Returns
 from muxcluster.scheduling.packing.slack import Slack
 from muxcluster.scheduling.prediction import StepTimes
 from muxcluster.scheduling.slots import Slots
@@ -54,6 +54,7 @@ class HybridPacking:
         self._slack = Slack(memory.models, times, limits.batch_stretch)
         self._ageing = Ageing(limits.ageing_s)
         self._prompts = Prompts(memory, limits)
+        self._returns = Returns(memory, limits, times, self._slack, self._ageing)
         self._plain = PriorityPacking(memory, limits, times)
 
     def may_prefill(self, model: ModelState) -> bool:
@@ -97,20 +98,20 @@ class HybridPacking:
         table = model.slots
         draft = Draft(model, turn.share, self._times)
         if has_suspects(model):
-            self._lone_suspect(draft, turn, phase)
+            self._returns.lone_suspect(draft, turn, phase)
             if len(draft) == 0 and len(batch := self._plainly(model, turn, phase)):
                 return batch
         else:
             self._fill(draft, turn, phase)
         if table.num_lent and len(draft) == 0:
-            self._restore_first(draft, turn, phase)
+            self._returns.by_force(draft, turn, phase)
         self._ageing.note(draft.model, draft.num_batch, turn.now)
         return draft.batch()
 
     def _fill(self, draft: Draft, turn: Turn, phase: Phase) -> None:
         is_done, model = True, draft.model
         if model.slots.num_lent:
-            self._return_interactive(draft, turn, phase)
+            self._returns.interactive(draft, turn, phase)
         if phase is not Phase.PREFILL:
             self._urgent_decodes(draft, turn)
         if phase is not Phase.DECODE:
@@ -155,69 +156,6 @@ class HybridPacking:
         with self._memory.lending.paused():
             return pack[phase](model, turn)
 
-    def _lone_suspect(self, draft: Draft, turn: Turn, phase: Phase) -> None:
-        table, lending = draft.model.slots, self._memory.lending
-        returning = self._memory.returning
-        for slot in lending.returnable(draft.model).tolist():
-            is_mine = table.is_suspect[slot] and _is_for(phase, bool(table.is_prefilling[slot]))
-            if not is_mine:
-                continue
-            if not table.is_batch[slot]:
-                restored = returning.restore_interactive(draft.model, slot, turn.job_id)
-            elif returning.has_column_for(draft.model, slot):
-                restored = lending.restore(draft.model, slot, turn.job_id)
-            else:
-                continue
-            if restored is not None:
-                self._add_restored(draft, slot, restored, math.inf, is_admitted=True)
-                draft.save(self._memory, turn.job_id)
-            return
-
-    def _restore_first(self, draft: Draft, turn: Turn, phase: Phase) -> None:
-        """Where nothing else can run, the most senior lent sequence does, whoever gives way."""
-        table = draft.model.slots
-        slot = int(table.by_seniority(table.idle_lent())[0])
-        if _is_for(phase, bool(table.is_prefilling[slot])):
-            restored = self._memory.returning.restore_by_force(
-                draft.model, slot, turn.job_id, turn.now
-            )
-            if restored is not None:
-                self._add_restored(draft, slot, restored, math.inf)
-                draft.save(self._memory, turn.job_id)
-
-    def _add_restored(
-        self,
-        draft: Draft,
-        slot: int,
-        restored: Restored,
-        limit_s: float,
-        *,
-        is_admitted: bool = False,
-    ) -> None:
-        """The row of a sequence that has just been restored."""
-        draft.restore(restored)
-        if draft.model.slots.is_prefilling[slot]:
-            # It was restored for this job, so a token of it must be there.
-            least = draft.num_tokens + 1
-            self._prompts.chunk(draft, slot, limit_s, is_admitted=is_admitted, least=least)
-        else:
-            slots = np.array([slot], dtype=np.int32)
-            draft.decode(*self._memory.grow_free(draft.model, slots), is_admitted=is_admitted)
-
-    def _return_interactive(self, draft: Draft, turn: Turn, phase: Phase) -> None:
-        """Lent interactive sequences, before anything that could take their memory again."""
-        model, returning = draft.model, self._memory.returning
-        room = min(self._limits.max_decode_rows, self._limits.token_budget)
-        while room > 0 and (slot := returning.next_interactive(model)) is not None:
-            if not _is_for(phase, bool(model.slots.is_prefilling[slot])):
-                return
-            restored = returning.restore_interactive(model, slot, turn.job_id)
-            if restored is None:
-                return
-            self._add_restored(draft, slot, restored, self._slack.for_prompts(draft, turn))
-            model.slots.start_job(np.array([slot], dtype=np.int32))
-            room -= 1
-
     def _urgent_decodes(self, draft: Draft, turn: Turn) -> None:
         model, table = draft.model, draft.model.slots
         most = self._limits.max_decode_rows - len(draft)
@@ -245,36 +183,7 @@ class HybridPacking:
             rows, grown = memory.grow(model, idle, lengths, turn.now)
         draft.decode(rows, grown)
         if table.num_lent:
-            self._resume(draft, turn, limit_s, room - len(rows), is_prefilling=False)
-
-    def _resume(
-        self, draft: Draft, turn: Turn, limit_s: float, room: int, *, is_prefilling: bool
-    ) -> None:
-        """Restore lent sequences and let them run, as long as copying makes nobody late."""
-        memory, model, table = self._memory, draft.model, draft.model.slots
-        copied_s, most_s = 0.0, self._slack.for_prompts(draft, turn)
-        if self._ageing.is_overdue(model, turn.now):
-            limit_s = most_s = math.inf
-        for slot in memory.lending.returnable(model).tolist():
-            if not table.is_batch[slot]:
-                continue
-            is_full = draft.num_tokens + draft.num_decodes >= self._limits.token_budget
-            if room <= 0 or (is_prefilling and is_full) or not memory.has_spare(model, slot):
-                return
-            if bool(table.is_prefilling[slot]) is not is_prefilling:
-                continue
-            context = int(table.num_computed[slot]) + 1
-            copy_s = self._times.copy_s(memory.returning.lent_bytes(model, slot))
-            if draft.seconds_with(1, context) > limit_s:
-                return
-            if copied_s + copy_s > most_s:
-                continue
-            copied_s += copy_s
-            restored = memory.lending.restore(model, slot, turn.job_id)
-            if restored is None:
-                return
-            room -= 1
-            self._add_restored(draft, slot, restored, limit_s)
+            self._returns.batch(draft, turn, limit_s, room - len(rows), is_prefilling=False)
 
     def _urgent_prompts(self, draft: Draft, turn: Turn) -> bool:
         """False where some interactive prompt waits that the job has no room or memory for."""
@@ -310,7 +219,7 @@ class HybridPacking:
         if not (is_done or is_overdue):
             return
         if has_lent_prompts(model):
-            self._resume(draft, turn, limit_s, self._room(draft), is_prefilling=True)
+            self._returns.batch(draft, turn, limit_s, self._room(draft), is_prefilling=True)
         if lets_batch_in(model):
             self._prompts.admit(draft, ServiceClass.BATCH, limit_s, most=self._room(draft))
 
@@ -321,7 +230,3 @@ def _is_late(model: ModelState, prefilling: Slots, now: float) -> bool:
     if head is not None and head.deadline_s < now:
         return True
     return bool((model.slots.deadline_s[prefilling] < now).any())
-
-
-def _is_for(phase: Phase, is_prefilling: bool) -> bool:
-    return phase is Phase.MIXED or is_prefilling is (phase is Phase.PREFILL)
