@@ -62,16 +62,20 @@ class Returns:
     def interactive(self, draft: Draft, turn: Turn, phase: Phase) -> None:
         """Lent interactive sequences, before anything that could take their memory again."""
         model, returning = draft.model, self._memory.returning
+        idle = model.slots.idle_decoding() if phase is Phase.MIXED else ()
         room = min(self._limits.max_decode_rows, self._limits.token_budget)
-        while room > 0 and (slot := returning.next_interactive(model)) is not None:
+        while (
+            len(draft) + draft.num_tokens < room
+            and (slot := returning.next_interactive(model)) is not None
+        ):
             if not _is_for(phase, bool(model.slots.is_prefilling[slot])):
                 return
             restored = returning.restore_interactive(model, slot, turn.job_id)
             if restored is None:
                 return
-            self._add_restored(draft, slot, restored, self._slack.for_prompts(draft, turn))
+            limit_s = self._slack.for_prompts(draft, turn)
+            self._add_restored(draft, slot, restored, limit_s, num_to_come=len(idle))
             model.slots.start_job(np.array([slot], dtype=np.int32))
-            room -= 1
 
     def batch(
         self, draft: Draft, turn: Turn, limit_s: float, room: int, *, is_prefilling: bool
@@ -110,11 +114,19 @@ class Returns:
         limit_s: float,
         *,
         is_admitted: bool = False,
+        num_to_come: int = 0,
     ) -> None:
-        """The row of a sequence that has just been restored."""
+        """The row of a sequence that has just been restored. num_to_come: see Prompts.chunk."""
         draft.restore(restored)
         if draft.model.slots.is_prefilling[slot]:
-            self._prompts.chunk(draft, slot, limit_s, is_admitted=is_admitted, least=1)
+            self._prompts.chunk(
+                draft,
+                slot,
+                limit_s,
+                is_admitted=is_admitted,
+                is_restored=True,
+                num_to_come=num_to_come,
+            )
         else:
             slots = np.array([slot], dtype=np.int32)
             draft.decode(*self._memory.grow_free(draft.model, slots), is_admitted=is_admitted)
