@@ -124,7 +124,6 @@ class Returns:
                 slot,
                 limit_s,
                 is_admitted=is_admitted,
-                is_restored=True,
                 num_to_come=num_to_come,
             )
         else:
