@@ -245,7 +245,7 @@ class KvCache:
     ) -> tuple[TableDelta, SlotCopies] | Shortage:
         """Make `slots` (distinct, of one side) whole with a job, or none: new entries, and copies.
 
-        Left ones must be in the `saves` of the same job after that: they take lent blocks, too.
+        Left ones take lent blocks, too: call the job's `saves` of them before its next `restore`.
         """
         kv = self._models[model]
         blocks, shortage = self._restoring.shortage(kv, slots)

@@ -159,3 +159,8 @@ def test_random_runs_end_and_lend(lane: str, monkeypatch: pytest.MonkeyPatch) ->
     for seed in range(5):
         random_run(lane, seed)
     assert sum(returned) > 3
+
+
+def test_one_that_is_restored_over_the_blocks_of_another_lets_it_wait() -> None:
+    """Both want to come back in one job, which would lose what the first one overwrites."""
+    random_run("round-robin", 1007)

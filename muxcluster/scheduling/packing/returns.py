@@ -75,6 +75,8 @@ class Returns:
                 return
             limit_s = self._slack.for_prompts(draft, turn)
             self._add_restored(draft, slot, restored, limit_s, num_to_come=len(idle))
+            # It may lie over one that lent, too, which must then wait for the next job.
+            draft.save(self._memory, turn.job_id)
             model.slots.start_job(np.array([slot], dtype=np.int32))
 
     def batch(
