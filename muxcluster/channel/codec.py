@@ -45,10 +45,15 @@ class Done(msgspec.Struct, frozen=True, tag="done"):
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
-    """Worker to unit: a job raised; the worker goes on."""
+    """Worker to unit: a job raised; the worker goes on.
+
+    num_collectives: of a rank, how often it has met the others so far: those that differ are out of
+    step for good.
+    """
 
     job_id: int
     message: str
+    num_collectives: int = 0
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit"):

@@ -11,7 +11,7 @@ UNIT_CPUS = 0.5
 
 @dataclass(frozen=True, slots=True)
 class MeshRequest:
-    """bundles: one per GPU (one in all on CPU), all on one node: a mesh never spans nodes."""
+    """bundles: one in all, for a mesh never spans nodes and one process sees all of its GPUs."""
 
     bundles: tuple[Mapping[str, float], ...]
     num_cpus: float
@@ -22,9 +22,13 @@ def mesh_request(spec: UnitSpec) -> MeshRequest:
     """The resources of `spec`'s mesh; on CPU only a token share, for Ray meters no threads."""
     if not spec.device.startswith("cuda"):
         return MeshRequest(({"CPU": UNIT_CPUS},), UNIT_CPUS, 0.0)
-    return MeshRequest(({"CPU": UNIT_CPUS, "GPU": 1.0},), UNIT_CPUS, 1.0)
+    num_gpus = float(spec.tp)
+    return MeshRequest(({"CPU": UNIT_CPUS, "GPU": num_gpus},), UNIT_CPUS, num_gpus)
 
 
 def on_granted_gpu(spec: UnitSpec) -> UnitSpec:
-    """The same unit on the GPU Ray granted: it is the only visible one, so its index is 0."""
-    return replace(spec, device="cuda:0") if spec.device.startswith("cuda") else spec
+    """The same unit on the GPUs Ray granted: they alone are visible, so they count from 0."""
+    if not spec.device.startswith("cuda"):
+        return spec
+    granted = tuple(f"cuda:{index}" for index in range(len(spec.rank_devices)))
+    return replace(spec, device="cuda:0", rank_devices=granted)

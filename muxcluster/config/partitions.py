@@ -4,6 +4,7 @@ from muxcluster.config.load import Config
 from muxcluster.core.errors import ConfigError
 from muxcluster.core.job import Phase, WorkerSlot
 from placement.hardware import Gpu
+from placement.plan import PlannedUnit
 
 _SHARING_LANES = frozenset({"adbs", "round-robin"})
 _ONE_WORKER = (WorkerSlot(0, (1.0,)),)
@@ -32,6 +33,15 @@ def partition_of(
     if asked == "none" or lane not in _SHARING_LANES or (asked == "auto" and num_models == 1):
         return "none", _ONE_WORKER
     return asked, _gpu_workers(num_models)
+
+
+def of_ranks(config: Config, unit: PlannedUnit) -> tuple[str, tuple[WorkerSlot, ...]]:
+    """The same of a unit over several GPUs, whose ranks run one job at a time: jobs that met in
+    another order on another rank would wait for each other for ever."""
+    if config.policy.partition not in ("auto", "none"):
+        message = f"unit {unit.id} spans {unit.tp} GPUs, which run one job at a time: use 'none'"
+        raise ConfigError(config.file, "policy.partition", message)
+    return "none", _ONE_WORKER
 
 
 def _on_cpu(

@@ -1,9 +1,10 @@
 """From a plan to what each unit and the edge are told."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from muxcluster.config.load import Config, ConfiguredModel
-from muxcluster.config.partitions import partition_of
+from muxcluster.config.partitions import of_ranks, partition_of
 from muxcluster.config.planning import ITEMSIZE, dtype_of, nodes_of
 from muxcluster.config.schema import PolicySection
 from muxcluster.core.errors import ConfigError
@@ -25,7 +26,7 @@ def unit_specs(
     """One specification per unit of the plan, ready to start.
 
     nodes: as given to `plan_for`. Raises ConfigError where the plan and the file disagree, a
-    model has a shape but no path, or a unit spans several GPUs.
+    model has a shape but no path, or its heads cannot be divided among a unit's GPUs.
     """
     known = {node.name: node for node in nodes or nodes_of(config)}
     return tuple(_unit(config, unit, known) for unit in plan.units)
@@ -49,27 +50,27 @@ def served_models(config: Config) -> tuple[ServedModel, ...]:
 def _unit(config: Config, unit: PlannedUnit, nodes: dict[str, Node]) -> UnitSpec:
     if unit.node not in nodes:
         raise ConfigError(config.file, "cluster.nodes", f"no node {unit.node!r} of the plan")
-    if unit.tp > 1:
-        raise ConfigError(
-            config.file,
-            "cluster.nodes",
-            f"unit {unit.id} spans {unit.tp} GPUs; this version runs units of one GPU only",
-        )
     gpu = nodes[unit.node].gpu
     by_name = {model.name: model for model in config.models}
     for planned in unit.models:
         if planned.name not in by_name:
             raise ConfigError(config.file, "models", f"no model {planned.name!r} of the plan")
     models = [by_name[planned.name] for planned in unit.models]
-    specs = tuple(_model(config, model, tuple(nodes.values())) for model in models)
+    for model in models:
+        _check_split(config, model, unit)
+    whole = tuple(_model(config, model, tuple(nodes.values())) for model in models)
+    specs = tuple(_per_rank(spec, unit.tp) for spec in whole)
     policy = config.policy
     threads = _threads(config, gpu)
-    partition, workers = partition_of(config, gpu, threads, len(specs))
+    partition, workers = (
+        partition_of(config, gpu, threads, len(specs)) if unit.tp == 1 else of_ranks(config, unit)
+    )
     bytes_of_block = block_bytes(policy.block_tokens, max(spec.shape.itemsize for spec in specs))
+    devices = tuple("cpu" if gpu.is_cpu else f"cuda:{index}" for index in unit.gpus)
     return UnitSpec(
         unit_id=unit.id,
         models=specs,
-        num_blocks=unit.kv_blocks,
+        num_blocks=unit.kv_blocks // unit.tp,
         block_bytes=bytes_of_block,
         workers=workers,
         scheduler=SchedulerSpec(
@@ -80,11 +81,13 @@ def _unit(config: Config, unit: PlannedUnit, nodes: dict[str, Node]) -> UnitSpec
             max_decode_rows=policy.max_decode_rows,
             quota_period_s=policy.quota_period_s,
         ),
-        device="cpu" if gpu.is_cpu else f"cuda:{unit.gpus[0]}",
+        device=devices[0],
         partition=partition,
         num_threads=threads,
-        num_host_blocks=_host_blocks(policy, gpu, unit.kv_blocks, bytes_of_block),
-        host_link=gpu.host_link * len(unit.gpus),
+        num_host_blocks=_host_blocks(policy, gpu, unit.kv_blocks, bytes_of_block) // unit.tp,
+        host_link=gpu.host_link,
+        tp=unit.tp,
+        rank_devices=devices if unit.tp > 1 else (),
     )
 
 
@@ -109,6 +112,22 @@ def _model(config: Config, model: ConfiguredModel, nodes: Sequence[Node]) -> Mod
         slo=_slo(model),
         weight_bytes=shape.active_params * ITEMSIZE[dtype],
     )
+
+
+def _per_rank(spec: ModelSpec, tp: int) -> ModelSpec:
+    """One rank's part of a model whose KV heads are divided over `tp` ranks."""
+    heads = spec.shape.num_kv_heads // tp
+    shape = replace(spec.shape, num_kv_heads=heads)
+    return replace(spec, shape=shape, weight_bytes=spec.weight_bytes // tp)
+
+
+def _check_split(config: Config, model: ConfiguredModel, unit: PlannedUnit) -> None:
+    """Raises ConfigError where the model's heads cannot be divided among the unit's GPUs."""
+    heads, kv_heads = model.facts.shape.num_heads, model.facts.shape.num_kv_heads
+    if heads % unit.tp or kv_heads % unit.tp:
+        key = f"models[{config.models.index(model)}]"
+        message = f"{heads} heads and {kv_heads} KV heads cannot be divided among the {unit.tp}"
+        raise ConfigError(config.file, key, f"{message} GPUs of unit {unit.id}")
 
 
 def _host_blocks(policy: PolicySection, gpu: Gpu, num_blocks: int, bytes_of_block: int) -> int:

@@ -13,7 +13,7 @@ class ModelSpec:
 
     path: Hugging Face directory. load_format: "auto" (safetensors) or "dummy" (random weights
     from `seed`). dtype: "float32", "bfloat16" or "float16"; weights, activations and KV alike.
-    weight_bytes: what a step reads beside the KV, over all GPUs of the mesh; 0: not known.
+    weight_bytes: what a step reads beside the KV; 0: not known.
     max_seqs: slots, that is sequences that may hold KV at the same time.
     rate_per_s, mean_prompt_tokens, mean_output_tokens: expectations of the plan; the scheduler
     starts from them and then measures.
@@ -75,9 +75,14 @@ class SchedulerSpec:
 class UnitSpec:
     """One unit: its models, its KV pool, its workers.
 
+    tp: ranks that every model is divided over, one process each. With several, whatever counts
+    heads, blocks or bytes (KvShape, num_blocks, num_host_blocks, weight_bytes, host_link) is of one
+    rank; all have the same, and block ids mean the same on each.
+    rank_devices: of the ranks in order; empty: `device` for all.
+
     num_blocks, block_bytes: the pool; one uint8 tensor [num_blocks, block_bytes].
     num_host_blocks: host memory for checkpoints of preempted sequences, blocks of the same size.
-    host_link: bytes/s between it and the pool, all GPUs of the mesh together; 0: not known.
+    host_link: bytes/s between it and the pool; 0: not known.
     device: "cpu" or "cuda:N". partition: "none" (in-process), "threads" (CPU child processes),
     "mps" (child processes that share a GPU), "green" (green contexts in-process), or "auto" on a
     GPU: which of them is found out where the unit starts.
@@ -95,3 +100,5 @@ class UnitSpec:
     num_threads: int = 2
     num_host_blocks: int = 0
     host_link: float = 0.0
+    tp: int = 1
+    rank_devices: tuple[str, ...] = ()

@@ -17,6 +17,7 @@ _EXECUTORS = {
     "mps": ("muxcluster.engine.gpu.mps", "MpsExecutor"),
     "green": ("muxcluster.engine.gpu.green", "GreenExecutor"),
 }
+_RANKS = ("muxcluster.engine.parallel.executor", "RanksExecutor")
 _ON_CPU = frozenset({"threads", "none"})
 _ON_GPU = frozenset({"mps", "green", "none"})
 
@@ -30,6 +31,18 @@ def make_executor(spec: UnitSpec) -> Executor:
     if spec.partition not in known:
         message = f"{spec.partition!r} is none of device {spec.device!r}: use "
         raise ConfigError(spec.unit_id, "partition", message + " or ".join(sorted(known)))
-    module, name = _EXECUTORS[spec.partition]
+    if spec.tp > 1:
+        _check_ranks(spec)
+    module, name = _RANKS if spec.tp > 1 else _EXECUTORS[spec.partition]
     executor: Executor = getattr(import_module(module), name)(spec)
     return executor
+
+
+def _check_ranks(spec: UnitSpec) -> None:
+    """Raises ConfigError where the unit cannot be divided over ranks as it says."""
+    if spec.partition != "none":
+        message = f"a unit of {spec.tp} ranks runs one job at a time: use 'none'"
+        raise ConfigError(spec.unit_id, "partition", message)
+    if len(set(spec.rank_devices)) != spec.tp and spec.device != "cpu":
+        message = f"{spec.tp} ranks need as many GPUs: {', '.join(spec.rank_devices) or 'none'}"
+        raise ConfigError(spec.unit_id, "rank_devices", message)

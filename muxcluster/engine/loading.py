@@ -1,7 +1,8 @@
 """Loads a model's weights into transformers' own definition of it, with our attention.
 
 The library does the reading: it knows renamed and fused weights (mixtures of experts), ties, and
-which buffers to rebuild. We check the files before and its findings after.
+which buffers to rebuild. We check the files before and its findings after. Parts of a model that is
+divided over several GPUs, and random weights, are our own work (filling.py).
 """
 
 import logging
@@ -9,41 +10,47 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from muxcluster.core.errors import LoadError
 from muxcluster.core.unitspec import ModelSpec
 from muxcluster.engine.attention import ATTENTION_NAME
+from muxcluster.engine.dummy import DummyWeights
+from muxcluster.engine.filling import fill, whole
 from muxcluster.engine.hf_config import DTYPES, read_config
+from muxcluster.engine.parallel.group import RankGroup
+from muxcluster.engine.parallel.loading import load_part
 from muxcluster.engine.probe import probe
 from muxcluster.engine.quiet import quiet_loading
+from muxcluster.engine.skeleton import refusal, skeleton
 from muxcluster.engine.weights import check_weight_files
 
 logger = logging.getLogger(__name__)
 
-DUMMY_STD = 0.02
 
-
-def load_model(spec: ModelSpec, device: str) -> nn.Module:
+def load_model(spec: ModelSpec, device: str, group: RankGroup | None = None) -> nn.Module:
     """The model in `spec.path` on `device` in `spec.dtype`, for inference only.
 
     load_format "auto" reads safetensors, single or sharded; "dummy" needs config.json alone and
-    draws weights from `spec.seed`.
+    draws weights from `spec.seed`. group: of the ranks that the model is divided over; all of them
+    must load it, and each holds and reads its part alone.
     Raises LoadError naming the file that is missing, corrupt, lacks a tensor or has one of a
-    wrong shape, or whose model cannot be served from a paged cache; ValueError for an unknown
-    load_format.
+    wrong shape, or whose model cannot be served from a paged cache, or not be divided; ValueError
+    for an unknown load_format.
     """
+    if spec.load_format not in ("auto", "dummy"):
+        raise ValueError(f"unknown load_format {spec.load_format!r}: use 'auto' or 'dummy'")
     directory = Path(spec.path)
     config = read_config(directory)
     with quiet_loading():
-        if spec.load_format == "dummy":
-            model = _dummy(config, spec, device)
-        elif spec.load_format == "auto":
-            model = _read(config, spec, check_weight_files(directory)).to(device)
+        if group is not None:
+            model = load_part(config, spec, device, group)
+        elif spec.load_format == "dummy":
+            empty = skeleton(config, DTYPES[spec.dtype], directory / "config.json")
+            model = fill(empty, DummyWeights(spec.seed, device), whole, device)
         else:
-            raise ValueError(f"unknown load_format {spec.load_format!r}: use 'auto' or 'dummy'")
+            model = _read(config, spec, check_weight_files(directory)).to(device)
         model.eval().requires_grad_(False)
         probe(model, spec, directory / "config.json")
     return model
@@ -63,7 +70,7 @@ def _read(config: PretrainedConfig, spec: ModelSpec, file: Path) -> nn.Module:
             output_loading_info=True,
         )
     except Exception as error:  # transformers raises whatever a bad file leads to
-        raise _refusal(error, file) from error
+        raise refusal(error, file) from error
     _check(findings, file)
     loaded: nn.Module = model
     return loaded
@@ -87,28 +94,3 @@ def _check(findings: dict[str, Any], file: Path) -> None:
 def _some(names: Collection[str]) -> str:
     first, *more = sorted(names)
     return f"tensor {first}" + (f" and {len(more)} more" if more else "")
-
-
-def _dummy(config: PretrainedConfig, spec: ModelSpec, device: str) -> nn.Module:
-    config.initializer_range = DUMMY_STD
-    place = torch.device(device)
-    try:
-        with torch.random.fork_rng([] if place.type == "cpu" else [place]), place:
-            torch.manual_seed(spec.seed)
-            model: nn.Module = AutoModelForCausalLM.from_config(
-                config,
-                dtype=DTYPES[spec.dtype],
-                attn_implementation=ATTENTION_NAME,
-                trust_remote_code=False,
-            )
-    except Exception as error:  # transformers raises whatever a bad value leads to
-        raise _refusal(error, Path(spec.path) / "config.json") from error
-    return model
-
-
-def _refusal(error: Exception, file: Path) -> LoadError:
-    """Models written before the attention interface look our name up in a table of their own."""
-    if isinstance(error, KeyError) and error.args == (ATTENTION_NAME,):
-        config_file = file.parent / "config.json"
-        return LoadError(config_file, "this type of model is not on the attention interface")
-    return LoadError(file, f"cannot be loaded: {error}")

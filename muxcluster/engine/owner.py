@@ -20,6 +20,7 @@ from muxcluster.channel.codec import LoadFailed, Ready, Start, decode, encode
 from muxcluster.channel.frames import FrameSocket
 from muxcluster.core.errors import LoadError
 from muxcluster.core.unitspec import UnitSpec
+from muxcluster.engine.processname import name_process
 from muxcluster.engine.runner import UnitRunner
 from muxcluster.engine.worker import Worker
 
@@ -74,7 +75,7 @@ class Owner:
         """Never returns: the owner's own clean-up must not run in the child."""
         status = 1
         try:
-            _name_process(f"mux-worker-{worker_id}")
+            name_process(f"mux-worker-{worker_id}")
             self._control.close()
             self._forks.close()
             os.close(self._alive_write)
@@ -94,13 +95,6 @@ class Owner:
         pid = self._children.pop(worker_id)
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-
-
-def _name_process(name: str) -> None:
-    """What `ps` and `top` show (15 characters); only Linux can."""
-    comm = Path("/proc/self/comm")
-    if comm.exists():
-        comm.write_text(name)
 
 
 def _flush() -> None:
@@ -128,7 +122,7 @@ def _warn_of_threads() -> None:
 
 def main(control_fd: int, fork_fd: int) -> int:
     """Serve one unit to its end; the exit status."""
-    _name_process("mux-owner")
+    name_process("mux-owner")
     faulthandler.enable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the unit decides when we end
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")

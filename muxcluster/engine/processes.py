@@ -1,7 +1,6 @@
 """The executor whose workers are child processes of a memory owner (DESIGN.md §4)."""
 
 import logging
-import os
 import selectors
 import time
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from muxcluster.engine.joblimits import JobLimits
 from muxcluster.engine.liveness import Patience
 from muxcluster.engine.losses import LossLedger
 from muxcluster.engine.ownerlink import OwnerLink
+from muxcluster.engine.wakepipe import WakePipe
 from muxcluster.engine.workerlink import GONE, WorkerLink
 
 logger = logging.getLogger(__name__)
@@ -47,10 +47,8 @@ class ProcessExecutor:
         self._next_beat_s = time.monotonic()
         self._is_doubtful = False
         self._selector = selectors.DefaultSelector()
-        self._wake_read, self._wake_write = os.pipe()
-        os.set_blocking(self._wake_read, False)
-        os.set_blocking(self._wake_write, False)
-        self._selector.register(self._wake_read, selectors.EVENT_READ)
+        self._wakes = WakePipe()
+        self._selector.register(self._wakes, selectors.EVENT_READ)
         self._is_killed = False
         self._is_closed = False
 
@@ -92,7 +90,7 @@ class ProcessExecutor:
                 if isinstance(key.data, WorkerLink):
                     outcomes.extend(self._hear(key.data))
                 else:
-                    os.read(self._wake_read, 4096)
+                    self._wakes.drain()
             if time.monotonic() >= self._next_beat_s:
                 outcomes.extend(self._beat())
         except TimeoutError:
@@ -117,10 +115,7 @@ class ProcessExecutor:
                 return
 
     def wake(self) -> None:
-        try:
-            os.write(self._wake_write, b"\0")
-        except BlockingIOError:
-            return  # the pipe is full of earlier calls: the wait will return
+        self._wakes.wake()
 
     def kill(self) -> None:
         self._is_killed = True
@@ -132,8 +127,7 @@ class ProcessExecutor:
         self._is_closed = True
         self._drop_processes()
         self._selector.close()
-        os.close(self._wake_read)
-        os.close(self._wake_write)
+        self._wakes.close()
 
     def _fork(self, seat_id: int) -> None:
         assert self._owner is not None, "a worker without an owner"

@@ -18,6 +18,7 @@ from muxcluster.engine.fusing import NotTheSame, fuse, is_fusible
 from muxcluster.engine.loading import load_model
 from muxcluster.engine.model_runner import ModelRunner
 from muxcluster.engine.packing_cpu import pack_linears
+from muxcluster.engine.parallel.group import RankGroup
 from muxcluster.engine.pending import Pending, Ready
 from muxcluster.engine.pending_job import PendingJob
 from muxcluster.engine.pieces import PieceThreads, cut
@@ -41,15 +42,21 @@ class UnitRunner:
     """
 
     def __init__(
-        self, spec: UnitSpec, memory: UnitMemory | None = None, capture: Capture | None = None
+        self,
+        spec: UnitSpec,
+        memory: UnitMemory | None = None,
+        capture: Capture | None = None,
+        group: RankGroup | None = None,
     ) -> None:
         """memory: what is loaded already, here or in another process; None: load and allocate.
         capture: how decode steps are recorded; None: as suits the device.
 
+        group: of the ranks that the models are divided over, which run the same jobs in one order.
         Raises LoadError naming the file of a model that cannot be loaded.
         """
         self._spec = spec
         capture = capture or capture_for(torch.device(spec.device))
+        self._group = group
         self._is_cpu = torch.device(spec.device).type == "cpu"
         self.memory = memory or UnitMemory(
             {model.name: self._load(model) for model in spec.models}, Arena(spec)
@@ -107,8 +114,8 @@ class UnitRunner:
         return Ready(self._pieces.run(work, job.rows, pieces, threads))
 
     def _load(self, spec: ModelSpec) -> TokenForward:
-        model = load_model(spec, self._spec.device)
-        if self._is_cpu and is_fusible(model):
+        model = load_model(spec, self._spec.device, self._group)
+        if self._is_cpu and self._group is None and is_fusible(model):
             try:
                 return fuse(model, spec.max_model_len)
             except NotTheSame as error:

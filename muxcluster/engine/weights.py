@@ -1,8 +1,12 @@
-"""The weight files of a Hugging Face directory, checked before anything is loaded from them."""
+"""The weight files of a Hugging Face directory: checked before any is read, read in parts."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
 from muxcluster.core.errors import LoadError
 from muxcluster.core.jsonfile import read_json_object
@@ -49,3 +53,50 @@ def _tensor_names(file: Path) -> set[str]:
         raise LoadError(file, "no such file: weights must be in safetensors") from error
     except (SafetensorError, OSError) as error:
         raise LoadError(file, f"corrupt or incomplete: {error}") from error
+
+
+class WeightFiles:
+    """A `WeightSource` of safetensors; only the bytes that are asked for are read.
+
+    For models whose tensors have the names they have in the file, perhaps without `prefix`.
+    """
+
+    def __init__(self, file: Path, prefix: str) -> None:
+        """file: as `check_weight_files` gives it."""
+        self._file = file
+        self._prefix = f"{prefix}."
+        shards = _shards(file) if file.name == INDEX else {file: _tensor_names(file)}
+        self._shards = {name: shard for shard, names in shards.items() for name in names}
+        self._open: dict[Path, Any] = {}
+
+    def parts(
+        self, names: Sequence[str], like: Tensor, cut: tuple[slice, ...]
+    ) -> Mapping[str, Tensor]:
+        """Names of equal tensors share the first of them."""
+        found = {name: self._part(name, like, cut) for name in names if self._stored(name)}
+        if not found:
+            raise LoadError(self._file, f"lacks tensor {min(names)}")
+        first, *others = found
+        return {
+            name: found[name]
+            for name in (first, *others)
+            if name == first or not torch.equal(found[name], found[first])
+        }
+
+    def _part(self, name: str, like: Tensor, cut: tuple[slice, ...]) -> Tensor:
+        stored = self._stored(name)
+        shard = self._shards[stored]
+        if shard not in self._open:
+            self._open[shard] = safe_open(shard, framework="pt")
+        tensor = self._open[shard].get_slice(stored)
+        shape = tuple(tensor.get_shape())
+        if shape != like.shape:
+            asked = tuple(like.shape)
+            raise LoadError(shard, f"{name} has shape {shape}, config.json asks for {asked}")
+        part: Tensor = tensor[cut]
+        return part
+
+    def _stored(self, name: str) -> str:
+        """Its name in the files, "" where it is in none."""
+        short = name.removeprefix(self._prefix)
+        return next((each for each in (name, short) if each in self._shards), "")

@@ -18,7 +18,9 @@ def check_owners(sharing: Sharing) -> None:
     for kv in sharing.models:
         live = np.flatnonzero(kv.columns.owners)
         blocks = kv.columns.blocks[live].ravel()
-        bits = np.repeat(kv.columns.owners[live], kv.columns.num_ids)
+        sides = kv.columns.owners.copy()
+        sides[lent_columns(kv)[0]] = RIGHT
+        bits = np.repeat(sides[live], kv.columns.num_ids)
         for bit in OWNER_BIT.values():
             _claim(owners, blocks[(bits == bit) & (blocks != NO_BLOCK)], bit)
     for restore in (each for job in sharing.jobs for each in job.restores):
@@ -43,8 +45,9 @@ def check_counts(sharing: Sharing, kv: ModelKv, order: EvictionOrder) -> None:
     batch = read & ~is_lent & (columns.owners == RIGHT if sharing.is_on else np.zeros_like(live))
     used = np.count_nonzero(read & ~is_lent & ~batch)
     used += int((kv.sequences.num_columns - kv.sequences.num_named).sum())
-    assert used * per_column == sharing.ledger.used(name), f"{name}: used blocks are miscounted"
-    held = np.count_nonzero(batch) * per_column + _num_orphans(sharing, kv)
+    used = used * per_column + _num_orphans(sharing, kv, is_left=True)
+    assert used == sharing.ledger.used(name), f"{name}: used blocks are miscounted"
+    held = np.count_nonzero(batch) * per_column + _num_orphans(sharing, kv, is_left=False)
     assert held == sharing.ledger.batch_used(name), f"{name}: batch blocks are miscounted"
     cached = np.count_nonzero(live & ~read) * per_column
     assert cached == sharing.ledger.cached(name), f"{name}: cached blocks are miscounted"
@@ -55,9 +58,10 @@ def check_counts(sharing: Sharing, kv: ModelKv, order: EvictionOrder) -> None:
     assert unread <= published, f"{name}: a cached column cannot be found"
 
 
-def _num_orphans(sharing: Sharing, kv: ModelKv) -> int:
-    """Blocks that running jobs restore from and whose left owner is gone."""
-    restores = (each for job in sharing.jobs for each in job.restores if each.kv is kv)
+def _num_orphans(sharing: Sharing, kv: ModelKv, *, is_left: bool) -> int:
+    """Blocks that running jobs restore from and whose taker is gone, of lenders of one side."""
+    restores = (each for job in sharing.jobs for each in job.restores)
+    restores = (each for each in restores if each.kv is kv and each.is_left is is_left)
     owners = sharing.pool.owners
     return sum(int(np.count_nonzero(owners[each.sources] == RIGHT)) for each in restores)
 

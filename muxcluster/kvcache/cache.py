@@ -41,7 +41,7 @@ class KvCache:
         """has_block_ids: False keeps counts (decisions) and no ids (addresses), for a simulator.
             Every answer is the same, but a TableDelta is empty.
         num_host_blocks: frames in host memory for what left sequences overwrite.
-        is_bidirectional: batch sequences may lend blocks and quotas bind the others only; needs
+        is_bidirectional: sequences may lend blocks and quotas bind interactive ones only; needs
             block ids. saves_lazily: False saves a block wholly when it is first written to.
         """
         assert has_block_ids or not is_bidirectional, "only blocks with ids can be shared"
@@ -73,7 +73,7 @@ class KvCache:
         """Begin a sequence on a closed slot and attach the longest cached prefix.
 
         hashes: chain hashes of the prompt's full blocks (none to stay away from the cache).
-        Returns the tokens attached, a multiple of block_tokens: no more than the quota allows.
+        Returns the tokens attached, whole blocks: no more than the quota allows.
         """
         kv = self._models[model]
         owner = OWNER_BIT[side]
@@ -102,9 +102,8 @@ class KvCache:
     ) -> TableDelta | Shortage:
         """Make room for num_tokens[i] tokens in slots[i] (open, distinct), all or nothing.
 
-        Cached columns nobody reads are evicted where the free list is short; left sequences take
-        lent blocks after that. `slots` are whole. Returns the new table entries, or what is
-        missing, with nothing changed.
+        Cached columns nobody reads are evicted where blocks are short; left sequences take lent
+        ones then. `slots` are whole. Returns new table entries, or what is missing, unchanged.
         """
         kv = self._models[model]
         lack = kv.sequences.lack(slots, num_tokens)
@@ -127,7 +126,7 @@ class KvCache:
     def commit(self, model: str, slot: int, hashes: Sequence[bytes]) -> None:
         """The next len(hashes) columns of the sequence are fully computed: publish them.
 
-        They are immutable from now on. `hashes` continue the chain of those before.
+        They are immutable then. `hashes` continue the chain of those before.
         """
         self._models[model].commit(slot, hashes)
 
@@ -147,7 +146,7 @@ class KvCache:
         # Deepest first: see EvictionOrder.
         self._cached.retire(kv, unread[::-1], owner, is_batch=is_batch)
         if len(shared):
-            self._lending.take_back(shared)
+            self._sharing.take_back(shared)
 
     def tables(self, model: str, slots: NDArray[np.int32]) -> TableDelta:
         """The whole block tables of `slots`: after a prefix was attached, or after a restart."""
@@ -186,10 +185,7 @@ class KvCache:
         return self._ledger.quota(model)
 
     def set_quotas(self, quotas: Mapping[str, int]) -> None:
-        """Change quotas; lowering one stops growth and evicts nothing.
-
-        Raises ValueError for an unknown model or a negative quota.
-        """
+        """Change quotas; lowering one evicts nothing. ValueError: unknown model, negative quota."""
         self._ledger.set_quotas(quotas)
 
     @property
@@ -214,16 +210,16 @@ class KvCache:
     def lendable(self, model: str, slot: int) -> int:
         """Blocks that lending all of `slot` (in no running job) would make takeable now.
 
-        0 for left and closed slots, and while copies of the slot are on their way. Frames are
-        shared: of several slots together at most `free_frames` if all their columns have tokens.
+        0 while copies of the slot are on their way. Frames are shared: of several slots together
+        at most `free_frames` if all their columns have tokens.
         """
         return self._lending.lendable(self._models[model], slot)
 
     def lend(self, model: str, slot: int, num_computed: int, blocks: int) -> int:
-        """Lend columns of a right `slot` (in no running job), deepest first; blocks lent.
+        """Lend columns of `slot` (in no running job), deepest first; blocks lent.
 
-        Ends when `blocks` are lent, at a column with another reader, or where frames are short.
-        num_computed: the sequence's tokens in the cache.
+        Ends at a column with another reader, too, or where frames are short. num_computed: the
+        sequence's tokens in the cache. A left one keeps the column that lies over lent blocks.
         """
         return self._lending.lend(self._models[model], slot, num_computed, blocks)
 
@@ -235,20 +231,24 @@ class KvCache:
         """Fresh blocks that a restore of `slot` would take now."""
         return int(self._models[model].lent.costs[slot])
 
+    def restore_shortage(self, model: str, slot: int, spare: int) -> Shortage | None:
+        """What is missing to restore `slot` and take `spare` blocks more."""
+        slots = np.array([slot], dtype=np.int32)
+        return self._restoring.shortage(self._models[model], slots, spare)[1]
+
     def can_restore(self, model: str, slot: int) -> bool:
-        """False while a running job saves or restores `slot`, or after a save of it failed."""
-        return not self._models[model].lent.is_busy(slot)
+        """False while running jobs save it, restore it or what it lies over, or a save failed."""
+        return self._restoring.can_restore(self._models[model], slot)
 
     def restore(
         self, model: str, slots: NDArray[np.int32], job_id: int
     ) -> tuple[TableDelta, SlotCopies] | Shortage:
-        """Make all of `slots` (distinct, can be restored) whole with job `job_id`, or none.
+        """Make `slots` (distinct, of one side) whole with a job, or none: new entries, and copies.
 
-        Returns the entries of all columns that were lent, and the copies that fill them.
+        Left ones take lent blocks, too: call the job's `saves` of them before its next `restore`.
         """
         kv = self._models[model]
-        blocks = int(kv.lent.costs[slots].sum())
-        shortage = self._ledger.shortage(model, blocks, blocks)
+        blocks, shortage = self._restoring.shortage(kv, slots)
         if shortage is not None:
             return shortage
         self._cached.make_room(blocks)

@@ -1,4 +1,4 @@
-"""Lending the last columns of batch sequences, and who gets their blocks (BROS §5)."""
+"""Lending the last columns of sequences, and who gets their blocks (BROS §5)."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,66 +13,97 @@ _NO_BLOCKS = np.empty(0, dtype=np.int32)
 
 
 class Lending:
-    """Lends columns, hands lent blocks to left sequences and takes them back when these end."""
+    """Lends columns, and hands lent blocks to left sequences that grow."""
 
     def __init__(self, sharing: Sharing) -> None:
         self._sharing = sharing
 
     def lendable(self, kv: ModelKv, slot: int) -> int:
-        """Blocks that lending everything possible of `slot` would make takeable."""
+        """Blocks that lending everything possible of `slot` would make takeable, or fewer."""
         columns, per_column = self._candidates(kv, slot), kv.columns.blocks_per_column
+        num_columns = len(columns) - int(np.count_nonzero(self._is_over(kv, slot, columns)))
         most_filled = self._sharing.frames.free // per_column
         most_empty = kv.lent.most_empty - kv.lent.num_empty
-        return min(len(columns), most_filled, most_empty) * per_column
+        return min(num_columns, most_filled, most_empty) * per_column
 
     def _candidates(self, kv: ModelKv, slot: int) -> NDArray[np.int32]:
         """Columns of `slot` that may be lent, deepest first, int32 [n]."""
         table, lent = kv.sequences, kv.lent
-        is_batch = self._sharing.is_on and table.owners[slot] == RIGHT
-        if not is_batch or lent.is_busy(slot):
+        is_blocked = self._sharing.jobs.blocks(kv.model.name, slot)
+        if not self._sharing.is_on or is_blocked or lent.is_busy(slot):
             return table.columns[slot, :0]
         whole = table.num_columns[slot] - lent.counts[slot]
         columns = table.columns[slot, :whole][::-1]
         shared = np.flatnonzero(kv.columns.refs[columns] > 1)
         return columns[: shared[0]] if len(shared) else columns
 
-    def lend(self, kv: ModelKv, slot: int, num_computed: int, blocks: int) -> int:
-        """Lend columns, deepest first, until `blocks` blocks are; how many were.
+    def _is_over(self, kv: ModelKv, slot: int, columns: NDArray[np.int32]) -> NDArray[np.bool_]:
+        """Which of the `columns` of `slot` lie over tokens of others, bool [n]."""
+        if kv.sequences.owners[slot] == RIGHT or len(kv.shared) == 0:
+            return np.zeros(len(columns), dtype=np.bool_)
+        owners = self._sharing.pool.owners[kv.columns.blocks[columns]]
+        is_over: NDArray[np.bool_] = (owners == BOTH).any(axis=1)
+        return is_over
 
-        num_computed: tokens of the sequence that are in the cache. Columns without any are freed.
+    def lend(self, kv: ModelKv, slot: int, num_computed: int, blocks: int) -> int:
+        """Lend tail columns of `slot`, deepest first, until `blocks` are lent; blocks lent.
+
+        A left column over tokens of others stays as it is where it has tokens of its own.
         """
-        sharing, table, lent = self._sharing, kv.sequences, kv.lent
-        columns, per_column = self._candidates(kv, slot), kv.columns.blocks_per_column
-        columns = columns[: max(0, -(-blocks // per_column))]
+        lent, table, owner = kv.lent, kv.sequences, int(kv.sequences.owners[slot])
+        columns = self._candidates(kv, slot)
+        if blocks <= 0 or len(columns) == 0:
+            return 0
         end = int(table.num_columns[slot] - lent.counts[slot])
         starts = np.arange(end - 1, end - 1 - len(columns), -1) * kv.block_tokens
         filled = np.clip(num_computed - starts, 0, kv.block_tokens)
-        num_empty = int(np.count_nonzero(filled == 0))
-        count = min(len(columns), num_empty + sharing.frames.free // per_column)
-        if num_empty > lent.most_empty - lent.num_empty:
-            count = num_empty = lent.most_empty - lent.num_empty
+        is_kept = self._is_over(kv, slot, columns) & (filled > 0)
+        count = self._count(kv, blocks, filled, is_kept)
         if count == 0:
             return 0
-        columns, filled = columns[:count].copy(), filled[:count]
-        kv.prefix.unpublish(columns, RIGHT)
+        columns, filled, is_kept = columns[:count].copy(), filled[:count], is_kept[:count]
+        lent.slots[columns], lent.filled[columns] = slot, filled
+        lent.is_kept[columns] = is_kept
+        lent.counts[slot] += count
         whole_tokens = (end - count) * kv.block_tokens
         table.num_committed[slot] = min(table.num_committed[slot], whole_tokens)
-        lent.slots[columns], lent.filled[columns] = slot, filled
-        lent.counts[slot] += count
-        sharing.num_lent_columns += count
-        self._free_empty(kv, slot, columns[:num_empty])
-        self._offer(kv, columns[num_empty:])
-        return count * per_column
+        lost = columns[~is_kept]
+        kv.prefix.unpublish(lost, owner)
+        kv.shared.forget(lost)
+        self._sharing.num_lent_columns += len(lost)
+        self._free_empty(kv, slot, columns[filled == 0])
+        self._offer(kv, columns[(filled > 0) & ~is_kept], is_left=owner == LEFT)
+        return len(lost) * kv.columns.blocks_per_column
+
+    def _count(
+        self, kv: ModelKv, blocks: int, filled: NDArray[np.int64], is_kept: NDArray[np.bool_]
+    ) -> int:
+        """How many columns to lend so that `blocks` are, or as many as can be."""
+        lent, per_column = kv.lent, kv.columns.blocks_per_column
+        count = int(np.searchsorted((~is_kept).cumsum(), -(-blocks // per_column))) + 1
+        num_frames = ((filled > 0) & ~is_kept).cumsum() * per_column
+        count = min(count, int(np.count_nonzero(num_frames <= self._sharing.frames.free)))
+        most_empty = lent.most_empty - lent.num_empty
+        if np.count_nonzero(filled[:count] == 0) > most_empty:  # the empty ones come first
+            count = most_empty
+        while count and is_kept[count - 1]:
+            count -= 1
+        return count
 
     def _free_empty(self, kv: ModelKv, slot: int, columns: NDArray[np.int32]) -> None:
+        if len(columns) == 0:
+            return
         blocks = kv.columns.blocks[columns].ravel()
         kv.columns.blocks[columns] = NO_BLOCK
         kv.lent.costs[slot] += len(blocks)
         kv.lent.num_empty += len(columns)
+        if kv.sequences.owners[slot] == LEFT:
+            self._sharing.leave(kv, blocks)
+            return
         self._sharing.pool.drop(blocks, RIGHT)
         self._sharing.ledger.give(kv.model.name, len(blocks), is_batch=True)
 
-    def _offer(self, kv: ModelKv, columns: NDArray[np.int32]) -> None:
+    def _offer(self, kv: ModelKv, columns: NDArray[np.int32], *, is_left: bool) -> None:
         sharing, per_column = self._sharing, kv.columns.blocks_per_column
         rights = sharing.rights
         blocks = kv.columns.blocks[columns].ravel()
@@ -80,7 +111,13 @@ class Lending:
         rights.models[blocks] = sharing.index[kv.model.name]
         cells = columns[:, None] * np.int64(per_column) + np.arange(per_column)
         rights.cells[blocks] = cells.ravel()
-        rights.saved[blocks] = (kv.block_tokens - kv.lent.filled[columns]).repeat(per_column)
+        first, end = kv.lent.places(columns, kv.block_tokens, is_left=is_left)
+        rights.saved[blocks] = first.repeat(per_column)
+        rights.ends[blocks] = end.repeat(per_column)
+        rights.is_left[blocks] = is_left
+        if is_left:
+            sharing.pool.share(blocks, RIGHT)
+            sharing.pool.drop(blocks, LEFT)
         sharing.lend(kv, blocks)
 
     def batch_part(self, kv: ModelKv, lack: Lack) -> int:
@@ -106,24 +143,11 @@ class Lending:
         ledger.take(kv.model.name, batch, is_batch=True)
         if num_lent == 0:
             return kv.extend(lack, sharing.pool.allocate)
-        grown = kv.extend(lack, self._allocate)
+        grown = kv.extend(lack, sharing.allocate)
         is_shared = (sharing.pool.owners[grown.blocks] == BOTH).any(axis=1)
         slots, positions = grown.slots[is_shared], grown.columns[is_shared]
         kv.shared.add(slots, positions, kv.sequences.columns[slots, positions])
         return grown
-
-    def _allocate(self, owners: NDArray[np.uint8]) -> NDArray[np.int32]:
-        """All free blocks, and lent ones for the rest, which are left owners."""
-        sharing = self._sharing
-        num_free = sharing.pool.free
-        order = np.argsort(owners == LEFT, kind="stable")
-        taken = sharing.lent.take(len(owners) - num_free)
-        sharing.pool.share(taken, LEFT)
-        sharing.raise_costs(taken, 1)
-        ids = np.empty(len(owners), dtype=np.int32)
-        ids[order[:num_free]] = sharing.pool.allocate(owners[order[:num_free]])
-        ids[order[num_free:]] = taken
-        return ids
 
     def close(self, kv: ModelKv, slot: int) -> NDArray[np.int32]:
         """A sequence is about to end: it gives back what it lent.
@@ -133,8 +157,8 @@ class Lending:
         if not self._sharing.is_on:
             return _NO_BLOCKS
         self._sharing.jobs.forget(kv.model.name, slot)
+        self._end_lent(kv, slot)
         if kv.sequences.owners[slot] == RIGHT:
-            self._end_lent(kv, slot)
             return _NO_BLOCKS
         return self._leave(kv, slot)
 
@@ -147,22 +171,8 @@ class Lending:
         shared: NDArray[np.int32] = blocks[self._sharing.pool.owners[blocks] == BOTH]
         return shared
 
-    def take_back(self, blocks: NDArray[np.int32]) -> None:
-        """The left owners of `blocks` (int32 [n], counted as free) have gone: lent again.
-
-        Those that a running job restores from belong to their batch sequence until it has ended.
-        """
-        sharing = self._sharing
-        sharing.ledger.free_lent(-len(blocks))
-        is_source = sharing.rights.is_source[blocks]
-        sharing.raise_costs(blocks[~is_source], -1)
-        for kv, ours in sharing.by_model(blocks):
-            theirs = blocks[ours]
-            sharing.ledger.unlend(kv.model.name, len(theirs))
-            sharing.lend(kv, theirs[~is_source[ours]])
-
     def _end_lent(self, kv: ModelKv, slot: int) -> None:
-        """The lent columns of a slot are gone, and their frames free."""
+        """The lent columns of a slot but kept ones are gone, and their frames free."""
         sharing, lent = self._sharing, kv.lent
         assert not lent.is_restoring[slot], "a sequence is closed that a running job restores"
         count = int(lent.counts[slot])
@@ -170,6 +180,9 @@ class Lending:
         if count == 0:
             return
         columns = kv.sequences.truncate(slot, int(kv.sequences.num_columns[slot]) - count)
+        is_kept = lent.is_kept[columns]
+        kv.sequences.put_back(slot, columns[is_kept])
+        columns = columns[~is_kept]
         sharing.frames.give(lent.frames_of(columns))
         lent.num_empty -= lent.count_empty(columns)
         kv.columns.detach(columns)

@@ -15,7 +15,7 @@ class BlockLedger:
         are shared from both sides, those of batch sequences are counted apart and no quota binds
         them; a block with two owners is used by the interactive one (DESIGN.md §3).
     cached: unreferenced blocks that the prefix cache keeps; charged to nobody and evictable.
-    lent: blocks of batch sequences that interactive ones may take; charged to nobody.
+    lent: blocks that their sequences left to interactive ones; charged to nobody.
     Lowering a quota stops growth and never takes anything away (DESIGN.md §3).
     """
 
@@ -62,13 +62,17 @@ class BlockLedger:
             return self.free + self.evictable
         return min(self.quota_left(model), self.free + self.evictable + self.lent)
 
-    def shortage(self, model: str, blocks: int, batch: int = 0) -> Shortage | None:
+    def shortage(
+        self, model: str, blocks: int, batch: int = 0, *, num_returned: int = 0
+    ) -> Shortage | None:
         """None where the model may take `blocks` blocks now, else how many are missing.
 
-        batch: how many of them are for batch sequences.
+        batch: how many of them are for batch sequences. num_returned: lent blocks that an
+        interactive sequence gets back beside them.
         """
-        beyond_quota = blocks - batch - self.quota_left(model)
-        beyond_pool = max(batch, blocks - self.lent) - self.free - self.evictable
+        beyond_quota = blocks - batch + num_returned - self.quota_left(model)
+        lent = self.lent - num_returned
+        beyond_pool = max(batch, blocks - lent) - self.free - self.evictable
         missing = max(beyond_quota, beyond_pool)
         return Shortage(missing, by_quota=beyond_quota > 0) if missing > 0 else None
 
@@ -91,14 +95,10 @@ class BlockLedger:
         """Cached blocks get a reader again and are charged."""
         self.cache(model, -blocks, is_batch=is_batch)
 
-    def lend(self, model: str, blocks: int) -> None:
-        """Blocks of the model's batch sequences are lent."""
-        self._batch[model] -= blocks
+    def lend(self, model: str, blocks: int, *, is_batch: bool = True) -> None:
+        """Blocks of the model's batch (or other) sequences are lent; negative: used again."""
+        (self._batch if is_batch else self._used)[model] -= blocks
         self.lent += blocks
-
-    def unlend(self, model: str, blocks: int) -> None:
-        """Lent blocks are used by the model's batch sequences again."""
-        self.lend(model, -blocks)
 
     def free_lent(self, blocks: int) -> None:
         """Lent blocks become free (negative: free blocks become lent)."""

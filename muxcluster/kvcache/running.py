@@ -13,16 +13,20 @@ from muxcluster.kvcache.modelkv import ModelKv
 class Restore:
     """Lent columns of one model that a running job makes whole.
 
-    slots, counts: int32 [n], the sequences and how many columns of each. ends: int32 [n], columns
-        of each in all at that time.
-    columns: int32 [m], the columns, those of one slot together and in order.
+    is_left: True where they are interactive ones. slots, counts: int32 [n], the sequences and how
+        many columns of each were lent. ends: int32 [n], columns of each in all at that time.
+    rows, positions, columns: int32 [m], the columns but kept ones: whose they are, where in the
+        table, and their ids; those of one slot together and in order.
     before, after: int32 [m, blocks_per_column], their blocks. is_fresh: bool, same shape.
     """
 
     kv: ModelKv
+    is_left: bool
     slots: NDArray[np.int32]
     counts: NDArray[np.int32]
     ends: NDArray[np.int32]
+    rows: NDArray[np.int32]
+    positions: NDArray[np.int32]
     columns: NDArray[np.int32]
     before: NDArray[np.int32]
     after: NDArray[np.int32]
@@ -64,6 +68,10 @@ class RunningJobs:
     def pop(self, job_id: int) -> JobCopies | None:
         """The job has ended: its copies, None where it had none."""
         return self._jobs.pop(job_id, None)
+
+    def blocks(self, model: str, slot: int) -> bool:
+        """True while a job restores from a block that the left sequence lies over."""
+        return any((model, slot) in job.blocked for job in self)
 
     def forget(self, model: str, slot: int) -> None:
         """The sequence is closed."""

@@ -38,7 +38,7 @@ class Saving:
         copies: list[SlotCopies] = []
         for victim, ours in sharing.by_model(blocks):
             mine = blocks[ours].astype(np.intp)  # once: numpy would convert at each use
-            touched = self._touched(kv, victim, held)[entries[ours]]
+            touched = self._touched(kv, victim, mine, held[entries[ours]])
             saved = self._save(victim, mine, touched, job_id)
             if len(saved):
                 copies.append(SlotCopies(victim.model.name, saved, NO_RUNS, NO_RUNS))
@@ -47,30 +47,36 @@ class Saving:
         shared.narrow(due, np.minimum.reduce(safe, axis=1))
         return tuple(copies)
 
-    def _touched(self, kv: ModelKv, victim: ModelKv, held: NDArray[np.int32]) -> NDArray[np.int32]:
-        """Places of `victim` that blocks lose when their left column holds `held` tokens, [n].
+    def _touched(
+        self, kv: ModelKv, victim: ModelKv, blocks: NDArray[np.intp], held: NDArray[np.int32]
+    ) -> NDArray[np.int32]:
+        """End of the places of `victim` that `blocks` lose to `held` > 0 tokens of theirs, [n].
 
         A full column takes all: it may be published, and must then have no right owner, even if
-        it leaves some bytes at the end of the block.
+        it leaves some bytes at the end of the block. Of what an interactive sequence lent all is
+        taken at once: its tokens are the first to be overwritten, and so who took the block can
+        lend it in turn.
         """
+        rights = self._sharing.rights
         places = -(-held * kv.slot_bytes // victim.slot_bytes)
-        takes_all = held == kv.block_tokens if self._is_lazy else held > 0
-        touched: NDArray[np.int32] = np.where(takes_all, victim.block_tokens, places)
-        return np.minimum(touched, victim.block_tokens)
+        ends = rights.ends[blocks].astype(np.int32)
+        takes_all = rights.is_left[blocks] | (held == kv.block_tokens) | (not self._is_lazy)
+        return np.where(takes_all, ends, np.minimum(places, ends))
 
     def _safe(self, kv: ModelKv, victim: ModelKv, blocks: NDArray[np.intp]) -> NDArray[np.int32]:
         """Tokens of a left column over `blocks` that need no more saving, [n]; all where saved."""
-        saved = self._sharing.rights.saved[blocks].astype(np.int32)
-        if self._is_lazy and victim.slot_bytes == kv.slot_bytes:
-            return saved  # their blocks hold as many tokens
-        most = kv.block_tokens - 1 if self._is_lazy else 0
-        safe = np.minimum(saved * victim.slot_bytes // kv.slot_bytes, most)
-        return np.where(saved == victim.block_tokens, kv.block_tokens, safe)
+        rights = self._sharing.rights
+        saved = rights.saved[blocks].astype(np.int32)
+        safe = saved  # where their blocks hold as many tokens
+        if not self._is_lazy or victim.slot_bytes != kv.slot_bytes:
+            most = kv.block_tokens - 1 if self._is_lazy else 0
+            safe = np.minimum(saved * victim.slot_bytes // kv.slot_bytes, most)
+        return np.where(saved == rights.ends[blocks], kv.block_tokens, safe)
 
     def _save(
         self, victim: ModelKv, blocks: NDArray[np.intp], touched: NDArray[np.int32], job_id: int
     ) -> Runs:
-        """Copies of what `blocks` lose; the right ownership of blocks that lose all ends."""
+        """Copies of what `blocks` lose; who lent blocks that lose all owns them no longer."""
         sharing, rights = self._sharing, self._sharing.rights
         saved = rights.saved[blocks].astype(np.int32)
         needed = touched > saved
@@ -85,7 +91,7 @@ class Saving:
         frames = victim.lent.frames.ravel()[cells]
         copies = runs(blocks, frames, victim.block_tokens, saved, touched)
         rights.saved[blocks] = touched
-        gone = touched == victim.block_tokens
+        gone = touched == rights.ends[blocks]
         if np.count_nonzero(gone):
             sharing.pool.drop(blocks[gone], RIGHT)
             victim.columns.blocks.ravel()[cells[gone]] = NO_BLOCK

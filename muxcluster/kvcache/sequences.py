@@ -84,6 +84,13 @@ class SequenceTable:
         self.num_committed[slot] = min(self.num_committed[slot], self.capacity[slot])
         return columns
 
+    def put_back(self, slot: int, columns: NDArray[np.int32]) -> None:
+        """Add `columns` (int32 [n]) that `truncate` took."""
+        held = int(self.num_columns[slot])
+        self.columns[slot, held : held + len(columns)] = columns
+        self.num_columns[slot] = held + len(columns)
+        self.capacity[slot] = (held + len(columns)) * self.block_tokens
+
     def lack(self, slots: NDArray[np.int32], num_tokens: NDArray[np.int32]) -> Lack | None:
         """What slots[i] (distinct) lack to hold num_tokens[i] tokens; None where nothing."""
         rows = (num_tokens > self.capacity[slots]).nonzero()[0]

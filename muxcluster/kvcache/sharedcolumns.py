@@ -53,6 +53,11 @@ class SharedColumns:
         if (safe == self._block_tokens).any():
             self.keep(self.safe < self._block_tokens)
 
+    def forget(self, columns: NDArray[np.int32]) -> None:
+        """Drop the entries of `columns` (int32 [n])."""
+        if len(self.columns):
+            self.keep(~np.isin(self.columns, columns))
+
     def keep(self, mask: NDArray[np.bool_]) -> None:
         """Drop the entries where `mask` (bool [n]) is False."""
         self.slots, self.positions = self.slots[mask], self.positions[mask]

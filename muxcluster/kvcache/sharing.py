@@ -21,7 +21,7 @@ BOTH = LEFT | RIGHT
 
 
 class Sharing:
-    """State of the blocks that batch sequences lend (BROS §5).
+    """State of the blocks that sequences lend (BROS §5).
 
     num_lent_columns, num_saved_slots, num_restored_slots: totals since the start.
     """
@@ -53,16 +53,57 @@ class Sharing:
 
     def lend(self, kv: ModelKv, blocks: NDArray[np.int32]) -> None:
         """`blocks` (int32 [n]), right-owned by `kv` alone and in lent columns, may be taken."""
-        saved = self.rights.saved[blocks].astype(np.int32)
-        self.lent.add(blocks, saved * NUM_TIERS // kv.block_tokens)
-        self.ledger.lend(kv.model.name, len(blocks))
+        unsaved = (self.rights.ends[blocks] - self.rights.saved[blocks]).astype(np.int32)
+        self.lent.add(blocks, (kv.block_tokens - unsaved) * NUM_TIERS // kv.block_tokens)
+        self.count_lent(kv, blocks)
+
+    def count_lent(self, kv: ModelKv, blocks: NDArray[np.int32], by: int = 1) -> None:
+        """`blocks` (int32 [n]) of `kv` are charged to nobody (by=1), or to their lenders (-1)."""
+        num_left = int(np.count_nonzero(self.rights.is_left[blocks]))
+        self.ledger.lend(kv.model.name, by * (len(blocks) - num_left))
+        self.ledger.lend(kv.model.name, by * num_left, is_batch=False)
+
+    def allocate(self, owners: NDArray[np.uint8]) -> NDArray[np.int32]:
+        """A block for each owner bit (uint8 [n]): free ones, and lent ones for left owners."""
+        num_free = self.pool.free
+        if len(owners) <= num_free:
+            return self.pool.allocate(owners)
+        order = np.argsort(owners == LEFT, kind="stable")
+        taken = self.lent.take(len(owners) - num_free)
+        self.pool.share(taken, LEFT)
+        self.raise_costs(taken, 1)
+        ids = np.empty(len(owners), dtype=np.int32)
+        ids[order[:num_free]] = self.pool.allocate(owners[order[:num_free]])
+        ids[order[num_free:]] = taken
+        return ids
+
+    def take_back(self, blocks: NDArray[np.int32]) -> None:
+        """The left owners of `blocks` (int32 [n], counted as free) have gone: lent again.
+
+        Those that a running job restores from belong to their lender until it has ended.
+        """
+        self.ledger.free_lent(-len(blocks))
+        is_source = self.rights.is_source[blocks]
+        self.raise_costs(blocks[~is_source], -1)
+        for kv, ours in self.by_model(blocks):
+            theirs = blocks[ours]
+            self.count_lent(kv, theirs, -1)
+            self.lend(kv, theirs[~is_source[ours]])
+
+    def leave(self, kv: ModelKv, blocks: NDArray[np.int32]) -> None:
+        """Left sequences of `kv` give up `blocks` (int32 [n]): they are free, or lent again."""
+        shared = blocks[self.pool.owners[blocks] == BOTH]
+        self.pool.drop(blocks, LEFT)
+        self.ledger.give(kv.model.name, len(blocks))
+        if len(shared):
+            self.take_back(shared)
 
     def columns_of(self, kv: ModelKv, blocks: NDArray[np.int32]) -> NDArray[np.int32]:
         """The columns of `kv` that lent `blocks` (int32 [n]) belong to, int32 [n]."""
         return (self.rights.cells[blocks] // kv.columns.blocks_per_column).astype(np.int32)
 
     def by_model(self, blocks: NDArray[np.int32]) -> list[tuple[ModelKv, Chosen]]:
-        """The right models of lent `blocks` (int32 [n]) and which blocks are theirs."""
+        """The lenders' models of lent `blocks` (int32 [n]) and which blocks are theirs."""
         models = self.rights.models[blocks]
         present = np.bincount(models).nonzero()[0].tolist()
         if len(present) == 1:

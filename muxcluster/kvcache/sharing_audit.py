@@ -11,7 +11,7 @@ from muxcluster.kvcache.sharing import BOTH, LEFT, RIGHT, Sharing
 
 
 def lent_columns(kv: ModelKv) -> tuple[NDArray[np.int32], NDArray[np.intp]]:
-    """The lent columns of all slots of a model and whose they are, [n] each."""
+    """The lent columns of all slots of a model but kept ones, and whose they are, [n] each."""
     table, counts = kv.sequences, kv.lent.counts
     slots = np.flatnonzero(counts)
     tails = [
@@ -19,7 +19,8 @@ def lent_columns(kv: ModelKv) -> tuple[NDArray[np.int32], NDArray[np.intp]]:
         for slot in slots
     ]
     columns = np.concatenate(tails) if tails else np.empty(0, dtype=np.int32)
-    return columns, slots.repeat(counts[slots])
+    is_lent = ~kv.lent.is_kept[columns]
+    return columns[is_lent], slots.repeat(counts[slots])[is_lent]
 
 
 def check_sharing(sharing: Sharing) -> None:
@@ -38,7 +39,6 @@ def _check_lent(sharing: Sharing, kv: ModelKv) -> NDArray[np.int32]:
     """Check one model's lent columns; their blocks that no left sequence took, int32 [n]."""
     lent, rights, per_column = kv.lent, sharing.rights, kv.columns.blocks_per_column
     columns, slots = lent_columns(kv)
-    assert (kv.columns.owners[columns] == RIGHT).all(), "a left column is lent"
     assert (kv.columns.refs[columns] == 1).all(), "a lent column has another reader"
     assert not np.isin(columns, kv.prefix.keyed()).any(), "a lent column is in the prefix cache"
     assert (lent.slots[columns] == slots).all(), "a lent column names another slot"
@@ -57,9 +57,13 @@ def _check_lent(sharing: Sharing, kv: ModelKv) -> NDArray[np.int32]:
     blocks, theirs = rows[entries, indices], columns[entries]
     assert (rights.models[blocks] == sharing.index[kv.model.name]).all(), "another right model"
     assert (rights.cells[blocks] == theirs * per_column + indices).all(), "another right column"
-    saved, first = rights.saved[blocks], kv.block_tokens - lent.filled[theirs]
-    assert (saved >= first).all(), "a watermark below the first token"
-    assert (saved < kv.block_tokens).all(), "a right owner of nothing"
+    for is_left in (False, True):
+        ours = (kv.columns.owners[theirs] == LEFT) == is_left
+        first, end = lent.places(theirs[ours], kv.block_tokens, is_left=is_left)
+        assert (rights.is_left[blocks[ours]] == is_left).all(), "a lender of another side"
+        assert (rights.ends[blocks[ours]] == end).all(), "tokens lie elsewhere"
+        assert (rights.saved[blocks[ours]] >= first).all(), "a watermark below the first token"
+        assert (rights.saved[blocks[ours]] < end).all(), "a right owner of nothing"
     taken = (rows == NO_BLOCK).sum(axis=1)
     np.add.at(taken, entries, sharing.pool.owners[blocks] & LEFT != 0)
     costs = np.bincount(slots, weights=taken, minlength=len(lent.costs))

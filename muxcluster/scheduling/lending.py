@@ -3,11 +3,13 @@
 A batch sequence in no running job lends its last columns; interactive ones write over them from the
 other end, and what they overwrite is saved to host memory just before. Before the batch sequence
 runs again it is restored. So an interactive request finds memory as if the unit were almost empty,
-and no token is computed twice while host memory lasts.
+and no token is computed twice while host memory lasts. Where batch sequences have nothing more to
+give, the least urgent interactive ones lend in the same way.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import repeat
 from operator import itemgetter
 
@@ -59,6 +61,25 @@ class Lending:
         lenders = self._lenders() if self.is_on else []
         if not self._cover(lenders, blocks):
             return False
+        return self._collect(blocks, lenders)
+
+    def lend_by_juniors(self, blocks: int, rank: int, only: ModelState | None = None) -> bool:
+        """`lend`, and where that is not enough interactive sequences of higher seniority number
+        than `rank` lend, too, those with the most slack first; False: not as many.
+
+        only: the model whose quota is short of blocks, so that only its own ones are of use.
+        """
+        if not self.is_on:
+            return False
+        if only is None and self.lend(blocks):
+            return True
+        juniors = self._juniors(rank, self._models if only is None else [only])
+        if not juniors:
+            return False
+        lenders = juniors if only is not None else self._lenders() + juniors
+        return self._collect(blocks, lenders)
+
+    def _collect(self, blocks: int, lenders: Iterable[tuple[ModelState, int]]) -> bool:
         for model, slot in lenders:
             table = model.slots
             lent = self._kv.lend(model.name, slot, int(table.num_computed[slot]), blocks)
@@ -70,16 +91,36 @@ class Lending:
                 return True
         return False
 
-    def has_running(self) -> bool:
-        """True where a batch sequence may lend (more) when the job has ended that it is in, or that
-        saves what it lent.
+    def has_running(self, rank: int, only: ModelState | None = None) -> bool:
+        """True where a sequence may lend (more) when the job has ended that it is in, or that
+        saves what it lent. rank, only: see `lend_by_juniors`.
         """
-        can_restore = self._kv.can_restore
-        return any(
-            bool((model.slots.is_batch & model.slots.in_job).any())
-            or not all(can_restore(model.name, slot) for slot in model.slots.idle_lent().tolist())
-            for model in self._models
-        )
+        models, has_frames = self._models if only is None else [only], self._kv.free_frames > 0
+        for model in models:
+            table = model.slots
+            is_junior = ~table.is_batch & (table.seniority > rank)
+            if has_frames and bool((is_junior & table.in_job).any()):
+                return True
+            if only is None and bool((table.is_batch & table.in_job).any()):
+                return True
+            if only is None and not all(
+                map(partial(self._kv.can_restore, model.name), table.idle_lent().tolist())
+            ):
+                return True
+        return False
+
+    def _juniors(self, rank: int, models: Sequence[ModelState]) -> list[tuple[ModelState, int]]:
+        """Idle interactive sequences junior to `rank`: those that lend, then by slack."""
+        candidates: list[tuple[bool, float, int, ModelState, int]] = []
+        for model in models:
+            table = model.slots
+            idle = table.idle()
+            idle = idle[~table.is_batch[idle] & (table.seniority[idle] > rank)]
+            for slot in idle.tolist():
+                key = not table.is_lent[slot], -float(table.deadline_s[slot])
+                candidates.append((*key, -int(table.seniority[slot]), model, slot))
+        candidates.sort(key=lambda each: each[:3])
+        return [(model, slot) for *_, model, slot in candidates]
 
     def _lenders(self) -> list[tuple[ModelState, int]]:
         """Batch sequences in no running job that have columns to lend: those that lend already,

@@ -7,7 +7,7 @@ always the least senior idle sequence among those whose blocks would help (of th
 the quota lacks blocks, of any when the pool does), so the most senior one is never preempted and
 finds, at the latest when the running jobs end, every other sequence preemptible: it progresses,
 ends, and the next becomes the most senior. A sequence that is alone in its job and least senior
-stalls instead of preempting itself.
+stalls instead of preempting itself. Where sequences lend, see returning.py.
 """
 
 from collections.abc import Sequence
@@ -19,9 +19,10 @@ from muxcluster.core.events import Event, Preempted
 from muxcluster.core.job import Job, Side, SlotCopies, TableDelta
 from muxcluster.kvcache.cache import KvCache
 from muxcluster.kvcache.model import Shortage
-from muxcluster.scheduling.lending import Lending, Restored
+from muxcluster.scheduling.lending import Lending
 from muxcluster.scheduling.live import LiveRequest
 from muxcluster.scheduling.modelstate import ModelState
+from muxcluster.scheduling.returning import Returning
 from muxcluster.scheduling.slots import Slots
 from muxcluster.scheduling.victims import least_senior
 
@@ -37,11 +38,11 @@ class Memory:
         *,
         is_bidirectional: bool = False,
     ) -> None:
-        """is_bidirectional: batch sequences lend their blocks to interactive ones."""
+        """is_bidirectional: sequences lend their blocks to interactive ones."""
         self._kv = kv
         self.models = models
         self.lending = Lending(kv, models, is_on=is_bidirectional)
-        self._block_bytes = block_bytes
+        self.returning = Returning(kv, models, self.lending, block_bytes, self._preempt)
         self._events: list[Event] = []
 
     @property
@@ -147,11 +148,6 @@ class Memory:
         slots, lengths = slots[stays], lengths[stays]
         return slots, self.try_grow(model, slots, lengths)
 
-    def is_stuck(self) -> bool:
-        """True where only batch sequences are here and none is in a job: no block comes free."""
-        tables = [model.slots for model in self.models]
-        return all(t.num_live == t.num_batch and not t.in_job.any() for t in tables)
-
     def saves(
         self, model: ModelState, slots: Slots, counts: NDArray[np.int32], job_id: int
     ) -> tuple[SlotCopies, ...]:
@@ -160,37 +156,9 @@ class Memory:
             return ()
         return self._kv.saves(model.name, slots, model.slots.num_computed[slots] + counts, job_id)
 
-    def restore_by_force(
-        self, model: ModelState, slot: int, job_id: int, now: float
-    ) -> Restored | None:
-        """Restore a lent sequence, preempting others; None where it must wait.
-
-        For where nothing else can run, see `is_stuck`.
-        """
-        if not self._kv.can_restore(model.name, slot):
-            return None
-        while not self.has_column_for(model, slot):
-            loser, victim = least_senior(self._kv, self.models)
-            if loser is model and victim == slot:
-                return None
-            self._preempt(loser, victim, now)
-        return self.lending.restore(model, slot, job_id)
-
-    def has_column_for(self, model: ModelState, slot: int) -> bool:
-        """True where a lent sequence could be restored and decode its next token."""
-        needed = self._kv.restore_cost(model.name, slot) + model.blocks_per_column
-        return needed <= self._kv.headroom(model.name, Side.RIGHT)
-
     def has_spare(self, model: ModelState, slot: int) -> bool:
         """True where a lent sequence could be restored and grow without lending soon again."""
-        kv = self._kv
-        needed = kv.restore_cost(model.name, slot) + self._reserve(model, Side.RIGHT)
-        return needed <= kv.headroom(model.name, Side.RIGHT)
-
-    def lent_bytes(self, model: ModelState, slot: int) -> int:
-        """Bytes that restoring a lent sequence copies, at most."""
-        columns = int(self._kv.num_lent(model.name)[slot])
-        return columns * model.blocks_per_column * self._block_bytes
+        return self.returning.has_spare(model, slot, self._reserve(model, Side.RIGHT))
 
     def unblocked(self, model: ModelState, slots: Slots) -> Slots:
         """Those of `slots` that a running job, which restores from below them, lets grow."""
@@ -227,7 +195,7 @@ class Memory:
     ) -> tuple[Slots, TableDelta | None]:
         """Room for num_tokens[i] tokens in slots[i] (idle), preempting where blocks are short.
 
-        Batch sequences lend to interactive ones first; `slots` are of one class where they can.
+        Sequences lend to interactive ones first; `slots` are of one class where they can.
 
         Returns the slots left (some of `slots` may be preempted) and their new table entries;
         no slots and None where even the most senior has to wait for a running job.
@@ -238,11 +206,9 @@ class Memory:
                 return slots, grown
             model.is_short = True
             is_left = self.lending.is_on and not model.slots.is_batch[slots[0]]
-            if is_left and not grown.by_quota:
-                if self.lending.lend(grown.blocks):
-                    continue
-                if self.lending.has_running():
-                    stays = self._waits_least(model, slots, num_tokens)
+            if is_left:
+                stays = self._borrow(model, slots, num_tokens, grown)
+                if stays is not None:
                     slots, num_tokens = slots[stays], num_tokens[stays]
                     continue
             among = [model] if grown.by_quota else self.models
@@ -253,14 +219,25 @@ class Memory:
             self._preempt(loser, victim, now)
             slots, num_tokens = slots[stays], num_tokens[stays]
 
-    def _waits_least(
-        self, model: ModelState, slots: Slots, num_tokens: NDArray[np.int32]
-    ) -> NDArray[np.bool_]:
-        """All of `slots` but the least senior that needs blocks."""
+    def _borrow(
+        self, model: ModelState, slots: Slots, num_tokens: NDArray[np.int32], short: Shortage
+    ) -> NDArray[np.bool_] | None:
+        """Let others lend what is `short`: which of `slots` go on, None where nothing helps.
+
+        Those that lend do not, and where that is not enough the least senior that needs blocks
+        does not: it lends to more senior ones, and waits for these and for juniors that run.
+        """
         lacks = self._kv.capacity(model.name)[slots] < num_tokens
         ranks = np.where(lacks, model.slots.seniority[slots], np.iinfo(np.int64).min)
-        stays: NDArray[np.bool_] = np.arange(len(slots)) != np.argmax(ranks)
-        return stays
+        last, only = int(np.argmax(ranks)), model if short.by_quota else None
+        has_lent = self.lending.lend_by_juniors(short.blocks, int(ranks[last]), only)
+        stays: NDArray[np.bool_] = ~model.slots.is_lent[slots]
+        if has_lent:
+            return stays
+        has_senior = bool((model.slots.seniority[slots] < ranks[last]).any())
+        if has_senior or self.lending.has_running(int(ranks[last]), only):
+            stays[last] = False
+        return None if stays.all() else stays
 
     def _preempt(self, model: ModelState, slot: int, now: float) -> None:
         model.counters.num_recomputed_tokens += int(model.slots.num_computed[slot])

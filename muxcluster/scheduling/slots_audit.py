@@ -19,7 +19,7 @@ def check_slots(table: SlotTable) -> None:
     assert table.num_prefilling == table.is_prefilling[live].sum(), "prefills are miscounted"
     counts = table.is_batch.sum(), table.is_lent.sum()
     assert counts == (table.num_batch, table.num_lent), "batch or lent ones are miscounted"
-    assert (table.is_batch & ~table.in_job)[table.is_lent].all(), "a lent sequence runs"
+    assert not table.in_job[table.is_lent].any(), "a lent sequence runs"
     for slot in live.tolist():
         assert table.at(slot).slot == slot, f"slot {slot} and its request disagree"
     tokens, computed = table.num_tokens[live], table.num_computed[live]

@@ -61,6 +61,13 @@ def test_a_gpu_unit_asks_for_its_gpu_and_sees_it_as_the_first() -> None:
     assert mesh_request(_spec()).num_gpus == 0.0 and on_granted_gpu(_spec()) == _spec()
 
 
+def test_a_unit_of_several_gpus_sees_them_all_in_one_process() -> None:
+    spec = replace(_spec("cuda:2"), tp=2, rank_devices=("cuda:2", "cuda:3"))
+    assert mesh_request(spec).num_gpus == 2.0
+    assert [bundle["GPU"] for bundle in mesh_request(spec).bundles] == [2.0]
+    assert on_granted_gpu(spec).rank_devices == ("cuda:0", "cuda:1")
+
+
 def test_the_reason_of_a_failed_start_is_the_last_exception() -> None:
     message = (
         "The deployment failed to start 3 times in a row. Error:\n"

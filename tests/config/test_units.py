@@ -2,13 +2,14 @@
 
 import pytest
 
-from muxcluster.config import load_config, plan_for, served_models, unit_specs
+from muxcluster.config import Config, load_config, plan_for, served_models, unit_specs
 from muxcluster.core.errors import ConfigError, InfeasiblePlan
 from muxcluster.core.job import Phase
 from muxcluster.core.request import Slo
 from muxcluster.core.unitspec import UnitSpec
 from placement.hardware import GPUS
 from placement.memory import block_bytes
+from placement.plan import Plan
 from placement.problem import Demand, Limits, Node
 
 TWO = """
@@ -247,3 +248,57 @@ def test_planner_and_engine_mean_the_same_block(specs_of) -> None:
     (unit,) = specs_of()
     demand = Demand("a", None, 1, 1, 1, 1, 1, itemsize=4)
     assert block_bytes([demand], Limits(16)) == unit.block_bytes
+
+
+TWO_GPUS = """
+models: [{name: a, path: tiny, load_format: dummy}]
+cluster: {nodes: [{name: n, gpus: 1, gpu: H100}]}
+policy: {packing: hybrid, kv_gb: 4, PARTITION}
+"""
+
+
+def on_two_gpus(config: Config) -> Plan:
+    """The planner's plan with its one unit moved to GPUs 2 and 3, with two GPUs' blocks."""
+    plan = plan_for(config)
+    (unit,) = plan.units
+    wide = unit.model_copy(update={"tp": 2, "gpus": (2, 3), "kv_blocks": 2 * unit.kv_blocks + 1})
+    return plan.model_copy(update={"units": (wide,)})
+
+
+def test_a_unit_of_two_gpus_is_told_what_one_rank_has(write, model_directory) -> None:
+    """A plan counts blocks over all GPUs (placement.plan); a column takes half as many on each."""
+    model_directory("tiny")
+    config = load_config(write(TWO_GPUS.replace("PARTITION", "partition: auto")))
+    (single,) = unit_specs(config, plan_for(config))
+    (unit,) = unit_specs(config, on_two_gpus(config))
+    assert (unit.tp, unit.rank_devices, unit.device) == (2, ("cuda:2", "cuda:3"), "cuda:2")
+    assert (single.tp, single.rank_devices) == (1, ())
+    (model,), (whole,) = unit.models, single.models
+    assert (whole.shape.num_kv_heads, model.shape.num_kv_heads) == (2, 1)
+    assert model.weight_bytes == whole.weight_bytes // 2
+    assert unit.num_blocks == single.num_blocks
+    columns = [s.num_blocks // s.models[0].shape.blocks_per_column for s in (single, unit)]
+    assert columns[1] == 2 * columns[0]
+    assert unit.num_host_blocks == single.num_host_blocks // 2
+    assert unit.host_link == single.host_link
+    assert (unit.partition, len(unit.workers), unit.scheduler.lane) == ("none", 1, "mixed")
+
+
+def test_ranks_share_no_gpu_in_parts(write, model_directory) -> None:
+    model_directory("tiny")
+    config = load_config(write(TWO_GPUS.replace("PARTITION", "partition: threads")))
+    message = r"policy\.partition: unit n-0 spans 2 GPUs, which run one job at a time: use 'none'"
+    with pytest.raises(ConfigError, match=message):
+        unit_specs(config, on_two_gpus(config))
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(3, 1), (4, 1), (6, 3)])
+def test_heads_that_cannot_be_divided_name_the_model(
+    write, model_directory, heads, kv_heads
+) -> None:
+    model_directory("tiny", num_attention_heads=heads, num_key_value_heads=kv_heads)
+    config = load_config(write(TWO_GPUS.replace("PARTITION", "partition: auto")))
+    says = rf"models\[0\]: {heads} heads and {kv_heads} KV heads cannot be divided among the 2 GPUs"
+    with pytest.raises(ConfigError, match=says) as caught:
+        unit_specs(config, on_two_gpus(config))
+    assert "\n" not in str(caught.value)

@@ -80,7 +80,7 @@ def test_both_classes_put_out_what_hugging_face_does(
 def test_in_a_pool_too_small_for_either_class_too(
     directories: Mapping[str, Path], oracles: Mapping[str, GreedyOracle], lane: str
 ) -> None:
-    """Batch sequences preempt each other, and so do interactive ones; all while some lend."""
+    """Batch sequences lend, and interactive ones lend to each other where they must."""
     spec = hybrid_spec(directories, num_blocks=NUM_BLOCKS // 2, lane=lane)
     with running(spec) as (unit, sink):
         crowd = Crowd(spec, unit, sink)
@@ -88,7 +88,7 @@ def test_in_a_pool_too_small_for_either_class_too(
         stats = unit.stats()
     crowd.check(oracles)
     counted = total(stats.models)
-    assert min(counted["recomputed_tokens"], counted["restored_slots"]) > 0
+    assert counted["restored_slots"] > 0
 
 
 def test_a_corrupt_frame_of_host_memory_changes_the_output(

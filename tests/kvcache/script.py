@@ -32,10 +32,9 @@ class Script:
         copies: list[SlotCopies] = []
         slots, end = np.array([slot], dtype=np.int32), len(text.tokens) + count
         if self.cache.num_lent(model)[slot]:
-            restored = self.cache.restore(model, slots, job_id)
+            restored = world.restore(model, [slot], job_id)
             assert not isinstance(restored, Shortage)
-            world._apply(model, restored[0])
-            copies.append(restored[1])
+            copies.append(restored)
         assert world.grow(model, {slot: end})
         if text.side is Side.LEFT:
             copies += self.cache.saves(model, slots, np.array([end], dtype=np.int32), job_id)

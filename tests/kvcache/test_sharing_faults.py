@@ -8,6 +8,7 @@ import pytest
 from muxcluster.kvcache.cache import KvCache
 from muxcluster.kvcache.copies import NO_RUNS
 from muxcluster.kvcache.frames import HostFrames
+from muxcluster.kvcache.lentcolumns import LentColumns
 from muxcluster.kvcache.restoring import Restoring
 from muxcluster.kvcache.saving import Saving
 from tests.kvcache.script import Script
@@ -31,7 +32,7 @@ def _skip_a_save(patch: pytest.MonkeyPatch) -> None:
 
 
 def _round_down(patch: pytest.MonkeyPatch) -> None:
-    def touched(self, kv, victim, held):
+    def touched(self, kv, victim, blocks, held):
         places = held * kv.slot_bytes // victim.slot_bytes
         return np.where(held == kv.block_tokens, victim.block_tokens, places)
 
@@ -68,6 +69,17 @@ def _skip_moves(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Restoring, "_copies", without)
 
 
+def _look_at_the_wrong_end(patch: pytest.MonkeyPatch) -> None:
+    places = LentColumns.places
+    patch.setattr(
+        LentColumns, "places", lambda *arguments, is_left: places(*arguments, is_left=False)
+    )
+
+
+def _forget_what_lies_below(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Restoring, "_share", lambda *_: None)
+
+
 def _skip_a_restore(patch: pytest.MonkeyPatch) -> None:
     copies = Restoring._copies
 
@@ -88,6 +100,8 @@ def _skip_a_restore(patch: pytest.MonkeyPatch) -> None:
         _trust_failed_saves,
         _skip_moves,
         _skip_a_restore,
+        _look_at_the_wrong_end,
+        _forget_what_lies_below,
     ],
 )
 def test_the_data_shows_a_planted_fault(fault: Patch, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -110,6 +110,6 @@ def test_the_ledger_keeps_the_classes_apart() -> None:
     assert ledger.shortage("a", 8, batch=8) == Shortage(3, by_quota=False)
     assert ledger.shortage("a", 10, batch=5) is None
     ledger.free_lent(4)
-    ledger.unlend("b", 5)
+    ledger.lend("b", -5)
     assert (ledger.free, ledger.lent, ledger.batch_used("b")) == (9, 0, 11)
     ledger.check()

@@ -56,15 +56,17 @@ class SharingWalk:
             self.world.close(*self.draw.choice(chosen))
 
     def lend(self) -> int:
-        if idle := [key for key in self._idle(Side.RIGHT) if key not in self._rows]:
+        side = self.draw.choices((Side.RIGHT, Side.LEFT), (3, 2))[0]
+        if idle := [key for key in self._idle(side) if key not in self._rows]:
             lent = self.world.lend(*self.draw.choice(idle), self.draw.randint(1, 20))
-            self._note("lent", lent)
+            self._note(f"{side.name} lent", lent)
             return lent
         return 0
 
     def room(self) -> None:
         """A left sequence is admitted: it takes blocks long before it writes there."""
-        if idle := self._idle(Side.LEFT):
+        num_lent = {name: self.world.cache.num_lent(name) for name in MODELS}
+        if idle := [key for key in self._idle(Side.LEFT) if not num_lent[key[0]][key[1]]]:
             model, slot = self.draw.choice(idle)
             self.world.grow(model, {slot: self.draw.randint(1, MODELS[model].max_model_len)})
 
@@ -146,7 +148,7 @@ class SharingWalk:
         return bool(ends)
 
     def _make_room(self, side: Side) -> bool:
-        """Batch sequences lend to interactive ones; where that does not help, one ends."""
+        """Others lend to interactive ones; where that does not help, one ends."""
         if side is Side.LEFT and self.lend():
             return True
         idle = [key for key in self._idle() if key not in self._rows]
@@ -158,13 +160,29 @@ class SharingWalk:
         return False
 
     def _left(self, model, job_id, slots, counts, copies) -> None:
+        """Those that are whole, then those that lent columns: see Restoring.restore."""
         blocked = self.world.cache.blocked(model)
         if blocked is not None:
             self._note("blocked", sum(bool(blocked[slot]) for slot in slots))
             slots = [slot for slot in slots if not blocked[slot]]
-        wanted = self._counts(model, slots)
-        if not wanted or not self._grow(model, Side.LEFT, wanted):
-            return
+        num_lent = self.world.cache.num_lent(model)
+        lent = [slot for slot in slots if num_lent[slot]]
+        wanted = self._counts(model, [slot for slot in slots if slot not in lent])
+        if wanted and self._grow(model, Side.LEFT, wanted):
+            self._save(model, job_id, wanted, copies)
+            counts.update(wanted)
+        lent = [slot for slot in lent if self.world.cache.can_restore(model, slot)]
+        wanted = self._counts(model, lent)
+        if wanted and self._restore(model, job_id, Side.LEFT, list(wanted), copies):
+            restored = dict.fromkeys(wanted, 0)
+            if not self._grow(model, Side.LEFT, wanted) and self._is_called_off(
+                job_id, list(restored), counts, copies
+            ):
+                return
+            self._save(model, job_id, restored | wanted, copies)
+            counts.update(restored | wanted)
+
+    def _save(self, model, job_id, wanted, copies) -> None:
         texts = self.world.texts
         ends = [len(texts[model, slot].tokens) + n for slot, n in wanted.items()]
         saved = self.world.cache.saves(
@@ -172,34 +190,41 @@ class SharingWalk:
         )
         self._note("saves", sum(len(each.saves) for each in saved))
         copies += saved
-        counts.update(wanted)
+
+    def _restore(self, model, job_id, side, lent, copies) -> bool:
+        cache = self.world.cache
+        cost = sum(cache.restore_cost(model, slot) for slot in lent)
+        restored = self.world.restore(model, lent, job_id)
+        while isinstance(restored, Shortage):
+            assert side is Side.LEFT or restored.blocks == cost - cache.headroom(model, side)
+            if not self._make_room(side):
+                return False
+            cost = sum(cache.restore_cost(model, slot) for slot in lent)
+            restored = self.world.restore(model, lent, job_id)
+        self._note(f"{side.name} restores", len(restored.restores))
+        self._note(f"{side.name} moves", len(restored.moves))
+        copies.append(restored)
+        return True
+
+    def _is_called_off(self, job_id, lent, counts, copies) -> bool:
+        """The job has nothing but restored rows that have no room, and never runs."""
+        self._note("no room")
+        if not lent or counts or copies[:-1] or self.draw.random() < 0.5:
+            return False
+        self._note("called off")
+        assert self.world.cache.end_copies(job_id, False) == []
+        copies.pop()
+        return True
 
     def _right(self, model, job_id, slots, counts, copies) -> None:
         cache = self.world.cache
         slots = [slot for slot in slots if cache.can_restore(model, slot)]
-        lent = [slot for slot in slots if cache.num_lent(model)[slot]]
         wanted = self._counts(model, slots)
-        lent = [slot for slot in lent if slot in wanted]
-        if lent:
-            cost = sum(cache.restore_cost(model, slot) for slot in lent)
-            slots = np.array(lent, dtype=np.int32)
-            restored = cache.restore(model, slots, job_id)
-            while isinstance(restored, Shortage):
-                assert restored.blocks == cost - cache.headroom(model, Side.RIGHT)
-                if not self._make_room(Side.RIGHT):
-                    return
-                cost = sum(cache.restore_cost(model, slot) for slot in lent)
-                restored = cache.restore(model, slots, job_id)
-            delta, moved = restored
-            self._note("restores", len(moved.restores))
-            self._note("moves", len(moved.moves))
-            self.world._apply(model, delta)
-            copies.append(moved)
-        if not self._grow(model, Side.RIGHT, wanted):
-            self._note("no room")
-            if lent and not counts and not copies[:-1] and self.draw.random() < 0.5:
-                self._note("called off")
-                assert cache.end_copies(job_id, False) == []
-                copies.pop()
-                return
+        lent = [slot for slot in slots if cache.num_lent(model)[slot] and slot in wanted]
+        if lent and not self._restore(model, job_id, Side.RIGHT, lent, copies):
+            return
+        if not self._grow(model, Side.RIGHT, wanted) and self._is_called_off(
+            job_id, lent, counts, copies
+        ):
+            return
         counts.update(dict.fromkeys(lent, 0) | wanted)

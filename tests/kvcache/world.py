@@ -54,6 +54,7 @@ class World:
     runs: dict[int, Run] = field(default_factory=dict)
     tables: dict[Key, dict[int, np.ndarray]] = field(default_factory=dict)
     published: dict[bytes, set[tuple[int, ...]]] = field(default_factory=dict)
+    restoring: set[Key] = field(default_factory=set)
     last: int = 0
 
     @classmethod
@@ -113,6 +114,16 @@ class World:
         assert lent >= min(promised, blocks)
         return lent
 
+    def restore(self, model: str, slots: list[int], job_id: int) -> SlotCopies | Shortage:
+        """Lent slots get their blocks back with a job."""
+        restored = self.cache.restore(model, np.array(slots, dtype=np.int32), job_id)
+        if isinstance(restored, Shortage):
+            return restored
+        delta, copies = restored
+        self._apply(model, delta)
+        self.restoring |= {(model, slot) for slot in slots}
+        return copies
+
     def launch(self, job_id: int, model: str, counts: Mapping[int, int], copies) -> None:
         """Send a job that writes counts[slot] more tokens; its rows have room."""
         writes = {slot: [self.next() for _ in range(n)] for slot, n in counts.items()}
@@ -165,6 +176,7 @@ class World:
         for slot, tokens in run.writes.items():
             text = self.texts[run.model, slot]
             text.job = None
+            self.restoring.discard((run.model, slot))
             if succeeded:
                 text.tokens += tokens
                 self._commit(run.model, slot)
@@ -185,6 +197,7 @@ class World:
         text = self.texts.pop((model, slot))
         assert text.job is None, "a sequence in a running job is closed"
         del self.tables[model, slot]
+        self.restoring.discard((model, slot))
         self.cache.close(model, slot)
 
     def reset(self) -> None:
@@ -214,7 +227,7 @@ class World:
         """True where the tokens must be in place: whole, and no restore of it is on its way."""
         model, slot = key
         job = self.texts[key].job
-        if job is not None and self.texts[key].side is Side.RIGHT and self.runs[job].stage < 2:
+        if job is not None and key in self.restoring and self.runs[job].stage < 2:
             return False
         return self.cache.num_lent(model)[slot] == 0
 

@@ -1,9 +1,13 @@
-"""Whom interactive growth preempts gives up blocks by that: else its work is lost in vain."""
+"""Whom interactive growth preempts gives up blocks by that: else its work is lost in vain.
+
+Where host memory lasts nobody is; the fewer frames there are, the more of these sequences are.
+"""
 
 import pytest
 
 from muxcluster.core.job import WorkerSlot
 from muxcluster.core.request import ServiceClass
+from muxcluster.scheduling import memory
 from tests.scheduling.rig import Rig, model_spec, request, unit_spec
 
 BATCH = ServiceClass.BATCH
@@ -11,14 +15,14 @@ ONE_WORKER = (WorkerSlot(0, (1.0,)),)
 TWO_WORKERS = (WorkerSlot(0, (0.5,)), WorkerSlot(1, (0.5,)))
 
 
-def run_crowded(lane: str, num_blocks: int, workers=ONE_WORKER) -> Rig:
+def run_crowded(lane: str, num_blocks: int, num_host_blocks: int, workers=ONE_WORKER) -> Rig:
     """Interactive requests that outgrow pool or quota, after batch ones that filled the pool."""
     models = (model_spec("a", max_seqs=12), model_spec("b", max_seqs=12))
     rig = Rig(
         unit_spec(
             models,
             num_blocks=num_blocks,
-            num_host_blocks=400,
+            num_host_blocks=num_host_blocks,
             workers=workers,
             lane=lane,
             packing="hybrid",
@@ -42,14 +46,52 @@ def copied(rig: Rig) -> int:
     return sum(int(each.restores[:, 2].sum()) for job in rig.jobs for each in job.copies)
 
 
+@pytest.fixture
+def losers(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, bool, bool]]:
+    """Of each victim of interactive growth: by quota, is batch, has a block that is not lent."""
+    seen: list[tuple[bool, bool, bool]] = []
+    choose = memory.least_senior
+
+    def watched(kv, models, *, is_left=False, by_quota=False):
+        model, slot = choose(kv, models, is_left=is_left, by_quota=by_quota)
+        if is_left:
+            lent_tokens = kv.num_lent(model.name)[slot] * model.block_tokens
+            has_whole = kv.capacity(model.name)[slot] > lent_tokens
+            seen.append((by_quota, bool(model.slots.is_batch[slot]), bool(has_whole)))
+        return model, slot
+
+    monkeypatch.setattr(memory, "least_senior", watched)
+    return seen
+
+
+CROWDS = [("mixed", 64, ONE_WORKER), ("temporal", 64, ONE_WORKER), ("adbs", 104, TWO_WORKERS)]
+
+
+@pytest.mark.parametrize(("lane", "num_blocks", "workers"), CROWDS)
+def test_with_enough_host_memory_nobody_is_preempted(lane: str, num_blocks: int, workers) -> None:
+    rig = run_crowded(lane, num_blocks, 400, workers)
+    assert not rig.preempted
+    models = rig.scheduler.stats(rig.now, "unit").models
+    assert sum(model.num_recomputed_tokens for model in models) == 0
+
+
+@pytest.mark.parametrize("num_host_blocks", [24, 48, 64])
 @pytest.mark.parametrize("lane", ["mixed", "temporal"])
-def test_a_sequence_that_lent_all_it_had_is_not_preempted(lane: str) -> None:
-    rig = run_crowded(lane, 64)
-    assert any(name.startswith("urgent") for name in rig.preempted), "the pool was large enough"
-    assert not any(name.startswith("batch") for name in rig.preempted)
+def test_a_sequence_that_lent_all_it_had_is_not_preempted(
+    lane: str, num_host_blocks: int, losers: list
+) -> None:
+    rig = run_crowded(lane, 64, num_host_blocks)
+    assert any(name.startswith("urgent") for name in rig.preempted), "host memory was enough"
+    assert losers
+    assert all(is_whole or not is_batch for _, is_batch, is_whole in losers)
 
 
-def test_the_quota_of_interactive_ones_costs_no_batch_sequence_its_work() -> None:
-    rig = run_crowded("adbs", 104, TWO_WORKERS)
-    assert any(name.startswith("urgent") for name in rig.preempted), "the quota was large enough"
-    assert not any(name.startswith("batch") for name in rig.preempted)
+@pytest.mark.parametrize("num_host_blocks", [8, 16, 24])
+def test_the_quota_of_interactive_ones_costs_no_batch_sequence_its_work(
+    num_host_blocks: int, losers: list
+) -> None:
+    rig = run_crowded("adbs", 104, num_host_blocks, TWO_WORKERS)
+    assert any(name.startswith("urgent") for name in rig.preempted), "host memory was enough"
+    by_quota = [is_batch for is_short, is_batch, _ in losers if is_short]
+    assert by_quota
+    assert not any(by_quota)

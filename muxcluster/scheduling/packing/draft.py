@@ -93,7 +93,7 @@ class Draft:
         self.work = self.work.with_prompt(int(self.model.slots.num_computed[slot]), count)
 
     def save(self, memory: Memory, job_id: int) -> None:
-        """What the rows so far are about to overwrite is saved. Call it before any is restored."""
+        """What the rows so far overwrite is saved. Call it before others are restored."""
         if self._slots:
             slots, counts = _joined(self._slots), _joined(self._counts)
             self._copies += memory.saves(self.model, slots, counts, job_id)

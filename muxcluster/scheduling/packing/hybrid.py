@@ -13,7 +13,6 @@ import numpy as np
 
 from muxcluster.core.job import Job, Phase
 from muxcluster.core.request import ServiceClass
-from muxcluster.scheduling.lending import Restored
 from muxcluster.scheduling.memory import Memory
 from muxcluster.scheduling.modelstate import ModelState
 from muxcluster.scheduling.packing.ageing import Ageing
@@ -28,6 +27,7 @@ from muxcluster.scheduling.packing.glance import (
 )
 from muxcluster.scheduling.packing.priority import PriorityPacking
 from muxcluster.scheduling.packing.prompts import LEAST_CHUNK, Prompts
+from muxcluster.scheduling.packing.returns import Returns
 from muxcluster.scheduling.packing.slack import Slack
 from muxcluster.scheduling.prediction import StepTimes
 from muxcluster.scheduling.slots import Slots
@@ -54,13 +54,17 @@ class HybridPacking:
         self._slack = Slack(memory.models, times, limits.batch_stretch)
         self._ageing = Ageing(limits.ageing_s)
         self._prompts = Prompts(memory, limits)
+        self._returns = Returns(memory, limits, times, self._slack, self._ageing)
         self._plain = PriorityPacking(memory, limits, times)
 
     def may_prefill(self, model: ModelState) -> bool:
         """True where a chunk or an admissible request waits."""
         if len(model.slots.idle_prefilling()):
             return True
-        head = model.waiting.head
+        returning = self._memory.returning
+        if (slot := returning.next_interactive(model)) is not None:
+            return bool(model.slots.is_prefilling[slot])
+        head = None if returning.owes_interactive else model.waiting.head
         return head is not None and self._memory.may_admit(model, head)
 
     def backlog(self, models: Sequence[ModelState]) -> float:
@@ -91,21 +95,23 @@ class HybridPacking:
         return self._job(model, turn, Phase.MIXED)
 
     def _job(self, model: ModelState, turn: Turn, phase: Phase) -> Batch:
-        memory, table = self._memory, model.slots
+        table = model.slots
         draft = Draft(model, turn.share, self._times)
         if has_suspects(model):
-            self._lone_suspect(draft, turn, phase)
+            self._returns.lone_suspect(draft, turn, phase)
             if len(draft) == 0 and len(batch := self._plainly(model, turn, phase)):
                 return batch
         else:
             self._fill(draft, turn, phase)
-        if table.num_lent and len(draft) == 0 and memory.is_stuck():
-            self._restore_first(draft, turn, phase)
+        if table.num_lent and len(draft) == 0:
+            self._returns.by_force(draft, turn, phase)
         self._ageing.note(draft.model, draft.num_batch, turn.now)
         return draft.batch()
 
     def _fill(self, draft: Draft, turn: Turn, phase: Phase) -> None:
         is_done, model = True, draft.model
+        if model.slots.num_lent:
+            self._returns.interactive(draft, turn, phase)
         if phase is not Phase.PREFILL:
             self._urgent_decodes(draft, turn)
         if phase is not Phase.DECODE:
@@ -150,48 +156,13 @@ class HybridPacking:
         with self._memory.lending.paused():
             return pack[phase](model, turn)
 
-    def _lone_suspect(self, draft: Draft, turn: Turn, phase: Phase) -> None:
-        table, lending = draft.model.slots, self._memory.lending
-        for slot in lending.returnable(draft.model).tolist():
-            is_mine = table.is_suspect[slot] and _is_for(phase, bool(table.is_prefilling[slot]))
-            if is_mine and self._memory.has_column_for(draft.model, slot):
-                restored = lending.restore(draft.model, slot, turn.job_id)
-                if restored is not None:
-                    self._add_restored(draft, slot, restored, math.inf, is_admitted=True)
-                return
-
-    def _restore_first(self, draft: Draft, turn: Turn, phase: Phase) -> None:
-        """Nothing else can run: the most senior lent sequence does, whoever must give way."""
-        table = draft.model.slots
-        slot = int(table.by_seniority(table.idle_lent())[0])
-        if _is_for(phase, bool(table.is_prefilling[slot])):
-            restored = self._memory.restore_by_force(draft.model, slot, turn.job_id, turn.now)
-            if restored is not None:
-                self._add_restored(draft, slot, restored, math.inf)
-
-    def _add_restored(
-        self,
-        draft: Draft,
-        slot: int,
-        restored: Restored,
-        limit_s: float,
-        *,
-        is_admitted: bool = False,
-    ) -> None:
-        """The row of a sequence that has just been restored."""
-        draft.restore(restored)
-        if draft.model.slots.is_prefilling[slot]:
-            # It was restored for this job, so a token of it must be there.
-            least = draft.num_tokens + 1
-            self._prompts.chunk(draft, slot, limit_s, is_admitted=is_admitted, least=least)
-        else:
-            slots = np.array([slot], dtype=np.int32)
-            draft.decode(*self._memory.grow_free(draft.model, slots), is_admitted=is_admitted)
-
     def _urgent_decodes(self, draft: Draft, turn: Turn) -> None:
-        model, table, most = draft.model, draft.model.slots, self._limits.max_decode_rows
+        model, table = draft.model, draft.model.slots
+        most = self._limits.max_decode_rows - len(draft)
         idle = self._memory.unblocked(model, table.idle_decoding())
         urgent = idle[~table.is_batch[idle]] if table.num_batch else idle
+        if most <= 0:
+            return
         if len(urgent) > most:
             urgent = urgent[np.argsort(table.deadline_s[urgent], kind="stable")[:most]]
         if len(urgent):
@@ -207,39 +178,12 @@ class HybridPacking:
         least = int(self._ageing.is_overdue(model, turn.now))
         rows = rows[: max(least, draft.rows_within(limit_s, rows))]
         rows, grown = memory.grow_free(model, rows)
-        if len(rows) == 0 and len(draft) == 0 and len(idle) and memory.is_stuck():
+        if len(rows) == 0 and len(draft) == 0 and len(idle) and memory.returning.is_stuck():
             lengths = table.num_computed[idle] + np.int32(1)
             rows, grown = memory.grow(model, idle, lengths, turn.now)
         draft.decode(rows, grown)
         if table.num_lent:
-            self._resume(draft, turn, limit_s, room - len(rows), is_prefilling=False)
-
-    def _resume(
-        self, draft: Draft, turn: Turn, limit_s: float, room: int, *, is_prefilling: bool
-    ) -> None:
-        """Restore lent sequences and let them run, as long as copying makes nobody late."""
-        memory, model, table = self._memory, draft.model, draft.model.slots
-        copied_s, most_s = 0.0, self._slack.for_prompts(draft, turn)
-        if self._ageing.is_overdue(model, turn.now):
-            limit_s = most_s = math.inf
-        for slot in memory.lending.returnable(model).tolist():
-            is_full = draft.num_tokens + draft.num_decodes >= self._limits.token_budget
-            if room <= 0 or (is_prefilling and is_full) or not memory.has_spare(model, slot):
-                return
-            if bool(table.is_prefilling[slot]) is not is_prefilling:
-                continue
-            context = int(table.num_computed[slot]) + 1
-            copy_s = self._times.copy_s(memory.lent_bytes(model, slot))
-            if draft.seconds_with(1, context) > limit_s:
-                return
-            if copied_s + copy_s > most_s:
-                continue
-            copied_s += copy_s
-            restored = memory.lending.restore(model, slot, turn.job_id)
-            if restored is None:
-                return
-            room -= 1
-            self._add_restored(draft, slot, restored, limit_s)
+            self._returns.batch(draft, turn, limit_s, room - len(rows), is_prefilling=False)
 
     def _urgent_prompts(self, draft: Draft, turn: Turn) -> bool:
         """False where some interactive prompt waits that the job has no room or memory for."""
@@ -255,6 +199,8 @@ class HybridPacking:
         # Else a prediction that is wrong for ever could keep prompts out for ever.
         least = LEAST_CHUNK if _is_late(model, prefilling, turn.now) else 0
         if not self._prompts.chunks(draft, prefilling, limit_s, least):
+            return False
+        if self._memory.returning.owes_interactive:
             return False
         if self._ageing.is_starved(model, turn.now):
             return True
@@ -273,7 +219,7 @@ class HybridPacking:
         if not (is_done or is_overdue):
             return
         if has_lent_prompts(model):
-            self._resume(draft, turn, limit_s, self._room(draft), is_prefilling=True)
+            self._returns.batch(draft, turn, limit_s, self._room(draft), is_prefilling=True)
         if lets_batch_in(model):
             self._prompts.admit(draft, ServiceClass.BATCH, limit_s, most=self._room(draft))
 
@@ -284,7 +230,3 @@ def _is_late(model: ModelState, prefilling: Slots, now: float) -> bool:
     if head is not None and head.deadline_s < now:
         return True
     return bool((model.slots.deadline_s[prefilling] < now).any())
-
-
-def _is_for(phase: Phase, is_prefilling: bool) -> bool:
-    return phase is Phase.MIXED or is_prefilling is (phase is Phase.PREFILL)

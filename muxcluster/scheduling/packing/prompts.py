@@ -32,17 +32,23 @@ class Prompts:
         *,
         is_admitted: bool = False,
         least: int = 0,
+        num_to_come: int | None = None,
     ) -> bool:
         """As much of a prompt as fits; True: all of it.
 
         least: tokens that the job takes of prompts whatever its time, as its budget allows.
+        num_to_come: of a restored one, of which at least a token is in the job: rows that will
+        decode there, too.
         """
         table = draft.model.slots
         start = int(table.num_computed[slot])
         left = int(table.num_tokens[slot]) - start
-        budget = min(left, self._limits.token_budget - draft.num_tokens - draft.num_decodes)
+        budget = (
+            self._limits.token_budget - draft.num_tokens - draft.num_decodes - (num_to_come or 0)
+        )
+        budget = min(left, budget)
         count = draft.tokens_within(limit_s, start, budget) if budget > 0 else 0
-        count = max(count, min(least - draft.num_tokens, budget))
+        count = max(count, min(least - draft.num_tokens, budget), int(num_to_come is not None))
         if count > 0:
             draft.chunk(slot, count, is_admitted=is_admitted)
         return count == left

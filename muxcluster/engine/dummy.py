@@ -1,0 +1,38 @@
+"""Random weights, for measurements and tests that need no trained model."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+
+import torch
+from torch import Tensor
+
+DUMMY_STD = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class DummyWeights:
+    """A `WeightSource` that draws each tensor from `seed` and its name, whatever else is drawn.
+
+    So a rank's part is cut from the tensor that a unit of one GPU has, and the rest of it is gone
+    before the next is drawn. GPUs of different kinds draw different numbers.
+    """
+
+    seed: int
+    device: str
+
+    def parts(
+        self, names: Sequence[str], like: Tensor, cut: tuple[slice, ...]
+    ) -> Mapping[str, Tensor]:
+        """Normal of DUMMY_STD; of one axis: zeros for biases, ones for scales."""
+        return {names[0]: self._whole(names[0], like)[cut]}
+
+    def _whole(self, name: str, like: Tensor) -> Tensor:
+        if not like.is_meta:
+            return like.detach()
+        values = torch.empty(like.shape, dtype=like.dtype, device=self.device)
+        if like.ndim == 1:
+            return values.fill_(0.0 if name.endswith("bias") else 1.0)
+        digest = sha256(f"{self.seed}/{name}".encode()).digest()
+        generator = torch.Generator(self.device).manual_seed(int.from_bytes(digest[:7], "little"))
+        return values.normal_(0.0, DUMMY_STD, generator=generator)

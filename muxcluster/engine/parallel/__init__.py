@@ -1,0 +1,1 @@
+"""Tensor parallelism: the models of one unit divided over ranks, one process a GPU."""

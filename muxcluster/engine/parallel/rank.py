@@ -1,0 +1,100 @@
+"""The process of one rank: its part of every model, its own pool, one job after the other.
+
+Run as `python -m muxcluster.engine.parallel.rank CONTROL_FD RANK MEETING_POINT` by the unit.
+"""
+
+import faulthandler
+import logging
+import signal
+import socket
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from muxcluster.channel.codec import Done, Failed, Launch, LoadFailed, Ready, Start, decode, encode
+from muxcluster.channel.frames import FrameSocket
+from muxcluster.core.errors import LoadError
+from muxcluster.core.job import Job
+from muxcluster.core.unitspec import UnitSpec
+from muxcluster.engine.parallel.processgroup import ProcessGroup
+from muxcluster.engine.processname import name_process
+from muxcluster.engine.runner import UnitRunner
+
+logger = logging.getLogger(__name__)
+
+
+class Rank:
+    """Runs the jobs of one rank in the order in which they come, which is the same on all ranks:
+    so every collective meets its like."""
+
+    def __init__(self, runner: UnitRunner, group: ProcessGroup, control: FrameSocket) -> None:
+        self._runner = runner
+        self._group = group
+        self._control = control
+
+    def serve(self) -> None:
+        """Run jobs until the unit is gone."""
+        while (frame := self._control.recv()) is not None:
+            message = decode(frame)
+            assert isinstance(message, Launch), f"a rank was sent {type(message).__name__}"
+            self._control.send(encode(self._run(message.job)))
+
+    def _run(self, job: Job) -> Done | Failed:
+        try:
+            result = self._runner.execute(job)
+        except Exception as error:
+            logger.exception(
+                "job %d of %s failed on rank %d", job.job_id, job.model, self._group.rank
+            )
+            message = f"{type(error).__name__}: {error}"
+            return Failed(job.job_id, message, self._group.num_calls)
+        if self._group.rank:  # the unit hears these from rank 0
+            result = replace(result, logprobs={}, prompt_logprobs={})
+        return Done(result)
+
+
+def rank_spec(spec: UnitSpec, rank: int) -> UnitSpec:
+    """What one rank loads and runs: its device, its part of the processor's threads."""
+    device = spec.rank_devices[rank] if spec.rank_devices else spec.device
+    return replace(spec, device=device, num_threads=max(1, spec.num_threads // spec.tp))
+
+
+def _load(spec: UnitSpec, group: ProcessGroup, control: FrameSocket) -> UnitRunner | None:
+    """The loaded models, or None after telling the unit why not."""
+    try:
+        return UnitRunner(spec, group=group)
+    except LoadError as error:
+        control.send(encode(LoadFailed(str(error.path), error.reason)))
+    except Exception as error:
+        logger.exception("rank %d of %s cannot start", group.rank, spec.unit_id)
+        control.send(encode(LoadFailed("", f"{type(error).__name__}: {error}")))
+    return None
+
+
+def main(control_fd: int, rank: int, meeting_point: Path) -> int:
+    """Serve one unit to its end; the exit status."""
+    name_process(f"mux-rank-{rank}")
+    faulthandler.enable()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the unit decides when we end
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    control = FrameSocket(socket.socket(fileno=control_fd))
+    frame = control.recv()
+    if frame is None:
+        return 0
+    message = decode(frame)
+    assert isinstance(message, Start), f"a rank was sent {type(message).__name__}"
+    spec = rank_spec(message.spec, rank)
+    group = ProcessGroup(rank, spec.tp, spec.device, meeting_point)
+    runner = _load(spec, group, control)
+    if runner is None:
+        return 1
+    control.send(encode(Ready()))
+    try:
+        Rank(runner, group, control).serve()
+    except (BrokenPipeError, ConnectionResetError):
+        return 0  # the unit went first
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])))

@@ -1,0 +1,90 @@
+"""All ranks of one unit, from their start to their end."""
+
+import select
+import shutil
+import tempfile
+import time
+from pathlib import Path
+
+from muxcluster.core.errors import EngineFailure
+from muxcluster.core.unitspec import UnitSpec
+from muxcluster.engine.liveness import Patience, Pulse
+from muxcluster.engine.parallel.ranklink import RankLink, RankLost
+
+STOP_GRACE_S = 5.0
+
+
+class RankTeam:
+    """The processes of `spec.tp` ranks, which meet at a file in a directory of their own."""
+
+    def __init__(self, spec: UnitSpec, patience: Patience) -> None:
+        self._spec = spec
+        self._patience = patience
+        self._directory = Path(tempfile.mkdtemp(prefix="muxcluster-ranks-"))
+        meeting_point = self._directory / "store"
+        self.links = tuple(RankLink(rank, meeting_point, patience) for rank in range(spec.tp))
+
+    def load(self) -> None:
+        """Have every rank load its part, all at a time; blocks until all have.
+
+        Raises LoadError with the words of the first that cannot, EngineFailure where a rank died,
+        hung, or raised something else. `kill` and `stop` should follow then: the others may wait
+        for it.
+        """
+        waiting = list(self.links)
+        try:
+            for link in waiting:
+                link.load(self._spec)
+        except RankLost as loss:
+            raise EngineFailure(f"{self._spec.unit_id} cannot start: {loss}") from loss
+        pulses = [Pulse(link.pid) for link in self.links]
+        while waiting:
+            ready = select.select(waiting, [], [], self._patience.load_beat_s)[0]
+            for link in ready:
+                link.loaded(self._spec)
+                waiting.remove(link)
+            if not ready:
+                for pulse in pulses:
+                    pulse.beat(is_busy=True)
+                if all(pulse.is_silent for pulse in pulses):
+                    raise EngineFailure(f"the ranks of {self._spec.unit_id} hung while loading")
+
+    def beat(self) -> None:
+        """Take every pulse. Raises RankLost where an idle rank was stopped, or no busy one works.
+
+        A busy rank may be silent for long while it waits for another inside a collective.
+        """
+        for link in self.links:
+            link.pulse.beat(is_busy=link.is_busy)
+        for link in self.links:
+            if not link.is_busy and link.pulse.is_silent:
+                raise RankLost(f"rank {link.rank} was stopped")
+        busy = [link for link in self.links if link.is_busy]
+        if busy and all(link.pulse.is_silent for link in busy):
+            raise RankLost("no rank goes on with its job")
+
+    @property
+    def shows_work(self) -> bool:
+        """True where some rank with a job showed a sign of life at the last beat."""
+        return any(link.is_busy and not link.pulse.has_missed for link in self.links)
+
+    @property
+    def is_doubtful(self) -> bool:
+        """True where `beat` will raise soon, if nothing changes."""
+        busy = [link.pulse.is_doubtful for link in self.links if link.is_busy]
+        idle = [link.pulse.is_doubtful for link in self.links if not link.is_busy]
+        return any(idle) or (bool(busy) and all(busy))
+
+    def kill(self) -> None:
+        """SIGKILL to all ranks."""
+        for link in self.links:
+            link.kill()
+
+    def stop(self) -> None:
+        """Let the ranks end themselves, kill those that do not, and reap them. Idempotent."""
+        for link in self.links:
+            link.close()
+        deadline_s = time.monotonic() + STOP_GRACE_S
+        for link in self.links:
+            link.reap(max(0.0, deadline_s - time.monotonic()))
+        shutil.rmtree(self._directory, ignore_errors=True)
