@@ -14,7 +14,7 @@ from bench.hybrid.running import (
     tpot_attainment,
     ttft_attainment,
 )
-from bench.hybrid.setups import APART, OURS, Point
+from bench.hybrid.setups import APART, MEANS, OURS, Point
 from muxcluster.sim.report import ClassesReport
 
 _CALM = 0.9
@@ -118,12 +118,29 @@ def alone_claims(cells: Sequence[Cell]) -> list[Claim]:
     ]
 
 
+def work_claims(cells: Sequence[Cell]) -> list[Claim]:
+    """How many times the work of `fcfs` is done in the window: tokens of both classes, those of
+    interactive requests as served times mean tokens of one; the mean over points with batch load.
+
+    Where the interactive load is more than `fcfs` serves, batch tokens are lost to what it leaves
+    undone; this tells whether work is lost, too.
+    """
+    tokens = sum(MEANS[cells[0].point.lengths])
+
+    def done_per_s(classes: ClassesReport) -> float:
+        return tokens * _served_per_s(classes) + batch_tokens_per_s(classes)
+
+    loaded = [cell for cell in cells if cell.point.has_batch]
+    ratio = fmean(1.0 - each for each in changes(loaded, "fcfs", done_per_s).values())
+    return [Claim("all_tokens_ratio_vs_fcfs", ratio, "times")]
+
+
 def all_claims(cells: Sequence[Cell], main: str) -> list[Claim]:
     """Of the main lengths, once more of the points that can be borne; then of the other lengths."""
     claims: list[Claim] = []
     for lengths in dict.fromkeys(cell.point.lengths for cell in cells):
         mine = [cell for cell in cells if cell.point.lengths == lengths]
-        found = claims_of(mine, PUBLISHED[lengths])
+        found = [*claims_of(mine, PUBLISHED[lengths]), *work_claims(mine)]
         if lengths != main:
             claims += _named(found, f"_{lengths}")
             continue

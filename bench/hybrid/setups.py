@@ -55,7 +55,8 @@ LENGTHS: Mapping[str, Lengths] = {
     "sharegpt": Independent(Fitted(222.76, 256.36), Fitted(234.51, 268.50)),
     "lmsys": Independent(Fitted(90.50, 148.52), Fitted(237.04, 228.21)),
 }
-_MEANS = {"sharegpt": (222.76, 234.51), "lmsys": (90.50, 237.04)}
+MEANS = {"sharegpt": (222.76, 234.51), "lmsys": (90.50, 237.04)}
+"""Prompt and output tokens of an interactive request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +104,7 @@ def case_of(point: Point, entry: Entry, seed: int) -> Case:
     waves = Waves(setup.shape, point.wave, BATCH, point.seconds, seed)
     source = Source(setup.shape, Poisson(rate), LENGTHS[point.lengths])
     return assembled(
-        problem_of(setup, rate, _MEANS[point.lengths]),
+        problem_of(setup, rate, MEANS[point.lengths]),
         Synthetic((source,)),
         (waves,) if point.has_batch else (),
         entry,

@@ -7,7 +7,15 @@ import numpy as np
 import pytest
 
 from bench.hybrid.bros import Slice
-from bench.hybrid.claims import all_claims, alone_claims, apart_claims, bearable, changes, claims_of
+from bench.hybrid.claims import (
+    all_claims,
+    alone_claims,
+    apart_claims,
+    bearable,
+    changes,
+    claims_of,
+    work_claims,
+)
 from bench.hybrid.lengths import LONGEST, SHORTEST, Even, Fitted
 from bench.hybrid.picture import draw
 from bench.hybrid.running import Cell, Runner, batch_tokens_per_s, normalised_s
@@ -96,6 +104,7 @@ def cell(rate: float, system: str, *, latency_s: tuple[float, ...], batch: float
 
     def report(mean: float) -> CaseReport:
         interactive = InteractiveReport.model_construct(
+            requests_per_s=2.0,
             normalised=SpreadReport.model_construct(mean=mean),
             ttft_attainment=0.5,
             tpot_attainment=0.25,
@@ -224,7 +233,15 @@ def test_interactive_requests_alone_are_compared_with_fcfs() -> None:
 def test_other_lengths_have_claims_of_their_own() -> None:
     others = [replace(each, point=replace(each.point, lengths="lmsys")) for each in CELLS]
     claims = {claim.name: claim for claim in all_claims([*CELLS, *others], "sharegpt")}
-    assert len(claims) == 12
+    assert len(claims) == 14
     assert claims["batch_throughput_loss_vs_fcfs_lmsys"].value == pytest.approx(0.07)
     assert claims["batch_throughput_loss_vs_fcfs_lmsys"].baseline == 0.177
     assert claims["batch_throughput_loss_vs_fcfs"].baseline == 0.113
+
+
+def test_work_done_counts_both_classes() -> None:
+    """Tokens of 2 requests/s, 457.27 each, beside 1000 and 900, then 500 and 480 of batch."""
+    served = 2 * (222.76 + 234.51)
+    (claim,) = work_claims(CELLS)
+    wanted = ((900 + served) / (1000 + served) + (480 + served) / (500 + served)) / 2
+    assert claim.value == pytest.approx(wanted)
