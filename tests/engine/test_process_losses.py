@@ -3,6 +3,7 @@
 import os
 import socket
 import threading
+from collections.abc import Mapping
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from muxcluster.channel.frames import FrameSocket
 from muxcluster.core.errors import EngineFailure
 from muxcluster.core.job import JobResult
 from muxcluster.core.unitspec import UnitSpec
-from muxcluster.engine import processes
+from muxcluster.engine import grounds, processes
 from muxcluster.engine.executor import JobDone, JobFailed, Outcome, OwnerLost, StillRunning
 from muxcluster.engine.liveness import Patience, Pulse
 from muxcluster.engine.losses import MAX_BLANK
@@ -26,7 +27,8 @@ class SocketOwner:
 
     latest: "SocketOwner"
 
-    def __init__(self, patience: Patience) -> None:
+    def __init__(self, patience: Patience, environment: Mapping[str, str]) -> None:
+        assert environment["OMP_NUM_THREADS"] == "1"
         SocketOwner.latest = self
         self.pulse = Pulse(os.getpid())
         ours, self.far_control = socket.socketpair()
@@ -61,7 +63,8 @@ class SocketOwner:
 
 @pytest.fixture
 def executor(monkeypatch: pytest.MonkeyPatch) -> ProcessExecutor:
-    monkeypatch.setattr(processes, "OwnerLink", SocketOwner)
+    for module in (grounds, processes):
+        monkeypatch.setattr(module, "OwnerLink", SocketOwner)
     executor = ProcessExecutor(fake_spec())
     executor.start()
     return executor
