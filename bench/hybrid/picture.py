@@ -12,6 +12,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
 from matplotlib import rc_context
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
@@ -40,8 +41,12 @@ def draw(rows: Sequence[Row], path: Path) -> None:
             _trade_off(panels[line, 0], mine, setup)
             _attainment(panels[line, 1], mine, "ttft_attainment", "first token in time")
             _attainment(panels[line, 2], mine, "tpot_attainment", "other tokens in time")
-        handles, _ = panels[0, 0].get_legend_handles_labels()
-        figure.legend(handles=handles, loc="outside upper center", ncols=6, frameon=False)
+        handles: dict[str, Artist] = {}
+        for axes in panels[:, 0]:
+            found, labels = axes.get_legend_handles_labels()
+            handles.update(zip(labels, found, strict=True))
+        lines = list(handles.values())
+        figure.legend(handles=lines, loc="outside upper center", ncols=6, frameon=False)
         metadata = {"Date": None} if path.suffix == ".svg" else None
         figure.savefig(path, dpi=100, metadata=metadata)
 
