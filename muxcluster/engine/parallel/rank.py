@@ -71,7 +71,8 @@ def _load(
         control.send(encode(LoadFailed(str(error.path), error.reason)))
     except Exception as error:
         logger.exception("rank %d of %s cannot start", rank, spec.unit_id)
-        control.send(encode(LoadFailed("", f"rank {rank}: {type(error).__name__}: {error}")))
+        reason = next(iter(str(error).splitlines()), "")  # CUDA's are followed by advice
+        control.send(encode(LoadFailed("", f"rank {rank}: {type(error).__name__}: {reason}")))
     return None
 
 
