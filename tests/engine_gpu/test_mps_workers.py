@@ -150,6 +150,7 @@ def test_a_share_that_had_no_effect_refuses_the_unit(
     assert control.asked()[-1] == "ask quit -t 5"
 
 
+@pytest.mark.timeout(600)
 def test_a_lost_context_restarts_owner_daemon_and_workers_and_no_token_changes(
     spec: UnitSpec,
     control: FakeControl,
@@ -162,7 +163,7 @@ def test_a_lost_context_restarts_owner_daemon_and_workers_and_no_token_changes(
     asked = asked_of(spec, 8)
     with running(spec, executor) as (unit, sink):
         submit(unit, asked, SAMPLED, seeded=True)
-        sink.wait_for_ends(len(asked))
+        sink.wait_for_ends(len(asked), timeout_s=500.0)
         check_lengths(sink, asked, NUM_TOKENS)
     assert sink.tokens == expected
     assert (tmp_path / "done").exists()
