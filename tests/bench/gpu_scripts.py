@@ -26,10 +26,10 @@ def run_bare(
     )
 
 
-def record_of(script: str, *arguments: str, cwd: Path) -> dict[str, Any]:
+def record_of(script: str, *arguments: str, cwd: Path, timeout_s: float = 400) -> dict[str, Any]:
     """Of a run that ended well."""
     path = cwd / "record.json"
-    done = run_bare(script, *arguments, "--json", str(path), cwd=cwd)
+    done = run_bare(script, *arguments, "--json", str(path), cwd=cwd, timeout_s=timeout_s)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
     record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return record

@@ -50,14 +50,19 @@ class FakeControl:
         return file.read_text().splitlines() if file.exists() else []
 
 
-@pytest.fixture
-def control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeControl:
-    """A fake control program on the PATH; locks and pipes lie in a folder of the test."""
+def fake_control(folder: Path, patch: pytest.MonkeyPatch) -> FakeControl:
+    """A fake control program on the PATH; locks and pipes lie in `folder` too."""
     for name in ("bin", "tmp"):
-        (tmp_path / name).mkdir()
-    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
-    monkeypatch.setattr("tempfile.tempdir", None)
-    fake = FakeControl(tmp_path / "bin")
+        (folder / name).mkdir()
+    patch.setenv("PATH", f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    patch.setenv("TMPDIR", str(folder / "tmp"))
+    patch.setattr("tempfile.tempdir", None)
+    fake = FakeControl(folder / "bin")
     fake.install()
     return fake
+
+
+@pytest.fixture
+def control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeControl:
+    """See `fake_control`; for one test."""
+    return fake_control(tmp_path, monkeypatch)

@@ -1,5 +1,6 @@
 """A CUDA graph's twin on the CPU: a step's operators, recorded and run again without its Python."""
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -69,32 +70,32 @@ class _Tape(TorchDispatchMode):
 class TapeCapture:
     """Kernels are single operators of the tape, as they are on a GPU.
 
-    place: may be set. captures, replays: how many there were.
+    place: may be set. captures, replays: how many there were. Threads may record side by side.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.place = 0
         self.captures = 0
         self.replays = 0
-        self._tape: _Tape | None = None
+        self._here = threading.local()
         for module, kernel in (
             (attention_paged, kv_write),
             (attention_paged, paged_decode),
             (plain, sample),
         ):
-            monkeypatch.setattr(module, kernel.__name__, self._as_one(kernel))
+            monkeypatch.setattr(module, kernel.__name__, self.as_one(kernel))
 
     def capture(self, step: Step) -> Step:
         """As `Capture.capture`."""
         self.captures += 1
         step()
         tape = _Tape()
-        self._tape = tape
+        self._here.tape = tape
         try:
             with tape:
                 step()
         finally:
-            self._tape = None
+            self._here.tape = None
 
         def replay() -> None:
             self.replays += 1
@@ -102,9 +103,11 @@ class TapeCapture:
 
         return replay
 
-    def _as_one(self, kernel: Operator) -> Operator:
+    def as_one(self, kernel: Operator) -> Operator:
+        """`kernel` as a single operator of the tape that the calling thread records, if any."""
+
         def noted(*args: Any, **kwargs: Any) -> Any:
-            tape = self._tape
+            tape = getattr(self._here, "tape", None)
             if tape is None:
                 return kernel(*args, **kwargs)
             with torch.utils._python_dispatch._disable_current_modes():

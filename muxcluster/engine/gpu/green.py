@@ -63,7 +63,11 @@ class GreenExecutor:
         for seat in self._plan.seats:
             runner = UnitRunner(self._spec, memory)
             memory = runner.memory
-            self._places[seat.seat_id] = _Place(SettledRunner(runner, device), parts[seat.seat_id])
+            place = _Place(SettledRunner(runner, device), parts[seat.seat_id])
+            if device.type == "cuda":
+                with place.part.entered():
+                    runner.record()
+            self._places[seat.seat_id] = place
         for worker in self._spec.workers:
             self._threads[worker.worker_id] = ThreadPoolExecutor(1, f"worker {worker.worker_id}")
 

@@ -23,7 +23,8 @@ class MpsGround:
     """The daemon first, then the owner; the other way round at the end. Both are new after a loss:
     a server whose client broke takes no work until all clients are gone."""
 
-    def __init__(self, card: str, owner_module: str = OWNER_MODULE) -> None:
+    def __init__(self, card: str | None, owner_module: str = OWNER_MODULE) -> None:
+        """card: as `CUDA_VISIBLE_DEVICES` names it; None: no daemon, for a unit on the CPU."""
         self._card = card
         self._owner_module = owner_module
         self._daemon: GuardedDaemon | None = None
@@ -33,8 +34,10 @@ class MpsGround:
 
     def owner(self, patience: Patience) -> OwnerLink:
         check_configuration(os.environ)
-        self._daemon = GuardedDaemon(self._card)
-        environment = {**os.environ, **self._daemon.environment}
+        environment = dict(os.environ)
+        if self._card is not None:
+            self._daemon = GuardedDaemon(self._card)
+            environment |= self._daemon.environment
         return OwnerLink(patience, module=self._owner_module, environment=environment)
 
     def release(self) -> None:

@@ -12,7 +12,6 @@ import selectors
 import signal
 import socket
 import sys
-from dataclasses import replace
 
 import torch
 
@@ -20,17 +19,15 @@ from muxcluster.channel.codec import LoadFailed, Ready, Start, decode, encode
 from muxcluster.channel.frames import FrameSocket
 from muxcluster.core.errors import EngineFailure, LoadError
 from muxcluster.core.unitspec import UnitSpec
-from muxcluster.engine.gpu.context import CONTEXT_LOST, ContextLost, check_context, open_context
+from muxcluster.engine.gpu.context import ContextLost, check_context, open_context
 from muxcluster.engine.gpu.memory import OwnedMemory
-from muxcluster.engine.gpu.seating import Seated
+from muxcluster.engine.gpu.seating import Lost, Seated, Unseated
 from muxcluster.engine.gpu.sm_probe import SmProbe
 from muxcluster.engine.gpu.spawned import WORKER_MODULE, SpawnedWorker
 from muxcluster.engine.gpu.staff import Staff
 from muxcluster.engine.owner import WORKER_ID_BYTES
 
 logger = logging.getLogger(__name__)
-
-_REAP_S = 2.0
 
 
 class GpuOwner:
@@ -76,7 +73,8 @@ class GpuOwner:
         """A new worker in the seat, if the one that is lost did not break our context."""
         if worker in (key.data for key in self._selector.get_map().values()):
             self._selector.unregister(worker)
-        self._mourn(worker.end())
+            self._mourn(worker, worker.last_words())
+        worker.end()
         fresh = self._staff.spawn(worker.seat)
         self._selector.register(fresh, selectors.EVENT_READ, fresh)
         return fresh
@@ -88,16 +86,18 @@ class GpuOwner:
         said = worker.hear()
         if isinstance(said, Seated) and self._staff.is_as_before(worker, said):
             return
-        if said is not None:
+        if isinstance(said, Seated | Unseated):
             logger.error("a new worker %d is refused: %s", worker.seat.seat_id, said)
         self._selector.unregister(worker)
         worker.has_unit = True
-        self._mourn(worker.reap(_REAP_S) if said is None else worker.end())
+        self._mourn(worker, said)
+        worker.end()
 
-    def _mourn(self, status: int) -> None:
+    def _mourn(self, worker: SpawnedWorker, said: object) -> None:
         """Raises ContextLost where the worker's end was more than its own."""
-        if status == CONTEXT_LOST:
-            raise ContextLost("a worker's")
+        if isinstance(said, Lost):
+            logger.error("worker %d lost its context: %s", worker.seat.seat_id, said.reason)
+            raise ContextLost(said.reason)
         check_context(self._staff.device)
 
 
@@ -136,7 +136,7 @@ def main(control_fd: int, fork_fd: int, worker_module: str = WORKER_MODULE) -> i
         return 0
     message = decode(frame)
     assert isinstance(message, Start), f"an owner was sent {type(message).__name__}"
-    staff = _open(replace(message.spec), control, worker_module)
+    staff = _open(message.spec, control, worker_module)
     if staff is None:
         return 1
     control.send(encode(Ready()))

@@ -1,7 +1,8 @@
 """What an owner and the worker that it spawned for a seat tell each other, over one stream.
 
 The owner sends Start (channel's), then Seating; the worker answers Seated or Unseated; the owner
-passes it the unit's stream (one byte with a descriptor). EOF means that the other side is gone.
+passes it the unit's stream (one byte with a descriptor). The worker may say Lost at its end. EOF
+means that the other side is gone.
 """
 
 from typing import cast
@@ -31,7 +32,13 @@ class Unseated(msgspec.Struct, frozen=True, tag="unseated"):
     message: str
 
 
-SeatMessage = Seating | Seated | Unseated
+class Lost(msgspec.Struct, frozen=True, tag="lost"):
+    """Worker to owner, its last word: my context is lost, and others may be too."""
+
+    reason: str
+
+
+SeatMessage = Seating | Seated | Unseated | Lost
 
 
 def encode(message: SeatMessage) -> bytes:

@@ -1,6 +1,7 @@
 """The owner's end of one worker process: spawn it, hear that it is ready, hand it to the unit."""
 
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -16,7 +17,7 @@ from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.gpu.context import PERCENTAGE
 from muxcluster.engine.gpu.manifest import Manifest
 from muxcluster.engine.gpu.refusals import WORKER_ENDED
-from muxcluster.engine.gpu.seating import Seated, Seating, Unseated, decode, encode
+from muxcluster.engine.gpu.seating import Lost, Seated, Seating, Unseated, decode, encode
 from muxcluster.engine.seats import Seat
 
 WORKER_MODULE = "muxcluster.engine.gpu.worker"
@@ -51,8 +52,8 @@ class SpawnedWorker:
         """Readable when it has something to say or is gone."""
         return self._stream.fileno()
 
-    def hear(self) -> Seated | Unseated | None:
-        """What it says about its start; None: it is gone."""
+    def hear(self) -> Seated | Unseated | Lost | None:
+        """What it says about its start or its end; None: it is gone."""
         try:
             frame = self._frames.recv()
         except ConnectionResetError:
@@ -60,8 +61,18 @@ class SpawnedWorker:
         if frame is None:
             return None
         said = decode(frame)
-        assert isinstance(said, Seated | Unseated), f"a worker sent {type(said).__name__}"
+        assert not isinstance(said, Seating), "a worker was given a seat by another"
         return said
+
+    def last_words(self) -> Lost | None:
+        """Why it ended, where it had the time to say so."""
+        while select.select([self._stream], [], [], 0.0)[0]:
+            said = self.hear()
+            if said is None:
+                break
+            if isinstance(said, Lost):
+                return said
+        return None
 
     def give_unit(self, descriptor: int) -> None:
         """Hand it the unit's stream; it may still be starting."""

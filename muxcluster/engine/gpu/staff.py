@@ -13,7 +13,7 @@ from muxcluster.core.errors import EngineFailure
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.gpu.memory import OwnedMemory
 from muxcluster.engine.gpu.refusals import WORKER_LATE, is_container, why_no_context
-from muxcluster.engine.gpu.seating import Seated
+from muxcluster.engine.gpu.seating import Seated, Unseated
 from muxcluster.engine.gpu.shares import check_shares
 from muxcluster.engine.gpu.spawned import SpawnedWorker
 from muxcluster.engine.seats import Seat, rung_seats
@@ -22,6 +22,8 @@ logger = logging.getLogger(__name__)
 
 START_S = 180.0
 """Within which all workers must be ready: they import torch, open contexts, map memory."""
+
+_REAP_S = 10.0
 
 LOG_DIRECTORY = "CUDA_MPS_LOG_DIRECTORY"
 _CONTAINER_MARKS = ("/.dockerenv", "/run/.containerenv")
@@ -93,9 +95,10 @@ class Staff:
     def _answer(self, worker: SpawnedWorker) -> Seated:
         said = worker.hear()
         if said is None:
-            raise worker.ended(worker.reap(2.0))
+            raise worker.ended(worker.reap(_REAP_S))
         if isinstance(said, Seated):
             return said
+        assert isinstance(said, Unseated), "a worker lost its context without a job"
         marks = [Path(mark).exists() for mark in _CONTAINER_MARKS]
         in_container = is_container(os.environ, marks)
         raise EngineFailure(

@@ -18,9 +18,9 @@ from muxcluster.channel.codec import Start
 from muxcluster.channel.codec import decode as decode_message
 from muxcluster.channel.frames import FrameSocket
 from muxcluster.core.unitspec import UnitSpec
-from muxcluster.engine.gpu.context import SettledRunner, open_context
+from muxcluster.engine.gpu.context import ContextLost, SettledRunner, open_context
 from muxcluster.engine.gpu.memory import mapped_memory
-from muxcluster.engine.gpu.seating import Seated, Seating, Unseated, decode, encode
+from muxcluster.engine.gpu.seating import Lost, Seated, Seating, Unseated, decode, encode
 from muxcluster.engine.gpu.sm_probe import SmProbe
 from muxcluster.engine.runner import UnitRunner
 from muxcluster.engine.worker import Worker
@@ -37,6 +37,8 @@ def sit_down(spec: UnitSpec, seating: Seating) -> tuple[SettledRunner, frozenset
     open_context(device, spec, os.environ)
     sm_ids = SmProbe(device).run()
     runner = UnitRunner(spec, mapped_memory(spec, seating.manifest))
+    if device.type == "cuda":
+        runner.record()
     return SettledRunner(runner, device), sm_ids
 
 
@@ -61,7 +63,11 @@ def serve(stream: socket.socket) -> int:
     if not request:
         return 0
     unit = FrameSocket(socket.socket(fileno=descriptors[0]))
-    Worker(runner, unit, owner.fileno()).serve()
+    try:
+        Worker(runner, unit, owner.fileno()).serve()
+    except ContextLost as lost:
+        owner.send(encode(Lost(lost.reason)))  # before the unit sees that we are gone
+        raise
     return 0
 
 

@@ -44,7 +44,8 @@ class GatheredLinear(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         """[..., in_features] to [..., out_features]."""
         part = self.part(inputs)
-        whole = self._group.gather(pad(part, (0, self._rows - part.shape[-1])))
+        missing = self._rows - part.shape[-1]
+        whole = self._group.gather(pad(part, (0, missing)) if missing else part)
         return whole[..., : self.out_features]
 
 

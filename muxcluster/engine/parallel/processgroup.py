@@ -27,16 +27,18 @@ class ProcessGroup:
         """Blocks until all ranks have come. meeting_point: a file that all of them can reach and
         that none of them has made; one group a process."""
         place = torch.device(device)
-        if place.type == "cpu":
+        is_cpu = place.type == "cpu"
+        if is_cpu:
             _prefer_loopback()
         else:
             torch.cuda.set_device(place)
         dist.init_process_group(
-            "gloo" if place.type == "cpu" else "nccl",
+            "gloo" if is_cpu else "nccl",
             init_method=meeting_point.as_uri(),
             rank=rank,
             world_size=size,
             timeout=_NEVER,
+            device_id=None if is_cpu else place,
         )
         self._rank = rank
         self._size = size

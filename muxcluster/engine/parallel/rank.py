@@ -59,15 +59,20 @@ def rank_spec(spec: UnitSpec, rank: int) -> UnitSpec:
     return replace(spec, device=device, num_threads=max(1, spec.num_threads // spec.tp))
 
 
-def _load(spec: UnitSpec, group: ProcessGroup, control: FrameSocket) -> UnitRunner | None:
+def _load(
+    spec: UnitSpec, rank: int, meeting_point: Path, control: FrameSocket
+) -> tuple[UnitRunner, ProcessGroup] | None:
     """The loaded models, or None after telling the unit why not."""
     try:
-        return UnitRunner(spec, group=group)
+        mine = rank_spec(spec, rank)
+        group = ProcessGroup(rank, spec.tp, mine.device, meeting_point)
+        return UnitRunner(mine, group=group), group
     except LoadError as error:
         control.send(encode(LoadFailed(str(error.path), error.reason)))
     except Exception as error:
-        logger.exception("rank %d of %s cannot start", group.rank, spec.unit_id)
-        control.send(encode(LoadFailed("", f"{type(error).__name__}: {error}")))
+        logger.exception("rank %d of %s cannot start", rank, spec.unit_id)
+        reason = next(iter(str(error).splitlines()), "")  # CUDA's are followed by advice
+        control.send(encode(LoadFailed("", f"rank {rank}: {type(error).__name__}: {reason}")))
     return None
 
 
@@ -83,16 +88,16 @@ def main(control_fd: int, rank: int, meeting_point: Path) -> int:
         return 0
     message = decode(frame)
     assert isinstance(message, Start), f"a rank was sent {type(message).__name__}"
-    spec = rank_spec(message.spec, rank)
-    group = ProcessGroup(rank, spec.tp, spec.device, meeting_point)
-    runner = _load(spec, group, control)
-    if runner is None:
-        return 1
-    control.send(encode(Ready()))
     try:
+        loaded = _load(message.spec, rank, meeting_point, control)
+        if loaded is None:
+            return 1
+        runner, group = loaded
+        control.send(encode(Ready()))
         Rank(runner, group, control).serve()
+        group.close()
     except (BrokenPipeError, ConnectionResetError):
-        return 0  # the unit went first
+        logger.info("rank %d: the unit went first", rank)
     return 0
 
 

@@ -34,7 +34,10 @@ class RankLost(Exception):
 
 
 class RankLink:
-    """One rank's process from start to reaping; it leads a process group of its own."""
+    """One rank's process from start to reaping; it leads a process group of its own.
+
+    pulse: whether it works while it has a job. standing: whether it is not stopped, always.
+    """
 
     def __init__(self, rank: int, meeting_point: Path, patience: Patience) -> None:
         self.rank = rank
@@ -53,6 +56,7 @@ class RankLink:
             )
         self._control = FrameSocket(ours)
         self.pulse = Pulse(self._process.pid)
+        self.standing = Pulse(self._process.pid)
 
     @property
     def pid(self) -> int:

@@ -50,14 +50,14 @@ class RankTeam:
                     raise EngineFailure(f"the ranks of {self._spec.unit_id} hung while loading")
 
     def beat(self) -> None:
-        """Take every pulse. Raises RankLost where an idle rank was stopped, or no busy one works.
+        """Take every pulse. Raises RankLost where a rank was stopped, or no busy one works.
 
-        A busy rank may be silent for long while it waits for another inside a collective.
+        One busy rank may be silent for long while it waits for another inside a collective.
         """
         for link in self.links:
             link.pulse.beat(is_busy=link.is_busy)
-        for link in self.links:
-            if not link.is_busy and link.pulse.is_silent:
+            link.standing.beat(is_busy=False)
+            if link.standing.is_silent:
                 raise RankLost(f"rank {link.rank} was stopped")
         busy = [link for link in self.links if link.is_busy]
         if busy and all(link.pulse.is_silent for link in busy):
@@ -72,8 +72,8 @@ class RankTeam:
     def is_doubtful(self) -> bool:
         """True where `beat` will raise soon, if nothing changes."""
         busy = [link.pulse.is_doubtful for link in self.links if link.is_busy]
-        idle = [link.pulse.is_doubtful for link in self.links if not link.is_busy]
-        return any(idle) or (bool(busy) and all(busy))
+        is_stopped = any(link.standing.is_doubtful for link in self.links)
+        return is_stopped or (bool(busy) and all(busy))
 
     def kill(self) -> None:
         """SIGKILL to all ranks."""

@@ -1,0 +1,42 @@
+"""A GPU worker that breaks where a fate is in the environment; run in the place of the real one.
+
+MUXCLUSTER_FATE: "lost" (its context is lost in its third job, once: the file MUXCLUSTER_FATE_DONE
+says so), "whole" (sees all multiprocessors whatever its share).
+"""
+
+import os
+import sys
+from pathlib import Path
+
+from muxcluster.core.job import Job, JobResult
+from muxcluster.engine.gpu import context, worker
+from muxcluster.engine.gpu.context import ContextLost
+
+FATE = os.environ.get("MUXCLUSTER_FATE", "")
+DONE = Path(os.environ.get("MUXCLUSTER_FATE_DONE", "/nonexistent"))
+_LOST_JOB = 3
+
+
+class LosingRunner(context.SettledRunner):
+    """Loses its context in a job."""
+
+    num_jobs = 0
+
+    def execute(self, job: Job) -> JobResult:
+        LosingRunner.num_jobs += 1
+        if LosingRunner.num_jobs == _LOST_JOB and not DONE.exists():
+            DONE.touch()
+            raise ContextLost("an illegal access")
+        return super().execute(job)
+
+
+def open_whole(device, spec, environment) -> None:
+    context.open_context(device, spec, {})
+
+
+if __name__ == "__main__":
+    if FATE == "whole":
+        worker.open_context = open_whole
+    if FATE == "lost":
+        worker.SettledRunner = LosingRunner
+    sys.exit(worker.main(int(sys.argv[1])))

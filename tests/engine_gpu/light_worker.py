@@ -1,0 +1,33 @@
+"""A worker that loads nothing and says what MUXCLUSTER_SAYS tells it to.
+
+"ids": as many multiprocessors as its share of 100; "all": all of them; "busy": CUDA's words;
+"late": nothing; "end": it ends.
+"""
+
+import os
+import socket
+import sys
+import time
+
+from muxcluster.channel.frames import FrameSocket
+from muxcluster.engine.gpu.seating import Seated, Seating, Unseated, decode, encode
+
+BUSY = "RuntimeError: CUDA-capable device(s) is/are busy or unavailable"
+
+if __name__ == "__main__":
+    says = os.environ["MUXCLUSTER_SAYS"]
+    stream = FrameSocket(socket.socket(fileno=int(sys.argv[1])))
+    stream.recv()
+    assert isinstance(decode(stream.recv() or b""), Seating)
+    if says == "end":
+        sys.exit(7)
+    if says == "late":
+        time.sleep(60)
+    if says == "busy":
+        stream.send(encode(Unseated(BUSY)))
+    else:
+        count = (
+            round(float(os.environ["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"])) if says == "ids" else 100
+        )
+        stream.send(encode(Seated(tuple(range(count)))))
+    stream.recv()
