@@ -41,6 +41,7 @@ def skeleton(config: PretrainedConfig, dtype: torch.dtype, config_file: Path) ->
     """
     try:
         with torch.random.fork_rng([]), _NothingAllocated():
+            torch.default_generator.manual_seed(0)  # for what is drawn at once, alike on all ranks
             model: nn.Module = AutoModelForCausalLM.from_config(
                 config, dtype=dtype, attn_implementation=ATTENTION_NAME, trust_remote_code=False
             )

@@ -11,6 +11,8 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+
 from muxcluster.channel.codec import Done, Failed, Launch, LoadFailed, Ready, Start, decode, encode
 from muxcluster.channel.frames import FrameSocket
 from muxcluster.core.errors import LoadError
@@ -40,8 +42,11 @@ class Rank:
             self._control.send(encode(self._run(message.job)))
 
     def _run(self, job: Job) -> Done | Failed:
+        """Raises torch.AcceleratorError: after it this process can do nothing on its GPU."""
         try:
             result = self._runner.execute(job)
+        except torch.AcceleratorError:
+            raise
         except Exception as error:
             logger.exception(
                 "job %d of %s failed on rank %d", job.job_id, job.model, self._group.rank
