@@ -13,6 +13,8 @@ Slots = NDArray[np.int32]
 
 _MOST_CREDIT = 3.0
 """Tokens' worth of time that a sequence may save by being early."""
+_MOST_DEBT = 0.5
+"""Tokens' worth of time by which a late token makes the next one due earlier."""
 _DAY_S = 86_400.0
 _NO_SLOTS: Slots = np.empty(0, dtype=np.int32)
 
@@ -209,17 +211,26 @@ class SlotTable:
         self.forget_idle()
 
     def set_deadlines(self, slots: Slots, now: float) -> None:
-        """`slots` got a token at `now`, so the next one of each is due after its TPOT."""
+        """`slots` got a token at `now`, so the next one of each is due after its TPOT.
+
+        Earlier where that one was late: the target is of the mean over tokens.
+        """
         if self.has_targets:
             places = slots.astype(np.intp)  # once: numpy would convert at each use
             tpot_s = self.tpot_s[places]
             earned_s = self.credit_s[places] + self.deadline_s[places] - now
             if self.num_prefilling:
                 earned_s[self.is_prefilling[places]] = 0.0
-            most_s = _MOST_CREDIT * np.minimum(tpot_s, _DAY_S)
-            self.credit_s[places] = np.minimum(np.maximum(earned_s, 0.0), most_s)
-            self.deadline_s[places] = now + tpot_s
+            token_s = np.minimum(tpot_s, _DAY_S)
+            self.credit_s[places] = np.minimum(np.maximum(earned_s, 0.0), _MOST_CREDIT * token_s)
+            debt_s = np.maximum(np.minimum(earned_s, 0.0), -_MOST_DEBT * token_s)
+            self.deadline_s[places] = now + tpot_s + debt_s
             self._first_deadline_s = None
+
+    def leeway_s(self, slots: Slots) -> NDArray[np.float64]:
+        """How much later than due the next token of each may be: what it has earned and a debt."""
+        debt_s: NDArray[np.float64] = _MOST_DEBT * np.minimum(self.tpot_s[slots], _DAY_S)
+        return self.credit_s[slots] + debt_s
 
     def has_suspect(self, slots: Slots) -> bool:
         """True where one of `slots` is a suspect."""

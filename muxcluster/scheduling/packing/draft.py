@@ -15,13 +15,15 @@ from muxcluster.scheduling.slots import Slots
 class Draft:
     """Rows of one model at one SM share.
 
-    num_rows, num_batch: rows so far, and those of the batch class. work: what is in them.
+    num_rows, num_batch: rows so far, and those of the batch class. work: what is in them. prompts:
+    slots of the chunks, of either class.
     """
 
     def __init__(self, model: ModelState, share: float, times: StepTimes) -> None:
         self.model = model
         self.num_rows = self.num_batch = 0
         self.work = JobWork()
+        self.prompts: list[int] = []
         self._share = share
         self._times = times
         self._slots: list[Slots] = []
@@ -90,6 +92,7 @@ class Draft:
         self._add(np.array([slot], dtype=np.int32), np.array([count], dtype=np.int32), None)
         if is_admitted:
             self._admitted.append(slot)
+        self.prompts.append(slot)
         self.work = self.work.with_prompt(int(self.model.slots.num_computed[slot]), count)
 
     def save(self, memory: Memory, job_id: int) -> None:

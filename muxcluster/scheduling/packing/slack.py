@@ -4,21 +4,25 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from muxcluster.core.request import ServiceClass
+from muxcluster.scheduling.live import LiveRequest
 from muxcluster.scheduling.modelstate import ModelState
 from muxcluster.scheduling.packing.batch import Turn
 from muxcluster.scheduling.packing.draft import Draft
 from muxcluster.scheduling.prediction import StepTimes
 from muxcluster.scheduling.slots import Slots
 
-_MARGIN = 0.8
+_MARGIN = 0.7
 """Batch rows use so much of the slack at most: predictions are not exact."""
 _UNBOUND = 0.5
 """Beside interactive rows without targets, or all late, batch rows lengthen a job by so much."""
 _IDLE = 0.25
 """Where no interactive request is here, batch jobs take so much of the TTFT target that one may
 come with."""
+_PATIENCE = 0.25
+"""Of its TTFT target, how long an interactive request waits before batch rows keep it no longer."""
 _WHOLE = 0.999
 """A job on less of the SMs runs beside others, which it hinders little."""
 
@@ -41,18 +45,28 @@ class Slack:
     def for_prompts(self, draft: Draft, turn: Turn) -> float:
         """Seconds the job may take with interactive prompts in it; inf where nobody waits.
 
-        Rows that were early may be kept waiting for so long: targets are of the mean over tokens.
+        Targets are of the mean over tokens: rows that were early may be kept waiting for so long,
+        and all for a part of a token's time, which makes their next one due earlier.
         """
-        return min(self._of_rows(draft, turn.now, 1.0), self._of_others(draft, turn, 1.0))
+        return min(
+            self._of_rows(draft, turn.now, borrows=True),
+            self._of_others(draft, turn, borrows=True),
+        )
 
     def for_batch(self, draft: Draft, turn: Turn) -> float:
         """Seconds the job may take with batch rows in it.
 
         A step mostly reads weights and would waste that on few rows, so batch rows may lengthen it,
         but not beyond the targets of those who wait for it; what these have earned is not theirs.
+        Nor do they lengthen it at all where a first token has been waited for longer than a little.
         """
         alone_s = draft.seconds
-        most_s = min(self._of_rows(draft, turn.now, 0.0), self._of_others(draft, turn, 0.0))
+        if alone_s and self._is_hurried(draft, turn):
+            return alone_s
+        most_s = min(
+            self._of_rows(draft, turn.now, borrows=False),
+            self._of_others(draft, turn, borrows=False),
+        )
         most_s = min(most_s, self._of_waiting(draft, turn))
         if most_s == math.inf and not draft.num_interactive:
             return self._idle_s
@@ -63,20 +77,33 @@ class Slack:
         slack_s = max(0.0, most_s - alone_s)
         return alone_s + min(self._stretch * alone_s, _MARGIN * slack_s)
 
-    def _of_rows(self, draft: Draft, now: float, credit: float) -> float:
-        """Of the rows that decode in the job. credit: part of what they have earned that counts."""
+    def _is_hurried(self, draft: Draft, turn: Turn) -> bool:
+        """True where a prompt in the job, or one of another model that is next, has waited long."""
+        table = draft.model.slots
+        if any(_has_waited(table.at(slot), turn.now) for slot in draft.prompts):
+            return True
+        if turn.share < _WHOLE:
+            return False
+        for model in self._models:
+            if model is draft.model or not (model.waiting or model.slots.num_prefilling):
+                continue
+            if any(_has_waited(live, turn.now) for live in _first_prompts(model)):
+                return True
+        return False
+
+    def _of_rows(self, draft: Draft, now: float, *, borrows: bool) -> float:
+        """Of the rows that decode in the job. borrows: what they have earned counts, and a debt."""
         if not draft.num_decodes:
             return math.inf
         table = draft.model.slots
         alone_s = draft.seconds
         first_s = table.first_deadline_s() - now
-        if not credit and first_s >= alone_s:
+        if not borrows and first_s >= alone_s:
             return first_s
-        rows = table.idle_decoding()
-        slack_s = table.deadline_s[rows] - now + credit * table.credit_s[rows]
+        slack_s = _slacks(draft.model, now, borrows=borrows)
         return float(slack_s[slack_s >= alone_s].min(initial=math.inf))
 
-    def _of_others(self, draft: Draft, turn: Turn, credit: float) -> float:
+    def _of_others(self, draft: Draft, turn: Turn, *, borrows: bool) -> float:
         """Of those that could decode now and must wait until the job has ended."""
         least_s = math.inf
         if turn.share < _WHOLE:
@@ -92,8 +119,8 @@ class Slack:
             context = self._context(model, rows)
             step_s = self._times.decode_s(model.name, turn.share, len(rows), context)
             slack_s = first_s - turn.now - step_s
-            if credit or slack_s < 0:
-                slacks = table.deadline_s[rows] - turn.now - step_s + credit * table.credit_s[rows]
+            if borrows or slack_s < 0:
+                slacks = _slacks(model, turn.now + step_s, borrows=borrows)
                 slack_s = float(slacks[slacks >= 0].min(initial=math.inf))
             least_s = min(least_s, slack_s)
         return least_s
@@ -124,3 +151,31 @@ class Slack:
         context = int(np.add.reduce(model.slots.num_computed[rows])) + len(rows)
         self._contexts[model.name] = rows, first, context
         return context
+
+
+def _slacks(model: ModelState, now: float, *, borrows: bool) -> NDArray[np.float64]:
+    """Of the model's idle decoding sequences, to their next tokens."""
+    table = model.slots
+    rows = table.idle_decoding()
+    slack_s: NDArray[np.float64] = table.deadline_s[rows] - now
+    if borrows:
+        slack_s += table.leeway_s(rows)
+    return slack_s
+
+
+def _first_prompts(model: ModelState) -> list[LiveRequest]:
+    """The next interactive request that there is a slot for, and those with prompt left there."""
+    table = model.slots
+    head = model.waiting.by_class[ServiceClass.INTERACTIVE].head
+    found = [] if head is None or not table.num_free else [head]
+    prefilling = table.idle_prefilling()
+    if len(prefilling):
+        found += [table.at(slot) for slot in prefilling[~table.is_batch[prefilling]].tolist()]
+    return found
+
+
+def _has_waited(live: LiveRequest, now: float) -> bool:
+    """True where patience is at its end and the first token may still be in time."""
+    if live.slo is None or live.has_sampled:
+        return False
+    return _PATIENCE * live.slo.ttft_s <= now - live.added_s <= live.slo.ttft_s

@@ -1,0 +1,76 @@
+"""What first tokens that are waited for, and tokens that were late, do to jobs with batch rows."""
+
+import numpy as np
+import pytest
+
+from muxcluster.core.request import ServiceClass, Slo
+from muxcluster.scheduling.slots import SlotTable
+from tests.scheduling.rig import Rig, model_spec, request, unit_spec
+
+SLO = Slo(ttft_s=2.0, tpot_s=0.5)
+
+
+def two_models() -> Rig:
+    """Both decode an interactive request and three of the batch class; model b is next."""
+    models = [model_spec(name, slo=SLO, max_seqs=8, max_model_len=2000) for name in ("a", "b")]
+    rig = Rig(unit_spec(models, lane="mixed", packing="hybrid", num_blocks=4000, token_budget=64))
+    for name in ("a", "b"):
+        rig.add(request(f"{name}/now", name, 10, 1500))
+        for number in range(3):
+            batch = {"service_class": ServiceClass.BATCH}
+            rig.add(request(f"{name}/batch {number}", name, 10, 1500, **batch))
+    for _ in range(60):
+        rig.step()
+    while rig.jobs[-1].model != "a":
+        rig.step()
+    return rig
+
+
+@pytest.mark.parametrize(
+    ("waited_s", "num_rows"),
+    [(0.0, 4), (0.4, 4), (0.6, 1), (1.9, 1), (2.5, 4)],
+)
+def test_a_first_token_of_another_model_is_not_kept_waiting_for_long(
+    waited_s: float, num_rows: int
+) -> None:
+    """From a quarter of its target on, until it is late and binds nobody."""
+    rig = two_models()
+    rig.add(request("a/new", "a", 10, 5))
+    # All that run have got their tokens just now.
+    table = rig.scheduler._models["b"].slots
+    rig.now += waited_s
+    table.set_deadlines(table.idle(), rig.now)
+    (job,) = rig.launch()
+    assert job.model == "b"
+    assert len(job.rows) == num_rows
+
+
+@pytest.mark.parametrize(("waited_s", "has_batch"), [(0.0, True), (0.6, False)])
+def test_a_prompt_that_has_waited_long_has_a_job_without_batch_rows(
+    waited_s: float, has_batch: bool
+) -> None:
+    rig = two_models()
+    rig.step()
+    rig.add(request("a/new", "a", 10, 5))
+    rig.now += waited_s
+    table = rig.scheduler._models["a"].slots
+    table.set_deadlines(table.idle(), rig.now)
+    (job,) = rig.launch()
+    assert job.model == "a"
+    assert rig.is_in("a/new", job)
+    assert bool(table.is_batch[job.rows.slots].any()) is has_batch
+
+
+def test_a_late_token_makes_the_next_one_due_earlier() -> None:
+    table = SlotTable(4, 100)
+    table.has_targets = True
+    slots = np.arange(3, dtype=np.int32)
+    table.tpot_s[slots] = 1.0, 1.0, np.inf
+    table.deadline_s[slots] = 10.0, 10.0, np.inf
+    table.set_deadlines(slots[:1], 9.4)
+    table.set_deadlines(slots[1:], 10.2)
+    assert table.deadline_s[slots].tolist() == pytest.approx([10.4, 11.0, np.inf])
+    assert table.credit_s[0] == pytest.approx(0.6)
+    assert table.leeway_s(slots[:2]).tolist() == pytest.approx([1.1, 0.5])
+    table.set_deadlines(slots[1:2], 99.0)
+    assert table.deadline_s[1] == pytest.approx(99.5)
