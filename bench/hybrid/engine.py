@@ -1,12 +1,18 @@
 """Interactive requests beside saturating batch work on the real engine: the CPU, in this process.
 
-Two random Llamas of some 75 million parameters and different KV shapes share one unit, one thread
-and a pool smaller than their batch sequences. A run of each seed has three parts: interactive
-requests alone (Poisson), batch requests alone (a closed loop that always has more than the unit can
-take in), and both. The interactive rate is a part of what the unit bears of such requests alone.
-Targets of the third part: 1.25 times the 99th percentiles of TTFT and TPOT over all first parts.
-For comparison packings `priority` and `fcfs` run the third part once. In full: five runs of 200
-interactive requests, 1,000 in all.
+One random Llama of some 80 million parameters has a unit, one thread and a pool smaller than its
+batch sequences. A run of each seed has three parts: interactive requests alone (Poisson), batch
+requests alone (a closed loop that always has more than the unit can take in), and both. Targets of
+the third part: 1.25 times the 99th percentiles of TTFT and TPOT over all first parts. For
+comparison packings `priority` and `fcfs` run the third part once, with fewer requests. In full:
+five runs of 1,000 interactive requests.
+
+The interactive rate is 0.75 of what the unit bears of such requests alone. Steps take 20 ms and 1
+ms a token. At lower rates requests that are alone are so fast that 1.25 times their TPOT leaves
+only jobs that are short, and spend most of their time on weights: `most_kept` is what is left for
+batch tokens in jobs no longer than that, the same for every packing. From 0.75 on it is above the
+goal with one model and with two of different KV shapes, whose jobs take turns. `points` has both
+at 0.45, 0.6 and 0.75, in one shorter run each.
 
 Claims, over all runs:
 - interactive_ttft_p99_ratio (and _tpot_): the p99 beside batch work over its target; held: <= 1.
@@ -14,8 +20,6 @@ Claims, over all runs:
   those alone times the share of time that the interactive work leaves. That is 1 - rate / capacity:
   capacity is what the unit bears of interactive requests alone with all slots full, so the work is
   counted as what it costs at best.
-- batch_throughput_kept_by_time: the same where the interactive work counts as the share of time in
-  which jobs ran while interactive requests were alone: more, as their jobs were small.
 """
 
 import os
@@ -44,7 +48,9 @@ from bench.hybrid.engine_parts import (
     BATCH_ALONE,
     OURS,
     Part,
+    Verdict,
     claims_of,
+    decode_steps,
     interactive_part,
     loop_part,
     prediction_errors,
@@ -66,22 +72,34 @@ from muxcluster.core.request import Slo
 from muxcluster.engine.unit import Unit
 
 BASELINES = ("priority", "fcfs")
-LOAD = 0.45
+LOAD = 0.75
 """Interactive requests over what the unit bears of them."""
+POINTS = ((1, 0.45), (1, 0.6), (2, 0.45), (2, 0.6), (2, 0.75))
+"""Models and loads of the other points."""
+_POINT_S = 35.0
 _WARM_UP_S = 4.0
+_MOST_OF_BASELINES = 300
 
 
 @dataclass(slots=True)
 class Runs:
-    """Seeds on units of some models, and what came of them."""
+    """Seeds on units of some models, and what came of them.
+
+    num_requests: interactive ones of a part; 0: those of 35 seconds.
+    """
 
     paths: Mapping[str, Path]
     seeds: range
     num_requests: int
     batch_s: float
+    load: float = LOAD
     parts: list[Part] = field(default_factory=list)
     capacity_per_s: float = 0.0
     errors: dict[str, Any] = field(default_factory=dict)
+
+    def verdict(self, system: str, slo: Slo) -> Verdict:
+        """Of all parts of a system."""
+        return verdict(self.parts, system, slo, self.capacity_per_s, len(self.paths))
 
     def alone(self, capacity_s: float) -> Slo:
         """Capacity, interactive requests alone, batch alone, without targets; then the targets."""
@@ -126,8 +144,12 @@ class Runs:
         time.sleep(_WARM_UP_S)
 
     def _interactive(self, system: str, unit: Unit, traffic: Traffic, seed: int) -> None:
-        rate_per_s = LOAD * self.capacity_per_s
-        num = self.num_requests if system != "warm-up" else round(_WARM_UP_S * rate_per_s)
+        rate_per_s = self.load * self.capacity_per_s
+        num = self.num_requests or round(_POINT_S * rate_per_s)
+        if system == "warm-up":
+            num = round(_WARM_UP_S * rate_per_s)
+        elif system in BASELINES:
+            num = min(num, _MOST_OF_BASELINES)
         self._keep(
             interactive_part(system, seed, unit, traffic, self._draws(seed), (rate_per_s, num))
         )
@@ -142,28 +164,48 @@ class Runs:
             self.parts.append(part)
 
 
+def point(folder: Path, num_models: int, load: float, seed: int) -> dict[str, Any]:
+    """One run of other models or at another load, for the record."""
+    paths = write_configs(folder, dict(list(SHAPES.items())[:num_models]))
+    runs = Runs(paths, range(seed, seed + 1), 0, batch_s=6.0, load=load)
+    slo = runs.alone(capacity_s=6.0)
+    runs.both(OURS, slo, runs.seeds)
+    found = asdict(runs.verdict(OURS, slo))
+    print(num_models, load, found, flush=True)
+    parts = [part.row() for part in runs.parts]
+    return {"models": num_models, "load": load, "targets_ms": in_ms(slo), **found, "parts": parts}
+
+
+def in_ms(slo: Slo) -> dict[str, float]:
+    """For the record."""
+    return {"ttft": round(1e3 * slo.ttft_s, 2), "tpot": round(1e3 * slo.tpot_s, 2)}
+
+
 def main() -> None:
     """Measure, compare, publish."""
     parser = make_parser(__doc__)
     parser.add_argument("--runs", type=int, help="seeds (5; 1 with --quick)")
-    parser.add_argument("--requests", type=int, help="interactive ones a run (200; 60)")
-    parser.add_argument("--models", type=int, choices=(1, 2), default=2, help="in the unit")
+    parser.add_argument("--requests", type=int, help="interactive ones a run (1000; 60)")
+    parser.add_argument("--models", type=int, choices=(1, 2), default=1, help="in the unit")
+    parser.add_argument("--load", type=float, default=LOAD, help="of capacity (%(default)s)")
+    parser.add_argument("--no-points", action="store_true", help="leave out the other points")
     bench = Bench(parser)
     options, quick = bench.options, bench.options.quick
     seeds = range(options.seed, options.seed + (options.runs or (1 if quick else 5)))
     shapes = dict(list((SMALL if quick else SHAPES).items())[: options.models])
-    with tempfile.TemporaryDirectory(prefix="bench-hybrid-") as folder:
-        paths = write_configs(Path(folder), shapes)
-        requests = options.requests or (60 if quick else 200)
-        runs = Runs(paths, seeds, requests, batch_s=4.0 if quick else 10.0)
+    requests = options.requests or (60 if quick else 1000)
+    with tempfile.TemporaryDirectory(prefix="bench-hybrid-") as name:
+        folder = Path(name)
+        runs = Runs(
+            write_configs(folder, shapes), seeds, requests, 4.0 if quick else 10.0, options.load
+        )
         slo = runs.alone(capacity_s=4.0 if quick else 10.0)
         runs.both(OURS, slo, seeds)
         for packing in BASELINES:
             runs.both(packing, slo, seeds[:1])
-    found = {
-        system: verdict(runs.parts, system, slo, runs.capacity_per_s)
-        for system in (OURS, *BASELINES)
-    }
+        others = () if quick or options.no_points else POINTS
+        points = [point(folder, *each, options.seed) for each in others]
+    found = {system: runs.verdict(system, slo) for system in (OURS, *BASELINES)}
     for system, each in found.items():
         print(system, asdict(each), flush=True)
     bench.publish(
@@ -171,9 +213,12 @@ def main() -> None:
         samples_of(runs.parts),
         threads=THREADS,
         models=shapes,
-        targets_ms={"ttft": round(1e3 * slo.ttft_s, 2), "tpot": round(1e3 * slo.tpot_s, 2)},
+        load=options.load,
+        targets_ms=in_ms(slo),
         capacity_per_s=round(runs.capacity_per_s, 3),
         verdicts={system: asdict(each) for system, each in found.items()},
+        decode_steps=decode_steps(runs.parts),
+        points=points,
         prediction_errors=runs.errors,
         parts=[part.row() for part in runs.parts],
     )

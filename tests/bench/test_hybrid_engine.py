@@ -12,6 +12,7 @@ from bench.hybrid.engine_parts import (
     OURS,
     Part,
     claims_of,
+    decode_steps,
     samples_of,
     targets,
     verdict,
@@ -36,10 +37,13 @@ TINY = {
 def part(
     system: str, batch_per_s: float, ttft_s: tuple[float, ...] = (), rate: float = 0.0
 ) -> Part:
-    """tpot: a tenth of the TTFT; one job of 6 of 10 seconds."""
-    job = JobRecord(0, "m", "mixed", 0, 1.0, 1.0, 7.0, 2, 2)
+    """tpot: a tenth of the TTFT; jobs of 20 ms and one for each token; 30 tokens a request."""
+    jobs = tuple(
+        JobRecord(0, "m", "mixed", 0, 1.0, 1.0, 1.02 + 0.001 * tokens, 2, tokens)
+        for tokens in (2, 30, 80)
+    )
     tpot_s = tuple(value / 10 for value in ttft_s)
-    return Part(system, 0, 10.0, rate, 0.0, batch_per_s, ttft_s, tpot_s, (job,))
+    return Part(system, 0, 10.0, rate, 30.0 * rate, batch_per_s, ttft_s, tpot_s, jobs)
 
 
 def test_targets_are_over_all_requests_that_were_alone() -> None:
@@ -59,10 +63,30 @@ def test_verdict_takes_the_interactive_work_off_what_batch_work_had() -> None:
     found = verdict(parts, OURS, Slo(0.5, 0.05), capacity_per_s=10.0)
     assert (found.ttft_ratio, found.tpot_ratio) == pytest.approx((0.8, 0.8))
     assert found.kept == pytest.approx(50.0 / (100.0 * 0.6))
-    assert found.kept_by_time == pytest.approx(50.0 / (100.0 * 0.4))
     claims = {claim.name: (claim.value, claim.baseline) for claim in claims_of(found)}
     assert claims["interactive_ttft_p99_ratio"] == (0.8, 1.0)
     assert claims["batch_throughput_kept"] == (0.8333, 0.85)
+
+
+@pytest.mark.parametrize(("tpot_s", "num_models", "longest_s"), [(0.05, 1, 0.05), (0.1, 2, 0.05)])
+def test_what_any_packing_could_keep(tpot_s: float, num_models: int, longest_s: float) -> None:
+    """Jobs of 50 ms have 30 tokens: 600 a second, of which 120 are interactive."""
+    parts = [part(ALONE, 0.0, (0.1,)), part(BATCH_ALONE, 800.0), part(OURS, 1.0, (0.2,), rate=4.0)]
+    found = verdict(parts, OURS, Slo(0.5, tpot_s), 10.0, num_models)
+    assert found.most_kept == pytest.approx((30 / longest_s - 120) / (800 * 0.6))
+
+
+def test_jobs_are_no_longer_than_their_token_budget_allows() -> None:
+    parts = [part(ALONE, 0.0, (0.1,)), part(BATCH_ALONE, 800.0), part(OURS, 1.0, (0.2,), rate=4.0)]
+    found = verdict(parts, OURS, Slo(0.5, 1.0), 10.0)
+    assert found.most_kept == pytest.approx((80 / 0.1 - 120) / (800 * 0.6))
+
+
+def test_decode_steps_are_those_of_a_token_a_row() -> None:
+    found = decode_steps([part(OURS, 1.0), part(OURS, 1.0)])[OURS]
+    assert found["count"] == 2
+    assert found["ms"]["p50"] == pytest.approx(22.0)
+    assert found["share_of_20_ms"] == 1.0
 
 
 def test_every_request_is_among_the_samples() -> None:
