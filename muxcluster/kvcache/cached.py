@@ -48,12 +48,8 @@ class CachedColumns:
 
     def evict(self, blocks: int) -> None:
         """Free at least `blocks` blocks of cached columns."""
-        victims: dict[str, list[int]] = {}
-        while blocks > 0:
-            name, column = self._order.pop()
-            victims.setdefault(name, []).append(column)
-            blocks -= self._models[name].columns.blocks_per_column
-        for name, columns in victims.items():
+        sizes = {name: kv.columns.blocks_per_column for name, kv in self._models.items()}
+        for name, columns in self._order.take(blocks, sizes).items():
             kv = self._models[name]
             ids = np.array(columns, dtype=np.int32)
             kv.prefix.forget(columns, kv.columns.owners[ids].tolist())

@@ -1,7 +1,7 @@
 """The order in which unreferenced cached columns are given up, over all models of a unit."""
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 
 from muxcluster.core.job import Side
@@ -48,9 +48,16 @@ class EvictionOrder:
         for entry in entries:
             del self._entries[owner][entry]
 
-    def pop(self) -> Entry:
-        """Remove and return the next entry to give up. Raises KeyError where there is none."""
+    def take(self, blocks: int, sizes: Mapping[str, int]) -> dict[str, list[int]]:
+        """Remove the next to give up until they hold `blocks` blocks; columns of each model.
+
+        sizes: blocks of a column. Raises AssertionError where there are not as many.
+        """
+        taken: dict[str, list[int]] = {}
         for entries in self._entries.values():
-            if entries:
-                return entries.popitem(last=False)[0]
-        raise KeyError("nothing to evict")
+            while blocks > 0 and entries:
+                model, column = entries.popitem(last=False)[0]
+                taken.setdefault(model, []).append(column)
+                blocks -= sizes[model]
+        assert blocks <= 0, "nothing to evict"
+        return taken

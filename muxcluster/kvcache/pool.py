@@ -46,20 +46,17 @@ class BlockPool:
 
     def drop(self, ids: NDArray[np.integer], owner: int) -> None:
         """`release` for one owner bit."""
-        owners = np.empty(len(ids), dtype=np.uint8)
-        owners.fill(owner)
-        self.release(ids, owners)
+        self.release(ids, np.uint8(owner))
 
-    def release(self, ids: NDArray[np.integer], owners: NDArray[np.uint8]) -> None:
-        """Drop ownership `owners` (uint8 [n]) of blocks `ids` (int32 [n], distinct).
+    def release(self, ids: NDArray[np.integer], owners: NDArray[np.uint8] | np.uint8) -> None:
+        """Drop ownership `owners` of blocks `ids` (int32 [n], distinct).
 
-        A block goes back to the free list when no side of it is owned any more.
+        owners: uint8 [n], or one for all. A block goes back to the free list when no side of it is
+        owned any more.
         """
         places = ids.astype(np.intp)  # once: numpy would convert at each use
-        held = self._owners[places]
-        lacking = owners & ~held
-        assert not np.count_nonzero(lacking), "a block is released by a side that lacks it"
-        rest = held & ~owners
+        rest = self._owners[places] ^ owners
+        assert not np.count_nonzero(rest & owners), "a block is released by a side that lacks it"
         self._owners[places] = rest
         self._stack.give(ids if not np.count_nonzero(rest) else ids[rest == 0])
 

@@ -63,8 +63,9 @@ class PrefixIndex:
 
     def forget(self, columns: Sequence[int], owners: Sequence[int]) -> None:
         """Drop published columns (they were evicted)."""
+        pop, published = self._keys.pop, self._published
         for column, owner in zip(columns, owners, strict=True):
-            del self._published[owner][self._keys.pop(column)]
+            del published[owner][pop(column)]
 
     def unpublish(self, columns: NDArray[np.int32], owner: int) -> None:
         """`columns` (int32 [n]) have no key any more; a spare of one may be published later."""

@@ -201,7 +201,8 @@ class Restoring:
         for slot, end in zip(restore.slots.tolist(), restore.ends.tolist(), strict=True):
             grown = kv.sequences.truncate(slot, end)
             kv.columns.detach(grown)
-            self._drop(restore, grown, kv.columns.remove(grown)[0])
+            if len(grown):
+                self._drop(restore, grown, kv.columns.remove(grown)[0])
 
     def _drop(
         self, restore: Restore, columns: NDArray[np.int32], blocks: NDArray[np.int32]

@@ -42,7 +42,7 @@ class Completion:
         done = cut(table, slots, result.tokens, counts, model.spec.eos_token_ids)
         # Nobody asks for the rows of a decode job where only tokens are counted.
         is_named = table.keeps_output or job.phase is not Phase.DECODE
-        request_ids = table.request_ids[slots].tolist() if is_named else []
+        request_ids = table.request_ids[slots.astype(np.intp)].tolist() if is_named else []
         prompt_logprobs = self._new_prompt_logprobs(table.live, job, result.prompt_logprobs)
         self._write(model, job, done, now)
         if job.phase is not Phase.DECODE:

@@ -128,9 +128,10 @@ class Memory:
         """True where `admit` could succeed now, at worst by lending; no prefix is looked up."""
         if self.has_room(model, live):
             return True
-        is_left = live.side is Side.LEFT and model.slots.num_free > 0
+        if live.side is not Side.LEFT or model.slots.num_free == 0:
+            return False
         needed = model.blocks(live.num_tokens) + self._reserve(model, live.side)
-        if not is_left or needed > self._kv.quota(model.name) - self._kv.used(model.name):
+        if needed > self._kv.quota(model.name) - self._kv.used(model.name):
             return False
         return self.lending.covers(needed - self._kv.headroom(model.name, Side.LEFT))
 

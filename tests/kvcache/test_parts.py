@@ -87,7 +87,7 @@ def _misplace(pair: Pair) -> None:
 
 
 def _forget_cached(pair: Pair) -> None:
-    pair.cache._order.pop()
+    pair.cache._order.take(1, {"narrow": 1, "wide": 1})
 
 
 def _unpublish(pair: Pair) -> None:

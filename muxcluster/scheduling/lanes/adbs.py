@@ -93,16 +93,16 @@ class AdbsLane:
         """Models with idle work of `phase` and no running job of it, the next one first."""
         has_work = desk.has_prefill_work if phase is Phase.PREFILL else desk.has_decode_work
         slack_s = desk.prefill_slack_s if phase is Phase.PREFILL else desk.decode_slack_s
-        longest = _PATIENCE * len(desk.models)
         busy = desk.shares.running_models(phase)
         waiting = [m for m in desk.models if m.name not in busy and has_work(m)]
         if len(waiting) < 2:
             return waiting
 
+        patience_ended = desk.num_launches(phase) - _PATIENCE * len(desk.models)
+
         def rank(model: ModelState) -> tuple[float, int]:
             last = desk.last_turn(model, phase)
-            has_waited = desk.num_launches(phase) - last >= longest
-            return (-1.0 if has_waited else slack_s(model, now)), last
+            return (-1.0 if last <= patience_ended else slack_s(model, now)), last
 
         return sorted(waiting, key=rank)
 

@@ -70,11 +70,11 @@ class Desk:
     def has_prefill_work(self, model: ModelState) -> bool:
         """True where a request waits or a prompt is not fully computed (and in no job)."""
         table = model.slots
-        return bool(model.waiting) or len(table.idle_prefilling()) > 0 or table.num_lent > 0
+        return table.num_lent > 0 or len(model.waiting) > 0 or len(table.idle_prefilling()) > 0
 
     def has_decode_work(self, model: ModelState) -> bool:
         """True where a sequence could decode its next token, or wants to be restored for it."""
-        return len(model.slots.idle_decoding()) > 0 or model.slots.num_lent > 0
+        return model.slots.num_lent > 0 or len(model.slots.idle_decoding()) > 0
 
     def may_prefill(self, model: ModelState) -> bool:
         """True where a prefill of `model` waits for nothing but a place."""
@@ -124,11 +124,14 @@ class Desk:
     def decode_slack_s(self, model: ModelState, now: float) -> float:
         """Seconds until the most urgent sequence that can still make it must decode; inf: none."""
         table = model.slots
-        slots = table.idle_decoding()
-        cost_s = 0.0 if self._cost is None else self._cost.decode_s(model.name, 1.0, len(slots))
+        cost_s = 0.0
+        if self._cost is not None:
+            cost_s = self._cost.decode_s(model.name, 1.0, len(table.idle_decoding()))
         slack_s = table.first_deadline_s() - now - cost_s
+        if slack_s >= 0:
+            return slack_s
         # Only where the first is late already must all be looked at.
-        return slack_s if slack_s >= 0 else _least(table.deadline_s[slots] - now - cost_s)
+        return _least(table.deadline_s[table.idle_decoding()] - now - cost_s)
 
 
 def _least(slacks: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> float:

@@ -77,19 +77,28 @@ class Draft:
             self.model.name, self._share, seconds, self.work, start, limit
         )
 
-    def decode(self, slots: Slots, grown: TableDelta | None, *, is_admitted: bool = False) -> None:
-        """Add rows that decode a token; grown: their new table entries; is_admitted: see Batch."""
+    def decode(
+        self, slots: Slots, grown: TableDelta | None, *, is_batch: bool, is_admitted: bool = False
+    ) -> None:
+        """Add rows of one class that decode a token.
+
+        grown: their new table entries; is_admitted: see Batch.
+        """
         if len(slots) == 0:
             return
         if is_admitted:
             self._admitted += slots.tolist()
-        self._add(slots, np.ones(len(slots), dtype=np.int32), grown)
+        num_batch = len(slots) if is_batch else 0
+        self._add(slots, np.ones(len(slots), dtype=np.int32), num_batch)
+        if grown is not None and len(grown):
+            self._tables.append(grown)
         context = int(np.add.reduce(self.model.slots.num_computed[slots])) + len(slots)
         self.work = self.work.with_rows(len(slots), context)
 
     def chunk(self, slot: int, count: int, *, is_admitted: bool = False) -> None:
         """Add the next `count` tokens of a prompt. is_admitted: it took its slot just now."""
-        self._add(np.array([slot], dtype=np.int32), np.array([count], dtype=np.int32), None)
+        one, counts = np.array([slot], dtype=np.int32), np.array([count], dtype=np.int32)
+        self._add(one, counts, int(self.model.slots.is_batch[slot]))
         if is_admitted:
             self._admitted.append(slot)
         self.prompts.append(slot)
@@ -107,13 +116,11 @@ class Draft:
         self._tables.append(tables)
         self._copies.append(copies)
 
-    def _add(self, slots: Slots, counts: Slots, grown: TableDelta | None) -> None:
+    def _add(self, slots: Slots, counts: Slots, num_batch: int) -> None:
         self._slots.append(slots)
         self._counts.append(counts)
         self.num_rows += len(slots)
-        self.num_batch += int(np.count_nonzero(self.model.slots.is_batch[slots]))
-        if grown is not None and len(grown):
-            self._tables.append(grown)
+        self.num_batch += num_batch
 
     def batch(self) -> Batch:
         """The rows, for the job builder."""

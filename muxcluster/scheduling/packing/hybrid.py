@@ -167,7 +167,8 @@ class HybridPacking:
             urgent = urgent[np.argsort(table.deadline_s[urgent], kind="stable")[:most]]
         if len(urgent):
             lengths = table.num_computed[urgent] + np.int32(1)
-            draft.decode(*self._memory.grow(model, urgent, lengths, turn.now))
+            rows, grown = self._memory.grow(model, urgent, lengths, turn.now)
+            draft.decode(rows, grown, is_batch=False)
 
     def _batch_decodes(self, draft: Draft, turn: Turn, limit_s: float) -> None:
         """Those that have all their blocks, most senior first, then those that lent some."""
@@ -181,7 +182,7 @@ class HybridPacking:
         if len(rows) == 0 and len(draft) == 0 and len(idle) and memory.returning.is_stuck():
             lengths = table.num_computed[idle] + np.int32(1)
             rows, grown = memory.grow(model, idle, lengths, turn.now)
-        draft.decode(rows, grown)
+        draft.decode(rows, grown, is_batch=True)
         if table.num_lent:
             self._returns.batch(draft, turn, limit_s, room - len(rows), is_prefilling=False)
 
@@ -189,7 +190,7 @@ class HybridPacking:
         """False where some interactive prompt waits that the job has no room or memory for."""
         model, table = draft.model, draft.model.slots
         prefilling = self._memory.unblocked(model, table.idle_prefilling())
-        if table.num_batch:
+        if table.num_batch and len(prefilling):
             prefilling = prefilling[~table.is_batch[prefilling]]
         waiting = model.waiting.by_class[ServiceClass.INTERACTIVE]
         waiting.renew(turn.now, self._limits.ageing_s)
@@ -213,9 +214,10 @@ class HybridPacking:
         if is_overdue:
             limit_s = math.inf
         prefilling = table.idle_prefilling()
-        begun = prefilling[table.is_batch[prefilling]][: self._room(draft)]
-        if not self._prompts.chunks(draft, begun, limit_s):
-            return
+        if len(prefilling):
+            begun = prefilling[table.is_batch[prefilling]][: self._room(draft)]
+            if not self._prompts.chunks(draft, begun, limit_s):
+                return
         if not (is_done or is_overdue):
             return
         if has_lent_prompts(model):
@@ -229,4 +231,4 @@ def _is_late(model: ModelState, prefilling: Slots, now: float) -> bool:
     head = model.waiting.by_class[ServiceClass.INTERACTIVE].head
     if head is not None and head.deadline_s < now:
         return True
-    return bool((model.slots.deadline_s[prefilling] < now).any())
+    return len(prefilling) > 0 and bool((model.slots.deadline_s[prefilling] < now).any())

@@ -130,7 +130,9 @@ class Returns:
             )
         else:
             slots = np.array([slot], dtype=np.int32)
-            draft.decode(*self._memory.grow_free(draft.model, slots), is_admitted=is_admitted)
+            rows, grown = self._memory.grow_free(draft.model, slots)
+            is_batch = bool(draft.model.slots.is_batch[slot])
+            draft.decode(rows, grown, is_batch=is_batch, is_admitted=is_admitted)
 
 
 def _is_for(phase: Phase, is_prefilling: bool) -> bool:
