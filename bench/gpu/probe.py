@@ -4,51 +4,17 @@ from collections.abc import Sequence
 from time import perf_counter
 
 import torch
-import triton
-import triton.language as tl
 
-_SPINS = 20_000
-_PROGRAMS_PER_SM = 32
+from muxcluster.engine.gpu.sm_probe import SmProbe
+
 _SIZE = 4096
 
 
-@triton.jit
-def _where_am_i(sm_ids, sums, spins):
-    """Each program notes its multiprocessor, and stays there long enough that all are needed."""
-    program = tl.program_id(0)
-    sm_id = tl.inline_asm_elementwise(
-        "mov.u32 $0, %smid;", "=r,r", [program], dtype=tl.int32, is_pure=False, pack=1
-    )
-    total = program.to(tl.float32)
-    for _ in range(spins):
-        total = total * 0.999 + 1.0
-    tl.store(sm_ids + program, sm_id)
-    tl.store(sums + program, total)
-
-
-class Probe:
-    """Notes the multiprocessors of the current stream's work; can be captured in a graph."""
+class Probe(SmProbe):
+    """The engine's own, on device 0."""
 
     def __init__(self) -> None:
-        every = torch.cuda.get_device_properties(0).multi_processor_count
-        self._programs = max(every, 16) * _PROGRAMS_PER_SM
-        self._sm_ids = torch.full((self._programs,), -1, dtype=torch.int32, device="cuda")
-        self._sums = torch.empty(self._programs, device="cuda")
-
-    def launch(self) -> None:
-        _where_am_i[(self._programs,)](self._sm_ids, self._sums, _SPINS)
-
-    def seen(self) -> set[int]:
-        """Ids of the multiprocessors that the last launch ran on."""
-        torch.cuda.synchronize()
-        found = set(self._sm_ids.tolist())
-        self._sm_ids.fill_(-1)
-        torch.cuda.synchronize()
-        return found
-
-    def run(self) -> set[int]:
-        self.launch()
-        return self.seen()
+        super().__init__(torch.device("cuda"))
 
 
 class Products:

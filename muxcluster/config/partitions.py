@@ -4,6 +4,7 @@ from muxcluster.config.load import Config
 from muxcluster.core.errors import ConfigError
 from muxcluster.core.job import Phase, WorkerSlot
 from placement.hardware import Gpu
+from placement.memory import CONTEXT_BYTES, NUM_CONTEXTS
 from placement.plan import PlannedUnit
 
 _SHARING_LANES = frozenset({"adbs", "round-robin"})
@@ -33,6 +34,21 @@ def partition_of(
     if asked == "none" or lane not in _SHARING_LANES or (asked == "auto" and num_models == 1):
         return "none", _ONE_WORKER
     return asked, _gpu_workers(num_models)
+
+
+def pool_blocks(
+    planned: int, partition: str, workers: tuple[WorkerSlot, ...], block_bytes: int
+) -> int:
+    """Blocks that are left of a planned pool, beside which the planner reckoned with few processes.
+
+    `mps`, which `auto` may become, has one a worker and share, and a CUDA context in each. Never
+    less than half: on a card so small the start may fail, and then says so.
+    """
+    if partition not in ("mps", "auto"):
+        return planned
+    num_processes = 1 + sum(len(worker.shares) for worker in workers)
+    more = max(0, num_processes - NUM_CONTEXTS) * CONTEXT_BYTES
+    return max(planned - -(-more // block_bytes), planned // 2)
 
 
 def of_ranks(config: Config, unit: PlannedUnit) -> tuple[str, tuple[WorkerSlot, ...]]:

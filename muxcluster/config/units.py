@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from muxcluster.config.load import Config, ConfiguredModel
-from muxcluster.config.partitions import of_ranks, partition_of
+from muxcluster.config.partitions import of_ranks, partition_of, pool_blocks
 from muxcluster.config.planning import ITEMSIZE, dtype_of, nodes_of
 from muxcluster.config.schema import PolicySection
 from muxcluster.core.errors import ConfigError
@@ -66,11 +66,14 @@ def _unit(config: Config, unit: PlannedUnit, nodes: dict[str, Node]) -> UnitSpec
         partition_of(config, gpu, threads, len(specs)) if unit.tp == 1 else of_ranks(config, unit)
     )
     bytes_of_block = block_bytes(policy.block_tokens, max(spec.shape.itemsize for spec in specs))
+    blocks = unit.kv_blocks
+    if policy.kv_gb is None:
+        blocks = pool_blocks(blocks, partition, workers, bytes_of_block)
     devices = tuple("cpu" if gpu.is_cpu else f"cuda:{index}" for index in unit.gpus)
     return UnitSpec(
         unit_id=unit.id,
         models=specs,
-        num_blocks=unit.kv_blocks // unit.tp,
+        num_blocks=blocks // unit.tp,
         block_bytes=bytes_of_block,
         workers=workers,
         scheduler=SchedulerSpec(

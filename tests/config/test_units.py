@@ -183,6 +183,23 @@ def test_workers_of_a_gpu(write, model_directory, models, policy, partition, wor
         assert prefill.shares[-1] == 1.0
 
 
+def test_processes_of_mps_take_memory_from_the_pool(write, model_directory) -> None:
+    model_directory("tiny")
+    text = (
+        "models: [{name: a, path: tiny}, {name: b, path: tiny}]\n"
+        "cluster: {nodes: [{name: g, gpus: 1, gpu: H100}]}\npolicy: {partition: PARTITION}"
+    )
+    num_bytes = {}
+    for partition in ("green", "mps", "mps, kv_gb: 3"):
+        config = load_config(write(text.replace("PARTITION", partition)))
+        (unit,) = unit_specs(config, plan_for(config))
+        num_bytes[partition] = unit.num_blocks * unit.block_bytes
+    # 11 workers and an owner, where the planner counts three contexts of half a GiB.
+    missing = num_bytes["green"] - num_bytes["mps"]
+    assert 9 * 2**29 <= missing < 9 * 2**29 + unit.block_bytes
+    assert num_bytes["mps, kv_gb: 3"] == 3 * 2**30
+
+
 @pytest.mark.parametrize(
     ("gpu", "partition", "says"),
     [("cpu", "mps", "mps divides a GPU"), ("H100", "threads", "threads divides the cores")],

@@ -20,6 +20,7 @@ from muxcluster.channel.frames import FrameSocket
 from muxcluster.core.errors import EngineFailure, LoadError
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.gpu.context import ContextLost, check_context, open_context
+from muxcluster.engine.gpu.explaining import explained
 from muxcluster.engine.gpu.memory import OwnedMemory
 from muxcluster.engine.gpu.seating import Lost, Seated, Unseated
 from muxcluster.engine.gpu.sm_probe import SmProbe
@@ -116,7 +117,7 @@ def _open(spec: UnitSpec, control: FrameSocket, worker_module: str) -> Staff | N
         control.send(encode(LoadFailed("", str(error))))
     except Exception as error:
         logger.exception("%s cannot start", spec.unit_id)
-        control.send(encode(LoadFailed("", f"{type(error).__name__}: {error}")))
+        control.send(encode(LoadFailed("", explained(f"{type(error).__name__}: {error}"))))
     else:
         return staff
     if staff is not None:

@@ -1,18 +1,17 @@
 """The workers of an owner: spawned together, verified together, ended together."""
 
 import logging
-import os
 import selectors
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import torch
 
 from muxcluster.core.errors import EngineFailure
 from muxcluster.core.unitspec import UnitSpec
+from muxcluster.engine.gpu.explaining import explained
 from muxcluster.engine.gpu.memory import OwnedMemory
-from muxcluster.engine.gpu.refusals import WORKER_LATE, is_container, why_no_context
+from muxcluster.engine.gpu.refusals import WORKER_LATE
 from muxcluster.engine.gpu.seating import Seated, Unseated
 from muxcluster.engine.gpu.shares import check_shares
 from muxcluster.engine.gpu.spawned import SpawnedWorker
@@ -24,9 +23,6 @@ START_S = 180.0
 """Within which all workers must be ready: they import torch, open contexts, map memory."""
 
 _REAP_S = 10.0
-
-LOG_DIRECTORY = "CUDA_MPS_LOG_DIRECTORY"
-_CONTAINER_MARKS = ("/.dockerenv", "/run/.containerenv")
 
 
 class Staff:
@@ -99,24 +95,11 @@ class Staff:
         if isinstance(said, Seated):
             return said
         assert isinstance(said, Unseated), "a worker lost its context without a job"
-        marks = [Path(mark).exists() for mark in _CONTAINER_MARKS]
-        in_container = is_container(os.environ, marks)
-        raise EngineFailure(
-            f"worker {worker.seat.worker_id} at SM share {worker.seat.share:g}: "
-            + why_no_context(said.message, _daemon_log(), in_container=in_container)
-        )
+        who = f"worker {worker.seat.worker_id} at SM share {worker.seat.share:g}"
+        raise EngineFailure(f"{who}: {explained(said.message)}")
 
     def _late(self, worker: SpawnedWorker, limit_s: float) -> EngineFailure:
         seat = worker.seat
         return EngineFailure(
             WORKER_LATE.format(worker=seat.worker_id, share=seat.share, seconds=limit_s)
         )
-
-
-def _daemon_log() -> str:
-    """The end of what the MPS daemon and its server wrote."""
-    directory = os.environ.get(LOG_DIRECTORY)
-    if directory is None:
-        return ""
-    files = sorted(Path(directory).glob("*.log"))
-    return " ".join(file.read_text(errors="replace")[-200:] for file in files)
