@@ -3,6 +3,11 @@
 The pool holds less than what all requests need, and interactive ones come in bursts, so batch
 sequences lend blocks as interactive ones come and grow, what is overwritten is saved, and they are
 restored as interactive ones end: at the rate that lengths and bursts imply, which is stated.
+
+512 or 4,096 requests are in the unit all the time, in its slots or waiting, over all its models. A
+step is one `next_jobs` and one `complete`, of a job of one model: so with 8 models a job has some
+eighth of the rows there are, with one model nearly all. `us_per_row` tells whether time grows
+faster than rows.
 """
 
 from collections.abc import Iterator, Sequence
@@ -164,6 +169,7 @@ def run_hybrid(
         "num_steps": num_steps,
         "virtual_seconds": round(seconds, 1),
         "mean_rows": round(float(np.mean(timings.num_rows)), 1),
+        "us_per_row": round(float(step_us.sum() / np.sum(timings.num_rows)), 2),
         "jobs_with_copies": round(float(has_copies.mean()), 3),
         **{f"{name}_per_step": round(count / num_steps, 3) for name, count in grown.items()},
         "num_ended": timings.num_ended,

@@ -165,8 +165,7 @@ class KvCache:
 
         Bidirectional: lent ones too on the left side, and no quota on the right one.
         """
-        is_batch = self._sharing.is_batch(OWNER_BIT[side])
-        return self._ledger.headroom(model, is_batch=is_batch)
+        return self._ledger.headroom(model, is_batch=self._sharing.is_batch(OWNER_BIT[side]))
 
     def used(self, model: str) -> int:
         """Distinct blocks referenced by the model's live (bidirectional: left) sequences."""
@@ -254,12 +253,15 @@ class KvCache:
         self._cached.make_room(blocks)
         return self._restoring.restore(kv, slots, job_id)
 
+    def shares(self, model: str) -> bool:
+        """True where left sequences of the model may lie over lent blocks: see `saves`."""
+        return len(self._models[model].shared) > 0
+
     def saves(
         self, model: str, slots: NDArray[np.int32], ends: NDArray[np.int32], job_id: int
     ) -> tuple[SlotCopies, ...]:
         """What job `job_id` must save before left slots[i] (distinct) holds ends[i] tokens."""
-        kv = self._models[model]
-        return self._saving.saves(kv, slots, ends, job_id) if len(kv.shared) else ()
+        return self._saving.saves(self._models[model], slots, ends, job_id)
 
     def blocked(self, model: str) -> NDArray[np.bool_] | None:
         """Left slots that must not be in a new job now, bool [max_seqs]; None: nobody."""

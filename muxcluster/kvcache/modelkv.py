@@ -82,7 +82,7 @@ class ModelKv:
         rows = allocate(owners.repeat(self.columns.num_ids))
         rows = rows.reshape(len(growth), self.columns.num_ids)
         columns = self.columns.add(rows, owners)
-        self.sequences.append(growth, columns)
+        self.sequences.append(lack, growth, columns)
         return TableDelta(growth.slots, growth.positions, rows)
 
     def commit(self, slot: int, hashes: Sequence[bytes]) -> None:

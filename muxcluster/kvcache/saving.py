@@ -26,6 +26,8 @@ class Saving:
     ) -> tuple[SlotCopies, ...]:
         """Copies for a job after which left slots[i] holds ends[i] tokens, one entry a victim."""
         shared, sharing = kv.shared, self._sharing
+        if not len(shared):
+            return ()
         due, held = shared.due(slots, ends)
         if len(due) == 0:
             return ()

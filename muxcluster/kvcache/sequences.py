@@ -22,12 +22,11 @@ class Lack(NamedTuple):
 class Growth:
     """Table entries to be filled: one a new column.
 
-    slots, positions: int32 [n], the entry [slot, position]. last: index of each slot's last entry.
+    slots, positions: int32 [n], the entry [slot, position].
     """
 
     slots: NDArray[np.int32]
     positions: NDArray[np.int32]
-    last: NDArray[np.intp]
 
     def __len__(self) -> int:
         return len(self.slots)
@@ -104,9 +103,10 @@ class SequenceTable:
         return Lack(short, held, wanted, int((wanted - held).sum()))
 
     def count(self, lack: Lack) -> None:
-        """The columns that were lacking are there, without ids."""
-        self.num_columns[lack.slots] = lack.wanted
-        self.capacity[lack.slots] = lack.wanted * self.block_tokens
+        """The columns that were lacking are there, without ids or with them."""
+        slots = lack.slots.astype(np.intp)
+        self.num_columns[slots] = lack.wanted
+        self.capacity[slots] = lack.wanted * self.block_tokens
 
     def name(self, slot: int, columns: NDArray[np.int32]) -> None:
         """The next columns of `slot` get these ids (int32 [n])."""
@@ -117,20 +117,19 @@ class SequenceTable:
 
     def growth(self, lack: Lack) -> Growth:
         """The table entries to be filled."""
-        short, held, wanted, _ = lack
+        short, held, wanted, total = lack
+        if total == len(short):  # one column each, as in most decode steps
+            return Growth(short, held)
         extra = wanted - held
         end = extra.cumsum()
         # The entries of one slot are held, held + 1, ...; the repeated term restarts the count.
         positions = np.arange(end[-1]) + (held - end + extra).repeat(extra)
-        return Growth(short.repeat(extra), positions.astype(np.int32), end - 1)
+        return Growth(short.repeat(extra), positions.astype(np.int32))
 
-    def append(self, growth: Growth, columns: NDArray[np.int32]) -> None:
+    def append(self, lack: Lack, growth: Growth, columns: NDArray[np.int32]) -> None:
         """Fill the entries of `growth` with `columns` (int32 [len(growth)])."""
         self.columns[growth.slots, growth.positions] = columns
-        slots = growth.slots[growth.last].astype(np.intp)
-        num_columns = growth.positions[growth.last] + 1
-        self.num_columns[slots] = num_columns
-        self.capacity[slots] = num_columns * self.block_tokens
+        self.count(lack)
 
     def advance(self, slot: int, count: int) -> slice:
         """Mark the next `count` columns as computed; where they are in the slot's table."""

@@ -80,8 +80,12 @@ class Completion:
     def _end_chunks(self, model: ModelState, job: Job, done: Cut, now: float) -> None:
         """Publish prompt columns; who sampled decodes from now on."""
         table = model.slots
-        chunks = table.is_prefilling[job.rows.slots] & ~table.is_aborted[job.rows.slots]
-        for row in np.flatnonzero(chunks).tolist():
+        if not table.num_prefilling:
+            return
+        chunks = table.is_prefilling[job.rows.slots]
+        if table.has_aborted:
+            chunks &= ~table.is_aborted[job.rows.slots]
+        for row in chunks.nonzero()[0].tolist():
             slot = int(job.rows.slots[row])
             self._memory.publish(model, slot)
             if done.kept[row] == 0:

@@ -15,7 +15,7 @@ from operator import itemgetter
 
 import numpy as np
 
-from muxcluster.core.job import Job, SlotCopies, TableDelta
+from muxcluster.core.job import Job, Side, SlotCopies, TableDelta
 from muxcluster.kvcache.cache import KvCache
 from muxcluster.kvcache.model import Shortage
 from muxcluster.scheduling.modelstate import ModelState
@@ -52,6 +52,17 @@ class Lending:
             if blocks <= 0:
                 return True
         return False
+
+    def may_overwrite(self, model: ModelState) -> bool:
+        """True where interactive sequences of `model` may lie over lent blocks."""
+        return self.is_on and self._kv.shares(model.name)
+
+    def lend_to(self, model: ModelState, needed: int) -> bool:
+        """Let batch sequences lend what interactive ones of `model` lack of `needed` blocks."""
+        kv = self._kv
+        if not self.is_on or needed > kv.quota(model.name) - kv.used(model.name):
+            return False
+        return self.lend(needed - kv.headroom(model.name, Side.LEFT))
 
     def lend(self, blocks: int) -> bool:
         """Make `blocks` more blocks available to interactive sequences; False: not as many.

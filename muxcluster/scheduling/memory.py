@@ -119,7 +119,7 @@ class Memory:
         needed = model.blocks(live.num_tokens) - model.blocks(cached) + self._reserve(model, side)
         if needed <= self._kv.headroom(model.name, side):
             return True
-        if side is Side.LEFT and self._lend(model, needed):
+        if side is Side.LEFT and self.lending.lend_to(model, needed):
             return True
         model.is_short = True
         return False
@@ -153,8 +153,6 @@ class Memory:
         self, model: ModelState, slots: Slots, counts: NDArray[np.int32], job_id: int
     ) -> tuple[SlotCopies, ...]:
         """What the next counts[i] tokens of slots[i] are about to overwrite, and where it goes."""
-        if not self.lending.is_on:
-            return ()
         return self._kv.saves(model.name, slots, model.slots.num_computed[slots] + counts, job_id)
 
     def has_spare(self, model: ModelState, slot: int) -> bool:
@@ -165,13 +163,6 @@ class Memory:
         """Those of `slots` that a running job, which restores from below them, lets grow."""
         blocked = self._kv.blocked(model.name)
         return slots if blocked is None else slots[~blocked[slots]]
-
-    def _lend(self, model: ModelState, needed: int) -> bool:
-        """Let batch sequences lend what interactive ones of `model` lack of `needed` blocks."""
-        kv = self._kv
-        if not self.lending.is_on or needed > kv.quota(model.name) - kv.used(model.name):
-            return False
-        return self.lending.lend(needed - kv.headroom(model.name, Side.LEFT))
 
     def _reserve(self, model: ModelState, side: Side) -> int:
         """Blocks for one more column of each sequence that may still grow and keep `side` out.

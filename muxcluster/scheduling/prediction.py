@@ -132,15 +132,18 @@ class StepTimes:
 
         lengths: [n] tokens that each attends to, its new one included.
         """
+        everybody = work.with_rows(len(lengths), int(np.add.reduce(lengths)))
+        if self.job_s(model, share, everybody) <= seconds:
+            return len(lengths)
         num_rows, context, num_tokens, attention = work
         counts = num_rows + np.arange(1, len(lengths) + 1, dtype=np.float64)
         line = self._decode.line(model, share)
-        part_s = line.each(counts, context + np.cumsum(lengths, dtype=np.float64))
+        part_s = line.each(counts, context + lengths.astype(np.float64).cumsum())
         if num_tokens:
             prefill_s = self._prefill.line(model, share).seconds(num_tokens, attention)
             mix = self._mixed.line(model, share)
             part_s = each_together_s(mix, part_s, prefill_s, line.fixed_s)
-        return int(np.searchsorted(part_s, seconds, side="right"))
+        return int(part_s.searchsorted(seconds, side="right"))
 
     def beside(self, model: str, phase: Phase, num_beside: int) -> float:
         """By what factor a job takes longer beside so many others than alone."""
