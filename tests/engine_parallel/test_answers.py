@@ -16,20 +16,17 @@ def done(job_id: int, *tokens: int) -> Done:
 
 
 def of_one_job() -> tuple[Answers, int]:
-    answers, job = Answers(2), job_of(0, [3])
-    answers.launched(job)
-    return answers, job.job_id
+    job = job_of(0, [3])
+    return Answers(job, 2), job.job_id
 
 
 def test_rank_0_answers_when_all_have() -> None:
     answers, job_id = of_one_job()
     first = done(job_id, 7)
     answers.take(1, done(job_id, 7))
-    assert answers.ended() == []
-    assert answers.oldest is not None
+    assert answers.outcome() is None
     answers.take(0, first)
-    assert answers.ended() == [JobDone(first.result)]
-    assert answers.oldest is None
+    assert answers.outcome() == JobDone(first.result)
 
 
 def test_a_job_that_fails_alike_everywhere_has_failed() -> None:
@@ -37,7 +34,7 @@ def test_a_job_that_fails_alike_everywhere_has_failed() -> None:
     answers.take(0, Failed(job_id, "no memory", 4))
     assert answers.is_split
     answers.take(1, Failed(job_id, "no memory", 4))
-    assert answers.ended() == [JobFailed(job_id, 0, "no memory")]
+    assert answers.outcome() == JobFailed(job_id, 0, "no memory")
     assert not answers.is_split
 
 
@@ -53,7 +50,7 @@ def test_ranks_that_disagree_are_out_of_step(other, says) -> None:
     answers.take(0, done(job_id, 7))
     answers.take(1, other(job_id))
     with pytest.raises(OutOfStep, match=says):
-        answers.ended()
+        answers.outcome()
 
 
 def test_failures_at_different_places_are_out_of_step() -> None:
@@ -61,12 +58,13 @@ def test_failures_at_different_places_are_out_of_step() -> None:
     answers.take(0, Failed(job_id, "no memory", 4))
     answers.take(1, Failed(job_id, "no memory", 5))
     with pytest.raises(OutOfStep, match="on some ranks only"):
-        answers.ended()
+        answers.outcome()
 
 
 def test_an_answer_out_of_turn() -> None:
     answers, job_id = of_one_job()
     with pytest.raises(OutOfStep, match="out of turn"):
         answers.take(0, done(job_id + 1, 7))
+    answers.take(0, done(job_id, 7))
     with pytest.raises(OutOfStep, match="out of turn"):
-        Answers(2).take(0, done(0, 7))
+        answers.take(0, done(job_id, 7))

@@ -128,16 +128,16 @@ def finish_one(executor: RanksExecutor) -> None:
 
 
 def test_every_rank_gets_every_job_in_one_order(executor: RanksExecutor) -> None:
-    """Jobs of two workers wait in one queue; the slower rank decides when one has ended."""
+    """Jobs of two workers are in one queue; the slower rank decides when the next begins."""
     first, second = ranks()
     executor.launch(job_of(0, [3]))
     executor.launch(job_of(1, [4]))
     first.answer(7)
-    first.answer(8)
     assert [o for o in executor.wait(0.05) if not isinstance(o, StillRunning)] == []
     second.answer(7)
     (one,) = heard(executor)
     second.answer(8)
+    first.answer(8)
     (two,) = heard(executor)
     assert isinstance(one, JobDone) and isinstance(two, JobDone)
     assert [one.result.tokens.tolist(), two.result.tokens.tolist()] == [[7], [8]]

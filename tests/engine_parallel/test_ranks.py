@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from muxcluster.core.errors import ConfigError, EngineFailure, LoadError
+from muxcluster.core.job import WorkerSlot
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.executors import make_executor
 from muxcluster.engine.liveness import Patience
@@ -128,13 +129,17 @@ def test_a_stopped_rank_loses_nothing(live: Live) -> None:
 
 
 def test_saves_and_restores_are_made_on_every_rank(tiny: ModelBuilder) -> None:
-    """Interactive requests write over batch ones' slots, of another model too."""
+    """Interactive requests write over batch ones' slots, of another model too.
+
+    Jobs of two workers take turns in the ranks.
+    """
     directories = {
         "narrow": tiny("narrow", "llama"),
         "wide": tiny("wide", "qwen3", head_dim=128),
     }
     oracles = {name: GreedyOracle(path) for name, path in directories.items()}
-    spec = over_ranks(hybrid_spec(directories))
+    workers = tuple(WorkerSlot(worker_id, (0.5,)) for worker_id in (0, 1))
+    spec = over_ranks(hybrid_spec(directories, lane="adbs", workers=workers))
     saved = SavedBlocks(spec)
     with running(spec, Watched(RanksExecutor(spec), saved)) as (unit, sink):
         crowd = Crowd(spec, unit, sink)

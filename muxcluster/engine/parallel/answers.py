@@ -1,8 +1,6 @@
 """One outcome of a job from what every rank says about it."""
 
-from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -18,51 +16,33 @@ class OutOfStep(Exception):
     """
 
 
-@dataclass(slots=True)
-class _OpenJob:
-    job: Job
-    answers: dict[int, Done | Failed] = field(default_factory=dict)
-
-
 class Answers:
-    """The running jobs of `num_ranks` ranks, oldest first, and what has been said of them."""
+    """What `num_ranks` ranks have said of one job."""
 
-    def __init__(self, num_ranks: int) -> None:
+    def __init__(self, job: Job, num_ranks: int) -> None:
+        self.job = job
         self._num_ranks = num_ranks
-        self._open: deque[_OpenJob] = deque()
-
-    @property
-    def oldest(self) -> Job | None:
-        """The job that the ranks work on, or have not begun; None: nothing runs."""
-        return self._open[0].job if self._open else None
+        self._said: dict[int, Done | Failed] = {}
 
     @property
     def is_split(self) -> bool:
-        """True where some rank has failed at the oldest job while others have not answered: they
-        may be waiting for it inside a collective."""
-        if not self._open:
-            return False
-        return any(isinstance(answer, Failed) for answer in self._open[0].answers.values())
-
-    def launched(self, job: Job) -> None:
-        """Every rank was given the job, after those before it."""
-        self._open.append(_OpenJob(job))
+        """True where some rank has failed while others have not answered: they may be waiting for
+        it inside a collective."""
+        has_failed = any(isinstance(answer, Failed) for answer in self._said.values())
+        return has_failed and len(self._said) < self._num_ranks
 
     def take(self, rank: int, answer: Done | Failed) -> None:
-        """A rank's answer to the oldest job that it has not answered. Raises OutOfStep."""
+        """A rank's answer. Raises OutOfStep where it is to another job, or its second."""
         job_id = answer.result.job_id if isinstance(answer, Done) else answer.job_id
-        mine = next((each for each in self._open if rank not in each.answers), None)
-        if mine is None or mine.job.job_id != job_id:
+        if job_id != self.job.job_id or rank in self._said:
             raise OutOfStep(f"rank {rank} answers for job {job_id} out of turn")
-        mine.answers[rank] = answer
+        self._said[rank] = answer
 
-    def ended(self) -> list[JobDone | JobFailed]:
-        """Outcomes of jobs that all ranks have answered, oldest first. Raises OutOfStep."""
-        outcomes = []
-        while self._open and len(self._open[0].answers) == self._num_ranks:
-            ended = self._open.popleft()
-            outcomes.append(_outcome(ended.job, [ended.answers[r] for r in range(self._num_ranks)]))
-        return outcomes
+    def outcome(self) -> JobDone | JobFailed | None:
+        """What became of the job; None while some rank has not answered. Raises OutOfStep."""
+        if len(self._said) < self._num_ranks:
+            return None
+        return _outcome(self.job, [self._said[rank] for rank in range(self._num_ranks)])
 
 
 def _outcome(job: Job, answers: Sequence[Done | Failed]) -> JobDone | JobFailed:

@@ -1,12 +1,13 @@
 """The executor of a unit whose models are divided over ranks: a process a GPU.
 
-Every rank is given every job, in one order, and runs them one at a time. What becomes of a rank
+Every rank is given every job, in one order and one at a time. What becomes of a rank
 becomes of all: its peers wait for it inside a collective, and its part of the pool is gone.
 """
 
 import logging
 import selectors
 import time
+from collections import deque
 from collections.abc import Sequence
 
 from muxcluster.core.errors import EngineFailure
@@ -35,7 +36,8 @@ class RanksExecutor:
         self._spec = spec
         self._patience = patience or Patience()
         self._team: RankTeam | None = None
-        self._answers = Answers(spec.tp)
+        self._queue: deque[Job] = deque()
+        self._answers: Answers | None = None
         self._limits = JobLimits(self._patience.job_s)
         self._losses = LossLedger(spec.unit_id)
         self._loss = ""
@@ -65,22 +67,15 @@ class RanksExecutor:
             self._team.kill()
             self._drop_team()
             raise
-        self._answers = Answers(self._spec.tp)
+        self._queue.clear()
+        self._answers = None
         self._loss = ""
         for link in self._team.links:
             self._selector.register(link, selectors.EVENT_READ, link)
 
     def launch(self, job: Job) -> None:
-        assert self._team is not None, "launch before start"
-        if self._answers.oldest is None:
-            self._give_up_s = time.monotonic() + self._limits.limit_s(job)
-        self._answers.launched(job)
-        try:
-            for link in self._team.links:
-                link.launch(job)
-        except RankLost as loss:
-            self._loss = str(loss)  # for `wait` to report
-            self._wakes.wake()
+        self._queue.append(job)
+        self._begin()
 
     def wait(self, timeout_s: float | None) -> Sequence[Outcome]:
         until_beat_s = max(0.0, self._next_beat_s - time.monotonic())
@@ -92,10 +87,9 @@ class RanksExecutor:
                 raise RankLost(self._loss)
             for link in ready:
                 if isinstance(link, RankLink):
-                    self._answers.take(link.rank, link.hear())
+                    outcomes.extend(self._take(link))
                 else:
                     self._wakes.drain()
-            outcomes.extend(self._ended())
             if time.monotonic() >= self._next_beat_s:
                 outcomes.extend(self._beat())
         except (RankLost, OutOfStep) as loss:
@@ -133,20 +127,37 @@ class RanksExecutor:
         self._selector.close()
         self._wakes.close()
 
-    def _ended(self) -> Sequence[Outcome]:
-        oldest = self._answers.oldest
-        outcomes = self._answers.ended()
-        for outcome in outcomes:
-            if isinstance(outcome, JobDone):
-                assert oldest is not None, "a job ended that was never launched"
-                self._limits.measured(oldest, outcome.result.seconds)
-                self._losses.job_finished()
-        following = self._answers.oldest
-        if outcomes and following is not None:
-            self._give_up_s = time.monotonic() + self._limits.limit_s(following)
-        if self._answers.is_split:
+    def _begin(self) -> None:
+        """Give the ranks the next job, if they have none. A lost rank is for `wait` to report."""
+        if self._answers is not None or not self._queue:
+            return
+        assert self._team is not None, "launch before start"
+        job = self._queue.popleft()
+        self._answers = Answers(job, self._spec.tp)
+        self._give_up_s = time.monotonic() + self._limits.limit_s(job)
+        try:
+            for link in self._team.links:
+                link.launch(job)
+        except RankLost as loss:
+            self._loss = str(loss)
+            self._wakes.wake()
+
+    def _take(self, link: RankLink) -> Sequence[Outcome]:
+        """The rank's answer, and what it makes of the job. Raises RankLost and OutOfStep."""
+        answer, answers = link.hear(), self._answers
+        assert answers is not None, f"rank {link.rank} speaks without a job"
+        answers.take(link.rank, answer)
+        if answers.is_split:
             self._give_up_s = min(self._give_up_s, time.monotonic() + self._patience.silence_s)
-        return outcomes
+        outcome = answers.outcome()
+        if outcome is None:
+            return []
+        if isinstance(outcome, JobDone):
+            self._limits.measured(answers.job, outcome.result.seconds)
+            self._losses.job_finished()
+        self._answers = None
+        self._begin()
+        return [outcome]
 
     def _beat(self) -> Sequence[Outcome]:
         """Take every pulse. Raises RankLost where a rank hangs, or a job does not end."""
@@ -154,7 +165,7 @@ class RanksExecutor:
         self._next_beat_s = time.monotonic() + self._patience.beat_s
         self._team.beat()
         self._is_doubtful = self._team.is_doubtful
-        if self._answers.oldest is None:
+        if self._answers is None:
             return []
         if time.monotonic() > self._give_up_s:
             raise RankLost("a job did not come to an end")
