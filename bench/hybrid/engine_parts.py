@@ -153,12 +153,12 @@ def verdict(
         p99([part.ttft_s for part in mine]) / slo.ttft_s,
         p99([part.tpot_s for part in mine]) / slo.tpot_s,
         kept_per_s / (batch_per_s * (1.0 - work)),
-        most_kept(parts, mine, slo.tpot_s / num_models) / (batch_per_s * (1.0 - work)),
+        most_kept(parts, slo.tpot_s / num_models) / (batch_per_s * (1.0 - work)),
     )
 
 
-def most_kept(parts: Sequence[Part], mine: Sequence[Part], longest_s: float) -> float:
-    """Batch tokens/s beside the interactive ones of `mine` in jobs of `longest_s` on end.
+def most_kept(parts: Sequence[Part], longest_s: float) -> float:
+    """Batch tokens/s beside interactive ones as they came alone, in jobs of `longest_s` on end.
 
     A job takes a fixed time and some for each token, fitted to the jobs of all parts. Longer jobs
     would be more efficient, but make tokens late: with two models a token comes with every other
@@ -170,7 +170,9 @@ def most_kept(parts: Sequence[Part], mine: Sequence[Part], longest_s: float) -> 
     per_token_s, fixed_s = np.polyfit(tokens, seconds, 1)
     longest_s = min(longest_s, fixed_s + per_token_s * tokens.max())
     tokens_per_s = (longest_s - fixed_s) / per_token_s / longest_s
-    return float(tokens_per_s - _mean([part.interactive_tokens_per_s for part in mine]))
+    return float(
+        tokens_per_s - _mean([p.interactive_tokens_per_s for p in parts if p.system == ALONE])
+    )
 
 
 def decode_steps(parts: Sequence[Part]) -> dict[str, Any]:

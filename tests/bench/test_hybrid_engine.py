@@ -46,6 +46,9 @@ def part(
     return Part(system, 0, 10.0, rate, 30.0 * rate, batch_per_s, ttft_s, tpot_s, jobs)
 
 
+ALONE_PARTS = (part(ALONE, 0.0, (0.1,), rate=4.0), part(BATCH_ALONE, 800.0))
+
+
 def test_targets_are_over_all_requests_that_were_alone() -> None:
     slo = targets([part(ALONE, 0.0, (0.1,) * 100), part(ALONE, 0.0, (0.3,) * 100)])
     assert (slo.ttft_s, slo.tpot_s) == pytest.approx((1.25 * 0.3, 1.25 * 0.03))
@@ -71,13 +74,13 @@ def test_verdict_takes_the_interactive_work_off_what_batch_work_had() -> None:
 @pytest.mark.parametrize(("tpot_s", "num_models", "longest_s"), [(0.05, 1, 0.05), (0.1, 2, 0.05)])
 def test_what_any_packing_could_keep(tpot_s: float, num_models: int, longest_s: float) -> None:
     """Jobs of 50 ms have 30 tokens: 600 a second, of which 120 are interactive."""
-    parts = [part(ALONE, 0.0, (0.1,)), part(BATCH_ALONE, 800.0), part(OURS, 1.0, (0.2,), rate=4.0)]
+    parts = [*ALONE_PARTS, part(OURS, 1.0, (0.2,), rate=4.0)]
     found = verdict(parts, OURS, Slo(0.5, tpot_s), 10.0, num_models)
     assert found.most_kept == pytest.approx((30 / longest_s - 120) / (800 * 0.6))
 
 
 def test_jobs_are_no_longer_than_their_token_budget_allows() -> None:
-    parts = [part(ALONE, 0.0, (0.1,)), part(BATCH_ALONE, 800.0), part(OURS, 1.0, (0.2,), rate=4.0)]
+    parts = [*ALONE_PARTS, part(OURS, 1.0, (0.2,), rate=4.0)]
     found = verdict(parts, OURS, Slo(0.5, 1.0), 10.0)
     assert found.most_kept == pytest.approx((80 / 0.1 - 120) / (800 * 0.6))
 
