@@ -41,7 +41,7 @@ from placement.cost import Profile
 _CLOSE_S = 8.0
 """Kept for ending the units' processes."""
 PARTITIONS = ("mps", "green", "none")
-DRY_PARTITIONS = ("green", "threads")
+DRY_PARTITIONS = ("mps", "threads", "none")
 """Tried in this order for the profile; the first is one that a CPU cannot have."""
 
 
@@ -77,7 +77,7 @@ def system(run: Run, name: str) -> None:
         begun_s = monotonic()
         try:
             units = stack.enter_context(_started(asked, whole, run.given["shares"], listener))
-        except (ConfigError, EngineFailure) as error:
+        except (ConfigError, EngineFailure, ImportError) as error:
             run.keep({"case": asked.name, **asdict(asked), "skipped": str(error)}, {})
             print(f"{asked.name:<15} skipped: {error}", flush=True)
             return
@@ -114,7 +114,7 @@ class Units:
 def _started(
     asked: System, whole: UnitSpec, shares: Mapping[str, float], listener: Listener
 ) -> Iterator[Units]:
-    """Raises ConfigError or EngineFailure where the partition cannot be had."""
+    """Raises ConfigError, EngineFailure or ImportError where the partition cannot be had."""
     units = Units(listener)
     with ExitStack() as stack:
         if asked.is_static:

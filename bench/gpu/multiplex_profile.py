@@ -42,7 +42,7 @@ def measured(work: Work, site: Site, partitions: Sequence[str], grid: Grid, card
         whole = replace(grid, shares=shares)
         try:
             profile = _profile(work, site, partition, whole, card)
-        except (ConfigError, EngineFailure) as error:
+        except (ConfigError, EngineFailure, ImportError) as error:
             refused[partition] = str(error)
             if partition == partitions[-1]:
                 raise

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from bench.gpu.models import blocks_for, bytes_of_block, spec_of, write_model
 from bench.gpu.multiplex_work import Tenant, Work
-from muxcluster.core.job import WorkerSlot
+from muxcluster.core.errors import ConfigError
+from muxcluster.core.job import Phase, WorkerSlot
 from muxcluster.core.unitspec import ModelSpec, SchedulerSpec, UnitSpec
 
 
@@ -32,30 +33,48 @@ SYSTEMS = (
     System("static-green", "green", "mixed", is_static=True),
 )
 """In the order in which they run: what claims need first."""
+MOST_APART = {"green": 2}
+"""Worker slots whose multiprocessors are apart, by partition: contexts are taken from the two ends
+of the card. A static split of more models would not be one."""
 DRY_SYSTEMS = (
     System("temporal", "none", "temporal"),
     System("adbs-threads", "threads", "adbs"),
     System("static-threads", "threads", "mixed", is_static=True),
     System("mixed", "none", "mixed"),
     System("adbs-green", "green", "adbs"),
-    System("adbs-auto", "threads", "adbs", may_unshare=True),
 )
 """On a CPU threads stand for SMs; that what a CPU cannot have is skipped is tried out too."""
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Where units run. rungs: SM shares of a worker that can change them. max_seqs: sequences of a
-    model that the KV pool holds, all of mean length, twice over."""
+    """Where units run. rungs: SM shares that are measured. workers: of a unit that shares the SMs.
+    max_seqs: slots of a model; the KV pool holds so many sequences of mean length."""
 
     device: str
     dtype: str
     rungs: tuple[float, ...]
+    workers: tuple[WorkerSlot, ...]
     max_seqs: int
 
 
-GPU_SITE = Site("cuda:0", "bfloat16", (0.4, 0.6, 1.0), 96)
-DRY_SITE = Site("cpu", "float32", (0.5, 1.0), 8)
+_PREFILLS = frozenset({Phase.PREFILL, Phase.MIXED})
+_DECODES = frozenset({Phase.DECODE})
+GPU_SITE = Site(
+    "cuda:0",
+    "bfloat16",
+    (0.3, 0.5, 0.7, 1.0),
+    (
+        WorkerSlot(0, (0.3, 0.5, 1.0), _PREFILLS),
+        WorkerSlot(1, (0.3, 0.5, 0.7, 1.0), _DECODES),
+        WorkerSlot(2, (0.3, 0.5, 0.7, 1.0), _DECODES),
+    ),
+    96,
+)
+"""Workers as the configuration makes them for several models on a GPU."""
+DRY_SITE = Site(
+    "cpu", "float32", (0.5, 1.0), (WorkerSlot(0, (0.5, 1.0)), WorkerSlot(1, (0.5, 1.0))), 8
+)
 
 
 def model_spec(folder: Path, tenant: Tenant, work: Work, site: Site) -> ModelSpec:
@@ -79,7 +98,7 @@ def shared_unit(folder: Path, work: Work, site: Site, system: System) -> UnitSpe
     models = tuple(model_spec(folder, tenant, work, site) for tenant in work.tenants)
     workers: tuple[WorkerSlot, ...] = (WorkerSlot(0, (1.0,)),)
     if system.partition != "none":
-        workers = tuple(WorkerSlot(worker_id, site.rungs) for worker_id in (0, 1))
+        workers = site.workers
     return UnitSpec(
         unit_id=system.name,
         models=models,
@@ -93,7 +112,14 @@ def shared_unit(folder: Path, work: Work, site: Site, system: System) -> UnitSpe
 
 
 def static_units(whole: UnitSpec, shares: Mapping[str, float]) -> tuple[UnitSpec, ...]:
-    """A unit a model of `whole`, on its share of the SMs, with an equal part of the sequences."""
+    """A unit a model of `whole`, on its share of the SMs, with an equal part of the sequences.
+
+    Raises ConfigError where the partition cannot keep so many apart.
+    """
+    most = MOST_APART.get(whole.partition, len(whole.models))
+    if len(whole.models) > most:
+        message = f"{whole.partition} keeps {most} models apart, not {len(whole.models)}"
+        raise ConfigError(whole.unit_id, "partition", message)
     return tuple(
         replace(
             whole,
@@ -113,10 +139,10 @@ def static_whole(whole: UnitSpec, shares: Mapping[str, float]) -> UnitSpec:
 
 
 def _blocks(model: ModelSpec, work: Work, site: Site) -> int:
-    tokens = int(2 * sum(work.mean_tokens)) + 1
+    tokens = int(sum(work.mean_tokens)) + 1
     num_bytes = bytes_of_block(site.dtype)
     return max(
-        blocks_for(model, site.max_seqs // 2, tokens, num_bytes),
+        blocks_for(model, site.max_seqs, tokens, num_bytes),
         blocks_for(model, 1, model.max_model_len, num_bytes),
     )
 

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,14 @@ ABSENT = ("pydantic", "ray", "zmq", "msgspec", "fastapi", "openai")
 
 
 def run_bare(
-    script: str, *arguments: str, cwd: Path, timeout_s: float = 400
+    script: str,
+    *arguments: str,
+    cwd: Path,
+    absent: Sequence[str] = ABSENT,
+    timeout_s: float = 500,
 ) -> subprocess.CompletedProcess[str]:
-    """Also its child processes find none of `ABSENT`."""
-    block = f"import sys\nfor name in {ABSENT!r}:\n    sys.modules[name] = None\n"
+    """Also its child processes find none of `absent`."""
+    block = f"import sys\nfor name in {tuple(absent)!r}:\n    sys.modules[name] = None\n"
     (cwd / "sitecustomize.py").write_text(block, encoding="utf-8")
     environment = {**os.environ, "PYTHONPATH": str(cwd)}
     command = (sys.executable, str(ROOT / "bench" / "gpu" / script), *arguments)
@@ -26,10 +31,17 @@ def run_bare(
     )
 
 
-def record_of(script: str, *arguments: str, cwd: Path, timeout_s: float = 400) -> dict[str, Any]:
+def record_of(
+    script: str,
+    *arguments: str,
+    cwd: Path,
+    absent: Sequence[str] = ABSENT,
+    timeout_s: float = 500,
+) -> dict[str, Any]:
     """Of a run that ended well."""
     path = cwd / "record.json"
-    done = run_bare(script, *arguments, "--json", str(path), cwd=cwd, timeout_s=timeout_s)
+    command = (script, *arguments, "--json", str(path))
+    done = run_bare(*command, cwd=cwd, absent=absent, timeout_s=timeout_s)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
     record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return record
