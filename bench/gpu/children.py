@@ -6,7 +6,9 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+ROOT = Path(__file__).resolve().parent.parent.parent
 _KEPT_CHARACTERS = 1500
 _CLEAN_UP_S = 10.0
 
@@ -34,7 +36,7 @@ def run_child(
         text=True,
         errors="replace",
         start_new_session=True,
-        env={**os.environ, **(environment or {})},
+        env={**os.environ, "PYTHONPATH": _search_path(), **(environment or {})},
     )
     try:
         output, errors = process.communicate(timeout=seconds)
@@ -47,6 +49,12 @@ def run_child(
     if process.returncode:
         return Ended(f"exit code {process.returncode}. {_end(errors)}", output)
     return Ended("", output)
+
+
+def _search_path() -> str:
+    """Ours first: processes that a unit starts look for muxcluster there."""
+    others = os.environ.get("PYTHONPATH")
+    return str(ROOT) if not others else f"{ROOT}{os.pathsep}{others}"
 
 
 def _end_all(process: subprocess.Popen[str]) -> tuple[str, str]:

@@ -70,7 +70,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         "ceilings": asdict(ceilings),
         "tiny": dry,
     }
-    names = bench.options.only or list(PARTS_S)
+    quick = [name for name in PARTS_S if "8b" not in name]
+    names = bench.options.only or (quick if bench.options.quick else list(PARTS_S))
     groups = [Group((name,), PARTS_S[name]) for name in names]
     if dry:
         groups = [Group(tuple(names), DRY_S)]

@@ -31,6 +31,8 @@ from bench.gpu.serving import (
 
 SIZES = ("1b", "8b")
 REQUESTS, LENGTHS = 256, (100, 1024)
+_SLACK_TOKENS = 40
+"""Of a sequence: the end of its last block, and a share of a whole number."""
 _PAGE_FIELDS = ("page_size", "block_size")
 """What versions call the tokens of a cache page: from 5.18 on, before."""
 
@@ -42,13 +44,13 @@ def requests_of(run: Run, vocab_size: int) -> list[Asked]:
 
 
 def ours(run: Run, size: str) -> None:
-    """All requests at once through a unit; the pool holds all of them."""
+    """All requests at once through a unit; the pool holds all of them, and little more."""
     shape, dtype = shape_of(size, tiny=run.tiny), dtype_of(run)
     asked = requests_of(run, shape.vocab_size)
-    longest = max(len(each.prompt) + each.output_tokens for each in asked)
+    tokens = sum(len(each.prompt) + each.output_tokens for each in asked)
+    room = (len(asked), tokens // len(asked) + _SLACK_TOKENS)
     with tempfile.TemporaryDirectory(prefix="bench-gpu-") as folder:
         model = spec_of(size, write_model(Path(folder), shape), shape, dtype)
-        room = (len(asked), longest)
         with serving(unit_of(run, model, room, bytes_of_block(dtype))) as unit:
             unit.run([Asked(each.prompt, 4) for each in asked], run.ends_at)
             start_s, listener = unit.run(asked, run.ends_at)

@@ -47,7 +47,7 @@ DURATION_S, DRAIN_S = 20.0, 5.0
 DRY_DURATION_S, DRY_DRAIN_S, DRY_RATE = 2.0, 30.0, 5.0
 DRY_LENGTHS = 0.05
 """Times ShareGPT's."""
-PROFILE_S, SYSTEM_S = 130.0, 75.0
+PROFILE_S, SYSTEM_S = 130.0, 110.0
 DRY_S = 350.0
 IN_ALL_S = 455.0
 """No part runs beyond this, so that one call takes less than eight minutes."""
@@ -88,7 +88,7 @@ def _run(options: argparse.Namespace, ends_at: float) -> tuple[Found, dict[str, 
         "sizes": options.sizes or (DRY_SIZES if tiny else SIZES),
         "alpha": ALPHA,
         "rate_per_s": 1.0,
-        "duration_s": DRY_DURATION_S if tiny else DURATION_S,
+        "duration_s": DRY_DURATION_S if tiny else DURATION_S / (2 if options.quick else 1),
         "drain_s": DRY_DRAIN_S if tiny else DRAIN_S,
         "length_scale": DRY_LENGTHS if tiny else 1.0,
         "work_seed": options.seed,
@@ -105,7 +105,7 @@ def _run(options: argparse.Namespace, ends_at: float) -> tuple[Found, dict[str, 
         group = Group(tuple(names), seconds)
         return run_group(SCRIPT, group, {**shared, "given": given}, ends_at)
 
-    done = [part(["profile"], PROFILE_S)]
+    done = [part(["profile"], DRY_S if tiny else PROFILE_S)]
     if not done[0].rows:
         return done[0], given
     given["profile"] = done[0].rows[0]["profile"]

@@ -35,14 +35,16 @@ from muxcluster.core.errors import ConfigError, EngineFailure
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.executor import Executor
 from muxcluster.engine.executors import make_executor
+from muxcluster.engine.gpu.choice import settled
 from muxcluster.engine.unit import Unit
 from placement.cost import Profile
 
 _CLOSE_S = 8.0
 """Kept for ending the units' processes."""
-PARTITIONS = ("mps", "green", "none")
+PARTITIONS = ("green", "mps", "none")
 DRY_PARTITIONS = ("mps", "threads", "none")
-"""Tried in this order for the profile; the first is one that a CPU cannot have."""
+"""Tried in this order for the profile: contexts are made sooner than processes. In a dry run the
+first is one that a CPU cannot have."""
 
 
 def profile(run: Run) -> None:
@@ -76,6 +78,7 @@ def system(run: Run, name: str) -> None:
         whole = shared_unit(Path(folder), work, site, asked)
         begun_s = monotonic()
         try:
+            whole = settled(whole)
             units = stack.enter_context(_started(asked, whole, run.given["shares"], listener))
         except (ConfigError, EngineFailure, ImportError) as error:
             run.keep({"case": asked.name, **asdict(asked), "skipped": str(error)}, {})
@@ -87,6 +90,7 @@ def system(run: Run, name: str) -> None:
         until_s = min(run.ends_at - _CLOSE_S, monotonic() + work.duration_s + run.given["drain_s"])
         records = play(units.of, requests_of(arrivals, vocab, work.seed), fresh, until_s)
     row = {"case": asked.name, **asdict(asked), "start_up_s": start_up_s}
+    row |= {"partition": whole.partition}
     row |= row_of(records, work, cost)
     run.keep(row, {f"{asked.name} latency_s": _latencies(records)})
     print(f"{asked.name:<15} {row['requests_per_s']:.2f} requests/s", flush=True)

@@ -11,10 +11,13 @@ from bench.gpu.multiplex_work import Tenant, Work
 from muxcluster.core.errors import ConfigError, EngineFailure
 from muxcluster.core.job import WorkerSlot
 from muxcluster.core.unitspec import SchedulerSpec, UnitSpec
-from muxcluster.engine.profiling import measure
+from muxcluster.engine.executor import Executor
+from muxcluster.engine.executors import make_executor
+from muxcluster.engine.profiling import cells_at
 from muxcluster.engine.profiling_grid import Grid
-from muxcluster.engine.profiling_pairs import measure_pairs, pair_points, paired_spec
-from placement.cost import Pair, Profile, ProfiledModel
+from muxcluster.engine.profiling_jobs import Books, Post, ProfileJobs
+from muxcluster.engine.profiling_pairs import pair_at, pair_points
+from placement.cost import Cell, Profile, ProfiledModel
 
 GPU_GRID = Grid((), batches=(1, 8, 48), lengths=(64, 384), repeats=2)
 DRY_GRID = Grid((), batches=(1, 4), lengths=(16, 48), repeats=1)
@@ -52,24 +55,45 @@ def measured(work: Work, site: Site, partitions: Sequence[str], grid: Grid, card
 
 
 def _profile(work: Work, site: Site, partition: str, grid: Grid, card: str) -> Profile:
+    """All in one unit, so that processes and contexts are made once."""
     distinct = list({tenant.shape: tenant for tenant in reversed(work.tenants)}.values())[::-1]
     with tempfile.TemporaryDirectory(prefix="bench-gpu-") as folder:
-        units = [_unit(Path(folder), work, site, tenant, grid) for tenant in distinct]
-        units = [replace(unit, partition=partition) for unit in units]
-        models = tuple(
-            ProfiledModel(tenant.name, tenant.shape, measure(unit, grid, lambda point: None))
-            for tenant, unit in zip(distinct, units, strict=True)
-        )
-        pairs = () if partition == "none" else _pairs(units[:_PAIRED], grid)
-    itemsize = units[0].models[0].shape.itemsize
+        alone = [_unit(Path(folder), work, site, tenant, grid) for tenant in distinct]
+        points = () if partition == "none" else pair_points(alone[:_PAIRED], grid)
+        whole = _whole(alone, grid, partition, is_paired=bool(points))
+        executor = make_executor(whole)
+        try:
+            executor.start()
+            models = tuple(
+                ProfiledModel(tenant.name, tenant.shape, _cells(executor, whole, tenant, grid))
+                for tenant in distinct
+            )
+            pairs = tuple(pair_at(executor, whole, point, grid.repeats) for point in points)
+        finally:
+            executor.close()
+    itemsize = whole.models[0].shape.itemsize
     return Profile(card, itemsize, f"bench/gpu/multiplex.py, {partition}", models, pairs)
 
 
-def _pairs(units: Sequence[UnitSpec], grid: Grid) -> tuple[Pair, ...]:
-    points = pair_points(units, grid)
-    if not points:
-        return ()
-    return measure_pairs(paired_spec(units, points), points, grid.repeats, lambda point: None)
+def _cells(executor: Executor, whole: UnitSpec, tenant: Tenant, grid: Grid) -> tuple[Cell, ...]:
+    jobs = ProfileJobs(whole, Post(tenant.name, 0), Books(whole))
+    return tuple(
+        cell for point in grid.points() for cell in cells_at(executor, jobs, point, grid.repeats)
+    )
+
+
+def _whole(alone: Sequence[UnitSpec], grid: Grid, partition: str, *, is_paired: bool) -> UnitSpec:
+    """A unit of all models; where jobs run side by side, with a second worker at smaller shares."""
+    workers = [WorkerSlot(0, grid.shares)]
+    if is_paired:
+        workers.append(WorkerSlot(1, tuple(share for share in grid.shares if share < 1)))
+    return replace(
+        alone[0],
+        models=tuple(unit.models[0] for unit in alone),
+        num_blocks=2 * max(unit.num_blocks for unit in alone),
+        workers=tuple(workers),
+        partition=partition,
+    )
 
 
 def _unit(folder: Path, work: Work, site: Site, tenant: Tenant, grid: Grid) -> UnitSpec:

@@ -27,9 +27,9 @@ SYSTEMS = (
     System("temporal", "none", "temporal"),
     System("adbs-mps", "mps", "adbs"),
     System("static-mps", "mps", "mixed", is_static=True),
-    System("mixed", "none", "mixed"),
     System("adbs-green", "green", "adbs"),
-    System("adbs-auto", "mps", "adbs", may_unshare=True),
+    System("mixed", "none", "mixed"),
+    System("adbs-auto", "auto", "adbs", may_unshare=True),
     System("static-green", "green", "mixed", is_static=True),
 )
 """In the order in which they run: what claims need first."""

@@ -39,15 +39,17 @@ def measure(
         jobs = ProfileJobs(spec)
         cells: list[Cell] = []
         for point in points:
-            cells.extend(_cells(executor, jobs, point, grid.repeats))
+            cells.extend(cells_at(executor, jobs, point, grid.repeats))
             on_point(point)
         return tuple(cells)
     finally:
         executor.close()
 
 
-def _cells(executor: Executor, jobs: ProfileJobs, point: Point, repeats: int) -> tuple[Cell, Cell]:
-    """The decode follows the prefill, whose keys and values it reads."""
+def cells_at(
+    executor: Executor, jobs: ProfileJobs, point: Point, repeats: int
+) -> tuple[Cell, Cell]:
+    """A prefill and a decode, which reads the prefill's keys and values. Raises as `measure`."""
     prefill_s = samples_of(repeats, lambda: run_jobs(executor, jobs.prefill(point)))
     decode_s = samples_of(repeats, lambda: run_jobs(executor, [jobs.decode(point)]))
     return _cell("prefill", point, prefill_s), _cell("decode", point, decode_s)

@@ -107,14 +107,15 @@ def measure_pairs(
         executor.start()
         found = []
         for point in points:
-            found.append(_pair(executor, spec, point, repeats))
+            found.append(pair_at(executor, spec, point, repeats))
             on_point(point)
         return tuple(found)
     finally:
         executor.close()
 
 
-def _pair(executor: Executor, spec: UnitSpec, point: PairPoint, repeats: int) -> Pair:
+def pair_at(executor: Executor, spec: UnitSpec, point: PairPoint, repeats: int) -> Pair:
+    """One point, on an executor of `spec` that has started. Raises as `measure_pairs`."""
     books = Books(spec)
     prefills = ProfileJobs(spec, Post(point.prefill_model, _PREFILLS), books)
     post = Post(point.decode_model, _DECODES, first_slot=point.prefill.batch)

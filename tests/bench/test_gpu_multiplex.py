@@ -16,6 +16,9 @@ from placement.cost import MeasuredCost, Profile
 from tests.bench.gpu_scripts import ABSENT, record_of, run_bare
 from tests.conftest import ROOT
 
+pytestmark = pytest.mark.timeout(600)
+"""Units are started six times, in seconds each on a machine that has nothing else to do."""
+
 WITH_PROCESSES = tuple(name for name in ABSENT if name != "msgspec")
 """Worker processes talk in msgspec's words."""
 
