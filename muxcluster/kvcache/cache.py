@@ -235,6 +235,17 @@ class KvCache:
         slots = np.array([slot], dtype=np.int32)
         return self._restoring.shortage(self._models[model], slots, spare)[1]
 
+    def untaken(self, model: str, slot: int) -> int:
+        """Blocks that `slot` lent and no interactive sequence took."""
+        return self._saving.untaken(self._models[model], slot)
+
+    def swap_out(self, model: str, slot: int, blocks: int, job_id: int) -> SlotCopies:
+        """Job `job_id` saves what so many untaken blocks of `slot` hold, which are free at once.
+
+        The caller gives that job all blocks that are free now, as no other may write there first.
+        """
+        return self._saving.swap_out(self._models[model], slot, blocks, job_id)
+
     def can_restore(self, model: str, slot: int) -> bool:
         """False while running jobs save it, restore it or what it lies over, or a save failed."""
         return self._restoring.can_restore(self._models[model], slot)
@@ -279,21 +290,6 @@ class KvCache:
     def free_frames(self) -> int:
         """Host frames left: each lent block with tokens takes one."""
         return self._sharing.frames.free
-
-    @property
-    def num_lent_columns(self) -> int:
-        """Columns lent since the start."""
-        return self._sharing.num_lent_columns
-
-    @property
-    def num_saved_slots(self) -> int:
-        """Token slots of blocks copied to host memory since the start."""
-        return self._sharing.num_saved_slots
-
-    @property
-    def num_restored_slots(self) -> int:
-        """Token slots of blocks copied back from host memory since the start."""
-        return self._sharing.num_restored_slots
 
     def check(self) -> None:
         """Raise AssertionError naming the first broken invariant."""

@@ -29,8 +29,3 @@ def runs(
     answer[:, 1] = destinations * np.int64(block_tokens) + starts
     answer[:, 2] = ends - starts
     return answer
-
-
-def num_slots(copies: Runs) -> int:
-    """Slots that `copies` move."""
-    return int(copies[:, 2].sum())

@@ -70,7 +70,6 @@ class Lending:
         lost = columns[~is_kept]
         kv.prefix.unpublish(lost, owner)
         kv.shared.forget(lost)
-        self._sharing.num_lent_columns += len(lost)
         self._free_empty(kv, slot, columns[filled == 0])
         self._offer(kv, columns[(filled > 0) & ~is_kept], is_left=owner == LEFT)
         return len(lost) * kv.columns.blocks_per_column

@@ -4,12 +4,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from muxcluster.core.job import SlotCopies, TableDelta
-from muxcluster.kvcache.copies import NO_RUNS, num_slots, runs
+from muxcluster.kvcache.copies import NO_RUNS, runs
 from muxcluster.kvcache.lentcolumns import NO_BLOCK
 from muxcluster.kvcache.model import Shortage
 from muxcluster.kvcache.modelkv import ModelKv
 from muxcluster.kvcache.running import Restore
 from muxcluster.kvcache.sharing import BOTH, LEFT, RIGHT, Sharing
+from muxcluster.kvcache.tails import lent_entries
 
 
 class Restoring:
@@ -30,7 +31,7 @@ class Restoring:
         blocks = fresh + spare
         if kv.sequences.owners[slots[0]] == RIGHT:
             return blocks, ledger.shortage(kv.model.name, blocks, blocks)
-        _, _, columns = _lent_entries(kv, slots)
+        _, _, columns = lent_entries(kv, slots)
         num_returned = len(columns) * kv.columns.blocks_per_column - fresh
         return blocks, ledger.shortage(kv.model.name, blocks, num_returned=num_returned)
 
@@ -47,7 +48,6 @@ class Restoring:
         job.restores.append(restore)
         if len(restore.sources):
             job.blocked |= self._over_sources()
-        self._sharing.num_restored_slots += num_slots(copies.restores)
         tables = TableDelta(restore.rows, restore.positions, restore.after.copy())
         return tables, copies
 
@@ -56,7 +56,7 @@ class Restoring:
         assert not any(map(lent.is_busy, slots.tolist())), "copies of a sequence are on their way"
         owner = int(table.owners[slots[0]])
         assert (table.owners[slots] == owner).all(), "sequences of both sides are restored"
-        rows, positions, columns = _lent_entries(kv, slots)
+        rows, positions, columns = lent_entries(kv, slots)
         before = kv.columns.blocks[columns]
         is_gone = before == NO_BLOCK
         is_taken = ~is_gone & (sharing.pool.owners[before] == BOTH)
@@ -220,21 +220,3 @@ class Restoring:
         before, owners = restore.before, self._sharing.pool.owners
         is_needed = (before == NO_BLOCK) | (owners[before] & LEFT != 0)
         np.add.at(restore.kv.lent.costs, restore.rows, np.count_nonzero(is_needed, axis=1))
-
-
-def _tail_positions(counts: NDArray[np.int32], ends: NDArray[np.int32]) -> NDArray[np.int32]:
-    """ends[i]-counts[i] .. ends[i]-1 for each i, one after the other, int32 [sum(counts)]."""
-    stops = counts.cumsum()
-    positions = np.arange(counts.sum()) + (ends - stops).repeat(counts)
-    return np.asarray(positions, dtype=np.int32)
-
-
-def _lent_entries(
-    kv: ModelKv, slots: NDArray[np.int32]
-) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
-    """Slot, position and id of each lent column of `slots` but kept ones, int32 [m] each."""
-    counts, ends = kv.lent.counts[slots], kv.sequences.num_columns[slots]
-    rows, positions = slots.repeat(counts), _tail_positions(counts, ends)
-    columns = kv.sequences.columns[rows, positions]
-    is_lent = ~kv.lent.is_kept[columns]
-    return rows[is_lent], positions[is_lent], columns[is_lent]

@@ -1,14 +1,15 @@
-"""Saving slots of lent blocks just before left tokens overwrite them (BROS §5, lazily)."""
+"""Saving slots of lent blocks just before they are overwritten (BROS §5, lazily)."""
 
 import numpy as np
 from numpy.typing import NDArray
 
 from muxcluster.core.job import SlotCopies
-from muxcluster.kvcache.copies import NO_RUNS, Runs, num_slots, runs
+from muxcluster.kvcache.copies import NO_RUNS, Runs, runs
 from muxcluster.kvcache.lentcolumns import NO_BLOCK
 from muxcluster.kvcache.modelkv import ModelKv
 from muxcluster.kvcache.running import JobCopies
 from muxcluster.kvcache.sharing import BOTH, RIGHT, Sharing
+from muxcluster.kvcache.tails import lent_entries
 
 
 class Saving:
@@ -48,6 +49,28 @@ class Saving:
         safe[is_shared] = safe_ours
         shared.narrow(due, np.minimum.reduce(safe, axis=1))
         return tuple(copies)
+
+    def untaken(self, kv: ModelKv, slot: int) -> int:
+        """Blocks that the sequence lent and no left one took."""
+        return len(self._untaken(kv, slot)) if kv.lent.counts[slot] else 0
+
+    def _untaken(self, kv: ModelKv, slot: int) -> NDArray[np.int32]:
+        _, _, columns = lent_entries(kv, np.array([slot], dtype=np.int32))
+        blocks = kv.columns.blocks[columns].ravel()
+        blocks = blocks[blocks != NO_BLOCK]
+        untaken: NDArray[np.int32] = blocks[self._sharing.pool.owners[blocks] == RIGHT]
+        return untaken
+
+    def swap_out(self, kv: ModelKv, slot: int, count: int, job_id: int) -> SlotCopies:
+        """Save all that the last `count` untaken blocks of a lent sequence hold: they are free."""
+        sharing, untaken = self._sharing, self._untaken(kv, slot)
+        blocks = untaken[len(untaken) - count :]
+        assert len(blocks) == count, "blocks are swapped out that nobody lent"
+        sharing.lent.remove(blocks)
+        sharing.raise_costs(blocks, 1)
+        sharing.ledger.free_lent(count)
+        saved = self._save(kv, blocks, sharing.rights.ends[blocks].astype(np.int32), job_id)
+        return SlotCopies(kv.model.name, saved, NO_RUNS, NO_RUNS)
 
     def _touched(
         self, kv: ModelKv, victim: ModelKv, blocks: NDArray[np.intp], held: NDArray[np.int32]
@@ -99,7 +122,6 @@ class Saving:
             victim.columns.blocks.ravel()[cells[gone]] = NO_BLOCK
         slots = victim.lent.slots[cells // victim.columns.blocks_per_column]
         self._note(victim, np.bincount(slots).nonzero()[0], frames, job_id)
-        sharing.num_saved_slots += num_slots(copies)
         return copies
 
     def _note(

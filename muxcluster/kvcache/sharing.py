@@ -21,10 +21,7 @@ BOTH = LEFT | RIGHT
 
 
 class Sharing:
-    """State of the blocks that sequences lend (BROS §5).
-
-    num_lent_columns, num_saved_slots, num_restored_slots: totals since the start.
-    """
+    """State of the blocks that sequences lend (BROS §5)."""
 
     def __init__(
         self,
@@ -45,7 +42,6 @@ class Sharing:
         self.rights = RightOwners(num_blocks)
         self.jobs = RunningJobs()
         self.is_on = is_on
-        self.num_lent_columns = self.num_saved_slots = self.num_restored_slots = 0
 
     def is_batch(self, owner: int) -> bool:
         """True where blocks of the owner bit are counted apart, without a quota."""

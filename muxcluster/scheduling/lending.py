@@ -21,7 +21,7 @@ from muxcluster.kvcache.model import Shortage
 from muxcluster.scheduling.modelstate import ModelState
 from muxcluster.scheduling.slots import Slots
 
-Restored = tuple[TableDelta, SlotCopies]
+Restored = tuple[TableDelta, tuple[SlotCopies, ...]]
 _FIRST_TWO = itemgetter(0, 1)
 
 
@@ -92,15 +92,19 @@ class Lending:
 
     def _collect(self, blocks: int, lenders: Iterable[tuple[ModelState, int]]) -> bool:
         for model, slot in lenders:
-            table = model.slots
-            lent = self._kv.lend(model.name, slot, int(table.num_computed[slot]), blocks)
-            blocks -= lent
-            model.counters.num_lent_columns += lent // model.blocks_per_column
-            if lent:
-                table.set_lent(slot)
+            blocks -= self.lend_from(model, slot, blocks)
             if blocks <= 0:
                 return True
         return False
+
+    def lend_from(self, model: ModelState, slot: int, blocks: int) -> int:
+        """Let an idle sequence lend `blocks` if it can; blocks lent."""
+        table = model.slots
+        lent = self._kv.lend(model.name, slot, int(table.num_computed[slot]), blocks)
+        model.counters.num_lent_columns += lent // model.blocks_per_column
+        if lent:
+            table.set_lent(slot)
+        return lent
 
     def has_running(self, rank: int, only: ModelState | None = None) -> bool:
         """True where a sequence may lend (more) when the job has ended that it is in, or that
@@ -167,7 +171,8 @@ class Lending:
         if isinstance(restored, Shortage):
             return None
         model.slots.set_whole(slot)
-        return restored
+        tables, copies = restored
+        return tables, (copies,)
 
     def end_copies(
         self, job: Job, models: Mapping[str, ModelState], *, succeeded: bool

@@ -24,6 +24,7 @@ from muxcluster.scheduling.live import LiveRequest
 from muxcluster.scheduling.modelstate import ModelState
 from muxcluster.scheduling.returning import Returning
 from muxcluster.scheduling.slots import Slots
+from muxcluster.scheduling.swapping import Swapping
 from muxcluster.scheduling.victims import least_senior
 
 
@@ -42,7 +43,10 @@ class Memory:
         self._kv = kv
         self.models = models
         self.lending = Lending(kv, models, is_on=is_bidirectional)
-        self.returning = Returning(kv, models, self.lending, block_bytes, self._preempt)
+        self.swapping = Swapping(kv, models, self.lending, self._preempt)
+        self.returning = Returning(
+            kv, models, self.lending, self.swapping, block_bytes, self._preempt
+        )
         self._events: list[Event] = []
 
     @property

@@ -7,7 +7,7 @@ most senior interactive sequence never lends; if it lent while somebody was more
 next to be restored; and where it cannot be though nothing runs, others are preempted for it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,9 +16,8 @@ from muxcluster.core.job import Side
 from muxcluster.kvcache.cache import KvCache
 from muxcluster.scheduling.lending import Lending, Restored
 from muxcluster.scheduling.modelstate import ModelState
+from muxcluster.scheduling.swapping import Preempt, Swapping
 from muxcluster.scheduling.victims import least_senior
-
-Preempt = Callable[[ModelState, int, float], None]
 
 
 class Returning:
@@ -29,12 +28,14 @@ class Returning:
         kv: KvCache,
         models: Sequence[ModelState],
         lending: Lending,
+        swapping: Swapping,
         block_bytes: int,
         preempt: Preempt,
     ) -> None:
         self._kv = kv
         self._models = models
         self._lending = lending
+        self._swapping = swapping
         self._block_bytes = block_bytes
         self._preempt = preempt
 
@@ -95,12 +96,6 @@ class Returning:
         may_grow = may_grow & table.is_live & ~table.is_batch & (table.seniority < rank)
         return int(np.count_nonzero(may_grow)) * model.blocks_per_column
 
-    def is_stuck(self) -> bool:
-        """True where only batch sequences are here and none is in a job: no block comes free."""
-        return not self._is_running() and all(
-            model.slots.num_live == model.slots.num_batch for model in self._models
-        )
-
     def _is_running(self) -> bool:
         return any(bool(model.slots.in_job.any()) for model in self._models)
 
@@ -115,7 +110,8 @@ class Returning:
         if not self._kv.can_restore(model.name, slot):
             return None
         if table.is_batch[slot]:
-            return self._force_batch(model, slot, job_id, now) if self.is_stuck() else None
+            is_stuck = self._swapping.is_stuck()
+            return self._swapping.restore(model, slot, job_id, now) if is_stuck else None
         firsts = [self._first_interactive(each) for each in self._models]
         if self._is_running() or table.seniority[slot] > min(firsts):
             return None
@@ -123,14 +119,6 @@ class Returning:
             restored = self.restore_interactive(model, slot, job_id, has_reserve=False)
             if restored is not None or not self._give_way(model, slot, now):
                 return restored
-
-    def _force_batch(
-        self, model: ModelState, slot: int, job_id: int, now: float
-    ) -> Restored | None:
-        while not self.has_column_for(model, slot):
-            if not self._give_way(model, slot, now):
-                return None
-        return self._lending.restore(model, slot, job_id)
 
     def _give_way(self, model: ModelState, slot: int, now: float) -> bool:
         """The least senior sequence is preempted; False where it is the one that asks."""

@@ -72,6 +72,7 @@ class SharingLoop:
         self._failures, self._on_launch = failures, on_launch
         self._draw = random.Random(seed)
         self.num_failed = self.num_spoiled = self.num_preempted = 0
+        self.num_saved = self.num_restored = 0
         self._running: dict[int, Draft] = {}
         self._workers: dict[int, int] = {}
         self._next_job = 1
@@ -228,6 +229,8 @@ class SharingLoop:
             copies=tuple(draft.copies),
         )
         self._running[draft.job_id], self._workers[worker_id] = draft, draft.job_id
+        self.num_saved += sum(int(each.saves[:, 2].sum()) for each in job.copies)
+        self.num_restored += sum(int(each.restores[:, 2].sum()) for each in job.copies)
         self._executor.launch(job)
         self._on_launch(job)
 

@@ -31,7 +31,7 @@ def test_lending_copies_nothing_and_charges_nobody() -> None:
     assert cache.headroom("wide") == 16
     assert cache.headroom("wide", RIGHT) == 8
     assert cache.restore_cost("wide", 0) == 0
-    assert cache.num_lent_columns == 2
+    assert cache.untaken("wide", 0) == 8
 
 
 def test_lending_ends_with_the_host_frames() -> None:

@@ -69,6 +69,16 @@ def _skip_moves(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Restoring, "_copies", without)
 
 
+def _free_what_is_not_saved(patch: pytest.MonkeyPatch) -> None:
+    swap_out = Saving.swap_out
+
+    def without(self, *arguments):
+        answer = swap_out(self, *arguments)
+        return type(answer)(answer.model, NO_RUNS, answer.moves, answer.restores)
+
+    patch.setattr(Saving, "swap_out", without)
+
+
 def _look_at_the_wrong_end(patch: pytest.MonkeyPatch) -> None:
     places = LentColumns.places
     patch.setattr(
@@ -102,6 +112,7 @@ def _skip_a_restore(patch: pytest.MonkeyPatch) -> None:
         _skip_a_restore,
         _look_at_the_wrong_end,
         _forget_what_lies_below,
+        _free_what_is_not_saved,
     ],
 )
 def test_the_data_shows_a_planted_fault(fault: Patch, monkeypatch: pytest.MonkeyPatch) -> None:

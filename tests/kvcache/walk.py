@@ -1,5 +1,7 @@
 """A scheduler without any sense draws legal operations on a world at random."""
 
+from collections.abc import Callable
+
 import numpy as np
 
 from muxcluster.core.job import Side, SlotCopies
@@ -216,13 +218,39 @@ class SharingWalk:
         copies.pop()
         return True
 
+    def _lack(self, model, wanted) -> int:
+        texts = self.world.texts
+        ends = [len(texts[model, slot].tokens) + count for slot, count in wanted.items()]
+        slots = np.array(list(wanted), dtype=np.int32)
+        return self.world.cache.lack(model, slots, np.array(ends, dtype=np.int32))
+
+    def _swap(self, lack: Callable[[], int], job_id, copies) -> None:
+        """The job needs so many blocks: others lend, and are swapped out for it at once."""
+        cache = self.world.cache
+        idle = [key for key in self._idle() if key not in self._rows]
+        if lack() <= cache.headroom("wide", Side.RIGHT) or self.draw.random() < 0.5:
+            return
+        for key in self.draw.sample(idle, len(idle)):
+            untaken = sum(cache.untaken(*each) for each in idle)
+            short = lack() - cache.headroom("wide", Side.RIGHT)
+            if untaken < short:
+                self.world.lend(*key, short - untaken)
+        short = lack() - cache.headroom("wide", Side.RIGHT)
+        swapped = self.world.swap_out(idle, short, job_id) if short > 0 else None
+        if swapped is not None:
+            copies += swapped
+            self._note("swaps", len(swapped))
+            assert lack() == cache.headroom("wide", Side.RIGHT)
+
     def _right(self, model, job_id, slots, counts, copies) -> None:
         cache = self.world.cache
         slots = [slot for slot in slots if cache.can_restore(model, slot)]
         wanted = self._counts(model, slots)
         lent = [slot for slot in slots if cache.num_lent(model)[slot] and slot in wanted]
+        self._swap(lambda: sum(cache.restore_cost(model, slot) for slot in lent), job_id, copies)
         if lent and not self._restore(model, job_id, Side.RIGHT, lent, copies):
             return
+        self._swap(lambda: self._lack(model, wanted), job_id, copies)
         if not self._grow(model, Side.RIGHT, wanted) and self._is_called_off(
             job_id, lent, counts, copies
         ):

@@ -114,6 +114,22 @@ class World:
         assert lent >= min(promised, blocks)
         return lent
 
+    def swap_out(
+        self, lenders: list[Key], blocks: int, job_id: int
+    ) -> tuple[SlotCopies, ...] | None:
+        """So many more blocks are free, for that job; None where the lenders have not as many."""
+        untaken = {key: self.cache.untaken(*key) for key in lenders}
+        if sum(untaken.values()) < blocks:
+            return None
+        free, copies = self.cache.free + blocks, []
+        for key, count in untaken.items():
+            if taken := min(blocks, count):
+                copies.append(self.cache.swap_out(*key, taken, job_id))
+                assert self.cache.untaken(*key) == count - taken
+                blocks -= taken
+        assert self.cache.free == free
+        return tuple(copies)
+
     def restore(self, model: str, slots: list[int], job_id: int) -> SlotCopies | Shortage:
         """Lent slots get their blocks back with a job."""
         restored = self.cache.restore(model, np.array(slots, dtype=np.int32), job_id)

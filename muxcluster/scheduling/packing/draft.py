@@ -114,7 +114,11 @@ class Draft:
         """The rows of some slots are restored with this job; they must be added, too."""
         tables, copies = restored
         self._tables.append(tables)
-        self._copies.append(copies)
+        self._copies += copies
+
+    def copy(self, copies: tuple[SlotCopies, ...]) -> None:
+        """The job makes these copies, too."""
+        self._copies += copies
 
     def _add(self, slots: Slots, counts: Slots, num_batch: int) -> None:
         self._slots.append(slots)

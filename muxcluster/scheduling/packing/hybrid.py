@@ -179,9 +179,10 @@ class HybridPacking:
         least = int(self._ageing.is_overdue(model, turn.now))
         rows = rows[: max(least, draft.rows_within(limit_s, rows))]
         rows, grown = memory.grow_free(model, rows)
-        if len(rows) == 0 and len(draft) == 0 and len(idle) and memory.returning.is_stuck():
-            lengths = table.num_computed[idle] + np.int32(1)
-            rows, grown = memory.grow(model, idle, lengths, turn.now)
+        if len(rows) == 0 and len(draft) == 0 and len(idle) and memory.swapping.is_stuck():
+            rows = table.by_seniority(idle)[: max(1, room)]
+            rows, grown, saves = memory.swapping.grow(model, rows, turn.job_id, turn.now)
+            draft.copy(saves)
         draft.decode(rows, grown, is_batch=True)
         if table.num_lent:
             self._returns.batch(draft, turn, limit_s, room - len(rows), is_prefilling=False)

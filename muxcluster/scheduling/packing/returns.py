@@ -56,7 +56,8 @@ class Returns:
                 draft.model, slot, turn.job_id, turn.now
             )
             if restored is not None:
-                self._add_restored(draft, slot, restored, math.inf)
+                is_suspect = bool(table.is_suspect[slot])
+                self._add_restored(draft, slot, restored, math.inf, is_admitted=is_suspect)
                 draft.save(self._memory, turn.job_id)
 
     def interactive(self, draft: Draft, turn: Turn, phase: Phase) -> None:
