@@ -7,7 +7,7 @@ always the least senior idle sequence among those whose blocks would help (of th
 the quota lacks blocks, of any when the pool does), so the most senior one is never preempted and
 finds, at the latest when the running jobs end, every other sequence preemptible: it progresses,
 ends, and the next becomes the most senior. A sequence that is alone in its job and least senior
-stalls instead of preempting itself. Where sequences lend, see returning.py.
+stalls instead of preempting itself. Where sequences lend, see returning.py and swapping.py.
 """
 
 from collections.abc import Sequence

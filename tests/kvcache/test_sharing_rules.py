@@ -205,3 +205,24 @@ def test_a_reset_leaves_nothing_behind() -> None:
     script.world.reset()
     script.world.check()
     assert script.cache.free == 12
+
+
+def test_blocks_that_are_swapped_out_are_free_and_their_tokens_come_back() -> None:
+    """Of columns of 16, 16 and 8 tokens the last two are lent, and three blocks of the last go."""
+    script = Script(20)
+    script.begin("wide", 0, RIGHT, 40)
+    script.begin("wide", 1, RIGHT, 16)
+    script.lend("wide", 0, 5)
+    cache, world = script.cache, script.world
+    assert (cache.untaken("wide", 0), cache.restore_cost("wide", 0), cache.free) == (8, 0, 4)
+    job_id = world.next()
+    saves = cache.swap_out("wide", 0, 3, job_id)
+    assert saves.saves[:, 2].tolist() == [8, 8, 8]
+    assert (cache.untaken("wide", 0), cache.restore_cost("wide", 0), cache.free) == (5, 3, 7)
+    assert not cache.can_restore("wide", 0)
+    assert world.grow("wide", {1: 32})
+    world.launch(job_id, "wide", {1: 16}, [saves])
+    script.finish(job_id)
+    (copies,) = script.compute("wide", 0, 1)
+    assert (copies.restores[:, 2].tolist(), len(copies.moves)) == ([8, 8, 8], 0)
+    assert (cache.lent, cache.free, cache.free_frames) == (0, 0, 40)
