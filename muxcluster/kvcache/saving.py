@@ -69,7 +69,8 @@ class Saving:
         sharing.lent.remove(blocks)
         sharing.raise_costs(blocks, 1)
         sharing.ledger.free_lent(count)
-        saved = self._save(kv, blocks, sharing.rights.ends[blocks].astype(np.int32), job_id)
+        ends = sharing.rights.ends[blocks].astype(np.int32)
+        saved = self._save(kv, blocks.astype(np.intp), ends, job_id)
         return SlotCopies(kv.model.name, saved, NO_RUNS, NO_RUNS)
 
     def _touched(
