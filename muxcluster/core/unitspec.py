@@ -87,6 +87,7 @@ class UnitSpec:
     "mps" (child processes that share a GPU), "green" (green contexts in-process), or "auto" on a
     GPU: which of them is found out where the unit starts.
     num_threads: CPU threads that an SM share of 1.0 stands for.
+    swaps_modules: on a GPU, our kernels take the place of modules of the models they know.
     """
 
     unit_id: str
@@ -102,3 +103,4 @@ class UnitSpec:
     host_link: float = 0.0
     tp: int = 1
     rank_devices: tuple[str, ...] = ()
+    swaps_modules: bool = False

@@ -1,5 +1,6 @@
 """Recording a step once and running it again: CUDA graphs, and a call of the same function."""
 
+import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -10,6 +11,10 @@ Step = Callable[[], None]
 
 NUM_WARM_UPS = 2
 """Kernels are compiled and libraries choose theirs in the first run; memory settles in the next."""
+
+
+_ONE_AT_A_TIME = threading.Lock()
+"""A capture begins by waiting for the whole device, which breaks one that another thread makes."""
 
 
 class Capture(Protocol):
@@ -64,7 +69,7 @@ class CudaGraphs:
         stream = _new_stream(self._device) if place == 0 else current
         graph = torch.cuda.CUDAGraph()
         stream.wait_stream(current)
-        with torch.cuda.stream(stream):
+        with _ONE_AT_A_TIME, torch.cuda.stream(stream):
             for _ in range(NUM_WARM_UPS):
                 step()
             with torch.cuda.graph(

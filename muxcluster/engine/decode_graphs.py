@@ -96,7 +96,7 @@ class DecodeGraphs:
         inputs = decode_arrays(self._model, slots, starts, numbers[0])
         more: list[Array] = [numbers[1:], *self._news.take()]
         if num_words([*inputs, *more]) <= len(self._words):
-            following, *news = self._upload([*inputs, *more], self._words)[NUM_BUFFERS:]
+            following, *news = self._upload([*inputs, *more], self._words, NUM_BUFFERS)
         else:
             following, *news = self._upload(more)
             self._upload(inputs, self._words)

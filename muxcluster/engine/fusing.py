@@ -1,68 +1,20 @@
 """Makes a `FusedDecoder` of a loaded model that it can stand for, and proves it on the spot."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
 
-from muxcluster.engine.attention import LayerAttention, LayerCall
+from muxcluster.engine.attention import LayerCall
 from muxcluster.engine.forward import Forward
 from muxcluster.engine.fused import FusedDecoder, FusedLayer, RmsNorm
 from muxcluster.engine.packing_cpu import PackedLinear, packs_correctly
-
-_MODELS = frozenset(
-    {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
-)
-"""Models of transformers whose layers are those of `FusedLayer`."""
-
-_ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn"})
-"""Kinds of rotary embedding whose angles depend on the position alone."""
-
-_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.1, torch.float16: 0.02}
-"""Most by which a logit may differ, over the largest logit."""
-
-NUM_TOKENS = 9
-
-Foreign = Any
-"""A module of transformers, of whose attributes mypy knows nothing."""
-
-
-class NotTheSame(Exception):
-    """The fused model computes something else; the model it was made of is used up."""
-
-
-@dataclass(slots=True)
-class _WholeAttention:
-    """Attention of one sequence to itself, and what the layers asked for."""
-
-    calls: list[LayerCall] = field(default_factory=list)
-
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: LayerCall) -> Tensor:
-        self.calls.append(call)
-        attended = scaled_dot_product_attention(
-            query.transpose(0, 1),
-            key.transpose(0, 1),
-            value.transpose(0, 1),
-            is_causal=True,
-            scale=call.scale,
-            enable_gqa=True,
-        )
-        return attended.transpose(0, 1)
+from muxcluster.engine.sameness import Foreign, ask, has_llama_layers
 
 
 def is_fusible(model: Foreign) -> bool:
     """Whether `fuse` knows this kind of model, and oneDNN packs its weights' type here."""
-    kind = type(model)
-    config = model.config
-    if kind.__name__ not in _MODELS or not kind.__module__.startswith("transformers.models."):
-        return False
-    rope = (config.rope_parameters or {}).get("rope_type")
-    dtype = next(model.parameters()).dtype
-    is_alike: bool = config.hidden_act == "silu" and rope in _ROPE_TYPES
-    return is_alike and packs_correctly(dtype)
+    return has_llama_layers(model) and packs_correctly(next(model.parameters()).dtype)
 
 
 @torch.inference_mode()
@@ -70,28 +22,12 @@ def fuse(model: Foreign, num_positions: int) -> FusedDecoder:
     """The fused model; `model` loses its weights on the way, layer by layer.
 
     model: as `is_fusible` wants it. num_positions: most tokens of a sequence.
-    Raises NotTheSame where the logits of random tokens are not those of `model`.
+    Raises NotTheSame where the logits of random tokens are not those of `model`, which is used up.
     """
-    vocab_size = model.config.vocab_size
-    generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(0, vocab_size, (NUM_TOKENS,), generator=generator)
-    positions = torch.linspace(0, num_positions - 1, NUM_TOKENS).long()
-    asked = (tokens, positions, torch.arange(NUM_TOKENS))
-    whole = _WholeAttention()
-    expected = _logits(Forward(model), whole, asked)
-    fused = _fused(model, whole.calls, num_positions)
-    again = _WholeAttention()
-    difference = (_logits(fused, again, asked) - expected).abs().max() / expected.abs().max()
-    if again.calls != whole.calls or not difference <= _TOLERANCE[fused.embeddings.dtype]:
-        raise NotTheSame(f"logits of the fused model differ by {float(difference):.2g}")
+    expected = ask(Forward(model), model, num_positions)
+    fused = _fused(model, expected.calls, num_positions)
+    expected.check(ask(fused, model, num_positions))
     return fused
-
-
-def _logits(
-    forward: Forward | FusedDecoder, attention: LayerAttention, asked: tuple[Tensor, ...]
-) -> Tensor:
-    tokens, positions, wanted = asked
-    return forward.logits(tokens, positions, attention, wanted)
 
 
 def _fused(model: Foreign, calls: Sequence[LayerCall], num_positions: int) -> FusedDecoder:

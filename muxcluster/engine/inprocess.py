@@ -30,6 +30,7 @@ class InProcessExecutor:
 
     def start(self) -> None:
         self._runner = UnitRunner(self._spec)
+        self._runner.record(self._spec.workers[0].worker_id)
 
     def launch(self, job: Job) -> None:
         self._jobs.append(job)

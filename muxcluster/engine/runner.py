@@ -8,13 +8,13 @@ from functools import partial
 
 import torch
 
-from muxcluster.core.job import Job, JobResult
+from muxcluster.core.job import Job, JobResult, Phase
 from muxcluster.core.unitspec import ModelSpec, UnitSpec
 from muxcluster.engine.arena import Arena
 from muxcluster.engine.captures import Capture, capture_for
 from muxcluster.engine.copies import UnitCopies
 from muxcluster.engine.forward import Forward, TokenForward
-from muxcluster.engine.fusing import NotTheSame, fuse, is_fusible
+from muxcluster.engine.fusing import fuse, is_fusible
 from muxcluster.engine.loading import load_model
 from muxcluster.engine.model_runner import ModelRunner
 from muxcluster.engine.packing_cpu import pack_linears
@@ -22,6 +22,8 @@ from muxcluster.engine.parallel.group import RankGroup
 from muxcluster.engine.pending import Pending, Ready
 from muxcluster.engine.pending_job import PendingJob
 from muxcluster.engine.pieces import PieceThreads, cut
+from muxcluster.engine.sameness import NotTheSame
+from muxcluster.engine.swapping import forward_on_gpu
 
 logger = logging.getLogger(__name__)
 
@@ -50,8 +52,8 @@ class UnitRunner:
     ) -> None:
         """memory: what is loaded already, here or in another process; None: load and allocate.
         capture: how decode steps are recorded; None: as suits the device.
-
         group: of the ranks that the models are divided over, which run the same jobs in one order.
+
         Raises LoadError naming the file of a model that cannot be loaded.
         """
         self._spec = spec
@@ -98,8 +100,14 @@ class UnitRunner:
         return PendingJob(job, started, pending)
 
     @torch.inference_mode()
-    def record(self) -> None:
-        """Record the decode steps of all models for the calling thread's stream, ahead of need."""
+    def record(self, worker_id: int) -> None:
+        """Record the decode steps of all models for the calling thread's stream, ahead of need.
+
+        Nothing where `worker_id` never decodes.
+        """
+        (worker,) = (each for each in self._spec.workers if each.worker_id == worker_id)
+        if worker.phases <= {Phase.PREFILL}:
+            return
         for model in self._spec.models:
             most = min(model.max_seqs, self._spec.scheduler.max_decode_rows)
             self._models[model.name].record(most)
@@ -121,8 +129,9 @@ class UnitRunner:
             except NotTheSame as error:
                 logger.warning("%s runs unfused: %s", spec.name, error)
                 model = load_model(spec, self._spec.device)
-        if self._is_cpu:
-            pack_linears(model)
+        if not self._is_cpu:
+            return forward_on_gpu(model, spec, swaps=self._spec.swaps_modules)
+        pack_linears(model)
         return Forward(model)
 
     def _use_share(self, share: float) -> None:

@@ -35,11 +35,14 @@ class PackedUpload:
         self._device = device
         self._is_pinned = device.type == "cuda"
 
-    def __call__(self, arrays: Sequence[Array], into: Tensor | None = None) -> list[Tensor]:
+    def __call__(
+        self, arrays: Sequence[Array], into: Tensor | None = None, num_known: int = 0
+    ) -> list[Tensor]:
         """The arrays as tensors on the device, side by side in one buffer.
 
         arrays: int64, int32, float64 or bool. into: int64 [at least `num_words`] there, to be
         overwritten; arrays of the same shapes lie in the same places of it each time. None: new.
+        num_known: so many of the first are not returned, the caller having them from before.
         Raises ValueError where `into` is too short.
         """
         total = num_words(arrays)
@@ -48,11 +51,12 @@ class PackedUpload:
         host = torch.empty(total, dtype=torch.int64, pin_memory=self._is_pinned)
         words = torch.empty(total, dtype=torch.int64, device=self._device) if into is None else into
         written, tensors, start = host.numpy(), [], 0
-        for array in arrays:
+        for number, array in enumerate(arrays):
             end = start + _words(array)
             written[start:end].view(array.dtype)[: array.size] = array.ravel()
-            elements = words[start:end].view(_DTYPES[array.dtype])[: array.size]
-            tensors.append(elements.view(array.shape))
+            if number >= num_known:
+                elements = words[start:end].view(_DTYPES[array.dtype])[: array.size]
+                tensors.append(elements.view(array.shape))
             start = end
         words[:total].copy_(host, non_blocking=True)
         return tensors

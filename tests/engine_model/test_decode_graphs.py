@@ -105,7 +105,7 @@ def test_recording_and_rows_that_fill_up_touch_no_sequence(
     arena, model = driver.runner.arena, driver.runner.arena.model(driver.spec.name)
     own = (arena.pool, model.tables, model.history[:-1], model.from_right)
     before = [tensor.clone() for tensor in own]
-    driver.runner.record()
+    driver.runner.record(0)
     assert tape.captures == len(batch_sizes(12))
     assert all(torch.equal(a, b) for a, b in zip(own, before, strict=True))
     driver.grow(sequences[0], 4)

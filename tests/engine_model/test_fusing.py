@@ -8,14 +8,13 @@ import torch
 from muxcluster.engine import fusing, runner
 from muxcluster.engine.forward import Forward
 from muxcluster.engine.fused import FusedDecoder
-from muxcluster.engine.fusing import NotTheSame, fuse, is_fusible
+from muxcluster.engine.fusing import fuse, is_fusible
 from muxcluster.engine.loading import load_model
 from muxcluster.engine.runner import UnitRunner
+from muxcluster.engine.sameness import NotTheSame, WholeAttention
 from tests.engine_model.conftest import ModelBuilder
 from tests.engine_model.driver import drivers, ragged, unit_of
 from tests.models import model_spec
-
-CAUSAL = fusing._WholeAttention
 
 SAME = (
     ("llama", {"num_key_value_heads": 6, "attention_bias": True, "mlp_bias": True}),
@@ -42,7 +41,7 @@ def test_logits_and_calls_are_the_models_own(
     torch.manual_seed(1)
     tokens = torch.randint(0, model.config.vocab_size, (33,))
     positions, wanted = torch.arange(33) + 20, torch.tensor([0, 7, 32])
-    plain, own = CAUSAL(), CAUSAL()
+    plain, own = WholeAttention(), WholeAttention()
     expected = Forward(model).logits(tokens, positions, plain, wanted)
     fused = fuse(model, 64)
     logits = fused.logits(tokens, positions, own, wanted)

@@ -66,7 +66,7 @@ class GreenExecutor:
             place = _Place(SettledRunner(runner, device), parts[seat.seat_id])
             if device.type == "cuda":
                 with place.part.entered():
-                    runner.record()
+                    runner.record(seat.worker_id)
             self._places[seat.seat_id] = place
         for worker in self._spec.workers:
             self._threads[worker.worker_id] = ThreadPoolExecutor(1, f"worker {worker.worker_id}")

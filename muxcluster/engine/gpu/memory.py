@@ -7,7 +7,6 @@ from torch import Tensor
 
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.arena import HOST, Arena
-from muxcluster.engine.forward import Forward
 from muxcluster.engine.gpu.driver import Driver
 from muxcluster.engine.gpu.files import SharedFiles, opened
 from muxcluster.engine.gpu.ipc import DeviceExports, DeviceImports, check_plain_memory
@@ -15,6 +14,7 @@ from muxcluster.engine.gpu.manifest import Manifest, Region, manifest_of, tensor
 from muxcluster.engine.gpu.skeleton import put_tensors, skeleton, tensors_in
 from muxcluster.engine.loading import load_model
 from muxcluster.engine.runner import UnitMemory
+from muxcluster.engine.swapping import forward_on_gpu
 
 
 class OwnedMemory:
@@ -74,7 +74,7 @@ def mapped_memory(spec: UnitSpec, manifest: Manifest) -> UnitMemory:
         model = skeleton(each)
         names = tensors_in(model)
         put_tensors(model, {name: tensors[_weight(each.name, name)] for name in names})
-        forwards[each.name] = Forward(model)
+        forwards[each.name] = forward_on_gpu(model, each, swaps=spec.swaps_modules)
     return UnitMemory(forwards, Arena(spec, take))
 
 

@@ -38,7 +38,7 @@ def sit_down(spec: UnitSpec, seating: Seating) -> tuple[SettledRunner, frozenset
     sm_ids = SmProbe(device).run()
     runner = UnitRunner(spec, mapped_memory(spec, seating.manifest))
     if device.type == "cuda":
-        runner.record()
+        runner.record(seating.seat.worker_id)
     return SettledRunner(runner, device), sm_ids
 
 
