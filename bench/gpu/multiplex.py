@@ -74,7 +74,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--dry", action="store_true", help="on the CPU, tiny models, no claims")
     parser.add_argument("--sizes", nargs="+", choices=("1b", "3b", "8b"), help="popular first")
     parser.add_argument("--rate", type=float, metavar="N", help="requests/s in all")
-    parser.add_argument("--only", nargs="+", metavar="SYSTEM", help="some systems alone")
+    names = sorted({each.name for tiny in (False, True) for each in systems_of(tiny=tiny)})
+    parser.add_argument("--only", nargs="+", metavar="SYSTEM", choices=names)
     parser.add_argument(
         "--predict", type=Path, metavar="RECORD", help="only predict, for an earlier record"
     )
