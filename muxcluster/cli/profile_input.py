@@ -13,6 +13,7 @@ from muxcluster.config.schema import ClusterSection
 from muxcluster.core.errors import ConfigError
 from muxcluster.core.job import WorkerSlot
 from muxcluster.core.unitspec import UnitSpec
+from muxcluster.engine.gpu.choice import settled
 from muxcluster.engine.profiling_grid import Grid, fits
 from placement.hardware import gpu_named, local_cores
 from placement.names import nearest
@@ -142,11 +143,16 @@ def _alone(
 ) -> UnitSpec:
     """A unit of that model only, planned without the file's profiles (the one to be made may be
     among them) and whatever the objective, which may be out of reach."""
+    asked = config.policy.partition
     policy = config.policy.model_copy(update={"objective": "throughput"})
     cluster = ClusterSection(nodes=config.cluster.nodes[:1])
     config = replace(config, models=(model,), cluster=cluster, policy=policy)
     (spec,) = unit_specs(config, plan_for(config, [node]), [node])
-    return replace(spec, workers=(WorkerSlot(0, shares),))
+    spec = replace(spec, workers=(WorkerSlot(0, shares),))
+    if node.gpu.is_cpu or asked == "none":
+        return spec
+    # alone it would be given the whole GPU; here it is measured as one of several
+    return settled(replace(spec, partition=asked))
 
 
 def check_itemsizes(config: Config, subjects: Sequence[Subject]) -> int:

@@ -8,6 +8,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,12 +16,15 @@ import pytest
 
 from muxcluster.cli import main as entry
 from muxcluster.cli import profile as profile_command
+from muxcluster.cli import profile_input
+from muxcluster.cli.profile_input import GPU_SHARES
 from muxcluster.config import load_config
 from muxcluster.config.planning import nodes_of
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine import profiling_device
 from muxcluster.engine.profiling_grid import Grid
-from placement.cost import Cell, Profile, cost_for
+from muxcluster.engine.profiling_pairs import PairPoint
+from placement.cost import Cell, Pair, Profile, cost_for
 from placement.cost.measured import MeasuredCost
 from placement.hardware import cpu, local_cores
 from placement.shapes import ModelShape
@@ -258,6 +262,40 @@ def test_on_an_undivided_gpu_the_only_share_is_all_of_it(
     shares = ["--shares", "0.5,1"]
     assert entry.run(["profile", str(config), "--out", str(out), *shares]) == 2
     assert "partition none runs jobs on the whole GPU" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("found", "shares"), [("green", GPU_SHARES), ("none", (1.0,))])
+def test_on_a_gpu_the_partition_is_what_the_node_can_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: str, shares: tuple[float, ...]
+) -> None:
+    asked: list[tuple[UnitSpec, Grid]] = []
+    paired: list[PairPoint] = []
+
+    def fake(spec: UnitSpec, grid: Grid, on_point: object) -> tuple[Cell, ...]:
+        asked.append((spec, grid))
+        return (Cell("prefill", 1, 1.0, 1, 128, (0.1,)), Cell("decode", 1, 1.0, 1, 128, (0.1,)))
+
+    def fake_pairs(
+        subjects: object, points: Sequence[PairPoint], repeats: int, on_point: object
+    ) -> tuple[Pair, ...]:
+        paired.extend(points)
+        return ()
+
+    def fake_choice(spec: UnitSpec) -> UnitSpec:
+        assert spec.partition == "auto"
+        return replace(spec, partition=found)
+
+    monkeypatch.setattr(profiling_device, "names", lambda: ("NVIDIA L4",))
+    monkeypatch.setattr(profile_input, "settled", fake_choice)
+    monkeypatch.setattr(profile_command, "measure", fake)
+    monkeypatch.setattr(profile_command, "measured_pairs", fake_pairs)
+    nodes = "cluster: {nodes: [{name: g, gpus: 1, gpu: L4}]}\n"
+    config = write_config(tmp_path, MODELS + nodes)
+    assert entry.run(["profile", str(config), "--out", str(tmp_path / "p.json")]) == 0
+    ((spec, grid),) = asked
+    assert (spec.partition, spec.workers[0].shares, grid.shares) == (found, shares, shares)
+    splits = {(point.prefill.share, point.decode.share) for point in paired}
+    assert splits == ({(0.3, 0.7), (0.5, 0.5), (0.7, 0.3)} if found == "green" else set())
 
 
 def test_a_run_that_would_leave_nothing_is_refused(
