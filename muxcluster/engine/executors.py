@@ -34,7 +34,13 @@ def make_executor(spec: UnitSpec) -> Executor:
     if spec.tp > 1:
         _check_ranks(spec)
     module, name = _RANKS if spec.tp > 1 else _EXECUTORS[spec.partition]
-    executor: Executor = getattr(import_module(module), name)(spec)
+    try:
+        executor: Executor = getattr(import_module(module), name)(spec)
+    except ModuleNotFoundError as missing:
+        if missing.name != "msgspec":
+            raise
+        message = f"{spec.partition!r} runs worker processes, which need msgspec: install it"
+        raise ConfigError(spec.unit_id, "partition", message) from missing
     return executor
 
 

@@ -8,6 +8,7 @@ import pytest
 from muxcluster.core.errors import ConfigError, EngineFailure
 from muxcluster.core.job import Admission, Job, Phase, Rows, TableDelta
 from muxcluster.core.sampling import SamplingParams
+from muxcluster.engine import executors
 from muxcluster.engine.executor import JobDone, JobFailed
 from muxcluster.engine.executors import make_executor
 from muxcluster.engine.gpu.green import GreenExecutor
@@ -42,6 +43,15 @@ def test_a_gpu_has_its_own_partitions() -> None:
     assert isinstance(executor, MpsExecutor)
     executor.close()
     assert isinstance(make_executor(replace(on_gpu, partition="green")), GreenExecutor)
+
+
+def test_processes_without_their_protocol_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(module: str) -> None:
+        raise ModuleNotFoundError(f"no {module}", name="msgspec")
+
+    monkeypatch.setattr(executors, "import_module", absent)
+    with pytest.raises(ConfigError, match="worker processes, which need msgspec"):
+        make_executor(replace(fake_spec(), device="cuda:0", partition="mps"))
 
 
 def test_a_job_that_raises_in_this_process_fails_alone(tiny: ModelBuilder) -> None:

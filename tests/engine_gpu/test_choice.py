@@ -1,6 +1,8 @@
 """Partition `auto` takes what the node has, and says in one line which and why."""
 
 import logging
+import subprocess
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +12,7 @@ import pytest
 from muxcluster.core.errors import EngineFailure
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.gpu.choice import settled
+from tests.conftest import ROOT
 from tests.engine.fakes import fake_spec
 
 NEW = SimpleNamespace(cuGreenCtxStreamCreate=None)
@@ -64,6 +67,11 @@ def test_the_first_that_the_node_has(
         assert chosen.scheduler.lane == "mixed"
     else:
         assert chosen.workers == spec_on("cuda:1").workers
+
+
+def test_a_units_own_process_needs_no_torch_for_mps() -> None:
+    code = "import sys, muxcluster.engine.gpu.mps; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
 
 def test_a_choice_that_is_made_stays() -> None:

@@ -10,14 +10,10 @@ from torch import Tensor
 from muxcluster.core.errors import EngineFailure
 from muxcluster.core.job import WorkerSlot
 from muxcluster.engine.gpu import parts
+from muxcluster.engine.gpu.allocator import check_configuration, check_segments
 from muxcluster.engine.gpu.driver import Driver, DriverError
 from muxcluster.engine.gpu.files import SharedFiles, opened
-from muxcluster.engine.gpu.ipc import (
-    DeviceExports,
-    DeviceImports,
-    check_configuration,
-    check_segments,
-)
+from muxcluster.engine.gpu.ipc import DeviceExports, DeviceImports
 from muxcluster.engine.gpu.manifest import Region, manifest_of, tensors_of
 from muxcluster.engine.gpu.parts import GreenParts
 from muxcluster.engine.gpu.seating import Seating, decode, encode

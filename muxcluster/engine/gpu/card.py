@@ -4,6 +4,8 @@ import re
 from collections.abc import Mapping
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+PERCENTAGE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
+"""Read by the driver when a process creates its context; it cannot change later."""
 
 
 def card_of(device: str, environment: Mapping[str, str]) -> str:

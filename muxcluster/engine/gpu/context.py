@@ -6,11 +6,8 @@ import torch
 
 from muxcluster.core.job import Job, JobResult
 from muxcluster.core.unitspec import UnitSpec
+from muxcluster.engine.gpu.card import PERCENTAGE
 from muxcluster.engine.runner import UnitRunner
-
-PERCENTAGE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
-"""Read by the driver when a process creates its context; it cannot change later."""
-
 
 CONTEXT_LOST = 86
 """Exit status of a process whose context is lost."""

@@ -16,7 +16,7 @@ from muxcluster.engine.executor import JobDone, JobFailed, Outcome
 from muxcluster.engine.gpu.context import ContextLost, SettledRunner
 from muxcluster.engine.gpu.parts import Part, Parts, parts_for
 from muxcluster.engine.runner import UnitRunner
-from muxcluster.engine.seats import SeatPlan, rung_seats
+from muxcluster.engine.seats import SeatPlan, rung_seats, runs_decodes
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class GreenExecutor:
             runner = UnitRunner(self._spec, memory)
             memory = runner.memory
             place = _Place(SettledRunner(runner, device), parts[seat.seat_id])
-            if device.type == "cuda":
+            if device.type == "cuda" and runs_decodes(seat, self._spec.workers):
                 with place.part.entered():
                     runner.record(seat.worker_id)
             self._places[seat.seat_id] = place

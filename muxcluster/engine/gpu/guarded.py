@@ -7,7 +7,7 @@ import sys
 from muxcluster.core.errors import EngineFailure
 
 GUARD_MODULE = "muxcluster.engine.gpu.guard"
-_STOP_S = 30.0
+_STOP_S = 45.0
 
 
 class GuardedDaemon:

@@ -1,18 +1,16 @@
 """Device memory of another process, by CUDA IPC: an allocation has a handle, which others map."""
 
 import os
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from muxcluster.core.errors import EngineFailure
+from muxcluster.engine.gpu.allocator import check_configuration, check_segments
 from muxcluster.engine.gpu.driver import DriverError
 from muxcluster.engine.gpu.manifest import Region
-from muxcluster.engine.gpu.refusals import IPC_REFUSED, NOT_PLAIN_MEMORY
-
-_CONFIGURATIONS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+from muxcluster.engine.gpu.refusals import IPC_REFUSED
 
 
 class IpcDriver(Protocol):
@@ -73,21 +71,6 @@ class _Mapped:
             "data": (address, False),
             "version": 3,
         }
-
-
-def check_configuration(environment: Mapping[str, str]) -> None:
-    """Raises EngineFailure where torch is told to allocate what CUDA IPC cannot export."""
-    for name in _CONFIGURATIONS:
-        value = environment.get(name, "")
-        wanted = value.replace(" ", "").lower()
-        if "expandable_segments:true" in wanted or "backend:cudamallocasync" in wanted:
-            raise EngineFailure(NOT_PLAIN_MEMORY.format(what=f"{name}={value}"))
-
-
-def check_segments(segments: Sequence[Mapping[str, Any]]) -> None:
-    """segments: torch.cuda.memory_snapshot(). Raises EngineFailure where one is expandable."""
-    if any(segment.get("is_expandable") for segment in segments):
-        raise EngineFailure(NOT_PLAIN_MEMORY.format(what="an expandable segment"))
 
 
 def check_plain_memory() -> None:

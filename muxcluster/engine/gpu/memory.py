@@ -41,6 +41,7 @@ class OwnedMemory:
         if self._device.type == "cuda":
             check_plain_memory()
             torch.cuda.synchronize(self._device)  # before anybody else reads
+            torch.cuda.empty_cache()  # what loading took in passing is for the workers
             _pin(self.arena.host)
             self._exports = DeviceExports(Driver(index=self._device.index or 0))
         self.manifest = manifest_of(self._tensors, self._find)

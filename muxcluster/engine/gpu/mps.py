@@ -5,9 +5,9 @@ from dataclasses import replace
 
 from muxcluster.core.errors import EngineFailure
 from muxcluster.core.unitspec import UnitSpec
-from muxcluster.engine.gpu.card import card_of
+from muxcluster.engine.gpu.allocator import check_configuration
+from muxcluster.engine.gpu.card import PERCENTAGE, card_of
 from muxcluster.engine.gpu.guarded import GuardedDaemon
-from muxcluster.engine.gpu.ipc import check_configuration
 from muxcluster.engine.liveness import Patience
 from muxcluster.engine.ownerlink import OwnerLink
 from muxcluster.engine.processes import ProcessExecutor
@@ -15,7 +15,7 @@ from muxcluster.engine.seats import SeatPlan, rung_seats
 
 OWNER_MODULE = "muxcluster.engine.gpu.owner"
 
-GPU_PATIENCE = Patience(load_s=240.0, fork_s=30.0)
+GPU_PATIENCE = Patience(load_s=360.0, fork_s=30.0)
 """An owner that waits for its workers uses no processor time, and it gives up by itself."""
 
 
@@ -35,6 +35,7 @@ class MpsGround:
     def owner(self, patience: Patience) -> OwnerLink:
         check_configuration(os.environ)
         environment = dict(os.environ)
+        environment.pop(PERCENTAGE, None)  # the owner has the whole card
         if self._card is not None:
             self._daemon = GuardedDaemon(self._card)
             environment |= self._daemon.environment

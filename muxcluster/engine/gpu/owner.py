@@ -74,8 +74,9 @@ class GpuOwner:
         """A new worker in the seat, if the one that is lost did not break our context."""
         if worker in (key.data for key in self._selector.get_map().values()):
             self._selector.unregister(worker)
-            self._mourn(worker, worker.last_words())
+        said = worker.last_words()
         worker.end()
+        self._mourn(worker, said)
         fresh = self._staff.spawn(worker.seat)
         self._selector.register(fresh, selectors.EVENT_READ, fresh)
         return fresh
@@ -91,8 +92,8 @@ class GpuOwner:
             logger.error("a new worker %d is refused: %s", worker.seat.seat_id, said)
         self._selector.unregister(worker)
         worker.has_unit = True
-        self._mourn(worker, said)
         worker.end()
+        self._mourn(worker, said)
 
     def _mourn(self, worker: SpawnedWorker, said: object) -> None:
         """Raises ContextLost where the worker's end was more than its own."""

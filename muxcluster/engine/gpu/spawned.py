@@ -14,7 +14,7 @@ from muxcluster.channel.codec import encode as encode_message
 from muxcluster.channel.frames import FrameSocket
 from muxcluster.core.errors import EngineFailure
 from muxcluster.core.unitspec import UnitSpec
-from muxcluster.engine.gpu.context import PERCENTAGE
+from muxcluster.engine.gpu.card import PERCENTAGE
 from muxcluster.engine.gpu.manifest import Manifest
 from muxcluster.engine.gpu.refusals import WORKER_ENDED
 from muxcluster.engine.gpu.seating import Lost, Seated, Seating, Unseated, decode, encode
@@ -65,8 +65,8 @@ class SpawnedWorker:
         return said
 
     def last_words(self) -> Lost | None:
-        """Why it ended, where it had the time to say so."""
-        while select.select([self._stream], [], [], 0.0)[0]:
+        """Why it ended, where it had the time to say so and nobody has heard it yet."""
+        while self._stream.fileno() >= 0 and select.select([self._stream], [], [], 0.0)[0]:
             said = self.hear()
             if said is None:
                 break

@@ -19,8 +19,8 @@ from muxcluster.engine.seats import Seat, rung_seats
 
 logger = logging.getLogger(__name__)
 
-START_S = 180.0
-"""Within which all workers must be ready: they import torch, open contexts, map memory."""
+START_S = 300.0
+"""Within which all workers must be ready: they import torch, map memory, record decode steps."""
 
 _REAP_S = 10.0
 

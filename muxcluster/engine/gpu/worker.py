@@ -23,6 +23,7 @@ from muxcluster.engine.gpu.memory import mapped_memory
 from muxcluster.engine.gpu.seating import Lost, Seated, Seating, Unseated, decode, encode
 from muxcluster.engine.gpu.sm_probe import SmProbe
 from muxcluster.engine.runner import UnitRunner
+from muxcluster.engine.seats import runs_decodes
 from muxcluster.engine.worker import Worker
 
 logger = logging.getLogger(__name__)
@@ -37,7 +38,7 @@ def sit_down(spec: UnitSpec, seating: Seating) -> tuple[SettledRunner, frozenset
     open_context(device, spec, os.environ)
     sm_ids = SmProbe(device).run()
     runner = UnitRunner(spec, mapped_memory(spec, seating.manifest))
-    if device.type == "cuda":
+    if device.type == "cuda" and runs_decodes(seating.seat, spec.workers):
         runner.record(seating.seat.worker_id)
     return SettledRunner(runner, device), sm_ids
 
