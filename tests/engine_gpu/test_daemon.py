@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -173,6 +174,16 @@ def test_a_daemon_that_a_crash_left_is_ended_before_ours_starts(control: FakeCon
     for each in (first, second):
         each.stop()
     wait_until_ended(fresh)
+
+
+def test_a_successor_waits_until_its_predecessor_is_gone(control: FakeControl) -> None:
+    first = GuardedDaemon("0")
+    with ThreadPoolExecutor(1) as pool:
+        second = pool.submit(GuardedDaemon, "0")
+        first.stop()
+        second.result().stop()
+    turns = [line for line in control.asked() if line != f"ask {ALIVE}"]
+    assert turns == ["start", "ask quit -t 5", "start", "ask quit -t 5"]
 
 
 def test_the_guards_refusal_arrives_in_the_unit(control: FakeControl) -> None:

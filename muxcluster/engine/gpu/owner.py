@@ -27,6 +27,7 @@ from muxcluster.engine.gpu.sm_probe import SmProbe
 from muxcluster.engine.gpu.spawned import WORKER_MODULE, SpawnedWorker
 from muxcluster.engine.gpu.staff import Staff
 from muxcluster.engine.owner import WORKER_ID_BYTES
+from muxcluster.engine.processname import name_process
 
 logger = logging.getLogger(__name__)
 
@@ -128,6 +129,7 @@ def _open(spec: UnitSpec, control: FrameSocket, worker_module: str) -> Staff | N
 
 def main(control_fd: int, fork_fd: int, worker_module: str = WORKER_MODULE) -> int:
     """Serve one unit to its end; the exit status."""
+    name_process("mux-owner")
     faulthandler.enable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the unit decides when we end
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")

@@ -10,7 +10,6 @@ import os
 import signal
 import socket
 import sys
-from pathlib import Path
 
 import torch
 
@@ -22,6 +21,7 @@ from muxcluster.engine.gpu.context import ContextLost, SettledRunner, open_conte
 from muxcluster.engine.gpu.memory import mapped_memory
 from muxcluster.engine.gpu.seating import Lost, Seated, Seating, Unseated, decode, encode
 from muxcluster.engine.gpu.sm_probe import SmProbe
+from muxcluster.engine.processname import name_process
 from muxcluster.engine.runner import UnitRunner
 from muxcluster.engine.seats import runs_decodes
 from muxcluster.engine.worker import Worker
@@ -52,7 +52,7 @@ def serve(stream: socket.socket) -> int:
     start, seating = decode_message(frames[0]), decode(frames[1])
     assert isinstance(start, Start), f"a worker was sent {type(start).__name__}"
     assert isinstance(seating, Seating), f"a worker was sent {type(seating).__name__}"
-    _name_process(f"mux-worker-{seating.seat.seat_id}")
+    name_process(f"mux-worker-{seating.seat.seat_id}")
     try:
         runner, sm_ids = sit_down(start.spec, seating)
     except Exception as error:
@@ -70,13 +70,6 @@ def serve(stream: socket.socket) -> int:
         owner.send(encode(Lost(lost.reason)))  # before the unit sees that we are gone
         raise
     return 0
-
-
-def _name_process(name: str) -> None:
-    """What `ps` and `top` show (15 characters); only Linux can."""
-    comm = Path("/proc/self/comm")
-    if comm.exists():
-        comm.write_text(name)
 
 
 def main(owner_fd: int) -> int:
