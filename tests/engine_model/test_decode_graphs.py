@@ -117,6 +117,20 @@ def test_recording_and_rows_that_fill_up_touch_no_sequence(
     assert changed.nonzero().tolist() == [[0, 4], [0, 5]]
 
 
+def test_recording_for_the_hosts_sampler_touches_no_sequence_either(
+    tiny: ModelBuilder, tape: TapeCapture
+) -> None:
+    (driver,) = drivers(unit_of(tiny("llama")), tape)
+    plain, edited = driver.admit([1, 2, 3]), driver.admit([4, 5], EDITED)
+    driver.step([plain, edited], chunk=10)
+    driver.step([plain], chunk=1)  # the buffers are now at its next place
+    arena = driver.runner.arena
+    blocks = arena.model(driver.spec.name).tables[plain.slot, :, :, 0].flatten().long()
+    before = arena.pool[blocks]
+    driver.step([edited], chunk=1)
+    assert torch.equal(arena.pool[blocks], before)
+
+
 def test_a_step_is_recorded_once_a_size_and_place(tiny: ModelBuilder, tape: TapeCapture) -> None:
     (driver,) = drivers(unit_of(tiny("llama")), tape)
     rows = [driver.admit([number + 1]) for number in range(8)]
