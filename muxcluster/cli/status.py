@@ -85,6 +85,8 @@ def show(console: Console, state: Mapping[str, Any]) -> None:
 def _unit_table(unit: Mapping[str, Any]) -> Table:
     health = "healthy" if unit["healthy"] else "[red]down[/red]"
     shares = ", ".join(f"{share:.0%}" for share in unit["sm_shares"])
+    if (sharing := unit["sharing"]) is not None and not sharing["is_on"]:
+        shares += f", not shared now (gain {sharing['gain']:.2f})"
     blocks = f"{unit['free_blocks']} of {unit['num_blocks']} blocks free"
     table = Table(title=f"{unit['id']} on {unit['device']}: {health}; SM shares {shares}; {blocks}")
     table.add_column("model", no_wrap=True)

@@ -1,7 +1,7 @@
 """The cluster's state as one JSON value: what `muxcluster status` prints."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from muxcluster.core.served import ModelStats, UnitState, UnitStats
@@ -42,6 +42,7 @@ def _unit(view: UnitView) -> dict[str, Any]:
         "state": stats.state.value if stats else None,
         "device": view.spec.device,
         "sm_shares": sorted({share for slot in view.spec.workers for share in slot.shares}),
+        "sharing": asdict(stats.sharing) if stats and stats.sharing else None,
         "num_blocks": view.spec.num_blocks,
         "free_blocks": stats.free_blocks if stats else None,
         "models": [_model(spec, found.get(spec.name)) for spec in view.spec.models],

@@ -1,14 +1,18 @@
 """The state that `muxcluster status` shows, from specs and reports."""
 
 from dataclasses import replace
+from io import StringIO
 
+from rich.console import Console
+
+from muxcluster.cli.status import show
 from muxcluster.cluster.embedded import raised_line
 from muxcluster.cluster.mesh import mesh_request, on_granted_gpu
 from muxcluster.cluster.status import UnitView, describe
 from muxcluster.cluster.unit_actor import as_reported
 from muxcluster.core.job import WorkerSlot
 from muxcluster.core.kvshape import KvShape
-from muxcluster.core.served import ModelStats, UnitState, UnitStats
+from muxcluster.core.served import ModelStats, SharingStats, UnitState, UnitStats
 from muxcluster.core.unitspec import ModelSpec, UnitSpec
 
 MODELS = tuple(
@@ -36,6 +40,17 @@ def test_a_unit_that_answers_shows_its_numbers() -> None:
         28,
     )
     assert state["plan"]["method"] == "greedy"
+
+
+def test_whether_jobs_share_the_sms_is_shown_where_it_is_decided() -> None:
+    stats = UnitStats("unit-0", 1.0, 128, 100, sharing=SharingStats(False, 0.9125, 1.05))
+    views = [UnitView(_spec(), stats), UnitView(_spec(), replace(stats, sharing=None))]
+    state = describe([], views, {})
+    gains = {"is_on": False, "gain": 0.9125, "mixed_gain": 1.05}
+    assert [unit["sharing"] for unit in state["units"]] == [gains, None]
+    console = Console(width=200, record=True, file=StringIO())
+    show(console, state)
+    assert console.export_text().count("not shared now (gain 0.91)") == 1
 
 
 def test_a_silent_unit_makes_the_cluster_unhealthy() -> None:
