@@ -86,7 +86,8 @@ def _unit_table(unit: Mapping[str, Any]) -> Table:
     health = "healthy" if unit["healthy"] else "[red]down[/red]"
     shares = ", ".join(f"{share:.0%}" for share in unit["sm_shares"])
     if (sharing := unit["sharing"]) is not None and not sharing["is_on"]:
-        shares += f", not shared now (gain {sharing['gain']:.2f})"
+        gains = f"gain {sharing['gain']:.2f}, of mixed jobs {sharing['mixed_gain']:.2f}"
+        shares += f", not shared now ({gains})"
     blocks = f"{unit['free_blocks']} of {unit['num_blocks']} blocks free"
     table = Table(title=f"{unit['id']} on {unit['device']}: {health}; SM shares {shares}; {blocks}")
     table.add_column("model", no_wrap=True)

@@ -50,7 +50,8 @@ def test_whether_jobs_share_the_sms_is_shown_where_it_is_decided() -> None:
     assert [unit["sharing"] for unit in state["units"]] == [gains, None]
     console = Console(width=200, record=True, file=StringIO())
     show(console, state)
-    assert " ".join(console.export_text().split()).count("not shared now (gain 0.91)") == 1
+    shown = " ".join(console.export_text().split())
+    assert shown.count("not shared now (gain 0.91, of mixed jobs 1.05)") == 1
 
 
 def test_a_silent_unit_makes_the_cluster_unhealthy() -> None:
