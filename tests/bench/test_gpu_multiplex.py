@@ -31,6 +31,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]
     return record, folder / "record.json"
 
 
+@pytest.mark.slow
 def test_every_system_runs_or_says_why_not(ran: tuple[dict[str, Any], Path]) -> None:
     record, _ = ran
     assert record["failures"] == {}
@@ -51,6 +52,7 @@ def test_every_system_runs_or_says_why_not(ran: tuple[dict[str, Any], Path]) -> 
     assert record["claims"] == []
 
 
+@pytest.mark.slow
 def test_the_profile_has_jobs_alone_and_side_by_side(ran: tuple[dict[str, Any], Path]) -> None:
     record, _ = ran
     row = record["rows"][0]
@@ -63,6 +65,7 @@ def test_the_profile_has_jobs_alone_and_side_by_side(ran: tuple[dict[str, Any], 
     assert isinstance(cost_of(profile), MeasuredCost)
 
 
+@pytest.mark.slow
 def test_predictions_can_be_made_later(ran: tuple[dict[str, Any], Path], tmp_path: Path) -> None:
     record, path = ran
     again = tmp_path / "again.json"

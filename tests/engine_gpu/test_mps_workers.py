@@ -150,6 +150,7 @@ def test_a_share_that_had_no_effect_refuses_the_unit(
     assert control.asked()[-1] == "ask quit -t 5"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_lost_context_restarts_owner_daemon_and_workers_and_no_token_changes(
     spec: UnitSpec,

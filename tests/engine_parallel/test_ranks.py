@@ -117,6 +117,7 @@ def test_a_killed_rank_loses_nothing(live: Live) -> None:
     assert not set(pids) & set(live.executor.rank_pids)
 
 
+@pytest.mark.slow
 def test_a_stopped_rank_loses_nothing(live: Live) -> None:
     """It holds up the other inside a collective, so neither does anything: both are replaced."""
     asked = asked_of(live, 3, seed=4)
@@ -128,6 +129,7 @@ def test_a_stopped_rank_loses_nothing(live: Live) -> None:
     wait_until_gone(list(pids))
 
 
+@pytest.mark.slow
 def test_saves_and_restores_are_made_on_every_rank(tiny: ModelBuilder) -> None:
     """Interactive requests write over batch ones' slots, of another model too.
 
