@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 KERNEL_TESTS := TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/kernels_triton
 
-.PHONY: install demo test test-kernels test-slow check lint clean
+.PHONY: install demo test test-kernels test-slow test-cluster check lint clean
 
 install: $(STAMP)
 
@@ -21,9 +21,10 @@ $(STAMP): pyproject.toml
 demo: install
 	$(BIN)/muxcluster demo $(ARGS)
 
+# Two processes, a file of tests in one of them: most tests keep one core busy.
 # The Triton kernels' tests change how Triton is imported, so they have a process of their own.
 test: install
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest $(or $(ARGS),-n 2 --dist loadfile)
 ifeq ($(ARGS)$(shell uname -s),Linux)
 	$(KERNEL_TESTS)
 endif
@@ -33,6 +34,11 @@ test-kernels: install
 
 test-slow: install
 	$(BIN)/python -m pytest -m 'slow and not gpu' $(ARGS)
+
+# Hosts made of namespaces, which needs root, iproute2, sshd and rsync: skipped, with the reason,
+# where one is missing.
+test-cluster: install
+	$(BIN)/python -m pytest -m hosts tests/cluster_hosts $(ARGS)
 
 check: install lint
 	$(BIN)/python bench/code_size.py

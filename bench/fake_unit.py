@@ -4,22 +4,29 @@ Every open request gets its next token at every tick; token i is the i-th of a f
 a client knows what it must read. The first token is sent as soon as the request arrives.
 """
 
+import json
 import math
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
-from ray import serve
-
+from muxcluster.channel.curve import Door
 from muxcluster.channel.server import UnitServer
-from muxcluster.cluster.unit_actor import unit_deployment
+from muxcluster.cluster.reconcile import Phase
+from muxcluster.cluster.unit_actor import UnitReplica
+from muxcluster.cluster.unit_report import Entrance, UnitReport
+from muxcluster.core.directory import UnitAddress
 from muxcluster.core.events import Finished, FinishReason, TokenDelta
 from muxcluster.core.request import Request
 from muxcluster.core.served import JobRecord, UnitStats
 from muxcluster.core.unitspec import UnitSpec
+
+UNIT_CLASS = "bench.fake_unit:unit_or_fake"
+SCRIPTS = "scripts.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,17 +53,18 @@ class FakeUnit:
         self._limit: dict[str, int] = {}
         self._wake = threading.Event()
         socket = f"{socket_dir}/{spec.unit_id}-{os.getpid()}"
-        self._server = UnitServer(f"ipc://{socket}", self._submit, self._abort, self._stats)
+        self._server = UnitServer(Door(f"ipc://{socket}"), self._submit, self._abort, self._stats)
         self._endpoint = self._server.start()
         threading.Thread(target=self._run, daemon=True).start()
 
-    def endpoint(self) -> str:
-        """As `UnitReplica.endpoint`."""
-        return self._endpoint
+    def report(self) -> UnitReport:
+        """As `UnitReplica.report`."""
+        address = UnitAddress(self._spec.unit_id, self._endpoint)
+        return UnitReport(Phase.READY, None, address, self._stats())
 
-    def stats(self) -> UnitStats:
-        """As `UnitReplica.stats`."""
-        return self._stats()
+    def close(self) -> None:
+        """As `UnitReplica.close`."""
+        self._server.close()
 
     def timeline(self) -> tuple[JobRecord, ...]:
         """There are no jobs."""
@@ -110,21 +118,18 @@ class FakeUnit:
         return deltas
 
 
-def unit_or_fake(
-    scripts: Mapping[str, Script],
-) -> Callable[[UnitSpec, str | None], Any]:
-    """For `Wiring.make_unit`: units named in `scripts` are fakes that play them, others real."""
-
-    def make(spec: UnitSpec, socket_dir: str | None) -> Any:
-        if spec.unit_id not in scripts:
-            return unit_deployment(spec, socket_dir)
-        return _fake_deployment(scripts[spec.unit_id], spec, socket_dir)
-
-    return make
+def write_scripts(folder: str, scripts: Mapping[str, Script]) -> None:
+    """Have `unit_or_fake` play them for models of these names; folder: where units listen."""
+    plain = {name: asdict(script) for name, script in scripts.items()}
+    (Path(folder) / SCRIPTS).write_text(json.dumps(plain))
 
 
-def _fake_deployment(script: Script, spec: UnitSpec, socket_dir: str | None) -> Any:
-    deployment = serve.deployment(
-        FakeUnit, name=spec.unit_id, ray_actor_options={"num_cpus": 0.1}, max_ongoing_requests=100
-    )
-    return deployment.bind(spec, socket_dir, script)
+def unit_or_fake(spec: UnitSpec, entrance: Entrance) -> Any:
+    """A `unit_class` of a controller: units of models with scripts are fakes, others real."""
+    assert entrance.socket_dir is not None
+    scripts = json.loads((Path(entrance.socket_dir) / SCRIPTS).read_text())
+    name = spec.models[0].name
+    if name not in scripts:
+        return UnitReplica(spec, entrance)
+    script = Script(**{**scripts[name], "tokens": tuple(scripts[name]["tokens"])})
+    return FakeUnit(spec, entrance.socket_dir, script)

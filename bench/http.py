@@ -28,10 +28,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import numpy as np
 import yaml
 
-from bench.fake_unit import Script, unit_or_fake
+from bench.fake_unit import UNIT_CLASS, Script, write_scripts
 from bench.harness import ROOT, Bench, Claim, make_parser, percentiles
 from bench.processes import cpu_seconds
-from muxcluster.api.serve_app import Wiring, assemble
+from muxcluster.api.serve_app import Ingresses
 from muxcluster.api.settings import ApiSettings
 from muxcluster.cli.launch import free_address, prepare, url_of, wait_ready
 from muxcluster.cluster.embedded import EmbeddedRay, HttpAddress
@@ -64,10 +64,15 @@ def make_config(folder: Path) -> Path:
 @contextmanager
 def server(config: Path, scripts: dict[str, Script], way: str) -> Iterator[tuple[str, UnitSpec]]:
     """Its URL and the real unit's specification. way: `direct`, or `proxy` for Serve's own."""
-    prepared = prepare(config)
-    (spec,), (served,) = prepared.specs, prepared.models
+    desired = prepare(config).desired
+    (target,), (served,) = desired.targets, desired.models
+    # Here a node is only a name: each unit gets one of its own, as if it had its own GPU.
     fakes = [
-        replace(spec, unit_id=name, models=(replace(spec.models[0], name=name),))
+        replace(
+            target,
+            spec=replace(target.spec, models=(replace(target.spec.models[0], name=name),)),
+            planned=target.planned.model_copy(update={"id": name, "node": name}),
+        )
         for name in scripts
     ]
     models = (served, *(replace(served, name=name) for name in scripts))
@@ -75,11 +80,11 @@ def server(config: Path, scripts: dict[str, Script], way: str) -> Iterator[tuple
     is_direct = way == "direct"
     cluster = EmbeddedRay(None if is_direct else address, NUM_CPUS, 0)
     try:
-        listen = address if is_direct else None
-        wiring = Wiring(cluster.socket_dir, listen, unit_or_fake(scripts))
-        cluster.deploy(assemble((spec, *fakes), models, ApiSettings(), None, wiring))
+        write_scripts(cluster.socket_dir, scripts)
+        edge = Ingresses(ApiSettings(), address if is_direct else None)
+        cluster.run(replace(desired, targets=(target, *fakes), models=models), edge, UNIT_CLASS)
         wait_ready(url_of(address))
-        yield url_of(address), spec
+        yield url_of(address), target.spec
     finally:
         cluster.close()
 

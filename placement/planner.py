@@ -52,11 +52,7 @@ def place(
     Raises memory.DoesNotFit; compat.CompatError and OSError for "compat".
     """
     start = time.perf_counter()
-    problem = replace(
-        problem,
-        demands=tuple(sorted(problem.demands, key=lambda each: each.name)),
-        nodes=tuple(sorted(problem.nodes, key=lambda each: each.name)),
-    )
+    problem = problem.in_order()
     if method == "compat":
         if curves is None:
             raise ValueError("compat needs `curves`, the published profile")

@@ -1,6 +1,6 @@
 """What the planner is asked: models with their demand, nodes, objective, the engine's limits."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from placement.cost import Profile
@@ -88,3 +88,11 @@ class Problem:
     objective: Objective = "throughput"
     epsilon: float = 0.0
     profiles: tuple[Profile, ...] = ()
+
+    def in_order(self) -> "Problem":
+        """The same problem with models and nodes by name, so that their order changes no plan."""
+        return replace(
+            self,
+            demands=tuple(sorted(self.demands, key=lambda each: each.name)),
+            nodes=tuple(sorted(self.nodes, key=lambda each: each.name)),
+        )

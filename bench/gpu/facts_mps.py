@@ -2,14 +2,11 @@
 
 import json
 import os
-import shutil
 import signal
-import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +15,15 @@ import torch
 from bench.gpu.answer import Answer
 from bench.gpu.children import run_child
 from bench.gpu.probe import Probe, Products
+from muxcluster.core.errors import EngineFailure
+from muxcluster.engine.gpu.card import PERCENTAGE, card_of
+from muxcluster.engine.gpu.control import ControlProgram
+from muxcluster.engine.gpu.daemon import MpsDaemon
 
 _SCRIPT = str(Path(__file__).resolve().parent / "fact.py")
-_CONTROL = "nvidia-cuda-mps-control"
-_SHARE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
+_CONTROL = ControlProgram()
 _PERCENTAGES = (100, 50, 25)
 _CLIENT_S = 40.0
-
-
-class NoDaemon(Exception):
-    """The daemon is missing or does not start; the text says which."""
 
 
 def mps() -> Answer:
@@ -37,7 +33,7 @@ def mps() -> Answer:
     try:
         with _daemon() as environment:
             return _clients(environment)
-    except NoDaemon as failure:
+    except EngineFailure as failure:
         return Answer("no", str(failure))
 
 
@@ -51,7 +47,7 @@ def client() -> Answer:
 
 def _clients(environment: dict[str, str]) -> Answer:
     alone = {share: _client(environment, share) for share in _PERCENTAGES}
-    servers = _ask(environment, "get_server_list")
+    servers = _CONTROL.ask(environment, "get_server_list")
     with ThreadPoolExecutor(2) as pool:
         together = list(pool.map(lambda share: _client(environment, share), (50, 50)))
     shared = _child(environment, "ipc")
@@ -76,7 +72,7 @@ def _sentence(found: dict[str, Any]) -> str:
 
 
 def _client(environment: dict[str, str], share: int) -> dict[str, Any]:
-    return _child({**environment, _SHARE: str(share)}, "mps-client")
+    return _child({**environment, PERCENTAGE: str(share)}, "mps-client")
 
 
 def _child(environment: dict[str, str], name: str) -> dict[str, Any]:
@@ -91,65 +87,14 @@ def _child(environment: dict[str, str], name: str) -> dict[str, Any]:
 def _daemon() -> Iterator[dict[str, str]]:
     """A daemon of our own while the block runs; yields the environment of its clients.
 
-    No setting of the card is read or written.
+    No setting of the card is read or written. Raises EngineFailure: why there is no daemon.
     """
-    if shutil.which(_CONTROL) is None:
-        raise NoDaemon(f"{_CONTROL} is not installed")
-    with tempfile.TemporaryDirectory(prefix="mps") as folder:
-        pipe, log = Path(folder, "pipe"), Path(folder, "log")
-        for each in (pipe, log):
-            each.mkdir()
-        environment = {
-            "CUDA_MPS_PIPE_DIRECTORY": str(pipe),
-            "CUDA_MPS_LOG_DIRECTORY": str(log),
-        }
-        # A file, not a pipe: the daemon may keep it open as long as it runs.
-        with Path(log, "start.log").open("w") as said:
-            started = subprocess.run(
-                (_CONTROL, "-d"),
-                env={**os.environ, **environment},
-                stdin=subprocess.DEVNULL,
-                stdout=said,
-                stderr=said,
-                timeout=20,
-                check=False,
-            )
-        try:
-            if started.returncode:
-                raise NoDaemon(f"{_CONTROL} -d: exit code {started.returncode}: {_log(log)}")
-            yield environment
-        finally:
-            _stop(environment, pipe)
-
-
-def _stop(environment: dict[str, str], pipe: Path) -> None:
-    """Ask the daemon to end; if it cannot be asked, end the process that it says it is."""
+    daemon = MpsDaemon(card_of("cuda:0", os.environ), _CONTROL)
     try:
-        _ask(environment, "quit -t 5")
-    except (OSError, subprocess.SubprocessError):
-        with suppress(OSError, ValueError):
-            number = (pipe / f"{_CONTROL}.pid").read_text(encoding="ascii")
-            os.kill(int(number), signal.SIGTERM)
-
-
-def _ask(environment: dict[str, str], command: str) -> str:
-    """What the daemon answers."""
-    done = subprocess.run(
-        (_CONTROL,),
-        env={**os.environ, **environment},
-        input=f"{command}\n",
-        capture_output=True,
-        text=True,
-        timeout=20,
-        check=False,
-    )
-    return (done.stdout + done.stderr).strip()
-
-
-def _log(folder: Path) -> str:
-    """The end of what the daemon logged."""
-    parts = [file.read_text(errors="replace")[-400:] for file in sorted(folder.glob("*.log"))]
-    return " ".join(" ".join(parts).split())
+        daemon.start()
+        yield daemon.clients
+    finally:
+        daemon.stop()
 
 
 CHECKS = {"mps": mps, "mps-client": client}

@@ -105,7 +105,8 @@ def shared_unit(folder: Path, work: Work, site: Site, system: System) -> UnitSpe
         num_blocks=sum(_blocks(model, work, site) for model in models),
         block_bytes=bytes_of_block(site.dtype),
         workers=workers,
-        scheduler=SchedulerSpec(lane=system.lane, may_unshare=system.may_unshare),
+        # As policy.pipeline_depth is on a GPU, for every system alike.
+        scheduler=SchedulerSpec(lane=system.lane, may_unshare=system.may_unshare, pipeline_depth=2),
         device=site.device,
         partition=system.partition,
     )

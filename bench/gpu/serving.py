@@ -63,7 +63,7 @@ def unit_of(run: Run, model: ModelSpec, room: tuple[int, int], num_bytes: int) -
         num_blocks=blocks_for(model, sequences, tokens, num_bytes),
         block_bytes=num_bytes,
         workers=(WorkerSlot(0, (1.0,)),),
-        scheduler=SchedulerSpec(lane="mixed", token_budget=TOKEN_BUDGET),
+        scheduler=SchedulerSpec(lane="mixed", token_budget=TOKEN_BUDGET, pipeline_depth=2),
         device=device_name(run),
         partition="none",
         num_threads=1,

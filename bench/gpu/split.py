@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from time import monotonic
-from types import TracebackType
 
 from muxcluster.core.errors import EngineFailure
 from muxcluster.core.job import Job
@@ -49,6 +48,7 @@ class Split:
         self._new: queue.SimpleQueue[tuple[int, Job]] = queue.SimpleQueue()
         self._running: dict[int, _Launched] = {}
         self._ids = count()
+        self._last: dict[int, int] = {}
         self._is_closing = False
         self._thread = threading.Thread(target=self._run, name="split", daemon=True)
 
@@ -62,12 +62,7 @@ class Split:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._is_closing = True
         self._executor.wake()
         self._thread.join()
@@ -96,10 +91,14 @@ class Split:
 
     def _start(self, side: int, job: Job) -> None:
         new_id = next(self._ids)
+        # A side has one worker, so what a job follows is the last one that went to it.
+        follows = None if job.follows is None else self._last[side]
+        self._last[side] = new_id
         self._running[new_id] = _Launched(side, job.job_id)
         blocks = job.tables.blocks + self.sides[side].first_block
         tables = replace(job.tables, blocks=blocks)
-        self._executor.launch(replace(job, job_id=new_id, worker_id=side, tables=tables))
+        mine = replace(job, job_id=new_id, worker_id=side, tables=tables, follows=follows)
+        self._executor.launch(mine)
 
     def _settle(self, outcome: Outcome) -> None:
         if isinstance(outcome, StillRunning | OwnerLost):

@@ -2,7 +2,6 @@
 
 import math
 import time
-from types import TracebackType
 
 from muxcluster.api.settings import QueueLimits
 from muxcluster.core.errors import InvalidValue, Overloaded
@@ -102,10 +101,5 @@ class Admission:
     def __enter__(self) -> "Admission":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()

@@ -27,6 +27,8 @@ from muxcluster.core.errors import MuxClusterError
 from muxcluster.text.validation import field_path
 
 CLIENT_CLOSED = 499
+MODELS_PERIOD_S = 0.25
+"""How soon after its directory a new model's tokenizer is read."""
 
 
 def create_app(backend: Backend, settings: ApiSettings | None = None) -> FastAPI:
@@ -37,23 +39,26 @@ def create_app(backend: Backend, settings: ApiSettings | None = None) -> FastAPI
     settings = settings or ApiSettings()
     texts = ModelTexts.load(backend.models())
     metrics = Metrics()
-    for text in texts:
-        metrics.declare(text.served)
+    metrics.declare(text.served for text in texts)
     units = UnitMetrics(metrics.registry, backend.stats)
     service = CompletionService(backend, texts, metrics, settings)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None, None]:
-        poll = asyncio.create_task(_observe(units, settings.stats_period_s))
+        polls = (
+            asyncio.create_task(_observe(units, settings.stats_period_s)),
+            asyncio.create_task(_follow(backend, texts, metrics)),
+        )
         yield
-        poll.cancel()
-        await asyncio.gather(poll, return_exceptions=True)
+        for poll in polls:
+            poll.cancel()
+        await asyncio.gather(*polls, return_exceptions=True)
 
     app = DocumentedApp(title="muxcluster", version=__version__, lifespan=lifespan)
     app.state.service = service
     app.include_router(generation_routes(service, lenient=settings.lenient))
     app.include_router(model_routes(texts, settings))
-    app.include_router(status_routes(backend, metrics))
+    app.include_router(status_routes(backend, texts, metrics))
     app.add_middleware(Edge, settings=settings, metrics=metrics)
     _add_error_answers(app)
     return app
@@ -64,6 +69,13 @@ async def _observe(units: UnitMetrics, period_s: float) -> None:
     while True:
         units.observe()
         await asyncio.sleep(period_s)
+
+
+async def _follow(backend: Backend, texts: ModelTexts, metrics: Metrics) -> None:
+    """Models come and go while the application runs."""
+    while True:
+        metrics.declare(await texts.follow(backend.models()))
+        await asyncio.sleep(MODELS_PERIOD_S)
 
 
 def _add_error_answers(app: FastAPI) -> None:

@@ -18,7 +18,7 @@ class Backend(Protocol):
     """The served models and the units behind them."""
 
     def models(self) -> Sequence[ServedModel]:
-        """Every model served; fixed for the life of the backend."""
+        """Every model served at the moment; none while they are not known yet."""
         ...
 
     def generate(self, request: Request) -> AsyncIterator[TokenDelta]:

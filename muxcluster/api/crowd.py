@@ -1,7 +1,6 @@
 """The bound on HTTP requests that are open at once and on the memory of their bodies."""
 
 from collections.abc import Callable
-from types import TracebackType
 
 from muxcluster.api.settings import QueueLimits
 from muxcluster.core.errors import Overloaded
@@ -50,11 +49,6 @@ class Visit:
         self._crowd.num_open += 1
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._crowd.num_open -= 1
         self._crowd.num_bytes -= self._num_bytes

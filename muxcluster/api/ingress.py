@@ -3,8 +3,6 @@
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,50 +16,42 @@ from muxcluster.api.app import create_app
 from muxcluster.api.choice import ChoiceDelta
 from muxcluster.api.cluster_backend import ClusterBackend
 from muxcluster.api.coalesce import coalesce
-from muxcluster.api.links import UnitLink, keep_connected
+from muxcluster.api.lines import Lines, keep_in_step
 from muxcluster.api.listener import Listener
 from muxcluster.api.service import CompletionService
 from muxcluster.api.settings import ApiSettings
 from muxcluster.channel.client import UnitClient
 from muxcluster.cluster.embedded import APP, HttpAddress
-from muxcluster.core.errors import NotReady
-from muxcluster.core.served import ServedModel
+from muxcluster.cluster.nodes import HEAD_RESOURCE
+from muxcluster.core.directory import Directory, KeyPair, UnitAddress
+from muxcluster.core.errors import EngineFailure, NotReady
 
 INGRESS = "ingress"
+ASK_TIMEOUT_S = 5.0
+"""How long the controller may take; a hung one is never reported."""
+VIEW_TIMEOUT_S = 15.0
+"""The same where it asks the units first."""
 ITEM_PERIOD_S = 0.025
 """A Ray item costs 0.2-0.5 ms: a Python caller's stream gets at most 40 a second per choice."""
-
-
-@dataclass(frozen=True, slots=True)
-class Routes:
-    """What an ingress serves: the models, and the units that each model's requests may go to."""
-
-    models: tuple[ServedModel, ...]
-    units_of: Mapping[str, tuple[str, ...]]
 
 
 class Ingress:
     """Serve's HTTP deployment and the target of Python handles.
 
-    controller: Serve handle of the controller, asked for endpoints and status only.
+    controller: Serve handle of the controller, asked for the directory and for status only: streams
+    go on without it.
     listen: where this replica itself listens. None: HTTP comes through Serve's proxy.
     """
 
     def __init__(
-        self,
-        routes: Routes,
-        settings: ApiSettings,
-        controller: Any,
-        listen: HttpAddress | None = None,
+        self, settings: ApiSettings, controller: Any, listen: HttpAddress | None = None
     ) -> None:
         if settings.request_log is not None:
             request_log.write_to(Path(settings.request_log))
         self._settings = settings
         self._controller = controller
-        unit_ids = dict.fromkeys(chain.from_iterable(routes.units_of.values()))
-        limit_s = settings.restart_limit_s
-        self._links = [UnitLink(unit_id, _connect, limit_s) for unit_id in unit_ids]
-        self._backend = ClusterBackend(routes.models, routes.units_of, self._links, limit_s)
+        self._lines = Lines(_connect, settings.restart_limit_s)
+        self._backend = ClusterBackend(self._lines, settings.restart_limit_s)
         self._service: CompletionService | None = None
         self._watch: asyncio.Task[None] | None = None
         self._listener = None if listen is None else Listener(listen)
@@ -72,7 +62,7 @@ class Ingress:
         app.add_api_route("/status", self.status, methods=["GET"])
         app.add_api_route("/timeline", self.timeline, methods=["GET"])
         self._service = app.state.service
-        self._watch = asyncio.create_task(keep_connected(self._links, self._endpoints))
+        self._watch = asyncio.create_task(keep_in_step(self._lines, self._directory))
         if self._listener is not None:
             app.add_api_route("/-/healthz", _serve_healthz, include_in_schema=False)
             app.add_api_route("/-/routes", _serve_routes, include_in_schema=False)
@@ -105,38 +95,55 @@ class Ingress:
         return [choices[index] for index in sorted(choices)]
 
     async def status(self) -> dict[str, Any]:
-        """The controller's view, with what only the ingress knows."""
-        state: dict[str, Any] = await self._controller.status.remote()
-        return {**state, "ready": self._backend.ready()}
+        """The controller's view, with what only the ingress knows.
+
+        Raises NotReady while the controller does not answer; the data path goes on without it.
+        """
+        state: dict[str, Any] = await self._ask("status", timeout_s=VIEW_TIMEOUT_S)
+        links = {link.unit_id: link.state().value for link in self._lines.links()}
+        return {**state, "ready": self._backend.ready(), "links": links}
 
     async def timeline(self) -> dict[str, Any]:
-        """Finished jobs of each unit, oldest first."""
-        jobs: dict[str, Any] = await self._controller.timeline.remote()
+        """Finished jobs of each unit, oldest first. Raises as `status`."""
+        jobs: dict[str, Any] = await self._ask("timeline", timeout_s=VIEW_TIMEOUT_S)
         return jobs
 
     async def drain(self, timeout_s: float) -> int:
         """Refuse new requests, wait for the open ones; how many are still open after that."""
         return await self._backend.drain(timeout_s)
 
-    async def _endpoints(self) -> Mapping[str, str]:
+    def check_health(self) -> None:
+        """Serve's hook. Raises EngineFailure where directories are no longer followed."""
+        if self._watch is not None and self._watch.done():
+            raise EngineFailure("the ingress no longer follows the directory")
+
+    async def _directory(self, known_version: str | None) -> Directory | None:
+        """A newer directory; None too where the controller is gone: the next turn asks again."""
         try:
-            endpoints: dict[str, str] = await self._controller.endpoints.remote()
-        except (RayError, RayServeException):
-            return {}  # it restarts; the next turn asks again
-        return endpoints
+            directory: Directory | None = await self._ask("directory", known_version)
+        except NotReady:
+            return None
+        return directory
+
+    async def _ask(self, method: str, *args: Any, timeout_s: float = ASK_TIMEOUT_S) -> Any:
+        try:
+            answer = getattr(self._controller, method).remote(*args)
+            return await asyncio.wait_for(answer, timeout_s)
+        except (TimeoutError, RayError, RayServeException) as error:
+            message = "the controller does not answer"
+            raise NotReady(message, retry_after_s=2, code="controller_lost") from error
 
     async def __del__(self) -> None:
         if self._listener is not None:
             await self._listener.close()
         if self._watch is not None:
             self._watch.cancel()
-        for link in self._links:
-            await link.close()
+        await self._lines.close()
 
 
-async def _connect(endpoint: str) -> UnitClient:
+async def _connect(address: UnitAddress, keys: KeyPair | None) -> UnitClient:
     client = UnitClient()
-    await client.connect(endpoint)
+    await client.connect(address, keys)
     return client
 
 
@@ -174,17 +181,33 @@ def as_item(delta: ChoiceDelta) -> dict[str, Any]:
 
 
 def ingress_deployment(
-    routes: Routes, settings: ApiSettings, controller: Any, listen: HttpAddress | None = None
+    settings: ApiSettings,
+    controller: Any,
+    listen: HttpAddress | None = None,
+    num_nodes: int = 1,
+    version: str | None = None,
+    *,
+    is_on_head: bool = False,
 ) -> Any:
-    """A bound Serve deployment of the ingress; `controller` is bound, `listen` as `Ingress`'s."""
+    """A bound Serve deployment of the ingress, a replica on each of `num_nodes` nodes, or on the
+    head alone.
+
+    `controller` is bound; `listen` is `Ingress`'s, the same port on every node. version: replicas
+    of an equal one are left as they are; None replaces all.
+    """
+    resources = {HEAD_RESOURCE: 0.001} if is_on_head else {}
     deployment = serve.deployment(
         serve.ingress()(Ingress),
         name=INGRESS,
-        num_replicas=1,
+        num_replicas=1 if is_on_head else num_nodes,
+        max_replicas_per_node=1,
         # Our own queues are bounded (429); what Serve holds back would wait in the proxy instead.
         max_ongoing_requests=100_000,
-        ray_actor_options={"num_cpus": 0.1},
+        ray_actor_options={"num_cpus": 0, "resources": resources},
         graceful_shutdown_wait_loop_s=0.1,
         graceful_shutdown_timeout_s=10.0,
     )
-    return deployment.bind(routes, settings, controller, listen)
+    if version is not None:
+        # Serve gives each `run` a version of its own, and replaces all replicas of another one.
+        deployment = deployment.options(version=version, _internal=True)
+    return deployment.bind(settings, controller, listen)

@@ -1,14 +1,16 @@
-"""The ingress's lines to the units: one client each, renewed when a unit was restarted."""
+"""The ingress's line to one unit: a client, renewed when the unit was restarted elsewhere."""
 
-import asyncio
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from enum import StrEnum
 from typing import Protocol
 
 from muxcluster.api.backend import close
+from muxcluster.api.routing import PrefixMemory
+from muxcluster.api.unit_load import LoadMeter
+from muxcluster.core.directory import KeyPair, UnitAddress
 from muxcluster.core.errors import NotReady
 from muxcluster.core.events import TokenDelta
 from muxcluster.core.request import Request
@@ -16,22 +18,26 @@ from muxcluster.core.served import UnitState, UnitStats
 
 logger = logging.getLogger(__name__)
 
-SILENT_S = 3.0
-"""A unit that has not reported for this long may live at another endpoint by now."""
+SILENT_S = 5.0
+"""A unit reports twice a second; one that has not for this long gets no new requests."""
 STALLED_S = 10.0
-"""A unit reports twice a second; after this long without a report it is stuck."""
-WATCH_PERIOD_S = 0.1
+"""And after this long it is stuck. A node out of reach shows earlier: its connection breaks."""
 RESTART_LIMIT_S = 120.0
 """How long a lost unit may take to come back before requests stop waiting for it."""
 
 
 class LinkState(StrEnum):
-    """A unit as the ingress sees it. Only `up` is ready; `stalled` and `failed` are unhealthy."""
+    """A unit as the ingress sees it. `stalled` and `failed` are unhealthy.
+
+    unreachable: the connection broke (process or node gone, line cut), and may come back.
+    silent, stalled: connected, but without a word. recovering: by the unit's own word.
+    """
 
     LOADING = "loading"
     UP = "up"
     SILENT = "silent"
     STALLED = "stalled"
+    UNREACHABLE = "unreachable"
     RECOVERING = "recovering"
     FAILED = "failed"
 
@@ -60,7 +66,7 @@ class UnitConnection(Protocol):
         ...
 
 
-Connect = Callable[[str], Awaitable[UnitConnection]]
+Connect = Callable[[UnitAddress, KeyPair | None], Awaitable[UnitConnection]]
 
 
 class UnitLink:
@@ -72,15 +78,17 @@ class UnitLink:
         self.unit_id = unit_id
         self.num_open = 0
         """Requests of ours that the unit works on."""
+        self.load = LoadMeter()
+        self.prefixes = PrefixMemory()
         self._connect = connect
         self._restart_limit_s = restart_limit_s
         self._client: UnitConnection | None = None
-        self._endpoint: str | None = None
+        self._address: UnitAddress | None = None
+        self._drain_until_s = math.inf
         self._was_up = False
         self._up_at_s = math.inf
         self._lost_at_s = -math.inf
         self._is_closed = False
-        self._changed = asyncio.Event()
 
     async def generate(self, request: Request) -> AsyncIterator[TokenDelta]:
         """As `Backend.generate`. Raises NotReady before the unit's first report."""
@@ -114,8 +122,10 @@ class UnitLink:
         if client is None or client.is_broken() or not is_up:
             if not self._was_up:
                 return LinkState.LOADING
-            is_late = now - self._up_at_s > self._restart_limit_s
-            return LinkState.FAILED if is_late else LinkState.RECOVERING
+            if now - self._up_at_s > self._restart_limit_s:
+                return LinkState.FAILED
+            is_there = client is not None and not client.is_broken()
+            return LinkState.RECOVERING if is_there else LinkState.UNREACHABLE
         age_s = client.stats_age_s()
         if age_s > SILENT_S:
             return LinkState.STALLED if age_s > STALLED_S else LinkState.SILENT
@@ -135,64 +145,51 @@ class UnitLink:
         if report is None or report.state is UnitState.FAILED:
             return False
         age_s = client.stats_age_s()
-        return age_s <= STALLED_S and time.monotonic() - age_s > self._lost_at_s
+        return age_s <= SILENT_S and time.monotonic() - age_s > self._lost_at_s
+
+    def measure(self) -> None:
+        """Take in the latest report; call it more often than units report."""
+        report = self.stats()
+        if report is not None:
+            self.load.hear(report, time.monotonic() - self.age_s())
 
     def lose(self) -> None:
         """A request found the unit gone: none is sent before it reports again."""
+        self.prefixes = PrefixMemory()
         self._lost_at_s = time.monotonic()
 
-    def refresh(self) -> None:
-        """Wakes those who wait where the unit takes requests again."""
-        self.state()
-        if self.is_open() or self._is_closed:
-            self._changed.set()
-            self._changed = asyncio.Event()
+    @property
+    def is_closed(self) -> bool:
+        """Given up for good."""
+        return self._is_closed
 
-    async def change(self) -> None:
-        """Waits until the unit may take requests again, or the link is closed."""
-        if not (self.is_open() or self._is_closed):
-            await self._changed.wait()
+    def drain(self, limit_s: float | None) -> None:
+        """Requests under way may stay for `limit_s` seconds from the first such call.
 
-    async def move_to(self, endpoint: str) -> None:
-        """Connect anew where `endpoint` is another one; the old client's requests fail."""
-        if endpoint == self._endpoint:
+        None: the unit does not drain, or no longer.
+        """
+        if limit_s is None:
+            self._drain_until_s = math.inf
+        elif self._drain_until_s == math.inf:
+            self._drain_until_s = time.monotonic() + limit_s
+
+    def is_overdue(self) -> bool:
+        """True where what is left on a draining unit must move on."""
+        return time.monotonic() >= self._drain_until_s
+
+    async def move_to(self, address: UnitAddress, keys: KeyPair | None = None) -> None:
+        """Connect anew where `address` is another one; the old client's requests fail."""
+        if address == self._address or self._is_closed:
             return
-        old, self._client = self._client, await self._connect(endpoint)
-        self._endpoint = endpoint
+        old, self._client = self._client, await self._connect(address, keys)
+        self._address = address
+        self.load, self.prefixes = LoadMeter(), PrefixMemory()
         if old is not None:
-            logger.warning("%s moved to %s", self.unit_id, endpoint)
+            logger.warning("%s moved to %s", self.unit_id, address.endpoint)
             await old.close()
 
     async def close(self) -> None:
         """Give up the connection: open requests fail. Idempotent."""
         self._is_closed = True
-        self.refresh()
         if self._client is not None:
             await self._client.close()
-
-
-async def keep_connected(
-    links: Sequence[UnitLink], ask_endpoints: Callable[[], Awaitable[Mapping[str, str]]]
-) -> None:
-    """Until cancelled: ask for the endpoints while any unit is lost or silent, and follow them."""
-    await asyncio.gather(_refresh(links), _follow(links, ask_endpoints))
-
-
-async def _refresh(links: Sequence[UnitLink]) -> None:
-    while True:
-        for link in links:
-            link.refresh()
-        await asyncio.sleep(WATCH_PERIOD_S)
-
-
-async def _follow(
-    links: Sequence[UnitLink], ask_endpoints: Callable[[], Awaitable[Mapping[str, str]]]
-) -> None:
-    while True:
-        missing = [link for link in links if not link.is_open() or link.age_s() > SILENT_S]
-        if missing:
-            endpoints = await ask_endpoints()
-            for link in missing:
-                if link.unit_id in endpoints:
-                    await link.move_to(endpoints[link.unit_id])
-        await asyncio.sleep(WATCH_PERIOD_S)

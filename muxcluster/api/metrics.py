@@ -1,5 +1,7 @@
 """Request metrics under vLLM's names, in a registry of their own (never the global one)."""
 
+from collections.abc import Iterable
+
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from muxcluster.api.call import Call
@@ -53,7 +55,7 @@ COUNTERS = {
 OUR_COUNTERS = {
     "request_recoveries": "Times that a request lost its unit and went on in another.",
 }
-REJECTED_CODES = frozenset({"model_loading", "server_shutting_down"})
+REJECTED_CODES = frozenset({"model_loading", "no_capacity", "server_shutting_down"})
 """Of NotReady: the request was turned away. After a `replica_lost` it has failed."""
 
 
@@ -92,12 +94,16 @@ class Metrics:
             registry=registry,
         )
 
-    def declare(self, model: ServedModel) -> None:
-        """Makes the model's series exist at zero, so that rates are right from the start."""
-        for family in (*self.counters.values(), *self.histograms.values()):
-            family.labels(model.name, ENGINE)
-        for reason in FinishReason:
-            self.success.labels(model.name, ENGINE, reason.value)
+    def declare(self, models: Iterable[ServedModel]) -> None:
+        """Makes the models' series exist at zero, so that rates are right from the start.
+
+        They outlive a model that is taken away: its counters must not fall, and it may come back.
+        """
+        for model in models:
+            for family in (*self.counters.values(), *self.histograms.values()):
+                family.labels(model.name, ENGINE)
+            for reason in FinishReason:
+                self.success.labels(model.name, ENGINE, reason.value)
 
     def count(self, name: str, model: str, amount: float = 1) -> None:
         """Adds to a counter of COUNTERS or OUR_COUNTERS."""

@@ -89,14 +89,18 @@ class UnitMetrics(Collector):
         registry.register(self)
 
     def observe(self) -> None:
-        """Counts the jobs of every report not seen yet; call it more often than units report."""
-        for unit in self._stats():
-            known = self._latest.get(unit.unit_id)
+        """Counts the jobs of every report not seen yet; call it more often than units report.
+
+        What a unit that is gone last said is forgotten.
+        """
+        units = {unit.unit_id: unit for unit in self._stats()}
+        before, self._latest = self._latest, units
+        for unit_id, unit in units.items():
+            known = before.get(unit_id)
             if known is not None and known.now_s == unit.now_s:
                 continue
-            self._latest[unit.unit_id] = unit
             for job in unit.jobs:
-                self._count(unit.unit_id, job)
+                self._count(unit_id, job)
 
     def _count(self, unit_id: str, job: JobRecord) -> None:
         self._job_seconds.labels(job.model, unit_id, job.phase).inc(

@@ -1,6 +1,9 @@
 """A served model's text side: its tokenizer, its chat template and its limits."""
 
 import asyncio
+import logging
+import math
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -11,8 +14,10 @@ from numpy.typing import NDArray
 from muxcluster.core.errors import (
     ContextLengthExceeded,
     InvalidValue,
+    LoadError,
     MissingParameter,
     ModelNotFound,
+    NotReady,
 )
 from muxcluster.core.served import ServedModel
 from muxcluster.text.schemas import ChatBody, TokenizeBody
@@ -20,6 +25,10 @@ from muxcluster.text.template import ChatTemplate
 from muxcluster.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
+logger = logging.getLogger(__name__)
+
+RETRY_S = 5.0
+"""How soon a model's files are read again where that failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,18 +79,46 @@ class ModelText:
 
 
 class ModelTexts:
-    """The text sides of all served models, by name."""
+    """The text sides of all served models, by name. Empty: the models are not known yet."""
 
-    def __init__(self, texts: Iterable[ModelText]) -> None:
+    def __init__(self, texts: Iterable[ModelText] = ()) -> None:
         self._by_name = {text.served.name: text for text in texts}
+        self._failed_s: dict[ServedModel, float] = {}
 
     @classmethod
     def load(cls, models: Iterable[ServedModel]) -> "ModelTexts":
         """Reads tokenizers and templates. Raises LoadError naming the file at fault."""
-        return cls(
-            ModelText(model, Tokenizer.load(model.path), ChatTemplate.load(model.path))
-            for model in models
-        )
+        return cls(map(_load, models))
+
+    async def follow(self, models: Sequence[ServedModel]) -> Sequence[ServedModel]:
+        """Make `models` the served ones, in their order; returns those that are new or changed.
+
+        Files are read on a thread. A model whose files cannot be read is logged, left out (one
+        that is served already stays as it was) and tried again some seconds later.
+        """
+        served = {text.served for text in self._by_name.values()}
+        new = [model for model in models if model not in served and self._may_try(model)]
+        if not new and self._by_name.keys() <= {model.name for model in models}:
+            return ()
+        loaded = [text for model in new if (text := await asyncio.to_thread(self._try, model))]
+        by_name = {**self._by_name, **{text.served.name: text for text in loaded}}
+        names = [model.name for model in models]
+        self._by_name = {name: by_name[name] for name in names if name in by_name}
+        return [text.served for text in loaded]
+
+    def _may_try(self, model: ServedModel) -> bool:
+        return time.monotonic() - self._failed_s.get(model, -math.inf) > RETRY_S
+
+    def _try(self, model: ServedModel) -> ModelText | None:
+        try:
+            return _load(model)
+        except LoadError as error:
+            logger.error("%s is not served: %s", model.name, error)
+            self._failed_s[model] = time.monotonic()
+            return None
+
+    def __len__(self) -> int:
+        return len(self._by_name)
 
     def __iter__(self) -> Iterator[ModelText]:
         return iter(self._by_name.values())
@@ -89,8 +126,11 @@ class ModelTexts:
     def find(self, name: str | None) -> ModelText:
         """The model called `name`; None means the only one.
 
-        Raises ModelNotFound, or MissingParameter for None where there are several.
+        Raises ModelNotFound, or MissingParameter for None where there are several; NotReady before
+        the models are known.
         """
+        if not self._by_name:
+            raise NotReady("the server does not know its models yet", retry_after_s=2)
         if name is None and len(self._by_name) == 1:
             return next(iter(self._by_name.values()))
         known = ", ".join(self._by_name)
@@ -100,6 +140,10 @@ class ModelTexts:
         if text is None:
             raise ModelNotFound(f"model {name!r} is not served here; served: {known}", "model")
         return text
+
+
+def _load(model: ServedModel) -> ModelText:
+    return ModelText(model, Tokenizer.load(model.path), ChatTemplate.load(model.path))
 
 
 async def off_loop(work: Callable[[], T], num_chars: int, inline_chars: int) -> T:

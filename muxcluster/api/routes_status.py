@@ -7,11 +7,12 @@ from starlette.responses import Response
 from muxcluster import __version__
 from muxcluster.api.backend import Backend
 from muxcluster.api.metrics import Metrics
+from muxcluster.api.model_text import ModelTexts
 from muxcluster.api.routes_generation import json_response
 from muxcluster.core.errors import NotReady, Unavailable
 
 
-def status_routes(backend: Backend, metrics: Metrics) -> APIRouter:
+def status_routes(backend: Backend, texts: ModelTexts, metrics: Metrics) -> APIRouter:
     """The routes operators and load balancers poll."""
     router = APIRouter()
 
@@ -29,8 +30,8 @@ def status_routes(backend: Backend, metrics: Metrics) -> APIRouter:
 
     @router.get("/ready", response_model=None)
     async def ready() -> Response:
-        """Routing: 503 while models load and while the server drains."""
-        if not (backend.healthy() and backend.ready()):
+        """Routing: 503 while models load, while the server drains and while no unit is up."""
+        if not (backend.healthy() and backend.ready() and len(texts)):
             raise NotReady("models are loading, or the server is draining", retry_after_s=2)
         return json_response({"status": "ready"})
 

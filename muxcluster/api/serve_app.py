@@ -1,21 +1,29 @@
-"""The whole server as one Serve application: for `muxcluster serve` and for `serve deploy`."""
+"""The server's parts put together: for `muxcluster serve` and `up`, and for `serve deploy`."""
 
-from collections.abc import Callable, Mapping, Sequence
+import hashlib
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import ray
 from pydantic import BaseModel, ConfigDict
+from ray import serve
+from ray.serve.schema import ApplicationStatus
 
-from muxcluster.api.ingress import Routes, ingress_deployment
+from muxcluster.api.ingress import ingress_deployment
 from muxcluster.api.settings import ApiSettings, QueueLimits
-from muxcluster.cluster.controller import controller_deployment
-from muxcluster.cluster.embedded import HttpAddress
-from muxcluster.cluster.unit_actor import unit_deployment
-from muxcluster.config import load_config, plan_for, served_models, unit_specs
+from muxcluster.cluster.deployed import controller_deployment
+from muxcluster.cluster.desired import desired_of
+from muxcluster.cluster.embedded import APP, SERVE_LOGGING, HttpAddress, raised_line
+from muxcluster.cluster.nodes import planning_nodes, ray_nodes
+from muxcluster.config import load_config, plan_for
+from muxcluster.config.planning import nodes_of
 from muxcluster.config.schema import ServerSection
-from muxcluster.core.served import ServedModel
-from muxcluster.core.unitspec import UnitSpec
+from muxcluster.core.errors import EngineFailure
+
+START_TIMEOUT_S = 60.0
+POLL_S = 0.1
 
 
 class ServeArgs(BaseModel):
@@ -30,17 +38,37 @@ class ServeArgs(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Wiring:
-    """How the application's parts reach each other and the world.
+class Ingresses:
+    """What the controller has Serve run: an `Edge`.
 
-    socket_dir: as `UnitReplica`'s. listen: where the ingress itself listens; None leaves HTTP to
-    Serve's proxy. make_unit: makes a unit's bound deployment from its specification and
-    `socket_dir`.
+    listen: where each ingress listens itself, on its node; None leaves HTTP to Serve's proxy.
+    is_everywhere: one on each node, or on the head alone.
     """
 
-    socket_dir: str | None = None
-    listen: HttpAddress | None = None
-    make_unit: Callable[[UnitSpec, str | None], Any] = unit_deployment
+    settings: ApiSettings
+    listen: HttpAddress | None
+    is_everywhere: bool = True
+
+    def deploy(self, controller: Any, num_nodes: int) -> None:
+        """As `Edge.deploy`; replaces ingresses with other settings one by one."""
+        settings = self.settings
+        if self.listen is None:
+            # Serve's proxy has set X-Request-Id already.
+            settings = replace(settings, request_id_header=False)
+        version = hashlib.sha256(repr(self).encode()).hexdigest()[:16]
+        application = ingress_deployment(
+            settings,
+            controller,
+            self.listen,
+            num_nodes,
+            version,
+            is_on_head=not self.is_everywhere,
+        )
+        serve.start(http_options={"location": "NoServer"}, logging_config=dict(SERVE_LOGGING))
+        target = serve.RunTarget(application, name=APP, route_prefix="/")
+        # It must not wait for ever for a node that went away since it was counted.
+        serve.run_many([target], wait_for_applications_running=False)
+        _wait_running()
 
 
 def app(args: ServeArgs) -> Any:
@@ -49,12 +77,20 @@ def app(args: ServeArgs) -> Any:
 
 
 def build_app(config_path: str | Path) -> Any:
-    """The application for a configuration file; nothing is started. Raises as `app`."""
+    """The application for a configuration file; nothing is started. Raises as `app`.
+
+    Its nodes are those of Ray where this process is part of a cluster and the file lists none.
+    """
     config = load_config(config_path)
-    plan = plan_for(config)
-    specs = unit_specs(config, plan)
-    settings = settings_of(config.server)
-    return assemble(specs, served_models(config), settings, plan.model_dump(mode="json"))
+    is_local = not ray.is_initialized()
+    nodes = nodes_of(config) if is_local else planning_nodes(config, _living())
+    desired = desired_of(config, plan_for(config, nodes), nodes)
+    settings = replace(settings_of(config.server), request_id_header=False)
+    return ingress_deployment(settings, controller_deployment(desired))
+
+
+def _living() -> list[Any]:
+    return [node for node in ray_nodes() if node.is_alive]
 
 
 def settings_of(server: ServerSection) -> ApiSettings:
@@ -75,28 +111,23 @@ def settings_of(server: ServerSection) -> ApiSettings:
     )
 
 
-def assemble(
-    specs: Sequence[UnitSpec],
-    models: Sequence[ServedModel],
-    settings: ApiSettings,
-    plan: Mapping[str, Any] | None = None,
-    wiring: Wiring | None = None,
-) -> Any:
-    """Units, controller and ingress, bound to each other."""
-    wiring = wiring or Wiring()
-    units = {spec.unit_id: wiring.make_unit(spec, wiring.socket_dir) for spec in specs}
-    controller = controller_deployment(specs, plan or {}, units)
-    routes = Routes(tuple(models), _units_of(specs))
-    if wiring.listen is None:
-        # Serve's proxy has set X-Request-Id already.
-        settings = replace(settings, request_id_header=False)
-    return ingress_deployment(routes, settings, controller, wiring.listen)
+def ingresses_of(server: ServerSection) -> Ingresses:
+    """The ingresses that the configuration's `server` section asks for."""
+    listen = HttpAddress(server.host, server.port)
+    return Ingresses(settings_of(server), listen, server.ingresses == "every-node")
 
 
-def _units_of(specs: Sequence[UnitSpec]) -> dict[str, tuple[str, ...]]:
-    """Model name -> ids of the units that serve it."""
-    units_of: dict[str, tuple[str, ...]] = {}
-    for spec in specs:
-        for model in spec.models:
-            units_of[model.name] = (*units_of.get(model.name, ()), spec.unit_id)
-    return units_of
+def _wait_running() -> None:
+    """Until all ingresses answer. Raises EngineFailure where they do not come."""
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while True:
+        found = serve.status().applications.get(APP)
+        if found is not None and found.status is ApplicationStatus.RUNNING:
+            return
+        is_late = time.monotonic() > deadline
+        if is_late or (found is not None and found.status is ApplicationStatus.DEPLOY_FAILED):
+            deployments = {} if found is None else found.deployments
+            reasons = (raised_line(each.message) for each in deployments.values())
+            late = f"they take longer than {START_TIMEOUT_S:g} s"
+            raise EngineFailure(next(filter(None, reasons), late))
+        time.sleep(POLL_S)

@@ -18,9 +18,11 @@ from muxcluster.channel.codec import (
     decode,
     encode,
 )
+from muxcluster.channel.curve import unlock
 from muxcluster.channel.mailbox import Mailbox
 from muxcluster.channel.reader import SocketReader
-from muxcluster.core.errors import InvalidValue, NotReady, Overloaded, Unavailable
+from muxcluster.core.directory import KeyPair, UnitAddress
+from muxcluster.core.errors import EngineFailure, InvalidValue, NotReady, Overloaded, Unavailable
 from muxcluster.core.events import TokenDelta
 from muxcluster.core.request import Request
 from muxcluster.core.served import UnitStats
@@ -30,6 +32,8 @@ logger = logging.getLogger(__name__)
 SEND_HIGH_WATER = 10_000
 RECEIVE_HIGH_WATER = 10_000
 PINGS_PER_SILENCE = 10
+SILENCE_S = 5.0
+"""A unit reports twice a second; a stalled one is left to others after this long."""
 
 
 class UnitClient:
@@ -40,7 +44,7 @@ class UnitClient:
     ones until the server is heard again. zmq reconnects by itself.
     """
 
-    def __init__(self, *, silence_s: float = 10.0) -> None:
+    def __init__(self, *, silence_s: float = SILENCE_S) -> None:
         self._silence_s = silence_s
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._socket: zmq.Socket[bytes] | None = None
@@ -53,16 +57,30 @@ class UnitClient:
         self._is_lost = False
         self._is_broken = False
 
-    async def connect(self, endpoint: str) -> None:
-        """Open the connection to `endpoint`, once; does not wait for the server to answer."""
+    async def connect(self, address: UnitAddress, keys: KeyPair | None = None) -> None:
+        """Open the connection to `address`, once; does not wait for the server to answer.
+
+        keys: the cluster's client key pair, for a unit that has a key of its own. Raises ValueError
+        on tcp where either end has no key, EngineFailure for an endpoint that cannot be.
+        """
         assert self._socket is None, "connected already"
+        endpoint = address.endpoint
+        if not endpoint.startswith("ipc://") and (address.server_key is None or keys is None):
+            raise ValueError(f"{endpoint}: a line over the network needs keys on both ends")
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.SNDHWM, SEND_HIGH_WATER)
         self._socket.setsockopt(zmq.RCVHWM, RECEIVE_HIGH_WATER)
+        if address.server_key is not None and keys is not None:
+            unlock(self._socket, address.server_key, keys)
         monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-        self._socket.connect(endpoint)
+        try:
+            self._socket.connect(endpoint)
+        except zmq.ZMQError as error:
+            self._context.destroy(linger=0)
+            self._context = self._socket = None
+            raise EngineFailure(f"cannot connect to {endpoint}: {error}") from error
         self._readers = [
             SocketReader(self._socket, self._receive),
             SocketReader(monitor, lambda _: self._break(endpoint)),
@@ -174,6 +192,8 @@ class UnitClient:
                 self._lose(f"no sign of life from {endpoint} for {self._silence_s:g} s")
 
     def _lose(self, reason: str) -> None:
+        if self._mailboxes and not self._is_lost:
+            logger.warning("%s: %d requests lose their unit", reason, len(self._mailboxes))
         self._is_lost = True
         for mailbox in self._mailboxes.values():
             mailbox.fail(NotReady(reason, code="replica_lost"))

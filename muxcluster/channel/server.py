@@ -12,6 +12,7 @@ from concurrent.futures import Future
 import zmq
 
 from muxcluster.channel.codec import Deltas, Stats, decode, encode
+from muxcluster.channel.curve import Door, Doorkeeper, lock, new_keys
 from muxcluster.channel.peers import Peer, Peers
 from muxcluster.core.errors import EngineFailure
 from muxcluster.core.events import TokenDelta
@@ -28,7 +29,7 @@ RETRY_S = 0.02
 
 
 class UnitServer:
-    """Serves one unit at `endpoint` ("ipc://PATH" or "tcp://127.0.0.1:*").
+    """Serves one unit at `door`. On tcp it makes itself a key pair (`server_key` is public).
 
     on_submit, on_abort: called on the server's thread; on_submit may raise RequestError or
     Unavailable, which the client gets. stats: called every `stats_s` seconds and pushed to every
@@ -37,7 +38,7 @@ class UnitServer:
 
     def __init__(
         self,
-        endpoint: str,
+        door: Door,
         on_submit: Callable[[Request], None],
         on_abort: Callable[[str], None],
         stats: Callable[[], UnitStats],
@@ -45,7 +46,10 @@ class UnitServer:
         silence_s: float = 10.0,
         stats_s: float = 0.5,
     ) -> None:
-        self._endpoint = endpoint
+        self._door = door
+        self._endpoint = door.endpoint
+        self._keys = None if door.client_key is None else new_keys()
+        self._doorkeeper: Doorkeeper | None = None
         self._peers = Peers(on_submit, on_abort, math.ceil(silence_s / stats_s))
         self._stats = stats
         self._stats_s = stats_s
@@ -65,6 +69,11 @@ class UnitServer:
         """
         self._thread.start()
         return self._bound.result()
+
+    @property
+    def server_key(self) -> bytes | None:
+        """What clients on tcp must know it by, new with every server; None on ipc."""
+        return None if self._keys is None else self._keys.public
 
     @property
     def is_alive(self) -> bool:
@@ -107,6 +116,9 @@ class UnitServer:
             router.setsockopt(zmq.ROUTER_MANDATORY, 1)
             router.setsockopt(zmq.SNDHWM, SEND_HIGH_WATER)
             router.setsockopt(zmq.RCVHWM, RECEIVE_HIGH_WATER)
+            if self._keys is not None and self._door.client_key is not None:
+                self._doorkeeper = Doorkeeper(context, self._door.client_key)
+                lock(router, self._keys)
             if self._bind(router):
                 self._serve(router)
         except Exception as error:
@@ -129,6 +141,8 @@ class UnitServer:
         poller = zmq.Poller()
         poller.register(router, zmq.POLLIN)
         poller.register(self._wake_read, zmq.POLLIN)
+        if self._doorkeeper is not None:
+            poller.register(self._doorkeeper.socket, zmq.POLLIN)
         next_tick = time.monotonic()
         while not self._is_closed:
             wait_s = next_tick - time.monotonic()
@@ -137,6 +151,8 @@ class UnitServer:
             ready = dict(poller.poll(max(0, math.ceil(wait_s * 1000))))
             if self._wake_read in ready:
                 os.read(self._wake_read, 4096)
+            if self._doorkeeper is not None:
+                self._doorkeeper.answer()
             self._receive(router)
             while self._outbox:
                 self._peers.route(self._outbox.popleft())

@@ -1,7 +1,6 @@
 """`muxcluster demo`: three small models, one shared engine, a burst of requests, a picture."""
 
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -38,7 +37,7 @@ def demo(
         with stoppable():
             config = _make_models(console, out, seed, burst)
             address = free_address(HttpAddress("127.0.0.1", port))
-            prepared = replace(prepare(config), address=address)
+            prepared = prepare(config).listening(address)
             console.print("Starting an embedded local Ray and one unit for all models …")
             with serving(prepared) as cluster:
                 _check(perform(console, url_of(address), cluster.ask, burst, out))

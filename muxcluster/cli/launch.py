@@ -7,19 +7,18 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from muxcluster.api.model_text import ModelTexts
-from muxcluster.api.serve_app import Wiring, assemble, settings_of
-from muxcluster.api.settings import ApiSettings
+from muxcluster.api.serve_app import Ingresses, ingresses_of
+from muxcluster.cluster.desired import Desired, desired_of
 from muxcluster.cluster.embedded import EmbeddedRay, HttpAddress
-from muxcluster.cluster.mesh import mesh_request
-from muxcluster.config import load_config, plan_for, served_models, unit_specs
+from muxcluster.cluster.mesh import UNIT_CPUS
+from muxcluster.config import load_config, plan_for
+from muxcluster.config.planning import nodes_of
 from muxcluster.core.errors import ConfigError, EngineFailure
 from muxcluster.core.served import ServedModel
-from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.weights import check_weight_files
 
 READY_TIMEOUT_S = 60.0
@@ -31,26 +30,40 @@ OTHER_CPUS = 0.5
 class Prepared:
     """A configuration that has passed every check that needs no running process."""
 
-    specs: tuple[UnitSpec, ...]
-    models: tuple[ServedModel, ...]
-    plan: dict[str, Any]
-    settings: ApiSettings
-    address: HttpAddress
+    desired: Desired
+    edge: Ingresses
+
+    @property
+    def models(self) -> tuple[ServedModel, ...]:
+        """All models of the file."""
+        return self.desired.models
+
+    @property
+    def address(self) -> HttpAddress:
+        """Where the ingress listens. Those made here always do."""
+        assert self.edge.listen is not None
+        return self.edge.listen
+
+    def listening(self, address: HttpAddress) -> "Prepared":
+        """The same at another address."""
+        return replace(self, edge=replace(self.edge, listen=address))
 
 
 def prepare(config_path: Path) -> Prepared:
     """Reads and checks everything. Raises ConfigError, LoadError, InfeasiblePlan."""
     config = load_config(config_path)
-    plan = plan_for(config)
-    specs = tuple(unit_specs(config, plan))
-    models = tuple(served_models(config))
-    for model in (model for spec in specs for model in spec.models):
+    nodes = nodes_of(config)
+    desired = desired_of(config, plan_for(config, nodes), nodes)
+    check_models(desired)
+    return Prepared(desired, ingresses_of(config.server))
+
+
+def check_models(desired: Desired) -> None:
+    """Weights and tokenizers are there and readable, on this machine. Raises LoadError."""
+    for model in (model for target in desired.targets for model in target.spec.models):
         if model.load_format != "dummy":
             check_weight_files(Path(model.path))
-    ModelTexts.load(models)
-    address = HttpAddress(config.server.host, config.server.port)
-    settings = settings_of(config.server)
-    return Prepared(specs, models, plan.model_dump(mode="json"), settings, address)
+    ModelTexts.load(desired.models)
 
 
 def free_address(wanted: HttpAddress) -> HttpAddress:
@@ -80,22 +93,15 @@ def serving(prepared: Prepared) -> Iterator[EmbeddedRay]:
     """
     # Units count their own threads; a library pool in each Ray process would fight them.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    meshes = [mesh_request(spec) for spec in prepared.specs]
+    targets = prepared.desired.targets
     # Ray starts an idle worker for each CPU it is told of, so it is told of few.
-    num_cpus = math.ceil(OTHER_CPUS + sum(mesh.num_cpus for mesh in meshes))
+    num_cpus = math.ceil(OTHER_CPUS + UNIT_CPUS * len(targets))
     # The ingress replica listens itself. On 2 cores, before any tuning, 32 streams got 2,900 events
     # a second through Serve's proxy, 6,500 through its HAProxy mode and 13,500 this way, and the
     # first token took 9.3, 3.4 and 2.3 ms (bench/http.py). `serve deploy` keeps the proxy.
-    cluster = EmbeddedRay(None, num_cpus, sum(mesh.num_gpus for mesh in meshes))
+    cluster = EmbeddedRay(None, num_cpus, sum(target.num_gpus for target in targets))
     try:
-        application = assemble(
-            prepared.specs,
-            prepared.models,
-            prepared.settings,
-            prepared.plan,
-            Wiring(cluster.socket_dir, prepared.address),
-        )
-        cluster.deploy(application)
+        cluster.run(prepared.desired, prepared.edge)
         wait_ready(url_of(prepared.address))
         yield cluster
     finally:

@@ -16,8 +16,11 @@ from muxcluster.core.errors import ConfigError, InfeasiblePlan, LoadError, MuxCl
 COMMANDS = {
     "place": "Plan which models share which GPUs, without starting anything.",
     "simulate": "Compare policies on a virtual clock, on GPUs that need not exist.",
+    "batch": "Plan the order of a batch job, and predict how long it takes.",
     "profile": "Measure how long jobs take on this machine, for the planner.",
     "serve": "Serve models over HTTP from this machine.",
+    "up": "Make a Ray cluster serve what a file says, and change what it serves.",
+    "down": "Stop what up started, on every node.",
     "bench": "Measure a running server the way vLLM's bench does.",
     "status": "Show what a running server does.",
     "demo": "Serve three small models and send them a burst of requests.",

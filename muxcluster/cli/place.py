@@ -19,6 +19,7 @@ from muxcluster.cli.placing.files import write_bytes
 from muxcluster.cli.placing.inputs import ProfileOption, curves_file, with_profile
 from muxcluster.cli.placing.moves import difference_lines
 from muxcluster.cli.placing.outcome import REPLANNING, Outcome, Solver, solve
+from muxcluster.cli.placing.pictures import picture_of
 from muxcluster.cli.placing.reports import Judged
 from muxcluster.cli.placing.summary import summary_lines
 from muxcluster.cli.placing.table import plan_lines
@@ -129,7 +130,9 @@ def place(  # noqa: PLR0913 - each parameter is an option of the command line
         raise typer.BadParameter("--time-limit is not a number of seconds")
     if from_plan is not None and method.value not in REPLANNING:
         raise typer.BadParameter(f"--from needs --method {' or '.join(REPLANNING)}")
-    drawn = None if plot is None else _canvas(plot)
+    drawn: Callable[[Judged, str], bytes] | None = None
+    if plot is not None:
+        drawn = picture_of("muxcluster.cli.placing.plot", plot)
     file = _configured(config, objective, profile)
     current = None if from_plan is None else read_plan(from_plan, file)
     curves = curves_file(file, profile) if method is Method.COMPAT else None
@@ -156,18 +159,6 @@ def _configured(path: Path, objective: Objective | None, profile: Path | None) -
         policy = config.policy.model_copy(update={"objective": objective.value})
         config = replace(config, policy=policy)
     return config if profile is None else with_profile(config, profile)
-
-
-def _canvas(path: Path) -> Callable[[Judged, str], bytes]:
-    """What draws a plan in the format of `path`, loaded only when it is asked for."""
-    if path.suffix.lower() not in (".svg", ".png"):
-        raise ConfigError(path, "", "a plot is written as .svg or .png")
-    try:
-        from muxcluster.cli.placing.plot import picture
-    except ImportError as error:
-        message = f"drawing needs matplotlib ({error}): pip install 'muxcluster[plot]'"
-        raise ConfigError(path, "", message) from error
-    return picture
 
 
 def _explained(judged: Judged, name: str) -> list[Text]:

@@ -145,7 +145,7 @@ def _alone(
     among them) and whatever the objective, which may be out of reach."""
     asked = config.policy.partition
     policy = config.policy.model_copy(update={"objective": "throughput"})
-    cluster = ClusterSection(nodes=config.cluster.nodes[:1])
+    cluster = ClusterSection(nodes=config.cluster.listed()[:1])
     config = replace(config, models=(model,), cluster=cluster, policy=policy)
     (spec,) = unit_specs(config, plan_for(config, [node]), [node])
     spec = replace(spec, workers=(WorkerSlot(0, shares),))

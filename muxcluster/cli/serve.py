@@ -43,7 +43,7 @@ def serve(
             prepared = _overridden(prepare(config), Overrides(host, port, api_key, lenient))
             console.print(f"starting {_counted(prepared)} on a local Ray …")
             with serving(prepared) as cluster:
-                has_key = prepared.settings.api_key is not None
+                has_key = prepared.edge.settings.api_key is not None
                 announce(console, prepared.models, url_of(prepared.address), has_key)
                 console.print(f"ready after {time.monotonic() - started_s:.1f} s; Ctrl-C stops")
                 block(cluster, drain_timeout)
@@ -64,7 +64,7 @@ class Overrides:
 
 def _overridden(prepared: Prepared, options: Overrides) -> Prepared:
     """Raises ConfigError where the address is taken."""
-    settings, address = prepared.settings, prepared.address
+    settings, address = prepared.edge.settings, prepared.address
     if options.api_key is not None:
         settings = replace(settings, api_key=options.api_key)
     if options.lenient is not None:
@@ -72,7 +72,7 @@ def _overridden(prepared: Prepared, options: Overrides) -> Prepared:
     host = address.host if options.host is None else options.host
     port = address.port if options.port is None else options.port
     address = free_address(HttpAddress(host, port))
-    return replace(prepared, settings=settings, address=address)
+    return replace(prepared, edge=replace(prepared.edge, settings=settings, listen=address))
 
 
 def block(cluster: EmbeddedRay, drain_s: float) -> None:
@@ -101,4 +101,4 @@ def curl_line(model: str, url: str, needs_key: bool = False) -> str:
 
 
 def _counted(prepared: Prepared) -> str:
-    return f"{len(prepared.models)} model(s) in {len(prepared.specs)} unit(s)"
+    return f"{len(prepared.models)} model(s) in {len(prepared.desired.targets)} unit(s)"

@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -19,6 +20,14 @@ from rich.progress import (
 
 from muxcluster.cli.placing.files import check_writable, write_bytes
 from muxcluster.cli.placing.inputs import ProfileOption, with_profile
+from muxcluster.cli.placing.pictures import picture_of
+from muxcluster.cli.simulating.batch import (
+    BatchOption,
+    ModelOption,
+    OrderOption,
+    job_of,
+    job_wish,
+)
 from muxcluster.cli.simulating.comparison import Grid, Prepared, prepare, reports_of
 from muxcluster.cli.simulating.demand import Wish
 from muxcluster.cli.simulating.hybrid import (
@@ -33,7 +42,6 @@ from muxcluster.cli.simulating.table import comparison_lines
 from muxcluster.cli.simulating.table_classes import class_lines
 from muxcluster.cli.simulating.tracing import traced
 from muxcluster.config import load_config
-from muxcluster.core.errors import ConfigError
 from muxcluster.sim.report import CaseReport
 from muxcluster.sim.sweep import Cache
 from muxcluster.sim.systems import SYSTEMS, System, system_named
@@ -96,6 +104,9 @@ def simulate(  # noqa: PLR0913 - each parameter is an option of the command line
     batch_prompt_tokens: PromptOption = None,
     batch_output_tokens: OutputOption = None,
     batch_requests: WaveOption = None,
+    batch: BatchOption = None,
+    order: OrderOption = None,
+    batch_model: ModelOption = None,
     seed: Annotated[int, typer.Option(min=0, help="Of all random numbers.")] = 0,
     slo_scale: Annotated[
         float,
@@ -164,15 +175,20 @@ def simulate(  # noqa: PLR0913 - each parameter is an option of the command line
     muxcluster simulate muxcluster.yaml --trace day.jsonl --systems muxserve,muxserve:quotas=off
 
     muxcluster simulate muxcluster.yaml --hybrid --batch-output-tokens 300
+
+    muxcluster simulate muxcluster.yaml --batch job.jsonl --order blend
     """
     _check_numbers(duration, slo_scale, max_rate, alpha)
     if trace is not None and alpha is None and max_rate is not None:
         raise typer.BadParameter("--max-rate needs --alpha")
     wish = Wish(duration, seed, alpha, max_rate, length_sigma, trace)
-    batch = batch_wish(hybrid, batch_prompt_tokens, batch_output_tokens, batch_requests)
+    asked_job = job_wish(batch, order, batch_model)
+    waves = batch_wish(hybrid, batch_prompt_tokens, batch_output_tokens, batch_requests)
     chosen = _systems(systems or (HYBRID_SYSTEMS if hybrid else _SYSTEMS))
-    grid = Grid(chosen, _scales(rate_scale), wish, slo_scale, plan, batch)
-    drawn = None if plot is None else _canvas(plot)
+    grid = Grid(chosen, _scales(rate_scale), wish, slo_scale, plan, waves)
+    drawn: Callable[[Sequence[CaseReport], str], bytes] | None = None
+    if plot is not None:
+        drawn = picture_of("muxcluster.sim.plots", plot)
     for path in (plot, timeline):
         if path is not None:
             check_writable(path)
@@ -180,6 +196,8 @@ def simulate(  # noqa: PLR0913 - each parameter is an option of the command line
     file = file if profile is None else with_profile(file, profile)
     store = Cache(cache)
     with _waiting("planning"):
+        if asked_job is not None:
+            grid = replace(grid, job=job_of(asked_job, file, plan, seed))
         prepared = prepare(file, grid, store)
     reports = _simulated(prepared, store, processes, timeline)
     if plot is not None and drawn is not None:
@@ -222,18 +240,6 @@ def _systems(text: str) -> tuple[System, ...]:
     if len({system.name for system in systems}) < len(systems):
         raise typer.BadParameter(f"--systems {text}: a system is there twice")
     return systems
-
-
-def _canvas(path: Path) -> Callable[[Sequence[CaseReport], str], bytes]:
-    """What draws a comparison in the format of `path`, loaded only when it is asked for."""
-    if path.suffix.lower() not in (".svg", ".png"):
-        raise ConfigError(path, "", "a plot is written as .svg or .png")
-    try:
-        from muxcluster.sim.plots import picture
-    except ImportError as error:
-        message = f"drawing needs matplotlib ({error}): pip install 'muxcluster[plot]'"
-        raise ConfigError(path, "", message) from error
-    return picture
 
 
 def _simulated(

@@ -3,7 +3,7 @@
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Annotated, Any
 
@@ -73,26 +73,53 @@ def _through_ray(address: str) -> dict[str, Any]:
 
 
 def show(console: Console, state: Mapping[str, Any]) -> None:
-    """One table of nodes, and one of models per unit."""
+    """Nodes, a table of models per unit, the rates that were planned and are measured, and what
+    is missing."""
     for node in state["nodes"]:
-        alive = "alive" if node["alive"] else "dead"
+        alive = "alive" if node["alive"] else "[red]not reachable[/red]"
         resources = ", ".join(f"{count:g} {name}" for name, count in node["resources"].items())
-        console.print(f"node {node['name']}: {alive}, {resources}")
+        gpu = f" ({node['gpu']})" if node.get("gpu") else ""
+        console.print(f"node {node['name']}: {alive}, {resources}{gpu}")
     for unit in state["units"]:
         console.print(_unit_table(unit))
+    if state["rates"]:
+        console.print(_rate_table(state["rates"]))
+    if state["missing_units"]:
+        console.print(f"[red]not running as planned: {', '.join(state['missing_units'])}[/red]")
+    if state["unplaced"]:
+        console.print(f"[red]no room for: {', '.join(state['unplaced'])}[/red]")
 
 
 def _unit_table(unit: Mapping[str, Any]) -> Table:
-    health = "healthy" if unit["healthy"] else "[red]down[/red]"
+    state = "draining" if unit["draining"] else unit["phase"]
+    health = "healthy" if unit["healthy"] else f"[red]{state}[/red]"
+    if unit["healthy"] and unit["draining"]:
+        health = state
+    if unit["reason"]:
+        health += f" ({unit['reason']})"
     shares = ", ".join(f"{share:.0%}" for share in unit["sm_shares"])
     if (sharing := unit["sharing"]) is not None and not sharing["is_on"]:
         gains = f"gain {sharing['gain']:.2f}, of mixed jobs {sharing['mixed_gain']:.2f}"
         shares += f", not shared now ({gains})"
+    gpus = ", ".join(str(gpu) for gpu in unit["gpus"])
+    place = f"{unit['device']} of {unit['node']}, GPU {gpus}"
     blocks = f"{unit['free_blocks']} of {unit['num_blocks']} blocks free"
-    table = Table(title=f"{unit['id']} on {unit['device']}: {health}; SM shares {shares}; {blocks}")
+    table = Table(title=f"{unit['id']} on {place}: {health}; SM shares {shares}; {blocks}")
     table.add_column("model", no_wrap=True)
     for title in COLUMNS.values():
         table.add_column(title, justify="right", no_wrap=True)
     for model in unit["models"]:
         table.add_row(model["name"], *(f"{model[column]:g}" for column in COLUMNS))
+    return table
+
+
+def _rate_table(rates: Sequence[Mapping[str, Any]]) -> Table:
+    """Requests/s: that the plan is for, that it serves, and as measured."""
+    table = Table(title="requests/s")
+    table.add_column("model", no_wrap=True)
+    for title in ("planned", "plan serves", "measured"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for rate in rates:
+        numbers = (rate["planned_per_s"], rate["capacity_per_s"], rate["measured_per_s"])
+        table.add_row(rate["model"], *(f"{number:.3g}" for number in numbers))
     return table

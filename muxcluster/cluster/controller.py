@@ -1,90 +1,252 @@
-"""The controller: knows plan, units and endpoints, and answers ingress and CLI."""
+"""The controller: keeps what is to run, and makes it so; answers ingresses and the command line."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+import logging
+from dataclasses import asdict, dataclass, replace
+from time import monotonic
 from typing import Any
 
 import ray
-from ray import serve
+from ray.exceptions import RayError
 
-from muxcluster.cluster.status import UnitView, describe
-from muxcluster.core.served import JobRecord
-from muxcluster.core.unitspec import UnitSpec
+from muxcluster.channel.curve import new_keys
+from muxcluster.cluster.actors import find_actor
+from muxcluster.cluster.desired import Desired, Record, State
+from muxcluster.cluster.edge import Edge
+from muxcluster.cluster.edge_keeper import EdgeKeeper
+from muxcluster.cluster.node_watch import NodeWatch
+from muxcluster.cluster.reconcile import (
+    Action,
+    Drain,
+    Limits,
+    Resume,
+    Start,
+    Stop,
+    View,
+    Wanted,
+    decide,
+    is_converged,
+)
+from muxcluster.cluster.replanner import Replanner
+from muxcluster.cluster.roster import Roster
+from muxcluster.cluster.routing_table import directory_of
+from muxcluster.cluster.status import describe, measured_rates
+from muxcluster.cluster.store import clear_state, read_state, write_state
+from muxcluster.cluster.unit_host import UNIT_CLASS
+from muxcluster.cluster.unit_report import Entrance
+from muxcluster.core.directory import Directory
 
-CONTROLLER = "controller"
+logger = logging.getLogger(__name__)
+
+TURN_S = 0.2
 ASK_TIMEOUT_S = 5.0
 
 
-class Controller:
-    """Asks the units' replicas when asked itself, so it has nothing to keep or to lose.
+@dataclass(frozen=True, slots=True)
+class Wiring:
+    """How a controller's units are made and reached.
 
-    units: unit id -> Serve handle of its replica.
+    socket_dir: folder for the units' sockets, where everything runs on this machine: then each node
+    of a plan stands for it. None: units listen on their nodes' addresses. unit_class: as
+    `UnitHost`'s.
     """
 
-    def __init__(
-        self, specs: Sequence[UnitSpec], plan: Mapping[str, Any], units: Mapping[str, Any]
-    ) -> None:
-        self._specs = tuple(specs)
-        self._plan = plan
-        self._units = units
+    socket_dir: str | None = None
+    unit_class: str = UNIT_CLASS
+    limits: Limits = Limits()
 
-    async def endpoints(self) -> dict[str, str]:
-        """Endpoint of each unit that answers now."""
-        answers = await asyncio.gather(*(self._ask(spec, "endpoint") for spec in self._specs))
-        pairs = zip(self._specs, answers, strict=True)
-        return {spec.unit_id: str(answer) for spec, answer in pairs if answer is not None}
+
+class Controller:
+    """Turns in a loop: look at nodes and units, decide (`reconcile`), act. All it knows is kept in
+    Ray's GCS before it acts, so that a successor goes on; the data path does without it meanwhile.
+
+    To be made on a running event loop.
+    """
+
+    def __init__(self, wiring: Wiring) -> None:
+        self._wiring = wiring
+        self._state = read_state()
+        if self._state.client_key is None and wiring.socket_dir is None:
+            self._keep(replace(self._state, client_key=new_keys()))
+        key = self._state.client_key
+        entrance = Entrance(wiring.socket_dir, None if key is None else key.public)
+        self._roster = Roster(self._state.records, entrance, self._keep_records, wiring.unit_class)
+        self._nodes = NodeWatch(is_local=wiring.socket_dir is not None)
+        self._edge = EdgeKeeper()
+        # On one machine a unit has nowhere to move to.
+        self._replanner = Replanner(follows_rates=wiring.socket_dir is None)
+        if self._state.desired is not None:
+            self._replanner.reset(self._state.desired)
+        self._served: set[str] = set()
+        self._is_leaving = False
+        self._turns = asyncio.create_task(self._run())
+
+    async def directory(self, known_version: str | None) -> Directory | None:
+        """What ingresses need to know; None where they know it, or it is not known yet."""
+        desired = self._state.desired
+        if desired is None or not self._is_settled():
+            return None
+        found = directory_of(self._state, self._roster.watches, self._nodes.reachable)
+        return None if found.version == known_version else found
+
+    async def desired(self) -> Desired | None:
+        """What is to run; None before the first `apply`."""
+        return self._state.desired
+
+    async def edge(self) -> Edge | None:
+        """The ingresses that are to run."""
+        return self._state.edge
+
+    async def apply(self, desired: Desired, edge: Edge | None) -> None:
+        """From now on this is to run; it is begun at once and kept first."""
+        self.begin(desired, edge)
+
+    def begin(self, desired: Desired, edge: Edge | None) -> None:
+        """As `apply`, in the controller's own process."""
+        self._keep(replace(self._state, desired=desired, edge=edge))
+        self._replanner.reset(desired)
+        self._roster.failures.clear()
+
+    async def progress(self) -> dict[str, Any]:
+        """How far it is with what was applied: {"converged", "units": [(id, phase, reason)],
+        "failures": [text], "edge": text or None, "num_failures": of what fails most often}."""
+        view = self._view()
+        units = [
+            (each.record.name, each.phase.value, each.reason)
+            for each in self._roster.views(self._nodes.reachable)
+        ]
+        failures = [
+            f"unit on {mesh.node} GPUs {list(mesh.gpus)}: {failure.reason}"
+            for (_, mesh), failure in self._roster.failures.items()
+        ]
+        if self._replanner.problem is not None:
+            failures.append(self._replanner.problem)
+        return {
+            "converged": self._is_settled()
+            and view is not None
+            and is_converged(view)
+            and self._edge.is_deployed,
+            "units": units,
+            "failures": failures,
+            "edge": self._edge.problem,
+            "num_failures": max(
+                [self._edge.num_failures, *(each.count for each in self._roster.failures.values())]
+            ),
+        }
 
     async def status(self) -> dict[str, Any]:
         """Nodes, units, models, SM shares, quotas, rates and health, as JSON values."""
-        answers = await asyncio.gather(*(self._ask(spec, "stats") for spec in self._specs))
-        views = [UnitView(s, a) for s, a in zip(self._specs, answers, strict=True)]
-        state = describe(_nodes(), views, self._plan)
+        views = self._roster.views(self._nodes.reachable)
+        state = describe(self._nodes.described(), views, self._state.desired)
         return {**state, "ray_address": ray.get_runtime_context().gcs_address}
 
     async def timeline(self) -> dict[str, list[dict[str, Any]]]:
         """Jobs of each unit so far, oldest first (`JobRecord` as JSON values)."""
-        answers = await asyncio.gather(*(self._ask(spec, "timeline") for spec in self._specs))
-        pairs = zip(self._specs, answers, strict=True)
-        return {spec.unit_id: _as_json(jobs or ()) for spec, jobs in pairs}
+        names = [watch.record.name for watch in self._roster.watches]
+        found = await asyncio.gather(*(_timeline(name) for name in names))
+        return dict(zip(names, found, strict=True))
 
-    async def _ask(self, spec: UnitSpec, method: str) -> Any:
-        """The replica's answer; None where it is gone, restarting or silent."""
-        call = getattr(self._units[spec.unit_id], method).remote()
-        try:
-            return await asyncio.wait_for(call, ASK_TIMEOUT_S)
-        except (TimeoutError, ray.exceptions.RayError):
+    async def stop(self) -> None:
+        """End every unit and forget everything; returns when they are gone."""
+        self._is_leaving = True
+        self._turns.cancel()
+        await self._roster.stop_all()
+        await asyncio.to_thread(clear_state)
+
+    def _keep(self, state: State) -> None:
+        write_state(state)
+        self._state = state
+
+    def _keep_records(self, records: tuple[Record, ...]) -> None:
+        if not self._is_leaving:
+            self._keep(replace(self._state, records=records))
+
+    def _is_settled(self) -> bool:
+        """What is known of nodes and units is not older than this controller."""
+        return self._nodes.is_known and self._roster.is_known
+
+    async def _run(self) -> None:
+        self._nodes.start()
+        while True:
+            try:
+                await self._turn()
+            except Exception:
+                logger.exception("a turn failed")
+            await asyncio.sleep(TURN_S)
+
+    async def _turn(self) -> None:
+        desired = self._state.desired
+        if desired is None or not self._is_settled():
+            return
+        self._edge.keep(self._state.edge, self._nodes.num_edges)
+        for watch in self._roster.watches:
+            if watch.record.node_id in self._nodes.dead:
+                self._roster.forget(watch.record.name)
+        await self._replan(desired)
+        view = self._view()
+        for action in () if view is None else decide(view):
+            await self._act(action)
+        self._roster.forgive()
+
+    async def _replan(self, desired: Desired) -> None:
+        views = self._roster.views(self._nodes.reachable)
+        measured = measured_rates([view for view in views if view.is_healthy])
+        records = [watch.record for watch in self._roster.watches if not watch.is_stopping]
+        nodes = self._nodes.usable(desired)
+        found = await self._replanner.next(desired, nodes, records, measured)
+        if found is not None and self._state.desired is desired:
+            self._keep(replace(self._state, desired=found))
+
+    def _view(self) -> View | None:
+        desired = self._state.desired
+        if desired is None:
             return None
+        names = {target.planned.node for target in desired.targets}
+        wanted = [target.wanted for target in desired.targets]
+        seen = self._roster.seen(self._nodes.reachable)
+        serving = {model for unit in seen if unit.serves for model in unit.models}
+        self._served |= serving
+        planned = {model for unit in wanted for model in unit.models}
+        return View(
+            wanted=wanted,
+            seen=seen,
+            nodes=frozenset(name for name in names if self._nodes.node_id(name) is not None),
+            now_s=monotonic(),
+            not_before=self._roster.not_before(),
+            limits=self._wiring.limits,
+            lost=frozenset((self._served & planned) - serving),
+        )
+
+    async def _act(self, action: Action) -> None:
+        match action:
+            case Start(unit):
+                await self._start(unit)
+            case Drain(name, limit_s):
+                self._roster.drain(name, limit_s)
+            case Resume(name):
+                self._roster.resume(name)
+            case Stop(name, is_broken):
+                self._roster.stop(name, is_broken=is_broken)
+
+    async def _start(self, unit: Wanted) -> None:
+        desired = self._state.desired
+        node_id = self._nodes.node_id(unit.mesh.node)
+        if desired is None or node_id is None:
+            return
+        target = next((each for each in desired.targets if each.wanted == unit), None)
+        if target is not None:
+            serial = self._state.serial + 1
+            self._keep(replace(self._state, serial=serial))
+            await self._roster.start(target, node_id, f"{target.planned.id}.{serial}")
 
 
-def _as_json(jobs: Sequence[JobRecord]) -> list[dict[str, Any]]:
+async def _timeline(name: str) -> list[dict[str, Any]]:
+    """A unit's jobs; none where it is gone, restarting or silent."""
+    actor = await asyncio.to_thread(find_actor, name)
+    if actor is None:
+        return []
+    try:
+        jobs = await asyncio.wait_for(actor.timeline.remote(), ASK_TIMEOUT_S)
+    except (TimeoutError, RayError):
+        return []
     return [asdict(job) for job in jobs]
-
-
-def _nodes() -> list[dict[str, Any]]:
-    keys = ("NodeName", "Alive", "Resources")
-    return [
-        {"name": node[keys[0]], "alive": node[keys[1]], "resources": _metered(node[keys[2]])}
-        for node in ray.nodes()
-    ]
-
-
-def _metered(resources: Mapping[str, float]) -> dict[str, float]:
-    """CPUs and GPUs only: Ray lists placement groups and addresses as resources too."""
-    return {key: value for key, value in resources.items() if key in ("CPU", "GPU")}
-
-
-def controller_deployment(
-    specs: Sequence[UnitSpec], plan: Mapping[str, Any], units: Mapping[str, Any]
-) -> Any:
-    """A bound Serve deployment of the one controller over bound unit deployments."""
-    deployment = serve.deployment(
-        Controller,
-        name=CONTROLLER,
-        num_replicas=1,
-        max_ongoing_requests=1000,
-        ray_actor_options={"num_cpus": 0.1},
-        graceful_shutdown_wait_loop_s=0.1,
-        graceful_shutdown_timeout_s=2.0,
-    )
-    return deployment.bind(tuple(specs), dict(plan), dict(units))

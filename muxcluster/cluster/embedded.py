@@ -9,8 +9,9 @@ import shutil
 import signal
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import ray
@@ -18,9 +19,20 @@ from ray import serve
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
-from muxcluster.core.errors import EngineFailure
+from muxcluster.cluster.actors import NAMESPACE
+from muxcluster.cluster.attach import ask, start_controller, stop_everything, wait_converged
+from muxcluster.cluster.controller import Wiring
+from muxcluster.cluster.desired import Desired
+from muxcluster.cluster.edge import Edge
+from muxcluster.cluster.unit_host import UNIT_CLASS
+from muxcluster.core.errors import EngineFailure, Unavailable
 
 APP = "muxcluster"
+SERVE_LOGGING: Mapping[str, Any] = MappingProxyType(
+    {"log_level": "WARNING", "enable_access_log": False}
+)
+START_TIMEOUT_S = 1800.0
+"""Large models take their time; what fails says so before."""
 OBJECT_STORE_BYTES = 128 * 2**20
 """Tokens do not pass through Ray's object store, so it may be small."""
 
@@ -53,27 +65,28 @@ class EmbeddedRay:
         proxy: where Serve's own proxy listens; None starts no proxy (the ingress listens itself).
         """
         self.socket_dir = tempfile.mkdtemp(prefix="muxcluster-")
-        self._ingress: Any = None
         try:
             _start(proxy, num_cpus, num_gpus)
         except BaseException:
             self.close()
             raise
 
-    def deploy(self, application: Any) -> None:
-        """Run a bound Serve application at `/` and wait until all of it is healthy.
+    def run(self, desired: Desired, edge: Edge, unit_class: str = UNIT_CLASS) -> None:
+        """Start a controller and what is desired, and wait until all of it is ready.
 
-        Raises EngineFailure with the first line of what a replica raised.
+        Raises EngineFailure with the reason where something fails.
         """
+        controller = start_controller(Wiring(self.socket_dir, unit_class))
         try:
-            self._ingress = serve.run(application, name=APP, route_prefix="/")
-        except RuntimeError as error:
-            raise EngineFailure(_failure_reason() or str(error)) from error
+            ask(controller, "apply", desired, edge)
+            wait_converged(controller, START_TIMEOUT_S, most_failures=1)
+        except Unavailable as error:
+            raise EngineFailure(str(error)) from error
 
     def ask(self, method: str, *args: Any, timeout_s: float = 30.0) -> Any:
         """The answer of a method of the ingress. Raises EngineFailure where it does not come."""
         try:
-            call = getattr(self._ingress, method).remote(*args)
+            call = getattr(serve.get_app_handle(APP), method).remote(*args)
             return call.result(timeout_s=timeout_s)
         except (RayError, RayServeException, TimeoutError) as error:
             raise EngineFailure(f"the ingress does not answer: {error}") from error
@@ -87,7 +100,7 @@ class EmbeddedRay:
         """Stop Serve, then Ray; returns when no process of them is left. Idempotent."""
         with _raylet_silenced():
             if ray.is_initialized():
-                serve.shutdown()
+                stop_everything()
             ray.shutdown()
         shutil.rmtree(self.socket_dir, ignore_errors=True)
 
@@ -99,6 +112,7 @@ def _start(proxy: HttpAddress | None, num_cpus: float, num_gpus: float) -> None:
     with _signals_held():
         ray.init(
             address="local",
+            namespace=NAMESPACE,
             num_cpus=num_cpus,
             num_gpus=num_gpus or None,
             include_dashboard=False,
@@ -108,7 +122,7 @@ def _start(proxy: HttpAddress | None, num_cpus: float, num_gpus: float) -> None:
         )
     serve.start(
         http_options=_http_options(proxy),
-        logging_config={"log_level": "WARNING", "enable_access_log": False},
+        logging_config=dict(SERVE_LOGGING),
     )
 
 
@@ -116,21 +130,6 @@ def _http_options(proxy: HttpAddress | None) -> dict[str, Any]:
     if proxy is None:
         return {"location": "NoServer"}
     return {"host": proxy.host, "port": proxy.port, "location": "HeadOnly"}
-
-
-def _failure_reason() -> str | None:
-    """The replica's own exception out of the traceback that Serve keeps as a message."""
-    application = serve.status().applications.get(APP)
-    if application is None:
-        return None
-    messages = [deployment.message for deployment in application.deployments.values()]
-    return next(filter(None, map(raised_line, messages)), None)
-
-
-def raised_line(message: str) -> str | None:
-    """The last exception line of a traceback in `message`, without the exception's module."""
-    found = re.findall(r"^(?:[A-Za-z_]\w*\.)*([A-Z]\w*): (.+)$", message, flags=re.MULTILINE)
-    return found[-1][1].strip() if found else None
 
 
 @contextlib.contextmanager
@@ -160,3 +159,9 @@ def _raylet_silenced() -> Iterator[None]:
     """Ray prints a false alarm about Serve's own actors when they are stopped."""
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         yield
+
+
+def raised_line(message: str) -> str | None:
+    """The last exception line of a traceback in `message`, without the exception's module."""
+    found = re.findall(r"^(?:[A-Za-z_]\w*\.)*([A-Z]\w*): (.+)$", message, flags=re.MULTILINE)
+    return found[-1][1].strip() if found else None

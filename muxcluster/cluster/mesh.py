@@ -18,11 +18,11 @@ class MeshRequest:
     num_gpus: float
 
 
-def mesh_request(spec: UnitSpec) -> MeshRequest:
-    """The resources of `spec`'s mesh; on CPU only a token share, for Ray meters no threads."""
-    if not spec.device.startswith("cuda"):
+def mesh_request(num_gpus: float) -> MeshRequest:
+    """The resources of a mesh of `num_gpus`, declared ones too; of the CPU only a token share, for
+    Ray meters no threads."""
+    if not num_gpus:
         return MeshRequest(({"CPU": UNIT_CPUS},), UNIT_CPUS, 0.0)
-    num_gpus = float(spec.tp)
     return MeshRequest(({"CPU": UNIT_CPUS, "GPU": num_gpus},), UNIT_CPUS, num_gpus)
 
 

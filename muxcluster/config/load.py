@@ -88,7 +88,7 @@ def _check_names(section: FileSection, source: _Source) -> None:
             raise source.error(("models", index, "name"), message)
         first[model.name] = index
     seen: set[str] = set()
-    for index, node in enumerate(section.cluster.nodes):
+    for index, node in enumerate(section.cluster.listed()):
         at: Location = ("cluster", "nodes", index)
         if node.name in seen:
             raise source.error((*at, "name"), f"two nodes are called {node.name!r}")

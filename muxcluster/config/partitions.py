@@ -37,17 +37,26 @@ def partition_of(
 
 
 def pool_blocks(
-    planned: int, partition: str, workers: tuple[WorkerSlot, ...], block_bytes: int
+    planned: int,
+    partition: str,
+    workers: tuple[WorkerSlot, ...],
+    *,
+    block_bytes: int,
+    step_bytes: int,
 ) -> int:
-    """Blocks that are left of a planned pool, beside which the planner reckoned with few processes.
+    """Blocks that are left of a GPU's planned pool, beside which the planner reckoned with few
+    processes and no recorded decode steps.
 
-    `mps`, which `auto` may become, has one a worker and share, and a CUDA context in each. Never
-    less than half: on a card so small the start may fail, and then says so.
+    step_bytes: of the logits of all models' recorded steps in one place. `mps`, which `auto` may
+    become, has a process a worker and share, with a CUDA context in each.
+    Never less than half: on a card so small the start may fail, and then says so.
     """
-    if partition not in ("mps", "auto"):
-        return planned
-    num_processes = 1 + sum(len(worker.shares) for worker in workers)
-    more = max(0, num_processes - NUM_CONTEXTS) * CONTEXT_BYTES
+    more = 0
+    if partition in ("mps", "auto"):
+        num_processes = 1 + sum(len(worker.shares) for worker in workers)
+        more += max(0, num_processes - NUM_CONTEXTS) * CONTEXT_BYTES
+    decoding = (worker for worker in workers if not worker.phases <= {Phase.PREFILL})
+    more += sum(len(worker.shares) for worker in decoding) * step_bytes
     return max(planned - -(-more // block_bytes), planned // 2)
 
 

@@ -68,7 +68,7 @@ def _check_models(path: Path, key: str, unit: PlannedUnit) -> None:
 def _check_cluster(path: Path, plan: Plan, config: Config) -> None:
     """Some of its models and of its nodes are the configuration's."""
     models = {model.name for model in config.models}
-    nodes = {node.name for node in config.cluster.nodes}
+    nodes = {node.name for node in config.cluster.listed()}
     if not plan.units:
         raise ConfigError(path, "units", "the plan has none")
     if not any(model.name in models for unit in plan.units for model in unit.models):

@@ -61,12 +61,12 @@ def problem(config: Config, nodes: tuple[Node, ...]) -> Problem:
     Raises memory.DoesNotFit where a KV block is too small, ConfigError for a profile that cannot be
     read.
     """
-    demands = tuple(_demand(model, dtype_of(model, nodes)) for model in config.models)
+    demands = tuple(_demand(model, dtype_of(config, model, nodes)) for model in config.models)
     policy = config.policy
     return Problem(
         demands,
         nodes,
-        _limits(policy, demands, nodes),
+        _limits(policy, demands, is_modest=runs_on_cpus(config, nodes)),
         objective=policy.objective,
         epsilon=policy.fairness,
         profiles=tuple(_profiles(config)),
@@ -80,24 +80,29 @@ def profile_paths(config: Config) -> tuple[Path, ...]:
 
 
 def nodes_of(config: Config) -> tuple[Node, ...]:
-    """The nodes of the file."""
-    return tuple(_node(section) for section in config.cluster.nodes)
+    """The nodes of the file; this machine where it lists none."""
+    return tuple(_node(section) for section in config.cluster.listed())
 
 
-def dtype_of(model: ConfiguredModel, nodes: Sequence[Node]) -> str:
+def runs_on_cpus(config: Config, nodes: Sequence[Node]) -> bool:
+    """Whether every unit's engine is that of a CPU, whatever GPUs are declared."""
+    return config.cluster.engine == "cpu" or all(node.gpu.is_cpu for node in nodes)
+
+
+def dtype_of(config: Config, model: ConfiguredModel, nodes: Sequence[Node]) -> str:
     """The dtype of the model's weights and KV, "auto" resolved."""
     if model.section.dtype != "auto":
         return model.section.dtype
-    if all(node.gpu.is_cpu for node in nodes):
+    if runs_on_cpus(config, nodes):
         return "float32"
     return model.facts.dtype if model.facts.dtype in ITEMSIZE else "bfloat16"
 
 
-def _limits(policy: PolicySection, demands: Sequence[Demand], nodes: Sequence[Node]) -> Limits:
+def _limits(policy: PolicySection, demands: Sequence[Demand], *, is_modest: bool) -> Limits:
     limits = Limits(policy.block_tokens, policy.token_budget)
     if policy.kv_gb is not None:
         return replace(limits, kv_bytes=int(policy.kv_gb * GIB))
-    if all(node.gpu.is_cpu for node in nodes):
+    if is_modest:
         return replace(limits, kv_bytes=_modest_pool(demands, limits))
     return limits
 

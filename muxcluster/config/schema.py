@@ -77,29 +77,31 @@ class NodeSection(Section):
         return self
 
 
-def _this_machine() -> list[NodeSection]:
-    return [NodeSection(name="local", gpu="cpu")]
-
-
 def _listed(value: object) -> object:
     if value == "auto":
-        return _this_machine()
+        return None
     if not isinstance(value, list) or not value:
         raise ValueError("give a list of nodes, or auto")
     return value
 
 
 class ClusterSection(Section):
-    """The hardware: nodes as listed; `auto`, the default, is this machine's cores.
+    """The hardware: nodes as listed; `auto` (None), the default, is what Ray says for `up`, and
+    this machine's cores for every other command.
 
+    engine: "cpu" runs every unit on its node's cores while Ray still hands out the GPUs of the
+    plan, so that a cluster can be tried with GPUs that are only declared (`ray start --num-gpus`).
     profiles: measurements that the planner predicts from, relative to the file: those of
     `muxcluster profile`, or the table that MuxServe publishes.
     """
 
-    nodes: Annotated[list[NodeSection], BeforeValidator(_listed)] = Field(
-        default_factory=_this_machine
-    )
+    nodes: Annotated[list[NodeSection] | None, BeforeValidator(_listed)] = None
+    engine: Literal["auto", "cpu"] = "auto"
     profiles: list[Annotated[str, Field(min_length=1)]] = []
+
+    def listed(self) -> list[NodeSection]:
+        """The nodes of the file; this machine where it lists none."""
+        return [NodeSection(name="local", gpu="cpu")] if self.nodes is None else self.nodes
 
 
 class PolicySection(Section):
@@ -118,9 +120,15 @@ class PolicySection(Section):
 
     block_tokens: tokens a KV block holds at head_dim 128. token_budget: most tokens of a prefill
     job. max_decode_rows: most sequences of a decode job. quota_period_s: seconds between moves of
-    quota. kv_gb: KV pool of a unit in GiB. host_memory_gib: memory of a unit, beside its pool, for
+    quota. pipeline_depth: decode jobs of a worker at a time, the second one waiting there for the
+    first to end (2), or one (1); "auto": 2 on a GPU, 1 where a unit spans several or has none.
+    kv_gb: KV pool of a unit in GiB. host_memory_gib: memory of a unit, beside its pool, for
     what batch requests had in blocks they gave up; by default 16 GiB for a GPU, for a cpu unit 1 or
     the pool's size if that is less. Only "hybrid" takes any. num_threads: of a cpu unit.
+
+    replan: on a cluster, whether models move ("auto") when the rates that are measured leave the
+    planned ones for good. replan_period_s: how long they must have, and least time between two such
+    replans.
     """
 
     scheduler: Literal["adbs", "temporal", "round-robin", "mixed"] = "adbs"
@@ -133,10 +141,13 @@ class PolicySection(Section):
     token_budget: Count = 2048
     max_decode_rows: Count = 256
     quota_period_s: Positive = 5.0
+    pipeline_depth: Literal["auto", 1, 2] = "auto"
     prefix_caching: bool = True
     kv_gb: Amount | None = None
     host_memory_gib: Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)] | None = None
     num_threads: Count | None = None
+    replan: Literal["auto", "off"] = "auto"
+    replan_period_s: Positive = 120.0
 
 
 class ServerSection(Section):
@@ -146,7 +157,8 @@ class ServerSection(Section):
     may take to come back before its requests end with an error. max_queued, max_queued_batch:
     requests of one model that may wait for their first token, interactive and batch class; beyond
     that, and beyond max_open_requests in all, clients get 429. max_buffered_bytes: of all open
-    requests' bodies. request_log: file that gets a line of JSON per request.
+    requests' bodies. request_log: file that gets a line of JSON per request. ingresses: which nodes
+    of a cluster listen at `host` and `port`, all or the head alone.
     """
 
     host: str = "127.0.0.1"
@@ -161,6 +173,7 @@ class ServerSection(Section):
     max_buffered_bytes: Count = 512 * 2**20
     request_log: str | None = None
     lenient: bool = False
+    ingresses: Literal["every-node", "head"] = "every-node"
 
 
 class FileSection(Section):

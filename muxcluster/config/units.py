@@ -12,12 +12,14 @@ from muxcluster.core.kvshape import KvShape, block_bytes
 from muxcluster.core.request import Slo
 from muxcluster.core.served import ServedModel
 from muxcluster.core.unitspec import ModelSpec, SchedulerSpec, UnitSpec
-from placement.hardware import GIB, Gpu
+from placement.hardware import GIB, Gpu, cpu
 from placement.plan import Plan, PlannedUnit
 from placement.problem import Node
 
 _CPU_HOST_GIB = 1.0
 _GPU_HOST_GIB = 16.0
+_LOGIT_BYTES = 4
+"""Recorded decode steps keep fp32 logits of as many rows as a model has sequences."""
 
 
 def unit_specs(
@@ -50,7 +52,7 @@ def served_models(config: Config) -> tuple[ServedModel, ...]:
 def _unit(config: Config, unit: PlannedUnit, nodes: dict[str, Node]) -> UnitSpec:
     if unit.node not in nodes:
         raise ConfigError(config.file, "cluster.nodes", f"no node {unit.node!r} of the plan")
-    gpu = nodes[unit.node].gpu
+    gpu = _engine_gpu(config, nodes[unit.node].gpu)
     by_name = {model.name: model for model in config.models}
     for planned in unit.models:
         if planned.name not in by_name:
@@ -67,8 +69,11 @@ def _unit(config: Config, unit: PlannedUnit, nodes: dict[str, Node]) -> UnitSpec
     )
     bytes_of_block = block_bytes(policy.block_tokens, max(spec.shape.itemsize for spec in specs))
     blocks = unit.kv_blocks
-    if policy.kv_gb is None:
-        blocks = pool_blocks(blocks, partition, workers, bytes_of_block)
+    if policy.kv_gb is None and not gpu.is_cpu:
+        step_bytes = unit.tp * sum(_LOGIT_BYTES * spec.max_seqs * spec.vocab_size for spec in specs)
+        blocks = pool_blocks(
+            blocks, partition, workers, block_bytes=bytes_of_block, step_bytes=step_bytes
+        )
     devices = tuple("cpu" if gpu.is_cpu else f"cuda:{index}" for index in unit.gpus)
     return UnitSpec(
         unit_id=unit.id,
@@ -83,6 +88,7 @@ def _unit(config: Config, unit: PlannedUnit, nodes: dict[str, Node]) -> UnitSpec
             token_budget=policy.token_budget,
             max_decode_rows=policy.max_decode_rows,
             quota_period_s=policy.quota_period_s,
+            pipeline_depth=_depth(config, gpu, unit),
         ),
         device=devices[0],
         partition=partition,
@@ -96,7 +102,7 @@ def _unit(config: Config, unit: PlannedUnit, nodes: dict[str, Node]) -> UnitSpec
 
 def _model(config: Config, model: ConfiguredModel, nodes: Sequence[Node]) -> ModelSpec:
     shape, section = model.facts.shape, model.section
-    dtype = dtype_of(model, nodes)
+    dtype = dtype_of(config, model, nodes)
     return ModelSpec(
         name=model.name,
         path=_path(config, model),
@@ -142,6 +148,29 @@ def _host_blocks(policy: PolicySection, gpu: Gpu, num_blocks: int, bytes_of_bloc
     if gpu.is_cpu:
         return min(num_blocks, int(_CPU_HOST_GIB * GIB) // bytes_of_block)
     return int(_GPU_HOST_GIB * GIB) // bytes_of_block
+
+
+def _engine_gpu(config: Config, gpu: Gpu) -> Gpu:
+    """What a unit computes on: with `cluster.engine: cpu` one core stands for each declared GPU."""
+    if config.cluster.engine != "cpu" or gpu.is_cpu:
+        return gpu
+    return cpu(config.policy.num_threads or 1, gpu.memory_bytes)
+
+
+def _depth(config: Config, gpu: Gpu, unit: PlannedUnit) -> int:
+    """Decode jobs of a worker at a time; on a CPU the second was not measured to gain.
+
+    Raises ConfigError where several GPUs run the jobs of a unit, which take one at a time.
+    """
+    asked = config.policy.pipeline_depth
+    if asked == "auto":
+        return 1 if gpu.is_cpu or unit.tp > 1 else 2
+    if asked > 1 and unit.tp > 1:
+        message = (
+            f"unit {unit.id} spans {unit.tp} GPUs, which take one job at a time: use auto or 1"
+        )
+        raise ConfigError(config.file, "policy.pipeline_depth", message)
+    return asked
 
 
 def _threads(config: Config, gpu: Gpu) -> int:

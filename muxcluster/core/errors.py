@@ -11,7 +11,8 @@ MuxClusterError
 │   └── ContentTooLarge         content_too_large
 ├── Unavailable             the request was fine, the server cannot take it now; `retry_after_s`
 │   ├── Overloaded              rate_limit_exceeded
-│   └── NotReady                model_loading, server_shutting_down, replica_lost
+│   └── NotReady                model_loading, server_shutting_down, replica_lost,
+│                               no_capacity, controller_lost
 ├── ConfigError             a file the user wrote is wrong; names file and key
 ├── LoadError               a model directory cannot be loaded; names the file
 ├── InfeasiblePlan          the models do not fit the cluster; names model and gigabytes
@@ -101,7 +102,7 @@ class Overloaded(Unavailable):
 
 
 class NotReady(Unavailable):
-    """The model is loading, or the server drains, or the replica was lost."""
+    """The model is loading or has no place, the server drains, or the replica was lost."""
 
     code = "model_loading"
 

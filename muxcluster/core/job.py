@@ -27,7 +27,7 @@ class Side(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class WorkerSlot:
-    """An executor of jobs: at most one job at a time, at one of a few SM shares.
+    """An executor of jobs: runs one at a time, at one of a few SM shares.
 
     shares: the rungs it can run at, ascending, each in (0, 1]. phases: what it may run.
     """
@@ -111,6 +111,9 @@ class Job:
     max_steps: decode steps in this one launch (≥ 1; 1 for prefill and mixed). Blocks for all of
         them are in `tables`.
     copies: one entry a model whose slots are copied; it may be another than the job's.
+    follows: the job of the same worker, share and rows (but for those known to end with it) that
+        this one goes on from. It is sent while that one runs, so some of its rows may have ended
+        meanwhile: what they come to is of no use. Where that job failed, this one must not run.
     """
 
     job_id: int
@@ -123,6 +126,7 @@ class Job:
     admissions: tuple[Admission, ...] = ()
     max_steps: int = 1
     copies: tuple[SlotCopies, ...] = ()
+    follows: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,23 +104,47 @@ class Records:
         return np.asarray(self.rows["ending"] == Ending.FINISHED)
 
 
-class RecordLog:
-    """Takes records as requests end. models: names known beforehand, kept even without requests.
+class RowLog:
+    """Rows of `ROW`, one after the other.
 
-    Up to 8192 records wait as tuples; beyond those, memory is `ROW.itemsize` a record, and twice
-    that while `records()` joins the chunks.
+    Up to 8192 wait as tuples; beyond those, memory is `ROW.itemsize` a row, and twice that while
+    `rows()` joins the chunks.
     """
+
+    def __init__(self) -> None:
+        self._chunks: list[NDArray[np.void]] = []
+        self._waiting: list[tuple[object, ...]] = []
+
+    def add(self, row: tuple[object, ...]) -> None:
+        """Keep one row, its values in the order of `ROW`."""
+        self._waiting.append(row)
+        if len(self._waiting) == _CHUNK:
+            self._pack()
+
+    def rows(self) -> NDArray[np.void]:
+        """All rows so far, `ROW` [n]; the log goes on."""
+        self._pack()
+        rows = np.concatenate(self._chunks)
+        self._chunks = [rows]
+        return rows
+
+    def _pack(self) -> None:
+        self._chunks.append(np.array(self._waiting, dtype=ROW))
+        self._waiting = []
+
+
+class RecordLog:
+    """Takes records as requests end. models: names known beforehand, kept even without requests."""
 
     def __init__(self, models: Sequence[str] = ()) -> None:
         self._index = {name: index for index, name in enumerate(models)}
-        self._chunks: list[NDArray[np.void]] = []
-        self._waiting: list[tuple[object, ...]] = []
+        self._log = RowLog()
 
     def add(self, record: Record) -> None:
         """Keep one record. Raises ValueError where its tokens and times contradict each other."""
         _check(record)
         first, last = record.first_token_s, record.last_token_s
-        self._waiting.append(
+        self._log.add(
             (
                 self._index.setdefault(record.model, len(self._index)),
                 record.arrival_s,
@@ -137,19 +161,10 @@ class RecordLog:
                 record.restore_s,
             )
         )
-        if len(self._waiting) == _CHUNK:
-            self._pack()
 
     def records(self) -> Records:
         """All records so far; the log goes on."""
-        self._pack()
-        rows = np.concatenate(self._chunks) if self._chunks else np.empty(0, dtype=ROW)
-        self._chunks = [rows]
-        return Records(tuple(self._index), rows)
-
-    def _pack(self) -> None:
-        self._chunks.append(np.array(self._waiting, dtype=ROW))
-        self._waiting = []
+        return Records(tuple(self._index), self._log.rows())
 
 
 def _check(record: Record) -> None:

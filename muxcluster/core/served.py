@@ -49,6 +49,8 @@ class ModelStats:
     quota, with packing hybrid."""
     num_lent: int = 0
     """Batch requests that gave blocks up and wait to be restored; part of `num_running`."""
+    waiting_tokens: int = 0
+    """Tokens to compute before every request that is here now has its first."""
     step_time_error: float = 0.0
     """Mean of |predicted / actual - 1| over the last jobs; 0 where nothing is predicted."""
 

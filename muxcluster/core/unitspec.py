@@ -48,6 +48,8 @@ class SchedulerSpec:
     "round-robin" (classes in turn).
     token_budget: most tokens a prefill or mixed job may process; longer prompts are chunked.
     max_decode_rows: most rows of a decode job. quota_period_s: seconds between quota adaptations.
+    pipeline_depth: 2: where a decode job is sure to be followed by one of the same sequences, that
+    one is with the worker before it ends (scheduling/following.py); 1: never.
     Of packing "hybrid" alone: batch_stretch: by how many times its time batch rows may lengthen a
     job of interactive ones, where targets allow it. ageing_s: batch work that found no job for so
     long is in the next one, and an interactive request that is late lets those that are not go
@@ -63,6 +65,7 @@ class SchedulerSpec:
     token_budget: int = 2048
     max_decode_rows: int = 256
     quota_period_s: float = 5.0
+    pipeline_depth: int = 1
     batch_stretch: float = 2.0
     ageing_s: float = 30.0
     first_rows: int = 16

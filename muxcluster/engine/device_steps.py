@@ -65,6 +65,10 @@ class DeviceSteps:
         starts = rows.starts + rows.counts
         return InOrder((first, self._decode().launch(rows.slots, starts, num_steps - 1)))
 
+    def waits(self, rows: Rows) -> bool:
+        """Where the host's sampler chooses the token of some row."""
+        return not is_plain(self._model.sampling, rows.slots, rows.starts + rows.counts)
+
     def _decode(self) -> DecodeGraphs:
         place = self._capture.place
         decode = self._decodes.get(place)

@@ -61,7 +61,10 @@ class Executor(Protocol):
         ...
 
     def launch(self, job: Job) -> None:
-        """Give the job to the worker it names, which must be idle."""
+        """Give the job to the worker it names, which must be idle, or have what it follows.
+
+        Where that fails, so does this job, without running; others may be launched before it has.
+        """
         ...
 
     def wait(self, timeout_s: float | None) -> Sequence[Outcome]:

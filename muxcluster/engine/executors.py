@@ -49,6 +49,9 @@ def _check_ranks(spec: UnitSpec) -> None:
     if spec.partition != "none":
         message = f"a unit of {spec.tp} ranks runs one job at a time: use 'none'"
         raise ConfigError(spec.unit_id, "partition", message)
+    if spec.scheduler.pipeline_depth > 1:
+        message = f"a unit of {spec.tp} ranks is given one job at a time: use 1"
+        raise ConfigError(spec.unit_id, "pipeline_depth", message)
     if len(set(spec.rank_devices)) != spec.tp and spec.device != "cpu":
         message = f"{spec.tp} ranks need as many GPUs: {', '.join(spec.rank_devices) or 'none'}"
         raise ConfigError(spec.unit_id, "rank_devices", message)

@@ -63,6 +63,10 @@ class HostSteps:
             starts, counts = starts + counts, np.ones_like(counts)
         return Ready(result_of(steps, sampling, prompt_logprobs))
 
+    def waits(self, rows: Rows) -> bool:
+        """Always: the host is the device."""
+        return True
+
     def _logits(self, batch: TokenBatch, wanted: NDArray[np.int64]) -> Tensor:
         """fp32 [len(wanted), vocab]; the forward runs even where no logits are wanted."""
         model = self._model

@@ -1,6 +1,5 @@
 """Workers as a fiction: every job runs in this process, inside `wait` (no sockets, no Ray)."""
 
-import logging
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -8,18 +7,18 @@ from collections.abc import Sequence
 from muxcluster.core.errors import EngineFailure
 from muxcluster.core.job import Job
 from muxcluster.core.unitspec import UnitSpec
-from muxcluster.engine.executor import JobDone, JobFailed, Outcome
+from muxcluster.engine.executor import Outcome
+from muxcluster.engine.pipeline import Pipeline
 from muxcluster.engine.runner import UnitRunner
-
-logger = logging.getLogger(__name__)
 
 
 class InProcessExecutor:
-    """Runs one launched job per `wait`, in the order of launching."""
+    """Ends one launched job per `wait`, in the order of launching; on a GPU the next one has begun
+    by then."""
 
     def __init__(self, spec: UnitSpec) -> None:
         self._spec = spec
-        self._runner: UnitRunner | None = None
+        self._pipeline: Pipeline | None = None
         self._jobs: deque[Job] = deque()
         self._woken = threading.Event()
 
@@ -29,15 +28,20 @@ class InProcessExecutor:
         return False
 
     def start(self) -> None:
-        self._runner = UnitRunner(self._spec)
-        self._runner.record(self._spec.workers[0].worker_id)
+        runner = UnitRunner(self._spec)
+        runner.record(self._spec.workers[0].worker_id)
+        self._pipeline = Pipeline(runner)
 
     def launch(self, job: Job) -> None:
         self._jobs.append(job)
 
     def wait(self, timeout_s: float | None) -> Sequence[Outcome]:
-        if self._jobs:
-            return [self._run(self._jobs.popleft())]
+        pipeline = self._pipeline
+        assert pipeline is not None, "wait before start"
+        while self._jobs and not pipeline.must_end:
+            pipeline.begin(self._jobs.popleft())
+        if len(pipeline):
+            return [pipeline.end()]
         self._woken.wait(timeout_s)
         self._woken.clear()
         return []
@@ -53,13 +57,5 @@ class InProcessExecutor:
         """Nothing to end: there are no child processes."""
 
     def close(self) -> None:
-        self._runner = None
+        self._pipeline = None
         self._jobs.clear()
-
-    def _run(self, job: Job) -> Outcome:
-        assert self._runner is not None, "wait before start"
-        try:
-            return JobDone(self._runner.execute(job))
-        except Exception as error:
-            logger.exception("job %d of %s failed", job.job_id, job.model)
-            return JobFailed(job.job_id, job.worker_id, f"{type(error).__name__}: {error}")

@@ -16,15 +16,22 @@ class JobLog:
 
     def __init__(self) -> None:
         self._running: dict[int, tuple[Job, float]] = {}
+        self._last_end_s: dict[int, float] = {}
         self._records: deque[JobRecord] = deque(maxlen=MAX_RECORDS)
 
     def start(self, job: Job, now: float) -> None:
-        """The job was launched at `now` (seconds on the unit's clock)."""
+        """The job was launched at `now` (seconds on the unit's clock).
+
+        What follows another job starts when that ends.
+        """
         self._running[job.job_id] = (job, now)
 
     def finish(self, result: JobResult, now: float) -> Job:
         """The job ended well at `now`; it leaves a record. Raises KeyError if it never started."""
         job, start = self._running.pop(result.job_id)
+        if job.follows is not None:
+            start = max(start, self._last_end_s[job.worker_id])
+        self._last_end_s[job.worker_id] = now
         record = JobRecord(
             job_id=job.job_id,
             model=job.model,

@@ -47,8 +47,7 @@ def load_model(spec: ModelSpec, device: str, group: RankGroup | None = None) -> 
         if group is not None:
             model = load_part(config, spec, device, group)
         elif spec.load_format == "dummy":
-            empty = skeleton(config, DTYPES[spec.dtype], directory / "config.json")
-            model = fill(empty, DummyWeights(spec.seed, device), whole, device)
+            model = fill(skeleton(config, spec), DummyWeights(spec.seed, device), whole, device)
         else:
             model = _read(config, spec, check_weight_files(directory)).to(device)
         model.eval().requires_grad_(False)

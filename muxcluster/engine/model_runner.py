@@ -38,6 +38,10 @@ class Steps(Protocol):
         """As `ModelRunner.launch`."""
         ...
 
+    def waits(self, rows: Rows) -> bool:
+        """As `ModelRunner.waits`."""
+        ...
+
 
 class ModelRunner:
     """Runs one model's rows, on the CPU step by step, on a GPU without waiting for it."""
@@ -92,6 +96,10 @@ class ModelRunner:
         """
         assert num_steps == 1 or np.all(rows.samples), "only decode rows take several steps"
         return self._steps.launch(rows, num_steps)
+
+    def waits(self, rows: Rows) -> bool:
+        """True where `launch` returns when the rows that decode have ended."""
+        return self._steps.waits(rows)
 
     def run(self, rows: Rows, num_steps: int) -> RowsResult:
         """Launch the rows and wait for what they come to."""

@@ -4,7 +4,6 @@ Run as `python -m muxcluster.engine.owner CONTROL_FD FORK_FD` by the unit. It ke
 thread: libgomp deadlocks in a forked child whose parent has run threads (DESIGN.md §9).
 """
 
-import faulthandler
 import gc
 import logging
 import os
@@ -16,10 +15,9 @@ from pathlib import Path
 
 import torch
 
-from muxcluster.channel.codec import LoadFailed, Ready, Start, decode, encode
 from muxcluster.channel.frames import FrameSocket
-from muxcluster.core.errors import LoadError
 from muxcluster.core.unitspec import UnitSpec
+from muxcluster.engine.childmain import serve_unit
 from muxcluster.engine.processname import name_process
 from muxcluster.engine.runner import UnitRunner
 from muxcluster.engine.worker import Worker
@@ -102,16 +100,13 @@ def _flush() -> None:
     sys.stderr.flush()
 
 
-def _load(spec: UnitSpec, control: FrameSocket) -> UnitRunner | None:
-    """The loaded models, or None after telling the unit why not."""
-    try:
-        return UnitRunner(spec)
-    except LoadError as error:
-        control.send(encode(LoadFailed(str(error.path), error.reason)))
-    except Exception as error:
-        logger.exception("%s cannot start", spec.unit_id)
-        control.send(encode(LoadFailed("", f"{type(error).__name__}: {error}")))
-    return None
+def _load(spec: UnitSpec) -> UnitRunner:
+    torch.set_num_threads(1)
+    runner = UnitRunner(spec)
+    _warn_of_threads()
+    gc.collect()
+    gc.freeze()  # collections in a worker must not touch, and so copy, the owner's pages
+    return runner
 
 
 def _warn_of_threads() -> None:
@@ -122,27 +117,12 @@ def _warn_of_threads() -> None:
 
 def main(control_fd: int, fork_fd: int) -> int:
     """Serve one unit to its end; the exit status."""
-    name_process("mux-owner")
-    faulthandler.enable()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the unit decides when we end
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
-    torch.set_num_threads(1)
-    control = FrameSocket(socket.socket(fileno=control_fd))
     forks = socket.socket(fileno=fork_fd)
-    frame = control.recv()
-    if frame is None:
-        return 0
-    message = decode(frame)
-    assert isinstance(message, Start), f"an owner was sent {type(message).__name__}"
-    runner = _load(message.spec, control)
-    if runner is None:
-        return 1
-    _warn_of_threads()
-    gc.collect()
-    gc.freeze()  # collections in a worker must not touch, and so copy, the owner's pages
-    control.send(encode(Ready()))
-    Owner(message.spec, runner, control, forks).serve()
-    return 0
+
+    def serve(spec: UnitSpec, runner: UnitRunner, control: FrameSocket) -> None:
+        Owner(spec, runner, control, forks).serve()
+
+    return serve_unit("mux-owner", control_fd, _load, serve)
 
 
 if __name__ == "__main__":

@@ -1,17 +1,14 @@
 """The unit's end of its memory owner: start the process, ask it for workers, end it."""
 
-import os
 import select
-import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Mapping
 
-from muxcluster.channel.codec import LoadFailed, Ready, Start, decode, encode
+from muxcluster.channel.codec import Start, decode, encode
 from muxcluster.channel.frames import FrameSocket
-from muxcluster.core.errors import EngineFailure, LoadError
+from muxcluster.core.errors import EngineFailure
 from muxcluster.core.unitspec import UnitSpec
+from muxcluster.engine.childprocess import STOP_GRACE_S, ChildProcess, check_ready
 from muxcluster.engine.liveness import Patience, Pulse
 
 OWNER_MODULE = "muxcluster.engine.owner"
@@ -34,13 +31,12 @@ pages, where the kernel grants them on request (measured: a fifth less time a st
 """
 
 
-class OwnerLink:
-    """One owner process, from start to reaping.
+class OwnerLink(ChildProcess):
+    """One owner process; the workers are in its process group.
 
     control: a stream whose EOF means the other side is gone; it carries Start, then Ready or
     LoadFailed. forks: a stream of worker ids, each with the worker's socket attached, answered by
     the new worker's process id (both 4 bytes, little-endian).
-    The owner leads its own process group, which its workers share: one signal ends them all.
     """
 
     def __init__(
@@ -54,23 +50,10 @@ class OwnerLink:
         self._patience = patience
         unit_control, owner_control = socket.socketpair()
         self._forks, owner_forks = socket.socketpair()
-        inherited = (owner_control.fileno(), owner_forks.fileno())
-        with owner_control, owner_forks:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", module or OWNER_MODULE, *map(str, inherited)],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                env=environment,
-                pass_fds=inherited,
-                start_new_session=True,
-            )
+        super().__init__(
+            module or OWNER_MODULE, (owner_control, owner_forks), environment=environment
+        )
         self.control = FrameSocket(unit_control)
-        self.pulse = Pulse(self._process.pid)
-
-    @property
-    def pid(self) -> int:
-        """Process id, and id of the process group of the owner and its workers."""
-        return self._process.pid
 
     def load(self, spec: UnitSpec) -> None:
         """Tell the owner what to load and block until it has.
@@ -85,14 +68,9 @@ class OwnerLink:
         except OSError:
             frame = None
         if frame is None:
-            status = self._process.wait()
+            status = self.reap(STOP_GRACE_S)
             raise EngineFailure(f"the memory owner of {spec.unit_id} died loading: exit {status}")
-        message = decode(frame)
-        if isinstance(message, LoadFailed):
-            if message.path:
-                raise LoadError(message.path, message.message)
-            raise EngineFailure(f"{spec.unit_id} cannot start: {message.message}")
-        assert isinstance(message, Ready), f"the owner sent {type(message).__name__}"
+        check_ready(decode(frame), spec.unit_id)
 
     def _await_answer(self, spec: UnitSpec) -> None:
         """Block until the loading owner says something or dies; raises EngineFailure: it hung."""
@@ -127,17 +105,8 @@ class OwnerLink:
             raise ConnectionResetError("the memory owner died")
         return int.from_bytes(answer, "little")
 
-    def stop(self, grace_s: float) -> None:
-        """Let the owner end its workers and itself; kill the group after `grace_s` seconds."""
+    def stop(self) -> None:
+        """Let the owner end its workers and itself; kill the group where that takes long."""
         self.control.close()
         self._forks.close()
-        try:
-            self._process.wait(grace_s)
-        except subprocess.TimeoutExpired:
-            self.kill()
-            self._process.wait()
-
-    def kill(self) -> None:
-        """SIGKILL to owner and workers; only `stop` reaps, so the id cannot mean another group."""
-        if self._process.returncode is None:
-            os.killpg(self._process.pid, signal.SIGKILL)
+        self.reap(STOP_GRACE_S)

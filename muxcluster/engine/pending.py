@@ -26,6 +26,11 @@ class RowsResult:
 class Pending(Protocol):
     """Steps that were given to the device."""
 
+    @property
+    def is_done(self) -> bool:
+        """True where `result` need not wait."""
+        ...
+
     def result(self) -> RowsResult:
         """Waits until they are done."""
         ...
@@ -36,6 +41,11 @@ class Ready:
     """Steps that somebody had to wait for already."""
 
     value: RowsResult
+
+    @property
+    def is_done(self) -> bool:
+        """Always."""
+        return True
 
     def result(self) -> RowsResult:
         """What they came to."""
@@ -49,7 +59,7 @@ class Readback:
         is_cuda = device.type == "cuda"
         self._device = device
         self._host = torch.empty((num_steps, 1 + num_rows), dtype=torch.int64, pin_memory=is_cuda)
-        self._done = _new_event() if is_cuda else None
+        self._done = new_event() if is_cuda else None
         self._prompt_logprobs: Mapping[int, tuple[TokenLogprobs, ...]] = {}
 
     def take(self, step: int, outcome: Tensor) -> None:
@@ -62,6 +72,11 @@ class Readback:
         if self._done is not None:
             self._done.record(torch.cuda.current_stream(self._device))
         return self
+
+    @property
+    def is_done(self) -> bool:
+        """As `Pending.is_done`."""
+        return self._done is None or has_passed(self._done)
 
     def result(self) -> RowsResult:
         """As `Pending.result`."""
@@ -76,7 +91,13 @@ class Readback:
         )
 
 
-def _new_event() -> torch.cuda.Event:
+def has_passed(event: torch.cuda.Event) -> bool:
+    """True where the device has come to `event`; does not wait for it."""
+    return bool(event.query())  # type: ignore[no-untyped-call]  # torch's own gap
+
+
+def new_event() -> torch.cuda.Event:
+    """One that is not recorded yet."""
     return torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's own gap
 
 
@@ -85,6 +106,11 @@ class InOrder:
     """Steps of the same rows, one part after the other."""
 
     parts: Sequence[Pending]
+
+    @property
+    def is_done(self) -> bool:
+        """As `Pending.is_done`: of the last part."""
+        return self.parts[-1].is_done
 
     def result(self) -> RowsResult:
         """As `Pending.result`, of all parts."""

@@ -20,6 +20,11 @@ class PendingJob:
     started: float
     pending: Pending
 
+    @property
+    def is_done(self) -> bool:
+        """True where `result` need not wait."""
+        return self.pending.is_done
+
     def result(self) -> JobResult:
         """Waits for the job's end. Its seconds count from the launch."""
         job, done = self.job, self.pending.result()

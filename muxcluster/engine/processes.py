@@ -9,21 +9,17 @@ from muxcluster.core.errors import EngineFailure
 from muxcluster.core.job import Job
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.admissions import AdmissionLedger
+from muxcluster.engine.childexecutor import ChildExecutor
 from muxcluster.engine.executor import JobDone, Outcome, OwnerLost, StillRunning
 from muxcluster.engine.grounds import ForkGround, Ground
-from muxcluster.engine.joblimits import JobLimits
 from muxcluster.engine.liveness import Patience
-from muxcluster.engine.losses import LossLedger
 from muxcluster.engine.ownerlink import OwnerLink
-from muxcluster.engine.wakepipe import WakePipe
 from muxcluster.engine.workerlink import GONE, WorkerLink
 
 logger = logging.getLogger(__name__)
 
-STOP_GRACE_S = 5.0
 
-
-class ProcessExecutor:
+class ProcessExecutor(ChildExecutor):
     """One owner, one worker per seat; a lost worker is replaced, a lost owner reported.
 
     Lost means dead or hung: every process has a pulse, taken several times within
@@ -35,22 +31,12 @@ class ProcessExecutor:
         self, spec: UnitSpec, patience: Patience | None = None, ground: Ground | None = None
     ) -> None:
         """ground: what the processes are, by default forks on the CPU."""
-        self._spec = spec
+        super().__init__(spec, patience)
         self._ground = ground or ForkGround()
         self._plan = self._ground.plan(spec)
-        self._patience = patience or Patience()
         self._owner: OwnerLink | None = None
         self._workers: dict[int, WorkerLink] = {}
         self._ledger = self._new_ledger()
-        self._limits = JobLimits(self._patience.job_s)
-        self._losses = LossLedger(spec.unit_id)
-        self._next_beat_s = time.monotonic()
-        self._is_doubtful = False
-        self._selector = selectors.DefaultSelector()
-        self._wakes = WakePipe()
-        self._selector.register(self._wakes, selectors.EVENT_READ)
-        self._is_killed = False
-        self._is_closed = False
 
     @property
     def owner_pid(self) -> int:
@@ -58,11 +44,27 @@ class ProcessExecutor:
         assert self._owner is not None, "not started"
         return self._owner.pid
 
-    @property
-    def is_recovering(self) -> bool:
-        return self._is_doubtful
+    def launch(self, job: Job) -> None:
+        seat_id = self._plan.seat_of(job)
+        self._workers[seat_id].launch(self._ledger.complete(job, seat_id), time.monotonic())
 
-    def start(self) -> None:
+    def wait(self, timeout_s: float | None) -> Sequence[Outcome]:
+        ready = self._speaking(timeout_s)
+        if any(isinstance(link, OwnerLink) for link in ready):
+            return [self._lose_owner("died")]
+        outcomes: list[Outcome] = []
+        try:
+            for worker in ready:
+                outcomes.extend(self._hear(worker))
+            if self._is_beat_due():
+                outcomes.extend(self._beat())
+        except TimeoutError:
+            return [self._lose_owner("hung")]
+        except GONE:  # no new worker for a dead one: the owner is dead too
+            return [self._lose_owner("died")]
+        return outcomes
+
+    def _make_processes(self) -> None:
         self._owner = self._ground.owner(self._patience)
         self._owner.load(self._spec)
         self._ledger = self._new_ledger()
@@ -74,60 +76,10 @@ class ProcessExecutor:
             message = f"the memory owner of {self._spec.unit_id} was lost before it made a worker"
             raise EngineFailure(message) from error
 
-    def launch(self, job: Job) -> None:
-        seat_id = self._plan.seat_of(job)
-        self._workers[seat_id].launch(self._ledger.complete(job, seat_id), time.monotonic())
-
-    def wait(self, timeout_s: float | None) -> Sequence[Outcome]:
-        until_beat_s = max(0.0, self._next_beat_s - time.monotonic())
-        timeout_s = until_beat_s if timeout_s is None else min(timeout_s, until_beat_s)
-        ready = [key for key, _ in self._selector.select(timeout_s)]
-        if any(isinstance(key.data, OwnerLink) for key in ready):
-            return [self._lose_owner("died")]
-        outcomes: list[Outcome] = []
-        try:
-            for key in ready:
-                if isinstance(key.data, WorkerLink):
-                    outcomes.extend(self._hear(key.data))
-                else:
-                    self._wakes.drain()
-            if time.monotonic() >= self._next_beat_s:
-                outcomes.extend(self._beat())
-        except TimeoutError:
-            return [self._lose_owner("hung")]
-        except GONE:  # no new worker for a dead one: the owner is dead too
-            return [self._lose_owner("died")]
-        return outcomes
-
-    def restart(self) -> None:
-        self._is_doubtful = True
-        while True:
-            self._losses.owner_lost(time.monotonic())
-            try:
-                self.start()
-            except EngineFailure as error:
-                self._drop_processes()
-                if self._is_killed:
-                    raise
-                logger.warning("%s: %s", self._spec.unit_id, error)
-            else:
-                self._is_doubtful = False
-                return
-
-    def wake(self) -> None:
-        self._wakes.wake()
-
-    def kill(self) -> None:
-        self._is_killed = True
-        self._kill_owner()
-
-    def close(self) -> None:
-        if self._is_closed:
-            return
-        self._is_closed = True
-        self._drop_processes()
-        self._selector.close()
-        self._wakes.close()
+    def _kill_processes(self) -> None:
+        owner = self._owner
+        if owner is not None:
+            owner.kill()
 
     def _fork(self, seat_id: int) -> None:
         assert self._owner is not None, "a worker without an owner"
@@ -138,7 +90,7 @@ class ProcessExecutor:
         self._selector.register(worker.frames, selectors.EVENT_READ, worker)
 
     def _hear(self, worker: WorkerLink) -> Sequence[Outcome]:
-        outcome = worker.hear()
+        outcome = worker.hear(time.monotonic())
         if outcome is None:
             return self._replace(worker, "its worker process died")
         if isinstance(outcome, JobDone):
@@ -148,7 +100,6 @@ class ProcessExecutor:
     def _beat(self) -> Sequence[Outcome]:
         """Take every pulse, replace workers that hang. Raises TimeoutError: the owner hangs."""
         assert self._owner is not None, "not started"
-        self._next_beat_s = time.monotonic() + self._patience.beat_s
         self._owner.pulse.beat(is_busy=False)
         if self._owner.pulse.is_silent:
             raise TimeoutError
@@ -159,7 +110,7 @@ class ProcessExecutor:
                 outcomes.extend(self._replace(worker, cause))
         pulses = [self._owner.pulse, *(worker.pulse for worker in self._workers.values())]
         self._is_doubtful = any(pulse.is_doubtful for pulse in pulses)
-        busy = [worker for worker in self._workers.values() if worker.job is not None]
+        busy = [worker for worker in self._workers.values() if worker.is_busy]
         if busy and not any(worker.pulse.has_missed for worker in busy):
             outcomes.append(StillRunning())
         return outcomes
@@ -175,26 +126,15 @@ class ProcessExecutor:
         return worker.lose(cause)
 
     def _lose_owner(self, how: str) -> OwnerLost:
-        message = f"the memory owner of {self._spec.unit_id} {how}"
-        logger.error(message)
-        self._is_doubtful = True
-        self._kill_owner()  # a worker deep in a job would notice late
-        self._drop_processes()
-        return OwnerLost(message)
-
-    def _kill_owner(self) -> None:
-        owner = self._owner
-        if owner is not None:
-            owner.kill()
+        return self._lose_all(f"the memory owner of {self._spec.unit_id} {how}")
 
     def _drop_processes(self) -> None:
-        """Close every stream (workers and owner see EOF), then reap the owner."""
         for worker in list(self._workers.values()):
             self._drop(worker)
         if self._owner is not None:
             if self._owner.control in self._selector.get_map():
                 self._selector.unregister(self._owner.control)
-            self._owner.stop(STOP_GRACE_S)
+            self._owner.stop()
             self._owner = None
         self._ground.release()
 

@@ -76,7 +76,7 @@ def _rungs(workers: Sequence[WorkerSlot]) -> frozenset[tuple[Phase, float]]:
 def _alone(spec: UnitSpec, workers: tuple[WorkerSlot, ...]) -> UnitSpec:
     """The same models and pool, one job at a time, in the order of arrival."""
     lane = "mixed" if spec.scheduler.lane == "mixed" else "temporal"
-    policy = replace(spec.scheduler, lane=lane, packing="priority")
+    policy = replace(spec.scheduler, lane=lane, packing="priority", pipeline_depth=1)
     return replace(spec, workers=workers, scheduler=policy, num_host_blocks=0)
 
 

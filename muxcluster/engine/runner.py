@@ -99,6 +99,10 @@ class UnitRunner:
             self._copies.settle()
         return PendingJob(job, started, pending)
 
+    def waits(self, job: Job) -> bool:
+        """True where `launch` returns when the job has ended."""
+        return bool(job.copies) or self._models[job.model].waits(job.rows)
+
     @torch.inference_mode()
     def record(self, worker_id: int) -> None:
         """Record the decode steps of all models for the calling thread's stream, ahead of need.

@@ -10,7 +10,9 @@ from torch.overrides import TorchFunctionMode
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from muxcluster.core.errors import LoadError
+from muxcluster.core.unitspec import ModelSpec
 from muxcluster.engine.attention import ATTENTION_NAME
+from muxcluster.engine.hf_config import DTYPES
 
 
 class _NothingAllocated(TorchFunctionMode):
@@ -33,20 +35,24 @@ class _NothingAllocated(TorchFunctionMode):
         return func(*args, **options)
 
 
-def skeleton(config: PretrainedConfig, dtype: torch.dtype, config_file: Path) -> nn.Module:
-    """transformers' model of `config` with our attention; ties are one parameter in two places.
+def skeleton(config: PretrainedConfig, spec: ModelSpec) -> nn.Module:
+    """transformers' model of `config`, which is that of `spec`, with our attention; ties are one
+    parameter in two places.
 
     Parameters on the "meta" device wait for data, others (norms of most models) have the values
-    they start from. Raises LoadError naming `config_file`.
+    they start from. Raises LoadError naming config.json.
     """
     try:
         with torch.random.fork_rng([]), _NothingAllocated():
             torch.default_generator.manual_seed(0)  # for what is drawn at once, alike on all ranks
             model: nn.Module = AutoModelForCausalLM.from_config(
-                config, dtype=dtype, attn_implementation=ATTENTION_NAME, trust_remote_code=False
+                config,
+                dtype=DTYPES[spec.dtype],
+                attn_implementation=ATTENTION_NAME,
+                trust_remote_code=False,
             )
     except Exception as error:  # transformers raises whatever a bad value leads to
-        raise refusal(error, config_file) from error
+        raise refusal(error, Path(spec.path, "config.json")) from error
     return model
 
 

@@ -1,22 +1,15 @@
-"""A worker process: takes one job at a time from its socket, runs it, answers."""
+"""A worker process: takes jobs from its socket, runs them in order, answers."""
 
-import logging
 import selectors
-from typing import Protocol
+import time
 
 from muxcluster.channel.codec import Done, Failed, Launch, decode, encode
 from muxcluster.channel.frames import FrameSocket
-from muxcluster.core.job import Job, JobResult
+from muxcluster.engine.executor import JobDone
+from muxcluster.engine.pipeline import JobRunner, Pipeline
 
-logger = logging.getLogger(__name__)
-
-
-class JobRunner(Protocol):
-    """What a worker runs jobs with: see `runner.UnitRunner`."""
-
-    def execute(self, job: Job) -> JobResult:
-        """Run the job."""
-        ...
+_NAP_S = 5e-5
+"""Between two looks at device and socket, while the device works and nothing follows yet."""
 
 
 class Worker:
@@ -27,7 +20,7 @@ class Worker:
     """
 
     def __init__(self, runner: JobRunner, frames: FrameSocket, owner_alive: int) -> None:
-        self._runner = runner
+        self._pipeline = Pipeline(runner)
         self._frames = frames
         self._owner_alive = owner_alive
 
@@ -37,22 +30,25 @@ class Worker:
             selector.register(self._frames, selectors.EVENT_READ)
             selector.register(self._owner_alive, selectors.EVENT_READ)
             while True:
-                ready = {key.fd for key, _ in selector.select()}
+                if self._pipeline.must_end:
+                    self._answer()
+                    continue
+                ready = {key.fd for key, _ in selector.select(0 if len(self._pipeline) else None)}
                 if self._owner_alive in ready:
                     return
+                if not ready:
+                    time.sleep(_NAP_S)
+                    continue
                 frame = self._frames.recv()
                 if frame is None:
                     return
-                self._answer(frame)
+                message = decode(frame)
+                assert isinstance(message, Launch), f"a worker was sent {type(message).__name__}"
+                self._pipeline.begin(message.job)
 
-    def _answer(self, frame: bytes) -> None:
-        message = decode(frame)
-        assert isinstance(message, Launch), f"a worker was sent {type(message).__name__}"
-        self._frames.send(encode(self._run(message.job)))
-
-    def _run(self, job: Job) -> Done | Failed:
-        try:
-            return Done(self._runner.execute(job))
-        except Exception as error:
-            logger.exception("job %d of %s failed", job.job_id, job.model)
-            return Failed(job.job_id, f"{type(error).__name__}: {error}")
+    def _answer(self) -> None:
+        outcome = self._pipeline.end()
+        if isinstance(outcome, JobDone):
+            self._frames.send(encode(Done(outcome.result)))
+        else:
+            self._frames.send(encode(Failed(outcome.job_id, outcome.message)))

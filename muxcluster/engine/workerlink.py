@@ -1,5 +1,6 @@
 """The unit's end of one worker process: its stream, its job and its pulse."""
 
+from collections import deque
 from collections.abc import Sequence
 
 from muxcluster.channel.codec import Done, Failed, Launch, decode, encode
@@ -14,7 +15,7 @@ GONE = (BrokenPipeError, ConnectionResetError)
 
 
 class WorkerLink:
-    """A worker from its fork to its replacement; it runs at most one job at a time.
+    """A worker from its fork to its replacement; it runs its jobs one after the other.
 
     worker_id: by which the owner knows it, its seat; several seats may belong to one worker slot.
     """
@@ -23,63 +24,80 @@ class WorkerLink:
         self.worker_id = worker_id
         self.frames = frames
         self.pulse = Pulse(pid)
-        self.job: Job | None = None
+        self._jobs: deque[Job] = deque()
         self._limits = limits
         self._give_up_s = 0.0
-        self._has_taken = True
+        self._untaken: int | None = None
         self._is_stuck = False
 
     @property
+    def is_busy(self) -> bool:
+        """True while it has a job."""
+        return len(self._jobs) > 0
+
+    @property
     def num_rows(self) -> int:
-        """Rows of its job, 0 where it is idle."""
-        return 0 if self.job is None else len(self.job.rows)
+        """Rows of the job that it runs, 0 where it is idle."""
+        return len(self._jobs[0].rows) if self._jobs else 0
 
     def launch(self, job: Job, now: float) -> None:
         """Give it `job`; a dead or hung worker is not reported here but by `hear` or `check`."""
-        assert self.job is None, f"worker {self.worker_id} already runs a job"
-        self.job = job
-        self._give_up_s = now + self._limits.limit_s(job)
+        last = self._jobs[-1] if self._jobs else None
+        is_refused = last is not None and last.follows is not None  # or will be, or follows itself
+        assert last is None or is_refused or job.follows == last.job_id, (
+            f"worker {self.worker_id} already runs a job"
+        )
+        self._jobs.append(job)
+        if last is None:
+            self._begin(now)
         try:
             self.frames.send(encode(Launch(job)))
         except TimeoutError:
             self._is_stuck = True
         except GONE:
-            self._has_taken = False
+            self._untaken = job.job_id
 
-    def hear(self) -> Outcome | None:
-        """What became of its job; None: the worker is dead, or stuck in mid-frame."""
+    def _begin(self, now: float) -> None:
+        """Its time starts for the first of its jobs."""
+        if self._jobs:
+            self._give_up_s = now + self._limits.limit_s(self._jobs[0])
+
+    def hear(self, now: float) -> Outcome | None:
+        """What became of its first job; None: the worker is dead, or stuck in mid-frame."""
         try:
             frame = self.frames.recv()
         except ConnectionResetError:
-            # The kernel says so where the worker died with our frame unread.
-            self._has_taken = False
+            # The kernel says so where the worker died with our frame unread: the last one.
+            self._untaken = self._jobs[-1].job_id if self._jobs else None
             frame = None
         except TimeoutError:
             frame = None
         if frame is None:
             return None
-        job, self.job = self.job, None
-        assert job is not None, "an idle worker spoke"
+        assert self._jobs, "an idle worker spoke"
+        job = self._jobs.popleft()
         self.pulse.heard()
         message = decode(frame)
         if isinstance(message, Done):
             self._limits.measured(job, message.result.seconds)
+        self._begin(now)
+        if isinstance(message, Done):
             return JobDone(message.result)
         assert isinstance(message, Failed), f"a worker sent {type(message).__name__}"
         return JobFailed(message.job_id, job.worker_id, message.message)
 
     def check(self, now: float) -> str | None:
         """Take its pulse; why it must be replaced, or None."""
-        self.pulse.beat(is_busy=self.job is not None)
+        self.pulse.beat(is_busy=self.is_busy)
         if self.pulse.is_silent or self._is_stuck:
-            return "its worker process hung" if self.job else "it was stopped"
-        if self.job is not None and now > self._give_up_s:
+            return "its worker process hung" if self.is_busy else "it was stopped"
+        if self.is_busy and now > self._give_up_s:
             return "its worker process did not come to an end"
         return None
 
     def lose(self, cause: str) -> Sequence[JobFailed]:
-        """The worker is gone: its job, where it had one, has failed."""
-        if self.job is None:
-            return ()
-        has_started = self._has_taken
-        return (JobFailed(self.job.job_id, self.job.worker_id, cause, has_started=has_started),)
+        """The worker is gone: its jobs, where it had some, have failed."""
+        return tuple(
+            JobFailed(job.job_id, job.worker_id, cause, has_started=self._untaken != job.job_id)
+            for job in self._jobs
+        )

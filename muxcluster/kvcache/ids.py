@@ -5,11 +5,14 @@ from numpy.typing import NDArray
 
 
 class IdStack:
-    """The ids 0 .. size-1 that are free; the lowest are handed out first at the start."""
+    """The ids 0 .. size-1 that are free; the lowest are handed out first at the start.
 
-    def __init__(self, size: int) -> None:
+    is_full: False where none is free at the start.
+    """
+
+    def __init__(self, size: int, *, is_full: bool = True) -> None:
         self._ids = np.arange(size - 1, -1, -1, dtype=np.int32)
-        self._count = size
+        self._count = size if is_full else 0
 
     def __len__(self) -> int:
         return self._count
@@ -28,9 +31,9 @@ class IdStack:
         return taken
 
     def give(self, ids: NDArray[np.integer]) -> None:
-        """Put back ids (int32 [n]) that were taken before."""
+        """Put in ids (int32 [n]) that are not free; `take` hands them out in their order."""
         end = self._count + len(ids)
-        assert end <= len(self._ids), "more ids given back than taken"
+        assert end <= len(self._ids), "more ids are free than there are"
         self._ids[self._count : end] = ids[::-1]
         self._count = end
 

@@ -3,6 +3,8 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from muxcluster.kvcache.ids import IdStack
+
 NUM_TIERS = 8
 """Blocks are told apart by eighths of their places that are empty or saved."""
 
@@ -18,7 +20,7 @@ class LentBlocks:
     def __init__(self, num_blocks: int) -> None:
         self._tier = np.zeros(num_blocks, dtype=np.uint8)
         self._stacked = np.zeros(num_blocks, dtype=np.uint8)
-        self._stacks = [_Stack(num_blocks) for _ in range(NUM_TIERS)]
+        self._stacks = [IdStack(num_blocks, is_full=False) for _ in range(NUM_TIERS)]
         self._count = 0
 
     def __len__(self) -> int:
@@ -39,7 +41,7 @@ class LentBlocks:
             self._tier[ours] = bit
             new = ours[self._stacked[ours] & bit == 0]
             self._stacked[new] |= bit
-            self._stacks[tier].push(new)
+            self._stacks[tier].give(new[::-1])  # the last one leaves first
         self._count += len(blocks)
 
     def remove(self, blocks: NDArray[np.int32]) -> None:
@@ -53,7 +55,7 @@ class LentBlocks:
         for tier in reversed(range(NUM_TIERS)):
             stack, bit = self._stacks[tier], np.uint8(1 << tier)
             while count > 0 and len(stack):
-                top = stack.pop(count)
+                top = stack.take(min(count, len(stack)))
                 self._stacked[top] &= ~bit
                 parts.append(top[self._tier[top] == bit])
                 count -= len(parts[-1])
@@ -67,29 +69,5 @@ class LentBlocks:
         assert np.count_nonzero(self._tier) == self._count, "lent blocks are miscounted"
         assert (self._stacked & self._tier == self._tier).all(), "a lent block cannot be found"
         for tier, stack in enumerate(self._stacks):
-            assert len(np.unique(stack.ids)) == len(stack), "a lent block is stacked twice"
+            stack.check()
             assert (self._stacked[stack.ids] & (1 << tier)).all(), "a stacked block is unmarked"
-
-
-class _Stack:
-    def __init__(self, size: int) -> None:
-        self._ids = np.zeros(size, dtype=np.int32)
-        self._count = 0
-
-    def __len__(self) -> int:
-        return self._count
-
-    @property
-    def ids(self) -> NDArray[np.int32]:
-        return self._ids[: self._count]
-
-    def push(self, ids: NDArray[np.int32]) -> None:
-        end = self._count + len(ids)
-        self._ids[self._count : end] = ids
-        self._count = end
-
-    def pop(self, count: int) -> NDArray[np.int32]:
-        rest = max(0, self._count - count)
-        top = self._ids[rest : self._count][::-1].copy()
-        self._count = rest
-        return top

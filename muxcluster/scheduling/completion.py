@@ -7,11 +7,13 @@ from numpy.typing import NDArray
 
 from muxcluster.core.events import Event, FinishReason, StepOutput
 from muxcluster.core.job import Job, JobResult, Phase, Rows, TokenLogprobs
+from muxcluster.scheduling.deadlines import set_deadlines
 from muxcluster.scheduling.live import LiveRequest
 from muxcluster.scheduling.memory import Memory
 from muxcluster.scheduling.modelstate import ModelState
 from muxcluster.scheduling.slots import SlotTable
 from muxcluster.scheduling.stopping import Cut, cut
+from muxcluster.scheduling.surplus import result_without_ended, without_ended
 
 _NO_TOKENS: NDArray[np.int32] = np.empty(0, dtype=np.int32)
 Logprobs = Mapping[int, tuple[TokenLogprobs, ...]]
@@ -28,17 +30,32 @@ class Completion:
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
 
-    def succeed(self, model: ModelState, job: Job, result: JobResult, now: float) -> StepOutput:
+    def succeed(
+        self,
+        model: ModelState,
+        job: Job,
+        result: JobResult,
+        now: float,
+        follower: Job | None = None,
+    ) -> StepOutput:
         """Tokens of `result` become output; who reached an end ends. Costs no Python per row.
 
-        Per-row work is left for rows that prefill, end, or report log-probabilities.
+        follower: the job that its rows are in from now on; who ends all the same leaves its slot
+        and blocks to that. Per-row work is left for rows that prefill, end, or report
+        log-probabilities.
         """
-        table, slots = model.slots, job.rows.slots
-        counts = result.counts
-        assert len(counts) == len(slots), "a result has other rows than its job"
+        assert len(result.counts) == len(job.rows), "a result has other rows than its job"
+        whole, job = job, without_ended(self._memory, model, job)
+        if not len(job.rows):
+            return events_only([])
+        result = result_without_ended(whole, job, result)
+        table, slots, counts = model.slots, job.rows.slots, result.counts
         is_wrong = (counts > 0) != job.rows.samples
         assert not np.count_nonzero(is_wrong), "a row that samples yields no token"
-        table.end_job(slots, are_decoding=job.phase is Phase.DECODE)
+        if follower is None:
+            table.end_job(slots, are_decoding=job.phase is Phase.DECODE)
+        elif len(follower.rows) < len(slots):
+            table.end_job(np.setdiff1d(slots, follower.rows.slots))
         done = cut(table, slots, result.tokens, counts, model.spec.eos_token_ids)
         # Nobody asks for the rows of a decode job where only tokens are counted.
         is_named = table.keeps_output or job.phase is not Phase.DECODE
@@ -75,7 +92,7 @@ class Completion:
         alive = ~table.is_aborted[rows.slots]
         table.num_computed[rows.slots[alive]] = computed[alive]
         sampled = rows.slots[done.kept > 0]
-        table.set_deadlines(sampled, now)
+        set_deadlines(table, sampled, now)
 
     def _end_chunks(self, model: ModelState, job: Job, done: Cut, now: float) -> None:
         """Publish prompt columns; who sampled decodes from now on."""
@@ -111,7 +128,9 @@ class Completion:
         is_aborted = table.is_aborted[slots] if table.has_aborted else None
         ends = done.kept.cumsum()
         for row in ending:
-            live = self._memory.release(model, int(slots[row]), is_trusted=True)
+            slot = int(slots[row])
+            is_written = bool(table.in_job[slot])  # by the follower
+            live = self._memory.release(model, slot, is_trusted=True, is_written=is_written)
             reason, stop_token = FinishReason.LENGTH, None
             if is_aborted is not None and is_aborted[row]:
                 reason = FinishReason.ABORT
@@ -144,7 +163,7 @@ def _write_rectangle(table: SlotTable, rows: Rows, done: Cut, width: int, now: f
     after = before + np.int32(width)
     table.num_tokens[slots] = after
     table.num_computed[slots] = after - np.int32(1)
-    table.set_deadlines(rows.slots, now)
+    set_deadlines(table, rows.slots, now)
     if not table.keeps_output:
         return
     places = before - table.num_prompt[slots]

@@ -7,6 +7,7 @@ from muxcluster.scheduling.isolation import suspicion
 from muxcluster.scheduling.live import LiveRequest
 from muxcluster.scheduling.memory import Memory
 from muxcluster.scheduling.modelstate import ModelState
+from muxcluster.scheduling.surplus import without_ended
 
 
 class Failures:
@@ -31,11 +32,13 @@ class Failures:
 
         Its rows keep slot and blocks: a job writes only at the positions it computes, and these
         are written again. `cause` goes into the message of a request that ends. A job that never
-        started convicts nobody.
+        started convicts nobody, nor does one with rows of requests that had ended.
         """
         events: list[Event] = []
+        whole, job = job, without_ended(self._memory, model, job)
+        is_certain = has_started and job is whole
         for row in range(len(job.rows)):
-            end = self._blame(model, job, row, now, cause, is_certain=has_started)
+            end = self._blame(model, job, row, now, cause, is_certain=is_certain)
             if end is not None:
                 events.append(end)
         return events
@@ -45,8 +48,10 @@ class Failures:
     ) -> list[Event]:
         """The memory's owner is gone; `job` was running, and no other where `was_alone`."""
         events: list[Event] = []
+        whole, job = job, without_ended(self._memory, model, job)
+        is_certain = was_alone and job is whole
         for row, slot in enumerate(job.rows.slots.tolist()):
-            end = self._blame(model, job, row, now, cause, is_certain=was_alone)
+            end = self._blame(model, job, row, now, cause, is_certain=is_certain)
             if end is None:
                 live = self._memory.requeue(model, slot, now, is_trusted=False)
                 self._of_loss.add(live.request.request_id)

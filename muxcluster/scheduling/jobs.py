@@ -8,6 +8,7 @@ from muxcluster.kvcache.cache import KvCache
 from muxcluster.scheduling.modelstate import ModelState
 from muxcluster.scheduling.packing.batch import Batch
 from muxcluster.scheduling.shares import Place
+from muxcluster.scheduling.slots import Slots
 
 
 class JobBuilder:
@@ -51,6 +52,23 @@ class JobBuilder:
             admissions=tuple([self._admission(model, slot, now) for slot in batch.admitted]),
             max_steps=batch.max_steps,
             copies=copies,
+        )
+
+    def follow(self, job: Job, slots: Slots, starts: NDArray[np.int32], grown: TableDelta) -> Job:
+        """The job that goes on from `job` with `slots`, which are in it, from `starts` on.
+
+        grown: their new table entries.
+        """
+        rows = job.rows
+        return Job(
+            job_id=self.skip(1),
+            model=job.model,
+            phase=job.phase,
+            worker_id=job.worker_id,
+            share=job.share,
+            rows=Rows(slots, starts, rows.counts[: len(slots)], rows.samples[: len(slots)]),
+            tables=grown,
+            follows=job.job_id,
         )
 
     def _tables(self, model: ModelState, batch: Batch) -> TableDelta:

@@ -23,6 +23,7 @@ from muxcluster.scheduling.lending import Lending
 from muxcluster.scheduling.live import LiveRequest
 from muxcluster.scheduling.modelstate import ModelState
 from muxcluster.scheduling.returning import Returning
+from muxcluster.scheduling.siblings import waits_for_sibling
 from muxcluster.scheduling.slots import Slots
 from muxcluster.scheduling.swapping import Swapping
 from muxcluster.scheduling.victims import least_senior
@@ -106,6 +107,8 @@ class Memory:
             # At least one token must be left to compute, or there would be no logits.
             columns = (num_tokens - 1) // model.block_tokens
             hashes = live.extend_hashes(live.output, columns, model.block_tokens)
+            if waits_for_sibling(model, live):
+                return None
         if not self._kv.finds(model.name, hashes, live.side):
             # Nothing to attach, so nothing to undo where there is no room: a request that waits
             # for blocks is tried at every step.
@@ -260,12 +263,23 @@ class Memory:
         model.waiting.push(live)
         return live
 
-    def release(self, model: ModelState, slot: int, *, is_trusted: bool) -> LiveRequest:
-        """Take a sequence's blocks and slot. is_trusted: its computed columns may be published."""
+    def release(
+        self, model: ModelState, slot: int, *, is_trusted: bool, is_written: bool = False
+    ) -> LiveRequest:
+        """Take a sequence's blocks and slot. is_trusted: its computed columns may be published.
+
+        is_written: a running job still writes there, so they are nobody's until `end_writes`.
+        """
         if is_trusted and not model.slots.is_lent[slot]:
             self.publish(model, slot)
+        if not is_written:
+            self._kv.close(model.name, slot)
+        return model.slots.vacate(slot, is_written=is_written)
+
+    def end_writes(self, model: ModelState, slot: int) -> None:
+        """The job that wrote to the slot of an ended sequence ran, or never will."""
         self._kv.close(model.name, slot)
-        return model.slots.vacate(slot)
+        model.slots.end_writes(slot)
 
     def publish(self, model: ModelState, slot: int) -> None:
         """Commit the columns of `slot` that became full since the last time.

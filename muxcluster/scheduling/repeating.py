@@ -8,6 +8,7 @@ import numpy as np
 from muxcluster.core.job import Job, Phase, Rows
 from muxcluster.kvcache.cache import KvCache
 from muxcluster.kvcache.model import Shortage
+from muxcluster.scheduling.deadlines import set_deadlines
 from muxcluster.scheduling.lanes.desk import Desk, Lane
 from muxcluster.scheduling.modelstate import ModelState
 from muxcluster.scheduling.slots import Slots
@@ -196,7 +197,7 @@ class Repeating:
             table.outputs[slots[:, None], columns] = 0
         table.num_tokens[slots] += count
         table.num_computed[slots] += count
-        table.set_deadlines(slots, done.end_s)
+        set_deadlines(table, slots, done.end_s)
         table.add_running(slots, done.running_s, are_decoding=True)
         model.counters.output_tokens += done.count * len(slots)
         lengths = table.num_computed[slots]

@@ -22,6 +22,7 @@ from muxcluster.scheduling.balancer import QuotaBalancer
 from muxcluster.scheduling.completion import Completion, events_only
 from muxcluster.scheduling.cost import StepCost
 from muxcluster.scheduling.failures import Failures
+from muxcluster.scheduling.following import Following
 from muxcluster.scheduling.jobs import JobBuilder
 from muxcluster.scheduling.lanes.desk import Desk
 from muxcluster.scheduling.live import LiveRequest
@@ -31,7 +32,7 @@ from muxcluster.scheduling.prediction_seed import Seed
 from muxcluster.scheduling.repeating import Repeating, Repetition
 from muxcluster.scheduling.report import model_stats
 from muxcluster.scheduling.shares import ShareLedger
-from muxcluster.scheduling.slots_audit import check_slots
+from muxcluster.scheduling.slots_audit import check_model
 from muxcluster.scheduling.stopping import ended_already
 
 
@@ -53,7 +54,8 @@ class UnitScheduler:
     ) -> None:
         """max_steps: most decode steps in one job. only_counts: of blocks and of output tokens,
         where no worker needs ids and every token is 0: in a simulator. Decode jobs' outputs then
-        name no requests. seed: what is known of step times before the first step.
+        name no requests, and no job is sent before its time (on a virtual clock no worker waits
+        for Python). seed: what is known of step times before the first step.
 
         Raises ValueError for an unknown lane or packing, workers that cannot run the lane's
         phases, and a pool too small for one column of each model.
@@ -86,6 +88,8 @@ class UnitScheduler:
         self._repeating = Repeating(
             self._models, self._kv, self._desk, self._lane, policy.max_decode_rows
         )
+        is_pipelined = policy.pipeline_depth > 1 and not only_counts
+        self._following = Following(self._kv, self._desk, self._lane) if is_pipelined else None
         self._failures = Failures(self._memory)
         self._live: dict[str, LiveRequest] = {}
         self._num_added = 0
@@ -142,12 +146,14 @@ class UnitScheduler:
         return self._output(events_only([live.finished(FinishReason.ABORT, now)]))
 
     def next_jobs(self, now: float) -> list[Job]:
-        """Jobs to launch on the SM shares that are free."""
+        """Jobs to launch on the SM shares that are free, then those to send after running ones."""
         self._adaptation.advance(now)
-        return self._lane.next_jobs(self._desk, now)
+        jobs = self._lane.next_jobs(self._desk, now)
+        return jobs if self._following is None else jobs + self._following.next_jobs()
 
     def complete(self, job: Job, result: JobResult, now: float) -> StepOutput:
-        """`job` ran. A job that a reset forgot yields an empty output."""
+        """`job` ran; what follows it runs now. One that a reset forgot yields an empty output."""
+        follower = self._shares.follower(job)
         seconds = self._end(job, now)
         if seconds is None:
             return events_only([])
@@ -159,7 +165,9 @@ class UnitScheduler:
         model = self._models[job.model]
         self._memory.end_copies(job, now, succeeded=True)
         model.peak_blocks = max(model.peak_blocks, self._kv.used(job.model))
-        output = self._completion.succeed(model, job, result, now)
+        if follower is not None:
+            self._shares.start(follower, now)
+        output = self._completion.succeed(model, job, result, now, follower)
         self._failures.clear(model, job)
         return self._output(output)
 
@@ -169,6 +177,7 @@ class UnitScheduler:
         """The job's worker is gone or raised (`cause`): its rows run again, each alone at first.
 
         A request whose lone jobs fail twice in a row ends with `error`, code "poison_request".
+        What follows it will not run, and is as one that a reset forgot.
         has_started: False where the worker was gone before it took the job.
         """
         if self._end(job, now) is None:
@@ -265,16 +274,8 @@ class UnitScheduler:
         self._kv.check()
         self._shares.check()
         self._adaptation.check()
-        for name, model in self._models.items():
-            is_lent = self._kv.num_lent(name) > 0
-            assert (model.slots.is_lent == is_lent).all(), "lent sequences are forgotten"
         for model in self._models.values():
-            check_slots(model.slots)
-            jobs = [job for job in self._shares.running if job.model == model.name]
-            in_jobs = sum(len(job.rows) for job in jobs)
-            assert in_jobs == model.slots.in_job.sum(), "a sequence is in two jobs or a lost one"
-            full = self._kv.capacity(model.name) < model.slots.num_computed
-            assert not (full & model.slots.is_live).any(), "a computed token has no block"
+            check_model(model, self._kv, self._shares.running)
         num_live = sum(model.num_live for model in self._models.values())
         assert num_live == len(self._live), "a request is lost or lives twice"
 

@@ -20,6 +20,7 @@ class Place:
 class ShareLedger:
     """Running jobs by worker. Invariant: a worker runs one job, running shares sum to ≤ 1.
 
+    A running job may have a follower (see following.py), which holds nothing until it starts.
     is_exclusive: no place is free while any job runs.
     """
 
@@ -30,6 +31,7 @@ class ShareLedger:
         self._beside = {(p, q): self._rungs_beside(p, q) for p in Phase for q in Phase}
         self._running: dict[int, Job] = {}
         self._start_s: dict[int, float] = {}
+        self._followers: dict[int, Job] = {}
         self.left = 1.0
         """Share that no running job holds."""
         self.is_exclusive = False
@@ -58,12 +60,28 @@ class ShareLedger:
         self._start_s[job.worker_id] = now
         self._count_left()
 
+    def follow(self, job: Job) -> None:
+        """`job` is with its worker, behind the one that it follows."""
+        before = self._running[job.worker_id]
+        assert before.job_id == job.follows and before.share == job.share, "it follows another"
+        assert job.worker_id not in self._followers, f"worker {job.worker_id} has two jobs already"
+        self._followers[job.worker_id] = job
+
+    def follower(self, job: Job) -> Job | None:
+        """What follows `job`."""
+        follower = self._followers.get(job.worker_id)
+        return follower if follower is not None and follower.follows == job.job_id else None
+
     def end(self, job: Job) -> float | None:
-        """`job` runs no longer; when it started, None where a reset has forgotten it."""
+        """`job` runs no longer, and what follows it will not unless it is started.
+
+        When it started; None where a reset has forgotten it.
+        """
         running = self._running.get(job.worker_id)
         if running is None or running.job_id != job.job_id:
             return None
         del self._running[job.worker_id]
+        self._followers.pop(job.worker_id, None)
         self._count_left()
         return self._start_s.pop(job.worker_id)
 
@@ -153,6 +171,10 @@ class ShareLedger:
         assert self.left >= -_EPSILON, f"running shares sum to {1.0 - self.left}"
         for job in self.running:
             assert job.phase in self.phases(job.worker_id), f"job {job.job_id} is misplaced"
+        for job in self._followers.values():
+            before = self._running[job.worker_id]
+            assert self.follower(before) is job, f"job {job.job_id} follows none that runs"
+            assert set(job.rows.slots.tolist()) <= set(before.rows.slots.tolist()), "rows came"
 
 
 def _ladder(workers: Sequence[WorkerSlot]) -> list[float]:

@@ -11,11 +11,6 @@ from muxcluster.scheduling.live import LiveRequest
 Slots = NDArray[np.int32]
 
 
-_MOST_CREDIT = 3.0
-"""Tokens' worth of time that a sequence may save by being early."""
-_MOST_DEBT = 0.5
-"""Tokens' worth of time by which a late token makes the next one due earlier."""
-_DAY_S = 86_400.0
 _NO_SLOTS: Slots = np.empty(0, dtype=np.int32)
 
 
@@ -28,6 +23,7 @@ class SlotTable:
     is_live; in_job (part of a running job); is_prefilling (until the last known token is
     computed); is_aborted (ends with its job); is_suspect (see isolation.py); is_batch (class);
     is_lent (gave blocks away, so it can be in no job); ignores_eos; has_stops (own stop ids): bool.
+    is_written: bool, a job still writes to a slot, and its blocks, whose sequence has ended.
     deadline_s, tpot_s: float64, inf without a target. credit_s: float64, seconds by which it was
     early for the tokens since its first, of at most three. decode_running_s: float64, seconds in
     decode jobs since it took the slot.
@@ -38,8 +34,9 @@ class SlotTable:
         has stop ids, or one since the table was last empty had. Mostly none has, and the arrays
         need no look.
 
-    Read freely, but write is_live, in_job, is_prefilling and deadline_s only through the methods:
-    a unit asks every model who is idle several times a step, so the answers are kept.
+    Read freely, but write is_live, in_job and is_prefilling only through the methods, and say so
+    where deadline_s was written: a unit asks every model who is idle several times a step, so the
+    answers are kept.
     """
 
     def __init__(self, max_seqs: int, max_model_len: int, *, keeps_output: bool = True) -> None:
@@ -59,6 +56,7 @@ class SlotTable:
         self.is_suspect = np.zeros(max_seqs, dtype=np.bool_)
         self.is_batch = np.zeros(max_seqs, dtype=np.bool_)
         self.is_lent = np.zeros(max_seqs, dtype=np.bool_)
+        self.is_written = np.zeros(max_seqs, dtype=np.bool_)
         self.ignores_eos = np.zeros(max_seqs, dtype=np.bool_)
         self.has_stops = np.zeros(max_seqs, dtype=np.bool_)
         self.deadline_s = np.full(max_seqs, np.inf)
@@ -72,7 +70,7 @@ class SlotTable:
         self.live: list[LiveRequest | None] = [None] * max_seqs
         self._free = list(range(max_seqs - 1, -1, -1))
         self.num_prefilling = 0
-        self.num_batch = self.num_lent = 0
+        self.num_batch = self.num_lent = self.num_written = 0
         self.has_aborted = False
         """False where no live sequence `is_aborted`."""
         self.has_targets = self.has_suspects = self.has_own_stops = False
@@ -92,7 +90,15 @@ class SlotTable:
     @property
     def num_live(self) -> int:
         """Sequences that hold a slot."""
-        return self.max_seqs - len(self._free)
+        return self.max_seqs - len(self._free) - self.num_written
+
+    @property
+    def num_uncomputed(self) -> int:
+        """Tokens still to compute before those that are prefilling decode."""
+        if not self.num_prefilling:
+            return 0
+        slots = self.is_live & self.is_prefilling
+        return int((self.num_tokens[slots] - self.num_computed[slots]).sum())
 
     @property
     def next_free(self) -> int:
@@ -137,8 +143,11 @@ class SlotTable:
         self.forget_idle()
         return slot
 
-    def vacate(self, slot: int) -> LiveRequest:
-        """Take the slot from its sequence, which keeps its output."""
+    def vacate(self, slot: int, *, is_written: bool = False) -> LiveRequest:
+        """Take the slot from its sequence, which keeps its output.
+
+        is_written: a running job still writes to it: it is nobody's until `end_writes`.
+        """
         live = self.at(slot)
         output = self.output(slot)
         live.output = output.copy() if self.keeps_output else output
@@ -147,17 +156,27 @@ class SlotTable:
         live.slot = self.live[slot] = self.request_ids[slot] = None
         self.num_prefilling -= int(self.is_prefilling[slot])
         self.num_batch -= int(self.is_batch[slot])
-        self.is_live[slot] = self.in_job[slot] = self.is_batch[slot] = False
+        self.is_live[slot] = self.is_batch[slot] = False
+        self.in_job[slot] = self.is_written[slot] = is_written
         self.most_computed[slot] = 0
         if self.is_lent[slot]:
             self.set_whole(slot)
         if self.has_aborted:
             self.has_aborted = bool((self.is_aborted & self.is_live).any())
-        self._free.append(slot)
+        if is_written:
+            self.num_written += 1
+        else:
+            self._free.append(slot)
         if self.num_live == 0:
             self.has_targets = self.has_suspects = self.has_own_stops = False
         self.forget_idle()
         return live
+
+    def end_writes(self, slot: int) -> None:
+        """The job that wrote to the slot of an ended sequence ran: the slot is free."""
+        self.in_job[slot] = self.is_written[slot] = False
+        self.num_written -= 1
+        self._free.append(slot)
 
     def start_job(self, slots: Slots) -> None:
         """`slots` are in a running job from now on."""
@@ -210,27 +229,9 @@ class SlotTable:
         self.is_prefilling[slot] = False
         self.forget_idle()
 
-    def set_deadlines(self, slots: Slots, now: float) -> None:
-        """`slots` got a token at `now`, so the next one of each is due after its TPOT.
-
-        Earlier where that one was late: the target is of the mean over tokens.
-        """
-        if self.has_targets:
-            places = slots.astype(np.intp)  # once: numpy would convert at each use
-            tpot_s = self.tpot_s[places]
-            earned_s = self.credit_s[places] + self.deadline_s[places] - now
-            if self.num_prefilling:
-                earned_s[self.is_prefilling[places]] = 0.0
-            token_s = np.minimum(tpot_s, _DAY_S)
-            self.credit_s[places] = np.minimum(np.maximum(earned_s, 0.0), _MOST_CREDIT * token_s)
-            debt_s = np.maximum(np.minimum(earned_s, 0.0), -_MOST_DEBT * token_s)
-            self.deadline_s[places] = now + tpot_s + debt_s
-            self._first_deadline_s = None
-
-    def leeway_s(self, slots: Slots) -> NDArray[np.float64]:
-        """How much later than due the next token of each may be: what it has earned and a debt."""
-        debt_s: NDArray[np.float64] = _MOST_DEBT * np.minimum(self.tpot_s[slots], _DAY_S)
-        return self.credit_s[slots] + debt_s
+    def forget_deadline(self) -> None:
+        """`deadline_s` has changed."""
+        self._first_deadline_s = None
 
     def has_suspect(self, slots: Slots) -> bool:
         """True where one of `slots` is a suspect."""

@@ -1,16 +1,38 @@
 """Invariants of a model's slots, for tests."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
+from muxcluster.core.job import Job
+from muxcluster.kvcache.cache import KvCache
+from muxcluster.scheduling.modelstate import ModelState
 from muxcluster.scheduling.slots import SlotTable
+
+
+def check_model(model: ModelState, kv: KvCache, running: Sequence[Job]) -> None:
+    """Raise AssertionError where slots, `running` jobs and blocks contradict each other."""
+    table = model.slots
+    is_lent = kv.num_lent(model.name) > 0
+    assert (table.is_lent == is_lent).all(), "lent sequences are forgotten"
+    check_slots(table)
+    in_jobs = sum(len(job.rows) for job in running if job.model == model.name)
+    assert in_jobs == table.in_job.sum(), "a sequence is in two jobs or a lost one"
+    full = kv.capacity(model.name) < table.num_computed
+    assert not (full & table.is_live).any(), "a computed token has no block"
 
 
 def check_slots(table: SlotTable) -> None:
     """Raise AssertionError where the arrays contradict each other."""
     live = np.flatnonzero(table.is_live)
-    assert len(live) + len(table._free) == table.max_seqs, "a slot is lost"
+    num_taken = len(live) + table.num_written
+    assert num_taken + len(table._free) == table.max_seqs, "a slot is lost"
     assert not table.is_live[table._free].any(), "a live slot is on the free list"
-    assert not table.in_job[~table.is_live].any(), "an empty slot is in a job"
+    assert table.is_written.sum() == table.num_written, "slots that are written to are miscounted"
+    assert not (table.is_written & table.is_live).any(), "an ended sequence is live"
+    assert (table.in_job[~table.is_live] == table.is_written[~table.is_live]).all(), (
+        "an empty slot is in a job"
+    )
     assert table.has_aborted == table.is_aborted[live].any(), "aborted sequences are forgotten"
     assert table.has_suspects or not table.is_suspect[live].any(), "suspects are forgotten"
     assert table.has_own_stops or not table.has_stops[live].any(), "stop ids are forgotten"

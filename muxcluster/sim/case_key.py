@@ -13,7 +13,7 @@ from pydantic import BaseModel
 import muxcluster
 import placement
 
-_DECIDING = ("core", "kvcache", "scheduling", "sim", "workload")
+_DECIDING = ("core", "kvcache", "offline", "scheduling", "sim", "workload")
 """Packages of muxcluster whose code decides what a simulation gives."""
 _UNTIMED = {"plan": {"solve_seconds", "bound"}}
 """Fields that tell how a plan was found and not what it is."""

@@ -3,13 +3,11 @@
 from collections.abc import Callable, Mapping
 
 import numpy as np
-from numpy.typing import NDArray
 
 from muxcluster.core.events import Finished, FinishReason
-from muxcluster.core.metrics_records import CLASSES, ROW, Ending, Records
+from muxcluster.core.metrics_records import CLASSES, Ending, Records, RowLog
 from muxcluster.workload.arrival import Arrival
 
-_CHUNK = 4096
 _NO_PARTS = (0.0,) * 5
 _CLASS = {service_class: index for index, service_class in enumerate(CLASSES)}
 
@@ -25,8 +23,7 @@ class RequestTable:
         self._index = {name: index for index, name in enumerate(context)}
         self._open: dict[str, Arrival] = {}
         self._first_s: dict[str, float] = {}
-        self._rows: list[tuple[object, ...]] = []
-        self._chunks: list[NDArray[np.void]] = []
+        self._log = RowLog()
 
     def __len__(self) -> int:
         """Requests that have not ended."""
@@ -75,10 +72,7 @@ class RequestTable:
 
     def records(self) -> Records:
         """All that ended, in the order of their ends."""
-        self._pack()
-        rows = np.concatenate(self._chunks) if self._chunks else np.empty(0, dtype=ROW)
-        self._chunks = [rows]
-        return Records(tuple(self._index), rows)
+        return Records(tuple(self._index), self._log.rows())
 
     def _keep(
         self,
@@ -92,11 +86,4 @@ class RequestTable:
         lengths = arrival.prompt_tokens, num_output
         times = arrival.time_s, first_s, last_s
         kind = _CLASS[arrival.service_class], int(ending)
-        self._rows.append((self._index[arrival.model], *times, *lengths, *kind, *parts))
-        if len(self._rows) == _CHUNK:
-            self._pack()
-
-    def _pack(self) -> None:
-        if self._rows:
-            self._chunks.append(np.array(self._rows, dtype=ROW))
-            self._rows = []
+        self._log.add((self._index[arrival.model], *times, *lengths, *kind, *parts))

@@ -15,7 +15,8 @@ TOKENS.flags.writeable = False
 
 
 @lru_cache(maxsize=65_536)
-def _sampling(num_output: int) -> SamplingParams:
+def sampling_of(num_output: int) -> SamplingParams:
+    """Exactly so many tokens."""
     return SamplingParams(max_tokens=num_output, ignore_eos=True)
 
 
@@ -30,7 +31,7 @@ def request_of(arrival: Arrival) -> Request:
         arrival.request_id,
         arrival.model,
         TOKENS[:length] if prefix is None else prefix.token_ids(length),
-        _sampling(arrival.output_tokens),
+        sampling_of(arrival.output_tokens),
         service_class=arrival.service_class,
         cacheable=prefix is not None,
     )

@@ -29,11 +29,7 @@ def place_compat(problem: Problem, curves: Curves) -> Plan:
     no room under these, CompatError where the reference does not know a model or a GPU.
     """
     start = time.perf_counter()
-    problem = replace(
-        problem,
-        demands=tuple(sorted(problem.demands, key=lambda each: each.name)),
-        nodes=tuple(sorted(problem.nodes, key=lambda each: each.name)),
-    )
+    problem = problem.in_order()
     case = case_of(problem, curves)
     division = _divided(case)
     units = planned_units(problem, case.tenants, division)

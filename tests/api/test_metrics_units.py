@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from muxcluster.api.metrics_units import UnitMetrics
-from muxcluster.core.served import ModelStats, UnitStats
+from muxcluster.core.served import JobRecord, ModelStats, UnitStats
 
 SHARING = ModelStats(
     "chat",
@@ -44,3 +44,17 @@ def test_counters_of_shared_blocks() -> None:
         assert values[f"muxcluster:{name}_total", "chat", "u0"] == value
         assert values[f"muxcluster:{name}_total", "code", "u0"] == 0
     assert values["muxcluster:lent_columns_total", "chat", "u1"] == 9
+
+
+def test_a_unit_that_is_gone_reports_no_state_and_its_jobs_stay_counted() -> None:
+    job = JobRecord(1, "chat", "prefill", 0, 1.0, 2.0, 2.5, 1, 64)
+    gone = UnitStats("u0", 1.0, 10, 10, (SHARING,), (job,))
+    units = [gone, UnitStats("u1", 1.0, 10, 10, (SHARING,))]
+    registry = CollectorRegistry()
+    metrics = UnitMetrics(registry, lambda: units)
+    metrics.observe()
+    units.remove(gone)
+    text = generate_latest(registry).decode()
+    assert 'muxcluster:lent_columns_total{engine="u1"' in text
+    assert 'muxcluster:lent_columns_total{engine="u0"' not in text
+    assert 'muxcluster:jobs_total{engine="u0",model_name="chat",phase="prefill"} 1.0' in text

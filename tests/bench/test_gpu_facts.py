@@ -1,13 +1,10 @@
 """bench/gpu/facts.py without a GPU, its child processes, and its driver layers against fakes."""
 
-import ctypes
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +15,9 @@ from bench.gpu import facts_green, facts_mps
 from bench.gpu.children import run_child
 from bench.gpu.facts import LIMITS_S, markdown
 from bench.gpu.facts_ipc import ipc
-from bench.gpu.facts_mps import NoDaemon, _daemon
-from muxcluster.engine.gpu.driver import Driver, DriverError, GreenContext
+from muxcluster.engine.gpu.driver import GreenContext
 from tests.conftest import ROOT
+from tests.engine_gpu.conftest import fake_control
 
 SCRIPT = ROOT / "bench" / "gpu" / "facts.py"
 
@@ -60,105 +57,34 @@ def test_two_processes_share_a_tensor() -> None:
     assert answer.numbers["owner_read_right"]
 
 
-class FakeDriver:
-    """A card of 132 multiprocessors that parts come from in pairs."""
-
-    def __init__(self, refuses: str = "") -> None:
-        self.calls: list[str] = []
-        self.refuses = refuses
-
-    def __getattr__(self, name: str) -> Any:
-        if not name.startswith("cu"):
-            raise AttributeError(name)
-
-        def call(*arguments: Any) -> int:
-            self.calls.append(name)
-            if name == self.refuses:
-                return 914
-            getattr(self, f"_{name}", lambda *_: None)(*arguments)
-            return 0
-
-        return call
-
-    @staticmethod
-    def _cuDeviceGetDevResource(device: Any, resource: Any, kind: ctypes.c_int) -> None:
-        assert kind.value == 1
-        resource._obj.sm_count = 132
-
-    @staticmethod
-    def _cuDevSmResourceSplitByCount(first: Any, groups: Any, whole: Any, *rest: Any) -> None:
-        remainder, flags, count = rest
-        assert (groups._obj.value, flags.value) == (1, 0)
-        first._obj.sm_count = count.value + count.value % 2
-        remainder._obj.sm_count = whole._obj.sm_count - first._obj.sm_count
-
-    @staticmethod
-    def _cuGreenCtxStreamCreate(stream: Any, *_: Any) -> None:
-        stream._obj.value = 77
-
-    @staticmethod
-    def _cuGetErrorName(code: ctypes.c_int, name: Any) -> None:
-        name._obj.value = b"CUDA_ERROR_INVALID_RESOURCE_TYPE"
+def test_facts_need_neither_msgspec_nor_transformers() -> None:
+    """They are the first to run on a new machine."""
+    absent = "msgspec", "transformers", "pydantic", "zmq"
+    code = f"import sys; sys.modules.update(dict.fromkeys({absent})); import bench.gpu.fact"
+    ended = run_child(("-c", code), 60)
+    assert not ended.failure
 
 
-def test_green_contexts_are_made_in_order_from_both_parts() -> None:
-    fake = FakeDriver()
-    parts = Driver(fake).split(33)
-    assert [part.sm_count for part in parts] == [34, 98]
-    assert [part.stream for part in parts] == [77, 77]
-    made = [
-        "cuDevResourceGenerateDesc",
-        "cuGreenCtxCreate",
-        "cuGreenCtxStreamCreate",
-        "cuCtxFromGreenCtx",
-    ]
-    begun = ["cuInit", "cuDeviceGet", "cuDeviceGetDevResource", "cuDevSmResourceSplitByCount"]
-    assert fake.calls == begun + made + made
-
-
-def test_a_refusal_names_the_call_and_the_reason() -> None:
-    with pytest.raises(DriverError, match=r"cuGreenCtxCreate: CUDA_ERROR_INVALID_RESOURCE_TYPE"):
-        Driver(FakeDriver("cuGreenCtxCreate")).split(33)
-
-
-def fake_control(folder: Path, monkeypatch: pytest.MonkeyPatch, start_code: int) -> Path:
-    """A control program that notes how it was called."""
-    notes = folder / "notes"
-    program = folder / "nvidia-cuda-mps-control"
-    program.write_text(
-        f"""#!/bin/sh
-if [ "$1" = -d ]; then
-  echo "start $CUDA_MPS_PIPE_DIRECTORY $CUDA_MPS_LOG_DIRECTORY" >>{notes}
-  echo 'another daemon is running'
-  exit {start_code}
-fi
-echo "$(cat) $CUDA_MPS_PIPE_DIRECTORY" >>{notes}
-"""
-    )
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
-    return notes
-
-
-def test_the_mps_daemon_has_folders_of_its_own_and_is_stopped(
+def test_the_mps_daemon_is_stopped_though_a_client_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    notes = fake_control(tmp_path, monkeypatch, 0)
-    with pytest.raises(ZeroDivisionError), _daemon() as environment:
-        pipe = environment["CUDA_MPS_PIPE_DIRECTORY"]
-        assert Path(pipe).is_dir()
-        assert notes.read_text() == f"start {pipe} {environment['CUDA_MPS_LOG_DIRECTORY']}\n"
-        _ = 1 / 0
-    assert notes.read_text().splitlines()[-1] == f"quit -t 5 {pipe}"
-    assert not Path(pipe).exists()
+    control = fake_control(tmp_path, monkeypatch)
+    monkeypatch.setattr(facts_mps, "_child", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        facts_mps.mps()
+    assert control.asked()[0] == "start"
+    assert control.asked()[-1] == "ask quit -t 5"
 
 
 def test_a_daemon_that_does_not_start_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fake_control(tmp_path, monkeypatch, 1)
-    with pytest.raises(NoDaemon, match="exit code 1: another daemon is running"), _daemon():
-        pytest.fail("it started")
+    control = fake_control(tmp_path, monkeypatch)
+    control.install(code=1, words="no room for a daemon")
+    monkeypatch.setattr(facts_mps, "_clients", lambda _: pytest.fail("it started"))
+    answer = facts_mps.mps()
+    assert answer.verdict == "no"
+    assert "ended with 1: no room for a daemon" in answer.text
 
 
 class FakeCard:
@@ -225,7 +151,7 @@ def test_green_contexts_are_believed_only_when_work_keeps_apart(
 def test_mps_is_believed_only_when_shares_shrink(
     seen: tuple[int, ...], verdict: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    notes = fake_control(tmp_path, monkeypatch, 0)
+    control = fake_control(tmp_path, monkeypatch)
     by_share = dict(zip(("100", "50", "25"), seen, strict=True))
     started = []
 
@@ -238,16 +164,9 @@ def test_mps_is_believed_only_when_shares_shrink(
         return {"numbers": {"attribute": count, "seen": count, "flops_per_s": 1e14}}
 
     monkeypatch.setattr(facts_mps, "_child", child)
-    monkeypatch.setattr(facts_mps, "_ask", partial(answering, facts_mps._ask))
     answer = facts_mps.mps()
     assert answer.verdict == verdict
     assert started == [("mps-client", share) for share in ("100", "50", "25", "50", "50")] + [
         ("ipc", None)
     ]
-    assert notes.read_text().splitlines()[-1].startswith("quit -t 5")
-
-
-def answering(ask: Any, environment: dict[str, str], command: str) -> str:
-    """The fake control program has no server to name."""
-    ask(environment, command)
-    return "4242" if command == "get_server_list" else ""
+    assert control.asked()[-2:] == ["ask get_server_list", "ask quit -t 5"]

@@ -4,83 +4,33 @@ import asyncio
 import multiprocessing
 import os
 import signal
-import threading
-import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 import zmq
-import zmq.asyncio
 
 from muxcluster.channel.client import UnitClient
 from muxcluster.channel.codec import Submit, encode
+from muxcluster.channel.curve import Door
 from muxcluster.channel.server import UnitServer
+from muxcluster.core.directory import KeyPair, UnitAddress
 from muxcluster.core.errors import EngineFailure, InvalidValue, NotReady, Overloaded
-from muxcluster.core.events import Finished, FinishReason, TokenDelta
-from muxcluster.core.request import Request
-from muxcluster.core.sampling import SamplingParams
+from muxcluster.core.events import TokenDelta
 from muxcluster.core.served import UnitStats
-
-PATIENCE_S = 20.0
-"""How long a test waits for what must happen; only a failing test waits that long."""
-
-LONG_S = 600.0
-"""Silence that no test reaches, so what is noticed is noticed by the broken connection."""
-
-SHORT_S = 0.5
-STATS_S = 0.05
-
-
-def request(request_id: str, num_tokens: int = 3) -> Request:
-    sampling = SamplingParams(max_tokens=num_tokens)
-    return Request(request_id, "m", np.arange(5, dtype=np.int32), sampling)
-
-
-def finished(request_id: str) -> TokenDelta:
-    return TokenDelta(finished=Finished(request_id, FinishReason.LENGTH))
-
-
-class Unit:
-    """A unit behind a real server that remembers what it was told and answers when asked to.
-
-    Requests whose id starts with "echo" are answered at once, a delta per token; "busy" ones are
-    refused, "bad" ones rejected.
-    """
-
-    def __init__(self, endpoint: str, silence_s: float = LONG_S) -> None:
-        self.submitted: list[str] = []
-        self.aborted: list[str] = []
-        self.num_stats = 0
-        self.server = UnitServer(
-            endpoint,
-            self.submit,
-            self.aborted.append,
-            self.stats,
-            silence_s=silence_s,
-            stats_s=STATS_S,
-        )
-        self.endpoint = self.server.start()
-
-    def submit(self, request: Request) -> None:
-        request_id = request.request_id
-        if request_id.startswith("busy"):
-            raise Overloaded("full", retry_after_s=4)
-        if request_id.startswith("bad"):
-            raise InvalidValue("no such thing")
-        self.submitted.append(request_id)
-        if request_id.startswith("echo"):
-            threading.Thread(target=self.echo, args=(request,)).start()
-
-    def echo(self, request: Request) -> None:
-        for token in range(request.sampling.max_tokens):
-            self.server.send({request.request_id: TokenDelta((token,))})
-        self.server.send({request.request_id: finished(request.request_id)})
-
-    def stats(self) -> UnitStats:
-        self.num_stats += 1
-        return UnitStats("u", float(self.num_stats), 10, 10)
+from tests.channel.harness import (
+    CLIENT_KEYS,
+    PATIENCE_S,
+    SHORT_S,
+    STATS_S,
+    Unit,
+    collect,
+    finished,
+    request,
+    run,
+    tokens_of,
+    until,
+)
 
 
 @pytest.fixture(params=["ipc", "tcp"])
@@ -89,37 +39,6 @@ def unit(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Unit]:
     unit = Unit(endpoint)
     yield unit
     unit.server.close()
-
-
-def run(
-    endpoint: str,
-    scenario: Callable[[UnitClient], Awaitable[object]],
-    silence_s: float = LONG_S,
-) -> None:
-    async def connected() -> None:
-        client = UnitClient(silence_s=silence_s)
-        await client.connect(endpoint)
-        try:
-            await asyncio.wait_for(scenario(client), PATIENCE_S)
-        finally:
-            await client.close()
-
-    asyncio.run(connected())
-
-
-async def until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not is_so():
-        assert time.monotonic() < deadline, "it never happened"
-        await asyncio.sleep(0.005)
-
-
-async def collect(client: UnitClient, request: Request) -> list[TokenDelta]:
-    return [delta async for delta in client.generate(request)]
-
-
-def tokens_of(deltas: list[TokenDelta]) -> list[int]:
-    return [token for delta in deltas for token in delta.tokens]
 
 
 def test_many_streams_at_once_each_get_their_own_tokens(unit: Unit) -> None:
@@ -131,14 +50,14 @@ def test_many_streams_at_once_each_get_their_own_tokens(unit: Unit) -> None:
             assert [delta.finished is not None for delta in deltas].count(True) == 1
             assert deltas[-1].finished == finished(f"echo-{i}").finished
 
-    run(unit.endpoint, scenario)
+    run(unit.address, scenario)
     assert unit.aborted == []
 
 
 def test_two_clients_do_not_see_each_others_tokens(unit: Unit) -> None:
     async def scenario(first: UnitClient) -> None:
         second = UnitClient()
-        await second.connect(unit.endpoint)
+        await second.connect(unit.address, CLIENT_KEYS)
         tasks = [
             asyncio.create_task(collect(client, request(name)))
             for client, name in ((first, "a"), (second, "b"))
@@ -149,7 +68,7 @@ def test_two_clients_do_not_see_each_others_tokens(unit: Unit) -> None:
         assert [tokens_of(await task) for task in tasks] == [[1], [2]]
         await second.close()
 
-    run(unit.endpoint, scenario)
+    run(unit.address, scenario)
 
 
 def test_a_slow_reader_gets_merged_deltas(unit: Unit) -> None:
@@ -168,7 +87,7 @@ def test_a_slow_reader_gets_merged_deltas(unit: Unit) -> None:
         rest = [delta async for delta in stream]
         assert rest == [TokenDelta(tuple(range(1, 500)), finished=end)]
 
-    run(unit.endpoint, scenario)
+    run(unit.address, scenario)
 
 
 def test_closing_a_stream_early_aborts_the_request(unit: Unit) -> None:
@@ -181,7 +100,7 @@ def test_closing_a_stream_early_aborts_the_request(unit: Unit) -> None:
         await stream.aclose()
         await until(lambda: unit.aborted == ["a"])
 
-    run(unit.endpoint, scenario)
+    run(unit.address, scenario)
 
 
 def test_cancelling_a_reader_aborts_the_request(unit: Unit) -> None:
@@ -191,7 +110,7 @@ def test_cancelling_a_reader_aborts_the_request(unit: Unit) -> None:
         reader.cancel()
         await until(lambda: unit.aborted == ["a"])
 
-    run(unit.endpoint, scenario)
+    run(unit.address, scenario)
 
 
 def test_an_ended_stream_is_not_aborted(unit: Unit, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,7 +123,7 @@ def test_an_ended_stream_is_not_aborted(unit: Unit, monkeypatch: pytest.MonkeyPa
         await collect(client, request("echo"))
         assert [name for name in sent if name != "Ping"] == ["Submit"]
 
-    run(unit.endpoint, scenario)
+    run(unit.address, scenario)
 
 
 def test_refusals_are_raised_and_rejections_are_the_last_delta(unit: Unit) -> None:
@@ -216,7 +135,7 @@ def test_refusals_are_raised_and_rejections_are_the_last_delta(unit: Unit) -> No
         assert delta.rejected is not None
         assert (delta.rejected.code, delta.rejected.message) == ("invalid_value", "no such thing")
 
-    run(unit.endpoint, scenario)
+    run(unit.address, scenario)
 
 
 def test_one_client_cannot_use_an_id_twice_at_a_time(unit: Unit) -> None:
@@ -228,7 +147,7 @@ def test_one_client_cannot_use_an_id_twice_at_a_time(unit: Unit) -> None:
         unit.server.send({"a": finished("a")})
         assert await first == [finished("a")]
 
-    run(unit.endpoint, scenario)
+    run(unit.address, scenario)
 
 
 def test_stats_are_pushed_and_age(unit: Unit) -> None:
@@ -241,7 +160,7 @@ def test_stats_are_pushed_and_age(unit: Unit) -> None:
         await until(lambda: client.stats() != first)
         assert 0 <= client.stats_age_s() < PATIENCE_S
 
-    run(unit.endpoint, scenario)
+    run(unit.address, scenario)
 
 
 def test_a_closed_clients_requests_are_aborted(unit: Unit) -> None:
@@ -256,14 +175,14 @@ def test_a_closed_clients_requests_are_aborted(unit: Unit) -> None:
         with pytest.raises(NotReady):
             await collect(client, request("b"))
 
-    run(unit.endpoint, scenario)
+    run(unit.address, scenario)
 
 
 def test_a_silent_clients_requests_are_aborted_though_it_is_connected(tmp_path: Path) -> None:
     unit = Unit(f"ipc://{tmp_path}/u", SHORT_S)
     with zmq.Context() as context, context.socket(zmq.DEALER) as mute:
         mute.setsockopt(zmq.LINGER, 0)
-        mute.connect(unit.endpoint)
+        mute.connect(unit.address.endpoint)
         mute.send(encode(Submit(request("a"))))
         asyncio.run(until(lambda: unit.aborted == ["a"]))
         assert unit.submitted == ["a"]
@@ -280,7 +199,7 @@ def test_pings_keep_an_idle_client_alive(tmp_path: Path) -> None:
         unit.server.send({"a": finished("a")})
         assert await reader == [finished("a")]
 
-    run(unit.endpoint, scenario, SHORT_S)
+    run(unit.address, scenario, SHORT_S)
     unit.server.close()
 
 
@@ -290,7 +209,7 @@ def test_garbage_is_survived(unit: Unit, caplog: pytest.LogCaptureFixture) -> No
         client._socket.send(b"\xc1 garbage")
         assert tokens_of(await collect(client, request("echo"))) == [0, 1, 2]
 
-    run(unit.endpoint, scenario)
+    run(unit.address, scenario)
     assert "not a message of the channel" in caplog.text
 
 
@@ -305,7 +224,7 @@ def test_a_closed_server_fails_its_clients_at_once(unit: Unit) -> None:
         assert not unit.server.is_alive
         unit.server.send({"a": finished("a")})
 
-    run(unit.endpoint, scenario)
+    run(unit.address, scenario)
 
 
 def test_a_silent_server_fails_its_clients(tmp_path: Path) -> None:
@@ -318,7 +237,7 @@ def test_a_silent_server_fails_its_clients(tmp_path: Path) -> None:
     with zmq.Context() as context, context.socket(zmq.ROUTER) as mute:
         mute.setsockopt(zmq.LINGER, 0)
         mute.bind(f"ipc://{tmp_path}/mute")
-        run(f"ipc://{tmp_path}/mute", scenario, SHORT_S)
+        run(UnitAddress("u", f"ipc://{tmp_path}/mute"), scenario, SHORT_S)
 
 
 def test_a_client_recovers_when_the_server_is_back(tmp_path: Path) -> None:
@@ -334,18 +253,19 @@ def test_a_client_recovers_when_the_server_is_back(tmp_path: Path) -> None:
         assert tokens_of(await collect(client, request("echo"))) == [0, 1, 2]
         await asyncio.to_thread(second.server.close)
 
-    run(endpoint, scenario)
+    run(first.address, scenario)
 
 
 def test_an_endpoint_that_cannot_be_bound_is_named() -> None:
-    server = UnitServer("ipc:///no/such/folder/u", print, print, lambda: UnitStats("u", 0, 1, 1))
+    door = Door("ipc:///no/such/folder/u")
+    server = UnitServer(door, print, print, lambda: UnitStats("u", 0, 1, 1))
     with pytest.raises(EngineFailure, match="/no/such/folder/u"):
         server.start()
     server.close()
 
 
 def test_a_server_that_never_started_can_be_closed_twice() -> None:
-    server = UnitServer("tcp://127.0.0.1:*", print, print, lambda: UnitStats("u", 0, 1, 1))
+    server = UnitServer(Door("ipc:///tmp/u"), print, print, lambda: UnitStats("u", 0, 1, 1))
     server.close()
     server.close()
     assert not server.is_alive
@@ -353,12 +273,12 @@ def test_a_server_that_never_started_can_be_closed_twice() -> None:
 
 def serve_in_child(endpoint: str, pipe: "multiprocessing.connection.Connection") -> None:
     unit = Unit(endpoint)
-    pipe.send(unit.endpoint)
+    pipe.send(unit.address)
     pipe.recv()
 
 
-def read_in_child(endpoint: str) -> None:
-    run(endpoint, lambda client: collect(client, request("a")))
+def read_in_child(address: UnitAddress, keys: KeyPair) -> None:
+    run(address, lambda client: collect(client, request("a")), keys=keys)
 
 
 SPAWN = multiprocessing.get_context("spawn")
@@ -387,7 +307,7 @@ def test_a_killed_server_process_fails_its_clients(tmp_path: Path) -> None:
 
 
 def test_a_killed_client_process_has_its_requests_aborted(unit: Unit) -> None:
-    child = SPAWN.Process(target=read_in_child, args=(unit.endpoint,))
+    child = SPAWN.Process(target=read_in_child, args=(unit.address, CLIENT_KEYS))
     child.start()
     try:
         asyncio.run(until(lambda: unit.submitted == ["a"]))

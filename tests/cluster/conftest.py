@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
@@ -20,23 +20,24 @@ from muxcluster.demo.models import build_model
 
 FAMILIES = MappingProxyType({"llama-a": "llama", "qwen-b": "qwen3", "opt-c": "opt"})
 MARK = "MUXCLUSTER_TEST_RUN"
+MUXCLUSTER = (sys.executable, "-c", "from muxcluster.cli.main import main; main()")
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 60.0
 
 
-class ServerProcess:
-    """`muxcluster ARGUMENTS` as a child, its output, and every process it has made."""
+class MarkedProcess:
+    """A command as a child, its output, and every process it has made."""
 
-    def __init__(self, *arguments: str) -> None:
+    def __init__(self, command: Sequence[str], env: Mapping[str, str]) -> None:
         self.mark = uuid.uuid4().hex
         self.lines: list[str] = []
         self._grown = threading.Condition()
         self.process = subprocess.Popen(
-            [sys.executable, "-c", "from muxcluster.cli.main import main; main()", *arguments],
+            command,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env={**os.environ, MARK: self.mark, "COLUMNS": "300"},
+            env={**os.environ, **env, MARK: self.mark, "COLUMNS": "300"},
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -55,11 +56,6 @@ class ServerProcess:
                 assert time.monotonic() < deadline, self.output
                 self._grown.wait(0.2)
         return found
-
-    def url(self) -> str:
-        """Where it listens, once it is ready."""
-        self.wait_for(r"ready after")
-        return self.wait_for(r"curl (http://\S+?)/v1/")[1]
 
     def stop(self, signum: int = signal.SIGTERM) -> int:
         """Send a signal; the exit code."""
@@ -89,6 +85,18 @@ class ServerProcess:
             with self._grown:
                 self.lines.append(line.rstrip("\n"))
                 self._grown.notify_all()
+
+
+class ServerProcess(MarkedProcess):
+    """`muxcluster ARGUMENTS`."""
+
+    def __init__(self, *arguments: str) -> None:
+        super().__init__((*MUXCLUSTER, *arguments), {})
+
+    def url(self) -> str:
+        """Where it listens, once it is ready."""
+        self.wait_for(r"ready after")
+        return self.wait_for(r"curl (http://\S+?)/v1/")[1]
 
 
 def _pids() -> list[int]:
@@ -148,7 +156,8 @@ def config_file(model_dirs: dict[str, Path], tmp_path_factory: pytest.TempPathFa
         for name, path in model_dirs.items()
     ]
     file = tmp_path_factory.mktemp("config") / "muxcluster.yaml"
-    file.write_text(yaml.safe_dump({"models": models}))
+    # Whether sharing pays is for the machine to say; what jobs there are is not, in a test.
+    file.write_text(yaml.safe_dump({"models": models, "policy": {"sharing": "always"}}))
     return file
 
 

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from muxcluster.api.cluster_backend import ClusterBackend
-from muxcluster.api.links import UnitLink, keep_connected
+from muxcluster.api.lines import Lines, keep_in_step
+from muxcluster.core.directory import Directory, KeyPair, UnitAddress
 from muxcluster.core.errors import NotReady
 from muxcluster.core.events import Finished, FinishReason, TokenDelta
 from muxcluster.core.request import Request
@@ -58,15 +59,19 @@ class Clients:
     def __init__(self) -> None:
         self.made: list[FakeUnit] = []
 
-    async def connect(self, endpoint: str) -> FakeUnit:
-        self.made.append(FakeUnit(endpoint))
+    async def connect(self, address: UnitAddress, keys: KeyPair | None) -> FakeUnit:
+        self.made.append(FakeUnit(address.endpoint))
         return self.made[-1]
 
 
-async def _backend() -> tuple[ClusterBackend, UnitLink, Clients]:
+def _at(endpoint: str) -> Directory:
+    return Directory((MODEL,), {"m": ("unit-0",)}, {"unit-0": UnitAddress("unit-0", endpoint)})
+
+
+async def _backend() -> tuple[ClusterBackend, Lines, Clients]:
     clients = Clients()
-    link = UnitLink("unit-0", clients.connect)
-    return ClusterBackend([MODEL], {"m": ["unit-0"]}, [link]), link, clients
+    lines = Lines(clients.connect)
+    return ClusterBackend(lines), lines, clients
 
 
 async def _first(tokens: AsyncIterator[TokenDelta]) -> TokenDelta:
@@ -75,12 +80,12 @@ async def _first(tokens: AsyncIterator[TokenDelta]) -> TokenDelta:
 
 def test_a_request_before_the_first_report_is_told_to_wait() -> None:
     async def run() -> None:
-        backend, link, clients = await _backend()
+        backend, lines, clients = await _backend()
         assert not backend.ready() and backend.healthy()
         with pytest.raises(NotReady) as refused:
             await _first(backend.generate(REQUEST))
         assert refused.value.code == "model_loading"
-        await link.move_to("a")
+        await lines.apply(_at("a"))
         clients.made[0].reported = False
         with pytest.raises(NotReady):
             await _first(backend.generate(REQUEST))
@@ -90,39 +95,57 @@ def test_a_request_before_the_first_report_is_told_to_wait() -> None:
     asyncio.run(run())
 
 
-def test_the_watch_connects_and_follows_only_a_silent_unit() -> None:
+def test_the_directory_is_polled_and_followed_and_its_version_is_passed_back() -> None:
     async def run() -> None:
-        _, link, clients = await _backend()
-        where = {"unit-0": "a"}
-        asked = 0
+        _, lines, clients = await _backend()
+        where, known = [_at("a")], []
 
-        async def ask() -> dict[str, str]:
-            nonlocal asked
-            asked += 1
-            return where
+        async def ask(version: str | None) -> Directory | None:
+            known.append(version)
+            return None if version == where[0].version else where[0]
 
         async def until(count: int) -> None:
             while len(clients.made) < count:
                 await asyncio.sleep(0.01)
 
-        watch = asyncio.create_task(keep_connected([link], ask))
+        watch = asyncio.create_task(keep_in_step(lines, ask))
         await until(1)
         assert clients.made[0].endpoint == "a"
-        where["unit-0"] = "b"
-        clients.made[0].age = 60.0
+        first, where[0] = where[0], _at("b")
         await until(2)
-        assert clients.made[1].endpoint == "b" and clients.made[0].is_closed
+        assert clients.made[1].endpoint == "b"
+        while where[0].version not in known:
+            await asyncio.sleep(0.01)
         watch.cancel()
-        assert asked <= 3
+        assert known[0] is None and first.version in known and clients.made[0].is_closed
+        assert len(clients.made) == 2
+
+    asyncio.run(run())
+
+
+def test_who_waits_for_a_unit_is_woken_though_it_was_away_for_a_moment_only() -> None:
+    async def run() -> None:
+        backend, lines, clients = await _backend()
+        await lines.apply(_at("a"))
+        await lines.refresh()
+        assert backend.ready()
+        clients.made[0].age = 60.0
+        first = asyncio.create_task(_first(backend.generate(REQUEST)))
+        await asyncio.sleep(0)
+        assert not first.done()
+        clients.made[0].age = 0.0
+        await lines.refresh()
+        async with asyncio.timeout(5.0):
+            assert (await first).tokens == (1,)
 
     asyncio.run(run())
 
 
 def test_the_same_endpoint_is_not_connected_twice() -> None:
     async def run() -> None:
-        _, link, clients = await _backend()
-        await link.move_to("a")
-        await link.move_to("a")
+        _, lines, clients = await _backend()
+        await lines.apply(_at("a"))
+        await lines.apply(_at("a"))
         assert len(clients.made) == 1
 
     asyncio.run(run())
@@ -130,10 +153,10 @@ def test_the_same_endpoint_is_not_connected_twice() -> None:
 
 def test_silence_after_warm_up_is_unhealthy_and_not_ready() -> None:
     async def run() -> None:
-        backend, link, clients = await _backend()
-        await link.move_to("a")
+        backend, lines, clients = await _backend()
+        await lines.apply(_at("a"))
         assert backend.ready() and backend.healthy()
-        clients.made[0].age = 5.0
+        clients.made[0].age = 7.0
         assert not backend.ready() and backend.healthy()
         clients.made[0].age = 60.0
         assert not backend.ready() and not backend.healthy()
@@ -145,8 +168,8 @@ def test_silence_after_warm_up_is_unhealthy_and_not_ready() -> None:
 
 def test_closing_a_stream_reaches_the_unit() -> None:
     async def run() -> None:
-        backend, link, clients = await _backend()
-        await link.move_to("a")
+        backend, lines, clients = await _backend()
+        await lines.apply(_at("a"))
         tokens = backend.generate(REQUEST)
         await _first(tokens)
         assert isinstance(tokens, AsyncGenerator)
@@ -159,8 +182,8 @@ def test_closing_a_stream_reaches_the_unit() -> None:
 
 def test_drain_refuses_the_new_and_waits_for_the_open() -> None:
     async def run() -> None:
-        backend, link, clients = await _backend()
-        await link.move_to("a")
+        backend, lines, clients = await _backend()
+        await lines.apply(_at("a"))
         tokens = backend.generate(REQUEST)
         await _first(tokens)
         drained = asyncio.create_task(backend.drain(60.0))

@@ -2,18 +2,22 @@
 
 from dataclasses import replace
 from io import StringIO
+from typing import Any
 
 from rich.console import Console
 
 from muxcluster.cli.status import show
+from muxcluster.cluster.desired import Record, Target
 from muxcluster.cluster.embedded import raised_line
 from muxcluster.cluster.mesh import mesh_request, on_granted_gpu
+from muxcluster.cluster.reconcile import Phase
 from muxcluster.cluster.status import UnitView, describe
 from muxcluster.cluster.unit_actor import as_reported
 from muxcluster.core.job import WorkerSlot
 from muxcluster.core.kvshape import KvShape
 from muxcluster.core.served import ModelStats, SharingStats, UnitState, UnitStats
 from muxcluster.core.unitspec import ModelSpec, UnitSpec
+from placement.plan import PlannedUnit
 
 MODELS = tuple(
     ModelSpec(name, "/m", KvShape(2, 2, 64, 4), 100, 256, (0,)) for name in ("one", "two")
@@ -25,11 +29,18 @@ def _spec(device: str = "cpu") -> UnitSpec:
     return UnitSpec("unit-0", MODELS, 128, 4096, SLOTS, device=device)
 
 
+def _view(stats: UnitStats | None, phase: Phase = Phase.READY, **fields: Any) -> UnitView:
+    planned = PlannedUnit(id="n-0", node="n", gpus=(0,), tp=1, kv_blocks=128, models=())
+    record = Record("n-0.1", "id-of-n", Target(_spec(), planned, 0.0))
+    return UnitView(record, phase, stats, **fields)
+
+
 def test_a_unit_that_answers_shows_its_numbers() -> None:
-    stats = UnitStats("unit-0", 1.0, 128, 100, (ModelStats("two", 3, 1, 64, 28, 4, 0.25),))
-    state = describe([{"name": "n"}], [UnitView(_spec(), stats)], {"method": "greedy"})
+    stats = UnitStats("n-0.1", 1.0, 128, 100, (ModelStats("two", 3, 1, 64, 28, 4, 0.25),))
+    state = describe([{"name": "n"}], [_view(stats)], None)
     unit = state["units"][0]
     assert state["healthy"] and unit["healthy"] and unit["free_blocks"] == 100
+    assert (unit["id"], unit["node"], unit["gpus"]) == ("n-0.1", "n", [0])
     assert unit["sm_shares"] == [0.5, 1.0]
     one, two = unit["models"]
     assert (one["name"], one["quota_blocks"]) == ("one", 0)
@@ -39,13 +50,12 @@ def test_a_unit_that_answers_shows_its_numbers() -> None:
         64,
         28,
     )
-    assert state["plan"]["method"] == "greedy"
 
 
 def test_whether_jobs_share_the_sms_is_shown_where_it_is_decided() -> None:
     stats = UnitStats("unit-0", 1.0, 128, 100, sharing=SharingStats(False, 0.9125, 1.05))
-    views = [UnitView(_spec(), stats), UnitView(_spec(), replace(stats, sharing=None))]
-    state = describe([], views, {})
+    views = [_view(stats), _view(replace(stats, sharing=None))]
+    state = describe([], views, None)
     gains = {"is_on": False, "gain": 0.9125, "mixed_gain": 1.05}
     assert [unit["sharing"] for unit in state["units"]] == [gains, None]
     console = Console(width=200, record=True, file=StringIO())
@@ -55,9 +65,15 @@ def test_whether_jobs_share_the_sms_is_shown_where_it_is_decided() -> None:
 
 
 def test_a_silent_unit_makes_the_cluster_unhealthy() -> None:
-    state = describe([], [UnitView(_spec(), None)], {})
-    assert not state["healthy"] and not state["units"][0]["healthy"]
-    assert state["units"][0]["free_blocks"] is None
+    state = describe([], [_view(None, Phase.SILENT, reason="it does not answer")], None)
+    unit = state["units"][0]
+    assert not state["healthy"] and not unit["healthy"]
+    assert (unit["phase"], unit["reason"]) == ("silent", "it does not answer")
+    assert unit["free_blocks"] is None
+
+
+def test_a_unit_that_leaves_does_not_make_the_cluster_unhealthy() -> None:
+    assert describe([], [_view(None, Phase.STOPPING, is_draining=True)], None)["healthy"]
 
 
 def test_a_failed_or_stalled_unit_is_unhealthy_and_a_recovering_one_is_not() -> None:
@@ -65,22 +81,22 @@ def test_a_failed_or_stalled_unit_is_unhealthy_and_a_recovering_one_is_not() -> 
     assert as_reported(stats, 9.0) is stats
     stalled = as_reported(stats, 11.0)
     recovering = replace(stats, state=UnitState.RECOVERING)
-    found = [describe([], [UnitView(_spec(), s)], {}) for s in (stalled, recovering)]
+    found = [describe([], [_view(s)], None) for s in (stalled, recovering)]
     assert [state["healthy"] for state in found] == [False, True]
     assert [state["units"][0]["state"] for state in found] == ["failed", "recovering"]
 
 
 def test_a_gpu_unit_asks_for_its_gpu_and_sees_it_as_the_first() -> None:
-    assert mesh_request(_spec("cuda:3")).num_gpus == 1.0
-    assert [bundle.get("GPU") for bundle in mesh_request(_spec("cuda:3")).bundles] == [1.0]
+    assert mesh_request(1.0).num_gpus == 1.0
+    assert [bundle.get("GPU") for bundle in mesh_request(1.0).bundles] == [1.0]
     assert on_granted_gpu(_spec("cuda:3")).device == "cuda:0"
-    assert mesh_request(_spec()).num_gpus == 0.0 and on_granted_gpu(_spec()) == _spec()
+    assert mesh_request(0.0).num_gpus == 0.0 and on_granted_gpu(_spec()) == _spec()
 
 
 def test_a_unit_of_several_gpus_sees_them_all_in_one_process() -> None:
     spec = replace(_spec("cuda:2"), tp=2, rank_devices=("cuda:2", "cuda:3"))
-    assert mesh_request(spec).num_gpus == 2.0
-    assert [bundle["GPU"] for bundle in mesh_request(spec).bundles] == [2.0]
+    assert mesh_request(2.0).num_gpus == 2.0
+    assert [bundle["GPU"] for bundle in mesh_request(2.0).bundles] == [2.0]
     assert on_granted_gpu(spec).rank_devices == ("cuda:0", "cuda:1")
 
 

@@ -48,11 +48,9 @@ def _is_ready(url: str) -> bool:
 
 
 def _units(server: Any) -> list[int]:
-    """Process ids of the server's unit replicas."""
+    """Process ids of the server's units."""
     named = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in server.processes()}
-    return [
-        pid for pid, name in named.items() if name.startswith(b"ray::ServeReplica:muxcluster:l")
-    ]
+    return [pid for pid, name in named.items() if name.startswith(b"ray::UnitHost")]
 
 
 def test_a_killed_unit_comes_back_and_is_found(guarded: Any) -> None:

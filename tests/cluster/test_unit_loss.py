@@ -93,7 +93,7 @@ def _unit(server: Any) -> int:
     found = [
         pid
         for pid in server.processes()
-        if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::ServeReplica:muxcluster:l")
+        if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::UnitHost")
     ]
     assert len(found) == 1
     return found[0]

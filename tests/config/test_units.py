@@ -183,17 +183,22 @@ def test_workers_of_a_gpu(write, model_directory, models, policy, partition, wor
         assert prefill.shares[-1] == 1.0
 
 
-def test_processes_of_mps_take_memory_from_the_pool(write, model_directory) -> None:
+def test_processes_and_recorded_steps_take_memory_from_the_pool(write, model_directory) -> None:
     model_directory("tiny")
     text = (
         "models: [{name: a, path: tiny}, {name: b, path: tiny}]\n"
         "cluster: {nodes: [{name: g, gpus: 1, gpu: H100}]}\npolicy: {partition: PARTITION}"
     )
     num_bytes = {}
-    for partition in ("green", "mps", "mps, kv_gb: 3"):
+    for partition in ("none", "green", "mps", "mps, kv_gb: 3"):
         config = load_config(write(text.replace("PARTITION", partition)))
         (unit,) = unit_specs(config, plan_for(config))
         num_bytes[partition] = unit.num_blocks * unit.block_bytes
+    # fp32 logits of both models in 11 places: one prefill (and mixed) worker at three shares, two
+    # decode workers at four. `none` has one place.
+    recorded = 10 * 2 * 4 * unit.models[0].max_seqs * unit.models[0].vocab_size
+    missing = num_bytes["none"] - num_bytes["green"]
+    assert abs(missing - recorded) < unit.block_bytes
     # 11 workers and an owner, where the planner counts three contexts of half a GiB.
     missing = num_bytes["green"] - num_bytes["mps"]
     assert 9 * 2**29 <= missing < 9 * 2**29 + unit.block_bytes
@@ -299,6 +304,31 @@ def test_a_unit_of_two_gpus_is_told_what_one_rank_has(write, model_directory) ->
     assert unit.num_host_blocks == single.num_host_blocks // 2
     assert unit.host_link == single.host_link
     assert (unit.partition, len(unit.workers), unit.scheduler.lane) == ("none", 1, "mixed")
+
+
+def test_ranks_take_one_job_at_a_time(write, model_directory) -> None:
+    model_directory("tiny")
+    for depth in ("auto", "1"):
+        config = load_config(write(TWO_GPUS.replace("PARTITION", f"pipeline_depth: {depth}")))
+        (unit,) = unit_specs(config, on_two_gpus(config))
+        assert unit.scheduler.pipeline_depth == 1
+    config = load_config(write(TWO_GPUS.replace("PARTITION", "pipeline_depth: 2")))
+    message = r"policy\.pipeline_depth: unit n-0 spans 2 GPUs, which take one job at a time"
+    with pytest.raises(ConfigError, match=message):
+        unit_specs(config, on_two_gpus(config))
+
+
+@pytest.mark.parametrize(
+    ("gpu", "asked", "depth"),
+    [("H100", "auto", 2), ("H100", "1", 1), ("cpu", "auto", 1), ("cpu", "2", 2)],
+)
+def test_depth_of_the_pipeline(write, model_directory, gpu: str, asked: str, depth: int) -> None:
+    model_directory("tiny")
+    nodes = f"cluster: {{nodes: [{{name: g, gpus: 1, gpu: {gpu}}}]}}"
+    policy = f"policy: {{pipeline_depth: {asked}}}"
+    config = load_config(write(f"models: [{{name: m, path: tiny}}]\n{nodes}\n{policy}"))
+    (unit,) = unit_specs(config, plan_for(config))
+    assert unit.scheduler.pipeline_depth == depth
 
 
 def test_ranks_share_no_gpu_in_parts(write, model_directory) -> None:

@@ -72,6 +72,7 @@ class FakeExecutor:
         self.is_closed = False
         self.num_restarts = 0
         self._queue: deque[Job] = deque()
+        self._failed: set[int] = set()
         self._histories: dict[tuple[str, int], dict[int, int]] = {}
         self._known: dict[int, set[tuple[str, int]]] = {}
         self._wake = threading.Event()
@@ -85,7 +86,9 @@ class FakeExecutor:
         self._histories.clear()
 
     def launch(self, job: Job) -> None:
-        assert job.worker_id not in {queued.worker_id for queued in self._queue}
+        theirs = [queued for queued in self._queue if queued.worker_id == job.worker_id]
+        before = [queued.job_id for queued in theirs if queued.follows not in self._failed]
+        assert not before or job.follows == before[-1]
         self.launched.append(job)
         self._queue.append(job)
 
@@ -128,8 +131,12 @@ class FakeExecutor:
         if fate == "owner lost":
             self._queue.clear()
             return OwnerLost("killed by the test")
+        if job.follows in self._failed:
+            self._failed.add(job.job_id)
+            return JobFailed(job.job_id, job.worker_id, "what it follows failed")
         result = self._execute(job)
         if fate == "failed":
+            self._failed.add(job.job_id)
             return JobFailed(job.job_id, job.worker_id, "killed by the test")
         return JobDone(result)
 

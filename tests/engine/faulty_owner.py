@@ -8,8 +8,9 @@ import os
 import signal
 import sys
 
-from muxcluster.core.job import Job, JobResult
+from muxcluster.core.job import Job
 from muxcluster.engine import owner
+from muxcluster.engine.pending_job import PendingJob
 from muxcluster.engine.runner import UnitRunner
 
 MARKS = {
@@ -24,9 +25,9 @@ def _contains(tokens: list[int], mark: list[int]) -> bool:
 
 
 class FaultyRunner(UnitRunner):
-    """Executes a job unless one of its rows is marked."""
+    """Runs a job unless one of its rows is marked."""
 
-    def execute(self, job: Job) -> JobResult:
+    def launch(self, job: Job) -> PendingJob:
         history = self.arena.model(job.model).history
         told = {a.slot: a.tokens.tolist() for a in job.admissions if len(a.tokens)}
         for slot, start in zip(job.rows.slots.tolist(), job.rows.starts.tolist(), strict=True):
@@ -34,7 +35,7 @@ class FaultyRunner(UnitRunner):
             for fate, mark in MARKS.items():
                 if _contains(tokens, mark):
                     _break(fate)
-        return super().execute(job)
+        return super().launch(job)
 
 
 def _break(fate: str) -> None:

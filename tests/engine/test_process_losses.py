@@ -26,6 +26,7 @@ class SocketOwner:
     """Stands in for OwnerLink: no process; the test holds the far ends of all streams."""
 
     latest: "SocketOwner"
+    max_forks = 1_000
 
     def __init__(self, patience: Patience, environment: Mapping[str, str]) -> None:
         assert environment["OMP_NUM_THREADS"] == "1"
@@ -42,7 +43,7 @@ class SocketOwner:
         assert spec.unit_id == "unit-0"
 
     def fork(self, worker_id: int) -> tuple[FrameSocket, int]:
-        if self.is_dead:
+        if self.is_dead or self.num_forks == self.max_forks:
             raise BrokenPipeError
         self.num_forks += 1
         ours, theirs = socket.socketpair()
@@ -52,8 +53,7 @@ class SocketOwner:
     def kill(self) -> None:
         self.is_dead = True
 
-    def stop(self, grace_s: float) -> None:
-        assert grace_s > 0
+    def stop(self) -> None:
         self.is_stopped = True
         self.control.close()
         self.far_control.close()
@@ -174,6 +174,29 @@ def test_an_owner_that_keeps_dying_is_given_up(executor: ProcessExecutor) -> Non
     assert isinstance(heard(executor)[0], OwnerLost)
     with pytest.raises(EngineFailure, match="owner of unit-0 keeps dying"):
         executor.restart()
+    executor.close()
+
+
+@pytest.mark.parametrize("num_forks", [0, 1])
+def test_a_start_that_fails_leaves_nothing_behind(
+    monkeypatch: pytest.MonkeyPatch, num_forks: int
+) -> None:
+    """The owner dies before its first or its second worker; the same executor can start again."""
+    for module in (grounds, processes):
+        monkeypatch.setattr(module, "OwnerLink", SocketOwner)
+    executor = ProcessExecutor(fake_spec())
+    with monkeypatch.context() as patch:
+        patch.setattr(SocketOwner, "max_forks", num_forks)
+        with pytest.raises(EngineFailure, match="lost before it made a worker"):
+            executor.start()
+    failed = SocketOwner.latest
+    assert failed.is_stopped
+    assert failed.num_forks == num_forks
+    executor.start()
+    assert SocketOwner.latest is not failed
+    executor.launch(job_of(0, [3], (admission(3, seed=9),)))
+    answer(SocketOwner.latest.far[0])
+    assert isinstance(heard(executor)[0], JobDone)
     executor.close()
 
 

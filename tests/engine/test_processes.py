@@ -15,6 +15,9 @@ from muxcluster.core.errors import EngineFailure, LoadError
 from muxcluster.core.events import FinishReason
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.executor import JobFailed, OwnerLost
+from muxcluster.engine.grounds import ForkGround
+from muxcluster.engine.liveness import Patience
+from muxcluster.engine.ownerlink import OwnerLink
 from muxcluster.engine.processes import ProcessExecutor
 from muxcluster.engine.unit import Unit
 from tests.engine.conftest import ModelBuilder
@@ -24,6 +27,7 @@ from tests.engine.live_units import (
     Live,
     RecordingExecutor,
     asked_of,
+    is_gone,
     wait_until_gone,
     workers_of,
 )
@@ -207,3 +211,23 @@ def test_an_owner_that_dies_loading_is_reported(
     monkeypatch.setenv("PYTHONHOME", "/nonexistent")
     with pytest.raises(EngineFailure, match="died loading"):
         Unit(three, lambda deltas: None).start()
+
+
+def test_a_start_that_fails_leaves_no_process(
+    corrupt: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though nobody has called `close` yet."""
+    owners: list[OwnerLink] = []
+    original = ForkGround.owner
+
+    def remembered(ground: ForkGround, patience: Patience) -> OwnerLink:
+        owners.append(original(ground, patience))
+        return owners[-1]
+
+    monkeypatch.setattr(ForkGround, "owner", remembered)
+    executor = ProcessExecutor(spec_of([corrupt]))
+    with pytest.raises(LoadError, match=r"model\.safetensors"):
+        executor.start()
+    (owner,) = owners
+    assert is_gone(owner.pid)
+    executor.close()

@@ -5,6 +5,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,8 +13,21 @@ import pytest
 from muxcluster.channel.codec import Done, Failed, Launch, Message, decode, encode
 from muxcluster.channel.frames import FrameSocket
 from muxcluster.core.job import Job, JobResult, SlotCopies
+from muxcluster.engine.pipeline import REFUSED
 from muxcluster.engine.worker import Worker
+from tests.engine.blocked import BlockedRunner
 from tests.engine.test_admissions import job_of
+
+
+@dataclass
+class Ran:
+    """What was launched has ended."""
+
+    ended: JobResult
+    is_done = True
+
+    def result(self) -> JobResult:
+        return self.ended
 
 
 class Runner:
@@ -22,11 +36,15 @@ class Runner:
     def __init__(self) -> None:
         self.jobs: list[Job] = []
 
-    def execute(self, job: Job) -> JobResult:
+    def waits(self, job: Job) -> bool:
+        return False
+
+    def launch(self, job: Job) -> "Ran":
         self.jobs.append(job)
         if job.rows.slots[0] == 13:
             raise RuntimeError("an unlucky slot")
-        return JobResult(job.job_id, job.rows.slots, job.rows.counts, 0.0, {}, {})
+        result = JobResult(job.job_id, job.rows.slots, job.rows.counts, 0.0, {}, {})
+        return Ran(result)
 
 
 @dataclass
@@ -45,9 +63,12 @@ class Bench:
 
 @pytest.fixture
 def bench() -> Iterator[Bench]:
+    yield from serving(Runner())
+
+
+def serving(runner: Any) -> Iterator[Bench]:
     ours, theirs = socket.socketpair()
     alive_read, alive_write = os.pipe()
-    runner = Runner()
     worker = Worker(runner, FrameSocket(theirs), alive_read)
     thread = threading.Thread(target=worker.serve)
     thread.start()
@@ -94,3 +115,44 @@ def test_it_ends_with_the_unit_and_with_the_owner(bench: Bench, who: str) -> Non
         bench.unit.close()
     bench.thread.join(20)
     assert not bench.thread.is_alive()
+
+
+def test_a_follower_is_with_the_device_before_its_predecessor_has_ended() -> None:
+    """The worker answers nothing until it has begun both; then in order."""
+    runner = BlockedRunner()
+    for bench in serving(runner):
+        first = job_of(0, [4])
+        bench.unit.send(encode(Launch(first)))
+        before = runner.begun.get(timeout=20.0)
+        bench.unit.send(encode(Launch(replace(first, job_id=2, follows=1))))
+        after = runner.begun.get(timeout=20.0)
+        assert not before.may_end.is_set()
+        before.may_end.set()
+        assert answered(bench) == 1
+        bench.unit.send(encode(Launch(replace(first, job_id=3, follows=2))))
+        last = runner.begun.get(timeout=20.0)
+        assert not after.may_end.is_set()
+        after.may_end.set()
+        last.may_end.set()
+        assert [answered(bench), answered(bench)] == [2, 3]
+
+
+def answered(bench: Bench) -> int:
+    """The job that the worker says has ended well."""
+    frame = bench.unit.recv()
+    assert frame is not None
+    message = decode(frame)
+    assert isinstance(message, Done)
+    return message.result.job_id
+
+
+def test_a_job_that_raises_takes_its_follower_along(bench: Bench) -> None:
+    unlucky = job_of(0, [13])
+    bench.unit.send(encode(Launch(unlucky)))
+    failed = bench.run(replace(job_of(0, [4]), job_id=2, follows=1))
+    assert isinstance(failed, Failed)
+    frame = bench.unit.recv()
+    assert frame is not None
+    assert decode(frame) == Failed(2, REFUSED)
+    assert isinstance(bench.run(replace(job_of(0, [4]), job_id=3)), Done)
+    assert [job.job_id for job in bench.runner.jobs] == [1, 3]

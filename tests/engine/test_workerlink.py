@@ -64,7 +64,7 @@ def test_a_finished_job_is_measured_and_frees_the_worker(bench: Bench) -> None:
     bench.link.launch(JOB, 0.0)
     assert bench.link.num_rows == 2
     bench.far.send(encode(Done(result(0.5))))
-    assert isinstance(bench.link.hear(), JobDone)
+    assert isinstance(bench.link.hear(0.0), JobDone)
     assert bench.link.num_rows == 0
     assert bench.limits.limit_s(JOB) == pytest.approx(10.0)
     assert bench.link.check(1e6) is None
@@ -74,7 +74,7 @@ def test_a_finished_job_is_measured_and_frees_the_worker(bench: Bench) -> None:
 def test_a_job_that_raised_counts_as_started(bench: Bench) -> None:
     bench.link.launch(JOB, 0.0)
     bench.far.send(encode(Failed(JOB.job_id, "why")))
-    assert bench.link.hear() == JobFailed(JOB.job_id, 0, "why", has_started=True)
+    assert bench.link.hear(0.0) == JobFailed(JOB.job_id, 0, "why", has_started=True)
 
 
 @pytest.mark.parametrize("has_started", [True, False])
@@ -83,7 +83,7 @@ def test_it_knows_whether_a_dead_worker_had_taken_its_job(bench: Bench, has_star
     if has_started:
         bench.far.recv()
     bench.far.close()
-    assert bench.link.hear() is None
+    assert bench.link.hear(0.0) is None
     (failed,) = bench.link.lose("died")
     assert failed.has_started is has_started
 
@@ -99,4 +99,50 @@ def test_half_an_answer_is_none(bench: Bench) -> None:
     theirs = bench.far._stream
     bench.link.launch(JOB, 0.0)
     theirs.sendall((1000).to_bytes(4, "little") + b"half")
-    assert bench.link.hear() is None
+    assert bench.link.hear(0.0) is None
+
+
+FOLLOWER = replace(JOB, job_id=2, follows=JOB.job_id)
+
+
+def test_the_time_of_a_follower_starts_when_the_job_before_it_ends(bench: Bench) -> None:
+    bench.link.launch(JOB, 100.0)
+    bench.link.launch(FOLLOWER, 101.0)
+    bench.far.send(encode(Done(result(0.5))))
+    assert isinstance(bench.link.hear(115.0), JobDone)
+    assert bench.link.num_rows == 2
+    assert bench.link.check(124.0) is None
+    assert bench.link.check(126.0) == "its worker process did not come to an end"
+    assert bench.link.lose("late") == (JobFailed(2, 0, "late"),)
+
+
+def test_both_jobs_fail_with_their_worker(bench: Bench) -> None:
+    """Only the first can have killed it: the second one's frame was not read."""
+    bench.link.launch(JOB, 0.0)
+    bench.link.launch(FOLLOWER, 0.0)
+    bench.far.recv()
+    bench.far.close()
+    assert bench.link.hear(0.0) is None
+    assert bench.link.lose("died") == (
+        JobFailed(1, 0, "died", has_started=True),
+        JobFailed(2, 0, "died", has_started=False),
+    )
+
+
+def test_a_job_may_come_behind_one_that_will_be_refused(bench: Bench) -> None:
+    """The unit forgets the follower of a job that failed, and has not heard of its refusal yet."""
+    bench.link.launch(JOB, 0.0)
+    bench.link.launch(FOLLOWER, 0.0)
+    bench.far.send(encode(Failed(1, "why")))
+    bench.link.hear(0.0)
+    bench.link.launch(replace(JOB, job_id=3), 0.0)
+    bench.far.send(encode(Failed(2, "refused")))
+    assert bench.link.hear(0.0) == JobFailed(2, 0, "refused")
+    bench.far.send(encode(Failed(3, "why")))
+    assert bench.link.hear(0.0) == JobFailed(3, 0, "why")
+
+
+def test_a_busy_worker_takes_no_other_job(bench: Bench) -> None:
+    bench.link.launch(JOB, 0.0)
+    with pytest.raises(AssertionError, match="already runs a job"):
+        bench.link.launch(replace(JOB, job_id=3), 0.0)

@@ -8,7 +8,7 @@ import os
 import sys
 from pathlib import Path
 
-from muxcluster.core.job import Job, JobResult
+from muxcluster.core.job import Job
 from muxcluster.engine.gpu import context, worker
 from muxcluster.engine.gpu.context import ContextLost
 
@@ -22,12 +22,12 @@ class LosingRunner(context.SettledRunner):
 
     num_jobs = 0
 
-    def execute(self, job: Job) -> JobResult:
+    def launch(self, job: Job) -> context.SettledJob:
         LosingRunner.num_jobs += 1
         if LosingRunner.num_jobs == _LOST_JOB and not DONE.exists():
             DONE.touch()
             raise ContextLost("an illegal access")
-        return super().execute(job)
+        return super().launch(job)
 
 
 def open_whole(device, spec, environment) -> None:

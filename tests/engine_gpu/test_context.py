@@ -14,7 +14,7 @@ CUDA = torch.device("cuda:0")
 
 
 class Failing:
-    def execute(self, job: object) -> None:
+    def launch(self, job: object) -> None:
         raise ValueError("a bad job")
 
 
@@ -31,14 +31,14 @@ def zeros(error: Exception | None) -> Any:
 def test_the_jobs_own_error_stays_while_the_context_works(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(context.torch, "zeros", zeros(None))
     with pytest.raises(ValueError, match="a bad job"):
-        SettledRunner(Failing(), CUDA).execute(job_of(0, 0.5))
+        SettledRunner(Failing(), CUDA).launch(job_of(0, 0.5))
 
 
 def test_a_broken_context_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     broken = RuntimeError("CUDA error: an illegal memory access\nwas encountered")
     monkeypatch.setattr(context.torch, "zeros", zeros(broken))
     with pytest.raises(ContextLost) as caught:
-        SettledRunner(Failing(), CUDA).execute(job_of(0, 0.5))
+        SettledRunner(Failing(), CUDA).launch(job_of(0, 0.5))
     assert caught.value.code == CONTEXT_LOST
     assert caught.value.reason == "CUDA error: an illegal memory access was encountered"
 

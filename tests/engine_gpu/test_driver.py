@@ -42,6 +42,20 @@ def test_the_rest_is_what_the_first_leaves() -> None:
     assert fake.calls == BEGUN + 2 * (SPLIT + MADE) + GONE
 
 
+def test_a_split_is_into_two_parts_that_are_the_whole() -> None:
+    fake = FakeCuda()
+    one, other = Driver(fake).split(33)
+    assert (one.sm_count, other.sm_count) == (40, SMS - 40)
+    assert fake.sms[one.stream] | fake.sms[other.stream] == frozenset(range(SMS))
+    assert fake.calls == BEGUN + SPLIT + MADE + MADE
+
+
+def test_a_refusal_names_the_call_and_the_reason() -> None:
+    fake = FakeCuda("cuGreenCtxCreate", "CUDA_ERROR_INVALID_RESOURCE_TYPE")
+    with pytest.raises(DriverError, match=r"cuGreenCtxCreate: CUDA_ERROR_INVALID_RESOURCE_TYPE"):
+        Driver(fake).split(33)
+
+
 class FakeProbe:
     """Sees the multiprocessors of the stream that is current at a launch."""
 

@@ -5,15 +5,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+import numpy as np
 import pytest
 
 from muxcluster.core.errors import EngineFailure
-from muxcluster.core.job import JobResult, Phase, WorkerSlot
+from muxcluster.core.job import Phase, WorkerSlot
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.executor import JobDone, JobFailed
 from muxcluster.engine.gpu import green
 from muxcluster.engine.gpu.context import CONTEXT_LOST, ContextLost
 from muxcluster.engine.gpu.green import GreenExecutor
+from muxcluster.engine.pending import Ready, RowsResult
+from muxcluster.engine.pending_job import PendingJob
 from muxcluster.engine.seats import Seat
 from tests.engine.conftest import ModelBuilder
 from tests.engine.live_units import NUM_TOKENS, SAMPLED, asked_of
@@ -51,10 +54,14 @@ class FakeRunner:
         self.memory = memory or object()
         self.made.append(self.memory)
 
-    def execute(self, job) -> JobResult:
+    def waits(self, job) -> bool:
+        return False
+
+    def launch(self, job) -> PendingJob:
         if self.error is not None:
             raise self.error
-        return JobResult(job.job_id, job.rows.slots, job.rows.slots, 0.0, {}, {})
+        nothing = RowsResult(np.empty((1, 0), dtype=np.int32), {}, {}, 0)
+        return PendingJob(job, 0.0, Ready(nothing))
 
 
 @dataclass

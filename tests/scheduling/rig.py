@@ -2,6 +2,7 @@
 
 import random
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -92,6 +93,7 @@ class Rig:
         self.now = 100.0
         self.running: list[tuple[float, Job]] = []
         self._early: dict[int, JobResult] = {}
+        self.refused: list[Job] = []
         self.jobs: list[Job] = []
         self.tokens: dict[str, list[int]] = defaultdict(list)
         self.ends: dict[str, Finished | Rejected] = {}
@@ -155,12 +157,27 @@ class Rig:
             self.check()
         for job in jobs:
             self.jobs.append(job)
-            self.running.append((self.now + self.seconds(job), job))
+            self.running.append((self._start_s(job) + self.seconds(job), job))
             # A job touches memory at some moment between its start and its end.
-            if self._early_rng.random() < 0.5:
+            is_next = job.follows is None or job.follows in self._early
+            if is_next and self._early_rng.random() < 0.5:
                 self._early[job.job_id] = self.memory.run(job)
         self.running.sort(key=lambda entry: (entry[0], entry[1].job_id))
+        self._refuse()
         return jobs
+
+    def _start_s(self, job: Job) -> float:
+        """Now, or when the job that it follows ends: a worker runs one after the other."""
+        before = [end_s for end_s, other in self.running if other.job_id == job.follows]
+        assert len(before) == (job.follows is not None), "it follows none that runs"
+        return before[0] if before else self.now
+
+    def _refuse(self) -> None:
+        """Workers do not run what follows a job that failed."""
+        refused, self.refused = self.refused, []
+        for job in refused:
+            output = self.scheduler.fail(job, self.now, "the worker refused it")
+            assert not output.events and not len(output.tokens)
 
     def seconds(self, job: Job) -> float:
         """Prefill costs per token, decode is flat; both are faster on a larger share."""
@@ -177,10 +194,10 @@ class Rig:
         self.check()
         return job
 
-    def is_in(self, name: str, job: Job) -> bool:
-        """True where the request runs in `job`."""
+    def names_in(self, job: Job) -> set[str]:
+        """Requests that run in `job`."""
         seen = {(j.model, a.slot): a.request_id for j in self.jobs for a in j.admissions}
-        return any(seen[job.model, slot] == name for slot in job.rows.slots.tolist())
+        return {seen[job.model, slot] for slot in job.rows.slots.tolist()}
 
     def fail(self, job: Job | None = None) -> None:
         """`job` fails (the one that ends first where none is given), its memory half written."""
@@ -189,12 +206,17 @@ class Rig:
         self.now = max(self.now, entry[0])
         if self._early.pop(entry[1].job_id, None) is None and self._early_rng.random() < 0.7:
             self.memory.run(entry[1])
+        self.refused += [other for _, other in self.running if other.follows == entry[1].job_id]
+        self.running = [each for each in self.running if each[1] not in self.refused]
         self.take(self.scheduler.fail(entry[1], self.now, "the test failed it"))
+        if self._early_rng.random() < 0.5:
+            self._refuse()
         self.check()
 
     def reset(self) -> None:
         """The memory's owner restarts empty."""
         self.running.clear()
+        self.refused.clear()
         self._early.clear()
         self.memory = FakeMemory(self.spec)
         self.take(self.scheduler.reset(self.now, "the test reset it"))
@@ -226,6 +248,29 @@ class Rig:
                 return self
             self.step()
         raise AssertionError(f"{self.num_open} requests still open after {max_steps} steps")
+
+    def run_failing(
+        self, killed: str, arrivals: Mapping[int, Sequence[Request]] | None = None
+    ) -> set[str]:
+        """To the end of every request; the names of those whose job failed.
+
+        killed: jobs with such copies ("saves" or "restores") fail, each request's first one; "":
+        none does. arrivals: requests to add before the step of that number.
+        """
+        coming, hit = dict(arrivals or {}), set[str]()
+        for step in range(4000):
+            self.add(*coming.pop(step, ()))
+            if not self.num_open and not coming:
+                return hit
+            self.launch()
+            job = self.running[0][1]
+            names = self.names_in(job)
+            if killed and not names & hit and any(len(getattr(c, killed)) for c in job.copies):
+                hit |= names
+                self.fail(job)
+            else:
+                self.finish()
+        raise AssertionError(f"{self.num_open} requests still open")
 
     def run_until(self, end_s: float) -> "Rig":
         """Until virtual time `end_s` or nothing is left."""

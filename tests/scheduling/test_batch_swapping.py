@@ -5,14 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from muxcluster.core.events import Finished
 from muxcluster.core.job import WorkerSlot
 from muxcluster.core.request import ServiceClass
 from muxcluster.scheduling.swapping import Swapping
-from tests.scheduling.rig import LANES, Rig, expected_output, model_spec, request, unit_spec
+from tests.scheduling.rig import LANES, Rig, model_spec, request, unit_spec
 from tests.scheduling.test_hybrid import copied
-from tests.scheduling.test_hybrid_random import WORKERS
-from tests.scheduling.test_random_runs import random_request, random_step
+from tests.scheduling.test_random_runs import WORKERS, check_ends, random_request, run_to_the_end
 
 BATCH = ServiceClass.BATCH
 ONE_WORKER = (WorkerSlot(0, (1.0,)),)
@@ -22,10 +20,7 @@ LANES_OF_ONE_WORKER = ["mixed", "temporal", "adbs"]
 def overload(
     lane: str = "mixed", *, killed: str = "", num_host_blocks: int = 400, packing: str = "hybrid"
 ) -> tuple[Rig, set[str]]:
-    """Requests of both models that are let in together and grow until the pool is full.
-
-    killed: jobs with such copies fail, each request's first one.
-    """
+    """Requests of both models that are let in together and grow until the pool is full."""
     rig = Rig(
         unit_spec(
             (model_spec("a", max_seqs=12), model_spec("b", max_seqs=12)),
@@ -42,19 +37,7 @@ def overload(
         for model in "ab"
     ]
     rig.add(*asked)
-    hit: set[str] = set()
-    for _ in range(4000):
-        if not rig.num_open:
-            break
-        rig.launch()
-        job = rig.running[0][1]
-        if killed and any(len(getattr(part, killed)) for part in job.copies):
-            names = {each.request_id for each in asked if rig.is_in(each.request_id, job)}
-            if not names & hit:
-                hit |= names
-                rig.fail(job)
-                continue
-        rig.finish()
+    hit = rig.run_failing(killed)
     rig.check_outputs(asked)
     rig.check_empty()
     return rig, hit
@@ -129,18 +112,8 @@ def random_run(lane: str, seed: int) -> Rig:
         service = ServiceClass.INTERACTIVE if rng.random() < part else BATCH
         sampling = replace(drawn.sampling, max_tokens=30, ignore_eos=True, stop_token_ids=())
         waiting.append(replace(drawn, service_class=service, sampling=sampling))
-    asked = {each.request_id: each for each in waiting}
-    while waiting:
-        random_step(rng, rig, waiting, asked)
-    rig.run()
-    while rig.running:
-        rig.finish()
-    rig.check_empty()
-    assert set(rig.ends) == set(asked)
-    for name, end in rig.ends.items():
-        output = expected_output(asked[name])
-        assert output[: len(rig.tokens[name])] == rig.tokens[name]
-        assert not isinstance(end, Finished) or end.request_id == name
+    asked = run_to_the_end(rng, rig, waiting)
+    check_ends(rig, asked)
     return rig
 
 

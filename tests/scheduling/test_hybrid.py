@@ -132,30 +132,13 @@ def copied(jobs: list[Job]) -> tuple[int, int]:
 
 
 def crowded(lane: str, *, killed: str = "", **more) -> tuple[Rig, list, set[str]]:
-    """Batch sequences fill the pool, then interactive requests come in bursts; run to the end.
-
-    killed: jobs with such copies fail, each request's first one.
-    """
+    """Batch sequences fill the pool, then interactive requests come in bursts; run to the end."""
     rig = rig_of(lane=lane, num_blocks=72, max_seqs=16, **more)
     batch = [request(f"b{i}", num_prompt=20, num_output=20, service_class=BATCH) for i in range(6)]
     urgent = [request(f"u{i}", num_prompt=22, num_output=6, slo=Slo(0.3, 0.2)) for i in range(12)]
     rig.add(*batch)
-    asked, hit = batch + urgent, set()
-    for step in range(4000):
-        if step in (6, 12, 18, 24):
-            rig.add(*urgent[step // 2 - 3 : step // 2])
-        if not rig.num_open:
-            break
-        rig.launch()
-        job = rig.running[0][1]
-        if killed and any(len(getattr(part, killed)) for part in job.copies):
-            names = {each.request_id for each in asked if rig.is_in(each.request_id, job)}
-            if not names & hit:
-                hit |= names
-                rig.fail(job)
-                continue
-        rig.finish()
-    return rig, asked, hit
+    hit = rig.run_failing(killed, {6 + 2 * i: urgent[i : i + 3] for i in range(0, 12, 3)})
+    return rig, batch + urgent, hit
 
 
 @pytest.mark.parametrize("saves_lazily", [True, False])

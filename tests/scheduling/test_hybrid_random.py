@@ -4,16 +4,13 @@ import random
 
 import pytest
 
-from muxcluster.core.events import Finished, FinishReason
-from muxcluster.core.job import WorkerSlot
-from tests.scheduling.rig import LADDER, LANES, TWO_WORKERS, Rig, expected_output, unit_spec
-from tests.scheduling.test_random_runs import SPLIT, run_to_the_end
+from tests.scheduling.rig import LANES, Rig, unit_spec
+from tests.scheduling.test_random_runs import WORKERS, check_ends, random_requests, run_to_the_end
 
-WORKERS = (TWO_WORKERS, (WorkerSlot(3, (1.0,)),), SPLIT, (*TWO_WORKERS, WorkerSlot(2, LADDER)))
 RUNS_PER_PART = 25
 
 
-def random_run(lane: str, seed: int, packing: str = "hybrid") -> tuple[Rig, dict]:
+def random_run(lane: str, seed: int, packing: str = "hybrid", **policy) -> tuple[Rig, dict]:
     """A run to the end; worker and memory of the rig find every token that is not where it was."""
     rng = random.Random(f"hybrid {lane} {seed}")
     spec = unit_spec(
@@ -28,11 +25,10 @@ def random_run(lane: str, seed: int, packing: str = "hybrid") -> tuple[Rig, dict
         batch_stretch=rng.choice((0.0, 0.5, 2.0)),
         ageing_s=rng.choice((0.5, 30.0)),
         saves_lazily=rng.random() < 0.7,
+        **policy,
     )
     rig = Rig(spec, seed)
-    names = [f"{seed}-{i}" for i in range(rng.randint(1, 20))]
-    asked = run_to_the_end(rng, rig, names)
-    return rig, asked
+    return rig, run_to_the_end(rng, rig, random_requests(rng, seed, 20))
 
 
 @pytest.mark.parametrize("packing", ["hybrid", "additive"])
@@ -41,11 +37,4 @@ def random_run(lane: str, seed: int, packing: str = "hybrid") -> tuple[Rig, dict
 def test_random_runs_end(lane: str, part: int, packing: str) -> None:
     for seed in range(part * RUNS_PER_PART, (part + 1) * RUNS_PER_PART):
         rig, asked = random_run(lane, seed, packing)
-        rig.check_empty()
-        assert set(rig.ends) == set(asked)
-        for name, end in rig.ends.items():
-            output = expected_output(asked[name])
-            assert output[: len(rig.tokens[name])] == rig.tokens[name]
-            is_whole = isinstance(end, Finished) and end.reason is not FinishReason.ABORT
-            if is_whole and end.reason is not FinishReason.ERROR:
-                assert rig.tokens[name] == output
+        check_ends(rig, asked)

@@ -5,39 +5,20 @@ from dataclasses import replace
 
 import pytest
 
-from muxcluster.core.events import Finished, FinishReason
 from muxcluster.core.request import ServiceClass, Slo
 from muxcluster.scheduling.returning import Returning
-from tests.scheduling.rig import LANES, Rig, expected_output, request, unit_spec
+from tests.scheduling.rig import LANES, Rig, request, unit_spec
 from tests.scheduling.test_hybrid import copied, rig_of
-from tests.scheduling.test_hybrid_random import WORKERS
-from tests.scheduling.test_random_runs import random_request, random_step
+from tests.scheduling.test_random_runs import WORKERS, check_ends, random_request, run_to_the_end
 
 LANES_OF_ONE_WORKER = ["mixed", "temporal", "adbs"]
 
 
 def overload(lane: str, *, killed: str = "", **more) -> tuple[Rig, list, set[str]]:
-    """Interactive requests alone outgrow the pool; run to the end.
-
-    killed: jobs with such copies fail, each request's first one.
-    """
+    """Interactive requests alone outgrow the pool; run to the end."""
     rig = rig_of(lane=lane, num_blocks=72, max_seqs=16, **more)
     asked = [request(f"u{i}", num_output=30, slo=Slo(0.3, 0.2 + 0.01 * i)) for i in range(16)]
-    waiting, hit = list(asked), set()
-    for step in range(4000):
-        if waiting and step % 3 == 0:
-            rig.add(waiting.pop(0), waiting.pop(0))
-        if not rig.num_open:
-            break
-        rig.launch()
-        job = rig.running[0][1]
-        if killed and any(len(getattr(part, killed)) for part in job.copies):
-            names = {each.request_id for each in asked if rig.is_in(each.request_id, job)}
-            if not names & hit:
-                hit |= names
-                rig.fail(job)
-                continue
-        rig.finish()
+    hit = rig.run_failing(killed, {3 * i // 2: asked[i : i + 2] for i in range(0, 16, 2)})
     return rig, asked, hit
 
 
@@ -107,7 +88,7 @@ def test_a_lent_sequence_is_restored_before_others_are_let_in() -> None:
     rig.check_outputs(asked + late)
 
 
-def random_run(lane: str, seed: int) -> Rig:
+def random_run(lane: str, seed: int, **policy) -> Rig:
     """Mostly interactive requests in a tiny pool with much host memory."""
     rng = random.Random(f"interactive {lane} {seed}")
     spec = unit_spec(
@@ -119,6 +100,7 @@ def random_run(lane: str, seed: int) -> Rig:
         token_budget=rng.choice((16, 64)),
         quota_period_s=rng.choice((0.2, 3.0)),
         saves_lazily=rng.random() < 0.7,
+        **policy,
     )
     rig, part = Rig(spec, seed), rng.choice((0.0, 0.3))
     waiting = []
@@ -128,20 +110,8 @@ def random_run(lane: str, seed: int) -> Rig:
         service = ServiceClass.BATCH if is_batch else ServiceClass.INTERACTIVE
         sampling = replace(drawn.sampling, max_tokens=30, ignore_eos=True, stop_token_ids=())
         waiting.append(replace(drawn, service_class=service, sampling=sampling))
-    asked = {each.request_id: each for each in waiting}
-    while waiting:
-        random_step(rng, rig, waiting, asked)
-    rig.run()
-    while rig.running:
-        rig.finish()
-    rig.check_empty()
-    assert set(rig.ends) == set(asked)
-    for name, end in rig.ends.items():
-        output = expected_output(asked[name])
-        assert output[: len(rig.tokens[name])] == rig.tokens[name]
-        is_whole = isinstance(end, Finished) and end.reason is FinishReason.LENGTH
-        if is_whole:
-            assert rig.tokens[name] == output
+    asked = run_to_the_end(rng, rig, waiting)
+    check_ends(rig, asked)
     return rig
 
 

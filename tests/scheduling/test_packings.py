@@ -6,11 +6,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from muxcluster.core.events import Finished, FinishReason
 from muxcluster.core.job import Job, Phase, WorkerSlot
 from muxcluster.core.request import Request, ServiceClass
-from tests.scheduling.rig import LANES, Rig, expected_output, model_spec, request, unit_spec
-from tests.scheduling.test_random_runs import WORKERS, run_to_the_end
+from tests.scheduling.rig import LANES, Rig, model_spec, request, unit_spec
+from tests.scheduling.test_random_runs import WORKERS, check_ends, random_requests, run_to_the_end
 
 Key = Callable[[Request, int], tuple[int, ...]]
 KEYS: dict[str, Key] = {
@@ -182,11 +181,5 @@ def test_random_runs_end(packing: str, lane: str) -> None:
             max_decode_rows=rng.choice((2, 256)),
         )
         rig = Rig(spec, seed, max_steps=rng.choice((1, 4)))
-        names = [f"{seed}-{i}" for i in range(rng.randint(1, 14))]
-        asked = run_to_the_end(rng, rig, names)
-        rig.check_empty()
-        assert set(rig.ends) == set(asked)
-        for name, end in rig.ends.items():
-            is_whole = isinstance(end, Finished) and end.reason is not FinishReason.ABORT
-            if is_whole and end.reason is not FinishReason.ERROR:
-                assert rig.tokens[name] == expected_output(asked[name])
+        asked = run_to_the_end(rng, rig, random_requests(rng, seed, 14))
+        check_ends(rig, asked)

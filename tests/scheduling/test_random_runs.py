@@ -1,6 +1,7 @@
 """500 random runs to the end under every lane: aborts, failures, restarts, tiny pools."""
 
 import random
+from collections.abc import Mapping
 
 import pytest
 
@@ -62,9 +63,13 @@ def random_step(rng: random.Random, rig: Rig, waiting: list, asked: dict) -> Non
         rig.step()
 
 
-def run_to_the_end(rng: random.Random, rig: Rig, names: list[str]) -> dict[str, Request]:
-    """Random requests of these names come, things happen, and all of them end."""
-    waiting = [random_request(rng, name) for name in names]
+def random_requests(rng: random.Random, prefix: object, most: int) -> list[Request]:
+    """One to `most` of them; their names begin with `prefix`."""
+    return [random_request(rng, f"{prefix}-{i}") for i in range(rng.randint(1, most))]
+
+
+def run_to_the_end(rng: random.Random, rig: Rig, waiting: list[Request]) -> dict[str, Request]:
+    """The requests come, the last one first, things happen, and all of them end: by name."""
     asked = {each.request_id: each for each in waiting}
     while waiting:
         random_step(rng, rig, waiting, asked)
@@ -74,7 +79,22 @@ def run_to_the_end(rng: random.Random, rig: Rig, names: list[str]) -> dict[str, 
     return asked
 
 
-def random_run(lane: str, seed: int) -> tuple[Rig, dict]:
+def check_ends(rig: Rig, asked: Mapping[str, Request]) -> None:
+    """All ended, nothing leaks; each has the beginning of what it must get, or the whole of it
+    where it was neither aborted nor refused."""
+    rig.check_empty()
+    assert set(rig.ends) == set(asked)
+    for name, end in rig.ends.items():
+        output, got = expected_output(asked[name]), rig.tokens[name]
+        if isinstance(end, Rejected):
+            assert not got
+        elif end.reason in (FinishReason.STOP, FinishReason.LENGTH):
+            assert got == output
+        else:
+            assert output[: len(got)] == got
+
+
+def random_run(lane: str, seed: int, **policy) -> tuple[Rig, dict]:
     """A run to the end; the rig checks the scheduler's invariants after each step."""
     rng = random.Random(f"{lane} {seed}")
     spec = unit_spec(
@@ -84,9 +104,10 @@ def random_run(lane: str, seed: int) -> tuple[Rig, dict]:
         token_budget=rng.choice((5, 16, 64)),
         max_decode_rows=rng.choice((2, 256)),
         quota_period_s=rng.choice((0.2, 3.0)),
+        **policy,
     )
     rig = Rig(spec, seed, max_steps=rng.choice((1, 1, 4)))
-    return rig, run_to_the_end(rng, rig, [f"{seed}-{i}" for i in range(rng.randint(1, 14))])
+    return rig, run_to_the_end(rng, rig, random_requests(rng, seed, 14))
 
 
 def check_prompt_logprobs(asked: Request, positions: list[int]) -> None:
@@ -105,19 +126,11 @@ def test_random_runs_end(lane: str, part: int) -> None:
     reasons = set()
     for seed in range(part * RUNS_PER_PART, (part + 1) * RUNS_PER_PART):
         rig, asked = random_run(lane, seed)
-        assert set(rig.ends) == set(asked)
+        check_ends(rig, asked)
         for name, end in rig.ends.items():
-            output = expected_output(asked[name])
-            if isinstance(end, Rejected):
-                assert not rig.tokens[name]
-                reasons.add("rejected")
-                continue
-            reasons.add(end.reason)
-            assert output[: len(rig.tokens[name])] == rig.tokens[name]
-            if end.reason in (FinishReason.STOP, FinishReason.LENGTH):
-                assert rig.tokens[name] == output
+            reasons.add("rejected" if isinstance(end, Rejected) else end.reason)
+            if isinstance(end, Finished) and end.reason in (FinishReason.STOP, FinishReason.LENGTH):
                 check_prompt_logprobs(asked[name], rig.prompt_logprobs[name])
-        rig.check_empty()
     assert {FinishReason.STOP, FinishReason.LENGTH, FinishReason.ABORT} <= reasons
 
 

@@ -196,10 +196,12 @@ def test_stats_count() -> None:
     rig.add(request("r", num_prompt=10, num_output=5), request("s", num_prompt=7, num_output=4))
     waiting = rig.scheduler.stats(rig.now, "unit").models[0]
     assert (waiting.num_waiting, waiting.num_running, waiting.prompt_tokens) == (2, 0, 0)
+    assert waiting.waiting_tokens == 17
     rig.step()
     running = rig.scheduler.stats(rig.now, "unit").models[0]
     assert (running.num_waiting, running.num_running, running.used_blocks) == (0, 2, 3 * 4)
     assert (running.prompt_tokens, running.output_tokens) == (17, 2)
+    assert running.waiting_tokens == 0
     rig.run()
     ended = rig.scheduler.stats(rig.now, "unit").models[0]
     assert (ended.prompt_tokens, ended.output_tokens) == (17, 9)
@@ -207,6 +209,16 @@ def test_stats_count() -> None:
     rig.now += 10.0
     rig.launch()
     assert rig.scheduler.stats(rig.now, "unit").models[0].rate_per_s < 0.21
+
+
+def test_what_waits_falls_with_each_chunk_of_a_prompt() -> None:
+    rig = Rig(unit_spec(token_budget=4))
+    rig.add(request("r", num_prompt=10, num_output=1))
+    left = []
+    while rig.num_open:
+        left.append(rig.scheduler.stats(rig.now, "unit").models[0].waiting_tokens)
+        rig.step()
+    assert left == [10, 6, 2]
 
 
 def test_wakes_up_for_the_next_quota_adaptation() -> None:

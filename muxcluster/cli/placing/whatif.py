@@ -139,7 +139,7 @@ def _gpus(config: Config, text: str) -> Config:
     name, equals, value = (part.strip() for part in text.rpartition("="))
     if not equals:
         raise _Refused("expected gpus:NODE=4")
-    nodes = {node.name: node for node in config.cluster.nodes}
+    nodes = {node.name: node for node in config.cluster.listed()}
     if name not in nodes:
         raise _Refused(f"no node {name!r}{nearest(name, nodes)}")
     count = _number("gpus", value, whole=True)

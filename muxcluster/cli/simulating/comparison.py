@@ -11,6 +11,7 @@ from muxcluster.config.planfile import read_plan
 from muxcluster.config.planning import nodes_of, problem, refusals
 from muxcluster.core.errors import ConfigError, InfeasiblePlan, MuxClusterError
 from muxcluster.core.unitspec import SchedulerSpec
+from muxcluster.sim.batch_load import BatchFile, WithBatch
 from muxcluster.sim.case import Case
 from muxcluster.sim.report import CaseReport
 from muxcluster.sim.sweep import Cache, Progress, sweep
@@ -25,7 +26,7 @@ class Grid:
     """Systems times rate scales, and how they are simulated.
 
     plan: of the systems whose placement is "greedy"; None lets them be planned at every scale.
-    batch: the load beside, None for none.
+    batch: the load beside, None for none. job: a batch job beside, and its order.
     """
 
     systems: tuple[System, ...]
@@ -34,6 +35,7 @@ class Grid:
     slo_scale: float
     plan: Path | None = None
     batch: BatchWish | None = None
+    job: tuple[BatchFile, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +60,14 @@ def prepare(config: Config, grid: Grid, cache: Cache) -> Prepared:
     finds a placement."""
     with refusals(config):
         base = problem(config, nodes_of(config))
-    given = None if grid.plan is None else _whole_plan(grid.plan, config)
+    given = None if grid.plan is None else whole_plan(grid.plan, config)
     cases: list[Case] = []
     refused: list[Refused] = []
     for scale in grid.scales:
         load, asked = demand_of(grid.wish, base, scale)
         waves = None if grid.batch is None else waves_of(grid.batch, grid.wish, asked)
+        if grid.job is not None:
+            load, waves = WithBatch(load, *grid.job), waves or ()
         for system in grid.systems:
             try:
                 plan = _plan(system, given, asked, cache)
@@ -76,7 +80,7 @@ def prepare(config: Config, grid: Grid, cache: Cache) -> Prepared:
                     plan,
                     asked,
                     load,
-                    _policy(config),
+                    policy_of(config),
                     rate_scale=scale,
                     duration_s=grid.wish.duration_s,
                     seed=grid.wish.seed,
@@ -106,7 +110,7 @@ def _plan(system: System, given: Plan | None, asked: Problem, cache: Cache) -> P
     return cache.plan(system.method, asked)
 
 
-def _whole_plan(path: Path, config: Config) -> Plan:
+def whole_plan(path: Path, config: Config) -> Plan:
     """A plan of just the configuration's models, on its nodes."""
     plan = read_plan(path, config)
     planned = {model.name for unit in plan.units for model in unit.models}
@@ -114,14 +118,14 @@ def _whole_plan(path: Path, config: Config) -> Plan:
     for name in sorted(planned ^ models):
         where = "the configuration" if name in planned else "the plan"
         raise ConfigError(path, "units", f"{where} has no model {name!r}")
-    nodes = {node.name for node in config.cluster.nodes}
+    nodes = {node.name for node in config.cluster.listed()}
     for unit in plan.units:
         if unit.node not in nodes:
             raise ConfigError(path, "units", f"{config.file} has no node {unit.node!r}")
     return plan
 
 
-def _policy(config: Config) -> SchedulerSpec:
+def policy_of(config: Config) -> SchedulerSpec:
     """Its limits; lanes are the systems' own."""
     policy = config.policy
     return SchedulerSpec(

@@ -50,7 +50,9 @@ def demand_of(wish: Wish, problem: Problem, scale: float) -> tuple[Load, Problem
         demands = tuple(replace(each, rate=scaled[each.name]) for each in problem.demands)
         load = Synthetic(tuple(_source(demand, wish.sigma) for demand in demands))
         return load, replace(problem, demands=demands)
-    trace = Trace(wish.trace, form_of(wish.trace), tuple(rates.items()), scale, _digest(wish.trace))
+    trace = Trace(
+        wish.trace, form_of(wish.trace), tuple(rates.items()), scale, digest_of(wish.trace)
+    )
     return trace, _as_traced(problem, trace, wish)
 
 
@@ -123,7 +125,8 @@ def _traced(demand: Demand, found: ModelSummary | None, wish: Wish) -> Demand:
     )
 
 
-def _digest(path: Path) -> str:
+def digest_of(path: Path) -> str:
+    """Of a file's content. Raises ConfigError."""
     try:
         return sha256(path.read_bytes()).hexdigest()
     except OSError as error:

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from rich.text import Text
 
+from muxcluster.cli.placing.words import seconds_text
 from muxcluster.cli.simulating.table import line_of, seconds_cell, share_cell
 from muxcluster.sim.report import CaseReport, ClassesReport
 
@@ -53,6 +54,16 @@ def _table(reports: Sequence[CaseReport]) -> Iterator[Text]:
     yield line_of(_HEAD, widths, "bold")
     for row in rows:
         yield line_of(row, widths)
+    yield from _makespans(reports)
+
+
+def _makespans(reports: Sequence[CaseReport]) -> Iterator[Text]:
+    """When a batch job, which is there as a whole from the start, had run."""
+    for report in reports:
+        batch = None if report.classes is None else report.classes.batch
+        if batch is not None and batch.num_waves == 1 and batch.latency.count:
+            count, last_s = batch.latency.count, batch.latency.quantiles[-1]
+            yield Text(f"  {report.system}: {count} batch requests ran in {seconds_text(last_s)}")
 
 
 def _cells(report: CaseReport, classes: ClassesReport) -> list[str]:

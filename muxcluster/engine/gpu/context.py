@@ -1,12 +1,15 @@
 """The device as one process sees it: made ready, awaited, and asked whether it still works."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 
 from muxcluster.core.job import Job, JobResult
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.gpu.card import PERCENTAGE
+from muxcluster.engine.pending import has_passed, new_event
+from muxcluster.engine.pending_job import PendingJob
 from muxcluster.engine.runner import UnitRunner
 
 CONTEXT_LOST = 86
@@ -45,20 +48,54 @@ def check_context(device: torch.device) -> None:
         raise ContextLost(" ".join(str(error).split())[:300]) from error
 
 
+class SettledJob:
+    """A job whose results are in memory when it ends: others read them on other streams."""
+
+    def __init__(self, job: PendingJob, device: torch.device) -> None:
+        """job: launched just now on the current stream of `device`."""
+        self._job = job
+        self._device = device
+        self._all_done: torch.cuda.Event | None = None
+        if device.type == "cuda":
+            self._all_done = new_event()
+            self._all_done.record(torch.cuda.current_stream(device))
+
+    @property
+    def is_done(self) -> bool:
+        """True where `result` need not wait."""
+        return self._job.is_done and (self._all_done is None or has_passed(self._all_done))
+
+    def result(self) -> JobResult:
+        """Raises what the job raises, ContextLost where the context is lost with it."""
+        with watched(self._device):
+            result = self._job.result()
+            if self._all_done is not None:
+                self._all_done.synchronize()
+            return result
+
+
 class SettledRunner:
-    """A runner whose results are in memory when it answers: others read them on other streams."""
+    """A runner of such jobs."""
 
     def __init__(self, runner: UnitRunner, device: torch.device) -> None:
         self._runner = runner
         self._device = device
 
-    def execute(self, job: Job) -> JobResult:
-        """Raises what the job raises, ContextLost where the context is lost with it."""
-        try:
-            result = self._runner.execute(job)
-            if self._device.type == "cuda":
-                torch.cuda.current_stream(self._device).synchronize()
-        except Exception as error:
-            check_context(self._device)
-            raise error
-        return result
+    def launch(self, job: Job) -> SettledJob:
+        """As `UnitRunner.launch`; ContextLost where the context is lost with it."""
+        with watched(self._device):
+            return SettledJob(self._runner.launch(job), self._device)
+
+    def waits(self, job: Job) -> bool:
+        """As `UnitRunner.waits`."""
+        return self._runner.waits(job)
+
+
+@contextmanager
+def watched(device: torch.device) -> Iterator[None]:
+    """Work on `device`, after whose failure nothing may be left to work with: then ContextLost."""
+    try:
+        yield
+    except Exception as error:
+        check_context(device)
+        raise error

@@ -1,24 +1,21 @@
 """Partition `green`: workers are threads of the unit's process, shares are green contexts."""
 
-import logging
 import queue
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from muxcluster.core.errors import EngineFailure
-from muxcluster.core.job import Job, JobResult
+from muxcluster.core.job import Job
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.admissions import AdmissionLedger
 from muxcluster.engine.executor import JobDone, JobFailed, Outcome
-from muxcluster.engine.gpu.context import ContextLost, SettledRunner
+from muxcluster.engine.gpu.context import ContextLost, SettledJob, SettledRunner
 from muxcluster.engine.gpu.parts import Part, Parts, parts_for
+from muxcluster.engine.hand import Hand
 from muxcluster.engine.runner import UnitRunner
 from muxcluster.engine.seats import SeatPlan, rung_seats, runs_decodes
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +25,23 @@ class _Place:
     runner: SettledRunner
     part: Part
 
-    def run(self, job: Job) -> JobResult:
+    def launch(self, job: Job) -> SettledJob:
         with self.part.entered():
-            return self.runner.execute(job)
+            return self.runner.launch(job)
+
+
+class _Seated:
+    """Runs each job in its seat."""
+
+    def __init__(self, plan: SeatPlan, places: Mapping[int, _Place]) -> None:
+        self._plan = plan
+        self._places = places
+
+    def launch(self, job: Job) -> SettledJob:
+        return self._places[self._plan.seat_of(job)].launch(job)
+
+    def waits(self, job: Job) -> bool:
+        return self._places[self._plan.seat_of(job)].runner.waits(job)
 
 
 class GreenExecutor:
@@ -48,8 +59,9 @@ class GreenExecutor:
         self._plan = SeatPlan(rung_seats(spec.workers))
         self._ledger = AdmissionLedger.of(spec, [seat.seat_id for seat in self._plan.seats])
         self._places: dict[int, _Place] = {}
-        self._threads: dict[int, ThreadPoolExecutor] = {}
-        self._ended: queue.SimpleQueue[tuple[Job, Future[JobResult]] | None] = queue.SimpleQueue()
+        self._hands: dict[int, Hand] = {}
+        self._ended: queue.SimpleQueue[JobDone | JobFailed | SystemExit | None]
+        self._ended = queue.SimpleQueue()
 
     @property
     def is_recovering(self) -> bool:
@@ -69,13 +81,14 @@ class GreenExecutor:
                     runner.record(seat.worker_id)
             self._places[seat.seat_id] = place
         for worker in self._spec.workers:
-            self._threads[worker.worker_id] = ThreadPoolExecutor(1, f"worker {worker.worker_id}")
+            hand = Hand(
+                f"worker {worker.worker_id}", _Seated(self._plan, self._places), self._ended.put
+            )
+            self._hands[worker.worker_id] = hand
+            hand.start()
 
     def launch(self, job: Job) -> None:
-        seat_id = self._plan.seat_of(job)
-        place, known = self._places[seat_id], self._ledger.complete(job, seat_id)
-        running = self._threads[job.worker_id].submit(place.run, known)
-        running.add_done_callback(lambda future: self._ended.put((job, future)))
+        self._hands[job.worker_id].give(self._ledger.complete(job, self._plan.seat_of(job)))
 
     def wait(self, timeout_s: float | None) -> Sequence[Outcome]:
         try:
@@ -84,7 +97,7 @@ class GreenExecutor:
                 ended.append(self._ended.get_nowait())
         except queue.Empty:
             return []
-        return [_outcome(*each) for each in ended if each is not None]
+        return [_outcome(each) for each in ended if each is not None]
 
     def restart(self) -> None:
         """Raises EngineFailure always: memory of this process cannot be lost alone."""
@@ -97,21 +110,18 @@ class GreenExecutor:
         """Nothing to end: there are no child processes."""
 
     def close(self) -> None:
-        for thread in self._threads.values():
-            thread.shutdown(wait=True, cancel_futures=True)
-        self._threads.clear()
+        for hand in self._hands.values():
+            hand.close()
+        self._hands.clear()
         self._places.clear()
         if self._parts is not None:
             self._parts.close()
             self._parts = None
 
 
-def _outcome(job: Job, future: "Future[JobResult]") -> Outcome:
+def _outcome(told: JobDone | JobFailed | SystemExit) -> Outcome:
     """Raises EngineFailure where the process's CUDA context is lost."""
-    error = future.exception()
-    if error is None:
-        return JobDone(future.result())
-    if isinstance(error, ContextLost):
-        raise EngineFailure(f"the CUDA context is lost: {error.reason}") from error
-    logger.error("job %d of %s failed", job.job_id, job.model, exc_info=error)
-    return JobFailed(job.job_id, job.worker_id, f"{type(error).__name__}: {error}")
+    if isinstance(told, SystemExit):
+        reason = told.reason if isinstance(told, ContextLost) else str(told)
+        raise EngineFailure(f"the CUDA context is lost: {reason}") from told
+    return told

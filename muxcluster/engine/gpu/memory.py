@@ -1,6 +1,7 @@
 """A unit's memory in the owner that allocates it once, and in the workers that map it."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -11,9 +12,11 @@ from muxcluster.engine.gpu.driver import Driver
 from muxcluster.engine.gpu.files import SharedFiles, opened
 from muxcluster.engine.gpu.ipc import DeviceExports, DeviceImports, check_plain_memory
 from muxcluster.engine.gpu.manifest import Manifest, Region, manifest_of, tensors_of
-from muxcluster.engine.gpu.skeleton import put_tensors, skeleton, tensors_in
+from muxcluster.engine.gpu.modeltensors import put_tensors, tensors_in
+from muxcluster.engine.hf_config import read_config
 from muxcluster.engine.loading import load_model
 from muxcluster.engine.runner import UnitMemory
+from muxcluster.engine.skeleton import skeleton
 from muxcluster.engine.swapping import forward_on_gpu
 
 
@@ -61,7 +64,8 @@ class OwnedMemory:
 
 
 def mapped_memory(spec: UnitSpec, manifest: Manifest) -> UnitMemory:
-    """The owner's memory, for a runner in this process. Raises EngineFailure: IPC is refused."""
+    """The owner's memory, for a runner in this process. Raises EngineFailure: IPC is refused, and
+    LoadError as `skeleton`."""
     device = torch.device(spec.device)
     tensors = tensors_of(manifest, device, _opener(device))
 
@@ -72,7 +76,7 @@ def mapped_memory(spec: UnitSpec, manifest: Manifest) -> UnitMemory:
 
     forwards = {}
     for each in spec.models:
-        model = skeleton(each)
+        model = skeleton(read_config(Path(each.path)), each).eval()
         names = tensors_in(model)
         put_tensors(model, {name: tensors[_weight(each.name, name)] for name in names})
         forwards[each.name] = forward_on_gpu(model, each, swaps=spec.swaps_modules)

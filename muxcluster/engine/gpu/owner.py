@@ -6,19 +6,16 @@ shares are verified. Under MPS an error in one process can break the contexts of
 the owner ends, and with it all workers, and the unit starts anew.
 """
 
-import faulthandler
 import logging
 import selectors
-import signal
 import socket
 import sys
 
 import torch
 
-from muxcluster.channel.codec import LoadFailed, Ready, Start, decode, encode
 from muxcluster.channel.frames import FrameSocket
-from muxcluster.core.errors import EngineFailure, LoadError
 from muxcluster.core.unitspec import UnitSpec
+from muxcluster.engine.childmain import serve_unit
 from muxcluster.engine.gpu.context import ContextLost, check_context, open_context
 from muxcluster.engine.gpu.explaining import explained
 from muxcluster.engine.gpu.memory import OwnedMemory
@@ -27,7 +24,6 @@ from muxcluster.engine.gpu.sm_probe import SmProbe
 from muxcluster.engine.gpu.spawned import WORKER_MODULE, SpawnedWorker
 from muxcluster.engine.gpu.staff import Staff
 from muxcluster.engine.owner import WORKER_ID_BYTES
-from muxcluster.engine.processname import name_process
 
 logger = logging.getLogger(__name__)
 
@@ -104,51 +100,30 @@ class GpuOwner:
         check_context(self._staff.device)
 
 
-def _open(spec: UnitSpec, control: FrameSocket, worker_module: str) -> Staff | None:
-    """Memory, workers and verified shares, or None after telling the unit why not."""
-    staff = None
-    device = torch.device(spec.device)
-    try:
+def main(control_fd: int, fork_fd: int, worker_module: str = WORKER_MODULE) -> int:
+    """Serve one unit to its end; the exit status."""
+    forks = socket.socket(fileno=fork_fd)
+
+    def load(spec: UnitSpec) -> Staff:
+        """Memory, workers and verified shares."""
+        device = torch.device(spec.device)
         open_context(device, spec, {})
         whole = len(SmProbe(device).run())
         staff = Staff(spec, OwnedMemory(spec), whole, worker_module)
-        staff.assemble()
-    except LoadError as error:
-        control.send(encode(LoadFailed(str(error.path), error.reason)))
-    except EngineFailure as error:
-        control.send(encode(LoadFailed("", str(error))))
-    except Exception as error:
-        logger.exception("%s cannot start", spec.unit_id)
-        control.send(encode(LoadFailed("", explained(f"{type(error).__name__}: {error}"))))
-    else:
+        try:
+            staff.assemble()
+        except BaseException:
+            staff.dismiss()
+            raise
         return staff
-    if staff is not None:
-        staff.dismiss()
-    return None
 
+    def serve(_: UnitSpec, staff: Staff, control: FrameSocket) -> None:
+        try:
+            GpuOwner(staff, control, forks).serve()
+        finally:
+            staff.dismiss()
 
-def main(control_fd: int, fork_fd: int, worker_module: str = WORKER_MODULE) -> int:
-    """Serve one unit to its end; the exit status."""
-    name_process("mux-owner")
-    faulthandler.enable()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the unit decides when we end
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
-    control = FrameSocket(socket.socket(fileno=control_fd))
-    forks = socket.socket(fileno=fork_fd)
-    frame = control.recv()
-    if frame is None:
-        return 0
-    message = decode(frame)
-    assert isinstance(message, Start), f"an owner was sent {type(message).__name__}"
-    staff = _open(message.spec, control, worker_module)
-    if staff is None:
-        return 1
-    control.send(encode(Ready()))
-    try:
-        GpuOwner(staff, control, forks).serve()
-    finally:
-        staff.dismiss()
-    return 0
+    return serve_unit("mux-owner", control_fd, load, serve, explained)
 
 
 if __name__ == "__main__":

@@ -4,10 +4,8 @@ Run as `python -m muxcluster.engine.gpu.worker OWNER_FD` by the owner, which has
 in its environment: the driver reads it when the context is made.
 """
 
-import faulthandler
 import logging
 import os
-import signal
 import socket
 import sys
 
@@ -17,6 +15,7 @@ from muxcluster.channel.codec import Start
 from muxcluster.channel.codec import decode as decode_message
 from muxcluster.channel.frames import FrameSocket
 from muxcluster.core.unitspec import UnitSpec
+from muxcluster.engine.childmain import settle_in
 from muxcluster.engine.gpu.context import ContextLost, SettledRunner, open_context
 from muxcluster.engine.gpu.memory import mapped_memory
 from muxcluster.engine.gpu.seating import Lost, Seated, Seating, Unseated, decode, encode
@@ -74,9 +73,7 @@ def serve(stream: socket.socket) -> int:
 
 def main(owner_fd: int) -> int:
     """Serve until the unit or the owner is gone; the exit status."""
-    faulthandler.enable()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the unit decides when we end
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    settle_in()
     try:
         return serve(socket.socket(fileno=owner_fd))
     except (BrokenPipeError, ConnectionResetError):

@@ -4,28 +4,22 @@ Every rank is given every job, in one order and one at a time. What becomes of a
 becomes of all: its peers wait for it inside a collective, and its part of the pool is gone.
 """
 
-import logging
 import selectors
 import time
 from collections import deque
 from collections.abc import Sequence
 
-from muxcluster.core.errors import EngineFailure
 from muxcluster.core.job import Job
 from muxcluster.core.unitspec import UnitSpec
-from muxcluster.engine.executor import JobDone, Outcome, OwnerLost, StillRunning
-from muxcluster.engine.joblimits import JobLimits
+from muxcluster.engine.childexecutor import ChildExecutor
+from muxcluster.engine.executor import JobDone, Outcome, StillRunning
 from muxcluster.engine.liveness import Patience
-from muxcluster.engine.losses import LossLedger
 from muxcluster.engine.parallel.answers import Answers, OutOfStep
 from muxcluster.engine.parallel.ranklink import RankLink, RankLost
 from muxcluster.engine.parallel.team import RankTeam
-from muxcluster.engine.wakepipe import WakePipe
-
-logger = logging.getLogger(__name__)
 
 
-class RanksExecutor:
+class RanksExecutor(ChildExecutor):
     """`spec.tp` ranks; when one is lost all are ended, and the unit starts them anew.
 
     Lost means dead, hung, or out of step with the others. Workers of the unit are turns in the
@@ -33,21 +27,12 @@ class RanksExecutor:
     """
 
     def __init__(self, spec: UnitSpec, patience: Patience | None = None) -> None:
-        self._spec = spec
-        self._patience = patience or Patience()
+        super().__init__(spec, patience)
         self._team: RankTeam | None = None
         self._queue: deque[Job] = deque()
         self._answers: Answers | None = None
-        self._limits = JobLimits(self._patience.job_s)
-        self._losses = LossLedger(spec.unit_id)
         self._loss = ""
-        self._give_up_s = self._next_beat_s = time.monotonic()
-        self._is_doubtful = False
-        self._selector = selectors.DefaultSelector()
-        self._wakes = WakePipe()
-        self._selector.register(self._wakes, selectors.EVENT_READ)
-        self._is_killed = False
-        self._is_closed = False
+        self._give_up_s = time.monotonic()
 
     @property
     def rank_pids(self) -> tuple[int, ...]:
@@ -55,17 +40,31 @@ class RanksExecutor:
         assert self._team is not None, "not started"
         return tuple(link.pid for link in self._team.links)
 
-    @property
-    def is_recovering(self) -> bool:
-        return self._is_doubtful
+    def launch(self, job: Job) -> None:
+        self._queue.append(job)
+        self._begin()
 
-    def start(self) -> None:
+    def wait(self, timeout_s: float | None) -> Sequence[Outcome]:
+        ready = self._speaking(timeout_s)
+        outcomes: list[Outcome] = []
+        try:
+            if self._loss:
+                raise RankLost(self._loss)
+            for link in ready:
+                outcomes.extend(self._take(link))
+            if self._is_beat_due():
+                outcomes.extend(self._beat())
+        except (RankLost, OutOfStep) as loss:
+            message = f"the ranks of {self._spec.unit_id} are lost: {loss}"
+            return [*outcomes, self._lose_all(message)]
+        return outcomes
+
+    def _make_processes(self) -> None:
         self._team = RankTeam(self._spec, self._patience)
         try:
             self._team.load()
         except BaseException:
-            self._team.kill()
-            self._drop_team()
+            self._team.kill()  # some may wait for others inside a collective
             raise
         self._queue.clear()
         self._answers = None
@@ -73,59 +72,10 @@ class RanksExecutor:
         for link in self._team.links:
             self._selector.register(link, selectors.EVENT_READ, link)
 
-    def launch(self, job: Job) -> None:
-        self._queue.append(job)
-        self._begin()
-
-    def wait(self, timeout_s: float | None) -> Sequence[Outcome]:
-        until_beat_s = max(0.0, self._next_beat_s - time.monotonic())
-        timeout_s = until_beat_s if timeout_s is None else min(timeout_s, until_beat_s)
-        ready = [key.data for key, _ in self._selector.select(timeout_s)]
-        outcomes: list[Outcome] = []
-        try:
-            if self._loss:
-                raise RankLost(self._loss)
-            for link in ready:
-                if isinstance(link, RankLink):
-                    outcomes.extend(self._take(link))
-                else:
-                    self._wakes.drain()
-            if time.monotonic() >= self._next_beat_s:
-                outcomes.extend(self._beat())
-        except (RankLost, OutOfStep) as loss:
-            return [*outcomes, self._lose(str(loss))]
-        return outcomes
-
-    def restart(self) -> None:
-        self._is_doubtful = True
-        while True:
-            self._losses.owner_lost(time.monotonic())
-            try:
-                self.start()
-            except EngineFailure as error:
-                if self._is_killed:
-                    raise
-                logger.warning("%s: %s", self._spec.unit_id, error)
-            else:
-                self._is_doubtful = False
-                return
-
-    def wake(self) -> None:
-        self._wakes.wake()
-
-    def kill(self) -> None:
-        self._is_killed = True
+    def _kill_processes(self) -> None:
         team = self._team
         if team is not None:
             team.kill()
-
-    def close(self) -> None:
-        if self._is_closed:
-            return
-        self._is_closed = True
-        self._drop_team()
-        self._selector.close()
-        self._wakes.close()
 
     def _begin(self) -> None:
         """Give the ranks the next job, if they have none. A lost rank is for `wait` to report."""
@@ -162,7 +112,6 @@ class RanksExecutor:
     def _beat(self) -> Sequence[Outcome]:
         """Take every pulse. Raises RankLost where a rank hangs, or a job does not end."""
         assert self._team is not None, "not started"
-        self._next_beat_s = time.monotonic() + self._patience.beat_s
         self._team.beat()
         self._is_doubtful = self._team.is_doubtful
         if self._answers is None:
@@ -171,16 +120,7 @@ class RanksExecutor:
             raise RankLost("a job did not come to an end")
         return [StillRunning()] if self._team.shows_work else []
 
-    def _lose(self, why: str) -> OwnerLost:
-        message = f"the ranks of {self._spec.unit_id} are lost: {why}"
-        logger.error(message)
-        self._is_doubtful = True
-        assert self._team is not None, "not started"
-        self._team.kill()
-        self._drop_team()
-        return OwnerLost(message)
-
-    def _drop_team(self) -> None:
+    def _drop_processes(self) -> None:
         if self._team is None:
             return
         for link in self._team.links:

@@ -9,7 +9,6 @@ from transformers import PretrainedConfig
 from muxcluster.core.unitspec import ModelSpec
 from muxcluster.engine.dummy import DummyWeights
 from muxcluster.engine.filling import Cut, WeightSource, fill, whole
-from muxcluster.engine.hf_config import DTYPES
 from muxcluster.engine.parallel.division import Division, bounds, connect, divide
 from muxcluster.engine.parallel.group import RankGroup
 from muxcluster.engine.skeleton import skeleton
@@ -24,7 +23,7 @@ def load_part(
     Raises LoadError as `divide`, and naming the file that is missing, broken or lacks a tensor.
     """
     directory = Path(spec.path)
-    model = skeleton(config, DTYPES[spec.dtype], directory / "config.json")
+    model = skeleton(config, spec)
     division = divide(model, directory / "config.json", group)
     source: WeightSource = (
         DummyWeights(spec.seed, device)

@@ -3,23 +3,19 @@
 Run as `python -m muxcluster.engine.parallel.rank CONTROL_FD RANK MEETING_POINT` by the unit.
 """
 
-import faulthandler
 import logging
-import signal
-import socket
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from muxcluster.channel.codec import Done, Failed, Launch, LoadFailed, Ready, Start, decode, encode
+from muxcluster.channel.codec import Done, Failed, Launch, decode, encode
 from muxcluster.channel.frames import FrameSocket
-from muxcluster.core.errors import LoadError
 from muxcluster.core.job import Job
 from muxcluster.core.unitspec import UnitSpec
+from muxcluster.engine.childmain import serve_unit
 from muxcluster.engine.parallel.processgroup import ProcessGroup
-from muxcluster.engine.processname import name_process
 from muxcluster.engine.runner import UnitRunner
 
 logger = logging.getLogger(__name__)
@@ -64,46 +60,27 @@ def rank_spec(spec: UnitSpec, rank: int) -> UnitSpec:
     return replace(spec, device=device, num_threads=max(1, spec.num_threads // spec.tp))
 
 
-def _load(
-    spec: UnitSpec, rank: int, meeting_point: Path, control: FrameSocket
-) -> tuple[UnitRunner, ProcessGroup] | None:
-    """The loaded models, or None after telling the unit why not."""
-    try:
+def main(control_fd: int, rank: int, meeting_point: Path) -> int:
+    """Serve one unit to its end; the exit status."""
+
+    def load(spec: UnitSpec) -> tuple[UnitRunner, ProcessGroup]:
         mine = rank_spec(spec, rank)
         group = ProcessGroup(rank, spec.tp, mine.device, meeting_point)
         return UnitRunner(mine, group=group), group
-    except LoadError as error:
-        control.send(encode(LoadFailed(str(error.path), error.reason)))
-    except Exception as error:
-        logger.exception("rank %d of %s cannot start", rank, spec.unit_id)
-        reason = next(iter(str(error).splitlines()), "")  # CUDA's are followed by advice
-        control.send(encode(LoadFailed("", f"rank {rank}: {type(error).__name__}: {reason}")))
-    return None
 
-
-def main(control_fd: int, rank: int, meeting_point: Path) -> int:
-    """Serve one unit to its end; the exit status."""
-    name_process(f"mux-rank-{rank}")
-    faulthandler.enable()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the unit decides when we end
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
-    control = FrameSocket(socket.socket(fileno=control_fd))
-    frame = control.recv()
-    if frame is None:
-        return 0
-    message = decode(frame)
-    assert isinstance(message, Start), f"a rank was sent {type(message).__name__}"
-    try:
-        loaded = _load(message.spec, rank, meeting_point, control)
-        if loaded is None:
-            return 1
+    def serve(_: UnitSpec, loaded: tuple[UnitRunner, ProcessGroup], control: FrameSocket) -> None:
         runner, group = loaded
-        control.send(encode(Ready()))
         Rank(runner, group, control).serve()
         group.close()
+
+    def explain(said: str) -> str:
+        return f"rank {rank}: {said.splitlines()[0]}"  # CUDA's are followed by advice
+
+    try:
+        return serve_unit(f"mux-rank-{rank}", control_fd, load, serve, explain)
     except (BrokenPipeError, ConnectionResetError):
         logger.info("rank %d: the unit went first", rank)
-    return 0
+        return 0
 
 
 if __name__ == "__main__":

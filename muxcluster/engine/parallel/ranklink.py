@@ -1,27 +1,15 @@
 """The unit's end of one rank: its process, its stream and its pulse."""
 
 import os
-import signal
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
-from muxcluster.channel.codec import (
-    Done,
-    Failed,
-    Launch,
-    LoadFailed,
-    Message,
-    Ready,
-    Start,
-    decode,
-    encode,
-)
+from muxcluster.channel.codec import Done, Failed, Launch, Message, Start, decode, encode
 from muxcluster.channel.frames import FrameSocket
-from muxcluster.core.errors import EngineFailure, LoadError
+from muxcluster.core.errors import EngineFailure
 from muxcluster.core.job import Job
 from muxcluster.core.unitspec import UnitSpec
+from muxcluster.engine.childprocess import STOP_GRACE_S, ChildProcess, check_ready
 from muxcluster.engine.liveness import Patience, Pulse
 from muxcluster.engine.ownerlink import ONE_THREAD
 from muxcluster.engine.workerlink import GONE
@@ -33,8 +21,8 @@ class RankLost(Exception):
     """The rank's process died, or is stuck in mid-frame; the message says which rank."""
 
 
-class RankLink:
-    """One rank's process from start to reaping; it leads a process group of its own.
+class RankLink(ChildProcess):
+    """One rank's process.
 
     pulse: whether it works while it has a job. standing: whether it is not stopped, always.
     """
@@ -45,22 +33,11 @@ class RankLink:
         ours, theirs = socket.socketpair()
         # A rank that is stopped in mid-frame must not stop the unit too.
         ours.settimeout(patience.silence_s)
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", RANK_MODULE, str(theirs.fileno()), str(rank), meeting_point],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                env={**os.environ, **ONE_THREAD},
-                pass_fds=(theirs.fileno(),),
-                start_new_session=True,
-            )
+        super().__init__(
+            RANK_MODULE, (theirs,), (str(rank), str(meeting_point)), {**os.environ, **ONE_THREAD}
+        )
         self._control = FrameSocket(ours)
-        self.pulse = Pulse(self._process.pid)
-        self.standing = Pulse(self._process.pid)
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
+        self.standing = Pulse(self.pid)
 
     def fileno(self) -> int:
         """Descriptor to select on: the rank has something to say, or is gone."""
@@ -84,15 +61,10 @@ class RankLink:
         try:
             message = self._receive()
         except RankLost:
-            self.kill()
-            status = self._process.wait()
+            status = self.reap(STOP_GRACE_S)
             name = f"rank {self.rank} of {spec.unit_id}"
             raise EngineFailure(f"{name} died loading: exit {status}") from None
-        if isinstance(message, LoadFailed):
-            if message.path:
-                raise LoadError(message.path, message.message)
-            raise EngineFailure(f"{spec.unit_id} cannot start: {message.message}")
-        assert isinstance(message, Ready), f"a rank sent {type(message).__name__}"
+        check_ready(message, spec.unit_id)
 
     def launch(self, job: Job) -> None:
         """Give it a job, which it runs after those it has. Raises RankLost."""
@@ -110,19 +82,6 @@ class RankLink:
     def close(self) -> None:
         """Let it end itself, once it has no job."""
         self._control.close()
-
-    def reap(self, grace_s: float) -> None:
-        """Kill it after `grace_s` seconds, and wait for its end."""
-        try:
-            self._process.wait(grace_s)
-        except subprocess.TimeoutExpired:
-            self.kill()
-            self._process.wait()
-
-    def kill(self) -> None:
-        """SIGKILL; only `reap` does that, so the id cannot mean another process."""
-        if self._process.returncode is None:
-            os.killpg(self._process.pid, signal.SIGKILL)
 
     def _send(self, message: Message) -> None:
         try:

@@ -8,10 +8,9 @@ from pathlib import Path
 
 from muxcluster.core.errors import EngineFailure
 from muxcluster.core.unitspec import UnitSpec
+from muxcluster.engine.childprocess import STOP_GRACE_S
 from muxcluster.engine.liveness import Patience, Pulse
 from muxcluster.engine.parallel.ranklink import RankLink, RankLost
-
-STOP_GRACE_S = 5.0
 
 
 class RankTeam:

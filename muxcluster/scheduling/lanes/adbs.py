@@ -50,6 +50,12 @@ class AdbsLane:
             for job in jobs
         )
 
+    def may_follow(self, desk: Desk, job: Job) -> bool:
+        """True where no prefill waits for SMs, and its part of them is what it has."""
+        if not desk.shares.has_running(Phase.PREFILL) and desk.could_prefill():
+            return False
+        return self.repeats(desk, [job])
+
     def _prefill(self, desk: Desk, now: float) -> tuple[list[Job], bool]:
         if desk.shares.has_running(Phase.PREFILL):
             return [], False

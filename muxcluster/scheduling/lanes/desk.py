@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
-from muxcluster.core.job import Job, Phase
+from muxcluster.core.job import Job, Phase, TableDelta
 from muxcluster.scheduling.cost import StepCost
 from muxcluster.scheduling.jobs import JobBuilder
 from muxcluster.scheduling.modelstate import ModelState
@@ -44,9 +45,21 @@ class Desk:
             return None
         job = self._builder.build(model, phase, place, batch, now)
         self.shares.start(job, now)
-        self._num_launches[phase] += 1
-        self._last[model.name, phase] = self._num_launches[phase]
+        self._count(job)
         return job
+
+    def follow(
+        self, job: Job, slots: NDArray[np.int32], starts: NDArray[np.int32], grown: TableDelta
+    ) -> Job:
+        """Send what follows a running job, as JobBuilder makes it; it counts as launched."""
+        follower = self._builder.follow(job, slots, starts, grown)
+        self.shares.follow(follower)
+        self._count(follower)
+        return follower
+
+    def _count(self, job: Job) -> None:
+        self._num_launches[job.phase] += 1
+        self._last[job.model, job.phase] = self._num_launches[job.phase]
 
     def skip(self, launches: Sequence[tuple[Job, int]]) -> int:
         """Count launches that only repeated running jobs; the id of the first one.
@@ -79,6 +92,14 @@ class Desk:
     def may_prefill(self, model: ModelState) -> bool:
         """True where a prefill of `model` waits for nothing but a place."""
         return self._packing.may_prefill(model)
+
+    def could_prefill(self) -> bool:
+        """True where a prefill of some model waits for nothing but a place."""
+        return any(self.has_prefill_work(m) and self.may_prefill(m) for m in self.models)
+
+    def decodes_all(self, model: ModelState) -> bool:
+        """True where whoever decodes in `model` is in its decode jobs, as long as there is room."""
+        return self._packing.decodes_all(model)
 
     def decode_pressure(self) -> float:
         """How far decodes rather than prompts hold the unit back, 0 to 1.
@@ -159,6 +180,12 @@ class Lane(Protocol):
     def repeats(self, desk: Desk, jobs: Sequence[Job]) -> bool:
         """True where each of `jobs`, which decode all there is of their models, would be launched
         at the same place again if it ended now, and again after that: see repeating.py.
+        """
+        ...
+
+    def may_follow(self, desk: Desk, job: Job) -> bool:
+        """True where a running job, all of whose rows decode, would be launched at the same place
+        again if it ended now. Nobody waits who could decode: see following.py.
         """
         ...
 

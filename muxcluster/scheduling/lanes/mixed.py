@@ -35,3 +35,7 @@ class MixedLane:
     def repeats(self, desk: Desk, jobs: Sequence[Job]) -> bool:
         """No job of this lane only decodes."""
         return False
+
+    def may_follow(self, desk: Desk, job: Job) -> bool:
+        """True where no chunk of a prompt could be in the next job, or take its turn."""
+        return job.phase is Phase.MIXED and not desk.could_prefill()

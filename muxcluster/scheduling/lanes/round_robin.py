@@ -55,6 +55,10 @@ class RoundRobinLane:
 
         return all(shares.would_repeat(job, place) for job in jobs)
 
+    def may_follow(self, desk: Desk, job: Job) -> bool:
+        """Never: the rotation is strict, and who is next in it is settled when a job ends."""
+        return False
+
     def _launch(self, desk: Desk, phase: Phase, now: float) -> list[Job]:
         """The next model in the rotation that has work which memory lets run."""
         other = Phase.DECODE if phase is Phase.PREFILL else Phase.PREFILL

@@ -42,6 +42,10 @@ class TemporalLane:
         shares = desk.shares
         return all(shares.would_repeat(job, lambda: shares.full(Phase.DECODE)) for job in jobs)
 
+    def may_follow(self, desk: Desk, job: Job) -> bool:
+        """True where no prompt could go first."""
+        return not desk.could_prefill() and self.repeats(desk, [job])
+
 
 def _oldest_prompt(model: ModelState) -> int:
     """Seniority of the first prompt that the packing would take."""

@@ -36,3 +36,10 @@ class UnsharingLane:
     def repeats(self, desk: Desk, jobs: Sequence[Job]) -> bool:
         """Never: each job that ends may be the one that changes the judge's mind."""
         return False
+
+    def may_follow(self, desk: Desk, job: Job) -> bool:
+        """As the lane that rules now says; a change of mind waits for one job more."""
+        is_shared = job.phase is Phase.DECODE
+        if is_shared is not self._judge.shares:
+            return False
+        return (self._shared if is_shared else self._mixed).may_follow(desk, job)

@@ -92,6 +92,12 @@ class Packing(Protocol):
         """`job` ran for so long, beside as many others."""
         ...
 
+    def decodes_all(self, model: ModelState) -> bool:
+        """True where a job of the model has every sequence that could decode, memory and
+        `max_decode_rows` permitting.
+        """
+        ...
+
     def prefill(self, model: ModelState, turn: Turn) -> Batch:
         """Prompt chunks: admits waiting requests as memory allows."""
         ...

@@ -79,6 +79,10 @@ class HybridPacking:
         """Learn from a job that ended."""
         self._times.observe(job, seconds, num_beside=num_beside)
 
+    def decodes_all(self, model: ModelState) -> bool:
+        """True where no batch work is here: how much of it there is room for changes with time."""
+        return not model.has_batch_work
+
     def prefill(self, model: ModelState, turn: Turn) -> Batch:
         """Interactive chunks and requests, then those of the batch class."""
         if lacks_prompts(model):

@@ -62,6 +62,10 @@ class PriorityPacking:
     def observe(self, job: Job, seconds: float, num_beside: int) -> None:
         """Nothing to learn: no step time is predicted."""
 
+    def decodes_all(self, model: ModelState) -> bool:
+        """Always."""
+        return True
+
     def prefill(self, model: ModelState, turn: Turn) -> Batch:
         """Chunks of admitted prompts, then new requests, within the token budget."""
         return self._chunks(model, self._limits.token_budget)

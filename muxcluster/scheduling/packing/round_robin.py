@@ -63,6 +63,10 @@ class RoundRobinPacking:
     def observe(self, job: Job, seconds: float, num_beside: int) -> None:
         """Nothing to learn: no step time is predicted."""
 
+    def decodes_all(self, model: ModelState) -> bool:
+        """Always: where a class has its turn and others wait, these could decode."""
+        return True
+
     def prefill(self, model: ModelState, turn: Turn) -> Batch:
         """Prompt chunks of the class in turn."""
         for service in self._turns(model):

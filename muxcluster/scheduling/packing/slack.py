@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from muxcluster.core.request import ServiceClass
+from muxcluster.scheduling.deadlines import leeway_s
 from muxcluster.scheduling.live import LiveRequest
 from muxcluster.scheduling.modelstate import ModelState
 from muxcluster.scheduling.packing.batch import Turn
@@ -159,7 +160,7 @@ def _slacks(model: ModelState, now: float, *, borrows: bool) -> NDArray[np.float
     rows = table.idle_decoding()
     slack_s: NDArray[np.float64] = table.deadline_s[rows] - now
     if borrows:
-        slack_s += table.leeway_s(rows)
+        slack_s += leeway_s(table, rows)
     return slack_s
 
 

@@ -1,0 +1,1 @@
+"""What `muxcluster up` shows before it changes a cluster."""

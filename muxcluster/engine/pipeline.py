@@ -1,0 +1,128 @@
+"""The jobs that one worker has begun: on a device the next is there before the last has ended."""
+
+import logging
+import time
+from collections import deque
+from dataclasses import replace
+from typing import Protocol
+
+from muxcluster.core.job import Job, JobResult
+from muxcluster.engine.executor import JobDone, JobFailed
+
+logger = logging.getLogger(__name__)
+
+_MOST = 2
+"""Jobs begun at a time: the device works at one, and has the next when that ends."""
+
+REFUSED = "the job that it follows failed"
+
+
+class Launched(Protocol):
+    """A job that was given to the device: see `pending_job.PendingJob`."""
+
+    @property
+    def is_done(self) -> bool:
+        """True where `result` need not wait."""
+        ...
+
+    def result(self) -> JobResult:
+        """Waits for the job's end. Raises what the job raised."""
+        ...
+
+
+class JobRunner(Protocol):
+    """What a worker runs jobs with: see `runner.UnitRunner`."""
+
+    def launch(self, job: Job) -> Launched:
+        """Begin the job, after those that were launched before. May raise what it raises."""
+        ...
+
+    def waits(self, job: Job) -> bool:
+        """True where `launch` returns when the job has ended: the host has a part in it."""
+        ...
+
+
+class _Later:
+    """A job that is launched when those before it have been told of: their tokens would wait."""
+
+    is_done = True
+
+    def __init__(self, runner: JobRunner, job: Job) -> None:
+        self._runner = runner
+        self._job = job
+
+    def result(self) -> JobResult:
+        return self._runner.launch(self._job).result()
+
+
+class Pipeline:
+    """Begins jobs in the order in which they come, and ends them in that order.
+
+    A job that follows one that failed is not run: its history, and whatever that one was to write,
+    may be anything. Where that shows only when it has begun, its end is awaited before the failure
+    is told, because blocks may change hands then.
+    """
+
+    def __init__(self, runner: JobRunner) -> None:
+        self._runner = runner
+        self._open: deque[tuple[Job, Launched | JobFailed]] = deque()
+        self._sound: dict[int, int] = {}
+        self._last_end_s = 0.0
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    @property
+    def must_end(self) -> bool:
+        """True where the oldest job should be ended before another is begun."""
+        if not self._open:
+            return False
+        _, oldest = self._open[0]
+        return len(self._open) >= _MOST or isinstance(oldest, JobFailed) or oldest.is_done
+
+    def begin(self, job: Job) -> None:
+        """Give `job` to the device; where that fails, `end` tells."""
+        if job.follows is not None and self._sound.get(job.worker_id) != job.follows:
+            self._open.append((job, JobFailed(job.job_id, job.worker_id, REFUSED)))
+            self._sound.pop(job.worker_id, None)
+            return
+        try:
+            later = bool(self._open) and self._runner.waits(job)
+            launched = _Later(self._runner, job) if later else self._runner.launch(job)
+            self._open.append((job, launched))
+            self._sound[job.worker_id] = job.job_id
+        except Exception as error:
+            logger.exception("job %d of %s failed", job.job_id, job.model)
+            self._open.append((job, self._failed(job, error)))
+
+    def end(self) -> JobDone | JobFailed:
+        """Wait for the oldest job, and say what became of it."""
+        job, launched = self._open.popleft()
+        if isinstance(launched, JobFailed):
+            return launched
+        try:
+            result = launched.result()
+        except Exception as error:
+            logger.exception("job %d of %s failed", job.job_id, job.model)
+            self._discard_follower(job)
+            return self._failed(job, error)
+        now = time.monotonic()
+        if now - result.seconds < self._last_end_s:  # it was launched before the last one's end
+            result = replace(result, seconds=now - self._last_end_s)
+        self._last_end_s = now
+        return JobDone(result)
+
+    def _failed(self, job: Job, error: Exception) -> JobFailed:
+        self._sound.pop(job.worker_id, None)
+        return JobFailed(job.job_id, job.worker_id, f"{type(error).__name__}: {error}")
+
+    def _discard_follower(self, job: Job) -> None:
+        for place, (other, launched) in enumerate(self._open):
+            if other.follows == job.job_id and not isinstance(launched, JobFailed):
+                try:
+                    if not isinstance(launched, _Later):
+                        launched.result()
+                except Exception:
+                    logger.exception("job %d, which nobody waits for, failed too", other.job_id)
+                refused = JobFailed(other.job_id, other.worker_id, REFUSED)
+                self._open[place] = other, refused

@@ -1,0 +1,125 @@
+"""The job as pieces by density: prefix groups, or sub-trees that are split where that is cheap.
+
+A sub-tree that is bound by compute on the whole may hide requests that are bound by memory; they
+can run among their like only if they leave it, and then compute their prefix again.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from muxcluster.offline.blend.densities import Work, even_parts, node_work
+from muxcluster.offline.blend.layers import sort_layers
+from muxcluster.offline.blend.resources import ResourceModel
+from muxcluster.offline.groups import PrefixGroups
+from muxcluster.offline.ranges import joined_ranges
+from muxcluster.offline.tree import PrefixTree
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pieces:
+    """Parts of a job that are scheduled whole, the most compute-bound first.
+
+    places: int64 [n], places of the tree, piece by piece.
+    start, size: int64 [k]; piece i holds places[start[i]:start[i] + size[i]].
+    work: of each piece.
+    request_work: of each of `places`, with an even part of what it shares.
+    recomputed_tokens: prompt tokens computed more often than the tree needs.
+    """
+
+    places: NDArray[np.int64]
+    start: NDArray[np.int64]
+    size: NDArray[np.int64]
+    work: Work
+    request_work: Work
+    recomputed_tokens: int
+
+    def __len__(self) -> int:
+        return len(self.size)
+
+
+def split_nodes(tree: PrefixTree, budget_tokens: float) -> NDArray[np.bool_]:
+    """BlendServe's Alg. 2: the nodes whose children become pieces of their own, bool [m].
+
+    A node stays whole where (tokens up to its end) * children > budget; otherwise it is split and
+    each child has an equal part of the budget. The root has no tokens, and is always split.
+    """
+    children = np.bincount(tree.parent[1:], minlength=tree.num_nodes)
+    children += np.bincount(tree.leaf_node, minlength=tree.num_nodes)
+    split = np.zeros(tree.num_nodes, dtype=np.bool_)
+    budget = [budget_tokens] * tree.num_nodes
+    rows = zip(tree.parent.tolist(), tree.depth.tolist(), children.tolist(), strict=True)
+    for node, (parent, depth, count) in enumerate(rows):
+        have = budget[parent] if node else budget_tokens
+        if (node == 0 or split[parent]) and depth * count <= have:
+            split[node] = True
+            budget[node] = have / count
+    return split
+
+
+def cut(tree: PrefixTree, model: ResourceModel, leaves: Work, budget_tokens: float = 0.0) -> Pieces:
+    """The sub-trees of `tree`: layers sorted, split within the budget, merged where they meet.
+
+    budget_tokens: what Alg. 2 may have computed again, roughly; 0 keeps all that is shared.
+    Pieces of the same node that end up side by side become one: they share its tokens again.
+    """
+    nodes = node_work(tree, model, leaves)
+    starts, positions = sort_layers(tree, nodes, leaves)
+    sorted_places = np.empty_like(positions)
+    sorted_places[positions] = np.arange(len(positions))
+    split = split_nodes(tree, budget_tokens)
+    whole = np.flatnonzero(split[tree.parent] & ~split)
+    alone = np.flatnonzero(split[tree.leaf_node])
+    above = np.concatenate((tree.parent[whole], tree.leaf_node[alone]))
+    prefix_s = model.prefill_s(np.zeros(len(above)), tree.depth[above].astype(np.float64))
+    compute = np.concatenate((nodes.compute_s[whole], leaves.compute_s[alone])) + prefix_s
+    memory = np.concatenate((nodes.memory_s[whole], leaves.memory_s[alone]))
+    first = np.concatenate((starts[whole], positions[alone]))
+    size = np.concatenate((tree.num_leaves[whole], np.ones_like(alone)))
+
+    order = np.lexsort((first, -compute / memory))
+    heads = _heads(above[order], tree.depth[above[order]])
+    places = sorted_places[joined_ranges(first[order], size[order])]
+    sizes = np.add.reduceat(size[order], heads)
+    own = even_parts(tree, model, leaves, ~split)
+    shared_s = np.repeat(prefix_s[order[heads]] / sizes, sizes)
+    recomputed = tree.depth[above[order[heads]]].sum() - tree.edge_tokens[split].sum()
+    work = Work(own.compute_s[places] + shared_s, own.memory_s[places])
+    return _sorted(places, sizes, work, int(recomputed))
+
+
+def group_pieces(
+    tree: PrefixTree, model: ResourceModel, leaves: Work, groups: PrefixGroups
+) -> Pieces:
+    """The prefix groups as pieces. What groups share is kept while needed, and computed once."""
+    place = np.empty_like(tree.order)
+    place[tree.order] = np.arange(len(tree.order))
+    places = place[groups.requests]
+    own = even_parts(tree, model, leaves, np.ones(tree.num_nodes, dtype=np.bool_))
+    work = Work(own.compute_s[places], own.memory_s[places])
+    return _sorted(places, groups.size, work, 0)
+
+
+def _heads(above: NDArray[np.int64], depth: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Which pieces do not share the prefix of the piece before them, int64."""
+    return np.flatnonzero((np.diff(above, prepend=-1) != 0) | (depth == 0))
+
+
+def _sorted(
+    places: NDArray[np.int64], sizes: NDArray[np.int64], work: Work, recomputed: int
+) -> Pieces:
+    """Pieces by falling density; `work` is that of the `places`."""
+    starts = np.cumsum(sizes) - sizes
+    pieces = Work(np.add.reduceat(work.compute_s, starts), np.add.reduceat(work.memory_s, starts))
+    order = np.argsort(-pieces.density, kind="stable")
+    size = sizes[order]
+    requests = joined_ranges(starts[order], size)
+    return Pieces(
+        places[requests],
+        np.cumsum(size) - size,
+        size,
+        Work(pieces.compute_s[order], pieces.memory_s[order]),
+        Work(work.compute_s[requests], work.memory_s[requests]),
+        recomputed,
+    )

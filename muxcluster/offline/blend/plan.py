@@ -1,0 +1,81 @@
+"""BlendServe's plan of a batch job: sorted pieces, and the order they are forecast to start in."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from muxcluster.offline.blend.densities import Work, leaf_work
+from muxcluster.offline.blend.lengths import OutputLengths
+from muxcluster.offline.blend.pieces import Pieces, cut
+from muxcluster.offline.blend.resources import ResourceModel
+from muxcluster.offline.blend.scan import blend_order
+from muxcluster.offline.tree import PrefixTree
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlendPlan:
+    """What a `DualScanner` works on, and where it is expected to lead.
+
+    outputs: as planned with.
+    requests: int64 [n], prompt numbers in the order they start if all lengths are as planned.
+    """
+
+    tree: PrefixTree
+    outputs: OutputLengths
+    pieces: Pieces
+    requests: NDArray[np.int64]
+
+    @property
+    def density(self) -> float:
+        """Compute over memory seconds of the whole job."""
+        return float(self.pieces.work.compute_s.sum() / self.pieces.work.memory_s.sum())
+
+    @property
+    def sharing_kept(self) -> float:
+        """Saved tokens over those that the tree could save; 1 where nothing is shared."""
+        saved = self.tree.saved_tokens
+        return 1.0 - self.pieces.recomputed_tokens / saved if saved else 1.0
+
+
+def plan_blend(
+    tree: PrefixTree,
+    model: ResourceModel,
+    outputs: OutputLengths,
+    size_bytes: float,
+    recompute_share: float = 0.01,
+) -> BlendPlan:
+    """Plan a job whose requests yield `outputs`.
+
+    size_bytes: KV that the batch may hold. recompute_share: of the tokens that the tree saves,
+    those that splits may have computed again.
+    """
+    leaves = leaf_work(tree, model, outputs)
+    pieces = cut_within(tree, model, leaves, recompute_share * tree.saved_tokens)
+    return BlendPlan(tree, outputs, pieces, forecast(tree, model, outputs, pieces, size_bytes))
+
+
+def forecast(
+    tree: PrefixTree,
+    model: ResourceModel,
+    outputs: OutputLengths,
+    pieces: Pieces,
+    size_bytes: float,
+) -> NDArray[np.int64]:
+    """Prompt numbers in the order that the dual scan of `pieces` is expected to start them."""
+    # the mean over requests' lives, to which long ones contribute most
+    held = model.kv_bytes * (tree.lengths + outputs.square / outputs.mean / 2)
+    return tree.order[blend_order(pieces, held, outputs.mean, size_bytes)]
+
+
+def cut_within(
+    tree: PrefixTree, model: ResourceModel, leaves: Work, recomputed_tokens: float
+) -> Pieces:
+    """Pieces that compute at most so many tokens again.
+
+    Alg. 2's budget bounds each layer, not their sum: it is halved until the sum fits.
+    """
+    budget = recomputed_tokens
+    while (pieces := cut(tree, model, leaves, budget)).recomputed_tokens > recomputed_tokens:
+        budget = budget / 2 if budget >= 1 else 0.0
+    return pieces

@@ -1,0 +1,68 @@
+"""What a request costs: seconds of all compute, seconds of all memory bandwidth (BlendServe §2.3).
+
+Integrals over a request's life, not seconds on a clock: a GPU that overlaps both perfectly takes
+the larger of the two sums. Reading the weights is left out, as a large batch shares it.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placement.hardware import Gpu
+from placement.shapes import ModelShape
+
+Tokens = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceModel:
+    """One model on the GPUs of one unit.
+
+    token_s: compute seconds of one token without attention. attention_s: of one token attending to
+    one other. kv_s: seconds to read the keys and values of one token, all heads and layers.
+    kv_bytes: bytes of these.
+    """
+
+    token_s: float
+    attention_s: float
+    kv_s: float
+    kv_bytes: int
+
+    def prefill_s(self, start: Tokens, end: Tokens) -> Tokens:
+        """Compute seconds of prompt tokens `start` to `end`, each attending to those before."""
+        pairs = (end * end - start * start) / 2
+        return (end - start) * self.token_s + pairs * self.attention_s
+
+    def decode_s(self, output: Tokens) -> Tokens:
+        """Compute seconds of `output` tokens; their attention waits for memory and counts there."""
+        return output * self.token_s
+
+    def read_s(self, prompt: Tokens, output: Tokens, square: Tokens) -> Tokens:
+        """Memory seconds: each output token reads the keys and values of all tokens before it.
+
+        square: of the output tokens, or its mean where `output` is one.
+        """
+        return (prompt * output + square / 2) * self.kv_s
+
+    def density(self, prompt: Tokens, output: Tokens) -> Tokens:
+        """Compute over memory seconds of requests that share nothing."""
+        compute = self.prefill_s(np.zeros_like(prompt), prompt) + self.decode_s(output)
+        return compute / self.read_s(prompt, output, output * output)
+
+
+def resource_model(shape: ModelShape, gpu: Gpu, tp: int = 1, itemsize: int = 2) -> ResourceModel:
+    """`shape` over `tp` GPUs. itemsize: bytes of one key or value element.
+
+    Like the paper it counts the input embedding among the weights a token is multiplied with; of a
+    mixture of experts, those that one token uses.
+    """
+    embedding = 0 if shape.tied_embeddings else shape.embedding_params
+    kv_bytes = shape.kv_bytes_per_token(itemsize)
+    flops = gpu.flops * tp
+    return ResourceModel(
+        2 * (shape.active_params + embedding) / flops,
+        4 * shape.num_layers * shape.num_heads * shape.head_dim / flops,
+        kv_bytes / (gpu.bandwidth * tp),
+        kv_bytes,
+    )

@@ -1,0 +1,83 @@
+"""The orders a batch job may run in, by name: the plans and what they are compared with."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from muxcluster.offline.blend.densities import leaf_work
+from muxcluster.offline.blend.lengths import OutputLengths
+from muxcluster.offline.blend.pieces import group_pieces
+from muxcluster.offline.blend.plan import forecast, plan_blend
+from muxcluster.offline.blend.resources import ResourceModel
+from muxcluster.offline.groups import PrefixGroups, group_by_prefix, order_by_decoding
+from muxcluster.offline.one_level import best_prefixes
+from muxcluster.offline.tree import PrefixTree
+
+Order = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OfflineJob:
+    """What an order may depend on. size_bytes: KV that the batch may hold; more than 0."""
+
+    tree: PrefixTree
+    outputs: OutputLengths
+    model: ResourceModel
+    size_bytes: float
+    seed: int = 0
+
+
+def order_requests(job: OfflineJob, name: str) -> Order:
+    """Prompt numbers in the order they start, int64 [n]. Raises ValueError for an unknown name."""
+    if name not in ORDERS:
+        raise ValueError(f"unknown order {name!r}: expected one of {', '.join(ORDERS)}")
+    return ORDERS[name](job)
+
+
+def _fcfs(job: OfflineJob) -> Order:
+    return np.arange(len(job.tree.order))
+
+
+def _random(job: OfflineJob) -> Order:
+    return np.random.default_rng(job.seed).permutation(len(job.tree.order))
+
+
+def _dfs(job: OfflineJob) -> Order:
+    return job.tree.order
+
+
+def _batchllm(job: OfflineJob) -> Order:
+    return _groups(job).requests
+
+
+def _blend(job: OfflineJob) -> Order:
+    return plan_blend(job.tree, job.model, job.outputs, job.size_bytes).requests
+
+
+def _blend_groups(job: OfflineJob) -> Order:
+    leaves = leaf_work(job.tree, job.model, job.outputs)
+    pieces = group_pieces(job.tree, job.model, leaves, _groups(job))
+    return forecast(job.tree, job.model, job.outputs, pieces, job.size_bytes)
+
+
+def _groups(job: OfflineJob) -> PrefixGroups:
+    tree = job.tree
+    lengths, outputs = np.empty_like(tree.lengths), np.empty_like(job.outputs.mean)
+    lengths[tree.order], outputs[tree.order] = tree.lengths, job.outputs.mean
+    return order_by_decoding(group_by_prefix(tree, best_prefixes(tree)), lengths, outputs)
+
+
+ORDERS: Mapping[str, Callable[[OfflineJob], Order]] = MappingProxyType(
+    {
+        "blend": _blend,
+        "blend-groups": _blend_groups,
+        "batchllm": _batchllm,
+        "dfs": _dfs,
+        "fcfs": _fcfs,
+        "random": _random,
+    }
+)
+"""`dfs`: the tree from left to right, so that every prefix is computed once and freed at once."""

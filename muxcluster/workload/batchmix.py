@@ -1,0 +1,58 @@
+"""Batch jobs from a few numbers: requests of several kinds, each with its own way to share."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from muxcluster.workload.batchjob import BatchJob
+
+VOCABULARY = 128_000
+_SIGMA = float(np.sqrt(np.log(1.25)))
+"""Of lengths: a deviation of half their mean."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Requests of one kind.
+
+    share: of all requests. degree: requests that share a prefix. The others are mean tokens.
+    """
+
+    share: float
+    degree: int
+    prefix: int
+    distinct: int
+    output: int
+
+
+def mixed_job(kinds: Sequence[Kind], num_requests: int, rng: np.random.Generator) -> BatchJob:
+    """`num_requests` requests of these kinds in random order, their lengths log-normal."""
+    parts = [part for kind in kinds for part in _requests(kind, num_requests, rng)]
+    parts = [parts[i] for i in rng.permutation(len(parts))][:num_requests]
+    offsets = np.zeros(len(parts) + 1, dtype=np.int64)
+    np.cumsum([len(prefix) + len(rest) for prefix, rest, _ in parts], out=offsets[1:])
+    ids = np.concatenate([ids for prefix, rest, _ in parts for ids in (prefix, rest)])
+    outputs = np.array([output for _, _, output in parts], dtype=np.int64)
+    return BatchJob(ids, offsets, outputs, len(parts))
+
+
+def _requests(
+    kind: Kind, num_requests: int, rng: np.random.Generator
+) -> Iterator[tuple[NDArray[np.int32], NDArray[np.int32], int]]:
+    """Prefix, rest and output tokens of each prompt of a kind, group by group."""
+    num_groups = -(-round(kind.share * num_requests) // kind.degree)
+    for _ in range(num_groups):
+        prefix = _tokens(_length(kind.prefix, rng), rng)
+        for _ in range(kind.degree):
+            rest = _tokens(1 + _length(kind.distinct - 1, rng), rng)
+            yield prefix, rest, 1 + _length(kind.output - 1, rng)
+
+
+def _length(mean: int, rng: np.random.Generator) -> int:
+    return round(mean * rng.lognormal(-_SIGMA * _SIGMA / 2, _SIGMA))
+
+
+def _tokens(length: int, rng: np.random.Generator) -> NDArray[np.int32]:
+    return rng.integers(0, VOCABULARY, length, dtype=np.int32)

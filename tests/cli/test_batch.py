@@ -1,0 +1,107 @@
+"""`muxcluster batch plan`: its table and JSON, the choice it makes, and every refusal."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from muxcluster.offline.orders import ORDERS
+from muxcluster.workload.batchmix import Kind, mixed_job
+from tests.cli.calls import call, refusal
+
+CONFIG = """
+models:
+  - {name: chat, shape: llama-3.1-8b, rate: 1.0, max_model_len: 2048, max_seqs: 128}
+cluster: {nodes: [{name: a, gpus: 1, gpu: A100-80GB}]}
+policy: {kv_gb: 2}
+"""
+KINDS = [Kind(0.6, 6, 300, 80, 10), Kind(0.4, 1, 0, 60, 60)]
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> str:
+    path = tmp_path / "one.yaml"
+    path.write_text(CONFIG)
+    return str(path)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> str:
+    """100 requests; the output length of every second one is known."""
+    made = mixed_job(KINDS, 100, np.random.default_rng(1))
+    path = tmp_path / "job.jsonl"
+    with path.open("w") as file:
+        for i, output in enumerate(made.output_tokens.tolist()):
+            ids = made.ids[made.offsets[i] : made.offsets[i + 1]].tolist()
+            name = "output_tokens" if i % 2 else "max_tokens"
+            file.write(json.dumps({"prompt": ids, name: output}) + "\n")
+    return str(path)
+
+
+def _planned(capsys, *arguments: str) -> dict:
+    code, out, err = call(capsys, "batch", "plan", *arguments, "--json")
+    assert (code, err) == (0, "")
+    return json.loads(out)
+
+
+def test_auto_takes_what_it_predicts_to_be_fastest(capsys, config: str, job: str) -> None:
+    found = _planned(capsys, job, "--config", config)
+    spans = {name: each["makespan_s"] for name, each in found["orders"].items()}
+    assert set(spans) == set(ORDERS)
+    assert spans[found["order"]] == min(spans.values())
+    assert list(spans.values()) == sorted(spans.values())
+    outputs = {each["output_tokens"] for each in found["orders"].values()}
+    assert outputs == {found["job"]["output_tokens"]}
+    assert found["sample"] == found["job"]
+    assert (found["num_known_outputs"], found["num_too_long"]) == (50, 0)
+
+
+def test_the_table_tells_of_the_job_and_ends_with_the_order(capsys, config: str, job: str) -> None:
+    code, out, err = call(
+        capsys, "batch", "plan", job, "--config", config, "--order", "dfs", "--lane", "mixed"
+    )
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert lines[0].startswith("100 requests for chat: ")
+    assert "of the prompts shared, density " in lines[1] and lines[1].endswith("lane mixed")
+    assert lines[2].startswith("output lengths of 50 are not known")
+    assert lines[3].split()[:2] == ["order", "makespan"]
+    assert lines[4].startswith("dfs ")
+    assert lines[5:] == ["order: dfs"]
+
+
+def test_a_sample_stands_for_the_whole_job(capsys, config: str, job: str) -> None:
+    whole = _planned(capsys, job, "--config", config, "--order", "fcfs")
+    part = _planned(capsys, job, "--config", config, "--order", "fcfs", "--sample", "50")
+    assert 30 <= part["sample"]["num_requests"] <= 70
+    found = part["orders"]["fcfs"]
+    assert found["makespan_s"] > 1.2 * found["sample_makespan_s"]
+    assert 0.5 < found["makespan_s"] / whole["orders"]["fcfs"]["makespan_s"] < 2.5
+
+
+def test_bad_input_is_refused_in_one_line(capsys, config: str, job: str, small) -> None:
+    base = ("batch", "plan", job, "--config")
+    assert "--order lifo: expected one of auto, " in refusal(
+        capsys, *base, config, "--order", "lifo"
+    )
+    assert "--lane fast: expected one of " in refusal(capsys, *base, config, "--lane", "fast")
+    assert "needed: one of chat, code, rare" in refusal(capsys, *base, small())
+    assert "did you mean chat" in refusal(capsys, *base, config, "--model", "cht")
+    assert "none.yaml" in refusal(capsys, *base, "none.yaml")
+    missing = ("batch", "plan", "missing.jsonl", "--config", config)
+    assert "missing.jsonl" in refusal(capsys, *missing)
+    assert "'run'" in refusal(capsys, "batch", "run", job, "--config", config)
+    Path(job).write_text('{"prompt": [1]}\n{"prompt": 7}\n')
+    assert "job.jsonl:2: prompt: expected text" in refusal(capsys, *base, config)
+
+
+def test_it_needs_neither_torch_nor_ray(config: str, job: str) -> None:
+    code = (
+        "import sys; from muxcluster.cli.main import run; "
+        f"code = run(['batch', 'plan', {job!r}, '--config', {config!r}, '--order', 'dfs']); "
+        "sys.exit(code or any(name in sys.modules for name in ('torch', 'ray', 'transformers')))"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=300)

@@ -1,0 +1,82 @@
+"""A worker slot that is a thread: it begins the next job before the last one has ended."""
+
+import queue
+from dataclasses import replace
+
+import pytest
+
+from muxcluster.core.job import Job
+from muxcluster.engine import inprocess
+from muxcluster.engine.executor import JobDone
+from muxcluster.engine.hand import Hand
+from muxcluster.engine.inprocess import InProcessExecutor
+from tests.engine.blocked import Blocked, BlockedRunner
+from tests.engine.fakes import fake_spec
+from tests.engine.test_admissions import job_of
+
+FIRST = job_of(0, [4])
+SECOND = replace(FIRST, job_id=2, follows=1)
+
+
+def job_id(told: object) -> int:
+    assert isinstance(told, JobDone), told
+    return told.result.job_id
+
+
+def test_two_jobs_begin_and_are_told_in_order() -> None:
+    runner, told = BlockedRunner(), queue.SimpleQueue[object]()
+    hand = Hand("hand", runner, told.put)
+    hand.start()
+    hand.give(FIRST)
+    hand.give(SECOND)
+    before, after = runner.begun.get(timeout=20.0), runner.begun.get(timeout=20.0)
+    assert told.empty()
+    after.may_end.set()
+    before.may_end.set()
+    assert [job_id(told.get(timeout=20.0)) for _ in range(2)] == [1, 2]
+    hand.close()
+    assert told.empty()
+
+
+def test_a_process_that_must_end_says_so_and_runs_nothing_more() -> None:
+    class Ending(BlockedRunner):
+        def launch(self, job: Job) -> Blocked:
+            raise SystemExit(job.job_id)
+
+    told = queue.SimpleQueue[object]()
+    hand = Hand("hand", Ending(), told.put)
+    hand.give(FIRST)
+    hand.give(SECOND)
+    hand.start()
+    end = told.get(timeout=20.0)
+    assert isinstance(end, SystemExit) and end.code == 1
+    hand.close()
+    assert told.empty()
+
+
+def test_one_process_begins_two_jobs_before_it_waits_for_the_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    runner = BlockedRunner()
+    monkeypatch.setattr(runner, "record", lambda worker_id: None, raising=False)
+    monkeypatch.setattr(inprocess, "UnitRunner", lambda spec: runner)
+    executor = InProcessExecutor(fake_spec())
+    executor.start()
+    executor.launch(FIRST)
+    executor.launch(SECOND)
+    executor.launch(replace(FIRST, job_id=3))
+
+    def launch_and_end(job: Job) -> Blocked:
+        blocked = BlockedRunner.launch(runner, job)
+        if job is SECOND:  # else the first one never ends
+            runner.begun.get().may_end.set()
+        return blocked
+
+    monkeypatch.setattr(runner, "launch", launch_and_end)
+    (first,) = executor.wait(0.0)
+    assert job_id(first) == 1
+    runner.begun.get().may_end.set()
+    (second,) = executor.wait(0.0)
+    assert job_id(second) == 2
+    assert runner.begun.empty(), "the third waits for the second, which had ended"
+    executor.close()
