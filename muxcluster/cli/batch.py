@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from muxcluster.cli.batching.planning import AUTO, Wish, compare, setting_of
+from muxcluster.cli.batching.planning import AUTO, Wish, compare
+from muxcluster.cli.batching.setting import settings_of
 from muxcluster.cli.batching.table import plan_content, plan_lines
 from muxcluster.cli.placing.inputs import ProfileOption, with_profile
 from muxcluster.config import load_config
@@ -72,9 +73,9 @@ def batch(  # noqa: PLR0913 - each parameter is an option of the command line
 ) -> None:
     """Tell what the job in FILE shares, and predict how long it takes in each order.
 
-    The engine's own scheduler runs it on a virtual clock, alone on the unit that serves the model;
-    no GPU is needed. Text is taken as four bytes a token. Exit code 2 where a file or an option is
-    wrong or the models do not fit.
+    The engine's own scheduler runs it on a virtual clock, alone on the units that serve the model,
+    among which it is divided; no GPU is needed. Text is taken as four bytes a token. Exit code 2
+    where a file or an option is wrong or the models do not fit.
 
     Example: muxcluster batch plan job.jsonl --config muxcluster.yaml --order auto
     """
@@ -83,8 +84,8 @@ def batch(  # noqa: PLR0913 - each parameter is an option of the command line
         _check_named("--lane", lane, tuple(LANES))
     read = load_config(config)
     read = read if profile is None else with_profile(read, profile)
-    setting = setting_of(read, model, plan, lane)
-    found = compare(setting, file, Wish(order, sample, seed))
+    settings = settings_of(read, model, plan, lane)
+    found = compare(settings, file, Wish(order, sample, seed))
     if as_json:
         typer.echo(json.dumps(plan_content(found), indent=2))
         return

@@ -73,6 +73,51 @@ def test_the_table_tells_of_the_job_and_ends_with_the_order(capsys, config: str,
     assert lines[5:] == ["order: dfs"]
 
 
+def _three(tmp_path: Path) -> str:
+    path = tmp_path / "three.yaml"
+    path.write_text(CONFIG.replace("rate: 1.0", "rate: 60.0").replace("gpus: 1", "gpus: 3"))
+    return str(path)
+
+
+def test_several_units_divide_the_job(capsys, tmp_path: Path, config: str, job: str) -> None:
+    found = _planned(capsys, job, "--config", _three(tmp_path), "--order", "batchllm")
+    units = found["units"]
+    assert len(units) == found["num_units"] == 3
+    for key in ("num_requests", "prompt_tokens", "output_tokens"):
+        assert sum(unit[key] for unit in units) == found["job"][key]
+    for key in ("compute_s", "memory_s"):
+        used = [unit[key] for unit in units]
+        assert max(used) < 1.1 * sum(used) / 3
+        # families stay together, so what is computed twice is next to nothing
+        assert sum(used) == pytest.approx(found["job"][key], rel=1e-3)
+    spans = [unit["makespan_s"] for unit in units]
+    assert found["makespan_s"] == max(spans)
+    assert units[0]["makespan_s"] == found["orders"]["batchllm"]["makespan_s"]
+    assert found["saved_share"] == pytest.approx(1.0, abs=0.01)
+    one = _planned(capsys, job, "--config", config, "--order", "batchllm")
+    assert max(spans) < one["makespan_s"] == one["units"][0]["makespan_s"]
+
+
+def test_the_table_has_a_line_a_unit(capsys, tmp_path: Path, job: str) -> None:
+    code, out, err = call(
+        capsys, "batch", "plan", job, "--config", _three(tmp_path), "--order", "dfs"
+    )
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert "the first of 3 and its part of the job" in lines[1]
+    assert lines[5].startswith("divided over 3 units: ")
+    assert lines[6].split()[:2] == ["unit", "requests"]
+    assert sum(int(line.split()[1]) for line in lines[7:10]) == 100
+    assert lines[10:] == ["order: dfs"]
+
+
+def test_units_left_without_a_request_are_not_asked(capsys, tmp_path: Path) -> None:
+    path = tmp_path / "small.jsonl"
+    path.write_text('{"prompt": "a", "output_tokens": 3}\n{"prompt": "b", "output_tokens": 3}\n')
+    found = _planned(capsys, str(path), "--config", _three(tmp_path), "--order", "fcfs")
+    assert [unit["num_requests"] for unit in found["units"]] == [1, 1]
+
+
 def test_a_sample_stands_for_the_whole_job(capsys, config: str, job: str) -> None:
     whole = _planned(capsys, job, "--config", config, "--order", "fcfs")
     part = _planned(capsys, job, "--config", config, "--order", "fcfs", "--sample", "50")

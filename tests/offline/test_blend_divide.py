@@ -1,6 +1,7 @@
 """A job over several units: everything once, evenly in both resources, families together."""
 
 from collections.abc import Sequence
+from itertools import product
 
 import numpy as np
 import pytest
@@ -56,3 +57,39 @@ def test_a_family_larger_than_a_part_is_divided() -> None:
         tree = build_tree(prompts_of([prompt for prompt, _ in case.at(part.tolist())]))
         saved += tree.saved_tokens
     assert case.tree.saved_tokens - saved <= 2 * 3 + 2 * 1
+
+
+def _worst(used: np.ndarray, part_of: Sequence[int], num_parts: int) -> float:
+    """The most that a part has of either resource; used: share of the whole by piece, [k, 2]."""
+    loads = np.zeros((num_parts, 2))
+    np.add.at(loads, list(part_of), used)
+    return float(loads.max())
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_small_jobs_are_divided_nearly_as_evenly_as_any_division_could(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    sizes = rng.integers(1, 40, 9).tolist()
+    sequences = [(family, *range(100, 100 + size)) for family, size in enumerate(sizes)]
+    outputs = rng.integers(1, 40, 9).tolist()
+    case = case_of(sequences, outputs)
+    num_parts = 2 + seed % 2
+    pieces = cut(case.tree, MODEL, case.leaves)
+    parts = divide(pieces, num_parts)
+    used = np.array([cost(case.at([place])) for place in range(9)])
+    used /= used.sum(axis=0)
+    mine = {place: part for part, places in enumerate(parts) for place in places.tolist()}
+    found = _worst(used, [mine[place] for place in range(9)], num_parts)
+    best = min(_worst(used, each, num_parts) for each in product(range(num_parts), repeat=9))
+    assert best <= found <= 1.25 * best
+
+
+def test_faster_units_get_more() -> None:
+    rng = np.random.default_rng(3)
+    sequences = [(family, *range(100, 100 + int(rng.integers(5, 30)))) for family in range(300)]
+    case = case_of(sequences, rng.integers(1, 60, 300).tolist())
+    pieces = cut(case.tree, MODEL, case.leaves)
+    parts = divide(pieces, 3, np.array([(10.0, 4.0), (5.0, 2.0), (5.0, 2.0)]))
+    shares = _shares(case, [part.tolist() for part in parts])
+    wanted = np.array([(1.5, 1.5), (0.75, 0.75), (0.75, 0.75)])
+    assert shares == pytest.approx(wanted, rel=0.05)

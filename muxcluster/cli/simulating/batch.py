@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from muxcluster.cli.batching.planning import AUTO, Wish, compare, setting_of
+from muxcluster.cli.batching.planning import AUTO, Wish, compare
+from muxcluster.cli.batching.setting import settings_of
 from muxcluster.cli.simulating.demand import digest_of
 from muxcluster.config import Config
 from muxcluster.offline.orders import ORDERS
@@ -62,10 +63,10 @@ def job_of(wish: JobWish, config: Config, plan: Path | None, seed: int) -> tuple
 
     Raises ConfigError, InfeasiblePlan.
     """
-    setting = setting_of(config, wish.model, plan, option="--batch-model")
+    settings = settings_of(config, wish.model, plan, option="--batch-model")
     order = wish.order
     if order == AUTO:
-        order = compare(setting, wish.path, Wish(AUTO, _SAMPLE, seed)).choice.best
-    file = setting.file(wish.path, digest_of(wish.path))
+        order = compare(settings, wish.path, Wish(AUTO, _SAMPLE, seed)).best
+    file = settings[0].file(wish.path, digest_of(wish.path))
     file.read(seed)  # so that a bad line is told of before anything is simulated
     return file, order

@@ -10,14 +10,20 @@ _SLICES = 4
 """A piece of more than 1 / (4 * parts) of the job is cut, so that the parts can be even."""
 
 
-def divide(pieces: Pieces, num_parts: int) -> list[NDArray[np.int64]]:
-    """Places for each of `num_parts` units: about as much compute and as much memory for each.
+def divide(
+    pieces: Pieces, num_parts: int, speeds: NDArray[np.float64] | None = None
+) -> list[NDArray[np.int64]]:
+    """Places for each of `num_parts` units: compute and memory in proportion to what each has.
 
     So each part has about the density of the whole, and finishes with the others. Pieces stay
     whole but for very large ones; what those share is computed on every unit that has a slice.
     Each unit plans its part as a job of its own. A part is empty if there are too few requests.
+
+    speeds: float64 [num_parts, 2], more than 0: compute and memory bandwidth of each unit, each in
+        any measure; by default all are alike.
     """
     starts, sizes = _slices(pieces, num_parts)
+    even = np.ones((num_parts, 2)) if speeds is None else speeds / speeds.mean(axis=0)
     used = [
         np.add.reduceat(each, starts) / each.sum()
         for each in (pieces.request_work.compute_s, pieces.request_work.memory_s)
@@ -26,7 +32,7 @@ def divide(pieces: Pieces, num_parts: int) -> list[NDArray[np.int64]]:
     part_of = np.empty(len(starts), dtype=np.int64)
     shares = np.stack(used, axis=1)
     for piece in np.argsort(-shares.max(axis=1), kind="stable"):
-        part = int((loads + shares[piece]).max(axis=1).argmin())
+        part = int(((loads + shares[piece]) / even).max(axis=1).argmin())
         part_of[piece] = part
         loads[part] += shares[piece]
     return [
