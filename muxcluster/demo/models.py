@@ -90,6 +90,20 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
             "attn_logit_softcapping": 5.0,
             "final_logit_softcapping": 8.0,
         },
+        "gpt_neox": {"hidden_size": 128, "intermediate_size": 256},
+        "bloom": {"hidden_size": 128},
+        "mpt": {"d_model": 128, "max_seq_len": 2048},
+        "mamba": {"hidden_size": 96, "state_size": 8},
+        "jamba": {
+            "hidden_size": 128,
+            "intermediate_size": 192,
+            "num_hidden_layers": 4,
+            "num_key_value_heads": 2,
+            "attn_layer_period": 2,
+            "attn_layer_offset": 1,
+            "mamba_d_state": 8,
+            "num_experts": 2,
+        },
     }
 )
 """Configuration of each family where it differs from `_COMMON`."""

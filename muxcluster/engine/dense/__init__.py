@@ -1,0 +1,1 @@
+"""Dense re-batching of models that bring their own cache (BATON)."""

@@ -1,0 +1,96 @@
+"""One forward of a model over a padded batch, with the cache that it makes itself."""
+
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+from muxcluster.engine.dense.padding import Padding
+
+_CACHE_NAMES = ("past_key_values", "cache_params", "state")
+
+Foreign = Any
+"""A transformers model: what it has beside nn.Module differs by class."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Output:
+    """logits: fp32 [rows, vocab] of the last column, or [rows, width, vocab] where all were asked.
+
+    cache: of all columns so far.
+    """
+
+    logits: Tensor
+    cache: Any
+
+
+class DenseForward:
+    """Runs a model as `generate` does: the model itself makes inputs of ids, mask and cache."""
+
+    def __init__(self, model: Foreign) -> None:
+        """Raises ValueError where the model's forward takes no cache by a known name."""
+        self._model = model
+        self._takes = frozenset(inspect.signature(model.forward).parameters)
+        names = [name for name in _CACHE_NAMES if name in self._takes]
+        if not names:
+            raise ValueError(f"its forward takes none of {', '.join(_CACHE_NAMES)}")
+        self._cache_name = names[0]
+        self.device: torch.device = next(model.parameters()).device
+        self.dtype: torch.dtype = next(model.parameters()).dtype
+        self.vocab_size: int = model.get_input_embeddings().num_embeddings
+
+    def run(
+        self,
+        tokens: NDArray[np.int64],
+        padding: Padding,
+        cache: Any | None,
+        *,
+        all_logits: bool = False,
+    ) -> Output:
+        """tokens: int64 [rows, width], anything where `padding` says so; padding: of cached columns
+        and these. cache: of the columns before, None where there are none; it is used up.
+
+        Raises ValueError where the model returns no cache, else whatever the model raises.
+        """
+        width = tokens.shape[1]
+        inputs = self._model.prepare_inputs_for_generation(
+            self._tensor(tokens),
+            attention_mask=self._tensor(padding.mask.astype(np.int64)),
+            position_ids=self._tensor(padding.positions[:, -width:]),
+            use_cache=True,
+            is_first_iteration=cache is None,
+            **{self._cache_name: self._new_cache() if cache is None else cache},
+        )
+        inputs = {name: value for name, value in inputs.items() if name in self._takes}
+        if "logits_to_keep" in self._takes:
+            inputs["logits_to_keep"] = 0 if all_logits else 1
+        output = self._model(**inputs, return_dict=True)
+        logits = output.logits if all_logits else output.logits[:, -1]
+        made = output.get(self._cache_name)
+        if made is None:
+            raise ValueError(f"its forward returns no {self._cache_name}")
+        return Output(logits.to(torch.float32), made)
+
+    def _new_cache(self) -> Any | None:
+        """transformers' own, with all columns of every attention layer; None: the model makes one.
+
+        A layer of a window keeps its last columns only, which are not the last tokens where a row
+        has holes or comes in later; the mask hides what the window does not see.
+        """
+        if self._model.is_remote_code() or self._cache_name == "state":
+            return None
+        cache = DynamicCache(config=self._model.config.get_text_config(decoder=True))
+        cache.layers = [
+            DynamicLayer() if type(layer) is DynamicSlidingWindowLayer else layer
+            for layer in cache.layers
+        ]
+        return cache
+
+    def _tensor(self, array: NDArray[np.int64]) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)

@@ -1,0 +1,145 @@
+"""What a model's own cache allows, found out by running it when it is loaded."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from muxcluster.engine.dense.axes import CacheAxes, Sample
+from muxcluster.engine.dense.batch import DenseBatch
+from muxcluster.engine.dense.forward import DenseForward, Foreign
+from muxcluster.engine.dense.padding import Padding
+from muxcluster.engine.dense.prefill import MOST_PADDING, prefill
+
+_LONG, _SHORT = 9, 5
+"""Prompt tokens of the trial: the padding is longer than most convolutions."""
+
+_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
+"""Difference of logits, over the largest of them, that rounding may make."""
+
+
+class NotDense(ValueError):
+    """A model that cannot be re-batched; the message says why, for people."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DenseModel:
+    """A model and how its rows may be batched.
+
+    most_padding: of a group that is prefilled together (see `prefill.similar`).
+    takes_holes: padding inside a row leaves its tokens as they are, so queries can be shaped in.
+    """
+
+    forward: DenseForward
+    axes: CacheAxes
+    most_padding: float
+    takes_holes: bool
+
+    @classmethod
+    @torch.inference_mode()
+    def of(cls, model: Foreign) -> "DenseModel":
+        """Raises NotDense where rows of different lengths cannot be side by side."""
+        try:
+            forward = DenseForward(model)
+            trial = _Trial(forward, _axes(forward))
+            is_sound = trial.embeds()
+        except Exception as error:  # foreign code: whatever it raises means the same
+            raise NotDense(f"{type(error).__name__}: {error}") from error
+        if not is_sound:
+            raise NotDense("padding on the left of a row changes its tokens")
+        pads = _holds(trial.pads_prompts)
+        holes = not trial.axes.has_fixed_states and _holds(trial.takes_holes)
+        return cls(forward, trial.axes, MOST_PADDING if pads else 0.0, holes)
+
+    def batch(self) -> DenseBatch:
+        """An empty one."""
+        return DenseBatch(self.forward, self.axes)
+
+
+def _axes(forward: DenseForward) -> CacheAxes:
+    def sample(rows: int, length: int) -> Sample:
+        tokens = np.ones((rows, length), dtype=np.int64)
+        return Sample(forward.run(tokens, Padding.of([length] * rows), None).cache, rows, length)
+
+    return CacheAxes.found(sample(2, _LONG), sample(2, _LONG + 1), sample(3, _LONG))
+
+
+def _holds(trial: Callable[[], bool]) -> bool:
+    """An ability that a model may lack; it may raise whatever it likes where it does."""
+    try:
+        return trial()
+    except Exception:  # noqa: BLE001
+        return False
+
+
+class _Trial:
+    """Two prompts and three tokens after each: logits side by side against those of each alone."""
+
+    def __init__(self, forward: DenseForward, axes: CacheAxes) -> None:
+        rng = np.random.default_rng(0)
+        self.axes = axes
+        self._forward = forward
+        self._prompts = [rng.integers(0, forward.vocab_size, n) for n in (_LONG, _SHORT)]
+        self._next = rng.integers(0, forward.vocab_size, (3, 2))
+        self._alone = [self._of_one(i, prompt) for i, prompt in enumerate(self._prompts)]
+
+    def embeds(self) -> bool:
+        """True where rows that were prefilled alone may be side by side."""
+        return self._continues(self._prefilled(0.0))
+
+    def pads_prompts(self) -> bool:
+        """True where prompts of different lengths may be prefilled together."""
+        return self._continues(self._prefilled(np.inf))
+
+    def takes_holes(self) -> bool:
+        """True where the second may be prefilled in the forward of a token of the first, both go on
+        from there, and the same again the other way round."""
+        return self._shapes(0, 1) and self._shapes(1, 0)
+
+    def _shapes(self, first: int, second: int) -> bool:
+        batch = self._batch(first)
+        prompts = {second: self._prompts[second]}
+        logits = [batch.shape({first: self._next[0, first]}, prompts)]
+        for step in range(2):
+            tokens = {first: self._next[step + 1, first], second: self._next[step, second]}
+            logits.append(batch.step(tokens))
+        return all(
+            self._same(each[0], self._alone[first][step + 1])
+            and self._same(each[1], self._alone[second][step])
+            for step, each in enumerate(logits)
+        )
+
+    def _batch(self, query: int) -> DenseBatch:
+        batch = DenseBatch(self._forward, self.axes)
+        batch.embed({query: prefill(self._forward, self.axes, [self._prompts[query]])[0].row})
+        return batch
+
+    def _prefilled(self, most_padding: float) -> list[Tensor]:
+        """Logits [2, vocab] after the prompts, and after each step."""
+        found = prefill(self._forward, self.axes, self._prompts, most_padding=most_padding)
+        batch = DenseBatch(self._forward, self.axes)
+        batch.embed({0: found[0].row})
+        batch.embed({1: found[1].row})
+        steps = [batch.step({0: tokens[0], 1: tokens[1]}) for tokens in self._next]
+        return [torch.stack([each.logits for each in found]), *steps]
+
+    def _continues(self, logits: list[Tensor]) -> bool:
+        return all(
+            self._same(each[query], self._alone[query][step])
+            for step, each in enumerate(logits)
+            for query in range(2)
+        )
+
+    def _of_one(self, query: int, prompt: NDArray[np.int64]) -> list[Tensor]:
+        """Without a batch: the whole sequence in one forward, as it is for its first tokens."""
+        tokens = np.concatenate((prompt, self._next[:, query]))[None]
+        padding = Padding.of([tokens.shape[1]])
+        logits = self._forward.run(tokens, padding, None, all_logits=True).logits[0]
+        return list(logits[len(prompt) - 1 :])
+
+    def _same(self, one: Tensor, other: Tensor) -> bool:
+        limit = _TOLERANCE.get(self._forward.dtype, 5e-2) * other.abs().max()
+        return bool((one - other).abs().max() <= limit)
