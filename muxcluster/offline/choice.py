@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 from muxcluster.offline.blend.densities import leaf_work, node_work
 from muxcluster.offline.blend.lengths import known_lengths
 from muxcluster.offline.blend.resources import ResourceModel
-from muxcluster.offline.orders import OfflineJob, order_requests
+from muxcluster.offline.feeding import BatchFeeder
+from muxcluster.offline.orders import OfflineJob
 from muxcluster.offline.predictor import MakespanPredictor, Prediction
 from muxcluster.offline.prompts import Prompts, take_prompts
 from muxcluster.offline.ranges import joined_ranges
@@ -147,7 +148,7 @@ def compare_orders(sample: Unplanned, predictor: MakespanPredictor, names: Seque
     """Predict the sample in each of the orders. Raises ValueError for an unknown order."""
     job = sample.with_tree()
     predictions = {
-        name: predictor.predict(sample.prompts, sample.output_tokens, order_requests(job, name))
+        name: predictor.predict(sample.prompts, sample.output_tokens, BatchFeeder(job, name))
         for name in names
     }
     return Choice(predictions, nature_of(job))

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from muxcluster.offline.blend.densities import leaf_work
 from muxcluster.offline.blend.lengths import OutputLengths
-from muxcluster.offline.blend.pieces import group_pieces
-from muxcluster.offline.blend.plan import forecast, plan_blend
+from muxcluster.offline.blend.pieces import Pieces, group_pieces
+from muxcluster.offline.blend.plan import forecast, plan_pieces
 from muxcluster.offline.blend.resources import ResourceModel
 from muxcluster.offline.groups import PrefixGroups, group_by_prefix, order_by_decoding
 from muxcluster.offline.one_level import best_prefixes
@@ -50,20 +50,34 @@ def _dfs(job: OfflineJob) -> Order:
 
 
 def _batchllm(job: OfflineJob) -> Order:
-    return _groups(job).requests
+    return prefix_groups(job).requests
 
 
 def _blend(job: OfflineJob) -> Order:
-    return plan_blend(job.tree, job.model, job.outputs, job.size_bytes).requests
+    return _forecast(job, blend_pieces(job))
 
 
 def _blend_groups(job: OfflineJob) -> Order:
-    leaves = leaf_work(job.tree, job.model, job.outputs)
-    pieces = group_pieces(job.tree, job.model, leaves, _groups(job))
+    return _forecast(job, blend_group_pieces(job))
+
+
+def _forecast(job: OfflineJob, pieces: Pieces) -> Order:
     return forecast(job.tree, job.model, job.outputs, pieces, job.size_bytes)
 
 
-def _groups(job: OfflineJob) -> PrefixGroups:
+def blend_pieces(job: OfflineJob) -> Pieces:
+    """BlendServe's: sub-trees, split where hardly anything is computed again for it."""
+    return plan_pieces(job.tree, job.model, job.outputs)
+
+
+def blend_group_pieces(job: OfflineJob) -> Pieces:
+    """BatchLLM's prefix groups, by density."""
+    leaves = leaf_work(job.tree, job.model, job.outputs)
+    return group_pieces(job.tree, job.model, leaves, prefix_groups(job))
+
+
+def prefix_groups(job: OfflineJob) -> PrefixGroups:
+    """BatchLLM's groups in its order."""
     tree = job.tree
     lengths, outputs = np.empty_like(tree.lengths), np.empty_like(job.outputs.mean)
     lengths[tree.order], outputs[tree.order] = tree.lengths, job.outputs.mean

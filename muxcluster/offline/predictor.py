@@ -6,6 +6,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from muxcluster.offline.feeding import BatchFeeder
 from muxcluster.offline.prompts import Prompts
 
 
@@ -58,10 +59,10 @@ class MakespanPredictor(Protocol):
     """Predicts how long a unit takes for a job."""
 
     def predict(
-        self, prompts: Prompts, output_tokens: NDArray[np.int64], requests: NDArray[np.int64]
+        self, prompts: Prompts, output_tokens: NDArray[np.int64], feeder: BatchFeeder
     ) -> Prediction:
-        """The job's requests start in the order of `requests`, prompt numbers, int64 [n].
+        """The job's requests start as `feeder`, which is for these prompts, hands them out.
 
-        output_tokens: int64 [n], by prompt number.
+        output_tokens: int64 [n], by prompt number, as many as each gets.
         """
         ...

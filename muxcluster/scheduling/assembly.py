@@ -1,6 +1,6 @@
 """Building a scheduler's parts from a unit's specification."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from muxcluster.core.job import Phase
@@ -18,6 +18,7 @@ from muxcluster.scheduling.prediction_copies import CopyTimes
 from muxcluster.scheduling.prediction_seed import Seed
 from muxcluster.scheduling.quotas import floors, split, weights
 from muxcluster.scheduling.rates import LoadMeter
+from muxcluster.scheduling.shares import ShareLedger
 from muxcluster.scheduling.sharing_gain import SharingJudge
 
 _RATE_PERIODS = 4.0
@@ -75,6 +76,13 @@ def lane(
         return kind(), None
     judge = SharingJudge(times, learns=not is_predicting)
     return UnsharingLane(judge), judge
+
+
+def check_workers(name: str, phases: Iterable[Phase], shares: ShareLedger) -> None:
+    """Raise ValueError where the lane `name` has a phase that no worker runs."""
+    for phase in sorted(phases):
+        if not shares.supports(phase):
+            raise ValueError(f"lane {name!r} needs a worker that runs {phase}")
 
 
 def kv_cache(

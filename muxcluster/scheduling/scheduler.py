@@ -11,6 +11,7 @@ from muxcluster.core.unitspec import UnitSpec
 from muxcluster.scheduling.adaptation import Adaptation
 from muxcluster.scheduling.admittance import refusal, unknown_model
 from muxcluster.scheduling.assembly import (
+    check_workers,
     chosen,
     kv_cache,
     lane,
@@ -19,6 +20,7 @@ from muxcluster.scheduling.assembly import (
     step_times,
 )
 from muxcluster.scheduling.balancer import QuotaBalancer
+from muxcluster.scheduling.batch_memory import BatchMemory
 from muxcluster.scheduling.completion import Completion, events_only
 from muxcluster.scheduling.cost import StepCost
 from muxcluster.scheduling.failures import Failures
@@ -70,13 +72,14 @@ class UnitScheduler:
         self._times = step_times(spec, seed, is_simulated=only_counts)
         self._lane, self._judge = lane(spec, self._times, is_predicting=packing.predicts)
         self._shares = ShareLedger(spec.workers)
-        self._check_workers(policy.lane)
+        check_workers(policy.lane, self._lane.phases, self._shares)
         has_quotas = self._lane.uses_quotas
         lends = packing.may_lend and policy.shares_blocks and spec.num_host_blocks > 0
         self._kv, self._carry = kv_cache(
             spec, models, uses_quotas=has_quotas, has_block_ids=not only_counts, lends=lends
         )
         self._memory = Memory(self._kv, models, spec.block_bytes, is_bidirectional=lends)
+        self.batch_memory = BatchMemory(self._kv, self._models, is_bound=has_quotas and not lends)
         self._limits = limits(policy, max_steps)
         self._packing = packing(self._memory, self._limits, self._times)
         self._desk = Desk(
@@ -93,11 +96,6 @@ class UnitScheduler:
         self._failures = Failures(self._memory)
         self._live: dict[str, LiveRequest] = {}
         self._num_added = 0
-
-    def _check_workers(self, lane: str) -> None:
-        for phase in sorted(self._lane.phases):
-            if not self._shares.supports(phase):
-                raise ValueError(f"lane {lane!r} needs a worker that runs {phase}")
 
     def add(self, request: Request, now: float) -> StepOutput | None:
         """Accept a request; an output only where it ends at once.

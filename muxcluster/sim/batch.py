@@ -1,4 +1,4 @@
-"""A batch job on one unit on the virtual clock: the engine's scheduler runs it in a given order."""
+"""A batch job on one unit on the virtual clock: the engine's scheduler runs what a plan feeds."""
 
 import math
 from collections.abc import Sequence
@@ -8,14 +8,14 @@ from numpy.typing import NDArray
 
 from muxcluster.core.events import Finished, Rejected
 from muxcluster.core.metrics_series import step_means
-from muxcluster.core.request import Request, ServiceClass
 from muxcluster.offline.blend.resources import ResourceModel
+from muxcluster.offline.feeding import BatchFeeder
 from muxcluster.offline.predictor import Prediction, UseOverTime
 from muxcluster.offline.prompts import Prompts
 from muxcluster.sim.batch_use import ResourceMeter
 from muxcluster.sim.concurrency import Running
 from muxcluster.sim.driver import UnitDriver
-from muxcluster.sim.requests import sampling_of
+from muxcluster.sim.feeding import SimFeed
 from muxcluster.sim.unit import SimUnit
 
 NUM_BINS = 100
@@ -25,8 +25,7 @@ NUM_BINS = 100
 class SimPredictor:
     """`MakespanPredictor` by simulation: `UnitScheduler` with the requests as batch class.
 
-    They all are there at 0; the order is that of their arrival, which is how the scheduler
-    takes batch requests. Nothing else runs on the unit.
+    A feeder hands them out while the job runs, as in the engine. Nothing else runs on the unit.
     """
 
     def __init__(self, unit: SimUnit, model: str, resources: ResourceModel) -> None:
@@ -36,13 +35,12 @@ class SimPredictor:
         self._resources = resources
 
     def predict(
-        self, prompts: Prompts, output_tokens: NDArray[np.int64], requests: NDArray[np.int64]
+        self, prompts: Prompts, output_tokens: NDArray[np.int64], feeder: BatchFeeder
     ) -> Prediction:
         """As the protocol says. Raises ValueError as `UnitScheduler` does."""
-        run = _Run(self._unit, self._resources)
         outputs = self._fitting(prompts, output_tokens)
-        for number in requests.tolist():
-            run.driver.submit(_request(self._model, prompts, number, int(outputs[number])), 0.0)
+        feed = SimFeed(feeder, self._unit.spec, self._model, prompts, outputs)
+        run = _Run(self._unit, self._resources, feed)
         run.driver.advance(math.inf)
         run.driver.settle()
         return run.prediction(prompts, outputs)
@@ -56,18 +54,21 @@ class SimPredictor:
 class _Run:
     """One simulation: the sink of its driver."""
 
-    def __init__(self, unit: SimUnit, resources: ResourceModel) -> None:
-        self.driver = UnitDriver(unit, self, exact=False)
+    def __init__(self, unit: SimUnit, resources: ResourceModel, feed: SimFeed) -> None:
+        self.driver = UnitDriver(unit, self, exact=False, feed=feed)
+        self._feed = feed
         self._held: list[tuple[float, float]] = []
         self._meter = ResourceMeter(resources)
         self._finished: list[int] = []
         self._num_refused = 0
 
     def first_token(self, request_id: str, now: float) -> None:
-        """Of no interest to a job as a whole."""
+        """A prompt is computed."""
+        self._feed.first_token(request_id)
 
     def end(self, event: Finished | Rejected, now: float) -> None:
         """A request has ended."""
+        self._feed.end(event)
         if isinstance(event, Finished):
             self._finished.append(int(event.request_id))
         else:
@@ -106,11 +107,3 @@ class _Run:
         compute, memory = self._meter.means(edges)
         times, held = np.array(self._held, dtype=np.float64).reshape(-1, 2).T
         return UseOverTime(float(edges[1]), compute, memory, step_means(times, held, edges))
-
-
-def _request(model: str, prompts: Prompts, number: int, output: int) -> Request:
-    start, end = prompts.offsets[number], prompts.offsets[number + 1]
-    ids = prompts.ids[start:end]
-    if prompts.id_tokens > 1:
-        ids = np.repeat(ids, prompts.id_tokens)[: prompts.lengths[number]]
-    return Request(str(number), model, ids, sampling_of(output), service_class=ServiceClass.BATCH)

@@ -1,7 +1,7 @@
 """Drives one unit's scheduler on a virtual clock, in the order in which the engine drives it."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -19,6 +19,10 @@ from muxcluster.sim.unit import SimUnit
 
 _MIN_WAIT_S = 0.001
 """As in the engine: a wake-up already past must not make the loop spin."""
+
+
+Feed = Callable[[UnitScheduler, float], Sequence[Request]]
+"""Which requests come now by themselves; asked again until there are none."""
 
 
 class Sink(Protocol):
@@ -49,9 +53,16 @@ class UnitDriver:
     """
 
     def __init__(
-        self, unit: SimUnit, sink: Sink, timing: Timing | None = None, *, exact: bool = True
+        self,
+        unit: SimUnit,
+        sink: Sink,
+        timing: Timing | None = None,
+        *,
+        exact: bool = True,
+        feed: Feed | None = None,
     ) -> None:
-        """timing: what times the jobs, by default the unit's cost models.
+        """timing: what times the jobs, by default the unit's cost models. feed: asked for requests
+        at the beginning and before each launch.
 
         exact: every decode step is asked for and told to the sink; otherwise those that change no
         decision are one entry of several steps, see repeating.py: nothing else differs. Raises
@@ -64,7 +75,8 @@ class UnitDriver:
         self._timing = timing or CostTiming(unit)
         self._jobs = Concurrency(self._timing.slowdown)
         self._repeating = None if exact else Repeating(self.scheduler, self._jobs, self._timing)
-        self._is_stirred = False
+        self._feed = feed
+        self._is_stirred = feed is not None
         self._wakeup_s = math.inf
 
     def submit(self, request: Request, now: float) -> None:
@@ -116,6 +128,7 @@ class UnitDriver:
     def _launch(self) -> None:
         now = self.now
         self._is_stirred = False
+        self._take_feed(now)
         jobs = self.scheduler.next_jobs(now)
         launched = [self._jobs.start(job, self._timing.work(job, now), now) for job in jobs]
         self._sink.launched(self, launched)
@@ -123,6 +136,13 @@ class UnitDriver:
         self._wakeup_s = math.inf if wakeup_s is None else max(wakeup_s, now + _MIN_WAIT_S)
         if self._repeating is not None:
             self._repeating.begin(jobs)
+
+    def _take_feed(self, now: float) -> None:
+        while self._feed is not None and (requests := self._feed(self.scheduler, now)):
+            for request in requests:
+                output = self.scheduler.add(request, now)
+                if output is not None:
+                    self._tell(output)
 
     def _finish(self) -> None:
         entry = self._jobs.finish(self.now)

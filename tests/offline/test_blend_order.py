@@ -12,7 +12,14 @@ from muxcluster.offline.blend.lengths import known_lengths
 from muxcluster.offline.blend.pieces import cut, group_pieces, split_nodes
 from muxcluster.offline.blend.plan import plan_blend
 from muxcluster.offline.blend.resources import ResourceModel
-from muxcluster.offline.blend.scan import DualScanner, End, Taken, blend_order, share_memory
+from muxcluster.offline.blend.scan import (
+    DualScanner,
+    End,
+    Taken,
+    blend_order,
+    line_of,
+    share_memory,
+)
 from muxcluster.offline.groups import group_by_prefix
 from muxcluster.offline.one_level import best_prefixes
 from tests.offline.blend_cases import MODEL, Case, case_of, cases, cost
@@ -153,7 +160,7 @@ def test_a_plan_keeps_its_budget_of_recomputed_tokens(case: Case, share: float) 
 def test_nothing_is_handed_out_without_memory() -> None:
     case = case_of([(1,), (2,)], [3, 40])
     pieces = cut(case.tree, MODEL, case.leaves)
-    scanner = DualScanner(pieces)
+    scanner = DualScanner(line_of(pieces))
     assert scanner.take(0.0, 0.0, 0.0) is None and len(scanner) == 2
     first, second = scanner.take(0.0, 0.0, 10.0), scanner.take(0.0, 0.0, 10.0)
     assert first is not None and second is not None and len(scanner) == 0
@@ -175,7 +182,7 @@ def test_both_resources_are_busy_all_the_time() -> None:
     pieces = cut(case.tree, model, case.leaves)
     assert len(pieces) == 60 and pieces.recomputed_tokens == 0
     size = 40 * 120.0
-    scanner = DualScanner(pieces)
+    scanner = DualScanner(line_of(pieces))
     blended = _run(case, lambda *held: scanner.take(*held, size))
     depth_first = iter(pieces.places.tolist())
 

@@ -13,6 +13,7 @@ from muxcluster.offline.choice import (
     nature_of,
     sample_job,
 )
+from muxcluster.offline.feeding import BatchFeeder, Room
 from muxcluster.offline.orders import ORDERS
 from muxcluster.offline.predictor import Prediction, UseOverTime
 from muxcluster.offline.prompts import Prompts, flat_prompts, take_prompts
@@ -39,12 +40,12 @@ class _Told:
 
     def __init__(self, seconds: list[float]) -> None:
         self._left = list(seconds)
-        self.orders: list[NDArray[np.int64]] = []
+        self.orders: list[list[int]] = []
 
     def predict(
-        self, prompts: Prompts, output_tokens: NDArray[np.int64], requests: NDArray[np.int64]
+        self, prompts: Prompts, output_tokens: NDArray[np.int64], feeder: BatchFeeder
     ) -> Prediction:
-        self.orders.append(requests)
+        self.orders.append([fed.number for fed in feeder.take(Room(0.0, 1e15, 0.0, 1 << 40))])
         return _told(self._left.pop(0))
 
 
@@ -90,7 +91,7 @@ def test_the_least_prediction_is_taken(ranks: list[int]) -> None:
     told = _Told([float(rank + 1) for rank in ranks])
     choice = compare_orders(_job(30), told, tuple(ORDERS))
     assert tuple(ORDERS)[ranks.index(0)] == choice.best
-    assert all(sorted(order.tolist()) == list(range(30)) for order in told.orders)
+    assert all(sorted(order) == list(range(30)) for order in told.orders)
 
 
 def test_of_equal_predictions_the_first_is_taken() -> None:

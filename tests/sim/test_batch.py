@@ -7,7 +7,8 @@ import pytest
 
 from muxcluster.offline.blend.lengths import known_lengths
 from muxcluster.offline.blend.resources import resource_model
-from muxcluster.offline.orders import ORDERS, OfflineJob, order_requests
+from muxcluster.offline.feeding import BatchFeeder
+from muxcluster.offline.orders import ORDERS, OfflineJob
 from muxcluster.offline.predictor import Prediction
 from muxcluster.offline.prompts import Prompts, block_prompts, flat_prompts, take_prompts
 from muxcluster.offline.tree import build_tree
@@ -26,17 +27,18 @@ LARGE, SMALL = 4000, 250
 
 
 def _predicted(
-    prompts: Prompts, outputs: np.ndarray, order: np.ndarray, columns: int, lane: str
+    prompts: Prompts, outputs: np.ndarray, order: str, columns: int, lane: str
 ) -> Prediction:
     unit = sim_unit(models=("a",), num_columns=columns, lane=lane, max_seqs=128)
-    return SimPredictor(unit, "a", RESOURCES).predict(prompts, outputs, order)
+    tree = build_tree(prompts, BLOCK, own_tokens=1)
+    lengths = known_lengths(outputs[tree.order].astype(np.float64))
+    job = OfflineJob(tree, lengths, RESOURCES, columns * BLOCK * RESOURCES.kv_bytes)
+    return SimPredictor(unit, "a", RESOURCES).predict(prompts, outputs, BatchFeeder(job, order))
 
 
 @cache
 def _of(name: str, columns: int, lane: str) -> Prediction:
-    outputs = known_lengths(JOB.output_tokens[TREE.order].astype(np.float64))
-    job = OfflineJob(TREE, outputs, RESOURCES, columns * BLOCK * RESOURCES.kv_bytes)
-    return _predicted(PROMPTS, JOB.output_tokens, order_requests(job, name), columns, lane)
+    return _predicted(PROMPTS, JOB.output_tokens, name, columns, lane)
 
 
 @pytest.mark.parametrize("lane", ["adbs", "mixed"])
@@ -81,15 +83,14 @@ def test_use_over_time_adds_up_to_the_work_of_the_job(lane: str) -> None:
 
 
 def test_the_same_order_gives_the_same_makespan() -> None:
-    order = np.arange(40)
-    some = take_prompts(PROMPTS, order)
-    runs = [_predicted(some, JOB.output_tokens[:40], order, LARGE, "adbs") for _ in range(2)]
+    some = take_prompts(PROMPTS, np.arange(40))
+    runs = [_predicted(some, JOB.output_tokens[:40], "fcfs", LARGE, "adbs") for _ in range(2)]
     assert runs[0].makespan_s == runs[1].makespan_s > 0
 
 
 def test_block_ids_stand_for_whole_blocks() -> None:
     prompts = block_prompts([[1, 2, 3], [1, 2, 4], [9]], [3 * 64, 2 * 64 + 30, 64], 64)
-    found = _predicted(prompts, np.array([3, 3, 3]), np.arange(3), LARGE, "temporal")
+    found = _predicted(prompts, np.array([3, 3, 3]), "fcfs", LARGE, "temporal")
     assert found.saved_tokens == 2 * 64
     assert (found.prompt_tokens, found.output_tokens) == (3 * 64 + 2 * 64 + 30 + 64, 9)
 
@@ -97,7 +98,7 @@ def test_block_ids_stand_for_whole_blocks() -> None:
 def test_what_the_context_cannot_hold_is_cut_or_refused() -> None:
     ids = np.zeros(2048 + 2040 + 10, dtype=np.int32)
     prompts = flat_prompts(ids, np.array([0, 2049, 4088, 4098]))
-    found = _predicted(prompts, np.array([5, 100, 4]), np.arange(3), LARGE, "temporal")
+    found = _predicted(prompts, np.array([5, 100, 4]), "fcfs", LARGE, "temporal")
     assert found.num_refused == 1
     assert found.prompt_tokens == 2039 + 10
     assert found.output_tokens == 2048 - 2039 + 4

@@ -1,5 +1,6 @@
 """BlendServe's dual scanner: compute-bound work from one end, memory-bound from the other."""
 
+from dataclasses import dataclass
 from enum import Enum
 from heapq import heappop, heappush
 from typing import NamedTuple
@@ -36,8 +37,46 @@ def share_memory(compute: float, memory: float, target: float, size: float) -> f
     return size * min(1.0, max(0.0, (target - memory) / (compute - memory)))
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Line:
+    """Requests in a row with two ends, the work most bound by compute first.
+
+    places: int64 [n], places of the tree. pieces: int64 [n], the number of each one's piece, whose
+    places stand together. density: float64 [n]. target: density of the job that they belong to.
+    """
+
+    places: NDArray[np.int64]
+    pieces: NDArray[np.int64]
+    density: NDArray[np.float64]
+    target: float
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def take(self, positions: NDArray[np.int64]) -> "Line":
+        """The requests at these positions (int64), in that order."""
+        return Line(
+            self.places[positions], self.pieces[positions], self.density[positions], self.target
+        )
+
+
+def line_of(pieces: Pieces) -> Line:
+    """All pieces; the target is the density of the whole."""
+    return Line(
+        pieces.places,
+        np.repeat(np.arange(len(pieces)), pieces.size),
+        pieces.request_work.density,
+        float(pieces.work.compute_s.sum() / pieces.work.memory_s.sum()),
+    )
+
+
+def plain_line(places: NDArray[np.int64], pieces: NDArray[np.int64]) -> Line:
+    """Requests that are taken in this very order, both int64 [n]: one end gets all memory."""
+    return Line(places, pieces, np.zeros(len(places)), 0.0)
+
+
 class DualScanner:
-    """Hands out the requests of a job, each once, from both ends of its pieces.
+    """Hands out the requests of a line, each once, from both of its ends.
 
     Either end works through one piece after the other and so shares all that a piece shares; the
     last piece (the only one, if all requests share a prefix) is worked on from both sides. Memory
@@ -45,11 +84,16 @@ class DualScanner:
     whole job and stays: what one end lacks when the other has run dry, no order gives back.
     """
 
-    def __init__(self, pieces: Pieces) -> None:
-        self.target = float(pieces.work.compute_s.sum() / pieces.work.memory_s.sum())
-        self._places = pieces.places.tolist()
-        self._density = pieces.request_work.density.tolist()
+    def __init__(self, line: Line, *, is_ramping: bool = False) -> None:
+        """is_ramping: nothing decodes yet, so the memory-bound end is filled first: its requests
+        have most decoding per token to prefill (BatchLLM's R), which what follows can overlap with.
+        """
+        self.target = line.target
+        self._line = line
+        self._places = line.places.tolist()
+        self._density = line.density.tolist()
         self._next, self._end = 0, len(self._places)
+        self._is_ramping = is_ramping
 
     def __len__(self) -> int:
         """Requests not handed out yet."""
@@ -69,11 +113,27 @@ class DualScanner:
         lack_compute, lack_memory = share - held_compute, size - share - held_memory
         if max(lack_compute, lack_memory) <= 0:
             return None
-        if lack_compute >= lack_memory:
+        self._is_ramping = self._is_ramping and lack_memory > 0
+        if lack_compute >= lack_memory and not self._is_ramping:
             self._next += 1
             return Taken(self._places[self._next - 1], End.COMPUTE)
         self._end -= 1
         return Taken(self._places[self._end], End.MEMORY)
+
+    def begun(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Places left of the piece that each end is in the middle of, int64 each, in their order.
+
+        Where both are in the same one, it is the compute-bound end's.
+        """
+        line, first, last = self._line, self._next, self._end
+        pieces = line.pieces[first:last]
+        nothing = first, first
+        head, tail = nothing, (last, last)
+        if first and len(pieces) and pieces[0] == line.pieces[first - 1]:
+            head = first, first + int(np.searchsorted(pieces != pieces[0], True))
+        if last < len(line) and len(pieces) and pieces[-1] == line.pieces[last]:
+            tail = last - int(np.searchsorted(pieces[::-1] != pieces[-1], True)), last
+        return line.places[slice(*head)], line.places[max(tail[0], head[1]) : tail[1]]
 
 
 def blend_order(
@@ -90,7 +150,7 @@ def blend_order(
     """
     if not size > 0:
         raise ValueError(f"expected memory for the batch of more than 0 bytes, found {size}")
-    scanner = DualScanner(pieces)
+    scanner = DualScanner(line_of(pieces))
     needs, steps = held_bytes.tolist(), output_tokens.tolist()
     held_compute = held_memory = now = 0.0
     running: list[tuple[float, int, Taken]] = []

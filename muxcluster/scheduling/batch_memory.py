@@ -1,0 +1,44 @@
+"""What a planned batch job may know of its unit's memory, and ask of it."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from muxcluster.kvcache.cache import KvCache
+from muxcluster.scheduling.modelstate import ModelState
+
+
+class BatchSpace(NamedTuple):
+    """num_blocks: what batch requests of a model might hold if nobody else were there: the pool,
+    or the model's quota. other_blocks: of them, those that interactive requests and the batch
+    requests of other models hold.
+    """
+
+    num_blocks: int
+    other_blocks: int
+
+
+class BatchMemory:
+    """The memory that batch requests find. is_bound: the models' quotas bind them, too."""
+
+    def __init__(self, kv: KvCache, models: Mapping[str, ModelState], *, is_bound: bool) -> None:
+        self._kv = kv
+        self._models = models
+        self._is_bound = is_bound
+
+    def space(self, name: str) -> BatchSpace:
+        """For batch requests of that model, now. Raises KeyError for an unknown one."""
+        kv, model = self._kv, self._models[name]
+        own = self._interactive_blocks(model)
+        others = own + sum(
+            kv.used(other) + kv.batch_used(other) for other in self._models if other != name
+        )
+        if not self._is_bound:
+            return BatchSpace(kv.num_blocks, others)
+        quota = min(kv.num_blocks, kv.quota(name))
+        return BatchSpace(quota, max(own, others - (kv.num_blocks - quota)))
+
+    def _interactive_blocks(self, model: ModelState) -> int:
+        """At most so many: a block that several of them read may count for each."""
+        capacity = self._kv.capacity(model.name)[~model.slots.is_batch]
+        columns = int(capacity.sum()) // model.block_tokens
+        return min(columns * model.blocks_per_column, self._kv.used(model.name))

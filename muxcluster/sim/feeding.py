@@ -1,0 +1,77 @@
+"""A planned batch job that is fed to a simulated unit while it runs."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from muxcluster.core.events import Finished, FinishReason, Rejected
+from muxcluster.core.request import Request, ServiceClass
+from muxcluster.core.unitspec import UnitSpec
+from muxcluster.offline.feeding import BatchFeeder, Room
+from muxcluster.offline.prompts import Prompts
+from muxcluster.scheduling.scheduler import UnitScheduler
+from muxcluster.sim.requests import sampling_of
+
+
+class SimFeed:
+    """Asks a `BatchFeeder` what comes next, and tells it what happened.
+
+    Request ids are `prefix` and the prompt's number.
+    """
+
+    def __init__(
+        self,
+        feeder: BatchFeeder,
+        unit: UnitSpec,
+        model: str,
+        prompts: Prompts,
+        output_tokens: NDArray[np.int64],
+        prefix: str = "",
+    ) -> None:
+        """model: one of the unit's. output_tokens: int64 [n], what each request will get."""
+        self._feeder = feeder
+        self._unit = unit
+        self._model = model
+        self._prompts = prompts
+        self._outputs = output_tokens
+        self._prefix = prefix
+
+    def __call__(self, scheduler: UnitScheduler, now: float) -> list[Request]:
+        """The requests to submit now."""
+        space = scheduler.batch_memory.space(self._model)
+        size_bytes, policy = self._unit.block_bytes, self._unit.scheduler
+        room = Room(
+            now,
+            space.num_blocks * size_bytes,
+            space.other_blocks * size_bytes,
+            policy.token_budget,
+        )
+        return [self._request(fed.number) for fed in self._feeder.take(room)]
+
+    def first_token(self, request_id: str) -> None:
+        """A request that was fed got a token from a job that computes prompts."""
+        self._feeder.started(self._number(request_id))
+
+    def end(self, event: Finished | Rejected) -> None:
+        """A request that was fed has ended."""
+        number = self._number(event.request_id)
+        is_whole = isinstance(event, Finished) and event.reason in _WHOLE
+        self._feeder.ended(number, int(self._outputs[number]) if is_whole else None)
+
+    def _number(self, request_id: str) -> int:
+        return int(request_id.removeprefix(self._prefix))
+
+    def _request(self, number: int) -> Request:
+        prompts = self._prompts
+        ids = prompts.ids[prompts.offsets[number] : prompts.offsets[number + 1]]
+        if prompts.id_tokens > 1:
+            ids = np.repeat(ids, prompts.id_tokens)[: prompts.lengths[number]]
+        return Request(
+            f"{self._prefix}{number}",
+            self._model,
+            ids,
+            sampling_of(int(self._outputs[number])),
+            service_class=ServiceClass.BATCH,
+        )
+
+
+_WHOLE = (FinishReason.STOP, FinishReason.LENGTH)
