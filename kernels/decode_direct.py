@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
-from kernels.decode_rows import Rows, by_width, groups, is_identity
+from kernels.decode_rows import Rows, by_width, groups, is_identity, ordered_like, softmax
 from kernels.layout import half_offsets
 
 MAX_INDICES = 1 << 20
@@ -51,9 +51,10 @@ class DirectPlan:
         block_tokens: int,
         group: int,
         sliding_window: int | None = None,
+        begins: Tensor | None = None,
     ) -> None:
         """As `DecodePlan`; tables contiguous. group: query heads of a KV head."""
-        rows, widths, order = by_width(slots, lengths, sliding_window, block_tokens)
+        rows, widths, order = by_width(slots, lengths, sliding_window, block_tokens, begins)
         self._tables = tables
         self._block_tokens = block_tokens
         self._order = None if is_identity(order) else order
@@ -65,21 +66,31 @@ class DirectPlan:
         ]
 
     def attend(
-        self, query: Tensor, halves: Tensor, layer: int, *, scale: float, soft_cap: float | None
+        self,
+        query: Tensor,
+        halves: Tensor,
+        layer: int,
+        *,
+        scale: float,
+        soft_cap: float | None,
+        log_sums: Tensor | None = None,
     ) -> Tensor:
         """As `DecodePlan.attend`; halves without a gap between them."""
         if self._order is not None:
             query = query.index_select(0, self._order)
         tokens = halves.view(-1, query.shape[-1])
+        sums = ordered_like(log_sums, self._order)
         if len(self._parts) == 1 and not self._has_empty:
-            attended = self._attend(query, tokens, self._parts[0], layer, scale, soft_cap)
+            attended = self._attend(query, tokens, self._parts[0], layer, scale, soft_cap, sums)
         else:
             attended = torch.zeros_like(query, memory_format=torch.contiguous_format)
             for part in self._parts:
-                some = query[part.rows]
-                attended[part.rows] = self._attend(some, tokens, part, layer, scale, soft_cap)
+                some, own = query[part.rows], None if sums is None else sums[part.rows]
+                attended[part.rows] = self._attend(some, tokens, part, layer, scale, soft_cap, own)
         if self._order is None:
             return attended
+        if log_sums is not None and sums is not None:
+            log_sums.index_copy_(0, self._order, sums)
         return torch.empty_like(attended).index_copy_(0, self._order, attended)
 
     def _attend(
@@ -90,6 +101,7 @@ class DirectPlan:
         layer: int,
         scale: float,
         soft_cap: float | None,
+        log_sums: Tensor | None,
     ) -> Tensor:
         """Attention [rows, kv_heads, group, head_dim]; tokens: [pool, head_dim], K and V alike."""
         rows, kv_heads, group, head_dim = query.shape
@@ -103,7 +115,7 @@ class DirectPlan:
         scores = sampled.values()
         if soft_cap is not None:
             scores = scores.div_(soft_cap).tanh_().mul_(soft_cap).add_(part.bias)
-        weights = scores.view(len(flat), -1).softmax(-1)
+        weights = softmax(scores.view(len(flat), -1), log_sums)
         values = tokens[self._block_tokens :]  # a key's value lies half a block behind it
         return embedding_bag(
             ids.view(weights.shape), values, mode="sum", per_sample_weights=weights

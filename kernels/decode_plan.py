@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.decode_rows import Rows, by_width, groups, is_identity
+from kernels.decode_rows import Rows, by_width, groups, is_identity, ordered_like, softmax
 from kernels.layout import token_positions
 
 GROUP_BYTES = 4 << 20
@@ -42,12 +42,13 @@ class DecodePlan:
         block_tokens: int,
         token_bytes: int,
         sliding_window: int | None = None,
+        begins: Tensor | None = None,
     ) -> None:
         """tables: int32 [max_seqs, layers, kv_heads, max_columns]. slots, lengths: int [rows].
 
         token_bytes: K and V of one token and head. The rest as in `paged_decode`.
         """
-        rows, widths, order = by_width(slots, lengths, sliding_window, block_tokens)
+        rows, widths, order = by_width(slots, lengths, sliding_window, block_tokens, begins)
         self._order = None if is_identity(order) else order
         self._has_empty = bool(widths) and widths[0] == 0
         budget = GROUP_BYTES // (block_tokens * token_bytes)
@@ -58,25 +59,37 @@ class DecodePlan:
         ]
 
     def attend(
-        self, query: Tensor, halves: Tensor, layer: int, *, scale: float, soft_cap: float | None
+        self,
+        query: Tensor,
+        halves: Tensor,
+        layer: int,
+        *,
+        scale: float,
+        soft_cap: float | None,
+        log_sums: Tensor | None = None,
     ) -> Tensor:
         """query: [rows, kv_heads, group, head_dim]. halves: as of `half_rows`. The query's shape.
 
-        Arithmetic is in fp32 at least.
+        Arithmetic is in fp32 at least. log_sums: [rows, kv_heads, group], to be filled with the
+        logarithm of the sum of the scores' exponentials of each row that has keys.
         """
         if self._order is not None:
             query = query.index_select(0, self._order)
+        sums = ordered_like(log_sums, self._order)
         if len(self._parts) == 1 and not self._has_empty:
-            attended = _attend(query, halves, self._parts[0], layer, scale, soft_cap)
+            attended = _attend(query, halves, self._parts[0], layer, scale, soft_cap, sums)
         else:
             attended = torch.zeros_like(query, memory_format=torch.contiguous_format)
             for part in self._parts:
                 some = query[part.rows, part.heads]
+                own = None if sums is None else sums[part.rows, part.heads]
                 attended[part.rows, part.heads] = _attend(
-                    some, halves, part, layer, scale, soft_cap
+                    some, halves, part, layer, scale, soft_cap, own
                 )
         if self._order is None:
             return attended
+        if log_sums is not None and sums is not None:
+            log_sums.index_copy_(0, self._order, sums)
         return torch.empty_like(attended).index_copy_(0, self._order, attended)
 
 
@@ -130,7 +143,13 @@ def _gathered_at(unwritten: Tensor, num_rows: int, num_heads: int, num_tokens: i
 
 
 def _attend(
-    query: Tensor, halves: Tensor, part: _Part, layer: int, scale: float, soft_cap: float | None
+    query: Tensor,
+    halves: Tensor,
+    part: _Part,
+    layer: int,
+    scale: float,
+    soft_cap: float | None,
+    log_sums: Tensor | None,
 ) -> Tensor:
     """Attention [rows, heads, group, head_dim] of a part; query likewise."""
     shape, head_dim = query.shape, query.shape[-1]
@@ -147,4 +166,4 @@ def _attend(
     else:
         scores = torch.bmm(flat * (scale / soft_cap), keys.transpose(1, 2)).tanh_()
         scores = torch.add(bias, scores, alpha=soft_cap)
-    return torch.bmm(scores.softmax(-1), values).view(shape)
+    return torch.bmm(softmax(scores, log_sums), values).view(shape)

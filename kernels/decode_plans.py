@@ -16,9 +16,11 @@ def decode_plan(
     *,
     block_tokens: int,
     sliding_window: int | None = None,
+    begins: Tensor | None = None,
 ) -> DirectPlan | DecodePlan:
     """query: as of `attend`, its numbers do not matter. tables: [max_seqs, layers, kv_heads,
-    max_columns]. The rest as in `paged_decode`."""
+    max_columns]. begins: int64 [rows], where each row's keys begin, 0 or the window's where None.
+    The rest as in `paged_decode`."""
     if suits(tables, halves, query):
         return DirectPlan(
             tables,
@@ -28,6 +30,7 @@ def decode_plan(
             block_tokens=block_tokens,
             group=query.shape[2],
             sliding_window=sliding_window,
+            begins=begins,
         )
     return DecodePlan(
         tables,
@@ -37,4 +40,5 @@ def decode_plan(
         block_tokens=block_tokens,
         token_bytes=2 * query.shape[-1] * query.element_size(),
         sliding_window=sliding_window,
+        begins=begins,
     )

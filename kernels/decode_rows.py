@@ -19,12 +19,20 @@ class Rows(NamedTuple):
 
 
 def by_width(
-    slots: Tensor, lengths: Tensor, sliding_window: int | None, block_tokens: int
+    slots: Tensor,
+    lengths: Tensor,
+    sliding_window: int | None,
+    block_tokens: int,
+    begins: Tensor | None = None,
 ) -> tuple[Rows, list[int], Tensor]:
-    """The rows sorted by width, the widths, and which row of the batch each one is."""
-    begins = torch.zeros_like(lengths)
-    if sliding_window is not None:
-        begins = (lengths - sliding_window).clamp_(min=0)
+    """The rows sorted by width, the widths, and which row of the batch each one is.
+
+    begins: int64 [rows], where the keys of a row begin; else at 0, or where its window does.
+    """
+    if begins is None:
+        begins = torch.zeros_like(lengths)
+        if sliding_window is not None:
+            begins = (lengths - sliding_window).clamp_(min=0)
     ends = (lengths + block_tokens - 1) // block_tokens
     widths, order = (ends - begins // block_tokens).sort(stable=True)
     rows = Rows(*(each[order].long() for each in (slots, begins, lengths)))
@@ -47,3 +55,21 @@ def groups(widths: list[int], budget: int) -> Iterator[tuple[slice, int]]:
             stop += 1
         yield slice(start, stop), widths[stop - 1]
         start = stop
+
+
+def ordered_like(log_sums: Tensor | None, order: Tensor | None) -> Tensor | None:
+    """Where a plan that works in another order than its rows' puts their sums."""
+    return log_sums if log_sums is None or order is None else torch.empty_like(log_sums)
+
+
+def softmax(scores: Tensor, log_sums: Tensor | None) -> Tensor:
+    """Over the last dimension of scores [..., keys], which may be overwritten.
+
+    log_sums: as many elements as there are softmaxes, filled with the logarithms of the sums of
+    the exponentials.
+    """
+    if log_sums is None:
+        return scores.softmax(-1)
+    sums = scores.logsumexp(-1)
+    log_sums.copy_(sums.view(log_sums.shape))
+    return scores.sub_(sums.unsqueeze(-1)).exp_()
