@@ -56,6 +56,10 @@ COUNTERS: dict[str, tuple[str, Callable[[ModelStats], float]]] = {
         "Token slots copied back from host memory.",
         lambda m: m.num_restored_slots,
     ),
+    "muxcluster:shared_reads": (
+        "Tokens whose KV was not read again because a group of rows read it once.",
+        lambda m: m.num_shared_reads,
+    ),
     "muxcluster:recomputed_tokens": (
         "Tokens computed again after a preemption or a failed job.",
         lambda m: m.num_recomputed_tokens,

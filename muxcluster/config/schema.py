@@ -120,8 +120,10 @@ class PolicySection(Section):
 
     block_tokens: tokens a KV block holds at head_dim 128. token_budget: most tokens of a prefill
     job. max_decode_rows: most sequences of a decode job. quota_period_s: seconds between moves of
-    quota. pipeline_depth: decode jobs of a worker at a time, the second one waiting there for the
-    first to end (2), or one (1); "auto": 2 on a GPU, 1 where a unit spans several or has none.
+    quota. shared_prefix_tokens: requests that decode and have at least so many cached prompt tokens
+    in common read these once for all (0: never). pipeline_depth: decode jobs of a worker at a time,
+    the second one waiting there for the first to end (2), or one (1); "auto": 2 on a GPU, 1 where a
+    unit spans several or has none.
     kv_gb: KV pool of a unit in GiB. host_memory_gib: memory of a unit, beside its pool, for
     what batch requests had in blocks they gave up; by default 16 GiB for a GPU, for a cpu unit 1 or
     the pool's size if that is less. Only "hybrid" takes any. num_threads: of a cpu unit.
@@ -141,6 +143,7 @@ class PolicySection(Section):
     token_budget: Count = 2048
     max_decode_rows: Count = 256
     quota_period_s: Positive = 5.0
+    shared_prefix_tokens: Annotated[int, Field(ge=0, le=1_000_000)] = 128
     pipeline_depth: Literal["auto", 1, 2] = "auto"
     prefix_caching: bool = True
     kv_gb: Amount | None = None

@@ -88,6 +88,7 @@ def _unit(config: Config, unit: PlannedUnit, nodes: dict[str, Node]) -> UnitSpec
             token_budget=policy.token_budget,
             max_decode_rows=policy.max_decode_rows,
             quota_period_s=policy.quota_period_s,
+            shared_prefix_tokens=policy.shared_prefix_tokens,
             pipeline_depth=_depth(config, gpu, unit),
         ),
         device=devices[0],

@@ -38,6 +38,29 @@ class WorkerSlot:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class SharedPrefixes:
+    """Which rows of a job read the same blocks first, arrays of length [rows].
+
+    leaders: int32, a slot whose table stands for the row's prefix: the rows of a leader are a
+        group. tokens: int32, length of that prefix, whole blocks of which all tokens are computed
+        and that every token of the row sees; 0 for a row that shares nothing.
+    """
+
+    leaders: NDArray[np.int32]
+    tokens: NDArray[np.int32]
+
+    def of(self, rows: slice | NDArray[np.integer]) -> "SharedPrefixes":
+        """Those of some of the rows."""
+        return SharedPrefixes(self.leaders[rows], self.tokens[rows])
+
+    @property
+    def num_saved(self) -> int:
+        """Tokens that a step reads less often because each group reads its prefix once."""
+        _, firsts = np.unique(self.leaders, return_index=True)
+        return int(self.tokens.sum() - self.tokens[firsts].sum())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Rows:
     """The sequences of a job, one entry a row, all arrays of length [rows].
 
@@ -46,12 +69,14 @@ class Rows:
         The tokens are history[slot, start : start + count] (worker-side shared memory).
     samples: bool, True where the row's last token yields an output token (written to
         history[slot, start + count]); False for a prefill chunk that does not end its prompt.
+    prefixes: what rows share, None where they share nothing.
     """
 
     slots: NDArray[np.int32]
     starts: NDArray[np.int32]
     counts: NDArray[np.int32]
     samples: NDArray[np.bool_]
+    prefixes: SharedPrefixes | None = None
 
     def __len__(self) -> int:
         return len(self.slots)

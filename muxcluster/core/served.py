@@ -51,6 +51,9 @@ class ModelStats:
     """Batch requests that gave blocks up and wait to be restored; part of `num_running`."""
     waiting_tokens: int = 0
     """Tokens to compute before every request that is here now has its first."""
+    num_shared_reads: int = 0
+    """Tokens whose KV decode steps did not read again because a group of rows read it once (by
+    layers that see all of a context)."""
     step_time_error: float = 0.0
     """Mean of |predicted / actual - 1| over the last jobs; 0 where nothing is predicted."""
 

@@ -48,6 +48,8 @@ class SchedulerSpec:
     "round-robin" (classes in turn).
     token_budget: most tokens a prefill or mixed job may process; longer prompts are chunked.
     max_decode_rows: most rows of a decode job. quota_period_s: seconds between quota adaptations.
+    shared_prefix_tokens: rows that decode and read the same cached blocks over at least so many
+    tokens read them once for all; 0: never.
     pipeline_depth: 2: where a decode job is sure to be followed by one of the same sequences, that
     one is with the worker before it ends (scheduling/following.py); 1: never.
     Of packing "hybrid" alone: batch_stretch: by how many times its time batch rows may lengthen a
@@ -65,6 +67,7 @@ class SchedulerSpec:
     token_budget: int = 2048
     max_decode_rows: int = 256
     quota_period_s: float = 5.0
+    shared_prefix_tokens: int = 128
     pipeline_depth: int = 1
     batch_stretch: float = 2.0
     ageing_s: float = 30.0

@@ -7,6 +7,7 @@ from kernels.decode_plan import DecodePlan
 from kernels.decode_plans import decode_plan
 from kernels.kv_write import WritePlan
 from kernels.layout import half_rows
+from kernels.prefix_plan import PrefixPlan
 from muxcluster.engine.arena import ModelArena
 from muxcluster.engine.attention import LayerCall
 from muxcluster.engine.attention_paged import attend_many, by_kind
@@ -25,7 +26,7 @@ class PlannedAttention:
         self._write = WritePlan(
             arena.tables, batch.token_slots, batch.positions, arena.from_right, arena.block_tokens
         )
-        self._decodes: dict[int | None, DirectPlan | DecodePlan] = {}
+        self._decodes: dict[int | None, DirectPlan | DecodePlan | PrefixPlan] = {}
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: LayerCall) -> Tensor:
         """Writes the new keys and values into the pool, then attends over it."""
@@ -54,20 +55,20 @@ class PlannedAttention:
 
     def _decode_plan(
         self, window: int | None, query: Tensor, halves: Tensor
-    ) -> DirectPlan | DecodePlan:
+    ) -> DirectPlan | DecodePlan | PrefixPlan:
         """One for all layers of a window; most models have one window or none."""
         plan = self._decodes.get(window)
         if plan is None:
-            rows = self._batch.single
-            assert rows is not None
-            plan = self._decodes[window] = decode_plan(
-                query,
-                halves,
-                self._arena.tables,
-                rows.slots,
-                rows.lengths,
-                self._arena.from_right,
-                block_tokens=self._arena.block_tokens,
-                sliding_window=window,
-            )
+            plan = self._decodes[window] = self._new_plan(window, query, halves)
         return plan
+
+    def _new_plan(
+        self, window: int | None, query: Tensor, halves: Tensor
+    ) -> DirectPlan | DecodePlan | PrefixPlan:
+        rows, arena = self._batch.single, self._arena
+        assert rows is not None
+        where = (query, halves, arena.tables, rows.slots, rows.lengths, arena.from_right)
+        if rows.groups is not None and window is None:
+            offsets, lengths = rows.groups.offsets, rows.groups.prefix_lengths
+            return PrefixPlan(*where, offsets, lengths, block_tokens=arena.block_tokens)
+        return decode_plan(*where, block_tokens=arena.block_tokens, sliding_window=window)

@@ -8,6 +8,7 @@ from torch import Tensor
 from kernels.kv_write import kv_write
 from kernels.paged_decode import paged_decode
 from kernels.paged_prefill import paged_prefill
+from kernels.prefix_attention import prefix_attention
 from muxcluster.engine.arena import ModelArena
 from muxcluster.engine.attention import LayerCall
 from muxcluster.engine.batch import TokenBatch
@@ -45,6 +46,20 @@ class PagedAttention:
     def _single(self, query: Tensor, table: Tensor, call: LayerCall) -> Tensor:
         rows = self.batch.single
         assert rows is not None
+        if rows.groups is not None and call.sliding_window is None:
+            return prefix_attention(
+                query,
+                self.pool,
+                table,
+                rows.slots,
+                rows.lengths,
+                self.arena.from_right,
+                rows.groups.offsets,
+                rows.groups.prefix_lengths,
+                block_tokens=self.arena.block_tokens,
+                scale=call.scale,
+                soft_cap=call.soft_cap,
+            )
         return paged_decode(
             query,
             self.pool,

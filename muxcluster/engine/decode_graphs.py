@@ -8,6 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from muxcluster.core.job import SharedPrefixes
 from muxcluster.engine.captures import CallAgain, Capture, Step
 from muxcluster.engine.decode_step import (
     NUM_BUFFERS,
@@ -18,6 +19,7 @@ from muxcluster.engine.decode_step import (
 from muxcluster.engine.loaded_model import LoadedModel, Numbers
 from muxcluster.engine.news import News
 from muxcluster.engine.pending import Pending, Readback, Ready, result_of
+from muxcluster.engine.prefix_rows import fits
 from muxcluster.engine.sampling.plain import is_plain, random_numbers
 from muxcluster.engine.sampling.sampler import Sampled, sample
 from muxcluster.engine.upload import Array, PackedUpload, num_words
@@ -64,7 +66,7 @@ class DecodeGraphs:
         self._words = torch.zeros(inputs + _NEWS_WORDS, dtype=torch.int64, device=device)
         vocab_size = model.sampling.vocab_size
         self._logits = torch.empty((most, vocab_size), dtype=torch.float32, device=device)
-        self._recorded: dict[int, _Recorded] = {}
+        self._recorded: dict[tuple[int, bool], _Recorded] = {}
 
     def record(self, num_rows: int) -> None:
         """Record the steps of all batches of up to `num_rows` rows, the largest first."""
@@ -72,17 +74,28 @@ class DecodeGraphs:
         for size in reversed([size for size in self._sizes if size <= most]):
             self._of(size)
 
-    def launch(self, slots: Numbers, starts: Numbers, num_steps: int) -> Pending:
-        """Rows of one token each at `starts`, all sampling, then on from their own tokens."""
+    def launch(
+        self,
+        slots: Numbers,
+        starts: Numbers,
+        num_steps: int,
+        prefixes: SharedPrefixes | None = None,
+    ) -> Pending:
+        """Rows of one token each at `starts`, all sampling, then on from their own tokens.
+
+        prefixes: what they share, rows of a group side by side. Steps that share are recorded
+        apart, when first wanted: fixed in shape like the others, they read the groups from their
+        buffers. Where there are too many small groups each row reads its own.
+        """
         size = self._size(len(slots))
-        recorded = self._of(size)
+        recorded = self._of(size, shares=fits(prefixes, size))
         lengths = starts + 1
         if not is_plain(self._model.sampling, slots, lengths):
             compute = self._compute_of(recorded, size)
-            self._begin(slots, starts, np.full((1, size), 0.5))
+            self._begin(slots, starts, np.full((1, size), 0.5), prefixes)
             return self._with_host(recorded.step, compute, slots, lengths, num_steps)
         numbers = random_numbers(self._model.sampling, slots, lengths, num_steps, size)
-        following = self._begin(slots, starts, numbers)
+        following = self._begin(slots, starts, numbers, prefixes)
         readback = Readback(num_steps, len(slots), self._words.device)
         for number in range(num_steps):
             if number:
@@ -91,9 +104,15 @@ class DecodeGraphs:
             readback.take(number, recorded.step.buffers.outcome)
         return readback.close({})
 
-    def _begin(self, slots: Numbers, starts: Numbers, numbers: NDArray[np.float64]) -> Tensor:
+    def _begin(
+        self,
+        slots: Numbers,
+        starts: Numbers,
+        numbers: NDArray[np.float64],
+        prefixes: SharedPrefixes | None,
+    ) -> Tensor:
         """Fill the buffers, write the news; the random numbers of the steps after the first."""
-        inputs = decode_arrays(self._model, slots, starts, numbers[0])
+        inputs = decode_arrays(self._model, slots, starts, numbers[0], prefixes)
         more: list[Array] = [numbers[1:], *self._news.take()]
         if num_words([*inputs, *more]) <= len(self._words):
             following, *news = self._upload([*inputs, *more], self._words, NUM_BUFFERS)
@@ -123,11 +142,12 @@ class DecodeGraphs:
     def _size(self, num_rows: int) -> int:
         return next(size for size in self._sizes if size >= num_rows)
 
-    def _of(self, size: int) -> _Recorded:
-        recorded = self._recorded.get(size)
+    def _of(self, size: int, *, shares: bool = False) -> _Recorded:
+        recorded = self._recorded.get((size, shares))
         if recorded is None:
-            step = DecodeStep(self._model, buffers_of(self._idle(size)), self._logits[:size])
-            recorded = self._recorded[size] = _Recorded(step, self._record(step.run))
+            buffers, logits = buffers_of(self._idle(size)), self._logits[:size]
+            step = DecodeStep(self._model, buffers, logits, shares=shares)
+            recorded = self._recorded[size, shares] = _Recorded(step, self._record(step.run))
         return recorded
 
     def _compute_of(self, recorded: _Recorded, size: int) -> Step:

@@ -8,9 +8,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from muxcluster.core.job import SharedPrefixes
 from muxcluster.engine.attention_paged import PagedAttention
-from muxcluster.engine.batch import SingleRows, TokenBatch
+from muxcluster.engine.batch import GroupOffsets, SingleRows, TokenBatch
 from muxcluster.engine.loaded_model import LoadedModel, Numbers
+from muxcluster.engine.prefix_rows import fixed_groups
 from muxcluster.engine.sampling.plain import draw, filled, limits
 from muxcluster.engine.upload import Array
 
@@ -26,6 +28,7 @@ class DecodeBuffers:
     slots, positions: int64, where the step's tokens are; a row that fills up is nowhere.
     places: int64, the same in the flattened history; such a row's is in the history's last row.
     advances: int64, 1, and 0 for such a row.
+    group_offsets, prefix_lengths: int64, as of `prefix_rows.fixed_groups`.
     drawing: as of `plain.draw`.
     """
 
@@ -34,10 +37,12 @@ class DecodeBuffers:
     positions: Tensor
     places: Tensor
     advances: Tensor
+    group_offsets: Tensor
+    prefix_lengths: Tensor
     drawing: Sequence[Tensor]
 
 
-NUM_BUFFERS = 10
+NUM_BUFFERS = 12
 
 
 def decode_arrays(
@@ -45,10 +50,12 @@ def decode_arrays(
     slots: Numbers,
     starts: Numbers,
     uniform: NDArray[np.float64],
+    prefixes: SharedPrefixes | None = None,
 ) -> list[Array]:
     """What `buffers_of` wants of the rows that process one token each at `starts`.
 
-    uniform: [rows of the step], as many as the slots or more; the others fill up.
+    uniform: [rows of the step], as many as the slots or more; the others fill up. prefixes: what
+    the rows share, those of a group side by side.
     """
     num_rows = len(uniform)
     num_slots, width = model.arena.history.shape
@@ -59,6 +66,7 @@ def decode_arrays(
         filled(starts.astype(np.int64), num_rows, _NOWHERE),
         filled(wide * width + starts, num_rows, (num_slots - 1) * width),
         filled(np.ones_like(wide), num_rows, 0),
+        *fixed_groups(prefixes, num_rows),
         *limits(model.sampling, slots, num_rows),
         uniform,
     ]
@@ -66,8 +74,10 @@ def decode_arrays(
 
 def buffers_of(tensors: Sequence[Tensor]) -> DecodeBuffers:
     """The buffers that `decode_arrays` were copied to."""
-    outcome, slots, positions, places, advances, *drawing = tensors
-    return DecodeBuffers(outcome, slots, positions, places, advances, drawing)
+    outcome, slots, positions, places, advances, group_offsets, prefix_lengths = tensors[:7]
+    return DecodeBuffers(
+        outcome, slots, positions, places, advances, group_offsets, prefix_lengths, tensors[7:]
+    )
 
 
 class DecodeStep:
@@ -76,9 +86,14 @@ class DecodeStep:
     logits: fp32 [rows, vocab], where it puts them.
     """
 
-    def __init__(self, model: LoadedModel, buffers: DecodeBuffers, logits: Tensor) -> None:
+    def __init__(
+        self, model: LoadedModel, buffers: DecodeBuffers, logits: Tensor, *, shares: bool = False
+    ) -> None:
+        """shares: its attention reads the prefixes of the buffers' groups once."""
         self.buffers = buffers
         self.logits = logits
+        self._groups = GroupOffsets(buffers.group_offsets, buffers.prefix_lengths)
+        self._shares = shares
         self._model = model
         self._rows = torch.arange(len(buffers.slots), device=logits.device)
         self._ends = np.arange(len(buffers.slots))
@@ -97,7 +112,12 @@ class DecodeStep:
             token_slots=own.slots,
             positions=own.positions,
             ends=self._ends,
-            single=SingleRows(tokens=self._rows, slots=own.slots, lengths=own.positions + 1),
+            single=SingleRows(
+                tokens=self._rows,
+                slots=own.slots,
+                lengths=own.positions + 1,
+                groups=self._groups if self._shares else None,
+            ),
             many=None,
         )
         attention = PagedAttention(model.pool, model.arena, batch)

@@ -58,12 +58,13 @@ class DeviceSteps:
     def launch(self, rows: Rows, num_steps: int) -> Pending:
         """As `ModelRunner.launch`."""
         if np.all(rows.samples) and np.all(rows.counts == 1):
-            return self._decode().launch(rows.slots, rows.starts, num_steps)
+            return self._decode().launch(rows.slots, rows.starts, num_steps, rows.prefixes)
         first = self._once(rows)
         if num_steps == 1:
             return first
         starts = rows.starts + rows.counts
-        return InOrder((first, self._decode().launch(rows.slots, starts, num_steps - 1)))
+        more = self._decode().launch(rows.slots, starts, num_steps - 1, rows.prefixes)
+        return InOrder((first, more))
 
     def waits(self, rows: Rows) -> bool:
         """Where the host's sampler chooses the token of some row."""
@@ -80,7 +81,7 @@ class DeviceSteps:
     def _once(self, rows: Rows) -> Pending:
         """One step of rows of any number of tokens."""
         model = self._model
-        batch = host_batch(rows.slots, rows.starts, rows.counts)
+        batch = host_batch(rows.slots, rows.starts, rows.counts, rows.prefixes)
         asked = model.prompts.of(rows.slots, rows.starts, rows.counts)
         sampling = np.flatnonzero(rows.samples)
         slots, lengths = rows.slots[sampling], (rows.starts + rows.counts)[sampling]

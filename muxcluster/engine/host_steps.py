@@ -52,7 +52,8 @@ class HostSteps:
         steps: list[Sampled] = []
         prompt_logprobs: Mapping[int, tuple[TokenLogprobs, ...]] = {}
         for _ in range(num_steps):
-            batch = token_batch(rows.slots, starts, counts, self._device)
+            # Rows that decode take several steps, so who is in a group stays so.
+            batch = token_batch(rows.slots, starts, counts, self._device, rows.prefixes)
             asked = self._model.prompts.of(rows.slots, starts, counts)
             logits = self._logits(batch, np.concatenate((batch.ends[sampling], asked.tokens)))
             lengths = (starts + counts)[sampling]

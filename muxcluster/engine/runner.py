@@ -22,6 +22,7 @@ from muxcluster.engine.parallel.group import RankGroup
 from muxcluster.engine.pending import Pending, Ready
 from muxcluster.engine.pending_job import PendingJob
 from muxcluster.engine.pieces import PieceThreads, cut
+from muxcluster.engine.prefix_rows import Reordered, side_by_side
 from muxcluster.engine.sameness import NotTheSame
 from muxcluster.engine.swapping import forward_on_gpu
 
@@ -119,11 +120,14 @@ class UnitRunner:
     def _run(self, model: ModelRunner, job: Job) -> Pending:
         """The rows at once, or in pieces side by side where the CPU is faster so."""
         threads = self._threads(job.share)
-        pieces = cut(job.rows, threads if model.is_fused else 1)
+        rows, order = side_by_side(job.rows)
+        pieces = cut(rows, threads if model.is_fused else 1)
         if len(pieces) == 1:
-            return model.launch(job.rows, job.max_steps)
-        work = partial(model.run, num_steps=job.max_steps)
-        return Ready(self._pieces.run(work, job.rows, pieces, threads))
+            pending = model.launch(rows, job.max_steps)
+        else:
+            work = partial(model.run, num_steps=job.max_steps)
+            pending = Ready(self._pieces.run(work, rows, pieces, threads))
+        return pending if order is None else Reordered(pending, order, rows.samples)
 
     def _load(self, spec: ModelSpec) -> TokenForward:
         model = load_model(spec, self._spec.device, self._group)

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from muxcluster.core.job import Side, SlotCopies, TableDelta
+from muxcluster.core.job import SharedPrefixes, Side, SlotCopies, TableDelta
 from muxcluster.kvcache.audit import check_cache
 from muxcluster.kvcache.cached import CachedColumns
 from muxcluster.kvcache.eviction import EvictionOrder
@@ -151,6 +151,10 @@ class KvCache:
     def tables(self, model: str, slots: NDArray[np.int32]) -> TableDelta:
         """The whole block tables of `slots`: after a prefix was attached, or after a restart."""
         return self._models[model].delta(slots)
+
+    def shared_prefixes(self, model: str, slots: NDArray[np.int32]) -> SharedPrefixes | None:
+        """The computed columns that `slots` (distinct, open) have in common, by row."""
+        return self._models[model].groups.of(slots)
 
     def capacity(self, model: str) -> NDArray[np.int32]:
         """Tokens that fit into each slot's columns now, int32 [max_seqs]; read-only live view."""

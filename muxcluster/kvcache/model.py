@@ -12,6 +12,7 @@ class KvModel:
     max_seqs: slots, that is sequences that may hold blocks at the same time.
     max_model_len: most tokens of one sequence.
     prefix_caching: False frees every column of a sequence that closes.
+    shared_prefix_tokens: see `PrefixGroups`.
     """
 
     name: str
@@ -19,6 +20,7 @@ class KvModel:
     max_seqs: int
     max_model_len: int
     prefix_caching: bool = True
+    shared_prefix_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

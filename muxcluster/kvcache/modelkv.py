@@ -11,6 +11,7 @@ from muxcluster.kvcache.lentcolumns import LentColumns
 from muxcluster.kvcache.model import KvModel
 from muxcluster.kvcache.pool import OWNER_BIT
 from muxcluster.kvcache.prefix import PrefixIndex
+from muxcluster.kvcache.prefixgroups import PrefixGroups
 from muxcluster.kvcache.sequences import Lack, SequenceTable
 from muxcluster.kvcache.sharedcolumns import SharedColumns
 
@@ -51,6 +52,7 @@ class ModelKv:
         self.lent = LentColumns(model.max_seqs, shape, most_empty)
         self.shared = SharedColumns(model.max_seqs, self.block_tokens)
         self.prefix = PrefixIndex()
+        self.groups = PrefixGroups(self.columns, self.sequences, model.shared_prefix_tokens)
         self.capacity = _read_only(self.sequences.capacity)
         self.num_committed = _read_only(self.sequences.num_committed)
         self.num_lent = _read_only(self.lent.counts)

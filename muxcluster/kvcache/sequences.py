@@ -41,6 +41,7 @@ class SequenceTable:
     num_named: int32 [max_seqs], leading columns that have an id: all where names_all, else those
         that others may come to share.
     owners: uint8 [max_seqs], owner bit of the side the sequence fills from.
+    version: changes whenever a sequence has other computed columns than before.
     """
 
     def __init__(
@@ -55,10 +56,12 @@ class SequenceTable:
         self.capacity = np.zeros(max_seqs, dtype=np.int32)
         self.num_committed = np.zeros(max_seqs, dtype=np.int32)
         self.owners = np.zeros(max_seqs, dtype=np.uint8)
+        self.version = 0
 
     def open(self, slot: int, owner: int, columns: NDArray[np.int32]) -> None:
         """Begin a sequence whose first columns (int32 [n]) are computed already."""
         assert self.owners[slot] == 0, f"slot {slot} is open already"
+        self.version += 1
         self.owners[slot] = owner
         self.columns[slot, : len(columns)] = columns
         self.num_columns[slot] = self.num_named[slot] = len(columns)
@@ -67,6 +70,7 @@ class SequenceTable:
     def close(self, slot: int) -> tuple[NDArray[np.int32], int]:
         """End a sequence; the columns with ids it held, int32 [n], in order, and how many more."""
         assert self.owners[slot] != 0, f"slot {slot} is not open"
+        self.version += 1
         num_named = int(self.num_named[slot])
         columns = self.columns[slot, :num_named].copy()
         num_others = int(self.num_columns[slot]) - num_named
@@ -77,6 +81,7 @@ class SequenceTable:
     def truncate(self, slot: int, num_columns: int) -> NDArray[np.int32]:
         """Take the columns from `num_columns` on from `slot`; their ids, int32 [n], in order."""
         assert self.names_all, "columns without ids cannot be taken"
+        self.version += 1
         columns = self.columns[slot, num_columns : self.num_columns[slot]].copy()
         self.num_columns[slot] = num_columns
         self.capacity[slot] = num_columns * self.block_tokens
@@ -133,6 +138,7 @@ class SequenceTable:
 
     def advance(self, slot: int, count: int) -> slice:
         """Mark the next `count` columns as computed; where they are in the slot's table."""
+        self.version += 1
         start = int(self.num_committed[slot]) // self.block_tokens
         end = start + count
         assert end <= self.num_columns[slot], f"slot {slot} commits columns it does not hold"

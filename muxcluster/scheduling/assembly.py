@@ -107,7 +107,7 @@ def kv_cache(
     cache = KvCache(
         unit.num_blocks,
         unit.block_bytes,
-        _kv_models(unit),
+        _kv_models(unit, unit.scheduler.shared_prefix_tokens if has_block_ids else 0),
         quotas,
         has_block_ids=has_block_ids or lends,
         num_host_blocks=unit.num_host_blocks if lends else 0,
@@ -117,7 +117,8 @@ def kv_cache(
     return cache, carry
 
 
-def _kv_models(unit: UnitSpec) -> tuple[KvModel, ...]:
+def _kv_models(unit: UnitSpec, shared_tokens: int) -> tuple[KvModel, ...]:
     return tuple(
-        KvModel(m.name, m.shape, m.max_seqs, m.max_model_len, m.prefix_caching) for m in unit.models
+        KvModel(m.name, m.shape, m.max_seqs, m.max_model_len, m.prefix_caching, shared_tokens)
+        for m in unit.models
     )

@@ -45,6 +45,8 @@ class Completion:
         log-probabilities.
         """
         assert len(result.counts) == len(job.rows), "a result has other rows than its job"
+        if job.rows.prefixes is not None:
+            model.counters.num_shared_reads += job.rows.prefixes.num_saved * job.max_steps
         whole, job = job, without_ended(self._memory, model, job)
         if not len(job.rows):
             return events_only([])

@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from muxcluster.core.job import Admission, Job, Phase, Rows, TableDelta
+from muxcluster.core.job import Admission, Job, Phase, Rows, SharedPrefixes, TableDelta
 from muxcluster.kvcache.cache import KvCache
 from muxcluster.scheduling.modelstate import ModelState
 from muxcluster.scheduling.packing.batch import Batch
@@ -47,7 +47,13 @@ class JobBuilder:
             phase=phase,
             worker_id=place.worker_id,
             share=place.share,
-            rows=Rows(slots, starts, batch.counts, samples),
+            rows=Rows(
+                slots,
+                starts,
+                batch.counts,
+                samples,
+                self._prefixes(model.name, slots, batch.counts),
+            ),
             tables=self._tables(model, batch),
             admissions=tuple([self._admission(model, slot, now) for slot in batch.admitted]),
             max_steps=batch.max_steps,
@@ -59,17 +65,32 @@ class JobBuilder:
 
         grown: their new table entries.
         """
-        rows = job.rows
+        counts, samples = job.rows.counts[: len(slots)], job.rows.samples[: len(slots)]
+        prefixes = self._prefixes(job.model, slots, counts)
         return Job(
             job_id=self.skip(1),
             model=job.model,
             phase=job.phase,
             worker_id=job.worker_id,
             share=job.share,
-            rows=Rows(slots, starts, rows.counts[: len(slots)], rows.samples[: len(slots)]),
+            rows=Rows(slots, starts, counts, samples, prefixes),
             tables=grown,
             follows=job.job_id,
         )
+
+    def _prefixes(
+        self, model: str, slots: Slots, counts: NDArray[np.int32]
+    ) -> SharedPrefixes | None:
+        """What the rows of one token share; longer ones read for many tokens at once anyway."""
+        is_single = counts == 1
+        if is_single.all():
+            return self._kv.shared_prefixes(model, slots)
+        found = self._kv.shared_prefixes(model, slots[is_single])
+        if found is None:
+            return None
+        leaders, tokens = slots.copy(), np.zeros(len(slots), dtype=np.int32)
+        leaders[is_single], tokens[is_single] = found.leaders, found.tokens
+        return SharedPrefixes(leaders, tokens)
 
     def _tables(self, model: ModelState, batch: Batch) -> TableDelta:
         """Whole tables of admitted rows (a prefix may be attached), new entries of the others."""

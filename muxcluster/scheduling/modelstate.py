@@ -22,6 +22,7 @@ class Counters:
 
     prefix_queries: int = 0
     prefix_hits: int = 0
+    num_shared_reads: int = 0
     num_preemptions: int = 0
     num_lent_columns: int = 0
     num_saved_slots: int = 0

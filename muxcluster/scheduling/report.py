@@ -19,6 +19,7 @@ def model_stats(model: ModelState, kv: KvCache, times: StepTimes) -> ModelStats:
         rate_per_s=model.meter.rate_per_s,
         prefix_queries=counters.prefix_queries,
         prefix_hits=counters.prefix_hits,
+        num_shared_reads=counters.num_shared_reads,
         num_preemptions=counters.num_preemptions,
         num_lent_columns=counters.num_lent_columns,
         num_saved_slots=counters.num_saved_slots,

@@ -331,6 +331,16 @@ def test_depth_of_the_pipeline(write, model_directory, gpu: str, asked: str, dep
     assert unit.scheduler.pipeline_depth == depth
 
 
+@pytest.mark.parametrize(("policy", "tokens"), [("", 128), ("shared_prefix_tokens: 0", 0)])
+def test_tokens_from_which_prefixes_are_shared(
+    write, model_directory, policy: str, tokens: int
+) -> None:
+    model_directory("tiny")
+    config = load_config(write(f"models: [{{name: m, path: tiny}}]\npolicy: {{{policy}}}"))
+    (unit,) = unit_specs(config, plan_for(config))
+    assert unit.scheduler.shared_prefix_tokens == tokens
+
+
 def test_ranks_share_no_gpu_in_parts(write, model_directory) -> None:
     model_directory("tiny")
     config = load_config(write(TWO_GPUS.replace("PARTITION", "partition: threads")))

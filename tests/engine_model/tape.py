@@ -1,6 +1,7 @@
 """A CUDA graph's twin on the CPU: a step's operators, recorded and run again without its Python."""
 
 import threading
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +13,7 @@ from torch.utils._pytree import tree_flatten
 
 from kernels.kv_write import kv_write
 from kernels.paged_decode import paged_decode
+from kernels.prefix_attention import prefix_attention
 from kernels.sample import sample
 from muxcluster.engine import attention_paged
 from muxcluster.engine.captures import Step
@@ -70,17 +72,20 @@ class _Tape(TorchDispatchMode):
 class TapeCapture:
     """Kernels are single operators of the tape, as they are on a GPU.
 
-    place: may be set. captures, replays: how many there were. Threads may record side by side.
+    place: may be set. captures, replays: how many there were. num_calls: of each kernel while
+    recording. Threads may record side by side.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.place = 0
         self.captures = 0
         self.replays = 0
+        self.num_calls: Counter[str] = Counter()
         self._here = threading.local()
         for module, kernel in (
             (attention_paged, kv_write),
             (attention_paged, paged_decode),
+            (attention_paged, prefix_attention),
             (plain, sample),
         ):
             monkeypatch.setattr(module, kernel.__name__, self.as_one(kernel))
@@ -110,6 +115,7 @@ class TapeCapture:
             tape = getattr(self._here, "tape", None)
             if tape is None:
                 return kernel(*args, **kwargs)
+            self.num_calls[kernel.__name__] += 1
             with torch.utils._python_dispatch._disable_current_modes():
                 return tape.note(kernel, args, kwargs)
 
