@@ -55,7 +55,7 @@ def test_groups_are_side_by_side_and_cover_all_rows(groups: list[int | None]) ->
     assert sorted(order.tolist()) == list(range(len(groups)))
     assert ordered.slots.tolist() == [100 - row for row in order.tolist()]
     assert ordered.starts.tolist() == [500 + row for row in order.tolist()]
-    seen: list[int] = []
+    seen: list[int | None] = []
     for first, last, tokens in spans(*group_arrays(ordered.prefixes)):
         members = [groups[row] for row in order[first:last].tolist()]
         assert len(set(members)) == 1 and tokens == (
