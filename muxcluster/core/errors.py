@@ -17,6 +17,7 @@ MuxClusterError
 ├── LoadError               a model directory cannot be loaded; names the file
 ├── InfeasiblePlan          the models do not fit the cluster; names model and gigabytes
 ├── RequestTimeout          the request's time limit passed
+├── StorageFailed           the disk would not take what had to be kept; names the file
 └── EngineFailure           our own fault: a worker, owner or unit is gone
     └── PoisonRequest           this request fails its job every time: sending it again is no use
 """
@@ -136,6 +137,14 @@ class InfeasiblePlan(MuxClusterError):
 
 class RequestTimeout(MuxClusterError):
     """The request's time limit passed before its last token."""
+
+
+class StorageFailed(MuxClusterError):
+    """What was to be kept could not be written; what was kept before is whole."""
+
+    def __init__(self, path: Path | str, message: str) -> None:
+        super().__init__(f"{path}: {message}")
+        self.path = Path(path)
 
 
 class EngineFailure(MuxClusterError):

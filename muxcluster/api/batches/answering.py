@@ -1,0 +1,95 @@
+"""One line of a batch, answered as the HTTP route of its url would answer it."""
+
+import asyncio
+import json
+from dataclasses import dataclass, replace
+from typing import Any
+
+from muxcluster.api.call import Arrival, Call
+from muxcluster.api.errors import http_error
+from muxcluster.api.responses import whole
+from muxcluster.api.service import CompletionService
+from muxcluster.api.wire import ChatWire, CompletionWire
+from muxcluster.batch.entry import CHAT, Entry
+from muxcluster.batch.results import answered
+from muxcluster.batch.store import Result
+from muxcluster.core.errors import EngineFailure, PoisonRequest, RequestError, Unavailable
+from muxcluster.text.schemas import ChatBody, CompletionBody, GenerationBody
+from muxcluster.text.validation import parse
+
+NO_LIMIT_S = 1e9
+"""A line may wait as long as its batch does."""
+MOST_FAILURES = 3
+"""Losses of its unit that a line outlives."""
+MAX_PAUSE_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """Tokens of an answer. cached: prompt tokens that the prefix cache had."""
+
+    prompt: int = 0
+    cached: int = 0
+    output: int = 0
+
+    def __add__(self, other: "Use") -> "Use":
+        return Use(
+            self.prompt + other.prompt, self.cached + other.cached, self.output + other.output
+        )
+
+
+class Answerer:
+    """Answers entries through `service`, as batch class. lenient: unknown fields pass."""
+
+    def __init__(self, service: CompletionService, *, lenient: bool) -> None:
+        self._service = service
+        self._lenient = lenient
+
+    def body(self, entry: Entry) -> GenerationBody:
+        """The entry's body, checked. Raises RequestError."""
+        fields = {**entry.body, "service_tier": "flex"}
+        schema = ChatBody if entry.url == CHAT else CompletionBody
+        return parse(schema, fields, lenient=self._lenient)
+
+    async def answer(self, line: int, entry: Entry, batch_id: str) -> tuple[Result, Use]:
+        """The line's one result: an answer, or the error that a client would get.
+
+        While the server has no room or no unit it is tried again, so this may take for ever.
+        Cancelling it frees all that the request holds.
+        """
+        request_id = f"{batch_id}-{line}"
+        num_failures = 0
+        while True:
+            try:
+                body = await self._run(entry, request_id)
+                return answered(line, entry.custom_id, request_id, body), _use(body)
+            except Unavailable as error:
+                await asyncio.sleep(min(MAX_PAUSE_S, error.retry_after_s))
+            except (RequestError, PoisonRequest) as error:
+                return _failed(line, entry, request_id, error), Use()
+            except EngineFailure as error:
+                num_failures += 1
+                if num_failures == MOST_FAILURES:
+                    return _failed(line, entry, request_id, error), Use()
+
+    async def _run(self, entry: Entry, request_id: str) -> dict[str, Any]:
+        call = await self._service.prepare(self.body(entry), Arrival(request_id))
+        call = replace(call, timeout_s=NO_LIMIT_S)
+        with call.admission:
+            return await whole(call, self._service.stream(call), _wire(entry, call))
+
+
+def _wire(entry: Entry, call: Call) -> ChatWire | CompletionWire:
+    return ChatWire(call) if entry.url == CHAT else CompletionWire(call)
+
+
+def _use(body: dict[str, Any]) -> Use:
+    usage = body["usage"]
+    cached = usage["prompt_tokens_details"]["cached_tokens"]
+    return Use(usage["prompt_tokens"], cached, usage["completion_tokens"])
+
+
+def _failed(line: int, entry: Entry, request_id: str, error: Exception) -> Result:
+    found = http_error(error)
+    body = json.loads(found.body())
+    return answered(line, entry.custom_id, request_id, body, found.status)

@@ -1,0 +1,192 @@
+"""Runs batches from their first line to their last, beside each other."""
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+
+from muxcluster.api.batches.answering import Answerer
+from muxcluster.api.batches.planning import Planner, Read
+from muxcluster.api.batches.progress import Progress
+from muxcluster.api.batches.recorder import Recorder
+from muxcluster.api.batches.slots import Slots
+from muxcluster.batch.entry import custom_id_of, parse_entry
+from muxcluster.batch.intake import Intake, Limits
+from muxcluster.batch.job import OPEN, Batch, Status
+from muxcluster.batch.results import refused
+from muxcluster.batch.store import BatchStore, Pending
+
+_CLOSING_LINES = 1000
+"""Lines that are told at once that they will not run."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerSettings:
+    """window: lines of a model under way at a time. limits: of input files. retry_s: how soon what
+    the disk would not take is tried again; None: the run ends with StorageFailed."""
+
+    window: int = 64
+    limits: Limits = field(default_factory=Limits)
+    retry_s: float | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Run:
+    """A batch whose lines run."""
+
+    batch: Batch
+    read: Read
+    recorder: Recorder
+    progress: Progress
+    is_cancelled: asyncio.Event
+
+    def latest_start(self) -> float:
+        """When the rest would have to start to end in time, Unix seconds: least is most urgent."""
+        deadline_s = self.batch.order.deadline_s
+        if deadline_s is None:
+            return float("inf")
+        return deadline_s - (self.progress.left_s() or 0.0)
+
+
+class BatchRunner:
+    """Runs batches of `store` through `answerer` on one event loop."""
+
+    def __init__(
+        self,
+        store: BatchStore,
+        answerer: Answerer,
+        planner: Planner,
+        models: Callable[[], Collection[str]],
+        settings: RunnerSettings,
+    ) -> None:
+        """models: names that are served at the moment."""
+        self._store = store
+        self._answerer = answerer
+        self._planner = planner
+        self._models = models
+        self._settings = settings
+        self._slots: dict[str, Slots] = defaultdict(lambda: Slots(settings.window))
+        self._runs: dict[str, _Run] = {}
+        self._cancelled: dict[str, asyncio.Event] = defaultdict(asyncio.Event)
+
+    def progress(self, batch_id: str) -> Progress | None:
+        """Of a batch whose lines run at the moment."""
+        run = self._runs.get(batch_id)
+        return None if run is None else run.progress
+
+    def cancel(self, batch_id: str) -> None:
+        """The run of this batch ends soon, with all that its lines hold in the engine."""
+        self._cancelled[batch_id].set()
+
+    async def run(self, batch_id: str) -> Batch:
+        """Take an open batch to its end, from wherever it stood; the ended batch.
+
+        Cancelling leaves it open, to be run again. Raises StorageFailed, OSError where the input
+        file is gone; the batch stays open then, too.
+        """
+        batch = await asyncio.to_thread(self._store.get, batch_id)
+        if batch.status is Status.VALIDATING:
+            intake = Intake(self._store, batch, self._models(), self._settings.limits)
+            batch = await asyncio.to_thread(intake.run, _now())
+        if batch.status not in OPEN:
+            return batch
+        try:
+            if batch.status is Status.IN_PROGRESS:
+                ending = await self._lines(batch)
+            elif batch.status is Status.CANCELLING:
+                ending = Status.CANCELLED
+            else:
+                ending = Status.COMPLETED
+            return await asyncio.to_thread(self._end, batch_id, ending)
+        finally:
+            self._cancelled.pop(batch_id, None)
+
+    async def _lines(self, batch: Batch) -> Status:
+        """Runs the pending lines until they have ended or may not go on; how it ended."""
+        batch_id = batch.batch_id
+        pending = await asyncio.to_thread(self._store.pending, batch_id)
+        read = self._store.reader(batch_id)
+        run = _Run(
+            batch,
+            read,
+            Recorder(self._store, batch_id, self._settings.retry_s),
+            Progress(batch.num_total, batch.num_ended, sum(each.weight for each in pending)),
+            self._cancelled[batch_id],
+        )
+        self._runs[batch_id] = run
+        work = asyncio.create_task(self._work(run, pending))
+        cancelled = asyncio.create_task(run.is_cancelled.wait())
+        try:
+            deadline_s = batch.order.deadline_s
+            left_s = None if deadline_s is None else max(0.0, deadline_s - time.time())
+            await asyncio.wait((work, cancelled), timeout=left_s, return_when="FIRST_COMPLETED")
+            if work.done():
+                work.result()
+                return Status.COMPLETED
+            return Status.CANCELLED if cancelled.done() else Status.EXPIRED
+        finally:
+            await _ended(work)
+            await _ended(cancelled)
+            del self._runs[batch_id]
+
+    async def _work(self, run: _Run, pending: Sequence[Pending]) -> None:
+        planned = await self._planner.order(run.batch, pending, run.read)
+        of_model: dict[str, list[Pending]] = defaultdict(list)
+        for line in planned:
+            of_model[line.model].append(line)
+        run.progress.started_s = time.monotonic()
+        try:
+            async with asyncio.TaskGroup() as group:
+                for model, lines in of_model.items():
+                    group.create_task(self._feed(run, self._slots[model], lines, group))
+        except ExceptionGroup as failures:
+            # the others were cancelled because of the first
+            raise failures.exceptions[0] from None
+
+    async def _feed(
+        self, run: _Run, slots: Slots, lines: Sequence[Pending], group: asyncio.TaskGroup
+    ) -> None:
+        for line in lines:
+            await slots.take(run.latest_start)
+            task = group.create_task(self._line(run, line))
+            # also where the task is cancelled before its first step
+            task.add_done_callback(lambda _: slots.give())
+
+    async def _line(self, run: _Run, line: Pending) -> None:
+        """One line from the file to its result on the disk."""
+        data = await asyncio.to_thread(run.read, line)
+        entry = parse_entry(data)
+        result, use = await self._answerer.answer(line.line, entry, run.batch.batch_id)
+        await run.recorder.keep(result)
+        run.progress.end(line.weight, use)
+
+    def _end(self, batch_id: str, ending: Status) -> Batch:
+        """Every line that is left gets its reason, then the batch is over."""
+        reasons = {
+            Status.EXPIRED: ("batch_expired", "the batch's completion window ended first"),
+            Status.CANCELLED: ("batch_cancelled", "the batch was cancelled first"),
+        }
+        if ending in reasons:
+            code, message = reasons[ending]
+            read = self._store.reader(batch_id)
+            left = iter(self._store.pending(batch_id))
+            while chunk := list(islice(left, _CLOSING_LINES)):
+                results = [
+                    refused(each.line, custom_id_of(read(each)), code, message) for each in chunk
+                ]
+                self._store.record(batch_id, results)
+        else:
+            self._store.enter(batch_id, Status.FINALIZING, _now())
+        return self._store.enter(batch_id, ending, _now())
+
+
+async def _ended(task: "asyncio.Task[None] | asyncio.Task[bool]") -> None:
+    """Cancels the task and waits for its end, whatever that is: its result was read before."""
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+def _now() -> int:
+    return int(time.time())

@@ -1,0 +1,92 @@
+"""The SQLite file of a batch store: its tables, its one writer, its errors."""
+
+import fcntl
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from muxcluster.core.errors import ConfigError, StorageFailed
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS files (
+    id TEXT PRIMARY KEY, owner TEXT NOT NULL, purpose TEXT NOT NULL, name TEXT NOT NULL,
+    num_bytes INTEGER NOT NULL, created_at INTEGER NOT NULL
+);
+CREATE TABLE IF NOT EXISTS batches (
+    number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, owner TEXT NOT NULL,
+    input_file_id TEXT NOT NULL, endpoint TEXT, window TEXT NOT NULL, deadline_s INTEGER,
+    metadata TEXT NOT NULL, status TEXT NOT NULL, times TEXT NOT NULL,
+    num_total INTEGER NOT NULL DEFAULT 0, num_completed INTEGER NOT NULL DEFAULT 0,
+    num_failed INTEGER NOT NULL DEFAULT 0, output_bytes INTEGER NOT NULL DEFAULT 0,
+    error_bytes INTEGER NOT NULL DEFAULT 0, problem TEXT NOT NULL DEFAULT ''
+);
+CREATE TABLE IF NOT EXISTS lines (
+    batch INTEGER NOT NULL, number INTEGER NOT NULL, offset INTEGER NOT NULL,
+    size INTEGER NOT NULL, digest BLOB, model TEXT NOT NULL, weight INTEGER NOT NULL,
+    has_ended INTEGER NOT NULL, PRIMARY KEY (batch, number)
+) WITHOUT ROWID;
+CREATE UNIQUE INDEX IF NOT EXISTS line_names ON lines (batch, digest);
+"""
+
+
+class Database:
+    """Connections to one file; the folder's lock makes this process its only writer.
+
+    Not for several threads at once: the store's lock sees to that.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        """Raises ConfigError where another process holds the folder, or it cannot be used."""
+        self.path = directory / "batches.sqlite"
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise ConfigError(directory, "", f"cannot be used: {error.strerror}") from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._lock)
+            raise ConfigError(directory, "", "another process runs the batches in it") from None
+        with self._failures():
+            self.connection = sqlite3.connect(
+                self.path, isolation_level=None, check_same_thread=False
+            )
+            self.connection.execute("PRAGMA journal_mode=WAL")
+            self.connection.execute("PRAGMA synchronous=FULL")
+            self.connection.executescript(_SCHEMA)
+
+    @contextmanager
+    def writing(self) -> Iterator[sqlite3.Connection]:
+        """A transaction: all of the block is kept, or, where it raises, nothing.
+
+        Raises StorageFailed where the disk will not take it.
+        """
+        with self._failures():
+            self.connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield self.connection
+                self.connection.execute("COMMIT")
+            except BaseException:
+                # a full disk may have rolled back already
+                if self.connection.in_transaction:
+                    self.connection.execute("ROLLBACK")
+                raise
+
+    @contextmanager
+    def _failures(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.IntegrityError:
+            raise  # a mistake of ours, not the disk's
+        except sqlite3.DatabaseError as error:
+            raise StorageFailed(self.path, str(error)) from error
+
+    def close(self) -> None:
+        """Idempotent."""
+        self.connection.close()
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
