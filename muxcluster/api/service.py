@@ -182,6 +182,14 @@ class CompletionService:
             raise EngineFailure("the token stream ended before the request did")
 
 
+def prompts_of(body: GenerationBody, model: ModelText) -> list[Prompt]:
+    """The body's prompts, tokenised here and now. Raises RequestError."""
+    if isinstance(body, ChatBody):
+        return [_chat_prompt(body, model, chat_messages(body.messages))]
+    assert isinstance(body, CompletionBody)
+    return _completion_prompts(body, model, split_prompts(body.prompt))
+
+
 def num_prompts(body: GenerationBody) -> int:
     """Prompts in `body`, found without tokenising. Raises RequestError where it has none."""
     return len(split_prompts(body.prompt)) if isinstance(body, CompletionBody) else 1

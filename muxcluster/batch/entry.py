@@ -32,6 +32,8 @@ def parse_entry(data: bytes, endpoint: str | None = None) -> Entry:
 
     Raises InvalidJson, MissingParameter, InvalidValue or UnsupportedParameter with the field.
     """
+    if not data.strip():
+        raise InvalidJson("the line is empty")
     fields = parse_json(data, "the line")
     if not isinstance(fields, dict):
         raise InvalidValue("expected a JSON object")

@@ -16,7 +16,7 @@ from muxcluster.core.errors import ConfigError, InfeasiblePlan, LoadError, MuxCl
 COMMANDS = {
     "place": "Plan which models share which GPUs, without starting anything.",
     "simulate": "Compare policies on a virtual clock, on GPUs that need not exist.",
-    "batch": "Plan the order of a batch job, and predict how long it takes.",
+    "batch": "Run files of requests, here or on a server; predict how long they take.",
     "profile": "Measure how long jobs take on this machine, for the planner.",
     "serve": "Serve models over HTTP from this machine.",
     "up": "Make a Ray cluster serve what a file says, and change what it serves.",
@@ -27,6 +27,16 @@ COMMANDS = {
 }
 """Command -> one line of help. `x` is the function `x` of module `muxcluster.cli.x`, imported only
 when it is called: `place` needs neither torch nor Ray."""
+
+GROUPS = {
+    "batch": {
+        "plan": "Predict how long a job takes in each order.",
+        "run": "Run a job on this machine, without a server.",
+    },
+}
+"""Commands of several actions, each with its line of help."""
+_FOLDERS = {"batch": "batching."}
+"""Where the actions of a command are: `y` is the function `y` of module `y` there."""
 
 _USAGE_ERROR: Any = typer.BadParameter.__base__
 """What typer raises for a wrong command line; it has no public name of its own."""
@@ -57,15 +67,29 @@ def _app(arguments: Sequence[str]) -> typer.Typer:
     """All commands by name; only the one that `arguments` call has its code loaded."""
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.callback(invoke_without_command=True)(_root)
-    called = next((word for word in arguments if not word.startswith("-")), None)
+    called = [word for word in arguments if not word.startswith("-")]
     for name, summary in COMMANDS.items():
-        function = _load(name) if name == called else _listed
+        if name in GROUPS:
+            app.add_typer(_group(name, called), name=name, help=summary)
+            continue
+        function = _load(name, name) if called[:1] == [name] else _listed
         app.command(name, short_help=summary)(function)
     return app
 
 
-def _load(name: str) -> Callable[..., None]:
-    function: Callable[..., None] = getattr(import_module(f"muxcluster.cli.{name}"), name)
+def _group(name: str, called: Sequence[str]) -> typer.Typer:
+    """The actions of a command."""
+    group = typer.Typer()
+    group.callback(invoke_without_command=True)(_overview)
+    for action, summary in GROUPS[name].items():
+        is_called = called[:2] == [name, action]
+        function = _load(_FOLDERS[name] + action, action) if is_called else _listed
+        group.command(action, short_help=summary)(function)
+    return group
+
+
+def _load(module: str, name: str) -> Callable[..., None]:
+    function: Callable[..., None] = getattr(import_module(f"muxcluster.cli.{module}"), name)
     return function
 
 
@@ -86,6 +110,10 @@ def _root(
     if show_version:
         typer.echo(f"muxcluster {version('muxcluster')}")
         raise typer.Exit
+    _overview(context)
+
+
+def _overview(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
         raise typer.Exit(2)

@@ -138,7 +138,7 @@ def test_bad_input_is_refused_in_one_line(capsys, config: str, job: str, small) 
     assert "none.yaml" in refusal(capsys, *base, "none.yaml")
     missing = ("batch", "plan", "missing.jsonl", "--config", config)
     assert "missing.jsonl" in refusal(capsys, *missing)
-    assert "'run'" in refusal(capsys, "batch", "run", job, "--config", config)
+    assert "'runn'" in refusal(capsys, "batch", "runn", job, "--config", config)
     Path(job).write_text('{"prompt": [1]}\n{"prompt": 7}\n')
     assert "job.jsonl:2: prompt: expected text" in refusal(capsys, *base, config)
 

@@ -45,12 +45,6 @@ class Answerer:
         self._service = service
         self._lenient = lenient
 
-    def body(self, entry: Entry) -> GenerationBody:
-        """The entry's body, checked. Raises RequestError."""
-        fields = {**entry.body, "service_tier": "flex"}
-        schema = ChatBody if entry.url == CHAT else CompletionBody
-        return parse(schema, fields, lenient=self._lenient)
-
     async def answer(self, line: int, entry: Entry, batch_id: str) -> tuple[Result, Use]:
         """The line's one result: an answer, or the error that a client would get.
 
@@ -73,10 +67,18 @@ class Answerer:
                     return _failed(line, entry, request_id, error), Use()
 
     async def _run(self, entry: Entry, request_id: str) -> dict[str, Any]:
-        call = await self._service.prepare(self.body(entry), Arrival(request_id))
+        body = body_of(entry, lenient=self._lenient)
+        call = await self._service.prepare(body, Arrival(request_id))
         call = replace(call, timeout_s=NO_LIMIT_S)
         with call.admission:
             return await whole(call, self._service.stream(call), _wire(entry, call))
+
+
+def body_of(entry: Entry, *, lenient: bool) -> GenerationBody:
+    """The entry's body as batch class, checked. Raises RequestError."""
+    fields = {**entry.body, "service_tier": "flex"}
+    schema = ChatBody if entry.url == CHAT else CompletionBody
+    return parse(schema, fields, lenient=lenient)
 
 
 def _wire(entry: Entry, call: Call) -> ChatWire | CompletionWire:

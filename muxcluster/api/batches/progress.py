@@ -9,6 +9,7 @@ from muxcluster.api.batches.answering import Use
 @dataclass(slots=True)
 class Progress:
     """Of one run of a batch. weights: tokens that its lines may come to, guessed alike for all.
+    last_s: when the last line so far ended, on the clock of `started_s`.
 
     A batch that went on after a restart is measured from there.
     """
@@ -19,6 +20,7 @@ class Progress:
     weight_done: int = 0
     use: Use = field(default_factory=Use)
     started_s: float = field(default_factory=time.monotonic)
+    last_s: float | None = None
 
     def end(self, weight: int, use: Use) -> None:
         """One more line has ended."""
@@ -26,11 +28,17 @@ class Progress:
         self.weight_left -= weight
         self.weight_done += weight
         self.use += use
+        self.last_s = time.monotonic()
 
     @property
     def elapsed_s(self) -> float:
-        """Since the run began."""
-        return time.monotonic() - self.started_s
+        """From the start of the run to now, or to its last line."""
+        now_s = self.last_s if self.last_s is not None and self._is_over else time.monotonic()
+        return now_s - self.started_s
+
+    @property
+    def _is_over(self) -> bool:
+        return self.num_ended == self.num_total
 
     def left_s(self) -> float | None:
         """Seconds until the last line should end at the speed so far; None before the first."""

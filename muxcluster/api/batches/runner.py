@@ -50,6 +50,14 @@ class _Run:
         return deadline_s - (self.progress.left_s() or 0.0)
 
 
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A batch at its end. progress: of this run; None where no line was left to run."""
+
+    batch: Batch
+    progress: Progress | None
+
+
 class BatchRunner:
     """Runs batches of `store` through `answerer` on one event loop."""
 
@@ -80,8 +88,8 @@ class BatchRunner:
         """The run of this batch ends soon, with all that its lines hold in the engine."""
         self._cancelled[batch_id].set()
 
-    async def run(self, batch_id: str) -> Batch:
-        """Take an open batch to its end, from wherever it stood; the ended batch.
+    async def run(self, batch_id: str) -> Ended:
+        """Take an open batch to its end, from wherever it stood.
 
         Cancelling leaves it open, to be run again. Raises StorageFailed, OSError where the input
         file is gone; the batch stays open then, too.
@@ -91,19 +99,20 @@ class BatchRunner:
             intake = Intake(self._store, batch, self._models(), self._settings.limits)
             batch = await asyncio.to_thread(intake.run, _now())
         if batch.status not in OPEN:
-            return batch
+            return Ended(batch, None)
+        progress = None
         try:
             if batch.status is Status.IN_PROGRESS:
-                ending = await self._lines(batch)
+                ending, progress = await self._lines(batch)
             elif batch.status is Status.CANCELLING:
                 ending = Status.CANCELLED
             else:
                 ending = Status.COMPLETED
-            return await asyncio.to_thread(self._end, batch_id, ending)
+            return Ended(await asyncio.to_thread(self._end, batch_id, ending), progress)
         finally:
             self._cancelled.pop(batch_id, None)
 
-    async def _lines(self, batch: Batch) -> Status:
+    async def _lines(self, batch: Batch) -> tuple[Status, Progress]:
         """Runs the pending lines until they have ended or may not go on; how it ended."""
         batch_id = batch.batch_id
         pending = await asyncio.to_thread(self._store.pending, batch_id)
@@ -124,8 +133,8 @@ class BatchRunner:
             await asyncio.wait((work, cancelled), timeout=left_s, return_when="FIRST_COMPLETED")
             if work.done():
                 work.result()
-                return Status.COMPLETED
-            return Status.CANCELLED if cancelled.done() else Status.EXPIRED
+                return Status.COMPLETED, run.progress
+            return Status.CANCELLED if cancelled.done() else Status.EXPIRED, run.progress
         finally:
             await _ended(work)
             await _ended(cancelled)

@@ -1,7 +1,6 @@
 """`muxcluster batch plan`: what a batch job shares, and which order it should run in."""
 
 import json
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -17,14 +16,7 @@ from muxcluster.offline.orders import ORDERS
 from muxcluster.scheduling.lanes import LANES
 
 
-class Action(StrEnum):
-    """What to do with the job."""
-
-    PLAN = "plan"
-
-
-def batch(  # noqa: PLR0913 - each parameter is an option of the command line
-    action: Annotated[Action, typer.Argument(help="plan: compare the orders it may run in")],
+def plan(  # noqa: PLR0913 - each parameter is an option of the command line
     file: Annotated[
         Path,
         typer.Argument(

@@ -1,0 +1,96 @@
+"""The files of a job that runs on this machine: what is asked, what comes out, what is kept."""
+
+import hashlib
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from muxcluster.batch.job import OPEN, Batch, Order, Status
+from muxcluster.batch.store import BatchStore
+from muxcluster.core.errors import ConfigError
+
+BATCH, INPUT = "run", "input"
+_OWNER = "local"
+_READ_BYTES = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class JobFiles:
+    """input: JSON lines. output: answers; errors: what is wrong with the other lines."""
+
+    input: Path
+    output: Path
+
+    @property
+    def errors(self) -> Path:
+        """Beside the output."""
+        return self.output.with_name(f"{self.output.stem}.errors{self.output.suffix}")
+
+    @property
+    def state(self) -> Path:
+        """A folder that is there from the start of the job to its end."""
+        return self.output.with_name(f"{self.output.name}.batch")
+
+
+@contextmanager
+def opened(files: JobFiles, now: int) -> Iterator[tuple[BatchStore, Batch]]:
+    """The job in its folder: a new one, or one that was interrupted.
+
+    Raises ConfigError where the output is there already, where the folder holds a job of another
+    input, and where another process runs it; StorageFailed.
+    """
+    digest = _digest(files.input)
+    if not files.state.exists():
+        for path in (files.output, files.errors):
+            if path.exists():
+                raise ConfigError(path, "", "is there already: move it, or choose another --output")
+    store = BatchStore(files.state)
+    try:
+        try:
+            batch = store.get(BATCH)
+        except KeyError:
+            link = store.path_of(INPUT)
+            link.unlink(missing_ok=True)
+            link.symlink_to(files.input.absolute())
+            order = Order(_OWNER, INPUT, None, metadata={"sha256": digest})
+            batch = store.create(order, now, BATCH)
+        if batch.order.metadata["sha256"] != digest:
+            message = f"holds a job of another input than {files.input}: delete it to start anew"
+            raise ConfigError(files.state, "", message)
+        yield store, batch
+    finally:
+        store.close()
+
+
+def deliver(files: JobFiles, store: BatchStore, batch: Batch) -> None:
+    """Move the files of an ended batch to their places and forget the job.
+
+    May be interrupted and called again. A failed batch leaves no output file.
+    """
+    assert batch.status not in OPEN
+    if batch.status is not Status.FAILED:
+        _move(store.path_of(batch.output_file_id), files.output)
+    if batch.error_bytes:
+        _move(store.path_of(batch.error_file_id), files.errors)
+    store.close()
+    shutil.rmtree(files.state)
+
+
+def _move(made: Path, place: Path) -> None:
+    if made.exists():
+        made.replace(place)
+    elif not place.exists():
+        place.touch()
+
+
+def _digest(path: Path) -> str:
+    found = hashlib.sha256()
+    try:
+        with path.open("rb") as file:
+            while chunk := file.read(_READ_BYTES):
+                found.update(chunk)
+    except OSError as error:
+        raise ConfigError(path, "", f"cannot be read: {error.strerror}") from error
+    return found.hexdigest()
