@@ -1,6 +1,6 @@
 """Units that pack both classes into a pool that batch requests overfill: tests' common ground."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -8,12 +8,12 @@ import numpy as np
 
 from muxcluster.core.job import Job, WorkerSlot
 from muxcluster.core.request import Request, ServiceClass
-from muxcluster.core.served import ModelStats
+from muxcluster.core.served import ModelStats, UnitStats
 from muxcluster.core.unitspec import SchedulerSpec, UnitSpec
-from muxcluster.engine.executor import Executor
 from muxcluster.engine.unit import Unit
 from tests.engine.fakes import Sink
-from tests.engine.units import check_lengths, check_nothing_leaks, greedy
+from tests.engine.lockstep import Lockstep, Script
+from tests.engine.units import check_lengths, check_nothing_leaks, greedy, running
 from tests.models import model_spec
 from tests.oracles import GreedyOracle
 
@@ -55,20 +55,6 @@ def hybrid_spec(
         num_threads=1,
         num_host_blocks=host_frames * num_blocks,
     )
-
-
-class Watched:
-    """Passes everything on to an executor; `on_launch` is told of each job just after."""
-
-    def __init__(self, executor: Executor, on_launch: Callable[[Job], None]) -> None:
-        self._executor, self._on_launch = executor, on_launch
-
-    def launch(self, job: Job) -> None:
-        self._executor.launch(job)
-        self._on_launch(job)
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._executor, name)
 
 
 @dataclass(slots=True)
@@ -116,13 +102,17 @@ class Crowd:
                 )
         return [name for name in self.asked if name.split("/")[1] == kind]
 
-    def wait_for(self, names: Iterable[str]) -> None:
-        for name in names:
-            self._sink.wait_for_tokens(name, self.num_tokens[name])
+    def have(self, names: Iterable[str], num_tokens: int) -> bool:
+        """Whether each of these requests has got so many tokens."""
+        return all(len(self._sink.tokens.get(name, ())) >= num_tokens for name in names)
+
+    def have_ended(self) -> bool:
+        """Whether all requests have."""
+        return self.asked.keys() == self._sink.ends.keys()
 
     def finish(self) -> None:
         """All ended with all their tokens, and nothing is left behind."""
-        self._sink.wait_for_ends(len(self.asked))
+        assert self.have_ended()
         for name, num_tokens in self.num_tokens.items():
             check_lengths(self._sink, [name], num_tokens)
         check_nothing_leaks(self._unit)
@@ -136,17 +126,35 @@ class Crowd:
         assert sum(o.num_near_ties for o in oracles.values()) <= len(self.asked) // 20
 
 
-def serve_both(crowd: Crowd, sink: Sink, *, num_waves: int = 12) -> None:
-    """Batch requests fill the pool, then interactive ones come wave after wave.
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What became of a crowd, and what the unit said of itself at the end."""
+
+    crowd: Crowd
+    stats: UnitStats
+
+
+def both_classes(crowd: Crowd, *, num_waves: int = 12) -> Script:
+    """Batch requests fill the pool, then interactive ones come wave after wave, all to their ends.
 
     They share a prefix that fills a block or two.
     """
     batch = crowd.submit("batch", NUM_BATCH, BATCH_TOKENS)
-    for name in {name.split("/")[0]: name for name in reversed(batch)}.values():
-        sink.wait_for_tokens(name, 3)
+    firsts = {name.split("/")[0]: name for name in reversed(batch)}.values()
+    yield lambda: crowd.have(firsts, 3)
     for wave in range(num_waves):
-        crowd.wait_for(crowd.submit(f"urgent{wave}", NUM_URGENT, URGENT_TOKENS, shared=16))
-    crowd.finish()
+        names = crowd.submit(f"urgent{wave}", NUM_URGENT, URGENT_TOKENS, shared=16)
+        yield lambda names=names: crowd.have(names, URGENT_TOKENS)
+    yield crowd.have_ended
+
+
+def serve_both(spec: UnitSpec, lockstep: Lockstep, *, num_waves: int = 12) -> Served:
+    """A unit's whole life: `both_classes`, all of which got all their tokens."""
+    with running(spec, lockstep, lockstep) as (unit, sink):
+        crowd = Crowd(spec, unit, sink)
+        lockstep.play(both_classes(crowd, num_waves=num_waves))
+        crowd.finish()
+        return Served(crowd, unit.stats())
 
 
 def total(models: Iterable[ModelStats]) -> dict[str, int]:

@@ -14,7 +14,7 @@ from muxcluster.engine.grounds import Ground
 from muxcluster.engine.liveness import Patience
 from muxcluster.engine.processes import ProcessExecutor
 from muxcluster.engine.unit import Unit
-from tests.engine.fakes import Sink
+from tests.engine.fakes import PATIENCE_S, Sink
 from tests.engine.units import check_lengths, check_nothing_leaks, prompts, submit
 
 NUM_TOKENS = 20
@@ -55,7 +55,7 @@ def children(pid: int) -> dict[str, int]:
 
 def workers_of(owner: int, count: int) -> list[int]:
     """Process ids of the owner's workers, once all are forked (the unit does not wait for that)."""
-    deadline = time.monotonic() + 20.0
+    deadline = time.monotonic() + PATIENCE_S
     names = [f"mux-worker-{worker_id}" for worker_id in range(count)]
     while not set(names) <= (found := children(owner)).keys():
         assert time.monotonic() < deadline, f"only {found}"
@@ -71,7 +71,7 @@ def is_gone(pid: int) -> bool:
     return False
 
 
-def wait_until_gone(pids: list[int], timeout_s: float = 20.0) -> None:
+def wait_until_gone(pids: list[int], timeout_s: float = PATIENCE_S) -> None:
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         if all(is_gone(pid) for pid in pids):
@@ -111,7 +111,7 @@ class RecordingExecutor(ProcessExecutor):
 
     def wait_for_job_on(self, worker_id: int) -> None:
         """Block until a job has been with the (stopped) worker for a while."""
-        deadline = time.monotonic() + 20.0
+        deadline = time.monotonic() + PATIENCE_S
         seen: set[int] = set()
         while True:
             here = {job for job, worker in dict(self.running).items() if worker == worker_id}

@@ -1,6 +1,5 @@
 """Clients that leave, and no host memory at all: what the others get stays Hugging Face's."""
 
-import threading
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -9,7 +8,8 @@ import pytest
 from muxcluster.core.events import FinishReason
 from muxcluster.core.job import Job
 from muxcluster.engine.executors import make_executor
-from tests.engine.hybrid_units import Crowd, Watched, hybrid_spec, serve_both, total
+from tests.engine.hybrid_units import Crowd, hybrid_spec, serve_both, total
+from tests.engine.lockstep import Lockstep, Script
 from tests.engine.units import check_nothing_leaks, running
 from tests.oracles import GreedyOracle
 
@@ -20,28 +20,32 @@ def test_the_others_are_untouched(
 ) -> None:
     """All clients of a kind leave as soon as blocks of batch requests are written over."""
     spec = hybrid_spec(directories)
-    is_overwriting = threading.Event()
+    overwriting: list[int] = []
 
     def look(job: Job) -> None:
         if any(len(each.saves) for each in job.copies):
-            is_overwriting.set()
+            overwriting.append(job.job_id)
 
-    with running(spec, Watched(make_executor(spec), look)) as (unit, sink):
+    lockstep = Lockstep(make_executor(spec), look)
+    with running(spec, lockstep, lockstep) as (unit, sink):
         crowd = Crowd(spec, unit, sink)
-        names = crowd.submit("batch", 3, 40)
-        sink.wait_for_tokens(names[-1], 3)
-        crowd.submit("urgent0", 4, 12)
-        assert is_overwriting.wait(60)
-        left = {name for name in crowd.asked if name.split("/")[1] == leaves}
-        for name in left:
-            unit.abort(name)
-        crowd.submit("urgent1", 4, 12)
-        sink.wait_for_ends(len(crowd.asked))
+
+        def script() -> Script:
+            batch = crowd.submit("batch", 3, 40)
+            yield lambda: crowd.have(batch, 3)
+            urgent = crowd.submit("urgent0", 4, 12)
+            yield lambda: bool(overwriting)
+            for name in batch if leaves == "batch" else urgent:
+                unit.abort(name)
+            crowd.submit("urgent1", 4, 12)
+            yield crowd.have_ended
+
+        lockstep.play(script())
         check_nothing_leaks(unit)
     reasons = {name: sink.reason(name) for name in crowd.asked}
     gone = {name for name, reason in reasons.items() if reason is FinishReason.ABORT}
     assert gone
-    assert gone <= left
+    assert {name.split("/")[1] for name in gone} == {leaves}
     for name in gone:
         del crowd.asked[name]
     crowd.check(oracles)
@@ -51,9 +55,6 @@ def test_without_host_memory_nobody_lends(
     directories: Mapping[str, Path], oracles: Mapping[str, GreedyOracle]
 ) -> None:
     spec = hybrid_spec(directories, host_frames=0)
-    with running(spec) as (unit, sink):
-        crowd = Crowd(spec, unit, sink)
-        serve_both(crowd, sink, num_waves=4)
-        stats = unit.stats()
-    crowd.check(oracles)
-    assert total(stats.models)["lent_columns"] == 0
+    served = serve_both(spec, Lockstep(make_executor(spec)), num_waves=4)
+    served.crowd.check(oracles)
+    assert total(served.stats.models)["lent_columns"] == 0

@@ -16,12 +16,12 @@ from tests.engine.hybrid_units import (
     NUM_BLOCKS,
     Crowd,
     SavedBlocks,
-    Watched,
     hybrid_spec,
     serve_both,
     total,
 )
 from tests.engine.live_units import children
+from tests.engine.lockstep import Lockstep
 from tests.engine.units import running
 from tests.oracles import GreedyOracle
 
@@ -64,19 +64,17 @@ def test_both_classes_put_out_what_hugging_face_does(
         num_blocks=SCARCE_BLOCKS,
     )
     saved = SavedBlocks(spec)
-    with running(spec, Watched(make_executor(spec), saved)) as (unit, sink):
-        crowd = Crowd(spec, unit, sink)
-        serve_both(crowd, sink)
-        stats = unit.stats()
-    crowd.check(oracles)
-    counted = total(stats.models)
+    served = serve_both(spec, Lockstep(make_executor(spec), saved))
+    served.crowd.check(oracles)
+    models = served.stats.models
+    counted = total(models)
     assert counted["recomputed_tokens"] == 0
     assert counted["saved_slots"] == counted["restored_slots"] > 200
-    is_lender = {model.name: model.num_lent_columns > 0 for model in stats.models}
+    is_lender = {model.name: model.num_lent_columns > 0 for model in models}
     assert is_lender["wide"]
     assert is_lender["narrow"] or prefix_caching
     assert len(saved.blocks) > (0.4 if prefix_caching else 0.8) * SCARCE_BLOCKS
-    assert (sum(model.prefix_hits for model in stats.models) > 0) == prefix_caching
+    assert (sum(model.prefix_hits for model in models) > 0) == prefix_caching
 
 
 @pytest.mark.parametrize("lane", ["mixed", "temporal"])
@@ -85,13 +83,9 @@ def test_in_a_pool_too_small_for_either_class_too(
 ) -> None:
     """Batch sequences lend, and interactive ones lend to each other where they must."""
     spec = hybrid_spec(directories, num_blocks=NUM_BLOCKS // 2, lane=lane)
-    with running(spec) as (unit, sink):
-        crowd = Crowd(spec, unit, sink)
-        serve_both(crowd, sink)
-        stats = unit.stats()
-    crowd.check(oracles)
-    counted = total(stats.models)
-    assert counted["restored_slots"] > 0
+    served = serve_both(spec, Lockstep(make_executor(spec)))
+    served.crowd.check(oracles)
+    assert total(served.stats.models)["restored_slots"] > 0
 
 
 def test_a_corrupt_frame_of_host_memory_changes_the_output(
@@ -111,21 +105,20 @@ def test_a_corrupt_frame_of_host_memory_changes_the_output(
                 executor._pipeline._runner.arena.host[frame] = 63
                 corrupted.append(frame)
 
-    with running(spec, Watched(executor, corrupt)) as (unit, sink):
-        crowd = Crowd(spec, unit, sink)
-        serve_both(crowd, sink, num_waves=2)
+    served = serve_both(spec, Lockstep(executor, corrupt), num_waves=2)
     assert corrupted
     with pytest.raises(AssertionError, match="Hugging Face says"):
-        crowd.check(oracles)
+        served.crowd.check(oracles)
 
 
-def num_killed(
+@pytest.mark.parametrize(("lane", "workers"), [("mixed", ONE_WORKER), ("adbs", TWO_WORKERS)])
+def test_workers_killed_in_jobs_that_save_and_restore(
     directories: Mapping[str, Path],
     oracles: Mapping[str, GreedyOracle],
     lane: str,
     workers: tuple[WorkerSlot, ...],
-) -> int:
-    """Workers killed in a run after which nothing was lost and no token repeated."""
+) -> None:
+    """Nothing is lost and no token repeated."""
     spec = hybrid_spec(directories, lane=lane, workers=workers, partition="threads")
     executor = ProcessExecutor(spec)
     wanted = ["saves", "restores"] * 2
@@ -145,41 +138,17 @@ def num_killed(
             killed.append(pid)
             del wanted[0]
 
-    with running(spec, Watched(executor, kill)) as (unit, sink):
-        crowd = Crowd(spec, unit, sink)
-        serve_both(crowd, sink)
-        stats = unit.stats()
-    crowd.check(oracles)
-    assert not killed or total(stats.models)["saved_slots"] > 0
-    return len(killed)
-
-
-@pytest.mark.parametrize(("lane", "workers"), [("mixed", ONE_WORKER), ("adbs", TWO_WORKERS)])
-def test_workers_killed_in_jobs_that_save_and_restore(
-    directories: Mapping[str, Path],
-    oracles: Mapping[str, GreedyOracle],
-    lane: str,
-    workers: tuple[WorkerSlot, ...],
-) -> None:
-    """How many jobs copy depends on the machine's pace, so a run may find none to kill."""
-    assert any(num_killed(directories, oracles, lane, workers) for _ in range(4))
+    served = serve_both(spec, Lockstep(executor, kill))
+    served.crowd.check(oracles)
+    assert len(killed) == 4
+    assert total(served.stats.models)["saved_slots"] > 0
 
 
 @pytest.mark.parametrize("copies", ["saves", "restores"])
 def test_a_memory_owner_killed_in_the_middle(
     directories: Mapping[str, Path], oracles: Mapping[str, GreedyOracle], copies: str
 ) -> None:
-    """Pool and host memory are gone with it: everybody runs again, and lends again.
-
-    Whether enough is left to lend again depends on the machine's pace, so a run may show nothing.
-    """
-    assert any(restored_after_a_kill(directories, oracles, copies) for _ in range(4))
-
-
-def restored_after_a_kill(
-    directories: Mapping[str, Path], oracles: Mapping[str, GreedyOracle], copies: str
-) -> int:
-    """Token slots restored after the owner was killed at a job with `copies`; outputs are right."""
+    """Pool and host memory are gone with it: everybody runs again, and lends again."""
     spec = hybrid_spec(directories, lane="adbs", workers=TWO_WORKERS, partition="threads")
     executor = ProcessExecutor(spec)
     killed: list[int] = []
@@ -192,10 +161,32 @@ def restored_after_a_kill(
             killed.append(executor.owner_pid)
             os.kill(executor.owner_pid, signal.SIGKILL)
 
-    with running(spec, Watched(executor, kill)) as (unit, sink):
-        crowd = Crowd(spec, unit, sink)
-        serve_both(crowd, sink, num_waves=6)
-        assert executor.owner_pid not in killed
+    served = serve_both(spec, Lockstep(executor, kill), num_waves=6)
     assert len(killed) == 1
+    served.crowd.check(oracles)
+    assert sum(restored_after) > 0
+
+
+def test_at_the_machines_own_pace(
+    directories: Mapping[str, Path], oracles: Mapping[str, GreedyOracle]
+) -> None:
+    """Clients, the unit and its workers wait for nobody: how much is lent is for them to say."""
+    spec = hybrid_spec(
+        directories,
+        lane="adbs",
+        workers=TWO_WORKERS,
+        partition="threads",
+        num_blocks=SCARCE_BLOCKS,
+    )
+    with running(spec) as (unit, sink):
+        crowd = Crowd(spec, unit, sink)
+        for wave in range(4):
+            crowd.submit(f"batch{wave}", 2, 24)
+            for name in crowd.submit(f"urgent{wave}", 4, 12, shared=16):
+                sink.wait_for_tokens(name, 12)
+        sink.wait_for_ends(len(crowd.asked))
+        crowd.finish()
+        counted = total(unit.stats().models)
     crowd.check(oracles)
-    return sum(restored_after)
+    assert counted["recomputed_tokens"] == 0
+    assert counted["saved_slots"] == counted["restored_slots"]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from muxcluster.core.clock import Clock
 from muxcluster.core.events import FinishReason
 from muxcluster.core.job import Phase, WorkerSlot
 from muxcluster.core.request import Request
@@ -85,10 +86,12 @@ def request_of(request_id: str, prompt: Sequence[int], sampling: SamplingParams)
 
 
 @contextmanager
-def running(spec: UnitSpec, executor: Executor | None = None) -> Iterator[tuple[Unit, Sink]]:
+def running(
+    spec: UnitSpec, executor: Executor | None = None, clock: Clock | None = None
+) -> Iterator[tuple[Unit, Sink]]:
     """A started unit; closed at the end."""
     sink = Sink()
-    unit = Unit(spec, sink, executor=executor)
+    unit = Unit(spec, sink, clock, executor=executor)
     unit.start()
     try:
         yield unit, sink

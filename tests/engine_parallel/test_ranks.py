@@ -16,8 +16,9 @@ from muxcluster.engine.liveness import Patience
 from muxcluster.engine.parallel.executor import RanksExecutor
 from muxcluster.engine.unit import Unit
 from tests.engine.fakes import Sink
-from tests.engine.hybrid_units import Crowd, SavedBlocks, Watched, hybrid_spec, serve_both, total
+from tests.engine.hybrid_units import SavedBlocks, hybrid_spec, serve_both, total
 from tests.engine.live_units import SAMPLED, wait_until_gone
+from tests.engine.lockstep import Lockstep
 from tests.engine.units import (
     check_lengths,
     check_nothing_leaks,
@@ -143,11 +144,9 @@ def test_saves_and_restores_are_made_on_every_rank(tiny: ModelBuilder) -> None:
     workers = tuple(WorkerSlot(worker_id, (0.5,)) for worker_id in (0, 1))
     spec = over_ranks(hybrid_spec(directories, lane="adbs", workers=workers))
     saved = SavedBlocks(spec)
-    with running(spec, Watched(RanksExecutor(spec), saved)) as (unit, sink):
-        crowd = Crowd(spec, unit, sink)
-        serve_both(crowd, sink, num_waves=3)
-        counts = total(unit.stats().models)
-    crowd.check(oracles)
+    served = serve_both(spec, Lockstep(RanksExecutor(spec), saved), num_waves=3)
+    served.crowd.check(oracles)
+    counts = total(served.stats.models)
     assert len(saved.blocks) > 50
     assert counts["saved_slots"] > 0 and counts["restored_slots"] > 0
     assert counts["recomputed_tokens"] == 0
