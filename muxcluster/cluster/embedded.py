@@ -108,7 +108,8 @@ class EmbeddedRay:
 def _start(proxy: HttpAddress | None, num_cpus: float, num_gpus: float) -> None:
     for name, value in SERVE_VARIABLES.items():
         os.environ.setdefault(name, value)
-    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    # Serve warns where a busy replica answers late, then asks again; what fails, `ask` reports.
+    logging.getLogger("ray.serve").setLevel(logging.ERROR)
     with _signals_held():
         ray.init(
             address="local",
