@@ -89,7 +89,7 @@ class Bench:
             "quick": self.options.quick,
             "started": self._started,
             "wall_s": round(time.monotonic() - self._start_s, 1),
-            **_source(),
+            **source(),
             "machine": {**_machine(), "load_at_start": self._load},
             "versions": _versions(),
             **results,
@@ -129,8 +129,8 @@ def _git(*arguments: str) -> str | None:
     return done.stdout.rstrip()
 
 
-def _source() -> dict[str, Any]:
-    """The commit that ran, and which of its files differed."""
+def source() -> dict[str, Any]:
+    """The commit that runs, and which of its files differ."""
     changed = _git("status", "--porcelain", "--untracked-files=no") or ""
     return {
         "commit": _git("rev-parse", "HEAD"),

@@ -135,7 +135,10 @@ class Repeating:
         return int((table.max_total[slots] - table.num_tokens[slots]).min()) - 1
 
     def _has_blocks(self, lefts: Mapping[Job, int], longest: int) -> bool:
-        """True where free blocks, within the quotas, carry everybody through so many steps."""
+        """True where free and cached blocks, within the quotas, carry all through so many steps.
+
+        Nothing is cached or found meanwhile: one large eviction takes what small ones would.
+        """
         steps = [(job, min(left, longest)) for job, left in lefts.items()]
         return self._fits({job: self._most_lacking(job, count) for job, count in steps}) or (
             self._fits({job: self._lacking(job, count) for job, count in steps})
@@ -144,7 +147,7 @@ class Repeating:
     def _fits(self, lacks: Mapping[Job, int]) -> bool:
         kv = self._kv
         within_quotas = all(lack <= kv.headroom(job.model) for job, lack in lacks.items())
-        return within_quotas and sum(lacks.values()) <= kv.free
+        return within_quotas and sum(lacks.values()) <= kv.free + kv.evictable
 
     def _most_lacking(self, job: Job, num_steps: int) -> int:
         """No fewer than `_lacking`, without a look at the rows."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +18,10 @@ _SIGMA = float(np.sqrt(np.log(1.25)))
 class Kind:
     """Requests of one kind.
 
-    share: of all requests. degree: requests that share a prefix. The others are mean tokens.
+    share: of all requests. degree: requests that share a prefix. prefix, distinct, output: mean
+    tokens. heading: tokens that every request of the kind begins with, before its prefix. most: of
+    outputs; where it is given these deviate by their mean rather than by half of it, and what is
+    beyond is cut off.
     """
 
     share: float
@@ -25,6 +29,8 @@ class Kind:
     prefix: int
     distinct: int
     output: int
+    heading: int = 0
+    most: int | None = None
 
 
 def mixed_job(kinds: Sequence[Kind], num_requests: int, rng: np.random.Generator) -> BatchJob:
@@ -43,11 +49,28 @@ def _requests(
 ) -> Iterator[tuple[NDArray[np.int32], NDArray[np.int32], int]]:
     """Prefix, rest and output tokens of each prompt of a kind, group by group."""
     num_groups = -(-round(kind.share * num_requests) // kind.degree)
+    heading = _tokens(kind.heading, rng)
+    if kind.most is not None:
+        outputs = iter(long_outputs(kind.output, kind.most, num_groups * kind.degree, rng).tolist())
     for _ in range(num_groups):
-        prefix = _tokens(_length(kind.prefix, rng), rng)
+        prefix = np.concatenate((heading, _tokens(_length(kind.prefix, rng), rng)))
         for _ in range(kind.degree):
             rest = _tokens(1 + _length(kind.distinct - 1, rng), rng)
-            yield prefix, rest, 1 + _length(kind.output - 1, rng)
+            output = 1 + _length(kind.output - 1, rng) if kind.most is None else next(outputs)
+            yield prefix, rest, output
+
+
+def long_outputs(mean: int, most: int, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    """Outputs in random order, log-normal with a deviation of their mean, cut off at `most`.
+
+    Evenly spaced quantiles: a few long requests are much of a job's work, and sums of a few random
+    ones differ from job to job.
+    """
+    sigma = float(np.sqrt(np.log(2.0)))
+    normal = NormalDist(-sigma * sigma / 2, sigma)
+    ranks = (rng.permutation(count) + 0.5) / count
+    lengths = mean * np.exp([normal.inv_cdf(rank) for rank in ranks.tolist()])
+    return np.clip(np.round(lengths), 1, most).astype(np.int64)
 
 
 def _length(mean: int, rng: np.random.Generator) -> int:
