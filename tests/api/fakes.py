@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -68,8 +69,9 @@ def entry(token: int, num_top: int) -> TokenLogprobs:
 class FakeBackend:
     """Plays `script(request)` token by token with the engine's stopping rules.
 
-    width: tokens per delta. delay_s: pause before each delta. error: raised after `error_after`
-    deltas. requests, aborted, ended: what was asked and how it went.
+    width: tokens per delta. delay_s: pause before each delta. most_deltas: so many of a request
+    come, and no more until it is raised. error: raised after `error_after` deltas. requests,
+    aborted, ended: what was asked and how it went.
     """
 
     def __init__(self, served: Sequence[ServedModel]) -> None:
@@ -77,6 +79,7 @@ class FakeBackend:
         self.script: Callable[[Request], Sequence[int]] = lambda request: []
         self.width = 1
         self.delay_s = 0.0
+        self.most_deltas = math.inf
         self.error: Exception | None = None
         self.error_after = 0
         self.first: TokenDelta | None = None
@@ -112,6 +115,8 @@ class FakeBackend:
                 if self.error is not None and i == self.error_after:
                     self.ended.append(request.request_id)
                     raise self.error
+                while i >= self.most_deltas:
+                    await asyncio.sleep(0.001)
                 await asyncio.sleep(self.delay_s)
                 if delta.finished is not None:
                     self.ended.append(request.request_id)
@@ -165,13 +170,13 @@ def running_server(app: ASGIApp) -> Iterator[str]:
         yield f"http://127.0.0.1:{port}"
     finally:
         server.should_exit = True
-        thread.join(10)
+        thread.join(600)
 
 
 def wait_until(is_true: Callable[[], bool]) -> bool:
-    """Waits for another thread; False after ten seconds."""
+    """Waits for another thread; False after ten minutes."""
     pause = threading.Event()
-    for _ in range(1000):
+    for _ in range(60_000):
         if is_true():
             return True
         pause.wait(0.01)

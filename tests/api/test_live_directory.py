@@ -1,6 +1,7 @@
 """The ingress follows its directory while streams run, and no token is lost or repeated."""
 
 import asyncio
+import math
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -12,18 +13,18 @@ import openai
 import pytest
 
 from muxcluster.api import ingress
-from muxcluster.api.links import LinkState
+from muxcluster.api.links import LinkState, UnitLink
 from muxcluster.api.routing import CHUNK_TOKENS
 from muxcluster.channel import curve
 from muxcluster.channel.client import UnitClient
 from muxcluster.core.errors import EngineFailure
 from muxcluster.core.served import ServedModel
 from muxcluster.text.tokenizer import Tokenizer
-from tests.api.clusters import Cluster, ScriptedUnit, answer, named, run, until
+from tests.api.clusters import PATIENCE_S, Cluster, ScriptedUnit, answer, named, run, until
 from tests.channel.relay import relayed
 
 PROMPTS = [f"Stream {i} says" for i in range(8)]
-NUM_TOKENS = 150
+NUM_TOKENS, FIRST_TOKENS = 150, 20
 Says = Callable[[str, int], str]
 Streams = list["asyncio.Task[str]"]
 
@@ -33,18 +34,27 @@ def says(tokenizer: Tokenizer) -> Says:
     return lambda prompt, n: answer(tokenizer.encode(prompt, True), n)
 
 
-def streams(cluster: Cluster, model: str) -> Streams:
-    return [asyncio.create_task(cluster.text(model, p, NUM_TOKENS)) for p in PROMPTS]
-
-
 async def assert_exact(running: Streams, says: Says) -> None:
     assert await asyncio.gather(*running) == [says(prompt, NUM_TOKENS) for prompt in PROMPTS]
 
 
-async def under_way(*units: ScriptedUnit) -> None:
-    """All streams run, and have some output."""
-    await until(lambda: sum(unit.num_open for unit in units) == len(PROMPTS))
-    await asyncio.sleep(0.1)
+async def under_way(cluster: Cluster, unit: ScriptedUnit, model: str) -> Streams:
+    """Streams that have some output, and get no more of `unit` until it may go on."""
+    unit.most_tokens = FIRST_TOKENS
+    running = [asyncio.create_task(cluster.text(model, p, NUM_TOKENS)) for p in PROMPTS]
+    await until(lambda: unit.num_held == len(PROMPTS))
+    return running
+
+
+def go_on(*units: ScriptedUnit) -> None:
+    for unit in units:
+        unit.most_tokens = math.inf
+
+
+def is_idle(link: UnitLink) -> bool:
+    """It knows that its unit has done all that was sent."""
+    link.measure()
+    return link.load.crowd() == 0
 
 
 async def one_of_two_busy(cluster: Cluster) -> tuple[ScriptedUnit, ScriptedUnit, Streams]:
@@ -52,9 +62,7 @@ async def one_of_two_busy(cluster: Cluster) -> tuple[ScriptedUnit, ScriptedUnit,
     a, b = cluster.start("a", "tiny"), cluster.start("b", "tiny")
     cluster.serve(a, tiny=("a",))
     await cluster.ready()
-    running = streams(cluster, "tiny")
-    await under_way(a)
-    return a, b, running
+    return a, b, await under_way(cluster, a, "tiny")
 
 
 def test_a_model_appears_and_disappears_under_the_streams_of_another(
@@ -66,8 +74,7 @@ def test_a_model_appears_and_disappears_under_the_streams_of_another(
         a = cluster.start("a", "one", "two")
         cluster.serve(a, one=("a",))
         await cluster.ready()
-        running = streams(cluster, "one")
-        await under_way(a)
+        running = await under_way(cluster, a, "one")
         with pytest.raises(openai.NotFoundError):
             await cluster.text("two", "x")
         b = cluster.start("b", "two")
@@ -76,14 +83,16 @@ def test_a_model_appears_and_disappears_under_the_streams_of_another(
         while len((await cluster.client.models.list()).data) < 2:
             assert await cluster.status("/ready") == 200
         assert await cluster.text("two", "x", 5) == says("x", 5)
+        b.most_tokens = FIRST_TOKENS
         last = asyncio.create_task(cluster.text("two", "last"))
         await until(lambda: b.num_open == 1)
         # taken away: what runs there still ends
-        cluster.controller.change(models=(one,), routes={"one": ("a",)}, draining={"b": 30.0})
+        cluster.controller.change(models=(one,), routes={"one": ("a",)}, draining={"b": PATIENCE_S})
         while len((await cluster.client.models.list()).data) > 1:
             await asyncio.sleep(0.01)
         with pytest.raises(openai.NotFoundError):
             await cluster.text("two", "x")
+        go_on(a, b)
         assert await last == says("last", 100)
         await assert_exact(running, says)
         metrics = (await httpx.AsyncClient().get(f"{cluster.url}/metrics")).text
@@ -98,9 +107,10 @@ def test_a_moved_models_streams_stay_and_its_new_requests_go_to_the_new_unit(
     async def work(cluster: Cluster) -> None:
         a, b, running = await one_of_two_busy(cluster)
         cluster.serve(a, b, tiny=("b",))
-        cluster.controller.change(draining={"a": 30.0})
+        cluster.controller.change(draining={"a": PATIENCE_S})
         while not b.requests:
             assert await cluster.text("tiny", "new", 3) == says("new", 3)
+        go_on(a)
         await assert_exact(running, says)
         assert all(request.sampling.max_tokens == 3 for request in b.requests)
         assert len({request.request_id for request in a.requests}) == len(a.requests)
@@ -149,8 +159,7 @@ def test_without_a_place_only_that_model_is_refused_and_its_streams_wait(
         a, b = cluster.start("a", "one"), cluster.start("b", "two")
         cluster.serve(a, b, one=("a",), two=("b",))
         await cluster.ready()
-        running = streams(cluster, "one")
-        await under_way(a)
+        running = await under_way(cluster, a, "one")
         a.close()
         cluster.serve(b, two=("b",))
         cluster.controller.change(unplaced={"one": 7.0})
@@ -176,8 +185,7 @@ def test_what_waits_for_a_place_that_never_comes_ends_in_time(served: ServedMode
         a = cluster.start("a", "tiny")
         cluster.serve(a, tiny=("a",))
         await cluster.ready()
-        running = streams(cluster, "tiny")
-        await under_way(a)
+        running = await under_way(cluster, a, "tiny")
         cluster.controller.change(units={}, routes={"tiny": ()})
         a.close()
         new = asyncio.create_task(cluster.text("tiny", "new"))
@@ -203,16 +211,15 @@ def test_requests_spread_and_equal_beginnings_go_where_they_went(
         await cluster.ready()
         await until(lambda: all(link.is_open() for link in cluster.ingress._lines.links()))
         for unit in units:
-            unit.is_held = True
+            unit.most_tokens = 0
         asked = [asyncio.create_task(cluster.text("tiny", text, 10)) for text in texts]
         await until(lambda: sum(unit.num_open for unit in units) == len(texts))
-        for unit in units:
-            unit.is_held = False
+        go_on(*units)
         await asyncio.gather(*asked)
         first = [{request.prompt_tokens.tobytes() for request in unit.requests} for unit in units]
         assert min(map(len, first)) >= 2
         for text in 2 * texts:
-            await asyncio.sleep(0.2)  # what was sent before is reported as done
+            await until(lambda: all(is_idle(link) for link in cluster.ingress._lines.links()))
             await cluster.text("tiny", text, 10)
         for unit, prompts in zip(units, first, strict=True):
             assert Counter(r.prompt_tokens.tobytes() for r in unit.requests) == dict.fromkeys(
@@ -225,15 +232,13 @@ def test_requests_spread_and_equal_beginnings_go_where_they_went(
 def test_a_unit_that_hangs_is_left_though_its_connection_stays(
     served: ServedModel, says: Says, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ingress, "UnitClient", partial(UnitClient, silence_s=0.5))
+    monkeypatch.setattr(ingress, "UnitClient", partial(UnitClient, silence_s=2.5))
 
     async def work(cluster: Cluster) -> None:
         a, b = cluster.start("a", "tiny"), cluster.start("b", "tiny")
         cluster.serve(a, b, tiny=("a",))
         await cluster.ready()
-        running = streams(cluster, "tiny")
-        await under_way(a)
-        a.is_held = True
+        running = await under_way(cluster, a, "tiny")
         cluster.controller.change(routes={"tiny": ("a", "b")})
         await until(lambda: len(cluster.ingress._lines.of("tiny")) == 2)
         a.lives.clear()
@@ -250,8 +255,8 @@ def test_a_unit_that_hangs_is_left_though_its_connection_stays(
 def test_a_cut_line_moves_its_streams_to_another_node(
     served: ServedModel, says: Says, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(curve, "HEARTBEAT_MS", 200)
-    monkeypatch.setattr(curve, "UNREACHABLE_MS", 600)
+    monkeypatch.setattr(curve, "HEARTBEAT_MS", 500)
+    monkeypatch.setattr(curve, "UNREACHABLE_MS", 2500)
 
     async def work(cluster: Cluster) -> None:
         a, b = cluster.start("a", "tiny"), cluster.start("b", "tiny")
@@ -259,9 +264,7 @@ def test_a_cut_line_moves_its_streams_to_another_node(
             far = replace(a.address, endpoint=f"tcp://127.0.0.1:{relay.port}")
             cluster.controller.change(units={"a": far}, routes={"tiny": ("a",)})
             await cluster.ready()
-            running = streams(cluster, "tiny")
-            await under_way(a)
-            a.is_held = True
+            running = await under_way(cluster, a, "tiny")
             cluster.controller.change(units={"a": far, "b": b.address}, routes={"tiny": ("a", "b")})
             await until(lambda: len(cluster.ingress._lines.of("tiny")) == 2)
             relay.cut()
@@ -277,10 +280,10 @@ def test_without_a_controller_everything_goes_on(served: ServedModel, says: Says
         a = cluster.start("a", "tiny")
         cluster.serve(a, tiny=("a",))
         await cluster.ready()
-        running = streams(cluster, "tiny")
-        await under_way(a)
+        running = await under_way(cluster, a, "tiny")
         before, cluster.controller.now = cluster.controller.now, None
         assert await cluster.text("tiny", "new", 9) == says("new", 9)
+        go_on(a)
         await assert_exact(running, says)
         assert await cluster.status("/ready") == 200
         assert await cluster.status("/status") == await cluster.status("/timeline") == 503

@@ -2,11 +2,13 @@
 
 import asyncio
 import json
+import math
 import resource
 from collections import Counter
+from collections.abc import Coroutine, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 import pytest
@@ -20,6 +22,7 @@ from muxcluster.core.request import ServiceClass
 from tests.api.test_status_routes import samples
 
 TEXT = {"model": "tiny", "prompt": "hi"}
+T = TypeVar("T")
 RT, BE = ServiceClass.INTERACTIVE, ServiceClass.BATCH
 
 
@@ -63,12 +66,22 @@ def test_the_time_to_wait_follows_the_queues_speed(monkeypatch: pytest.MonkeyPat
     assert full.value.retry_after_s == UNKNOWN_RETRY_S
 
 
-async def burst(app: Any, count: int, body: Any) -> list[httpx.Response]:
+async def burst(app: Any, backend: Any, count: int, body: Any) -> list[httpx.Response]:
     """`count` requests at once, in process."""
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-        calls = (client.post("/v1/completions", json=body(i), timeout=60) for i in range(count))
-        return list(await asyncio.gather(*calls))
+        calls = (client.post("/v1/completions", json=body(i), timeout=600) for i in range(count))
+        return await at_once(backend, calls)
+
+
+async def at_once(backend: Any, calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Answers of calls of which none gets a token before each is refused or accepted."""
+    num_before, backend.most_deltas = len(backend.requests), 0
+    tasks = [asyncio.create_task(each) for each in calls]
+    while sum(task.done() for task in tasks) + len(backend.requests) - num_before < len(tasks):
+        await asyncio.sleep(0.01)
+    backend.most_deltas = math.inf
+    return await asyncio.gather(*tasks)
 
 
 @dataclass
@@ -115,15 +128,11 @@ def ends(values: dict[Any, float]) -> Counter[str]:
 def test_ten_thousand_at_once(backend, says) -> None:
     """512 wait, the others get 429 with Retry-After, and all that was accepted finishes."""
     says("hello world", ends=False)
-    backend.delay_s = 0.05
     app = create_app(backend, ApiSettings(queues=QueueLimits(open_calls=20_000)))
     body = json.dumps(TEXT | {"max_tokens": 2}).encode()
 
-    async def everybody() -> list[Answer]:
-        return await asyncio.gather(*(call(app, body) for _ in range(10_000)))
-
     before = resident_bytes()
-    answers = asyncio.run(everybody())
+    answers = asyncio.run(at_once(backend, (call(app, body) for _ in range(10_000))))
     assert resident_bytes() - before < 200 * 2**20
     by_status = Counter(answer.status for answer in answers)
     assert by_status == {200: 512, 429: 10_000 - 512}
@@ -144,10 +153,9 @@ def test_ten_thousand_at_once(backend, says) -> None:
 
 def test_batch_waits_in_a_longer_queue(backend, says) -> None:
     says("hello world", ends=False)
-    backend.delay_s = 0.02
     app = create_app(backend, ApiSettings(queues=QueueLimits(interactive=3, batch=5)))
     tiers = ("default", "flex")
-    answers = asyncio.run(burst(app, 20, lambda i: TEXT | {"service_tier": tiers[i % 2]}))
+    answers = asyncio.run(burst(app, backend, 20, lambda i: TEXT | {"service_tier": tiers[i % 2]}))
     served = Counter(tiers[i % 2] for i in range(20) if answers[i].status_code == 200)
     assert served == {"default": 3, "flex": 5}
 
@@ -155,7 +163,7 @@ def test_batch_waits_in_a_longer_queue(backend, says) -> None:
 def test_the_queue_is_free_again_after_the_first_token(backend, says) -> None:
     """What runs does not count: a long answer leaves its place when it begins."""
     says("hello world again", ends=False)
-    backend.delay_s = 0.005
+    backend.most_deltas = 1
     service = create_app(backend, ApiSettings(queues=QueueLimits(interactive=1))).state.service
 
     async def run() -> int:
@@ -164,9 +172,10 @@ def test_the_queue_is_free_again_after_the_first_token(backend, says) -> None:
             await anext(stream)
         with pytest.raises(Overloaded):
             waiting = service.generate(TEXT)
-            backend.delay_s = 10.0
+            backend.most_deltas = 0
             pending = asyncio.ensure_future(anext(waiting))
-            await asyncio.sleep(0.01)
+            while service._gate.num_waiting("tiny", RT) == 0:
+                await asyncio.sleep(0)
             try:
                 await anext(service.generate(TEXT))
             finally:
@@ -174,7 +183,7 @@ def test_the_queue_is_free_again_after_the_first_token(backend, says) -> None:
                 await asyncio.gather(pending, return_exceptions=True)
         for stream in streams:
             await stream.aclose()
-        backend.delay_s = 0.0
+        backend.most_deltas = math.inf
         return len([delta async for delta in service.generate(TEXT)])
 
     assert asyncio.run(run()) > 0
@@ -192,9 +201,8 @@ def test_refused_before_it_is_tokenised(backend, says, monkeypatch) -> None:
 
 def test_open_calls_are_bounded_before_their_bodies_are_read(backend, says) -> None:
     says("hello world")
-    backend.delay_s = 0.05
     app = create_app(backend, ApiSettings(queues=QueueLimits(open_calls=4)))
-    answers = asyncio.run(burst(app, 10, lambda i: TEXT))
+    answers = asyncio.run(burst(app, backend, 10, lambda i: TEXT))
     assert Counter(a.status_code for a in answers) == {200: 4, 429: 6}
     with TestClient(app) as http:
         assert http.get("/health").status_code == 200
@@ -204,12 +212,11 @@ def test_open_calls_are_bounded_before_their_bodies_are_read(backend, says) -> N
 
 def test_bodies_are_bounded_together(backend, says) -> None:
     says("hello world")
-    backend.delay_s = 0.05
     app = create_app(backend, ApiSettings(queues=QueueLimits(body_bytes=5000)))
     body = TEXT | {"user": "x" * 2000}
-    answers = asyncio.run(burst(app, 5, lambda i: body))
+    answers = asyncio.run(burst(app, backend, 5, lambda i: body))
     assert Counter(a.status_code for a in answers) == {200: 2, 429: 3}
-    again = asyncio.run(burst(app, 2, lambda i: body))
+    again = asyncio.run(burst(app, backend, 2, lambda i: body))
     assert [a.status_code for a in again] == [200, 200]
 
 
@@ -229,6 +236,7 @@ def test_an_abort_storm_leaves_nothing(backend, says) -> None:
         await asyncio.sleep(0.001 * (i % 7))
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)
+        await stream.aclose()
 
     async def storm() -> None:
         await asyncio.gather(*(leave(i) for i in range(200)))
@@ -254,15 +262,13 @@ def test_every_end_is_counted_once(backend, says) -> None:
         backend.error = RuntimeError("broken")
         with pytest.raises(RuntimeError):
             http.post("/v1/completions", json=TEXT)
-        backend.error, backend.delay_s = None, 0.2
-        late = http.post(
-            "/v1/completions", json=TEXT, headers={"x-request-timeout-seconds": "0.05"}
-        )
+        backend.error, backend.most_deltas = None, 0
+        late = http.post("/v1/completions", json=TEXT, headers={"x-request-timeout-seconds": "1"})
         assert late.status_code == 408
         service = app.state.service
 
         async def leave() -> None:
-            backend.delay_s = 0.0
+            backend.most_deltas = 1
             stream = service.generate(TEXT)
             await anext(stream)
             await stream.aclose()
@@ -273,13 +279,13 @@ def test_every_end_is_counted_once(backend, says) -> None:
 
 def test_a_time_limit_that_passes_in_a_stream_is_an_error_event(backend, says) -> None:
     says("hello world again", ends=False)
-    backend.delay_s = 0.05
+    backend.most_deltas = 2
     app = create_app(backend, ApiSettings())
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
 
     async def read() -> str:
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-            headers = {"X-Request-Timeout-Seconds": "0.12"}
+            headers = {"X-Request-Timeout-Seconds": "1"}
             body = TEXT | {"stream": True}
             return (await client.post("/v1/completions", json=body, headers=headers)).text
 

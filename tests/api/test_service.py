@@ -103,7 +103,7 @@ def test_python_way_in(backend, says):
 
 def test_closing_the_stream_aborts_every_choice(backend, says):
     says("hello world again", ends=False)
-    backend.delay_s = 0.001
+    backend.most_deltas = 1
     service = service_of(backend)
 
     async def leave():
@@ -118,7 +118,7 @@ def test_closing_the_stream_aborts_every_choice(backend, says):
 
 def test_one_failed_choice_ends_the_call_and_aborts_the_others(backend, says):
     tokens = says("hello world again")
-    backend.delay_s = 0.001
+    backend.most_deltas = 1
 
     def script(request):
         if request.request_id.endswith("-1"):
@@ -142,8 +142,8 @@ def test_stream_that_just_stops_is_a_failure(backend, served):
 
 def test_time_limit_in_the_middle_of_an_answer(backend, says):
     says("hello world", ends=False)
-    backend.delay_s = 0.05
-    stream = service_of(backend, request_timeout_s=0.12).generate({"model": "tiny", "prompt": "x"})
+    backend.most_deltas = 1
+    stream = service_of(backend, request_timeout_s=1.0).generate({"model": "tiny", "prompt": "x"})
     with pytest.raises(RequestTimeout):
         asyncio.run(collected(stream))
     assert len(backend.aborted) == 1

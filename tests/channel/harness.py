@@ -17,13 +17,14 @@ from muxcluster.core.request import Request
 from muxcluster.core.sampling import SamplingParams
 from muxcluster.core.served import UnitStats
 
-PATIENCE_S = 20.0
+PATIENCE_S = 600.0
 """How long a test waits for what must happen; only a failing test waits that long."""
 
 LONG_S = 600.0
 """Silence that no test reaches, so what is noticed is noticed by the broken connection."""
 
-SHORT_S = 0.5
+SHORT_S = 2.0
+"""Silence that must be noticed; nobody else may be so slow to wake up."""
 CLIENT_KEYS = new_keys()
 STATS_S = 0.05
 

@@ -167,8 +167,8 @@ def test_nothing_can_be_read_on_the_way(unit: Unit) -> None:
 
 def test_a_cut_link_is_noticed_on_both_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither end's own silence limit is in play: the heartbeat alone finds out."""
-    monkeypatch.setattr(curve, "HEARTBEAT_MS", 100)
-    monkeypatch.setattr(curve, "UNREACHABLE_MS", 300)
+    monkeypatch.setattr(curve, "HEARTBEAT_MS", 500)
+    monkeypatch.setattr(curve, "UNREACHABLE_MS", 2500)
     unit = Unit("tcp://127.0.0.1:*")
     with relayed(unit.address.endpoint) as relay:
 
