@@ -2,12 +2,14 @@
 
 import asyncio
 import json
+from collections.abc import Callable
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any
 
 from muxcluster.api.call import Arrival, Call
 from muxcluster.api.errors import http_error
-from muxcluster.api.responses import whole
+from muxcluster.api.responses import Deltas, whole
 from muxcluster.api.service import CompletionService
 from muxcluster.api.wire import ChatWire, CompletionWire
 from muxcluster.batch.entry import CHAT, Entry
@@ -38,6 +40,15 @@ class Use:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """How a line ended. output_tokens: of a choice, in the mean; None where there is no answer."""
+
+    result: Result
+    use: Use
+    output_tokens: int | None
+
+
 class Answerer:
     """Answers entries through `service`, as batch class. lenient: unknown fields pass."""
 
@@ -45,33 +56,54 @@ class Answerer:
         self._service = service
         self._lenient = lenient
 
-    async def answer(self, line: int, entry: Entry, batch_id: str) -> tuple[Result, Use]:
+    async def answer(
+        self, line: int, entry: Entry, batch_id: str, started: Callable[[], None]
+    ) -> Answer:
         """The line's one result: an answer, or the error that a client would get.
 
         While the server has no room or no unit it is tried again, so this may take for ever.
-        Cancelling it frees all that the request holds.
+        Cancelling it frees all that the request holds. started: called once, at the first token.
         """
+        first = _Once(started)
         request_id = f"{batch_id}-{line}"
         num_failures = 0
         while True:
             try:
-                body = await self._run(entry, request_id)
-                return answered(line, entry.custom_id, request_id, body), _use(body)
+                body = await self._run(entry, request_id, first)
+                use = _use(body)
+                result = answered(line, entry.custom_id, request_id, body)
+                return Answer(result, use, use.output // len(body["choices"]))
             except Unavailable as error:
                 await asyncio.sleep(min(MAX_PAUSE_S, error.retry_after_s))
             except (RequestError, PoisonRequest) as error:
-                return _failed(line, entry, request_id, error), Use()
+                return Answer(_failed(line, entry, request_id, error), Use(), None)
             except EngineFailure as error:
                 num_failures += 1
                 if num_failures == MOST_FAILURES:
-                    return _failed(line, entry, request_id, error), Use()
+                    return Answer(_failed(line, entry, request_id, error), Use(), None)
 
-    async def _run(self, entry: Entry, request_id: str) -> dict[str, Any]:
+    async def _run(self, entry: Entry, request_id: str, first: "_Once") -> dict[str, Any]:
         body = body_of(entry, lenient=self._lenient)
         call = await self._service.prepare(body, Arrival(request_id))
         call = replace(call, timeout_s=NO_LIMIT_S)
         with call.admission:
-            return await whole(call, self._service.stream(call), _wire(entry, call))
+            return await whole(call, first.of(self._service.stream(call)), _wire(entry, call))
+
+
+class _Once:
+    """Calls `told` at the first delta, of whichever stream it comes first."""
+
+    def __init__(self, told: Callable[[], None]) -> None:
+        self._told = told
+        self._is_told = False
+
+    async def of(self, deltas: Deltas) -> Deltas:
+        async with aclosing(deltas):
+            async for delta in deltas:
+                if not self._is_told:
+                    self._is_told = True
+                    self._told()
+                yield delta
 
 
 def body_of(entry: Entry, *, lenient: bool) -> GenerationBody:

@@ -4,11 +4,13 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 
 from muxcluster.api.batches.answering import Answerer
-from muxcluster.api.batches.planning import Planner, Read
+from muxcluster.api.batches.planning import LivePlan, Planner, Read
 from muxcluster.api.batches.progress import Progress
 from muxcluster.api.batches.recorder import Recorder
 from muxcluster.api.batches.slots import Slots
@@ -20,6 +22,8 @@ from muxcluster.batch.store import BatchStore, Pending
 
 _CLOSING_LINES = 1000
 """Lines that are told at once that they will not run."""
+_ASK_AGAIN_S = 0.5
+"""Others than the batch's lines take memory and give it back, and nobody tells us."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,35 +145,49 @@ class BatchRunner:
             del self._runs[batch_id]
 
     async def _work(self, run: _Run, pending: Sequence[Pending]) -> None:
-        planned = await self._planner.order(run.batch, pending, run.read)
-        of_model: dict[str, list[Pending]] = defaultdict(list)
-        for line in planned:
-            of_model[line.model].append(line)
+        plans = await self._planner.plan(run.batch, pending, run.read)
         run.progress.started_s = time.monotonic()
         try:
             async with asyncio.TaskGroup() as group:
-                for model, lines in of_model.items():
-                    group.create_task(self._feed(run, self._slots[model], lines, group))
+                for plan in plans:
+                    group.create_task(self._feed(run, plan, group))
         except ExceptionGroup as failures:
             # the others were cancelled because of the first
             raise failures.exceptions[0] from None
+        finally:
+            for plan in plans:
+                plan.close()
 
-    async def _feed(
-        self, run: _Run, slots: Slots, lines: Sequence[Pending], group: asyncio.TaskGroup
-    ) -> None:
-        for line in lines:
-            await slots.take(run.latest_start)
-            task = group.create_task(self._line(run, line))
-            # also where the task is cancelled before its first step
-            task.add_done_callback(lambda _: slots.give())
+    async def _feed(self, run: _Run, plan: LivePlan, group: asyncio.TaskGroup) -> None:
+        """Starts the plan's lines when it says so, asked whenever something has happened."""
+        news = asyncio.Event()
+        while True:
+            for line in plan.take():
+                slots = self._slots[line.model]
+                await slots.take(run.latest_start)
+                task = group.create_task(self._line(run, plan, line, news))
+                # also where the task is cancelled before its first step
+                task.add_done_callback(partial(_give, slots))
+            if not len(plan):
+                return
+            with suppress(TimeoutError):
+                await asyncio.wait_for(news.wait(), _ASK_AGAIN_S)
+            news.clear()
 
-    async def _line(self, run: _Run, line: Pending) -> None:
+    async def _line(self, run: _Run, plan: LivePlan, line: Pending, news: asyncio.Event) -> None:
         """One line from the file to its result on the disk."""
         data = await asyncio.to_thread(run.read, line)
         entry = parse_entry(data)
-        result, use = await self._answerer.answer(line.line, entry, run.batch.batch_id)
-        await run.recorder.keep(result)
-        run.progress.end(line.weight, use)
+
+        def started() -> None:
+            plan.started(line.line)
+            news.set()
+
+        answer = await self._answerer.answer(line.line, entry, run.batch.batch_id, started)
+        plan.ended(line.line, answer.output_tokens)
+        news.set()
+        await run.recorder.keep(answer.result)
+        run.progress.end(line.weight, answer.use)
 
     def _end(self, batch_id: str, ending: Status) -> Batch:
         """Every line that is left gets its reason, then the batch is over."""
@@ -195,6 +213,10 @@ async def _ended(task: "asyncio.Task[None] | asyncio.Task[bool]") -> None:
     """Cancels the task and waits for its end, whatever that is: its result was read before."""
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
+
+
+def _give(slots: Slots, _: "asyncio.Task[None]") -> None:
+    slots.give()
 
 
 def _now() -> int:

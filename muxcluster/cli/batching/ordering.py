@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from muxcluster.api.batches.answering import body_of
-from muxcluster.api.batches.planning import Read
+from muxcluster.api.batches.planning import InOrder, LivePlan, Read
 from muxcluster.api.model_text import ModelTexts
 from muxcluster.api.service import prompts_of
 from muxcluster.batch.entry import parse_entry
@@ -42,11 +42,11 @@ class LocalPlanner:
         self._lenient = lenient
         self.chosen: dict[str, str] = {}
 
-    async def order(self, batch: Batch, lines: Sequence[Pending], read: Read) -> Sequence[Pending]:
-        """As `Planner.order`, on a thread. A line of several prompts is planned by its first."""
-        return await asyncio.to_thread(self._ordered, lines, read)
+    async def plan(self, batch: Batch, lines: Sequence[Pending], read: Read) -> Sequence[LivePlan]:
+        """As `Planner.plan`, on a thread. A line of several prompts is planned by its first."""
+        return await asyncio.to_thread(self._plans, lines, read)
 
-    def _ordered(self, lines: Sequence[Pending], read: Read) -> list[Pending]:
+    def _plans(self, lines: Sequence[Pending], read: Read) -> list[LivePlan]:
         by_model: dict[str, list[_Asked]] = defaultdict(list)
         refused = []
         for line in lines:
@@ -55,8 +55,7 @@ class LocalPlanner:
             except RequestError:
                 # it ends at once when it runs, with what is wrong
                 refused.append(line)
-        planned = [each for name, asked in by_model.items() for each in self._plan(name, asked)]
-        return refused + planned
+        return [InOrder(refused), *(InOrder(self._plan(*each)) for each in by_model.items())]
 
     def _asked(self, line: Pending, read: Read) -> _Asked:
         """The line's prompt, and how many output tokens to expect."""

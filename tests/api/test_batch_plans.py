@@ -1,0 +1,134 @@
+"""A batch's runner starts lines when their plan says so, and tells the plan what became of them."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from muxcluster.api.batches.answering import Answer, Use
+from muxcluster.api.batches.planning import FileOrder, LivePlan, Read
+from muxcluster.api.batches.runner import BatchRunner, RunnerSettings
+from muxcluster.batch.entry import Entry
+from muxcluster.batch.job import Batch, Status
+from muxcluster.batch.store import BatchStore, Pending
+from tests.batch.jobs import MODELS, line_of, result_of, submit
+
+
+class _Answerer:
+    """Every line gets a token, then as many in all as its number says; odd ones fail."""
+
+    def __init__(self, log: list[tuple[object, ...]]) -> None:
+        self._log = log
+
+    async def answer(
+        self, line: int, entry: Entry, batch_id: str, started: Callable[[], None]
+    ) -> Answer:
+        self._log.append(("start", line))
+        await asyncio.sleep(0)
+        if line % 2:
+            return Answer(result_of(Pending(line, 0, 0, "", 0)), Use(), None)
+        started()
+        await asyncio.sleep(0)
+        return Answer(result_of(Pending(line, 0, 0, "", 0)), Use(1, 0, line), line)
+
+
+class _OneByOne:
+    """The last line first; the next when the one before has ended."""
+
+    def __init__(self, lines: Sequence[Pending], log: list[tuple[object, ...]]) -> None:
+        self._left, self._log, self._is_free = list(lines), log, True
+
+    def __len__(self) -> int:
+        return len(self._left)
+
+    def take(self) -> Sequence[Pending]:
+        if not self._is_free or not self._left:
+            return ()
+        self._is_free = False
+        return (self._left.pop(),)
+
+    def started(self, line: int) -> None:
+        self._log.append(("started", line))
+
+    def ended(self, line: int, output_tokens: int | None) -> None:
+        self._log.append(("ended", line, output_tokens))
+        self._is_free = True
+
+    def close(self) -> None:
+        self._log.append(("close",))
+
+
+class _Planner:
+    def __init__(self, log: list[tuple[object, ...]]) -> None:
+        self._log = log
+
+    async def plan(self, batch: Batch, lines: Sequence[Pending], read: Read) -> Sequence[LivePlan]:
+        return (_OneByOne(lines, self._log),)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> BatchStore:
+    found = BatchStore(tmp_path)
+    submit(found, [line_of(f"r-{number}") for number in range(4)])
+    return found
+
+
+def test_lines_start_when_the_plan_says_so(store: BatchStore) -> None:
+    log: list[tuple[object, ...]] = []
+    runner = BatchRunner(store, _Answerer(log), _Planner(log), lambda: MODELS, RunnerSettings())
+    ended = asyncio.run(runner.run("b"))
+    assert ended.batch.status is Status.COMPLETED
+    assert log == [
+        ("start", 4),
+        ("started", 4),
+        ("ended", 4, 4),
+        ("start", 3),
+        ("ended", 3, None),
+        ("start", 2),
+        ("started", 2),
+        ("ended", 2, 2),
+        ("start", 1),
+        ("ended", 1, None),
+        ("close",),
+    ]
+    store.close()
+
+
+def test_a_plan_is_closed_where_its_run_is_cancelled(store: BatchStore) -> None:
+    log: list[tuple[object, ...]] = []
+
+    class Stuck(_Answerer):
+        async def answer(self, *_: object) -> Answer:
+            log.append(("stuck",))
+            runner.cancel("b")
+            return await asyncio.Future()
+
+    runner = BatchRunner(store, Stuck(log), _Planner(log), lambda: MODELS, RunnerSettings())
+    ended = asyncio.run(runner.run("b"))
+    assert ended.batch.status is Status.CANCELLED
+    assert log == [("stuck",), ("close",)]
+    store.close()
+
+
+def test_no_more_lines_of_a_model_than_its_window_are_under_way(store: BatchStore) -> None:
+    log: list[tuple[object, ...]] = []
+    most = RunnerSettings(window=2)
+    open_lines: set[int] = set()
+    num_open: list[int] = []
+
+    class Counting(_Answerer):
+        async def answer(
+            self, line: int, entry: Entry, batch_id: str, started: Callable[[], None]
+        ) -> Answer:
+            open_lines.add(line)
+            num_open.append(len(open_lines))
+            found = await super().answer(line, entry, batch_id, started)
+            open_lines.remove(line)
+            return found
+
+    runner = BatchRunner(store, Counting(log), FileOrder(), lambda: MODELS, most)
+    asyncio.run(runner.run("b"))
+    assert sorted(log) == [("start", line) for line in (1, 2, 3, 4)]
+    assert max(num_open) <= 2
+    store.close()
