@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from muxcluster.offline.blend.densities import leaf_work
 from muxcluster.offline.blend.lengths import estimate_lengths, known_lengths, sample_places
 from muxcluster.offline.blend.scan import DualScanner, End, Taken
 from muxcluster.offline.feeding_forecast import WorkingSetForecast
@@ -100,6 +101,9 @@ class BatchFeeder:
         self._places = _inverse(job.tree.order)
         self._numbers = job.tree.order.tolist()
         self._is_out = np.zeros(len(self._numbers), dtype=np.bool_)
+        self._is_over = np.zeros(len(self._numbers), dtype=np.bool_)
+        self.memory_s_left = 0.0
+        """Memory seconds that the requests not over yet are expected to take."""
         self._prefixes = LivePrefixes(job.tree)
         self._pins = keeps_families(order)
         self._node_ends: dict[int, End] = {}
@@ -125,7 +129,7 @@ class BatchFeeder:
             line = sample_line(self._job, sample)
         self._renew_after = 1.0 if self._sample else float(_LEAST_RESULTS)
         self._scanner = DualScanner(line, is_ramping=not self._sample)
-        self._set_own_bytes()
+        self._set_own()
 
     def __len__(self) -> int:
         """Requests not handed out yet, those put back among them."""
@@ -140,6 +144,11 @@ class BatchFeeder:
     def open_bytes(self) -> int:
         """KV that these are expected to hold, what they share counted once."""
         return sum(self._held.values())
+
+    @property
+    def kv_bytes(self) -> int:
+        """Of one token."""
+        return self._job.model.kv_bytes
 
     @property
     def pinned(self) -> frozenset[int]:
@@ -177,6 +186,8 @@ class BatchFeeder:
         place = self._withdraw(number).taken.place
         freed = tuple(self._prefixes.free(place)) if self._pins else ()
         self._sample.discard(place)
+        self._is_over[place] = True
+        self.memory_s_left = max(0.0, self.memory_s_left - float(self._memory_s[place]))
         if output_tokens is not None and np.isnan(self._known[place]):
             self._known[place] = max(1, output_tokens)
             self._num_results += 1
@@ -240,7 +251,7 @@ class BatchFeeder:
             self._num_results + _LEAST_RESULTS, self._num_results * _MORE_RESULTS
         )
         self._estimate()
-        self._set_own_bytes()
+        self._set_own()
         if is_planned(self._order) and len(self._scanner):
             line = plan_line(self._job, self._order)
             self._scanner = DualScanner(replanned(line, self._scanner, self._is_out))
@@ -252,10 +263,12 @@ class BatchFeeder:
             outputs = known_lengths(self._known)
         self._job = replace(self._job, outputs=outputs)
 
-    def _set_own_bytes(self) -> None:
+    def _set_own(self) -> None:
         """A request's output is as long as half of it in the mean over its life, and a long one
         lives longer."""
         outputs = self._job.outputs
+        self._memory_s = leaf_work(self._job.tree, self._job.model, outputs).memory_s
+        self.memory_s_left = float(self._memory_s[~self._is_over].sum())
         tokens = self._own_tokens + outputs.square / outputs.mean / 2
         self._own_bytes = np.ceil(tokens * self._job.model.kv_bytes).astype(np.int64).tolist()
 

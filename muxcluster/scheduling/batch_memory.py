@@ -37,6 +37,12 @@ class BatchMemory:
         quota = min(kv.num_blocks, kv.quota(name))
         return BatchSpace(quota, max(own, others - (kv.num_blocks - quota)))
 
+    @property
+    def unit_space(self) -> BatchSpace:
+        """For the batch requests of all models together; quotas, which follow use, bind none."""
+        others = sum(self._interactive_blocks(model) for model in self._models.values())
+        return BatchSpace(self._kv.num_blocks, others)
+
     def _interactive_blocks(self, model: ModelState) -> int:
         """At most so many: a block that several of them read may count for each."""
         capacity = self._kv.capacity(model.name)[~model.slots.is_batch]

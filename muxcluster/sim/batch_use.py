@@ -1,6 +1,6 @@
 """Compute and memory bandwidth that jobs use over time, as BlendServe counts them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,10 +12,11 @@ from muxcluster.sim.concurrency import Running
 
 
 class ResourceMeter:
-    """The resource integrals of one model's jobs, each spread evenly over its run."""
+    """The resource integrals of jobs, each spread evenly over its run."""
 
-    def __init__(self, model: ResourceModel) -> None:
-        self._model = model
+    def __init__(self, models: Mapping[str, ResourceModel]) -> None:
+        """models: by name, what jobs are counted by."""
+        self._models = models
         self._spans: list[tuple[float, float, float, float]] = []
 
     def ran(self, entry: Running, now: float) -> None:
@@ -35,7 +36,7 @@ class ResourceMeter:
 
     def _seconds(self, entry: Running) -> tuple[float, float]:
         """Decoding rows attend by reading keys and values, chunks of prompts by computing."""
-        rows, model = entry.job.rows, self._model
+        rows, model = entry.job.rows, self._models[entry.job.model]
         starts, counts = rows.starts.astype(np.float64), rows.counts.astype(np.float64)
         is_decode = (
             np.ones(len(rows), dtype=np.bool_)

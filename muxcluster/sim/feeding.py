@@ -1,5 +1,7 @@
 """A planned batch job that is fed to a simulated unit while it runs."""
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -10,6 +12,33 @@ from muxcluster.offline.feeding import BatchFeeder, Room
 from muxcluster.offline.prompts import Prompts
 from muxcluster.scheduling.scheduler import UnitScheduler
 from muxcluster.sim.requests import sampling_of
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """Tokens of requests that finished, how many were refused, and when the last one ended."""
+
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    num_refused: int = 0
+    end_s: float = 0.0
+
+    def __add__(self, other: "Ran") -> "Ran":
+        return Ran(
+            self.prompt_tokens + other.prompt_tokens,
+            self.output_tokens + other.output_tokens,
+            self.num_refused + other.num_refused,
+            max(self.end_s, other.end_s),
+        )
+
+
+def fitting(
+    unit: UnitSpec, model: str, prompts: Prompts, output_tokens: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """As many output tokens as the context of one of the unit's models has room for, at least one;
+    int64 [n], by prompt number as `output_tokens`."""
+    spec = next(each for each in unit.models if each.name == model)
+    return np.minimum(output_tokens, np.maximum(spec.max_model_len - prompts.lengths, 1))
 
 
 class SimFeed:
@@ -34,26 +63,39 @@ class SimFeed:
         self._prompts = prompts
         self._outputs = output_tokens
         self._prefix = prefix
+        self.ran = Ran()
 
     def __call__(self, scheduler: UnitScheduler, now: float) -> list[Request]:
         """The requests to submit now."""
+        return self.requests(self.room(scheduler, now))
+
+    def room(self, scheduler: UnitScheduler, now: float) -> Room:
+        """What the job finds where it shares the unit with nobody it knows of."""
         space = scheduler.batch_memory.space(self._model)
         size_bytes, policy = self._unit.block_bytes, self._unit.scheduler
-        room = Room(
+        return Room(
             now,
             space.num_blocks * size_bytes,
             space.other_blocks * size_bytes,
             policy.token_budget,
         )
+
+    def requests(self, room: Room) -> list[Request]:
+        """The requests to submit where there is such room."""
         return [self._request(fed.number) for fed in self._feeder.take(room)]
 
     def first_token(self, request_id: str) -> None:
         """A request that was fed got a token from a job that computes prompts."""
         self._feeder.started(self._number(request_id))
 
-    def end(self, event: Finished | Rejected) -> None:
+    def end(self, event: Finished | Rejected, now: float) -> None:
         """A request that was fed has ended."""
         number = self._number(event.request_id)
+        if isinstance(event, Finished):
+            tokens = int(self._prompts.lengths[number]), int(self._outputs[number])
+            self.ran += Ran(*tokens, end_s=now)
+        else:
+            self.ran += Ran(num_refused=1, end_s=now)
         is_whole = isinstance(event, Finished) and event.reason in _WHOLE
         self._feeder.ended(number, int(self._outputs[number]) if is_whole else None)
 

@@ -12,7 +12,8 @@ from muxcluster.offline.orders import ORDERS, OfflineJob
 from muxcluster.offline.predictor import Prediction
 from muxcluster.offline.prompts import Prompts, block_prompts, flat_prompts, take_prompts
 from muxcluster.offline.tree import build_tree
-from muxcluster.sim.batch import NUM_BINS, SimPredictor
+from muxcluster.sim.batch import SimPredictor
+from muxcluster.sim.batch_run import NUM_BINS
 from muxcluster.workload.batchmix import Kind, mixed_job
 from placement.hardware import GPUS
 from tests.sim.cases import SHAPE, sim_unit
