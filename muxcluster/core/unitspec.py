@@ -14,6 +14,9 @@ class ModelSpec:
     path: Hugging Face directory. load_format: "auto" (safetensors) or "dummy" (random weights
     from `seed`). dtype: "float32", "bfloat16" or "float16"; weights, activations and KV alike.
     weight_bytes: what a step reads beside the KV; 0: not known.
+    backend: "paged" (our attention over the unit's blocks), "dense" (the model's own attention and
+    cache) or "auto" (paged where the model allows it). trust_remote_code: code in its directory
+    may run.
     max_seqs: slots, that is sequences that may hold KV at the same time.
     rate_per_s, mean_prompt_tokens, mean_output_tokens: expectations of the plan; the scheduler
     starts from them and then measures.
@@ -35,6 +38,8 @@ class ModelSpec:
     mean_output_tokens: float = 338.0
     slo: Slo | None = None
     weight_bytes: int = 0
+    backend: str = "auto"
+    trust_remote_code: bool = False
 
 
 @dataclass(frozen=True, slots=True)

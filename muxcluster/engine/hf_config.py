@@ -19,26 +19,40 @@ DTYPES: Mapping[str, torch.dtype] = {
 _PAGED_LAYERS = frozenset({"full_attention", "sliding_attention"})
 
 
-def read_config(directory: Path) -> PretrainedConfig:
-    """The model's configuration as transformers understands it; nothing remote, no model code.
+class NotPaged(LoadError):
+    """A sound model that our paged attention cannot serve; another backend may."""
 
-    Raises LoadError naming config.json where it is missing, not JSON, of an unknown model type,
-    quantised, or with layers that are not ordinary attention.
+
+def read_config(directory: Path, *, trust_remote_code: bool = False) -> PretrainedConfig:
+    """As `any_config`, of a model that the paged backend may serve.
+
+    Raises NotPaged too, where some layers are not ordinary attention.
+    """
+    config = any_config(directory, trust_remote_code=trust_remote_code)
+    layer_types = getattr(config.get_text_config(), "layer_types", None) or ()
+    unknown = sorted(set(layer_types) - _PAGED_LAYERS)
+    if unknown:
+        message = f"layers of type {', '.join(unknown)} cannot be served paged"
+        raise NotPaged(directory / "config.json", message)
+    return config
+
+
+def any_config(directory: Path, *, trust_remote_code: bool = False) -> PretrainedConfig:
+    """The model's configuration as transformers understands it; nothing remote.
+
+    trust_remote_code: code in the directory may run. Raises LoadError naming config.json where it
+    is missing, not JSON, of an unknown model type, or quantised.
     """
     file = directory / "config.json"
     read_json_object(file)
     try:
-        config = AutoConfig.from_pretrained(
-            directory, local_files_only=True, trust_remote_code=False
+        config: PretrainedConfig = AutoConfig.from_pretrained(
+            directory, local_files_only=True, trust_remote_code=trust_remote_code
         )
     except Exception as error:  # transformers raises whatever a bad value leads to
         raise LoadError(file, f"not a model configuration: {_first_line(error)}") from error
     if getattr(config, "quantization_config", None) is not None:
         raise LoadError(file, "quantised weights are not supported")
-    layer_types = getattr(config.get_text_config(), "layer_types", None) or ()
-    unknown = sorted(set(layer_types) - _PAGED_LAYERS)
-    if unknown:
-        raise LoadError(file, f"layers of type {', '.join(unknown)} cannot be served paged")
     return config
 
 

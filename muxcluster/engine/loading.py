@@ -36,35 +36,45 @@ def load_model(spec: ModelSpec, device: str, group: RankGroup | None = None) -> 
     draws weights from `spec.seed`. group: of the ranks that the model is divided over; all of them
     must load it, and each holds and reads its part alone.
     Raises LoadError naming the file that is missing, corrupt, lacks a tensor or has one of a
-    wrong shape, or whose model cannot be served from a paged cache, or not be divided; ValueError
-    for an unknown load_format.
+    wrong shape, or whose model cannot be divided, NotPaged where it cannot be served from a paged
+    cache; ValueError for an unknown load_format.
     """
-    if spec.load_format not in ("auto", "dummy"):
-        raise ValueError(f"unknown load_format {spec.load_format!r}: use 'auto' or 'dummy'")
+    check_load_format(spec)
     directory = Path(spec.path)
-    config = read_config(directory)
+    config = read_config(directory, trust_remote_code=spec.trust_remote_code)
     with quiet_loading():
         if group is not None:
             model = load_part(config, spec, device, group)
         elif spec.load_format == "dummy":
             model = fill(skeleton(config, spec), DummyWeights(spec.seed, device), whole, device)
         else:
-            model = _read(config, spec, check_weight_files(directory)).to(device)
+            model = read_weights(config, spec, ATTENTION_NAME).to(device)
         model.eval().requires_grad_(False)
         probe(model, spec, directory / "config.json")
     return model
 
 
-def _read(config: PretrainedConfig, spec: ModelSpec, file: Path) -> nn.Module:
+def check_load_format(spec: ModelSpec) -> None:
+    """Raises ValueError for an unknown one."""
+    if spec.load_format not in ("auto", "dummy"):
+        raise ValueError(f"unknown load_format {spec.load_format!r}: use 'auto' or 'dummy'")
+
+
+def read_weights(config: PretrainedConfig, spec: ModelSpec, attention: str | None) -> nn.Module:
+    """The model in `spec.path` with the named attention, None: as transformers chooses it.
+
+    Raises LoadError, as `load_model` of the file at fault.
+    """
+    file = check_weight_files(Path(spec.path))
     try:
         model, findings = AutoModelForCausalLM.from_pretrained(
             file.parent,
             config=config,
             dtype=DTYPES[spec.dtype],
-            attn_implementation=ATTENTION_NAME,
+            attn_implementation=attention,
             use_safetensors=True,
             local_files_only=True,
-            trust_remote_code=False,
+            trust_remote_code=spec.trust_remote_code,
             ignore_mismatched_sizes=True,
             output_loading_info=True,
         )

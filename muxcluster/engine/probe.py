@@ -6,9 +6,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from muxcluster.core.errors import LoadError
 from muxcluster.core.unitspec import ModelSpec
 from muxcluster.engine.attention import LayerCall
+from muxcluster.engine.hf_config import NotPaged
 
 _CHANGES_SCORES = frozenset({"attention_mask", "position_bias", "s_aux", "head_mask"})
 """Arguments of a layer that our kernels do not honour: masks, biases, attention sinks."""
@@ -29,7 +29,7 @@ class _Recorder:
 
 @torch.inference_mode()
 def probe(model: nn.Module, spec: ModelSpec, config_file: Path) -> None:
-    """Raises LoadError naming `config_file` unless every layer hands our attention ordinary keys
+    """Raises NotPaged naming `config_file` unless every layer hands our attention ordinary keys
     and values of the specified shape, all layers once and none for another."""
     recorder = _Recorder()
     device = next(model.parameters()).device
@@ -43,10 +43,10 @@ def probe(model: nn.Module, spec: ModelSpec, config_file: Path) -> None:
         )
     except Exception as error:  # foreign code: whatever it raises means the same
         reason = f"its forward fails: {type(error).__name__}: {error}"
-        raise LoadError(config_file, _refusal(reason)) from error
+        raise NotPaged(config_file, _refusal(reason)) from error
     reason = _fault(recorder, spec)
     if reason:
-        raise LoadError(config_file, _refusal(reason))
+        raise NotPaged(config_file, _refusal(reason))
 
 
 def _fault(recorder: _Recorder, spec: ModelSpec) -> str:

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 from muxcluster.core.errors import LoadError
 from muxcluster.core.unitspec import ModelSpec
 from muxcluster.engine.attention import ATTENTION_NAME
-from muxcluster.engine.hf_config import DTYPES
+from muxcluster.engine.hf_config import DTYPES, NotPaged
 
 
 class _NothingAllocated(TorchFunctionMode):
@@ -35,12 +35,14 @@ class _NothingAllocated(TorchFunctionMode):
         return func(*args, **options)
 
 
-def skeleton(config: PretrainedConfig, spec: ModelSpec) -> nn.Module:
-    """transformers' model of `config`, which is that of `spec`, with our attention; ties are one
-    parameter in two places.
+def skeleton(
+    config: PretrainedConfig, spec: ModelSpec, attention: str | None = ATTENTION_NAME
+) -> nn.Module:
+    """transformers' model of `config`, which is that of `spec`, with our attention, or another
+    (None: its own choice); ties are one parameter in two places.
 
     Parameters on the "meta" device wait for data, others (norms of most models) have the values
-    they start from. Raises LoadError naming config.json.
+    they start from. Raises LoadError naming config.json, NotPaged where `attention` is at fault.
     """
     try:
         with torch.random.fork_rng([]), _NothingAllocated():
@@ -48,8 +50,8 @@ def skeleton(config: PretrainedConfig, spec: ModelSpec) -> nn.Module:
             model: nn.Module = AutoModelForCausalLM.from_config(
                 config,
                 dtype=DTYPES[spec.dtype],
-                attn_implementation=ATTENTION_NAME,
-                trust_remote_code=False,
+                attn_implementation=attention,
+                trust_remote_code=spec.trust_remote_code,
             )
     except Exception as error:  # transformers raises whatever a bad value leads to
         raise refusal(error, Path(spec.path, "config.json")) from error
@@ -60,7 +62,7 @@ def refusal(error: Exception, file: Path) -> LoadError:
     """Models written before the attention interface look our name up in a table of their own."""
     if isinstance(error, KeyError) and error.args == (ATTENTION_NAME,):
         config_file = file.parent / "config.json"
-        return LoadError(config_file, "this type of model is not on the attention interface")
+        return NotPaged(config_file, "this type of model is not on the attention interface")
     return LoadError(file, f"cannot be loaded: {error}")
 
 
