@@ -12,12 +12,15 @@ from starlette.responses import Response
 
 from muxcluster import __version__
 from muxcluster.api.backend import Backend
+from muxcluster.api.batches.desk import Desk
 from muxcluster.api.documents import DocumentedApp
 from muxcluster.api.errors import HttpError, http_error, status_error
 from muxcluster.api.metrics import Metrics
 from muxcluster.api.metrics_units import UnitMetrics
 from muxcluster.api.middleware import Edge, error_response
 from muxcluster.api.model_text import ModelTexts
+from muxcluster.api.routes_batches import batch_routes
+from muxcluster.api.routes_files import file_routes
 from muxcluster.api.routes_generation import generation_routes
 from muxcluster.api.routes_models import model_routes
 from muxcluster.api.routes_status import status_routes
@@ -31,9 +34,12 @@ MODELS_PERIOD_S = 0.25
 """How soon after its directory a new model's tokenizer is read."""
 
 
-def create_app(backend: Backend, settings: ApiSettings | None = None) -> FastAPI:
+def create_app(
+    backend: Backend, settings: ApiSettings | None = None, desk: Desk | None = None
+) -> FastAPI:
     """The OpenAI application. `app.state.service` is the CompletionService behind it.
 
+    desk: of files and batches, started and closed with the application; None has none of them.
     Raises LoadError naming the file where a model's tokenizer or template cannot be read.
     """
     settings = settings or ApiSettings()
@@ -49,7 +55,11 @@ def create_app(backend: Backend, settings: ApiSettings | None = None) -> FastAPI
             asyncio.create_task(_observe(units, settings.stats_period_s)),
             asyncio.create_task(_follow(backend, texts, metrics)),
         )
+        if desk is not None:
+            await desk.start()
         yield
+        if desk is not None:
+            await desk.close()
         for poll in polls:
             poll.cancel()
         await asyncio.gather(*polls, return_exceptions=True)
@@ -59,6 +69,9 @@ def create_app(backend: Backend, settings: ApiSettings | None = None) -> FastAPI
     app.include_router(generation_routes(service, lenient=settings.lenient))
     app.include_router(model_routes(texts, settings))
     app.include_router(status_routes(backend, texts, metrics))
+    if desk is not None:
+        app.include_router(file_routes(desk))
+        app.include_router(batch_routes(desk))
     app.add_middleware(Edge, settings=settings, metrics=metrics)
     _add_error_answers(app)
     return app

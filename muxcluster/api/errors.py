@@ -11,11 +11,13 @@ from muxcluster.core.errors import (
     InvalidValue,
     ModelNotFound,
     MuxClusterError,
+    NotFound,
     NotReady,
     Overloaded,
     PoisonRequest,
     RequestError,
     RequestTimeout,
+    StorageFailed,
     Unavailable,
 )
 from muxcluster.core.events import Rejected
@@ -44,7 +46,11 @@ class HttpError:
 
 
 INVALID = "invalid_request_error"
-_REQUEST_STATUS: dict[type[RequestError], int] = {ModelNotFound: 404, ContentTooLarge: 413}
+_REQUEST_STATUS: dict[type[RequestError], int] = {
+    ModelNotFound: 404,
+    NotFound: 404,
+    ContentTooLarge: 413,
+}
 _STATUS_CODES: dict[int, tuple[str, str]] = {
     400: (INVALID, "invalid_value"),
     401: (INVALID, "invalid_api_key"),
@@ -67,6 +73,10 @@ def http_error(error: Exception) -> HttpError:
     if isinstance(error, PoisonRequest):
         headers = {"x-should-retry": "false"}
         return HttpError(500, "server_error", error.code, str(error), None, headers)
+    if isinstance(error, StorageFailed):
+        # where on the server's disk is not the client's business
+        message = f"the server could not store it: {error.reason}"
+        return HttpError(507, "server_error", "storage_full", message)
     message = str(error) if isinstance(error, EngineFailure) else "internal error"
     return HttpError(500, "server_error", "internal_error", message)
 

@@ -19,6 +19,9 @@ from muxcluster.api.settings import ApiSettings
 from muxcluster.core.errors import ContentTooLarge, Overloaded
 
 OPEN_ROUTES = frozenset({"/health", "/ping", "/ready"})
+UPLOAD = "/v1/files"
+FORM_BYTES = 64 * 2**10
+"""Of an upload's form around the file."""
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 PLAIN_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
@@ -36,9 +39,9 @@ class Edge:
         self._app = app
         self._settings = settings
         self._metrics = metrics
-        key = settings.api_key
+        keys = () if settings.api_key is None else (settings.api_key, *settings.more_keys)
         self._crowd = Crowd(settings.queues, metrics.refused_unread)
-        self._key_digest = None if key is None else hashlib.sha256(key.encode()).digest()
+        self._key_digests = tuple(hashlib.sha256(key.encode()).digest() for key in keys)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -48,7 +51,9 @@ class Edge:
         status = 500
         headers = Headers(scope=scope)
         request_id = _request_id(headers)
-        scope.setdefault("state", {}).update(request_id=request_id, arrived_s=started_s)
+        scope.setdefault("state", {}).update(
+            request_id=request_id, arrived_s=started_s, owner=_owner(headers)
+        )
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
@@ -68,8 +73,9 @@ class Edge:
             error = status_error(401, "missing or wrong API key")
             error.headers["WWW-Authenticate"] = "Bearer"
             await error_response(error)(scope, receive, send)
-        elif _declared_length(headers) > self._settings.max_body_bytes:
-            await error_response(http_error(self._too_large()))(scope, receive, send)
+        elif _declared_length(headers) > self._most_bytes(scope):
+            error = http_error(self._too_large(self._most_bytes(scope)))
+            await error_response(error)(scope, receive, send)
         elif scope["method"] == "POST":
             await self._admitted(scope, receive, send)
         else:
@@ -83,17 +89,20 @@ class Edge:
             await error_response(http_error(error))(scope, receive, send)
             return
         with visit:
-            await self._app(scope, self._limited(receive, visit), send)
+            await self._app(scope, self._limited(scope, receive, visit), send)
 
     def _is_allowed(self, path: str, headers: Headers) -> bool:
-        if self._key_digest is None or path in OPEN_ROUTES:
+        if not self._key_digests or path in OPEN_ROUTES:
             return True
-        scheme, _, given = headers.get("authorization", "").partition(" ")
-        digest = hashlib.sha256(given.strip().encode()).digest()
-        return hmac.compare_digest(digest, self._key_digest) and scheme.lower() == "bearer"
+        scheme, given = _credentials(headers)
+        digest = hashlib.sha256(given).digest()
+        # all of them: how long it takes tells nothing
+        is_known = sum(hmac.compare_digest(digest, each) for each in self._key_digests) > 0
+        return is_known and scheme == "bearer"
 
-    def _limited(self, receive: Receive, visit: Visit) -> Receive:
+    def _limited(self, scope: Scope, receive: Receive, visit: Visit) -> Receive:
         """`receive`, which raises ContentTooLarge or Overloaded when more than a limit has come."""
+        most, is_held = self._most_bytes(scope), scope["path"] != UPLOAD
         num_bytes = 0
 
         async def counted() -> Message:
@@ -101,15 +110,23 @@ class Edge:
             message = await receive()
             size = len(message.get("body", b""))
             num_bytes += size
-            if num_bytes > self._settings.max_body_bytes:
-                raise self._too_large()
-            visit.add_bytes(size)
+            if num_bytes > most:
+                raise self._too_large(most)
+            if is_held:
+                visit.add_bytes(size)
             return message
 
         return counted
 
-    def _too_large(self) -> ContentTooLarge:
-        return ContentTooLarge(f"the body is over {self._settings.max_body_bytes} bytes")
+    def _most_bytes(self, scope: Scope) -> int:
+        """Of the request's body; a file is not held in memory."""
+        batch = self._settings.batch
+        if scope["path"] == UPLOAD and batch is not None:
+            return batch.max_file_bytes + FORM_BYTES
+        return self._settings.max_body_bytes
+
+    def _too_large(self, most: int) -> ContentTooLarge:
+        return ContentTooLarge(f"the body is over {most} bytes")
 
     def _count(self, scope: MutableMapping[str, Any], status: int, seconds: float) -> None:
         handler = getattr(scope.get("route"), "path", "none")
@@ -122,6 +139,17 @@ def _request_id(headers: Headers) -> str:
     """The client's own id where it is plain text of sane length, else a new one."""
     given = headers.get("x-request-id", "")
     return given if PLAIN_ID.fullmatch(given) else uuid.uuid4().hex
+
+
+def _credentials(headers: Headers) -> tuple[str, bytes]:
+    scheme, _, given = headers.get("authorization", "").partition(" ")
+    return scheme.lower(), given.strip().encode()
+
+
+def _owner(headers: Headers) -> str:
+    """Whose files and batches are meant: those of the key, or of nobody in particular."""
+    _, given = _credentials(headers)
+    return hashlib.sha256(given).hexdigest()[:32] if given else ""
 
 
 def _declared_length(headers: Headers) -> int:

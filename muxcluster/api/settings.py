@@ -24,10 +24,26 @@ class QueueLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class BatchSettings:
+    """What batches may take. directory: where files and batches are kept, on the head node.
+
+    max_file_bytes: of an upload. max_lines, max_line_bytes: of an input file; a longer line fails
+    alone. max_running: lines of a model under way at a time.
+    """
+
+    directory: str
+    max_file_bytes: int = 2 * 2**30
+    max_lines: int = 1_000_000
+    max_line_bytes: int = 32 * 2**20
+    max_running: int = 128
+
+
+@dataclass(frozen=True, slots=True)
 class ApiSettings:
     """What an operator may choose about the edge.
 
     api_key: bearer token every route but the health ones asks for; None means open.
+    more_keys: others that are as good; files and batches belong to the key that made them.
     max_body_bytes: largest request body. lenient: unknown request fields pass (and are dropped).
     request_timeout_s: longest a request may take; a client may ask for less.
     restart_limit_s: how long a lost unit may take to come back before requests give it up.
@@ -35,9 +51,11 @@ class ApiSettings:
     stats_period_s: how often units' statistics are read for the metrics.
     inline_chars: prompts longer than this are rendered and tokenised on a thread.
     request_id_header: answer with X-Request-Id (False where the proxy in front already does).
+    batch: None: there are neither files nor batches.
     """
 
     api_key: str | None = None
+    more_keys: tuple[str, ...] = ()
     max_body_bytes: int = 32 * 2**20
     lenient: bool = False
     request_timeout_s: float = 600.0
@@ -47,3 +65,4 @@ class ApiSettings:
     stats_period_s: float = 0.25
     inline_chars: int = 4096
     request_id_header: bool = True
+    batch: BatchSettings | None = None

@@ -14,8 +14,16 @@ def append(path: Path, size: int, lines: Iterable[bytes]) -> int:
     return all of it is on the disk. Raises StorageFailed, with the file as long as before.
     """
     data = b"".join(line + b"\n" for line in lines)
-    if not data:
-        return size
+    if data:
+        write_at(path, size, data)
+    return size + len(data)
+
+
+def write_at(path: Path, size: int, data: bytes) -> None:
+    """Write `data` after the first `size` bytes, which the file ends with then, on the disk.
+
+    Raises StorageFailed, with the file as long as before.
+    """
     try:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -24,7 +32,6 @@ def append(path: Path, size: int, lines: Iterable[bytes]) -> int:
             os.close(handle)
     except OSError as error:
         raise StorageFailed(path, error.strerror or str(error)) from error
-    return size + len(data)
 
 
 def _write(handle: int, data: bytes, offset: int) -> None:

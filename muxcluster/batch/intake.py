@@ -2,9 +2,8 @@
 
 import hashlib
 import sqlite3
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
 
 from muxcluster.batch.appending import append
 from muxcluster.batch.entry import Entry, custom_id_of, parse_entry
@@ -14,8 +13,8 @@ from muxcluster.batch.results import refused
 from muxcluster.batch.store import BatchStore, Result
 from muxcluster.core.errors import ContentTooLarge, InvalidValue, ModelNotFound, RequestError
 
-_CHUNK = 2000
-"""Lines of a transaction: other batches record results between two."""
+_CHUNK, _CHUNK_BYTES = 2000, 64 * 2**20
+"""Most lines of a transaction: other batches record results between two, and it is in memory."""
 _TEXT_BYTES = 4
 _DEFAULT_OUTPUT = 256
 
@@ -45,25 +44,33 @@ class Intake:
     def run(self, now: int) -> Batch:
         """Read the whole file; the batch is in progress then, or failed if no line can run.
 
-        What an earlier call entered before its process ended is forgotten. Raises OSError,
-        StorageFailed.
+        What an earlier call entered before its process ended is forgotten. One that is cancelled
+        meanwhile stays so. Raises OSError, StorageFailed.
         """
         self._forget()
         batch_id = self._batch.batch_id
         path = self._store.path_of(self._batch.order.input_file_id)
         with path.open("rb") as file:
             lines = read_lines(file, self._limits.line_bytes)
-            while chunk := list(islice(lines, _CHUNK)):
+            while chunk := _chunk(lines):
                 if chunk[-1].number > self._limits.lines:
                     problem = f"the input file has more than {self._limits.lines} lines"
                     self._forget()
-                    return self._store.enter(batch_id, Status.FAILED, now, problem)
+                    return self._leave(Status.FAILED, now, problem)
                 self._enter(chunk)
         batch = self._store.get(batch_id)
         if batch.num_ended == batch.num_total:
             problem = "no line of the input file is a request that can run"
-            return self._store.enter(batch_id, Status.FAILED, now, problem)
-        return self._store.enter(batch_id, Status.IN_PROGRESS, now)
+            return self._leave(Status.FAILED, now, problem)
+        return self._leave(Status.IN_PROGRESS, now)
+
+    def _leave(self, status: Status, now: int, problem: str = "") -> Batch:
+        store, batch_id = self._store, self._batch.batch_id
+        with store.lock:
+            batch = store.get(batch_id)
+            if batch.status is not Status.VALIDATING:
+                return batch
+            return store.enter(batch_id, status, now, problem)
 
     def _forget(self) -> None:
         with self._store.writing() as connection:
@@ -147,6 +154,17 @@ class _Names:
             (self._batch, line.number, line.offset, line.size, digest, model, weight, not model),
         )
         self.num_entered += 1
+
+
+def _chunk(lines: Iterator[Line]) -> list[Line]:
+    """The next lines; none at the end."""
+    chunk, num_bytes = [], 0
+    for line in lines:
+        chunk.append(line)
+        num_bytes += len(line.data or b"")
+        if len(chunk) == _CHUNK or num_bytes >= _CHUNK_BYTES:
+            break
+    return chunk
 
 
 def _digest(custom_id: str) -> bytes:

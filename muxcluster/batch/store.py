@@ -84,7 +84,7 @@ class BatchStore:
 
     def get(self, batch_id: str) -> Batch:
         """Raises KeyError."""
-        rows = self._rows(f"SELECT {_BATCH} FROM batches WHERE id = ?", batch_id)
+        rows = self.rows(f"SELECT {_BATCH} FROM batches WHERE id = ?", batch_id)
         if not rows:
             raise KeyError(batch_id)
         return _batch(rows[0])
@@ -93,7 +93,7 @@ class BatchStore:
         """Those that have not ended, oldest first."""
         marks = ", ".join("?" * len(OPEN))
         sql = f"SELECT {_BATCH} FROM batches WHERE status IN ({marks}) ORDER BY number"
-        return [_batch(row) for row in self._rows(sql, *sorted(OPEN))]
+        return [_batch(row) for row in self.rows(sql, *sorted(OPEN))]
 
     def listed(self, owner: str, count: int, after: str | None = None) -> list[Batch]:
         """The owner's newest `count`, or those older than `after`, newest first."""
@@ -102,7 +102,7 @@ class BatchStore:
             "number < coalesce((SELECT number FROM batches WHERE id = ?), 1 << 62) "
             "ORDER BY number DESC LIMIT ?"
         )
-        return [_batch(row) for row in self._rows(sql, owner, after, count)]
+        return [_batch(row) for row in self.rows(sql, owner, after, count)]
 
     def enter(self, batch_id: str, status: Status, now: int, problem: str = "") -> Batch:
         """The batch has another status from now on; at its end its lines are forgotten.
@@ -123,6 +123,14 @@ class BatchStore:
                     connection.execute(f"DELETE FROM lines WHERE batch = {_NUMBER}", (batch_id,))
                     self._publish(connection, batch, now)
             return self.get(batch_id)
+
+    def cancel(self, batch_id: str, now: int) -> Batch:
+        """An open batch is being cancelled from now on; another stays as it is. Raises KeyError."""
+        with self.lock:
+            batch = self.get(batch_id)
+            if batch.status not in OPEN or batch.status is Status.CANCELLING:
+                return batch
+            return self.enter(batch_id, Status.CANCELLING, now)
 
     def _settle(self, batch: Batch) -> None:
         for file_id, size in _files(batch):
@@ -168,7 +176,7 @@ class BatchStore:
 
     def _still_pending(self, batch_id: str, lines: Sequence[int]) -> set[int]:
         sql = f"SELECT number FROM lines WHERE batch = {_NUMBER} AND number = ? AND NOT has_ended"
-        return {line for line in lines if self._rows(sql, batch_id, line)}
+        return {line for line in lines if self.rows(sql, batch_id, line)}
 
     def pending(self, batch_id: str) -> list[Pending]:
         """Lines that have not ended, in the order of the file."""
@@ -176,7 +184,7 @@ class BatchStore:
             f"SELECT number, offset, size, model, weight FROM lines WHERE batch = {_NUMBER} AND "
             "NOT has_ended ORDER BY number"
         )
-        return [Pending(*row) for row in self._rows(sql, batch_id)]
+        return [Pending(*row) for row in self.rows(sql, batch_id)]
 
     def reader(self, batch_id: str) -> Callable[[Pending], bytes]:
         """Reads lines of the batch's input file; each call opens it. Raises OSError then."""
@@ -189,7 +197,8 @@ class BatchStore:
 
         return read
 
-    def _rows(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
+    def rows(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
+        """What a query finds."""
         with self.lock:
             return self.database.connection.execute(sql, values).fetchall()
 

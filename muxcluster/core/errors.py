@@ -8,6 +8,7 @@ MuxClusterError
 │   ├── UnsupportedParameter    unsupported_parameter
 │   ├── ContextLengthExceeded   context_length_exceeded
 │   ├── ModelNotFound           model_not_found
+│   ├── NotFound                not_found
 │   └── ContentTooLarge         content_too_large
 ├── Unavailable             the request was fine, the server cannot take it now; `retry_after_s`
 │   ├── Overloaded              rate_limit_exceeded
@@ -75,6 +76,12 @@ class ModelNotFound(RequestError):
     """No model of that name is served here."""
 
     code = "model_not_found"
+
+
+class NotFound(RequestError):
+    """No file or batch of that id, or it is another key's."""
+
+    code = "not_found"
 
 
 class ContentTooLarge(RequestError):
@@ -145,6 +152,10 @@ class StorageFailed(MuxClusterError):
     def __init__(self, path: Path | str, message: str) -> None:
         super().__init__(f"{path}: {message}")
         self.path = Path(path)
+        self.reason = message
+
+    def __reduce__(self) -> tuple[type["StorageFailed"], tuple[Path, str]]:
+        return StorageFailed, (self.path, self.reason)
 
 
 class EngineFailure(MuxClusterError):

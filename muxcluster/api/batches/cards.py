@@ -1,0 +1,68 @@
+"""Files and batches as OpenAI's API shows them."""
+
+from typing import Any
+
+from muxcluster.batch.files import StoredFile
+from muxcluster.batch.job import OPEN, Batch, Status
+
+ESTIMATE = "estimated_finish_at"
+"""Key of a running batch's metadata: when its last line should end, Unix seconds as text."""
+_TIMES = {
+    "created_at": "created",
+    "in_progress_at": Status.IN_PROGRESS,
+    "finalizing_at": Status.FINALIZING,
+    "completed_at": Status.COMPLETED,
+    "failed_at": Status.FAILED,
+    "expired_at": Status.EXPIRED,
+    "cancelling_at": Status.CANCELLING,
+    "cancelled_at": Status.CANCELLED,
+}
+
+
+def file_card(file: StoredFile) -> dict[str, Any]:
+    """A file object."""
+    return {
+        "id": file.file_id,
+        "object": "file",
+        "bytes": file.num_bytes,
+        "created_at": file.created_at,
+        "filename": file.name,
+        "purpose": file.purpose,
+        "status": "processed",
+        "status_details": None,
+        "expires_at": None,
+    }
+
+
+def batch_card(batch: Batch, finish_s: float | None) -> dict[str, Any]:
+    """A batch object. finish_s: when it should end, Unix seconds, where that is known."""
+    order, is_over = batch.order, batch.status not in OPEN
+    metadata = dict(order.metadata)
+    if finish_s is not None and not is_over:
+        metadata[ESTIMATE] = str(round(finish_s))
+    return {
+        "id": batch.batch_id,
+        "object": "batch",
+        "endpoint": order.endpoint,
+        "errors": _errors(batch),
+        "input_file_id": order.input_file_id,
+        "completion_window": order.window,
+        "status": batch.status.value,
+        "output_file_id": batch.output_file_id if is_over and batch.output_bytes else None,
+        "error_file_id": batch.error_file_id if is_over and batch.error_bytes else None,
+        "expires_at": order.deadline_s,
+        **{name: batch.times.get(entered) for name, entered in _TIMES.items()},
+        "request_counts": {
+            "total": batch.num_total,
+            "completed": batch.num_completed,
+            "failed": batch.num_failed,
+        },
+        "metadata": metadata or None,
+    }
+
+
+def _errors(batch: Batch) -> dict[str, Any] | None:
+    if not batch.problem:
+        return None
+    error = {"code": "invalid_file", "message": batch.problem, "param": None, "line": None}
+    return {"object": "list", "data": [error]}

@@ -1,0 +1,175 @@
+"""The desk in the process that owns the folder: files, batches, and the runs of open batches."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+from muxcluster.api.batches.answering import Answerer
+from muxcluster.api.batches.cards import batch_card, file_card
+from muxcluster.api.batches.desk import PURPOSE, BatchRequest, Card, Figures
+from muxcluster.api.batches.planning import FileOrder
+from muxcluster.api.batches.runner import BatchRunner, RunnerSettings
+from muxcluster.api.service import CompletionService
+from muxcluster.api.settings import BatchSettings
+from muxcluster.batch.entry import ENDPOINTS
+from muxcluster.batch.files import FilePage, Shelf
+from muxcluster.batch.intake import Limits
+from muxcluster.batch.job import OPEN, Batch, Order, Status, window_s
+from muxcluster.batch.store import BatchStore
+from muxcluster.core.errors import InvalidValue, NotFound, StorageFailed
+
+logger = logging.getLogger(__name__)
+
+STORAGE_RETRY_S = 5.0
+SURPRISE_RETRY_S = 30.0
+"""How soon a batch goes on whose run failed by a fault of ours."""
+MODELS_PERIOD_S = 0.1
+
+
+class LocalDesk:
+    """As `Desk`, over a folder that no other process may have.
+
+    models: names served at the moment; batches begin once there are any.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        service: CompletionService,
+        models: Callable[[], Collection[str]],
+        settings: BatchSettings,
+        *,
+        lenient: bool,
+    ) -> None:
+        """Raises ConfigError where another process has the folder, StorageFailed."""
+        self._store = BatchStore(directory)
+        self._shelf = Shelf(self._store, settings.max_file_bytes)
+        self._models = models
+        limits = Limits(settings.max_line_bytes, settings.max_lines, settings.max_file_bytes)
+        self._runner = BatchRunner(
+            self._store,
+            Answerer(service, lenient=lenient),
+            FileOrder(),
+            models,
+            RunnerSettings(settings.max_running, limits, STORAGE_RETRY_S),
+        )
+        self._runs: dict[str, asyncio.Task[None]] = {}
+
+    async def start(self) -> None:
+        for batch in await asyncio.to_thread(self._store.open_batches):
+            self._begin(batch)
+
+    async def close(self) -> None:
+        runs = tuple(self._runs.values())
+        for run in runs:
+            run.cancel()
+        await asyncio.gather(*runs, return_exceptions=True)
+        await asyncio.to_thread(self._store.close)
+
+    def _begin(self, batch: Batch) -> None:
+        run = asyncio.create_task(self._run(batch.batch_id))
+        self._runs[batch.batch_id] = run
+        run.add_done_callback(lambda _: self._runs.pop(batch.batch_id, None))
+
+    async def _run(self, batch_id: str) -> None:
+        """Until the batch has ended, whatever happens meanwhile."""
+        while not self._models():
+            await asyncio.sleep(MODELS_PERIOD_S)
+        while True:
+            try:
+                await self._runner.run(batch_id)
+                return
+            except StorageFailed as error:
+                logger.error("%s waits: %s", batch_id, error)
+                await asyncio.sleep(STORAGE_RETRY_S)
+            except Exception:
+                logger.exception("%s failed and is run again", batch_id)
+                await asyncio.sleep(SURPRISE_RETRY_S)
+
+    async def begin(self, owner: str) -> str:
+        return await asyncio.to_thread(self._shelf.begin, owner)
+
+    async def add(self, upload_id: str, data: bytes) -> None:
+        await asyncio.to_thread(self._shelf.add, upload_id, data)
+
+    async def finish(self, upload_id: str, name: str, purpose: str) -> Card:
+        if purpose != PURPOSE:
+            raise InvalidValue(f"purpose: expected {PURPOSE}, found {purpose!r:.40}", "purpose")
+        file = await asyncio.to_thread(self._shelf.finish, upload_id, name, purpose, _now())
+        return file_card(file)
+
+    async def abandon(self, upload_id: str) -> None:
+        await asyncio.to_thread(self._shelf.abandon, upload_id)
+
+    async def file(self, owner: str, file_id: str) -> Card:
+        return file_card(await asyncio.to_thread(self._shelf.get, owner, file_id))
+
+    async def files(self, owner: str, page: FilePage) -> list[Card]:
+        found = await asyncio.to_thread(self._shelf.listed, owner, page)
+        return [file_card(file) for file in found]
+
+    async def delete(self, owner: str, file_id: str) -> Card:
+        await asyncio.to_thread(self._shelf.delete, owner, file_id)
+        return {"id": file_id, "object": "file", "deleted": True}
+
+    async def read(self, owner: str, file_id: str, offset: int, count: int) -> bytes:
+        return await asyncio.to_thread(self._shelf.read, owner, file_id, offset, count)
+
+    async def create(self, owner: str, asked: BatchRequest) -> Card:
+        if asked.endpoint not in ENDPOINTS:
+            expected = " or ".join(ENDPOINTS)
+            message = f"endpoint: expected {expected}, found {asked.endpoint!r:.60}"
+            raise InvalidValue(message, "endpoint")
+        now, seconds = _now(), window_s(asked.window)
+        file = await asyncio.to_thread(self._shelf.get, owner, asked.input_file_id)
+        if file.purpose != PURPOSE:
+            raise InvalidValue(f"{file.file_id} was not uploaded for batches", "input_file_id")
+        order = Order(
+            owner, file.file_id, asked.endpoint, asked.window, now + seconds, asked.metadata
+        )
+        batch = await asyncio.to_thread(self._store.create, order, now)
+        self._begin(batch)
+        return self._card(batch)
+
+    async def batch(self, owner: str, batch_id: str) -> Card:
+        return self._card(await asyncio.to_thread(self._owned, owner, batch_id))
+
+    async def batches(self, owner: str, count: int, after: str | None) -> list[Card]:
+        if after is not None:
+            await asyncio.to_thread(self._owned, owner, after)
+        found = await asyncio.to_thread(self._store.listed, owner, count, after)
+        return [self._card(batch) for batch in found]
+
+    async def cancel(self, owner: str, batch_id: str) -> Card:
+        batch = await asyncio.to_thread(self._owned, owner, batch_id)
+        if batch.status not in OPEN:
+            raise InvalidValue(f"the batch has ended: it is {batch.status}", "batch_id")
+        batch = await asyncio.to_thread(self._store.cancel, batch_id, _now())
+        if batch.status is Status.CANCELLING:
+            self._runner.cancel(batch_id)
+        return self._card(batch)
+
+    async def figures(self) -> Figures:
+        sql = "SELECT status, count(*) FROM batches GROUP BY status"
+        found = dict(await asyncio.to_thread(self._store.rows, sql))
+        return Figures({status.value: found.get(status.value, 0) for status in Status}, {}, {})
+
+    def _owned(self, owner: str, batch_id: str) -> Batch:
+        try:
+            batch = self._store.get(batch_id)
+        except KeyError:
+            batch = None
+        if batch is None or batch.order.owner != owner:
+            raise NotFound(f"no batch {batch_id[:80]!r}", "batch_id")
+        return batch
+
+    def _card(self, batch: Batch) -> Card:
+        progress = self._runner.progress(batch.batch_id)
+        left_s = None if progress is None else progress.left_s()
+        return batch_card(batch, None if left_s is None else time.time() + left_s)
+
+
+def _now() -> int:
+    return int(time.time())

@@ -1,0 +1,61 @@
+"""/v1/batches: jobs of many requests, with a deadline."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.requests import Request
+from starlette.responses import Response
+
+from muxcluster.api.batches.desk import BatchRequest, Desk
+from muxcluster.api.json_body import json_body
+from muxcluster.api.routes_files import listing
+from muxcluster.api.routes_generation import json_response
+from muxcluster.text.validation import parse
+
+MAX_BATCHES = 100
+_Text = Annotated[str, Field(min_length=1, max_length=200)]
+_Key = Annotated[str, Field(max_length=64)]
+_Value = Annotated[str, Field(max_length=512)]
+
+
+class BatchBody(BaseModel):
+    """`POST /v1/batches`. completion_window: 1m to 30d, after which the rest expires."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    input_file_id: _Text
+    endpoint: _Text
+    completion_window: _Text
+    metadata: Annotated[dict[_Key, _Value], Field(max_length=16)] | None = None
+
+
+def batch_routes(desk: Desk) -> APIRouter:
+    """The routes over `desk`."""
+    router = APIRouter(prefix="/v1/batches")
+
+    @router.post("", response_model=None)
+    async def create(request: Request) -> Response:
+        body = parse(BatchBody, await json_body(request))
+        asked = BatchRequest(
+            body.input_file_id, body.endpoint, body.completion_window, body.metadata or {}
+        )
+        return json_response(await desk.create(request.state.owner, asked))
+
+    @router.get("", response_model=None)
+    async def list_batches(
+        request: Request,
+        limit: Annotated[int, Query(ge=1, le=MAX_BATCHES)] = 20,
+        after: str | None = None,
+    ) -> Response:
+        return listing(await desk.batches(request.state.owner, limit + 1, after), limit)
+
+    @router.get("/{batch_id}", response_model=None)
+    async def one_batch(request: Request, batch_id: str) -> Response:
+        return json_response(await desk.batch(request.state.owner, batch_id))
+
+    @router.post("/{batch_id}/cancel", response_model=None)
+    async def cancel(request: Request, batch_id: str) -> Response:
+        return json_response(await desk.cancel(request.state.owner, batch_id))
+
+    return router
