@@ -1,18 +1,20 @@
-"""BatchLLM's order against arrival order, both with a prefix cache and chunked prefill, simulated.
+"""BatchLLM's order against what servers do, simulated: micro-benchmarks, two cases, savings.
 
-Llama-3.1-8B on one A100-80GB with 58 GB of KV, mixed jobs of 2,048 tokens, up to 512 sequences, on
-the virtual clock, job times from the planner's roofline. Micro-benchmarks: prefixes of 2,000,
-1,000 and 200 tokens before 200, 1,000 and 2,000 of a request's own, shared by 4 and by 16; arrival
-in random order, 100 output tokens in the mean (ours). *Saving*: BatchLLM's kind of job (3,000
-requests, prefix 1,100, own 400, degree 7) in both orders; `lru` is the arrival order's saving in a
-cache of the same size that holds nothing but prompts, without a scheduler. Output lengths are known
-to the planner. --quick: a sixth of the requests, and of the memory.
+Llama-3.1-8B on one A100-80GB with 58 GB of KV, on the virtual clock; all systems are one engine
+with other settings, jobs come in random order, output lengths are known to the plan, those of the
+paper's jobs are ours. *micro*: prefixes of 2,000, 1,000 and 200 tokens before 200, 1,000 and 2,000
+of a request's own, shared by 4 and by 16. *case 1*: prefix 1,100, own 400, degree 7; *case 2*: 770,
+978, 11.36; each on vLLM's settings one by one, then on ours one by one: requests of a group
+together, the groups by R, memory instead of a number of requests as the limit. *valleys*: tokens of
+a step over time (--plot draws them). *savings*: shares of prompt tokens not computed, on that kind
+of job and on real ones. --quick: a sixth of the requests, and of the memory; no real jobs.
 """
 
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 sys.path.pop(0)  # the script's folder, whose modules would hide others
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
@@ -20,105 +22,100 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 import numpy as np
 
 from bench.harness import Bench, Claim, make_parser
-from muxcluster.core.job import WorkerSlot
-from muxcluster.core.kvshape import KvShape, block_bytes
-from muxcluster.core.unitspec import ModelSpec, SchedulerSpec, UnitSpec
-from muxcluster.offline.blend.resources import resource_model
-from muxcluster.offline.choice import Unplanned, compare_orders
-from muxcluster.offline.lru import lru_saved_tokens
-from muxcluster.offline.prompts import flat_prompts
-from muxcluster.sim.batch import SimPredictor
-from muxcluster.sim.unit import SimModel, SimUnit
-from muxcluster.workload.batchmix import Kind, mixed_job
-from placement.cost import Roofline
-from placement.hardware import gpu_named
-from placement.known_shapes import shape_named
+from bench.offline.batchllm_cases import (
+    CASE_1,
+    CASE_2,
+    LADDER,
+    MICRO,
+    REQUESTS,
+    RIVALS,
+    TWO_KINDS,
+    Ran,
+    run_case,
+    valleys,
+)
+from bench.offline.batchllm_picture import draw
+from bench.offline.batchllm_savings import Saving, real_jobs, saving_of
+from bench.offline.batchllm_unit import BATCHED, BATCHLLM, BOTH, GROUPED, REORDERED
 
-SHAPE, GPU = shape_named("llama-3.1-8b"), gpu_named("A100-80GB")
-RESOURCES = resource_model(SHAPE, GPU)
-BLOCK_TOKENS = 16
-KV_BYTES = 58e9
-REQUESTS = 3000
-LENGTHS, DEGREES, OUTPUT = ((2000, 200), (1000, 1000), (200, 2000)), (4, 16), 100
-PAPER_LIKE = Kind(1.0, 7, 1100, 400, 200)
-
-
-@dataclass(frozen=True, slots=True)
-class Compared:
-    """One job in both orders. optimum: saving ratio of the tree; lru: of a plain cache."""
-
-    kind: Kind
-    num_requests: int
-    optimum: float
-    lru: float
-    saving: dict[str, float]
-    makespan_s: dict[str, float]
-    tokens_per_s: dict[str, float]
-
-    @property
-    def speedup(self) -> float:
-        """Of BatchLLM's order over that of arrival."""
-        return self.makespan_s["fcfs"] / self.makespan_s["batchllm"]
+_PAPER = {"case_1": 12.85 / 9.83, "case_2": 1.47, "batching_and_order": 1.09, "cut": 0.15}
+_NUM_BINS = 160
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the bench."""
-    bench = Bench(make_parser(__doc__), argv)
+    parser = make_parser(__doc__)
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="the valleys; .svg or .png")
+    bench = Bench(parser, argv)
     seed, quick = bench.options.seed, bench.options.quick
-    kinds = [Kind(1.0, degree, *each, OUTPUT) for each in LENGTHS for degree in DEGREES]
     num_requests = REQUESTS // 6 if quick else REQUESTS
-    micro = [_compared(kind, num_requests, seed) for kind in kinds]
-    saving = _compared(PAPER_LIKE, num_requests, seed)
-    speedups = [each.speedup for each in micro]
+    micro = [run_case(case, RIVALS, num_requests, seed) for case in MICRO]
+    one, two, kinds = (
+        run_case(case, LADDER, num_requests, seed) for case in (CASE_1, CASE_2, TWO_KINDS)
+    )
+    jobs = [("paper-like", CASE_1.job(num_requests, seed))]
+    savings = list(_savings(jobs if quick else [*jobs, *real_jobs(bench.options.data, seed)]))
+    lines = _valleys(kinds)
+    if bench.options.plot is not None:
+        draw(lines, bench.options.plot)
     bench.publish(
-        [
-            Claim("saving_ratio", saving.saving["batchllm"], "", saving.optimum),
-            Claim("saving_ratio_lru", saving.lru, "", saving.saving["batchllm"]),
-            Claim("speedup_over_prefix_cache_min", min(speedups), "x", 1.1),
-            Claim("speedup_over_prefix_cache_max", max(speedups), "x", 1.5),
-        ],
-        {"speedup": speedups},
-        micro=[asdict(each) for each in micro],
-        saving=asdict(saving),
+        [*_saving_claims(savings), *_speed_claims(micro, one, two)],
+        {"speedup": [each.speedup for each in micro]},
+        micro=[each.row() for each in micro],
+        cases=[each.row() for each in (one, two, kinds)],
+        savings=[asdict(each) for each in savings],
+        valleys=lines,
     )
 
 
-def _compared(kind: Kind, num_requests: int, seed: int) -> Compared:
-    job = mixed_job([kind], num_requests, np.random.default_rng(seed))
-    size_bytes = KV_BYTES * num_requests / REQUESTS
-    asked = Unplanned(
-        flat_prompts(job.ids, job.offsets),
-        job.output_tokens,
-        RESOURCES,
-        size_bytes,
-        BLOCK_TOKENS,
-        seed,
-    )
-    predictor = SimPredictor(_unit(size_bytes), "m", RESOURCES)
-    choice = compare_orders(asked, predictor, ("fcfs", "batchllm"))
-    tree = asked.with_tree().tree
-    capacity = int(size_bytes) // RESOURCES.kv_bytes
-    found = Compared(
-        kind,
-        len(job),
-        choice.sample.sharing,
-        lru_saved_tokens(tree, range(len(job)), capacity) / tree.prompt_tokens,
-        {name: each.saving_ratio for name, each in choice.predictions.items()},
-        {name: each.makespan_s for name, each in choice.predictions.items()},
-        {name: each.tokens_per_s for name, each in choice.predictions.items()},
-    )
-    print(f"speedup={found.speedup:.3f}", asdict(found), flush=True)
-    return found
+def _savings(jobs: Iterable[tuple[str, Any]]) -> Iterable[Saving]:
+    for name, job in jobs:
+        found = saving_of(name, job)
+        print(found, flush=True)
+        yield found
 
 
-def _unit(size_bytes: float) -> SimUnit:
-    shape = KvShape(SHAPE.num_layers, SHAPE.num_kv_heads, SHAPE.head_dim, 2)
-    per_block = block_bytes(BLOCK_TOKENS, 2)
-    model = ModelSpec("m", "", shape, SHAPE.vocab_size, 16_384, (), max_seqs=512)
-    policy = SchedulerSpec(lane="mixed", token_budget=2048, max_decode_rows=512)
-    workers = (WorkerSlot(0, (1.0,)),)
-    spec = UnitSpec("u", (model,), int(size_bytes) // per_block, per_block, workers, policy)
-    return SimUnit(spec, {"m": SimModel(SHAPE, Roofline(GPU))})
+def _saving_claims(savings: Sequence[Saving]) -> list[Claim]:
+    """Of the paper-like job, and how far the worst of all stays behind its optimum."""
+    first = savings[0]
+    shares = [each.batchllm / each.tokens.optimum for each in savings]
+    return [
+        Claim("saving_ratio", first.batchllm, "", first.tokens.optimum),
+        Claim("saving_ratio_lru", first.lru, "", first.batchllm),
+        Claim("saving_of_optimum_min", min(shares), "", 1.0),
+    ]
+
+
+def _speed_claims(micro: Sequence[Ran], one: Ran, two: Ran) -> list[Claim]:
+    """The paper's figures beside them, where its baseline has vLLM's limit of 256 requests."""
+    speedups = [each.speedup for each in micro]
+    batching_and_order = one.makespan_s(GROUPED) / one.makespan_s(BATCHLLM)
+    cut = 1 - one.cool_down_s(BATCHLLM) / one.cool_down_s(GROUPED)
+    return [
+        Claim("speedup_over_prefix_cache_min", min(speedups), "x", 1.1),
+        Claim("speedup_over_prefix_cache_max", max(speedups), "x", 1.5),
+        Claim("case_1_speedup", _over_both(one), "x", _PAPER["case_1"]),
+        Claim("case_2_speedup", _over_both(two), "x", _PAPER["case_2"]),
+        Claim("batching_and_order_speedup", batching_and_order, "x", _PAPER["batching_and_order"]),
+        Claim("cool_down_free_time_cut", cut, "", _PAPER["cut"]),
+    ]
+
+
+def _over_both(ran: Ran) -> float:
+    return ran.makespan_s(BOTH) / ran.makespan_s(BATCHLLM)
+
+
+def _valleys(ran: Ran) -> dict[str, Any]:
+    systems = (BOTH, GROUPED, REORDERED, BATCHED, BATCHLLM)
+    edges = np.linspace(0.0, max(map(ran.makespan_s, systems)), _NUM_BINS + 1).tolist()
+    lines = {
+        system.name: {
+            **valleys(ran.outcomes[system.name].steps, edges),
+            "until_cool_down_s": ran.cool_down_s(system),
+        }
+        for system in systems
+    }
+    return {"case": ran.case.name, "bin_s": edges[1], "systems": lines}
 
 
 if __name__ == "__main__":

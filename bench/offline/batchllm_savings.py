@@ -1,0 +1,151 @@
+"""What a batch job's shared prefixes save (BatchLLM Eq. 2): on paper, in a cache, in the simulator.
+
+All in whole blocks of 16 tokens, of which an engine computes the last of each prompt. Real jobs:
+`bbh` (its prompts' bytes as tokens, by task as they come, and mixed), Mooncake's traces and
+ServeGen's offline traces a and b.
+"""
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from bench.offline.batchllm_unit import BATCHLLM, BLOCK_TOKENS, BOTH_MANY, KV_BYTES, RESOURCES, run
+from muxcluster.offline.choice import Unplanned
+from muxcluster.offline.groups import group_by_prefix, order_by_decoding
+from muxcluster.offline.lifetimes import prefix_lifetimes
+from muxcluster.offline.lru import lru_saved_tokens
+from muxcluster.offline.maximize_reuse import maximize_reuse
+from muxcluster.offline.one_level import best_prefixes
+from muxcluster.offline.prompts import Prompts, block_prompts, flat_prompts, token_prompts
+from muxcluster.offline.tree import PrefixTree, build_tree
+from muxcluster.workload.arrival import Arrival
+from muxcluster.workload.mooncake import read_mooncake
+from muxcluster.workload.servegen_offline import read_servegen_offline
+
+_OUTPUT = 100
+"""Output tokens where the data do not tell."""
+
+
+@dataclass(frozen=True, slots=True)
+class Levels:
+    """Shares that need not be computed, 0 to 1. optimum: every node of the tree computed once.
+
+    greedy, one_level: by one level of prefixes alone, chosen by Alg. 1 and exactly.
+    """
+
+    optimum: float
+    greedy: float
+    one_level: float
+
+
+@dataclass(frozen=True, slots=True)
+class Saving:
+    """Shares of a job's prompt tokens that need not be computed, 0 to 1.
+
+    tokens: on paper. blocks: the same of a trace's own blocks, the last of a prompt counted as a
+    whole one; None where there are none. batchllm, fcfs: what came of our order, and of arrival
+    order, in the simulator. lru: arrival order in a cache as large as the unit's whole KV memory
+    that holds nothing but prompts; lru_of_plan: as large as what the plan holds at most,
+    `plan_tokens`.
+    """
+
+    name: str
+    num_requests: int
+    prompt_tokens: int
+    plan_tokens: int
+    tokens: Levels
+    blocks: Levels | None
+    batchllm: float
+    fcfs: float
+    lru: float
+    lru_of_plan: float
+
+
+def saving_of(name: str, job: Unplanned) -> Saving:
+    """All figures of one job."""
+    tree, prompts = job.with_tree().tree, job.prompts
+    exact = group_by_prefix(tree, best_prefixes(tree))
+    ordered = order_by_decoding(exact, prompts.lengths, job.output_tokens.astype(np.float64))
+    plan_tokens = prefix_lifetimes(tree, ordered.requests).peak_tokens
+    pool_tokens = int(job.size_bytes) // RESOURCES.kv_bytes
+    lru, lru_of_plan = (
+        lru_saved_tokens(tree, range(len(prompts)), size) / tree.prompt_tokens
+        for size in (pool_tokens, plan_tokens)
+    )
+    blocks = None
+    if prompts.id_tokens > 1:
+        blocks = _levels(build_tree(flat_prompts(prompts.ids, prompts.offsets)))
+    return Saving(
+        name,
+        len(prompts),
+        tree.prompt_tokens,
+        plan_tokens,
+        _levels(tree),
+        blocks,
+        run(job, BATCHLLM).saving,
+        run(job, BOTH_MANY).saving,
+        lru,
+        lru_of_plan,
+    )
+
+
+def _levels(tree: PrefixTree) -> Levels:
+    total = tree.prompt_tokens
+    greedy, exact = (
+        group_by_prefix(tree, chosen) for chosen in (maximize_reuse(tree), best_prefixes(tree))
+    )
+    return Levels(
+        tree.saved_tokens / total, greedy.saved_tokens / total, exact.saved_tokens / total
+    )
+
+
+def real_jobs(folder: Path, seed: int) -> Iterator[tuple[str, Unplanned]]:
+    """Each by name; those whose data are not in `folder` are left out."""
+    if (folder / "bbh").is_dir():
+        prompts = _bbh(folder / "bbh")
+        yield "bbh", _job(prompts, [_OUTPUT] * len(prompts), seed)
+        mixed = np.random.default_rng(seed).permutation(len(prompts)).tolist()
+        yield "bbh, mixed", _job([prompts[i] for i in mixed], [_OUTPUT] * len(prompts), seed)
+    for name in ("conversation", "synthetic"):
+        path = folder / f"mooncake/{name}_trace.first_half.jsonl"
+        if path.exists():
+            yield f"mooncake {name}", _traced(read_mooncake(path, "m"), seed)
+    for name in ("a", "b"):
+        for path in folder.glob(f"servegen_offline/trace_{name}.*"):
+            yield f"servegen {name}", _traced(read_servegen_offline(path, "m", _OUTPUT), seed)
+
+
+def _bbh(folder: Path) -> list[np.ndarray]:
+    texts = []
+    for path in sorted(folder.glob("bbh/*.json")):
+        shots = (folder / f"cot-prompts/{path.stem}.txt").read_text(encoding="utf-8")
+        shots = shots.split("-----\n", 1)[1]
+        for example in json.loads(path.read_text(encoding="utf-8"))["examples"]:
+            question = f"{shots}\n\nQ: {example['input']}\nA: Let's think step by step.\n"
+            texts.append(np.frombuffer(question.encode(), dtype=np.uint8).astype(np.int32))
+    return texts
+
+
+def _job(texts: list[np.ndarray], outputs: list[int], seed: int) -> Unplanned:
+    return _unplanned(token_prompts(texts), outputs, seed)
+
+
+def _traced(arrivals: Iterable[Arrival], seed: int) -> Unplanned:
+    found = [(each, each.prefix) for each in arrivals]
+    prefixes = [prefix for _, prefix in found if prefix is not None]
+    if len(prefixes) != len(found):
+        raise ValueError("a request of the trace has no blocks")
+    prompts = block_prompts(
+        [prefix.block_ids for prefix in prefixes],
+        [arrival.prompt_tokens for arrival, _ in found],
+        prefixes[0].block_tokens,
+    )
+    return _unplanned(prompts, [arrival.output_tokens for arrival, _ in found], seed)
+
+
+def _unplanned(prompts: Prompts, outputs: list[int], seed: int) -> Unplanned:
+    lengths = np.array(outputs, dtype=np.int64)
+    return Unplanned(prompts, lengths, RESOURCES, KV_BYTES, BLOCK_TOKENS, seed)
