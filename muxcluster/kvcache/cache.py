@@ -54,6 +54,7 @@ class KvCache:
         self._ledger.set_quotas(quotas)
         self._order = EvictionOrder()
         self._cached = CachedColumns(self._pool, self._ledger, self._models, self._order)
+        self.pins = self._cached.pins
         self._sharing = Sharing(
             self._pool, self._ledger, self._models, num_host_blocks, is_on=is_bidirectional
         )
@@ -75,8 +76,7 @@ class KvCache:
         hashes: chain hashes of the prompt's full blocks (none to stay away from the cache).
         Returns the tokens attached, whole blocks: no more than the quota allows.
         """
-        kv = self._models[model]
-        owner = OWNER_BIT[side]
+        kv, owner = self._models[model], OWNER_BIT[side]
         if not hashes:
             kv.sequences.open(slot, owner, kv.nothing.columns)
             return 0
@@ -94,8 +94,7 @@ class KvCache:
     def _affordable(self, kv: ModelKv, columns: NDArray[np.int32]) -> NDArray[np.int32]:
         unread = kv.columns.refs[columns] == 0
         cost = np.cumsum(unread) * kv.columns.blocks_per_column
-        left = self._ledger.quota_left(kv.model.name)
-        return columns[: np.searchsorted(cost, left, side="right")]
+        return columns[: cost.searchsorted(self._ledger.quota_left(kv.model.name), side="right")]
 
     def grow(
         self, model: str, slots: NDArray[np.int32], num_tokens: NDArray[np.int32]
@@ -298,3 +297,4 @@ class KvCache:
     def check(self) -> None:
         """Raise AssertionError naming the first broken invariant."""
         check_cache(self._sharing, self._order)
+        self.pins.check()

@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from muxcluster.kvcache.eviction import EvictionOrder
 from muxcluster.kvcache.modelkv import ModelKv
+from muxcluster.kvcache.pins import Pins
 from muxcluster.kvcache.pool import BlockPool
 from muxcluster.kvcache.quota import BlockLedger
 
@@ -23,6 +24,7 @@ class CachedColumns:
     ) -> None:
         self._pool, self._ledger = pool, ledger
         self._models, self._order = models, order
+        self.pins = Pins(models, order)
 
     def retire(
         self, kv: ModelKv, columns: NDArray[np.int32], owner: int, *, is_batch: bool
@@ -30,7 +32,8 @@ class CachedColumns:
         """The last reader of `columns` (int32 [n], deepest first) left: keep or free them."""
         leaving = columns.tolist()
         holders = kv.prefix.retire(leaving, owner)
-        self._order.release(kv.model.name, leaving, holders, owner)
+        pinned = self.pins.among(kv, leaving, owner)
+        self._order.release(kv.model.name, leaving, holders, owner, pinned)
         is_freed = [holder != column for column, holder in zip(leaving, holders, strict=True)]
         freed = columns[np.array(is_freed, dtype=np.bool_)]
         if len(freed):

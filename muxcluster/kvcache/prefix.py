@@ -38,6 +38,15 @@ class PrefixIndex:
             columns.append(column)
         return np.array(columns, dtype=np.int32)
 
+    def holders(self, hashes: Sequence[bytes], owner: int) -> list[int]:
+        """The columns that publish any of `hashes`, in their order."""
+        published = self._published[owner]
+        return [published[key] for key in hashes if key in published]
+
+    def keys(self, columns: Sequence[int]) -> list[bytes | None]:
+        """The key of each column, None where it has none."""
+        return [self._keys.get(column) for column in columns]
+
     def commit(self, columns: NDArray[np.int32], hashes: Sequence[bytes], owner: int) -> None:
         """Give `columns` (int32 [n]) their keys; each is published unless its key is taken."""
         published = self._published[owner]

@@ -53,6 +53,7 @@ class Oracle:
         self.sequences: dict[tuple[str, int], Sequence_] = {}
         self.published: dict[tuple[str, Side, bytes], Column] = {}
         self.cached: list[Column] = []
+        self.pins: dict[str, tuple[str, Side, list[bytes]]] = {}
         self.clock = 0
 
     def per_column(self, model: str) -> int:
@@ -114,7 +115,14 @@ class Oracle:
         return sum(missing.values())
 
     def evict(self) -> None:
-        victim = min(self.cached, key=lambda c: (c.side is Side.LEFT, c.released))
+        pinned = self.pinned()
+
+        def turn(column: Column) -> tuple[int, int]:
+            if (column.model, column.side, column.key) in pinned:
+                return 2, column.released
+            return int(column.side is Side.LEFT), column.released
+
+        victim = min(self.cached, key=turn)
         self.cached.remove(victim)
         assert victim.key is not None
         del self.published[victim.model, victim.side, victim.key]
@@ -143,6 +151,27 @@ class Oracle:
     def drop_cache(self) -> None:
         while self.cached:
             self.evict()
+
+    def pinned(self) -> set[tuple[str, Side, bytes]]:
+        return {(model, side, key) for model, side, keys in self.pins.values() for key in keys}
+
+    def pin(self, pin_id: str, model: str, side: Side, hashes: list[bytes]) -> None:
+        self.unpin(pin_id)
+        self.pins[pin_id] = model, side, hashes
+        self._renew(model, side, hashes)
+
+    def unpin(self, pin_id: str) -> None:
+        if pin_id in self.pins:
+            model, side, hashes = self.pins.pop(pin_id)
+            pinned = self.pinned()
+            self._renew(model, side, [key for key in hashes if (model, side, key) not in pinned])
+
+    def _renew(self, model: str, side: Side, hashes: list[bytes]) -> None:
+        for key in reversed(hashes):
+            column = self.published.get((model, side, key))
+            if column is not None and not column.readers:
+                self.clock += 1
+                column.released = self.clock
 
 
 class Pair:
@@ -192,6 +221,15 @@ class Pair:
         self.cache.set_quotas({model: quota})
         self.oracle.quotas[model] = quota
 
+    def pin(self, pin_id: str, model: str, path: Sequence[int], salt: str, side: Side) -> None:
+        hashes = chain(model, path, self.cache.block_tokens(model), salt)
+        self.cache.pins.add(pin_id, model, hashes, side)
+        self.oracle.pin(pin_id, model, side, hashes)
+
+    def unpin(self, pin_id: str) -> None:
+        self.cache.pins.remove(pin_id)
+        self.oracle.unpin(pin_id)
+
     def drop_cache(self) -> None:
         self.cache.drop_cache()
         self.oracle.drop_cache()
@@ -206,6 +244,9 @@ class Pair:
         cache, oracle = self.cache, self.oracle
         cache.check()
         assert (cache.free, cache.evictable) == (oracle.free, oracle.evictable)
+        pinned = oracle.pinned()
+        idle = [c for c in oracle.cached if (c.model, c.side, c.key) in pinned]
+        assert cache.pins.idle_blocks == sum(oracle.per_column(c.model) for c in idle)
         for name in oracle.models:
             used, cached = oracle.used(name), oracle.cached_blocks(name)
             assert (cache.used(name), cache.cached(name)) == (used, cached)

@@ -24,7 +24,8 @@ class Walk:
 
     def step(self) -> str:
         operation = self.draw.choices(
-            ("open", "grow", "commit", "close", "quota", "drop"), (30, 40, 30, 22, 2, 1)
+            ("open", "grow", "commit", "close", "quota", "drop", "pin", "unpin"),
+            (30, 40, 30, 22, 2, 1, 4, 3),
         )[0]
         getattr(self, operation)()
         self.pair.check()
@@ -63,6 +64,16 @@ class Walk:
 
     def drop(self) -> None:
         self.pair.drop_cache()
+
+    def pin(self) -> None:
+        model = self.draw.choice(MODELS)
+        length = model.max_model_len // self.pair.cache.block_tokens(model.name)
+        path = self.draw.choices((1, 2), (4, 1), k=self.draw.randint(1, length))
+        pin_id = str(self.draw.randrange(5))
+        self.pair.pin(pin_id, model.name, path, "", self.draw.choice(self.sides))
+
+    def unpin(self) -> None:
+        self.pair.unpin(str(self.draw.randrange(5)))
 
     @property
     def _open(self):
@@ -125,6 +136,19 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(model=MODEL, quota=st.integers(0, 60))
     def set_quota(self, model, quota) -> None:
         self.pair.set_quota(model.name, quota)
+
+    @rule(
+        model=MODEL,
+        pin_id=st.sampled_from("abc"),
+        path=st.lists(st.sampled_from((1, 2)), min_size=1, max_size=4),
+        side=st.sampled_from(Side),
+    )
+    def pin(self, model, pin_id, path, side) -> None:
+        self.pair.pin(pin_id, model.name, path, "", side)
+
+    @rule(pin_id=st.sampled_from("abc"))
+    def unpin(self, pin_id) -> None:
+        self.pair.unpin(pin_id)
 
     @rule()
     def drop_cache(self) -> None:
