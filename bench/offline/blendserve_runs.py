@@ -3,7 +3,7 @@
 import json
 import time
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -13,17 +13,20 @@ import numpy as np
 from bench.harness import source
 from bench.offline.blendserve_traces import Mix, trace
 from bench.offline.blendserve_unit import KV_BYTES, RESOURCES, make_unit, permitted
+from muxcluster.offline.blend.lengths import known_lengths
 from muxcluster.offline.choice import Unplanned, nature_of
 from muxcluster.offline.feeding import BatchFeeder
 from muxcluster.offline.orders import OfflineJob
 from muxcluster.sim.batch import SimPredictor
 
 Row = dict[str, Any]
+UNTOLD = 256.0
+"""Output tokens that every request is believed to have before there are results."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One run. sampled: output lengths are not known to the plan; else they are.
+    """One run. sampled: output lengths are known to nobody at first; else they are.
 
     overlap: prefill and decode side by side, else mixed jobs whose parts' times add up.
     """
@@ -84,8 +87,8 @@ def _run(case: Case, seed: int) -> Row:
     unit = make_unit(best.split if case.overlap else None)
     predictor = SimPredictor(unit, "m", RESOURCES)
     start_s = time.process_time()
-    known = np.full(len(job.prompts), np.nan) if case.sampled else None
-    found = predictor.predict(job.prompts, job.output_tokens, BatchFeeder(whole, case.order, known))
+    feeder = untold(whole, case.order) if case.sampled else BatchFeeder(whole, case.order)
+    found = predictor.predict(job.prompts, job.output_tokens, feeder)
     bare_s = best.seconds if case.overlap else best.serial_s
     return {
         "num_requests": nature.num_requests,
@@ -109,3 +112,10 @@ def _run(case: Case, seed: int) -> Row:
             "held": found.use.held.round(4).tolist(),
         },
     }
+
+
+def untold(whole: OfflineJob, order: str) -> BatchFeeder:
+    """A feeder of the job that knows nothing of its lengths."""
+    believed = np.full(len(whole.tree.order), UNTOLD)
+    job = replace(whole, outputs=known_lengths(believed))
+    return BatchFeeder(job, order, np.full(len(believed), np.nan))
