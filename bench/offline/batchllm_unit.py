@@ -102,8 +102,8 @@ def run(job: Unplanned, system: System) -> Outcome:
     driver = UnitDriver(unit, noted, exact=False, feed=noted.feed)
     driver.advance(np.inf)
     driver.settle()
-    if noted.num_finished != len(prompts):
-        raise RuntimeError(f"{noted.num_finished} of {len(prompts)} requests were answered")
+    if noted.feed.ran.num_refused:
+        raise RuntimeError(f"{noted.feed.ran.num_refused} of {len(prompts)} requests were refused")
     (model,) = driver.scheduler.stats(driver.now, "u").models
     return Outcome(
         driver.now,
@@ -127,7 +127,6 @@ class _Notes:
 
     def __init__(self, feed: SimFeed) -> None:
         self.feed = feed
-        self.num_finished = 0
         self._rows: list[tuple[float, float, float]] = []
 
     def first_token(self, request_id: str, now: float) -> None:
@@ -136,8 +135,7 @@ class _Notes:
 
     def end(self, event: Finished | Rejected, now: float) -> None:
         """A request has ended."""
-        self.feed.end(event)
-        self.num_finished += isinstance(event, Finished)
+        self.feed.end(event, now)
 
     def launched(self, driver: UnitDriver, entries: Sequence[Running]) -> None:
         """Nothing to note before a job ends."""
