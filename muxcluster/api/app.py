@@ -51,18 +51,18 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None, None]:
-        polls = (
+        polls = [
             asyncio.create_task(_observe(units, settings.stats_period_s)),
             asyncio.create_task(_follow(backend, texts, metrics)),
-        )
+        ]
         if desk is not None:
-            await desk.start()
+            polls.append(asyncio.create_task(desk.start()))
         yield
-        if desk is not None:
-            await desk.close()
         for poll in polls:
             poll.cancel()
         await asyncio.gather(*polls, return_exceptions=True)
+        if desk is not None:
+            await desk.close()
 
     app = DocumentedApp(title="muxcluster", version=__version__, lifespan=lifespan)
     app.state.service = service

@@ -8,29 +8,25 @@ from typing import Any
 
 from fastapi import FastAPI
 from ray import serve
-from ray.exceptions import RayError
-from ray.serve.exceptions import RayServeException
 
 from muxcluster.api import request_log
 from muxcluster.api.app import create_app
+from muxcluster.api.batches.remote_desk import RemoteDesk
 from muxcluster.api.choice import ChoiceDelta
 from muxcluster.api.cluster_backend import ClusterBackend
 from muxcluster.api.coalesce import coalesce
+from muxcluster.api.controller_calls import ControllerCalls, connect
 from muxcluster.api.lines import Lines, keep_in_step
 from muxcluster.api.listener import Listener
 from muxcluster.api.service import CompletionService
 from muxcluster.api.settings import ApiSettings
-from muxcluster.channel.client import UnitClient
 from muxcluster.cluster.embedded import APP, HttpAddress
 from muxcluster.cluster.nodes import HEAD_RESOURCE
-from muxcluster.core.directory import Directory, KeyPair, UnitAddress
 from muxcluster.core.errors import EngineFailure, NotReady
 
 INGRESS = "ingress"
-ASK_TIMEOUT_S = 5.0
-"""How long the controller may take; a hung one is never reported."""
 VIEW_TIMEOUT_S = 15.0
-"""The same where it asks the units first."""
+"""How long the controller may take where it asks the units first."""
 ITEM_PERIOD_S = 0.025
 """A Ray item costs 0.2-0.5 ms: a Python caller's stream gets at most 40 a second per choice."""
 
@@ -49,8 +45,9 @@ class Ingress:
         if settings.request_log is not None:
             request_log.write_to(Path(settings.request_log))
         self._settings = settings
-        self._controller = controller
-        self._lines = Lines(_connect, settings.restart_limit_s)
+        self._controller = ControllerCalls(controller)
+        self._desk = None if settings.batch is None else RemoteDesk(settings, controller)
+        self._lines = Lines(connect, settings.restart_limit_s)
         self._backend = ClusterBackend(self._lines, settings.restart_limit_s)
         self._service: CompletionService | None = None
         self._watch: asyncio.Task[None] | None = None
@@ -58,11 +55,11 @@ class Ingress:
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
         """Serve's hook, on the replica's event loop: the application it routes HTTP to."""
-        app = create_app(self._backend, self._settings)
+        app = create_app(self._backend, self._settings, self._desk)
         app.add_api_route("/status", self.status, methods=["GET"])
         app.add_api_route("/timeline", self.timeline, methods=["GET"])
         self._service = app.state.service
-        self._watch = asyncio.create_task(keep_in_step(self._lines, self._directory))
+        self._watch = asyncio.create_task(keep_in_step(self._lines, self._controller.directory))
         if self._listener is not None:
             app.add_api_route("/-/healthz", _serve_healthz, include_in_schema=False)
             app.add_api_route("/-/routes", _serve_routes, include_in_schema=False)
@@ -99,13 +96,13 @@ class Ingress:
 
         Raises NotReady while the controller does not answer; the data path goes on without it.
         """
-        state: dict[str, Any] = await self._ask("status", timeout_s=VIEW_TIMEOUT_S)
+        state: dict[str, Any] = await self._controller.ask("status", timeout_s=VIEW_TIMEOUT_S)
         links = {link.unit_id: link.state().value for link in self._lines.links()}
         return {**state, "ready": self._backend.ready(), "links": links}
 
     async def timeline(self) -> dict[str, Any]:
         """Finished jobs of each unit, oldest first. Raises as `status`."""
-        jobs: dict[str, Any] = await self._ask("timeline", timeout_s=VIEW_TIMEOUT_S)
+        jobs: dict[str, Any] = await self._controller.ask("timeline", timeout_s=VIEW_TIMEOUT_S)
         return jobs
 
     async def drain(self, timeout_s: float) -> int:
@@ -117,34 +114,12 @@ class Ingress:
         if self._watch is not None and self._watch.done():
             raise EngineFailure("the ingress no longer follows the directory")
 
-    async def _directory(self, known_version: str | None) -> Directory | None:
-        """A newer directory; None too where the controller is gone: the next turn asks again."""
-        try:
-            directory: Directory | None = await self._ask("directory", known_version)
-        except NotReady:
-            return None
-        return directory
-
-    async def _ask(self, method: str, *args: Any, timeout_s: float = ASK_TIMEOUT_S) -> Any:
-        try:
-            answer = getattr(self._controller, method).remote(*args)
-            return await asyncio.wait_for(answer, timeout_s)
-        except (TimeoutError, RayError, RayServeException) as error:
-            message = "the controller does not answer"
-            raise NotReady(message, retry_after_s=2, code="controller_lost") from error
-
     async def __del__(self) -> None:
         if self._listener is not None:
             await self._listener.close()
         if self._watch is not None:
             self._watch.cancel()
         await self._lines.close()
-
-
-async def _connect(address: UnitAddress, keys: KeyPair | None) -> UnitClient:
-    client = UnitClient()
-    await client.connect(address, keys)
-    return client
 
 
 async def _serve_healthz() -> str:

@@ -39,7 +39,8 @@ class Edge:
         self._app = app
         self._settings = settings
         self._metrics = metrics
-        keys = () if settings.api_key is None else (settings.api_key, *settings.more_keys)
+        first = () if settings.api_key is None else (settings.api_key,)
+        keys = (*first, *settings.more_keys)
         self._crowd = Crowd(settings.queues, metrics.refused_unread)
         self._key_digests = tuple(hashlib.sha256(key.encode()).digest() for key in keys)
 

@@ -12,14 +12,13 @@ from ray import serve
 from ray.serve.schema import ApplicationStatus
 
 from muxcluster.api.ingress import ingress_deployment
-from muxcluster.api.settings import ApiSettings, QueueLimits
+from muxcluster.api.settings import ApiSettings, BatchSettings, QueueLimits
 from muxcluster.cluster.deployed import controller_deployment
 from muxcluster.cluster.desired import desired_of
 from muxcluster.cluster.embedded import APP, SERVE_LOGGING, HttpAddress, raised_line
 from muxcluster.cluster.nodes import planning_nodes, ray_nodes
-from muxcluster.config import load_config, plan_for
+from muxcluster.config import Config, load_config, plan_for
 from muxcluster.config.planning import nodes_of
-from muxcluster.config.schema import ServerSection
 from muxcluster.core.errors import EngineFailure
 
 START_TIMEOUT_S = 60.0
@@ -85,7 +84,7 @@ def build_app(config_path: str | Path) -> Any:
     is_local = not ray.is_initialized()
     nodes = nodes_of(config) if is_local else planning_nodes(config, _living())
     desired = desired_of(config, plan_for(config, nodes), nodes)
-    settings = replace(settings_of(config.server), request_id_header=False)
+    settings = replace(settings_of(config), request_id_header=False)
     return ingress_deployment(settings, controller_deployment(desired))
 
 
@@ -93,8 +92,9 @@ def _living() -> list[Any]:
     return [node for node in ray_nodes() if node.is_alive]
 
 
-def settings_of(server: ServerSection) -> ApiSettings:
-    """The edge's settings out of the configuration's `server` section."""
+def settings_of(config: Config) -> ApiSettings:
+    """The edge's settings out of the configuration's `server` and `batch` sections."""
+    server, batch = config.server, config.batch
     return ApiSettings(
         api_key=server.api_key,
         max_body_bytes=server.max_body_bytes,
@@ -108,13 +108,22 @@ def settings_of(server: ServerSection) -> ApiSettings:
             server.max_buffered_bytes,
         ),
         request_log=server.request_log and str(Path(server.request_log).absolute()),
+        more_keys=tuple(server.more_keys),
+        batch=BatchSettings(
+            str(config.batch_directory),
+            batch.max_file_bytes,
+            batch.max_lines,
+            batch.max_line_bytes,
+            batch.max_running,
+        ),
     )
 
 
-def ingresses_of(server: ServerSection) -> Ingresses:
-    """The ingresses that the configuration's `server` section asks for."""
+def ingresses_of(config: Config) -> Ingresses:
+    """The ingresses that the configuration asks for."""
+    server = config.server
     listen = HttpAddress(server.host, server.port)
-    return Ingresses(settings_of(server), listen, server.ingresses == "every-node")
+    return Ingresses(settings_of(config), listen, server.ingresses == "every-node")
 
 
 def _wait_running() -> None:

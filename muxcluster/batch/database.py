@@ -31,6 +31,11 @@ CREATE UNIQUE INDEX IF NOT EXISTS line_names ON lines (batch, digest);
 """
 
 
+def database_path(directory: Path) -> Path:
+    """Of the store in `directory`."""
+    return directory / "batches.sqlite"
+
+
 class Database:
     """Connections to one file; the folder's lock makes this process its only writer.
 
@@ -39,7 +44,7 @@ class Database:
 
     def __init__(self, directory: Path) -> None:
         """Raises ConfigError where another process holds the folder, or it cannot be used."""
-        self.path = directory / "batches.sqlite"
+        self.path = database_path(directory)
         try:
             directory.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -55,7 +55,7 @@ def prepare(config_path: Path) -> Prepared:
     nodes = nodes_of(config)
     desired = desired_of(config, plan_for(config, nodes), nodes)
     check_models(desired)
-    return Prepared(desired, ingresses_of(config.server))
+    return Prepared(desired, ingresses_of(config))
 
 
 def check_models(desired: Desired) -> None:

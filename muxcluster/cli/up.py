@@ -44,7 +44,7 @@ def up(
         controller = find_controller()
         before = None if controller is None else ask(controller, "desired")
         edge_before = None if controller is None else ask(controller, "edge")
-        desired, edge = _planned(wanted, before), ingresses_of(wanted.server)
+        desired, edge = _planned(wanted, before), ingresses_of(wanted)
         change = change_between(before, desired, is_edge_new=edge != edge_before)
         _show(console, change, desired, as_json)
         if dry_run:

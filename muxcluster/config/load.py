@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from muxcluster.config.facts import ModelFacts, known_facts, read_facts
 from muxcluster.config.problems import first_problem, line_of
 from muxcluster.config.schema import (
+    BatchSection,
     ClusterSection,
     FileSection,
     ModelSection,
@@ -46,6 +47,12 @@ class Config:
     cluster: ClusterSection
     policy: PolicySection
     server: ServerSection
+    batch: BatchSection = BatchSection()
+
+    @property
+    def batch_directory(self) -> Path:
+        """Absolute; relative ones start from the file's own directory."""
+        return (self.file.parent / Path(self.batch.directory).expanduser()).resolve()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +83,7 @@ def load_config(path: Path | str) -> Config:
     source = _Source(file, lines)
     _check_names(section, source)
     models = tuple(_model(model, index, source) for index, model in enumerate(section.models))
-    return Config(file, models, section.cluster, section.policy, section.server)
+    return Config(file, models, section.cluster, section.policy, section.server, section.batch)
 
 
 def _check_names(section: FileSection, source: _Source) -> None:

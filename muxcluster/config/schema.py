@@ -154,7 +154,8 @@ class PolicySection(Section):
 
 
 class ServerSection(Section):
-    """The HTTP side. api_key: bearer token that every route but health asks for.
+    """The HTTP side. api_key: bearer token that every route but health asks for. more_keys: others
+    that are as good; files and batches belong to the key that made them.
 
     lenient: unknown request fields are dropped, not refused. restart_limit_s: how long a lost unit
     may take to come back before its requests end with an error. max_queued, max_queued_batch:
@@ -167,6 +168,7 @@ class ServerSection(Section):
     host: str = "127.0.0.1"
     port: Port = 8000
     api_key: Annotated[str, Field(min_length=1)] | None = None
+    more_keys: list[Annotated[str, Field(min_length=1)]] = []
     max_body_bytes: Count = 32 * 2**20
     request_timeout_s: Positive = 600.0
     restart_limit_s: Positive = 120.0
@@ -179,6 +181,20 @@ class ServerSection(Section):
     ingresses: Literal["every-node", "head"] = "every-node"
 
 
+class BatchSection(Section):
+    """Batch jobs over HTTP. directory: where their files and their state are kept, on the node that
+    runs the head; relative ones start from the file's own directory. It is made when the first file
+    comes. max_file_bytes: of an uploaded file. max_lines, max_line_bytes: of a job; a longer line
+    fails alone, a longer job whole. max_running: lines of a model that are under way at a time.
+    """
+
+    directory: Annotated[str, Field(min_length=1)] = "muxcluster-batches"
+    max_file_bytes: Annotated[int, Field(ge=1, le=2**50)] = 2 * 2**30
+    max_lines: Count = 1_000_000
+    max_line_bytes: Count = 32 * 2**20
+    max_running: Count = 128
+
+
 class FileSection(Section):
     """All of muxcluster.yaml."""
 
@@ -186,3 +202,4 @@ class FileSection(Section):
     cluster: ClusterSection = ClusterSection()
     policy: PolicySection = PolicySection()
     server: ServerSection = ServerSection()
+    batch: BatchSection = BatchSection()

@@ -13,7 +13,7 @@ MuxClusterError
 ├── Unavailable             the request was fine, the server cannot take it now; `retry_after_s`
 │   ├── Overloaded              rate_limit_exceeded
 │   └── NotReady                model_loading, server_shutting_down, replica_lost,
-│                               no_capacity, controller_lost
+│                               no_capacity, controller_lost, batches_lost
 ├── ConfigError             a file the user wrote is wrong; names file and key
 ├── LoadError               a model directory cannot be loaded; names the file
 ├── InfeasiblePlan          the models do not fit the cluster; names model and gigabytes

@@ -1,0 +1,91 @@
+"""The actor that alone keeps files and batches, and sends their requests to the units."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from muxcluster.api.batches.local_desk import LocalDesk
+from muxcluster.api.cluster_backend import ClusterBackend
+from muxcluster.api.controller_calls import ControllerCalls, connect
+from muxcluster.api.lines import Lines, keep_in_step
+from muxcluster.api.metrics import Metrics
+from muxcluster.api.model_text import ModelTexts
+from muxcluster.api.service import CompletionService
+from muxcluster.api.settings import ApiSettings, QueueLimits
+from muxcluster.cluster.actors import NAMESPACE
+from muxcluster.cluster.nodes import HEAD_RESOURCE
+
+BATCHES = "batches"
+"""The actor's name."""
+_CONCURRENCY = 1000
+_MODELS_PERIOD_S = 0.25
+_UNBOUNDED = QueueLimits(batch=2**20)
+"""How many lines wait here is bounded by `BatchSettings.max_running`."""
+
+
+class BatchHost:
+    """A `LocalDesk` behind Ray calls, with an edge of its own towards the units.
+
+    To be made on a running event loop. Raises as `LocalDesk`.
+    """
+
+    def __init__(self, settings: ApiSettings, controller: Any) -> None:
+        assert settings.batch is not None
+        self._settings = settings
+        self._lines = Lines(connect, settings.restart_limit_s)
+        self._backend = ClusterBackend(self._lines, settings.restart_limit_s)
+        self._texts = ModelTexts()
+        own = replace(settings, queues=_UNBOUNDED)
+        service = CompletionService(self._backend, self._texts, Metrics(), own)
+        self._desk = LocalDesk(
+            Path(settings.batch.directory),
+            service,
+            lambda: [text.served.name for text in self._texts],
+            settings.batch,
+            lenient=settings.lenient,
+        )
+        follow = ControllerCalls(controller).directory
+        self._tasks = (
+            asyncio.create_task(keep_in_step(self._lines, follow)),
+            asyncio.create_task(self._follow_models()),
+            asyncio.create_task(self._desk.start()),
+        )
+
+    async def _follow_models(self) -> None:
+        while True:
+            await self._texts.follow(self._backend.models())
+            await asyncio.sleep(_MODELS_PERIOD_S)
+
+    async def settings(self) -> ApiSettings:
+        """What it was made with."""
+        return self._settings
+
+    async def ask(self, method: str, *args: Any) -> Any:
+        """The answer of the desk. Raises what it raises."""
+        return await getattr(self._desk, method)(*args)
+
+    async def close(self) -> None:
+        """Stop; open batches go on in the next one. Idempotent."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._desk.close()
+        await self._lines.close()
+
+
+def make_host(settings: ApiSettings, controller: Any) -> Any:
+    """The handle of the cluster's one host, which is made on the head where it is missing."""
+    actor: Any = ray.remote(BatchHost)
+    return actor.options(
+        name=BATCHES,
+        namespace=NAMESPACE,
+        get_if_exists=True,
+        lifetime="detached",
+        num_cpus=0,
+        resources={HEAD_RESOURCE: 0.001},
+        max_restarts=-1,
+        max_concurrency=_CONCURRENCY,
+    ).remote(settings, controller)
