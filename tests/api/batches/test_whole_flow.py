@@ -1,41 +1,14 @@
 """The openai client through the whole flow of a batch."""
 
-import json
-import threading
-
+import httpx
 import openai
 import pytest
 
+from muxcluster.api.settings import ApiSettings
+from tests.api.batches.clients import ended, read_lines, submit
+from tests.api.batches.conftest import client_of
+from tests.api.fakes import served_model, wait_until
 from tests.batch.jobs import line_of
-
-DONE = ("completed", "failed", "expired", "cancelled")
-
-
-def ended(client, batch_id):
-    """The batch once it has ended."""
-    pause = threading.Event()
-    for _ in range(60_000):
-        batch = client.batches.retrieve(batch_id)
-        if batch.status in DONE:
-            return batch
-        pause.wait(0.01)
-    raise AssertionError(batch.status)
-
-
-def submit(client, lines, window="24h", endpoint="/v1/completions", **fields):
-    data = b"\n".join(lines)
-    file = client.files.create(file=("in.jsonl", data), purpose="batch")
-    return client.batches.create(
-        input_file_id=file.id, endpoint=endpoint, completion_window=window, **fields
-    )
-
-
-def results(client, file_id):
-    """Lines of a result file by custom_id, each of which must be there once."""
-    found = [json.loads(line) for line in client.files.content(file_id).text.splitlines()]
-    by_id = {each["custom_id"]: each for each in found}
-    assert len(by_id) == len(found)
-    return by_id
 
 
 def test_from_file_to_answers(batch_client, says):
@@ -51,7 +24,7 @@ def test_from_file_to_answers(batch_client, says):
     assert batch.error_file_id is None
     assert batch.metadata == {"team": "a"}
     assert batch.created_at <= batch.in_progress_at <= batch.finalizing_at <= batch.completed_at
-    found = results(batch_client, batch.output_file_id)
+    found = read_lines(batch_client, batch.output_file_id)
     assert found.keys() == {f"r{i}" for i in range(50)}
     response = found["r7"]["response"]
     assert response["status_code"] == 200
@@ -65,3 +38,225 @@ def test_unknown_ids(batch_client):
     assert error.value.code == "not_found"
     with pytest.raises(openai.NotFoundError):
         batch_client.files.content("file-none")
+
+
+def test_chat_bodies_and_several_models(batch_app, backend, model_dir, says):
+    backend.served.append(served_model(model_dir, "other"))
+    says("hello")
+    messages = [{"role": "user", "content": "hi"}]
+    url = "/v1/chat/completions"
+    lines = [
+        line_of(name, url=url, body={"model": name, "messages": messages})
+        for name in ("tiny", "other")
+    ]
+    with client_of(batch_app()) as client:
+        batch = ended(client, submit(client, lines, endpoint=url).id)
+        found = read_lines(client, batch.output_file_id)
+    assert {request.model for request in backend.requests} == {"tiny", "other"}
+    assert {str(request.service_class) for request in backend.requests} == {"batch"}
+    for name in ("tiny", "other"):
+        body = found[name]["response"]["body"]
+        assert body["model"] == name
+        assert body["choices"][0]["message"]["content"] == "hello"
+
+
+def test_bad_lines_are_told_and_the_rest_runs(batch_client, says):
+    says("hello")
+    body = {"model": "tiny", "prompt": "x", "max_tokens": 3}
+    lines = [
+        line_of("good"),
+        b"{not json",
+        line_of("good"),
+        line_of("model", body={**body, "model": "gone"}),
+        line_of("url", url="http://example.org/v1/completions"),
+        b"\xff\xfe",
+        line_of("range", body={**body, "temperature": 9}),
+        line_of("stream", body={**body, "stream": True}),
+    ]
+    batch = ended(batch_client, submit(batch_client, lines).id)
+    assert batch.status == "completed"
+    counts = batch.request_counts
+    assert (counts.total, counts.completed, counts.failed) == (8, 1, 7)
+    assert read_lines(batch_client, batch.output_file_id).keys() == {"good"}
+    text = batch_client.files.content(batch.error_file_id).text
+    for number, code in ((2, "invalid_json"), (4, "model_not_found"), (6, "invalid_json")):
+        assert f'"error":{{"code":"{code}","message":"line {number}: ' in text
+    assert "custom_id 'good' is that of line 1 already" in text
+    assert "url: expected /v1/completions, found 'http://example.org" in text
+    assert '"status_code":400' in text
+
+
+def test_no_line_that_can_run_is_a_failed_batch(batch_client):
+    batch = ended(batch_client, submit(batch_client, [b"nonsense"]).id)
+    assert batch.status == "failed"
+    assert "no line" in batch.errors.data[0].message
+    assert batch.output_file_id is None
+    assert "line 1: " in batch_client.files.content(batch.error_file_id).text
+
+
+def test_more_lines_than_may_be(batch_app):
+    with client_of(batch_app(max_lines=3)) as client:
+        batch = ended(client, submit(client, [line_of(f"r{i}") for i in range(4)]).id)
+    assert batch.status == "failed"
+    assert batch.errors.data[0].message == "the input file has more than 3 lines"
+
+
+def test_a_long_line_fails_alone(batch_app, says):
+    says("hello")
+    lines = [line_of("a"), line_of("long", body={"model": "tiny", "prompt": "x" * 5000})]
+    with client_of(batch_app(max_line_bytes=1000)) as client:
+        batch = ended(client, submit(client, lines).id)
+        text = client.files.content(batch.error_file_id).text
+    assert (batch.request_counts.completed, batch.request_counts.failed) == (1, 1)
+    assert "line 2: it has 51" in text
+
+
+def test_cancel_aborts_what_runs_and_tells_the_rest(batch_app, backend, says):
+    says("hello")
+    backend.most_deltas = 1
+    with client_of(batch_app(max_running=4)) as client:
+        batch = submit(client, [line_of(f"r{i}") for i in range(10)])
+        assert wait_until(lambda: len(backend.requests) == 4)
+        assert client.batches.cancel(batch.id).status == "cancelling"
+        batch = ended(client, batch.id)
+        assert batch.status == "cancelled"
+        assert len(backend.aborted) == 4
+        assert batch.request_counts.failed == 10
+        assert batch.cancelling_at <= batch.cancelled_at
+        found = read_lines(client, batch.error_file_id)
+        assert found.keys() == {f"r{i}" for i in range(10)}
+        assert found["r9"]["error"]["code"] == "batch_cancelled"
+        with pytest.raises(openai.BadRequestError, match="it is cancelled"):
+            client.batches.cancel(batch.id)
+
+
+def test_a_near_deadline_comes_first(batch_app, backend, says):
+    says("hello")
+    backend.most_deltas = 1
+    with client_of(batch_app(max_running=1)) as client:
+        first = submit(client, [line_of(f"far{i}") for i in range(5)])
+        assert wait_until(lambda: len(backend.requests) == 1)
+        urgent = submit(client, [line_of(f"near{i}") for i in range(5)], "5m")
+        assert wait_until(lambda: client.batches.retrieve(urgent.id).status == "in_progress")
+        backend.most_deltas = 100
+        ends = [ended(client, batch.id) for batch in (urgent, first)]
+    assert [batch.status for batch in ends] == ["completed"] * 2
+    order = [request.request_id.startswith(f"{urgent.id}-") for request in backend.requests]
+    # one line ran already, and one may have had the next place
+    assert order[:2].count(True) <= 1
+    assert order[2:6] == [True] * 4
+
+
+def test_the_window_ends(batch_app, backend, says, monkeypatch):
+    says("hello")
+    backend.most_deltas = 1
+    monkeypatch.setattr("muxcluster.api.batches.local_desk.window_s", lambda text: 1)
+    with client_of(batch_app()) as client:
+        batch = ended(client, submit(client, [line_of("a"), line_of("b")]).id)
+        assert batch.status == "expired"
+        assert batch.expired_at is not None
+        found = read_lines(client, batch.error_file_id)
+    assert found["b"]["error"]["code"] == "batch_expired"
+    assert sorted(backend.aborted) == sorted(request.request_id for request in backend.requests)
+
+
+@pytest.mark.parametrize("window", ["0m", "31d", "soon", "24", "-1h", "1.5h"])
+def test_windows_that_are_refused(batch_client, window):
+    with pytest.raises(openai.BadRequestError, match="completion_window: expected 1m to 30d"):
+        submit(batch_client, [line_of("a")], window)
+
+
+def test_listing_pages(batch_client, says):
+    says("hello")
+    made = [submit(batch_client, [line_of("a")]).id for _ in range(5)]
+    page = batch_client.batches.list(limit=2)
+    assert page.has_more
+    assert [batch.id for batch in page.data] == made[:2:-1]
+    assert [batch.id for batch in batch_client.batches.list(limit=2)] == made[::-1]
+    for batch_id in made:
+        ended(batch_client, batch_id)
+    inputs = [file.id for file in batch_client.files.list(purpose="batch", order="asc", limit=2)]
+    assert inputs == [batch_client.batches.retrieve(each).input_file_id for each in made]
+    outputs = [file.id for file in batch_client.files.list(purpose="batch_output", limit=3)]
+    assert sorted(outputs) == sorted(f"file-{each}-output" for each in made)
+    with pytest.raises(openai.NotFoundError):
+        batch_client.batches.list(after="batch_none")
+    with pytest.raises(openai.BadRequestError):
+        batch_client.batches.list(limit=0)
+
+
+def test_each_key_sees_its_own(batch_app, says):
+    says("hello")
+    app = batch_app(ApiSettings(api_key="one", more_keys=("two",)))
+    with client_of(app, "one") as mine:
+        other = mine.with_options(api_key="two")
+        batch = ended(mine, submit(mine, [line_of("a")]).id)
+        attempts = (
+            lambda: other.batches.retrieve(batch.id),
+            lambda: other.batches.cancel(batch.id),
+            lambda: other.batches.list(after=batch.id),
+            lambda: other.files.retrieve(batch.input_file_id),
+            lambda: other.files.content(batch.output_file_id),
+            lambda: other.files.delete(batch.output_file_id),
+            lambda: other.files.list(after=batch.input_file_id),
+            lambda: other.batches.create(
+                input_file_id=batch.input_file_id,
+                endpoint="/v1/completions",
+                completion_window="1h",
+            ),
+        )
+        for attempt in attempts:
+            with pytest.raises(openai.NotFoundError):
+                attempt()
+        assert list(other.batches.list()) == []
+        assert list(other.files.list()) == []
+        assert len(list(mine.files.list())) == 2
+        with pytest.raises(openai.AuthenticationError):
+            mine.with_options(api_key="three").files.list()
+
+
+def test_batches_go_on_after_a_restart(batch_app, backend, says):
+    says("hello")
+    backend.most_deltas = 1
+    with client_of(batch_app(max_running=2)) as client:
+        batch = submit(client, [line_of(f"r{i}") for i in range(6)])
+        assert wait_until(lambda: len(backend.requests) == 2)
+    assert len(backend.aborted) == 2
+    backend.most_deltas = 100
+    with client_of(batch_app()) as client:
+        batch = ended(client, batch.id)
+        assert read_lines(client, batch.output_file_id).keys() == {f"r{i}" for i in range(6)}
+
+
+def test_delete(batch_app, backend, says):
+    says("hello")
+    backend.most_deltas = 1
+    with client_of(batch_app()) as client:
+        batch = submit(client, [line_of("a")])
+        with pytest.raises(openai.BadRequestError, match="still reads it"):
+            client.files.delete(batch.input_file_id)
+        backend.most_deltas = 100
+        batch = ended(client, batch.id)
+        for file_id in (batch.input_file_id, batch.output_file_id):
+            assert client.files.delete(file_id).deleted
+            with pytest.raises(openai.NotFoundError):
+                client.files.content(file_id)
+        assert list(client.files.list()) == []
+
+
+def test_requests_that_are_refused(batch_client):
+    file = batch_client.files.create(file=("in.jsonl", line_of("a")), purpose="batch")
+    good = {"input_file_id": file.id, "endpoint": "/v1/completions", "completion_window": "1h"}
+    http = httpx.Client(base_url=str(batch_client.base_url))
+    headers = {"Authorization": "Bearer none"}
+    for changes, param in (
+        ({"endpoint": "/v1/embeddings"}, "endpoint"),
+        ({"endpoint": None}, "endpoint"),
+        ({"input_file_id": 7}, "input_file_id"),
+        ({"metadata": {"a": 1}}, "metadata.a"),
+        ({"metadata": {str(i): "" for i in range(17)}}, "metadata"),
+        ({"output_expires_after": {"seconds": 3600}}, "output_expires_after"),
+    ):
+        answer = http.post("batches", json={**good, **changes}, headers=headers)
+        assert answer.status_code == 400, changes
+        assert answer.json()["error"]["param"] == param
