@@ -3,7 +3,11 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from muxcluster.core.hashing import extend_hashes
+from muxcluster.core.pinning import PinnedPrefix
+from muxcluster.core.request import ServiceClass
 from muxcluster.kvcache.cache import KvCache
+from muxcluster.scheduling.live import chain_root, side_of
 from muxcluster.scheduling.modelstate import ModelState
 
 
@@ -42,6 +46,22 @@ class BatchMemory:
         """For the batch requests of all models together; quotas, which follow use, bind none."""
         others = sum(self._interactive_blocks(model) for model in self._models.values())
         return BatchSpace(self._kv.num_blocks, others)
+
+    def pin(self, prefix: PinnedPrefix) -> None:
+        """Batch requests that begin so are to come: see `kvcache.pins` and `room.for_pins`.
+
+        Nothing happens where the model caches no prefixes. Raises KeyError for an unknown model.
+        """
+        model = self._models[prefix.model]
+        if model.spec.prefix_caching:
+            side = side_of(ServiceClass.BATCH)
+            root = chain_root(prefix.model, prefix.cache_salt, side)
+            hashes = extend_hashes(root, prefix.tokens, model.block_tokens)
+            self._kv.pins.add(prefix.pin_id, prefix.model, hashes, side)
+
+    def unpin(self, pin_id: str) -> None:
+        """Free the pin; an unknown one is ignored."""
+        self._kv.pins.remove(pin_id)
 
     def _interactive_blocks(self, model: ModelState) -> int:
         """At most so many: a block that several of them read may count for each."""

@@ -104,8 +104,7 @@ class LiveRequest:
     @property
     def side(self) -> Side:
         """End of a block it fills from: interactive left, batch right (BROS §5)."""
-        is_batch = self.request.service_class is ServiceClass.BATCH
-        return Side.RIGHT if is_batch else Side.LEFT
+        return side_of(self.request.service_class)
 
     @property
     def num_prompt(self) -> int:
@@ -133,9 +132,7 @@ class LiveRequest:
     def _parent(self) -> bytes:
         if self.hashes:
             return self.hashes[-1]
-        request = self.request
-        # Sides lay tokens out in opposite order, so they never share a column.
-        return root_hash(request.model, f"{request.cache_salt}\0{self.side}")
+        return chain_root(self.request.model, self.request.cache_salt, self.side)
 
     def finished(
         self,
@@ -163,6 +160,17 @@ class LiveRequest:
             message=message,
             code=code,
         )
+
+
+def side_of(service_class: ServiceClass) -> Side:
+    """End of a block that requests of the class fill from."""
+    return Side.RIGHT if service_class is ServiceClass.BATCH else Side.LEFT
+
+
+def chain_root(model: str, cache_salt: str, side: Side) -> bytes:
+    """Where the hashes of a request's blocks begin."""
+    # Sides lay tokens out in opposite order, so they never share a column.
+    return root_hash(model, f"{cache_salt}\0{side}")
 
 
 def _rank(request: Request) -> int:

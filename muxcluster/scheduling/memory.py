@@ -19,6 +19,7 @@ from muxcluster.core.events import Event, Preempted
 from muxcluster.core.job import Job, Side, SlotCopies, TableDelta
 from muxcluster.kvcache.cache import KvCache
 from muxcluster.kvcache.model import Shortage
+from muxcluster.scheduling import room
 from muxcluster.scheduling.lending import Lending
 from muxcluster.scheduling.live import LiveRequest
 from muxcluster.scheduling.modelstate import ModelState
@@ -81,7 +82,7 @@ class Memory:
 
     def has_room(self, model: ModelState, live: LiveRequest) -> bool:
         """True where `admit` would succeed now without the help of a cached prefix."""
-        spare = self._kv.headroom(model.name, live.side) - model.blocks(live.num_tokens)
+        spare = self._headroom(model, live.side) - model.blocks(live.num_tokens)
         if spare < 0 or model.slots.num_free == 0:
             return False
         return self._reserve(model, live.side) <= spare
@@ -124,7 +125,7 @@ class Memory:
         """True where there are blocks for all its tokens but `cached` ones, at worst lent now."""
         side = live.side
         needed = model.blocks(live.num_tokens) - model.blocks(cached) + self._reserve(model, side)
-        if needed <= self._kv.headroom(model.name, side):
+        if needed <= self._headroom(model, side):
             return True
         if side is Side.LEFT and self.lending.lend_to(model, needed):
             return True
@@ -172,15 +173,15 @@ class Memory:
         return slots if blocked is None else slots[~blocked[slots]]
 
     def _reserve(self, model: ModelState, side: Side) -> int:
-        """Blocks for one more column of each sequence that may still grow and keep `side` out.
+        """Blocks for the growth of sequences that keep `side` out."""
+        only_interactive = side is Side.LEFT and self.lending.is_on
+        return room.for_growth(self._kv, model, only_interactive=only_interactive)
 
-        Without it, admission and preemption would take turns at the same blocks.
-        """
-        table = model.slots
-        may_grow = self._kv.capacity(model.name) < table.most_computed
-        if side is Side.LEFT and self.lending.is_on:
-            may_grow = may_grow > table.is_batch
-        return int(np.count_nonzero(may_grow)) * model.blocks_per_column
+    def _headroom(self, model: ModelState, side: Side) -> int:
+        """Blocks that a request of that side may take to be admitted."""
+        kv, pinned = self._kv, room.for_pins(self._kv, self.models, side)
+        headroom = kv.headroom(model.name, side)
+        return min(headroom, kv.free + kv.evictable - pinned) if pinned else headroom
 
     def try_grow(
         self, model: ModelState, slots: Slots, num_tokens: NDArray[np.int32]
