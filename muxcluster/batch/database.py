@@ -55,13 +55,23 @@ class Database:
         except OSError:
             os.close(self._lock)
             raise ConfigError(directory, "", "another process runs the batches in it") from None
-        with self._failures():
-            self.connection = sqlite3.connect(
-                self.path, isolation_level=None, check_same_thread=False
-            )
-            self.connection.execute("PRAGMA journal_mode=WAL")
-            self.connection.execute("PRAGMA synchronous=FULL")
-            self.connection.executescript(_SCHEMA)
+        try:
+            with self._failures():
+                self.connection = self._connected()
+        except StorageFailed:
+            os.close(self._lock)
+            raise
+
+    def _connected(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+            connection.execute("PRAGMA synchronous=FULL")
+            connection.executescript(_SCHEMA)
+        except sqlite3.DatabaseError:
+            connection.close()
+            raise
+        return connection
 
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:

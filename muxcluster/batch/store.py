@@ -13,6 +13,7 @@ from typing import Any
 from muxcluster.batch.appending import append, cut
 from muxcluster.batch.database import Database
 from muxcluster.batch.job import OPEN, Batch, Order, Status
+from muxcluster.core.errors import StorageFailed
 
 _BATCH = (
     "id, owner, input_file_id, endpoint, window, deadline_s, metadata, status, times, num_total, "
@@ -52,7 +53,12 @@ class BatchStore:
         self.directory = directory
         self.database = Database(directory)
         self.lock = threading.RLock()
-        (directory / "files").mkdir(exist_ok=True)
+        files = directory / "files"
+        try:
+            files.mkdir(exist_ok=True)
+        except OSError as error:
+            self.database.close()
+            raise StorageFailed(files, error.strerror or str(error)) from error
 
     def close(self) -> None:
         """Let another process have the folder. Idempotent."""

@@ -11,15 +11,16 @@ import signal
 import sqlite3
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
-from muxcluster.api.batches.answering import Answerer, Use
+from muxcluster.api.batches.answering import Answer, Answerer, Use
 from muxcluster.api.batches.planning import FileOrder
 from muxcluster.api.batches.runner import BatchRunner, Ended, RunnerSettings
 from muxcluster.batch.entry import Entry
 from muxcluster.batch.results import answered
-from muxcluster.batch.store import BatchStore, Result
+from muxcluster.batch.store import BatchStore
 from tests.batch.jobs import MODELS
 
 MOMENTS = ("answering", "half written", "written", "synced", "committing", "committed")
@@ -51,12 +52,16 @@ class FakeAnswerer:
         self._death = death
         self._rng = random.Random(time.time_ns())
 
-    async def answer(self, line: int, entry: Entry, batch_id: str) -> tuple[Result, Use]:
+    async def answer(
+        self, line: int, entry: Entry, batch_id: str, started: Callable[[], None]
+    ) -> Answer:
         """As `Answerer.answer`."""
         await asyncio.sleep(self._rng.choice((0.0, 0.0, 0.001)))
+        started()
         self._death.passes("answering")
         status = 200 if line % 10 else 400
-        return answered(line, entry.custom_id, f"{batch_id}-{line}", {}, status), Use(3, 0, 2)
+        result = answered(line, entry.custom_id, f"{batch_id}-{line}", {}, status)
+        return Answer(result, Use(3, 0, 2), 2)
 
 
 def watch_the_disk(death: Death) -> None:

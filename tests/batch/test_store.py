@@ -152,8 +152,14 @@ def test_a_folder_has_one_owner(tmp_path: Path) -> None:
 
 def test_a_file_that_is_no_database_is_said(tmp_path: Path) -> None:
     (tmp_path / "batches.sqlite").write_bytes(b"hello" * 1000)
-    with pytest.raises(StorageFailed, match="batches.sqlite: file is not a database"):
-        BatchStore(tmp_path)
+    for _ in range(2):
+        with pytest.raises(StorageFailed, match="batches.sqlite: file is not a database"):
+            BatchStore(tmp_path)
+    (tmp_path / "batches.sqlite").unlink()
+    (tmp_path / "files").write_bytes(b"")
+    for _ in range(2):
+        with pytest.raises(StorageFailed, match="files: File exists"):
+            BatchStore(tmp_path)
 
 
 def test_lists_are_newest_first_and_the_owner_alone_sees_them(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from muxcluster.batch.job import OPEN, Batch, Order, Status
 from muxcluster.batch.store import BatchStore
-from muxcluster.core.errors import ConfigError
+from muxcluster.core.errors import ConfigError, StorageFailed
 
 BATCH, INPUT = "run", "input"
 _OWNER = "local"
@@ -51,9 +51,7 @@ def opened(files: JobFiles, now: int) -> Iterator[tuple[BatchStore, Batch]]:
         try:
             batch = store.get(BATCH)
         except KeyError:
-            link = store.path_of(INPUT)
-            link.unlink(missing_ok=True)
-            link.symlink_to(files.input.absolute())
+            _link(store.path_of(INPUT), files.input)
             order = Order(_OWNER, INPUT, None, metadata={"sha256": digest})
             batch = store.create(order, now, BATCH)
         if batch.order.metadata["sha256"] != digest:
@@ -67,7 +65,7 @@ def opened(files: JobFiles, now: int) -> Iterator[tuple[BatchStore, Batch]]:
 def deliver(files: JobFiles, store: BatchStore, batch: Batch) -> None:
     """Move the files of an ended batch to their places and forget the job.
 
-    May be interrupted and called again. A failed batch leaves no output file.
+    May be interrupted and called again. A failed batch leaves no output file. Raises StorageFailed.
     """
     assert batch.status not in OPEN
     if batch.status is not Status.FAILED:
@@ -78,11 +76,22 @@ def deliver(files: JobFiles, store: BatchStore, batch: Batch) -> None:
     shutil.rmtree(files.state)
 
 
+def _link(link: Path, file: Path) -> None:
+    try:
+        link.unlink(missing_ok=True)
+        link.symlink_to(file.absolute())
+    except OSError as error:
+        raise StorageFailed(link, error.strerror or str(error)) from error
+
+
 def _move(made: Path, place: Path) -> None:
-    if made.exists():
-        made.replace(place)
-    elif not place.exists():
-        place.touch()
+    try:
+        if made.exists():
+            made.replace(place)
+        elif not place.exists():
+            place.touch()
+    except OSError as error:
+        raise StorageFailed(place, error.strerror or str(error)) from error
 
 
 def _digest(path: Path) -> str:
