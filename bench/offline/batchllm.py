@@ -1,4 +1,4 @@
-"""BatchLLM's order against what servers do, simulated: micro-benchmarks, two cases, savings.
+"""BatchLLM's order against what servers do, simulated: micro-benchmarks, and its two cases.
 
 Llama-3.1-8B on one A100-80GB with 58 GB of KV, on the virtual clock; all systems are one engine
 with other settings, jobs come in random order, output lengths are known to the plan, those of the
@@ -6,13 +6,11 @@ paper's jobs are ours. *micro*: prefixes of 2,000, 1,000 and 200 tokens before 2
 of a request's own, shared by 4 and by 16. *case 1*: prefix 1,100, own 400, degree 7; *case 2*: 770,
 978, 11.36; each on vLLM's settings one by one, then on ours one by one: requests of a group
 together, the groups by R, memory instead of a number of requests as the limit. *valleys*: tokens of
-a step over time (--plot draws them). *savings*: shares of prompt tokens not computed, on that kind
-of job and on real ones. --quick: a sixth of the requests, and of the memory; no real jobs.
+a step over time (--plot draws them). --quick: a sixth of the requests, and of the memory.
 """
 
 import sys
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +33,6 @@ from bench.offline.batchllm_cases import (
     valleys,
 )
 from bench.offline.batchllm_picture import draw
-from bench.offline.batchllm_savings import Saving, real_jobs, saving_of
 from bench.offline.batchllm_unit import BATCHED, BATCHLLM, BOTH, GROUPED, REORDERED
 
 _PAPER = {"case_1": 12.85 / 9.83, "case_2": 1.47, "batching_and_order": 1.09, "cut": 0.15}
@@ -53,36 +50,24 @@ def main(argv: Sequence[str] | None = None) -> None:
     one, two, kinds = (
         run_case(case, LADDER, num_requests, seed) for case in (CASE_1, CASE_2, TWO_KINDS)
     )
-    jobs = [("paper-like", CASE_1.job(num_requests, seed))]
-    savings = list(_savings(jobs if quick else [*jobs, *real_jobs(bench.options.data, seed)]))
     lines = _valleys(kinds)
     if bench.options.plot is not None:
         draw(lines, bench.options.plot)
     bench.publish(
-        [*_saving_claims(savings), *_speed_claims(micro, one, two)],
+        [*_saving_claims(one), *_speed_claims(micro, one, two)],
         {"speedup": [each.speedup for each in micro]},
         micro=[each.row() for each in micro],
         cases=[each.row() for each in (one, two, kinds)],
-        savings=[asdict(each) for each in savings],
         valleys=lines,
     )
 
 
-def _savings(jobs: Iterable[tuple[str, Any]]) -> Iterable[Saving]:
-    for name, job in jobs:
-        found = saving_of(name, job)
-        print(found, flush=True)
-        yield found
-
-
-def _saving_claims(savings: Sequence[Saving]) -> list[Claim]:
-    """Of the paper-like job, and how far the worst of all stays behind its optimum."""
-    first = savings[0]
-    shares = [each.batchllm / each.tokens.optimum for each in savings]
+def _saving_claims(one: Ran) -> list[Claim]:
+    """Of the first case; `savings.py` has those of real jobs."""
+    planned = one.outcomes[BATCHLLM.name].saving
     return [
-        Claim("saving_ratio", first.batchllm, "", first.tokens.optimum),
-        Claim("saving_ratio_lru", first.lru, "", first.batchllm),
-        Claim("saving_of_optimum_min", min(shares), "", 1.0),
+        Claim("saving_ratio", planned, "", one.optimum),
+        Claim("saving_ratio_lru", one.lru, "", planned),
     ]
 
 

@@ -26,6 +26,7 @@ from bench.offline.batchllm_unit import (
     run,
 )
 from muxcluster.offline.choice import Unplanned
+from muxcluster.offline.lru import lru_saved_tokens
 from muxcluster.offline.prompts import flat_prompts
 from muxcluster.workload.batchmix import Kind, mixed_job
 
@@ -91,10 +92,12 @@ RIVALS = (BOTH, BOTH_MANY, BATCHLLM)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ran:
-    """A case on some systems."""
+    """A case on some systems. optimum: share of its prompt tokens that its tree shares; lru: what
+    arrival order finds in a cache as large as all of the memory that holds nothing but prompts."""
 
     case: Case
     optimum: float
+    lru: float
     outcomes: Mapping[str, Outcome]
 
     def makespan_s(self, system: System) -> float:
@@ -125,16 +128,21 @@ class Ran:
             }
             for name, each in self.outcomes.items()
         }
-        return {"case": self.case.name, "optimum": round(self.optimum, 4), "systems": rows}
+        return {"case": self.case.name, **self._savings(), "systems": rows}
+
+    def _savings(self) -> dict[str, float]:
+        return {"optimum": round(self.optimum, 4), "lru": round(self.lru, 4)}
 
 
 def run_case(case: Case, systems: Iterable[System], num_requests: int, seed: int) -> Ran:
     """All of them, one after the other."""
     job = case.job(num_requests, seed)
     tree = job.with_tree().tree
+    capacity = int(job.size_bytes) // RESOURCES.kv_bytes
     found = Ran(
         case,
         tree.saved_tokens / tree.prompt_tokens,
+        lru_saved_tokens(tree, range(len(job.prompts)), capacity) / tree.prompt_tokens,
         {system.name: run(job, system) for system in systems},
     )
     print(found.row(), flush=True)
