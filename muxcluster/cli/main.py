@@ -32,6 +32,10 @@ GROUPS = {
     "batch": {
         "plan": "Predict how long a job takes in each order.",
         "run": "Run a job on this machine, without a server.",
+        "submit": "Hand a job to a server.",
+        "status": "Show how far a server's batches are.",
+        "cancel": "End a server's batch with what it has.",
+        "results": "Bring the answers of a server's batch.",
     },
 }
 """Commands of several actions, each with its line of help."""

@@ -17,16 +17,28 @@ _READ_BYTES = 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class JobFiles:
-    """input: JSON lines. output: answers; errors: what is wrong with the other lines."""
+class ResultFiles:
+    """output: answers; errors: what is wrong with the other lines."""
 
-    input: Path
     output: Path
 
     @property
     def errors(self) -> Path:
         """Beside the output."""
         return self.output.with_name(f"{self.output.stem}.errors{self.output.suffix}")
+
+    def check_free(self) -> None:
+        """Raises ConfigError where something is in their way."""
+        for path in (self.output, self.errors):
+            if path.exists():
+                raise ConfigError(path, "", "is there already: move it, or choose another --output")
+
+
+@dataclass(frozen=True, slots=True)
+class JobFiles(ResultFiles):
+    """input: JSON lines."""
+
+    input: Path
 
     @property
     def state(self) -> Path:
@@ -43,9 +55,7 @@ def opened(files: JobFiles, now: int) -> Iterator[tuple[BatchStore, Batch]]:
     """
     digest = _digest(files.input)
     if not files.state.exists():
-        for path in (files.output, files.errors):
-            if path.exists():
-                raise ConfigError(path, "", "is there already: move it, or choose another --output")
+        files.check_free()
     store = BatchStore(files.state)
     try:
         try:

@@ -53,7 +53,7 @@ def run(
     """
     if order not in (AUTO, *ORDERS):
         raise typer.BadParameter(f"--order {order}: expected one of {', '.join((AUTO, *ORDERS))}")
-    files = JobFiles(file, output)
+    files = JobFiles(output, input=file)
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     local = LocalRun(load_config(config), order, console)
     with opened(files, int(time.time())) as (store, batch):

@@ -1,0 +1,71 @@
+"""Batches of a server in lines and tables."""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from muxcluster.cli.batching.server import Card
+
+OVER = frozenset({"completed", "failed", "expired", "cancelled"})
+ESTIMATE = "estimated_finish_at"
+"""Key of a batch's metadata, Unix seconds."""
+
+
+def num_ended(batch: Card) -> tuple[int, int]:
+    """Lines that have ended, and all."""
+    counts: Mapping[str, int] = batch["request_counts"]
+    return counts["completed"] + counts["failed"], counts["total"]
+
+
+def left_s(batch: Card, now_s: float) -> float | None:
+    """Seconds until the batch should end; None where the server does not know."""
+    estimate = (batch.get("metadata") or {}).get(ESTIMATE)
+    return None if estimate is None else max(0.0, float(estimate) - now_s)
+
+
+def duration_text(seconds: float) -> str:
+    """ "40 s", "12 min", "3.5 h"."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
+def batch_line(batch: Card) -> str:
+    """One batch: what it is doing, and how far it is."""
+    ended, total = num_ended(batch)
+    parts = [f"{batch['id']}: {batch['status']}", f"{ended} of {total} lines"]
+    if failed := batch["request_counts"]["failed"]:
+        parts.append(f"{failed} of them without an answer")
+    remaining_s = left_s(batch, time.time())
+    if remaining_s is not None:
+        parts.append(f"{duration_text(remaining_s)} left")
+    parts += [error["message"] for error in (batch.get("errors") or {}).get("data", ())]
+    return ", ".join(parts)
+
+
+def show_batches(console: Console, batches: Sequence[Card]) -> None:
+    """A row each, the newest first."""
+    if not batches:
+        console.print("no batches")
+        return
+    table = Table()
+    for title in ("batch", "status", "window"):
+        table.add_column(title, no_wrap=True)
+    for title in ("lines", "ended", "failed", "left"):
+        table.add_column(title, justify="right", no_wrap=True)
+    now_s = time.time()
+    for batch in batches:
+        table.add_row(*_row(batch, now_s))
+    console.print(table)
+
+
+def _row(batch: Mapping[str, Any], now_s: float) -> list[str]:
+    ended, total = num_ended(batch)
+    remaining_s = left_s(batch, now_s)
+    left = "" if remaining_s is None else duration_text(remaining_s)
+    failed = batch["request_counts"]["failed"]
+    window = batch["completion_window"]
+    return [batch["id"], batch["status"], window, str(total), str(ended), str(failed), left]
