@@ -16,6 +16,7 @@ from muxcluster.api.batches.desk import Desk
 from muxcluster.api.documents import DocumentedApp
 from muxcluster.api.errors import HttpError, http_error, status_error
 from muxcluster.api.metrics import Metrics
+from muxcluster.api.metrics_batches import BatchMetrics
 from muxcluster.api.metrics_units import UnitMetrics
 from muxcluster.api.middleware import Edge, error_response
 from muxcluster.api.model_text import ModelTexts
@@ -47,6 +48,7 @@ def create_app(
     metrics = Metrics()
     metrics.declare(text.served for text in texts)
     units = UnitMetrics(metrics.registry, backend.stats)
+    batches = BatchMetrics(metrics.registry)
     service = CompletionService(backend, texts, metrics, settings)
 
     @asynccontextmanager
@@ -57,6 +59,7 @@ def create_app(
         ]
         if desk is not None:
             polls.append(asyncio.create_task(desk.start()))
+            polls.append(asyncio.create_task(batches.follow(desk)))
         yield
         for poll in polls:
             poll.cancel()

@@ -50,11 +50,15 @@ class Answer:
 
 
 class Answerer:
-    """Answers entries through `service`, as batch class. lenient: unknown fields pass."""
+    """Answers entries through `service`, as batch class. lenient: unknown fields pass.
+
+    used: tokens of all answers so far.
+    """
 
     def __init__(self, service: CompletionService, *, lenient: bool) -> None:
         self._service = service
         self._lenient = lenient
+        self.used = Use()
 
     async def answer(
         self, line: int, entry: Entry, batch_id: str, started: Callable[[], None]
@@ -71,6 +75,7 @@ class Answerer:
             try:
                 body = await self._run(entry, request_id, first)
                 use = _use(body)
+                self.used += use
                 result = answered(line, entry.custom_id, request_id, body)
                 return Answer(result, use, use.output // len(body["choices"]))
             except Unavailable as error:

@@ -23,7 +23,8 @@ class BatchRequest:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Counts for metrics. by_status: batches of all time. lines, tokens: since the desk started."""
+    """Counts for metrics. by_status: batches of all time. num_lines: theirs, by result. num_tokens:
+    of answers since the desk started, by kind; "cached" ones are prompt tokens too."""
 
     by_status: Mapping[str, int]
     num_lines: Mapping[str, int]
@@ -93,6 +94,6 @@ class Desk(Protocol):
         """The batch ends soon, with what it has."""
         ...
 
-    async def figures(self) -> Figures:
-        """Counts for metrics."""
+    async def figures(self) -> Figures | None:
+        """Counts for metrics; None where there was nothing to count yet."""
         ...

@@ -48,9 +48,10 @@ class LocalDesk:
         self._shelf = Shelf(self._store, settings.max_file_bytes)
         self._models = models
         limits = Limits(settings.max_line_bytes, settings.max_lines, settings.max_file_bytes)
+        self._answerer = Answerer(service, lenient=lenient)
         self._runner = BatchRunner(
             self._store,
-            Answerer(service, lenient=lenient),
+            self._answerer,
             FileOrder(),
             models,
             RunnerSettings(settings.max_running, limits, STORAGE_RETRY_S),
@@ -152,9 +153,20 @@ class LocalDesk:
         return self._card(batch)
 
     async def figures(self) -> Figures:
-        sql = "SELECT status, count(*) FROM batches GROUP BY status"
-        found = dict(await asyncio.to_thread(self._store.rows, sql))
-        return Figures({status.value: found.get(status.value, 0) for status in Status}, {}, {})
+        sql = (
+            "SELECT status, count(*), sum(num_completed), sum(num_failed) FROM batches "
+            "GROUP BY status"
+        )
+        rows = await asyncio.to_thread(self._store.rows, sql)
+        found = {status: count for status, count, _, _ in rows}
+        num_lines = {
+            "completed": sum(row[2] for row in rows),
+            "failed": sum(row[3] for row in rows),
+        }
+        used = self._answerer.used
+        num_tokens = {"prompt": used.prompt, "cached": used.cached, "output": used.output}
+        by_status = {status.value: found.get(status.value, 0) for status in Status}
+        return Figures(by_status, num_lines, num_tokens)
 
     def _owned(self, owner: str, batch_id: str) -> Batch:
         try:

@@ -40,7 +40,7 @@ class RemoteDesk:
             if settings != self._settings:
                 await asyncio.to_thread(ray.kill, self._host)
                 self._host = None
-                await self._ask("figures")
+                await (await self._found()).settings.remote()
         except (RayError, TimeoutError, NotReady) as error:
             # whoever asks for a batch is told
             logger.error("batches do not go on: %s", error)
@@ -94,7 +94,9 @@ class RemoteDesk:
         card: Card = await self._ask("cancel", owner, batch_id)
         return card
 
-    async def figures(self) -> Figures:
+    async def figures(self) -> Figures | None:
+        if self._host is None:
+            return None
         figures: Figures = await self._ask("figures")
         return figures
 

@@ -260,3 +260,20 @@ def test_requests_that_are_refused(batch_client):
         answer = http.post("batches", json={**good, **changes}, headers=headers)
         assert answer.status_code == 400, changes
         assert answer.json()["error"]["param"] == param
+
+
+def test_metrics(batch_app, says, monkeypatch):
+    monkeypatch.setattr("muxcluster.api.metrics_batches.PERIOD_S", 0.01)
+    says("hello world")
+    lines = [line_of(f"r{i}") for i in range(4)] + [b"bad"]
+    with client_of(batch_app()) as client:
+        ended(client, submit(client, lines).id)
+        url = str(client.base_url).removesuffix("/v1/")
+        for expected in (
+            'muxcluster:batches{status="completed"} 1.0',
+            'muxcluster:batches{status="in_progress"} 0.0',
+            'muxcluster:batch_lines_total{result="completed"} 4.0',
+            'muxcluster:batch_lines_total{result="failed"} 1.0',
+            'muxcluster:batch_tokens_total{kind="output"} 12.0',
+        ):
+            assert wait_until(lambda text=expected: text in httpx.get(f"{url}/metrics").text)
