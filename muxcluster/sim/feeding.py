@@ -6,9 +6,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from muxcluster.core.events import Finished, FinishReason, Rejected
+from muxcluster.core.pinning import PinnedPrefix
 from muxcluster.core.request import Request, ServiceClass
 from muxcluster.core.unitspec import UnitSpec
-from muxcluster.offline.feeding import BatchFeeder, Room
+from muxcluster.offline.feeding import BatchFeeder, Fed, Room
 from muxcluster.offline.prompts import Prompts
 from muxcluster.scheduling.scheduler import UnitScheduler
 from muxcluster.sim.requests import sampling_of
@@ -63,11 +64,12 @@ class SimFeed:
         self._prompts = prompts
         self._outputs = output_tokens
         self._prefix = prefix
+        self._freed: list[str] = []
         self.ran = Ran()
 
     def __call__(self, scheduler: UnitScheduler, now: float) -> list[Request]:
         """The requests to submit now."""
-        return self.requests(self.room(scheduler, now))
+        return self.requests(scheduler, self.room(scheduler, now))
 
     def room(self, scheduler: UnitScheduler, now: float) -> Room:
         """What the job finds where it shares the unit with nobody it knows of."""
@@ -80,9 +82,20 @@ class SimFeed:
             policy.token_budget,
         )
 
-    def requests(self, room: Room) -> list[Request]:
-        """The requests to submit where there is such room."""
-        return [self._request(fed.number) for fed in self._feeder.take(room)]
+    def requests(self, scheduler: UnitScheduler, room: Room) -> list[Request]:
+        """The requests to submit where there is such room; what they need is pinned, and what
+        nobody needs any more is not."""
+        for pin_id in self._freed:
+            scheduler.batch_memory.unpin(pin_id)
+        self._freed.clear()
+        return [self._start(scheduler, fed) for fed in self._feeder.take(room)]
+
+    def _start(self, scheduler: UnitScheduler, fed: Fed) -> Request:
+        request = self._request(fed.number)
+        for pin in fed.pins:
+            tokens = request.prompt_tokens[: pin.num_tokens]
+            scheduler.batch_memory.pin(PinnedPrefix(self._pin_id(pin.pin_id), self._model, tokens))
+        return request
 
     def first_token(self, request_id: str) -> None:
         """A request that was fed got a token from a job that computes prompts."""
@@ -97,7 +110,11 @@ class SimFeed:
         else:
             self.ran += Ran(num_refused=1, end_s=now)
         is_whole = isinstance(event, Finished) and event.reason in _WHOLE
-        self._feeder.ended(number, int(self._outputs[number]) if is_whole else None)
+        freed = self._feeder.ended(number, int(self._outputs[number]) if is_whole else None)
+        self._freed += map(self._pin_id, freed)
+
+    def _pin_id(self, number: int) -> str:
+        return f"{self._prefix}{number}"
 
     def _number(self, request_id: str) -> int:
         return int(request_id.removeprefix(self._prefix))

@@ -93,7 +93,7 @@ class _JointFeed:
         return [
             request
             for model, room in rooms.items()
-            for request in self._feeds[model].requests(room)
+            for request in self._feeds[model].requests(scheduler, room)
         ]
 
     def first_token(self, request_id: str) -> None:
