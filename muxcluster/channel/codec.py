@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from muxcluster.core.backends import ModelBackend
 from muxcluster.core.events import TokenDelta
 from muxcluster.core.job import Job, JobResult
 from muxcluster.core.request import Request
@@ -22,7 +23,9 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
-    """Memory owner to unit: everything is loaded."""
+    """Memory owner to unit: everything is loaded. backends: of the models, in order."""
+
+    backends: tuple[ModelBackend, ...] = ()
 
 
 class LoadFailed(msgspec.Struct, frozen=True, tag="load_failed"):

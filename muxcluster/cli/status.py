@@ -106,10 +106,12 @@ def _unit_table(unit: Mapping[str, Any]) -> Table:
     blocks = f"{unit['free_blocks']} of {unit['num_blocks']} blocks free"
     table = Table(title=f"{unit['id']} on {place}: {health}; SM shares {shares}; {blocks}")
     table.add_column("model", no_wrap=True)
+    table.add_column("backend", no_wrap=True)
     for title in COLUMNS.values():
         table.add_column(title, justify="right", no_wrap=True)
     for model in unit["models"]:
-        table.add_row(model["name"], *(f"{model[column]:g}" for column in COLUMNS))
+        backend = model["backend"] or "loading"
+        table.add_row(model["name"], backend, *(f"{model[column]:g}" for column in COLUMNS))
     return table
 
 

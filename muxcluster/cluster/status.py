@@ -95,7 +95,7 @@ def _unit(view: UnitView) -> dict[str, Any]:
         "device": spec.device,
         "sm_shares": sorted({share for slot in spec.workers for share in slot.shares}),
         "sharing": asdict(stats.sharing) if stats and stats.sharing else None,
-        "num_blocks": spec.num_blocks,
+        "num_blocks": stats.num_blocks if stats else spec.num_blocks,
         "free_blocks": stats.free_blocks if stats else None,
         "models": [_model(each, found.get(each.name)) for each in spec.models],
     }
@@ -105,6 +105,7 @@ def _model(spec: ModelSpec, stats: ModelStats | None) -> dict[str, Any]:
     now = stats or ModelStats(spec.name)
     return {
         "name": spec.name,
+        "backend": now.backend if stats else None,
         "running": now.num_running,
         "waiting": now.num_waiting,
         "quota_blocks": now.quota_blocks,

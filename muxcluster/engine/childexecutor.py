@@ -6,6 +6,7 @@ import time
 from abc import ABC, abstractmethod
 from typing import Any
 
+from muxcluster.core.backends import ModelBackend
 from muxcluster.core.errors import EngineFailure
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.executor import OwnerLost
@@ -34,6 +35,7 @@ class ChildExecutor(ABC):
         self._wakes = WakePipe()
         self._selector.register(self._wakes, selectors.EVENT_READ)
         self._is_killed = False
+        self.backends = tuple(ModelBackend(model.name) for model in spec.models)
         self._is_closed = False
 
     @property

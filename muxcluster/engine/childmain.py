@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from muxcluster.channel.codec import LoadFailed, Ready, Start, decode, encode
 from muxcluster.channel.frames import FrameSocket
+from muxcluster.core.backends import ModelBackend
 from muxcluster.core.errors import EngineFailure, LoadError
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.processname import name_process
@@ -31,11 +32,13 @@ def serve_unit(
     load: Callable[[UnitSpec], T],
     serve: Callable[[UnitSpec, T, FrameSocket], None],
     explain: Callable[[str], str] = str,
+    backends: Callable[[T], tuple[ModelBackend, ...]] | None = None,
 ) -> int:
     """Serve one unit to its end; the exit status.
 
     name: of the process. load: what to do between Start and Ready; what it raises is told to the
     unit, an error that nobody foresaw as `explain` puts it. serve: the rest, with what was loaded.
+    backends: how its models run; None: all of them paged.
     """
     name_process(name)
     settle_in()
@@ -55,7 +58,8 @@ def serve_unit(
         logger.exception("%s of %s cannot start", name, message.spec.unit_id)
         refusal = LoadFailed("", explain(f"{type(error).__name__}: {error}"))
     else:
-        control.send(encode(Ready()))
+        paged = tuple(ModelBackend(model.name) for model in message.spec.models)
+        control.send(encode(Ready(paged if backends is None else backends(loaded))))
         serve(message.spec, loaded, control)
         return 0
     control.send(encode(refusal))

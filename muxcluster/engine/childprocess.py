@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 
 from muxcluster.channel.codec import LoadFailed, Message, Ready
+from muxcluster.core.backends import ModelBackend
 from muxcluster.core.errors import EngineFailure, LoadError
 from muxcluster.engine.liveness import Pulse
 
@@ -66,8 +67,8 @@ class ChildProcess:
             os.killpg(self._process.pid, signal.SIGKILL)
 
 
-def check_ready(message: Message, unit_id: str) -> None:
-    """What a child answers to Start.
+def check_ready(message: Message, unit_id: str) -> tuple[ModelBackend, ...]:
+    """What a child answers to Start: how its models run.
 
     Raises LoadError with its words, EngineFailure where it raised something else.
     """
@@ -76,3 +77,4 @@ def check_ready(message: Message, unit_id: str) -> None:
             raise LoadError(message.path, message.message)
         raise EngineFailure(f"{unit_id} cannot start: {message.message}")
     assert isinstance(message, Ready), f"a process that loads sent {type(message).__name__}"
+    return message.backends

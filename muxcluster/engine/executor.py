@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from muxcluster.core.backends import ModelBackend
 from muxcluster.core.job import Job, JobResult
 
 
@@ -47,6 +48,11 @@ class Executor(Protocol):
 
     Only `wake`, `kill` and `is_recovering` may be used from other threads.
     """
+
+    @property
+    def backends(self) -> tuple[ModelBackend, ...]:
+        """How the models run, once started; those that are left out as they are specified."""
+        ...
 
     @property
     def is_recovering(self) -> bool:

@@ -1,6 +1,7 @@
 """Steps on the CPU: inputs as they are, attention planned a step, sampling on arrays."""
 
 from collections.abc import Callable, Mapping
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -12,23 +13,76 @@ from muxcluster.engine.arena import ModelArena
 from muxcluster.engine.attention import LayerAttention
 from muxcluster.engine.attention_cpu import PlannedAttention
 from muxcluster.engine.batch import TokenBatch, token_batch
-from muxcluster.engine.loaded_model import LoadedModel, Numbers
+from muxcluster.engine.forward import TokenForward
+from muxcluster.engine.loaded_model import Numbers
 from muxcluster.engine.pending import Pending, Ready, result_of
+from muxcluster.engine.prompt_positions import Asked, PromptPositions
 from muxcluster.engine.sampling.sampler import Sampled, sample
+from muxcluster.engine.sampling.slots import SlotSampling
+
+
+class RowsForward(Protocol):
+    """Runs rows through a model, whose cache has what was computed of them before."""
+
+    def logits(self, rows: Rows, asked: Asked) -> Tensor:
+        """fp32 [sampling rows + asked.tokens, vocab], each in order.
+
+        The forward runs even where no logits are wanted.
+        """
+        ...
+
+    def forget(self, slot: int) -> None:
+        """Another sequence has the slot."""
+        ...
+
+
+class PagedRows:
+    """Rows of a model whose keys and values are in the pool, written and read by our attention."""
+
+    def __init__(self, forward: TokenForward, pool: Tensor, arena: ModelArena) -> None:
+        """pool: uint8 [num_blocks, block_bytes]; arena: the model's part."""
+        self._forward = forward
+        self._pool = pool
+        self._arena = arena
+        self._attention: Callable[[Tensor, ModelArena, TokenBatch], LayerAttention]
+        self._attention = PlannedAttention
+
+    def logits(self, rows: Rows, asked: Asked) -> Tensor:
+        """As `RowsForward.logits`."""
+        device, arena = self._pool.device, self._arena
+        batch = token_batch(rows.slots, rows.starts, rows.counts, device, rows.prefixes)
+        wanted = np.concatenate((batch.ends[rows.samples], asked.tokens))
+        tokens = arena.history[batch.token_slots, batch.positions].long()
+        attention = self._attention(self._pool, arena, batch)
+        some = wanted if len(wanted) else np.zeros(1, dtype=np.int64)
+        where = torch.from_numpy(some).to(device)
+        return self._forward.logits(tokens, batch.positions, attention, where)[: len(wanted)]
+
+    def forget(self, slot: int) -> None:
+        """Nothing is kept beside the pool."""
 
 
 class HostSteps:
     """Runs a model's rows; several threads may run rows of their own at a time."""
 
-    def __init__(self, model: LoadedModel) -> None:
-        self._model = model
-        self._device = model.pool.device
-        self._attention: Callable[[Tensor, ModelArena, TokenBatch], LayerAttention]
-        self._attention = PlannedAttention
+    def __init__(
+        self,
+        forward: RowsForward,
+        arena: ModelArena,
+        sampling: SlotSampling,
+        prompts: PromptPositions,
+    ) -> None:
+        """arena: the model's part. sampling, prompts: what was admitted to its slots."""
+        self._forward = forward
+        self._arena = arena
+        self._sampling = sampling
+        self._prompts = prompts
+        self._device = arena.history.device
 
     def admit(self, admission: Admission) -> None:
         """Enter the slot's side, and its tokens where they came along."""
-        slot, tokens, arena = admission.slot, admission.tokens, self._model.arena
+        slot, tokens, arena = admission.slot, admission.tokens, self._arena
+        self._forward.forget(slot)
         arena.from_right[slot] = admission.side is Side.RIGHT
         if len(tokens):
             arena.history[slot, : len(tokens)] = self._tensor(tokens)
@@ -37,7 +91,7 @@ class HostSteps:
         """Enter the delta's blocks into the block tables."""
         if not len(delta):
             return
-        tables = self._model.arena.tables
+        tables = self._arena.tables
         blocks = self._tensor(delta.blocks).to(tables.dtype)
         slots, columns = self._index(delta.slots), self._index(delta.columns)
         tables[slots, :, :, columns] = blocks.view(len(delta), *tables.shape[1:3])
@@ -53,13 +107,13 @@ class HostSteps:
         prompt_logprobs: Mapping[int, tuple[TokenLogprobs, ...]] = {}
         for _ in range(num_steps):
             # Rows that decode take several steps, so who is in a group stays so.
-            batch = token_batch(rows.slots, starts, counts, self._device, rows.prefixes)
-            asked = self._model.prompts.of(rows.slots, starts, counts)
-            logits = self._logits(batch, np.concatenate((batch.ends[sampling], asked.tokens)))
+            now = Rows(rows.slots, starts, counts, rows.samples, rows.prefixes)
+            asked = self._prompts.of(rows.slots, starts, counts)
+            logits = self._forward.logits(now, asked)
             lengths = (starts + counts)[sampling]
             steps.append(self._sample(logits[: len(sampling)], rows.slots[sampling], lengths))
             if len(asked.rows):
-                history = self._model.arena.history
+                history = self._arena.history
                 prompt_logprobs = asked.logprobs(logits[len(sampling) :], history)
             starts, counts = starts + counts, np.ones_like(counts)
         return Ready(result_of(steps, sampling, prompt_logprobs))
@@ -68,20 +122,11 @@ class HostSteps:
         """Always: the host is the device."""
         return True
 
-    def _logits(self, batch: TokenBatch, wanted: NDArray[np.int64]) -> Tensor:
-        """fp32 [len(wanted), vocab]; the forward runs even where no logits are wanted."""
-        model = self._model
-        tokens = model.arena.history[batch.token_slots, batch.positions].long()
-        attention = self._attention(model.pool, model.arena, batch)
-        some = wanted if len(wanted) else np.zeros(1, dtype=np.int64)
-        logits = model.forward.logits(tokens, batch.positions, attention, self._index(some))
-        return logits[: len(wanted)]
-
     def _sample(self, logits: Tensor, slots: Numbers, lengths: Numbers) -> Sampled:
         if not len(slots):
             return Sampled(np.empty(0, dtype=np.int32), {})
-        history = self._model.arena.history
-        sampled = sample(logits, slots, history, lengths, self._model.sampling)
+        history = self._arena.history
+        sampled = sample(logits, slots, history, lengths, self._sampling)
         history[self._index(slots), self._index(lengths)] = self._tensor(sampled.tokens)
         return sampled
 

@@ -4,6 +4,7 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 
+from muxcluster.core.backends import ModelBackend
 from muxcluster.core.errors import EngineFailure
 from muxcluster.core.job import Job
 from muxcluster.core.unitspec import UnitSpec
@@ -21,6 +22,7 @@ class InProcessExecutor:
         self._pipeline: Pipeline | None = None
         self._jobs: deque[Job] = deque()
         self._woken = threading.Event()
+        self.backends: tuple[ModelBackend, ...] = ()
 
     @property
     def is_recovering(self) -> bool:
@@ -30,6 +32,7 @@ class InProcessExecutor:
     def start(self) -> None:
         runner = UnitRunner(self._spec)
         runner.record(self._spec.workers[0].worker_id)
+        self.backends = runner.backends
         self._pipeline = Pipeline(runner)
 
     def launch(self, job: Job) -> None:

@@ -9,10 +9,13 @@ from muxcluster.core.job import Admission, Rows, TableDelta
 from muxcluster.core.unitspec import ModelSpec
 from muxcluster.engine.arena import ModelArena
 from muxcluster.engine.captures import Capture
+from muxcluster.engine.dense.rows import DenseRows
+from muxcluster.engine.dense.slab import Slab
+from muxcluster.engine.dense.store import RowStore
 from muxcluster.engine.device_steps import DeviceSteps
 from muxcluster.engine.forward import TokenForward
 from muxcluster.engine.fused import FusedDecoder
-from muxcluster.engine.host_steps import HostSteps
+from muxcluster.engine.host_steps import HostSteps, PagedRows, RowsForward
 from muxcluster.engine.loaded_model import LoadedModel
 from muxcluster.engine.pending import Pending, RowsResult
 from muxcluster.engine.prompt_positions import PromptPositions
@@ -49,21 +52,31 @@ class ModelRunner:
     def __init__(
         self,
         spec: ModelSpec,
-        forward: TokenForward,
+        forward: TokenForward | Slab,
         pool: Tensor,
         arena: ModelArena,
         capture: Capture | None = None,
     ) -> None:
         """pool: uint8 [num_blocks, block_bytes], shared by all models; arena: this model's part.
 
-        capture: how decode steps are recorded. None: the CPU's way, with no device to wait for.
+        capture: how decode steps are recorded. None: the CPU's way, with no device to wait for,
+        which is that of a model with a cache of its own (Slab) everywhere.
         """
-        self._forward = forward
         self._sampling = SlotSampling(spec.max_seqs, spec.vocab_size, spec.eos_token_ids)
         self._prompts = PromptPositions()
-        model = LoadedModel(spec.name, forward, pool, arena, self._sampling, self._prompts)
         self._runs_in_pieces = capture is None and isinstance(forward, FusedDecoder)
-        self._steps: Steps = HostSteps(model) if capture is None else DeviceSteps(model, capture)
+        self._steps: Steps
+        if capture is not None and not isinstance(forward, Slab):
+            model = LoadedModel(spec.name, forward, pool, arena, self._sampling, self._prompts)
+            self._steps = DeviceSteps(model, capture)
+            return
+        rows: RowsForward
+        if isinstance(forward, Slab):
+            store = RowStore(pool, arena, spec.shape, forward.model.layout)
+            rows = DenseRows(forward.model, store, arena, forward.most_bytes)
+        else:
+            rows = PagedRows(forward, pool, arena)
+        self._steps = HostSteps(rows, arena, self._sampling, self._prompts)
 
     @property
     def is_fused(self) -> bool:

@@ -122,7 +122,9 @@ def main(control_fd: int, fork_fd: int) -> int:
     def serve(spec: UnitSpec, runner: UnitRunner, control: FrameSocket) -> None:
         Owner(spec, runner, control, forks).serve()
 
-    return serve_unit("mux-owner", control_fd, _load, serve)
+    return serve_unit(
+        "mux-owner", control_fd, _load, serve, backends=lambda runner: runner.backends
+    )
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from muxcluster.channel.codec import Start, decode, encode
 from muxcluster.channel.frames import FrameSocket
+from muxcluster.core.backends import ModelBackend
 from muxcluster.core.errors import EngineFailure
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.childprocess import STOP_GRACE_S, ChildProcess, check_ready
@@ -55,8 +56,8 @@ class OwnerLink(ChildProcess):
         )
         self.control = FrameSocket(unit_control)
 
-    def load(self, spec: UnitSpec) -> None:
-        """Tell the owner what to load and block until it has.
+    def load(self, spec: UnitSpec) -> tuple[ModelBackend, ...]:
+        """Tell the owner what to load and block until it has; how the models run.
 
         Raises LoadError with the owner's words, EngineFailure where it raised something else, died
         (its standard error is ours, so the reason can be read there) or hung.
@@ -70,7 +71,7 @@ class OwnerLink(ChildProcess):
         if frame is None:
             status = self.reap(STOP_GRACE_S)
             raise EngineFailure(f"the memory owner of {spec.unit_id} died loading: exit {status}")
-        check_ready(decode(frame), spec.unit_id)
+        return check_ready(decode(frame), spec.unit_id)
 
     def _await_answer(self, spec: UnitSpec) -> None:
         """Block until the loading owner says something or dies; raises EngineFailure: it hung."""

@@ -66,7 +66,7 @@ class ProcessExecutor(ChildExecutor):
 
     def _make_processes(self) -> None:
         self._owner = self._ground.owner(self._patience)
-        self._owner.load(self._spec)
+        self.backends = self._owner.load(self._spec)
         self._ledger = self._new_ledger()
         self._selector.register(self._owner.control, selectors.EVENT_READ, self._owner)
         try:

@@ -8,11 +8,15 @@ from functools import partial
 
 import torch
 
+from muxcluster.core.backends import ModelBackend, as_loaded
 from muxcluster.core.job import Job, JobResult, Phase
 from muxcluster.core.unitspec import ModelSpec, UnitSpec
 from muxcluster.engine.arena import Arena
+from muxcluster.engine.backends import load
 from muxcluster.engine.captures import Capture, capture_for
 from muxcluster.engine.copies import UnitCopies
+from muxcluster.engine.dense.model import DenseModel
+from muxcluster.engine.dense.slab import Slab, slab_for
 from muxcluster.engine.forward import Forward, TokenForward
 from muxcluster.engine.fusing import fuse, is_fusible
 from muxcluster.engine.loading import load_model
@@ -33,7 +37,7 @@ logger = logging.getLogger(__name__)
 class UnitMemory:
     """What the runners of a unit share. forwards: by model name."""
 
-    forwards: Mapping[str, TokenForward]
+    forwards: Mapping[str, TokenForward | Slab]
     arena: Arena
 
 
@@ -61,9 +65,7 @@ class UnitRunner:
         capture = capture or capture_for(torch.device(spec.device))
         self._group = group
         self._is_cpu = torch.device(spec.device).type == "cpu"
-        self.memory = memory or UnitMemory(
-            {model.name: self._load(model) for model in spec.models}, Arena(spec)
-        )
+        self.memory = memory or self._all_loaded()
         models, self.arena = self.memory.forwards, self.memory.arena
         self._copies = UnitCopies(spec, self.arena)
         self._pieces = PieceThreads()
@@ -73,6 +75,11 @@ class UnitRunner:
             )
             for model in spec.models
         }
+
+    @property
+    def backends(self) -> tuple[ModelBackend, ...]:
+        """How the models run, in order."""
+        return _backends(self.memory.forwards)
 
     def execute(self, job: Job) -> JobResult:
         """Launch the job and wait for its result."""
@@ -129,8 +136,15 @@ class UnitRunner:
             pending = Ready(self._pieces.run(work, rows, pieces, threads))
         return pending if order is None else Reordered(pending, order, rows.samples)
 
-    def _load(self, spec: ModelSpec) -> TokenForward:
-        model = load_model(spec, self._spec.device, self._group)
+    def _all_loaded(self) -> UnitMemory:
+        """The pool is allocated last, without what models borrow from it."""
+        forwards = {model.name: self._load(model) for model in self._spec.models}
+        return UnitMemory(forwards, Arena(as_loaded(self._spec, _backends(forwards))))
+
+    def _load(self, spec: ModelSpec) -> TokenForward | Slab:
+        model = load(spec, self._spec.device, self._group)
+        if isinstance(model, DenseModel):
+            return slab_for(model, spec, self._spec)
         if self._is_cpu and self._group is None and is_fusible(model):
             try:
                 return fuse(model, spec.max_model_len)
@@ -150,3 +164,10 @@ class UnitRunner:
 
     def _threads(self, share: float) -> int:
         return max(1, round(share * self._spec.num_threads))
+
+
+def _backends(forwards: Mapping[str, TokenForward | Slab]) -> tuple[ModelBackend, ...]:
+    return tuple(
+        each.backend if isinstance(each, Slab) else ModelBackend(name)
+        for name, each in forwards.items()
+    )

@@ -4,9 +4,10 @@ import logging
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from muxcluster.core.backends import ModelBackend, as_loaded
 from muxcluster.core.clock import Clock, MonotonicClock
 from muxcluster.core.errors import InvalidValue, NotReady
 from muxcluster.core.events import Finished, FinishReason, StepOutput, TokenDelta
@@ -80,6 +81,7 @@ class Unit:
         """
         try:
             self._executor.start()
+            self._take(self._executor.backends)
             if PACKINGS[self._spec.scheduler.packing].predicts:
                 rehearse(self._spec, self._executor, self._clock, self._measured)
         except BaseException:
@@ -87,6 +89,12 @@ class Unit:
             raise
         self._refusal = None
         self._thread.start()
+
+    def _take(self, backends: Sequence[ModelBackend]) -> None:
+        """The unit is what could be loaded; nobody has asked its scheduler for anything yet."""
+        spec = as_loaded(self._spec, backends)
+        if spec != self._spec:
+            self._spec, self._scheduler = spec, UnitScheduler(spec, seed=self._measured)
 
     def close(self, timeout_s: float = 10.0) -> None:
         """End every open request with `abort`, then the thread and the worker processes.

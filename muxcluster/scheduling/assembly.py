@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
+from muxcluster.core.backends import DENSE
 from muxcluster.core.job import Phase
 from muxcluster.core.unitspec import ModelSpec, SchedulerSpec, UnitSpec
 from muxcluster.kvcache.cache import KvCache
@@ -118,7 +119,15 @@ def kv_cache(
 
 
 def _kv_models(unit: UnitSpec, shared_tokens: int) -> tuple[KvModel, ...]:
+    """Whose rows may read cached blocks once for all: our own attention's."""
     return tuple(
-        KvModel(m.name, m.shape, m.max_seqs, m.max_model_len, m.prefix_caching, shared_tokens)
+        KvModel(
+            m.name,
+            m.shape,
+            m.max_seqs,
+            m.max_model_len,
+            m.prefix_caching,
+            0 if m.backend == DENSE else shared_tokens,
+        )
         for m in unit.models
     )

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from muxcluster.core.backends import ModelBackend
 from muxcluster.core.events import FinishReason, TokenDelta
 from muxcluster.core.job import Job, JobResult, WorkerSlot
 from muxcluster.core.kvshape import KvShape, block_bytes
@@ -72,6 +73,7 @@ class FakeExecutor:
         self.script = deque(script)
         self.launched: list[Job] = []
         self.is_closed = False
+        self.backends: tuple[ModelBackend, ...] = ()
         self.num_restarts = 0
         self._queue: deque[Job] = deque()
         self._failed: set[int] = set()

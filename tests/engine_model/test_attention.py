@@ -146,7 +146,7 @@ def test_a_model_on_the_gpus_path_yields_the_same_tokens(
     unit = unit_of(tiny(family))
     prompts = ragged(unit.models[0].vocab_size, 6, seed=2)
     planned, paged = drivers(unit)[0], drivers(unit)[0]
-    paged.runner._models[unit.models[0].name]._steps._attention = PagedAttention
+    paged.runner._models[unit.models[0].name]._steps._forward._attention = PagedAttention
     expected = planned.run(prompts, 12, side=Side.RIGHT)
     assert [s.output for s in paged.run(prompts, 12, side=Side.RIGHT)] == [
         s.output for s in expected

@@ -36,6 +36,15 @@ class DenseBatch:
         self.padding = Padding.none()
 
     @property
+    def cache(self) -> Any:
+        """Of all rows, in the order of `queries`; not to be written, and gone with the next call.
+
+        There must be rows.
+        """
+        assert self.queries, "a batch without rows has no cache"
+        return self._cache
+
+    @property
     def num_bytes(self) -> int:
         """Memory of the cache, as allocated."""
         return 0 if self._cache is None else self._axes.num_bytes(self._cache)

@@ -11,6 +11,7 @@ from torch import Tensor
 from muxcluster.engine.dense.axes import CacheAxes, Sample
 from muxcluster.engine.dense.batch import DenseBatch
 from muxcluster.engine.dense.forward import DenseForward, Foreign
+from muxcluster.engine.dense.layout import RowLayout
 from muxcluster.engine.dense.padding import Padding
 from muxcluster.engine.dense.prefill import MOST_PADDING, prefill
 
@@ -31,12 +32,16 @@ class DenseModel:
 
     most_padding: of a group that is prefilled together (see `prefill.similar`).
     takes_holes: padding inside a row leaves its tokens as they are, so queries can be shaped in.
+    takes_chunks: tokens may come several at a time behind those of the cache.
+    layout: its rows as bytes.
     """
 
     forward: DenseForward
     axes: CacheAxes
     most_padding: float
     takes_holes: bool
+    takes_chunks: bool
+    layout: RowLayout
 
     @classmethod
     @torch.inference_mode()
@@ -44,27 +49,34 @@ class DenseModel:
         """Raises NotDense where rows of different lengths cannot be side by side."""
         try:
             forward = DenseForward(model)
-            trial = _Trial(forward, _axes(forward))
+            sample = _sample(forward, 2, _LONG)
+            trial = _Trial(forward, _axes(forward, sample))
+            layout = RowLayout(trial.axes, sample)
             is_sound = trial.embeds()
         except Exception as error:  # foreign code: whatever it raises means the same
             raise NotDense(f"{type(error).__name__}: {error}") from error
         if not is_sound:
             raise NotDense("padding on the left of a row changes its tokens")
         pads = _holds(trial.pads_prompts)
-        holes = not trial.axes.has_fixed_states and _holds(trial.takes_holes)
-        return cls(forward, trial.axes, MOST_PADDING if pads else 0.0, holes)
+        is_positional = not trial.axes.has_fixed_states
+        holes = is_positional and _holds(trial.takes_holes)
+        chunks = is_positional and _holds(trial.takes_chunks)
+        padding = MOST_PADDING if pads else 0.0
+        return cls(forward, trial.axes, padding, holes, chunks, layout)
 
     def batch(self) -> DenseBatch:
         """An empty one."""
         return DenseBatch(self.forward, self.axes)
 
 
-def _axes(forward: DenseForward) -> CacheAxes:
-    def sample(rows: int, length: int) -> Sample:
-        tokens = np.ones((rows, length), dtype=np.int64)
-        return Sample(forward.run(tokens, Padding.of([length] * rows), None).cache, rows, length)
+def _sample(forward: DenseForward, rows: int, length: int) -> Sample:
+    tokens = np.ones((rows, length), dtype=np.int64)
+    return Sample(forward.run(tokens, Padding.of([length] * rows), None).cache, rows, length)
 
-    return CacheAxes.found(sample(2, _LONG), sample(2, _LONG + 1), sample(3, _LONG))
+
+def _axes(forward: DenseForward, one: Sample) -> CacheAxes:
+    longer = _sample(forward, one.rows, one.length + 1)
+    return CacheAxes.found(one, longer, _sample(forward, one.rows + 1, one.length))
 
 
 def _holds(trial: Callable[[], bool]) -> bool:
@@ -98,6 +110,13 @@ class _Trial:
         """True where the second may be prefilled in the forward of a token of the first, both go on
         from there, and the same again the other way round."""
         return self._shapes(0, 1) and self._shapes(1, 0)
+
+    def takes_chunks(self) -> bool:
+        """True where the rest of a prompt may come in one forward behind its beginning."""
+        prompt, half = self._prompts[0], _LONG // 2
+        begun = self._forward.run(prompt[None, :half], Padding.of([half]), None)
+        ended = self._forward.run(prompt[None, half:], Padding.of([_LONG]), begun.cache)
+        return self._same(ended.logits[0], self._alone[0][0])
 
     def _shapes(self, first: int, second: int) -> bool:
         batch = self._batch(first)

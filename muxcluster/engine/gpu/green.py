@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from muxcluster.core.backends import ModelBackend
 from muxcluster.core.errors import EngineFailure
 from muxcluster.core.job import Job
 from muxcluster.core.unitspec import UnitSpec
@@ -62,6 +63,7 @@ class GreenExecutor:
         self._hands: dict[int, Hand] = {}
         self._ended: queue.SimpleQueue[JobDone | JobFailed | SystemExit | None]
         self._ended = queue.SimpleQueue()
+        self.backends: tuple[ModelBackend, ...] = ()
 
     @property
     def is_recovering(self) -> bool:
@@ -74,7 +76,7 @@ class GreenExecutor:
         device, memory = torch.device(self._spec.device), None
         for seat in self._plan.seats:
             runner = UnitRunner(self._spec, memory)
-            memory = runner.memory
+            memory, self.backends = runner.memory, runner.backends
             place = _Place(SettledRunner(runner, device), parts[seat.seat_id])
             if device.type == "cuda" and runs_decodes(seat, self._spec.workers):
                 with place.part.entered():

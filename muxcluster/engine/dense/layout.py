@@ -1,0 +1,92 @@
+"""A row of a model's cache as bytes, so many a token and so many of states, and back."""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from muxcluster.engine.dense.axes import CacheAxes, LeafAxes, Sample
+from muxcluster.engine.dense.cachetree import Leaf, leaves, replaced
+
+
+class RowLayout:
+    """Order and sizes of what a row is made of; the same for every row of a model.
+
+    token_bytes: of one token over all tensors with columns. state_bytes: of those of fixed size.
+    """
+
+    def __init__(self, axes: CacheAxes, sample: Sample) -> None:
+        """sample: a cache that the model made; what belongs to no row is taken from it for all."""
+        self._axes = axes
+        self._template = axes.selected(sample.cache, [0], [sample.length - 1])
+        growing = [leaf for leaf, each in self._tensors() if each.column is not None]
+        fixed = [leaf for leaf, each in self._tensors() if each.column is None]
+        self.token_bytes = sum(leaf.nbytes for leaf in growing)
+        self.state_bytes = sum(leaf.nbytes for leaf in fixed)
+
+    def tokens(self, cache: Any, width: int) -> Tensor:
+        """Of the last `width` columns, uint8 [rows, width, token_bytes]."""
+        parts = []
+        for leaf, axes in self._tensors(cache):
+            if axes.row is not None and axes.column is not None:
+                last = leaf.narrow(axes.column, leaf.shape[axes.column] - width, width)
+                rows = last.movedim((axes.row, axes.column), (0, 1))
+                parts.append(_bytes(rows.reshape(*rows.shape[:2], -1)))
+        return torch.cat(parts, dim=-1)
+
+    def states(self, cache: Any) -> Tensor:
+        """uint8 [rows, state_bytes]."""
+        parts = []
+        for leaf, axes in self._tensors(cache):
+            if axes.row is not None and axes.column is None:
+                rows = leaf.movedim(axes.row, 0)
+                parts.append(_bytes(rows.reshape(rows.shape[0], -1)))
+        return torch.cat(parts, dim=-1)
+
+    def cache(self, length: int, tokens: Tensor | None, states: Tensor | None) -> Any:
+        """The cache of one row of `length` tokens.
+
+        tokens: uint8 [length, token_bytes]. states: uint8 [state_bytes]. None: there are none.
+        """
+        return replaced(self._template, self._values(length, tokens, states))
+
+    def _values(self, length: int, tokens: Tensor | None, states: Tensor | None) -> Iterator[Leaf]:
+        num_token_bytes = num_state_bytes = 0
+        for leaf, axes in zip(leaves(self._template), self._axes.leaves, strict=True):
+            if not isinstance(leaf, Tensor):
+                yield length + axes.extra if axes.is_counter else leaf
+            elif axes.row is None:
+                yield leaf
+            elif axes.column is None:
+                assert states is not None, "states are missing"
+                end = num_state_bytes + leaf.nbytes
+                yield _as(states[num_state_bytes:end], leaf).view(leaf.shape)
+                num_state_bytes = end
+            else:
+                assert tokens is not None, "tokens are missing"
+                end = num_token_bytes + leaf.nbytes
+                like = leaf.movedim((axes.row, axes.column), (0, 1))
+                part = _as(tokens[:, num_token_bytes:end], leaf)
+                part = part.view(1, length, *like.shape[2:])
+                yield part.movedim((0, 1), (axes.row, axes.column))
+                num_token_bytes = end
+
+    def _tensors(self, cache: Any | None = None) -> Iterator[tuple[Tensor, LeafAxes]]:
+        """Those that have rows, of `cache` or of the template."""
+        found = leaves(self._template if cache is None else cache)
+        for leaf, axes in zip(found, self._axes.leaves, strict=True):
+            if isinstance(leaf, Tensor) and axes.row is not None:
+                yield leaf, axes
+
+
+def _bytes(rows: Tensor) -> Tensor:
+    return rows.contiguous().view(torch.uint8)
+
+
+def _as(data: Tensor, like: Tensor) -> Tensor:
+    """A copy of bytes as numbers of `like`'s type, one axis."""
+    whole = torch.empty(math.prod(data.shape), dtype=torch.uint8, device=data.device)
+    whole.view(data.shape).copy_(data)
+    return whole.view(like.dtype)

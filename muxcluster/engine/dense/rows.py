@@ -1,0 +1,197 @@
+"""A unit's rows through a model's own cache: what lies in the pool is padded, run and put back.
+
+The rows that decode stay in a running batch from job to job (BATON §4): who comes is embedded, who
+is gone is removed with the padding that was for its sake. The pool has them all the same, so any
+worker can go on with any sequence, and nothing is lost with a batch.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from muxcluster.core.job import Rows
+from muxcluster.engine.arena import ModelArena
+from muxcluster.engine.dense.batch import KeptRow, end_aligned
+from muxcluster.engine.dense.model import DenseModel
+from muxcluster.engine.dense.padding import Padding
+from muxcluster.engine.dense.prefill import similar
+from muxcluster.engine.dense.store import RowStore
+from muxcluster.engine.prompt_positions import Asked
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Row `row` of a job computes the tokens of `slot` from `start` to `end`."""
+
+    row: int
+    slot: int
+    start: int
+    end: int
+
+
+class DenseRows:
+    """Logits of the rows of jobs. It holds copies of `most_bytes` at a time, or of one sequence;
+    twice that while rows are put together."""
+
+    def __init__(
+        self, model: DenseModel, store: RowStore, arena: ModelArena, most_bytes: int
+    ) -> None:
+        """most_bytes: of a padded batch."""
+        self._model = model
+        self._layout = model.layout
+        self._store = store
+        self._arena = arena
+        self._most_bytes = most_bytes
+        self._stale: set[int] = set()
+        self.batch = model.batch()
+        """Of the rows that decode, by slot."""
+
+    def forget(self, slot: int) -> None:
+        """Another sequence has the slot."""
+        self._stale.add(slot)
+
+    def logits(self, rows: Rows, asked: Asked) -> Tensor:
+        """fp32 [sampling rows + asked.tokens, vocab], both in order; the rows' caches are in the
+        pool then."""
+        chunks = [
+            Chunk(row, slot, start, start + count)
+            for row, (slot, start, count) in enumerate(
+                zip(rows.slots.tolist(), rows.starts.tolist(), rows.counts.tolist(), strict=True)
+            )
+        ]
+        wants = {each.row: each.num_tokens for each in asked.rows}
+        found: dict[int, Tensor] = {}
+        try:
+            decoding = [each for each in chunks if each.start and each.end == each.start + 1]
+            others = [each for each in chunks if not each.start or each.end > each.start + 1]
+            restarting = [each for each in decoding if each.row in wants]
+            decoding = [each for each in decoding if each.row not in wants]
+            for group in self._fitting(decoding):
+                restarting += self._decode(group, found)
+            self._prefill(others + restarting, rows.samples, wants, found)
+        except BaseException:
+            self.batch = self._model.batch()  # its cache may be of another length than it says
+            raise
+        last = [found[row][-1] for row in np.flatnonzero(rows.samples).tolist()]
+        prompts = [found[row][:num_tokens] for row, num_tokens in wants.items()]
+        empty = torch.empty((0, self._model.forward.vocab_size), device=self._model.forward.device)
+        return torch.cat([torch.stack(last) if last else empty, *prompts])
+
+    def _fitting(self, chunks: Sequence[Chunk]) -> Iterator[list[Chunk]]:
+        """Groups whose padded caches are of `most_bytes` at most, or one sequence: batch scaling.
+
+        Where one will not do, those of similar lengths are together.
+        """
+        if self._num_bytes(chunks) <= self._most_bytes:
+            if chunks:
+                yield list(chunks)
+            return
+        group: list[Chunk] = []
+        for chunk in sorted(chunks, key=lambda each: -each.end):
+            if group and self._num_bytes([*group, chunk]) > self._most_bytes:
+                yield group
+                group = []
+            group.append(chunk)
+        yield group
+
+    def _num_bytes(self, chunks: Sequence[Chunk]) -> int:
+        longest = max((each.end for each in chunks), default=0)
+        return len(chunks) * (longest * self._layout.token_bytes + self._layout.state_bytes)
+
+    def _decode(self, chunks: Sequence[Chunk], found: dict[int, Tensor]) -> list[Chunk]:
+        """One more token of each; those whose states are lost are returned instead."""
+        batch, wanted = self.batch, {each.slot: each for each in chunks}
+        stays = [
+            slot
+            for slot in batch.queries
+            if slot in wanted
+            and slot not in self._stale
+            and batch.length_of(slot) == wanted[slot].start
+        ]
+        self._stale.clear()
+        batch.keep(stays)
+        lost: list[Chunk] = []
+        come: dict[int, KeptRow] = {}
+        for chunk in chunks:
+            if chunk.slot not in stays:
+                kept = self._store.read(chunk.slot, chunk.start)
+                if kept is None:
+                    lost.append(chunk)
+                else:
+                    come[chunk.slot] = kept
+        batch.embed(come)
+        if not batch.queries:
+            return lost
+        slots = np.array(batch.queries, dtype=np.int64)
+        starts = np.array([wanted[slot].start for slot in batch.queries], dtype=np.int64)
+        history = self._arena.history
+        device = history.device
+        last = history[torch.from_numpy(slots).to(device), torch.from_numpy(starts).to(device)]
+        logits = batch.step(dict(zip(batch.queries, last.tolist(), strict=True)))
+        self._store.write(batch.cache, slots, starts, np.ones_like(starts))
+        for each, slot in zip(logits, batch.queries, strict=True):
+            found[wanted[slot].row] = each.unsqueeze(0)
+        return lost
+
+    def _prefill(
+        self,
+        chunks: Sequence[Chunk],
+        samples: NDArray[np.bool_],
+        wants: dict[int, int],
+        found: dict[int, Tensor],
+    ) -> None:
+        """Prompts beside the running batch: those that begin, of similar lengths together; what
+        goes on, behind its beginning where the model allows it, else anew.
+
+        Of a model with states all of a prompt is computed with its last chunk: what was before it
+        could not be told from the padding of others.
+        """
+        if self._layout.state_bytes:
+            idle = [each for each in chunks if not samples[each.row] and each.row not in wants]
+            self._store.forget(np.array([each.slot for each in idle], dtype=np.int64))
+            chunks = [each for each in chunks if each not in idle]
+        goes_on = [each for each in chunks if each.start and self._model.takes_chunks]
+        for chunk in goes_on:
+            kept = self._store.read(chunk.slot, chunk.start)
+            assert kept is not None, "a cache without states is always there"
+            self._run([chunk], kept, wants, found)
+        begins = [each for each in chunks if each not in goes_on]
+        for group in similar([each.end for each in begins], most_padding=self._model.most_padding):
+            for fitting in self._fitting([begins[index] for index in group]):
+                self._run(fitting, None, wants, found)
+
+    def _run(
+        self,
+        chunks: Sequence[Chunk],
+        kept: KeptRow | None,
+        wants: dict[int, int],
+        found: dict[int, Tensor],
+    ) -> None:
+        """The tokens of `chunks` from the first on, or behind those of `kept` (of one chunk)."""
+        length = 0 if kept is None else kept.length
+        counts = np.array([each.end - length for each in chunks], dtype=np.int64)
+        padding = (Padding.none() if kept is None else Padding.of([length])).appended(
+            counts if kept else counts[:0], () if kept else counts.tolist()
+        )
+        history = self._arena.history
+        tokens = [history[each.slot, length : each.end].cpu().numpy() for each in chunks]
+        is_asked = any(each.row in wants for each in chunks)
+        output = self._model.forward.run(
+            end_aligned(tokens, int(counts.max())),
+            padding,
+            None if kept is None else kept.cache,
+            all_logits=is_asked,
+        )
+        # What others may read already is not written again, but states come with all tokens.
+        new = [each.end if self._layout.state_bytes else each.end - each.start for each in chunks]
+        widths = np.array(new, dtype=np.int64)
+        slots, ends = zip(*((each.slot, each.end) for each in chunks), strict=True)
+        self._store.write(output.cache, np.array(slots), np.array(ends) - widths, widths)
+        for index, each in enumerate(chunks):
+            count = each.end - each.start
+            logits = output.logits[index]
+            found[each.row] = logits[-count:] if is_asked else logits.unsqueeze(0)

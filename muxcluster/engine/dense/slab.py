@@ -1,0 +1,63 @@
+"""The memory of a dense model: its sequences in the unit's blocks, its padded batches in a slab.
+
+The slab is as many blocks of the pool as nobody gets, so what a model takes beside its sequences
+is bounded before the first request, and others keep what is theirs.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from muxcluster.core.backends import DENSE, ModelBackend
+from muxcluster.core.errors import LoadError
+from muxcluster.core.unitspec import ModelSpec, UnitSpec
+from muxcluster.engine.dense.model import DenseModel
+from muxcluster.engine.dense.store import planes
+
+_COPIES = 2
+"""Of a batch: while rows are put together there are those before, too."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Slab:
+    """A model and its slab. most_bytes: of the padded batch of one worker at a time."""
+
+    model: DenseModel
+    most_bytes: int
+    backend: ModelBackend
+
+
+def slab_for(model: DenseModel, spec: ModelSpec, unit: UnitSpec) -> Slab:
+    """Half of the model's even part of the pool, or more where the longest sequence needs more.
+
+    Raises LoadError where the pool is too small for that, or a column of blocks, as the unit
+    counts them, for the model's own cache.
+    """
+    layout, file = model.layout, Path(spec.path, "config.json")
+    needed = sum(planes(layout, spec.shape, unit.block_bytes))
+    if needed > spec.shape.blocks_per_column:
+        message = (
+            f"its cache takes {layout.token_bytes} bytes a token and {layout.state_bytes} a "
+            f"sequence, for which {needed} blocks a column are needed and not "
+            f"{spec.shape.blocks_per_column}"
+        )
+        raise LoadError(file, message)
+    num_batches = _COPIES * _num_places(unit)
+    longest = spec.max_model_len * layout.token_bytes + layout.state_bytes
+    most = unit.num_blocks // 2
+    blocks = max(most // len(unit.models), -(-num_batches * longest // unit.block_bytes))
+    if blocks > most:
+        message = (
+            f"a sequence of max_model_len {spec.max_model_len} takes {longest} bytes, and its "
+            f"padded batches {num_batches} times as much, which is more than half of the pool of "
+            f"{unit.num_blocks} blocks: raise policy.kv_gb or lower max_model_len"
+        )
+        raise LoadError(file, message)
+    backend = ModelBackend(spec.name, DENSE, blocks, is_positional=not layout.state_bytes)
+    return Slab(model, blocks * unit.block_bytes // num_batches, backend)
+
+
+def _num_places(unit: UnitSpec) -> int:
+    """Runners that may hold a batch of one model at the same time."""
+    if unit.partition == "green":
+        return sum(len(worker.shares) for worker in unit.workers)
+    return len(unit.workers)

@@ -1,0 +1,137 @@
+"""Rows of a model's own cache in the unit's pool: the blocks that the scheduler gave them.
+
+A token lies where the paged engine would put one of as many bytes: a share of it in each block of
+its column, at the place of its position. So whatever moves token slots (lending, saving, host
+memory) and shared prefixes need not know whose they are. States of fixed size lie in blocks of
+their own in a sequence's first column, behind the number of tokens that they are of.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from kernels.layout import half_offsets
+from muxcluster.core.kvshape import KvShape
+from muxcluster.engine.arena import ModelArena
+from muxcluster.engine.dense.batch import KeptRow
+from muxcluster.engine.dense.layout import RowLayout
+
+_HEAD_BYTES = 8
+"""The number of tokens that states are of, as int64."""
+
+_WORDS = {2: torch.int16, 4: torch.int32}
+
+
+def planes(layout: RowLayout, shape: KvShape, block_bytes: int) -> tuple[int, int]:
+    """Blocks of a column that hold tokens, and blocks that hold states."""
+    for_tokens = -(-layout.token_bytes // (2 * shape.head_dim * shape.itemsize))
+    for_states = -(-(layout.state_bytes + _HEAD_BYTES) // block_bytes) if layout.state_bytes else 0
+    return for_tokens, for_states
+
+
+class RowStore:
+    """One model's rows. The slot's table must have the columns that are read or written."""
+
+    def __init__(self, pool: Tensor, arena: ModelArena, shape: KvShape, layout: RowLayout) -> None:
+        """pool: uint8 [num_blocks, block_bytes]. shape: whose blocks hold a row of `layout`."""
+        self._pool = pool
+        self._arena = arena
+        self._layout = layout
+        self._token_planes, self._state_planes = planes(layout, shape, pool.shape[1])
+        words = pool.view(_WORDS[shape.itemsize]).view(2 * len(pool), -1)
+        used = words[:, : arena.block_tokens * shape.head_dim]
+        self._units = used.view(len(used), arena.block_tokens, shape.head_dim)
+        self._unit_bytes = shape.head_dim * shape.itemsize
+
+    def write(
+        self,
+        cache: Any,
+        slots: NDArray[np.integer],
+        starts: NDArray[np.integer],
+        counts: NDArray[np.integer],
+    ) -> None:
+        """Keep tokens starts[i] to starts[i] + counts[i] (≥ 1) of slots[i], the last ones of row i
+        of `cache`, and its states, if there are any."""
+        where = torch.from_numpy(slots.astype(np.int64)).to(self._pool.device)
+        if self._state_planes:
+            self._mark(where, np.full(len(slots), -1))
+        if self._token_planes:
+            self._write_tokens(cache, slots.astype(np.int64), starts, counts)
+        if self._state_planes:
+            self._write_states(cache, where)
+            self._mark(where, starts + counts)
+
+    def read(self, slot: int, length: int) -> KeptRow | None:
+        """The first `length` tokens of a slot; None where its states are not of so many."""
+        blocks = self._arena.tables[slot].flatten(0, 1).long()
+        tokens = states = None
+        if self._state_planes:
+            states = self._pool[self._state_blocks(blocks)].flatten()
+            if int(states[:_HEAD_BYTES].clone().view(torch.int64)) != length:
+                return None
+            states = states[_HEAD_BYTES : _HEAD_BYTES + self._layout.state_bytes]
+        if self._token_planes:
+            tokens = self._read_tokens(blocks, slot, length)
+        return KeptRow(length, self._layout.cache(length, tokens, states))
+
+    def forget(self, slots: NDArray[np.integer]) -> None:
+        """Whatever states are in the blocks of `slots`, they are not of these sequences."""
+        if self._state_planes and len(slots):
+            where = torch.from_numpy(slots.astype(np.int64)).to(self._pool.device)
+            self._mark(where, np.full(len(slots), -1))
+
+    def _write_tokens(
+        self,
+        cache: Any,
+        slots: NDArray[np.int64],
+        starts: NDArray[np.integer],
+        counts: NDArray[np.integer],
+    ) -> None:
+        width, arena = int(counts.max()), self._arena
+        data = self._layout.tokens(cache, width).flatten(0, 1)
+        rows, places = np.nonzero(np.arange(width) >= width - counts[:, None])
+        device = data.device
+        if len(rows) < len(data):
+            data = data[torch.from_numpy(rows * width + places).to(device)]
+        positions = torch.from_numpy((starts + counts)[rows] - width + places).to(device)
+        owner = torch.from_numpy(slots[rows]).to(device)
+        column = positions // arena.block_tokens
+        tables = arena.tables.flatten(1, 2)[:, : self._token_planes]
+        blocks = tables[owner, :, column].long()
+        halves = torch.stack((2 * blocks, 2 * blocks + 1), dim=2).flatten(1)
+        offsets = half_offsets(positions, arena.from_right[owner], arena.block_tokens)
+        padded = data.new_zeros((len(data), halves.shape[1] * self._unit_bytes))
+        padded[:, : data.shape[1]] = data
+        units = padded.view(self._units.dtype).view(*halves.shape, -1)
+        self._units[halves, offsets.unsqueeze(1)] = units
+
+    def _read_tokens(self, blocks: Tensor, slot: int, length: int) -> Tensor:
+        """uint8 [length, token_bytes]."""
+        columns = -(-length // self._arena.block_tokens)
+        mine = blocks[: self._token_planes, :columns].T
+        units = self._units[torch.stack((2 * mine, 2 * mine + 1), dim=2).flatten(1)]
+        if self._arena.from_right[slot]:
+            units = units.flip(2)
+        tokens = units.transpose(1, 2).flatten(2).flatten(0, 1)[:length]
+        return tokens.contiguous().view(torch.uint8)[:, : self._layout.token_bytes]
+
+    def _write_states(self, cache: Any, slots: Tensor) -> None:
+        data = self._layout.states(cache)
+        blocks = self._state_blocks(self._arena.tables.flatten(1, 2)[slots].long())
+        whole = self._pool.new_zeros((len(data), blocks.shape[1] * self._pool.shape[1]))
+        whole[:, _HEAD_BYTES : _HEAD_BYTES + data.shape[1]] = data
+        whole[:, :_HEAD_BYTES] = 255  # -1: not yet
+        self._pool[blocks] = whole.view(*blocks.shape, -1)
+
+    def _mark(self, slots: Tensor, lengths: NDArray[np.integer]) -> None:
+        """The states of `slots` are of so many tokens."""
+        first = self._arena.tables.flatten(1, 2)[slots, self._token_planes, 0].long()
+        heads = torch.from_numpy(lengths.astype(np.int64)).view(torch.uint8)
+        self._pool[first, :_HEAD_BYTES] = heads.view(-1, _HEAD_BYTES).to(self._pool.device)
+
+    def _state_blocks(self, tables: Tensor) -> Tensor:
+        """[..., planes, columns] to [..., state planes]."""
+        return tables.narrow(-2, self._token_planes, self._state_planes).select(-1, 0)
