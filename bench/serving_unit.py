@@ -19,7 +19,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import numpy as np
 
 from bench.processes import cpu_seconds
-from muxcluster.cli.launch import prepare
+from muxcluster.cli.batching.units import local_specs
+from muxcluster.config import load_config
 from muxcluster.core.events import TokenDelta
 from muxcluster.core.request import Request
 from muxcluster.core.sampling import SamplingParams
@@ -76,7 +77,7 @@ class ClosedLoop:
 
 def measure(config: Path, cases: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Each case alone, after a short one that is not measured."""
-    (spec,) = prepare(config).specs
+    (spec,) = local_specs(load_config(config))
     model = spec.models[0].name
     loops = [
         ClosedLoop(str(number), {**case, "model": model})
