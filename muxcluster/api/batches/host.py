@@ -2,7 +2,9 @@
 
 import asyncio
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import ray
@@ -20,6 +22,8 @@ from muxcluster.cluster.nodes import HEAD_RESOURCE
 
 BATCHES = "batches"
 """The actor's name."""
+PLANNER = "muxcluster.cli.batching.serving:ServerPlanner"
+"""Named by its module, as it predicts with the simulator, which this layer does without."""
 _CONCURRENCY = 1000
 _MODELS_PERIOD_S = 0.25
 _UNBOUNDED = QueueLimits(batch=2**20)
@@ -40,16 +44,17 @@ class BatchHost:
         self._texts = ModelTexts()
         own = replace(settings, queues=_UNBOUNDED)
         service = CompletionService(self._backend, self._texts, Metrics(), own)
+        calls = ControllerCalls(controller)
         self._desk = LocalDesk(
             Path(settings.batch.directory),
             service,
             lambda: [text.served.name for text in self._texts],
             settings.batch,
+            resolve_name(PLANNER)(self._texts, partial(calls.ask, "desired"), settings.lenient),
             lenient=settings.lenient,
         )
-        follow = ControllerCalls(controller).directory
         self._tasks = (
-            asyncio.create_task(keep_in_step(self._lines, follow)),
+            asyncio.create_task(keep_in_step(self._lines, calls.directory)),
             asyncio.create_task(self._follow_models()),
             asyncio.create_task(self._desk.start()),
         )

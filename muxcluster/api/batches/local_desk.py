@@ -9,7 +9,7 @@ from pathlib import Path
 from muxcluster.api.batches.answering import Answerer
 from muxcluster.api.batches.cards import batch_card, file_card
 from muxcluster.api.batches.desk import PURPOSE, BatchRequest, Card, Figures
-from muxcluster.api.batches.planning import FileOrder
+from muxcluster.api.batches.planning import FileOrder, Planner
 from muxcluster.api.batches.runner import BatchRunner, RunnerSettings
 from muxcluster.api.service import CompletionService
 from muxcluster.api.settings import BatchSettings
@@ -40,10 +40,14 @@ class LocalDesk:
         service: CompletionService,
         models: Callable[[], Collection[str]],
         settings: BatchSettings,
+        planner: Planner | None = None,
         *,
         lenient: bool,
     ) -> None:
-        """Raises ConfigError where another process has the folder, StorageFailed."""
+        """planner: None takes lines as they stand in their files.
+
+        Raises ConfigError where another process has the folder, StorageFailed.
+        """
         self._store = BatchStore(directory)
         self._shelf = Shelf(self._store, settings.max_file_bytes)
         self._models = models
@@ -52,7 +56,7 @@ class LocalDesk:
         self._runner = BatchRunner(
             self._store,
             self._answerer,
-            FileOrder(),
+            planner or FileOrder(),
             models,
             RunnerSettings(settings.max_running, limits, STORAGE_RETRY_S),
         )

@@ -14,6 +14,8 @@ from muxcluster.sim.planned import units_of
 from muxcluster.sim.systems_units import plan_of
 from muxcluster.sim.unit import SimUnit
 from placement.names import nearest
+from placement.plan import Plan
+from placement.problem import Problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,16 @@ def settings_of(
     with refusals(config):
         asked = problem(config, nodes_of(config))
         made = plan_of("greedy", asked) if plan is None else whole_plan(plan, config)
+    return settings_in(config, name, made, asked, lane)
+
+
+def settings_in(
+    config: Config, name: str, made: Plan, asked: Problem, lane: str | None = None
+) -> tuple[Setting, ...]:
+    """The units of the plan `made` that serve the model, that which serves most of it first.
+
+    asked: what the plan answers. lane: as `settings_of`'s.
+    """
     policy = replace(policy_of(config), lane=lane or config.policy.scheduler)
     gpus = {node.name: node.gpu for node in asked.nodes}
     found = []
