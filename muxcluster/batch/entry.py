@@ -10,6 +10,7 @@ from muxcluster.core.jsontext import parse_json
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 ENDPOINTS = (CHAT, COMPLETIONS)
 MAX_ID_CHARS = 512
+_DEFAULT_OUTPUT, _MOST_OUTPUT = 256, 2**20
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,6 +62,15 @@ def _text(fields: Mapping[str, Any], name: str, where: str = "") -> str:
     if not isinstance(value, str) or not value:
         raise InvalidValue(f"{where}{name}: expected text, found {value!r:.40}", f"{where}{name}")
     return value
+
+
+def output_guess(entry: Entry) -> int:
+    """Output tokens that the request may come to: its limit, where it has one."""
+    for name in ("max_completion_tokens", "max_tokens"):
+        value = entry.body.get(name)
+        if type(value) is int and value > 0:
+            return min(value, _MOST_OUTPUT)
+    return _DEFAULT_OUTPUT
 
 
 def custom_id_of(data: bytes | None) -> str | None:

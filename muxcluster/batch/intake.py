@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from muxcluster.batch.appending import append
-from muxcluster.batch.entry import Entry, custom_id_of, parse_entry
+from muxcluster.batch.entry import Entry, custom_id_of, output_guess, parse_entry
 from muxcluster.batch.job import Batch, Status
 from muxcluster.batch.lines import Line, read_lines
 from muxcluster.batch.results import refused
@@ -16,7 +16,6 @@ from muxcluster.core.errors import ContentTooLarge, InvalidValue, ModelNotFound,
 _CHUNK, _CHUNK_BYTES = 2000, 64 * 2**20
 """Most lines of a transaction: other batches record results between two, and it is in memory."""
 _TEXT_BYTES = 4
-_DEFAULT_OUTPUT = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,10 +172,4 @@ def _digest(custom_id: str) -> bytes:
 
 def _weight(line: Line, entry: Entry) -> int:
     """Tokens that the line may come to, for estimates: a guess from its length and its limit."""
-    output = _DEFAULT_OUTPUT
-    for name in ("max_completion_tokens", "max_tokens"):
-        value = entry.body.get(name)
-        if type(value) is int and value > 0:
-            output = min(value, 2**20)
-            break
-    return 1 + line.size // _TEXT_BYTES + output
+    return 1 + line.size // _TEXT_BYTES + output_guess(entry)

@@ -11,11 +11,10 @@ import signal
 import sqlite3
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
-from muxcluster.api.batches.answering import Answer, Answerer, Use
+from muxcluster.api.batches.answering import Answer, Answerer, Grown, Use
 from muxcluster.api.batches.planning import FileOrder
 from muxcluster.api.batches.runner import BatchRunner, Ended, RunnerSettings
 from muxcluster.batch.entry import Entry
@@ -52,12 +51,10 @@ class FakeAnswerer:
         self._death = death
         self._rng = random.Random(time.time_ns())
 
-    async def answer(
-        self, line: int, entry: Entry, batch_id: str, started: Callable[[], None]
-    ) -> Answer:
+    async def answer(self, line: int, entry: Entry, batch_id: str, grown: Grown) -> Answer:
         """As `Answerer.answer`."""
         await asyncio.sleep(self._rng.choice((0.0, 0.0, 0.001)))
-        started()
+        grown(1, is_first=True)
         self._death.passes("answering")
         status = 200 if line % 10 else 400
         result = answered(line, entry.custom_id, f"{batch_id}-{line}", {}, status)

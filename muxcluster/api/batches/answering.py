@@ -2,10 +2,9 @@
 
 import asyncio
 import json
-from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 from muxcluster.api.call import Arrival, Call
 from muxcluster.api.errors import http_error
@@ -49,6 +48,15 @@ class Answer:
     output_tokens: int | None
 
 
+class Grown(Protocol):
+    """Told of a line's tokens as they come."""
+
+    def __call__(self, num_tokens: int, *, is_first: bool) -> None:
+        """num_tokens: of its stream so far, which begins again where the line lost its unit.
+        is_first: once a line."""
+        ...
+
+
 class Answerer:
     """Answers entries through `service`, as batch class. lenient: unknown fields pass.
 
@@ -60,20 +68,18 @@ class Answerer:
         self._lenient = lenient
         self.used = Use()
 
-    async def answer(
-        self, line: int, entry: Entry, batch_id: str, started: Callable[[], None]
-    ) -> Answer:
+    async def answer(self, line: int, entry: Entry, batch_id: str, grown: Grown) -> Answer:
         """The line's one result: an answer, or the error that a client would get.
 
         While the server has no room or no unit it is tried again, so this may take for ever.
-        Cancelling it frees all that the request holds. started: called once, at the first token.
+        Cancelling it frees all that the request holds.
         """
-        first = _Once(started)
+        growth = _Growth(grown)
         request_id = f"{batch_id}-{line}"
         num_failures = 0
         while True:
             try:
-                body = await self._run(entry, request_id, first)
+                body = await self._run(entry, request_id, growth)
                 use = _use(body)
                 self.used += use
                 result = answered(line, entry.custom_id, request_id, body)
@@ -87,27 +93,28 @@ class Answerer:
                 if num_failures == MOST_FAILURES:
                     return Answer(_failed(line, entry, request_id, error), Use(), None)
 
-    async def _run(self, entry: Entry, request_id: str, first: "_Once") -> dict[str, Any]:
+    async def _run(self, entry: Entry, request_id: str, growth: "_Growth") -> dict[str, Any]:
         body = body_of(entry, lenient=self._lenient)
         call = await self._service.prepare(body, Arrival(request_id))
         call = replace(call, timeout_s=NO_LIMIT_S)
         with call.admission:
-            return await whole(call, first.of(self._service.stream(call)), _wire(entry, call))
+            return await whole(call, growth.of(self._service.stream(call)), _wire(entry, call))
 
 
-class _Once:
-    """Calls `told` at the first delta, of whichever stream it comes first."""
+class _Growth:
+    """Tells of the tokens of whichever stream comes."""
 
-    def __init__(self, told: Callable[[], None]) -> None:
-        self._told = told
-        self._is_told = False
+    def __init__(self, grown: Grown) -> None:
+        self._grown = grown
+        self._has_begun = False
 
     async def of(self, deltas: Deltas) -> Deltas:
+        num_tokens = 0
         async with aclosing(deltas):
             async for delta in deltas:
-                if not self._is_told:
-                    self._is_told = True
-                    self._told()
+                num_tokens += len(delta.tokens)
+                self._grown(num_tokens, is_first=not self._has_begun)
+                self._has_begun = True
                 yield delta
 
 

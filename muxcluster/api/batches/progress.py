@@ -9,7 +9,8 @@ from muxcluster.api.batches.answering import Use
 @dataclass(slots=True)
 class Progress:
     """Of one run of a batch. weights: tokens that its lines may come to, guessed alike for all.
-    last_s: when the last line so far ended, on the clock of `started_s`.
+    under_way: those that running lines have come to, by line. last_s: when the last line so far
+    ended, on the clock of `started_s`.
 
     A batch that went on after a restart is measured from there.
     """
@@ -21,9 +22,15 @@ class Progress:
     use: Use = field(default_factory=Use)
     started_s: float = field(default_factory=time.monotonic)
     last_s: float | None = None
+    under_way: dict[int, int] = field(default_factory=dict)
 
-    def end(self, weight: int, use: Use) -> None:
+    def advance(self, line: int, weight: int) -> None:
+        """A running line has come to `weight` tokens so far."""
+        self.under_way[line] = weight
+
+    def end(self, line: int, weight: int, use: Use) -> None:
         """One more line has ended."""
+        self.under_way.pop(line, None)
         self.num_ended += 1
         self.weight_left -= weight
         self.weight_done += weight
@@ -41,7 +48,12 @@ class Progress:
         return self.num_ended == self.num_total
 
     def left_s(self) -> float | None:
-        """Seconds until the last line should end at the speed so far; None before the first."""
-        if not self.weight_done:
+        """Seconds until the last line should end at the speed so far; None before the first token.
+
+        What runs counts: lines that start together end together, and in between none does.
+        """
+        under_way = sum(self.under_way.values())
+        weight_done = self.weight_done + under_way
+        if not weight_done:
             return None
-        return self.elapsed_s * self.weight_left / self.weight_done
+        return self.elapsed_s * max(0, self.weight_left - under_way) / weight_done

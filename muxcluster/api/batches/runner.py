@@ -14,7 +14,7 @@ from muxcluster.api.batches.planning import LivePlan, Planner, Read
 from muxcluster.api.batches.progress import Progress
 from muxcluster.api.batches.recorder import Recorder
 from muxcluster.api.batches.slots import Slots
-from muxcluster.batch.entry import custom_id_of, parse_entry
+from muxcluster.batch.entry import custom_id_of, output_guess, parse_entry
 from muxcluster.batch.intake import Intake, Limits
 from muxcluster.batch.job import OPEN, Batch, Status
 from muxcluster.batch.results import refused
@@ -179,15 +179,19 @@ class BatchRunner:
         data = await asyncio.to_thread(run.read, line)
         entry = parse_entry(data)
 
-        def started() -> None:
-            plan.started(line.line)
-            news.set()
+        before = line.weight - output_guess(entry)
 
-        answer = await self._answerer.answer(line.line, entry, run.batch.batch_id, started)
+        def grown(num_tokens: int, *, is_first: bool) -> None:
+            if is_first:
+                plan.started(line.line)
+                news.set()
+            run.progress.advance(line.line, min(line.weight, before + num_tokens))
+
+        answer = await self._answerer.answer(line.line, entry, run.batch.batch_id, grown)
         plan.ended(line.line, answer.output_tokens)
         news.set()
         await run.recorder.keep(answer.result)
-        run.progress.end(line.weight, answer.use)
+        run.progress.end(line.line, line.weight, answer.use)
 
     def _end(self, batch_id: str, ending: Status) -> Batch:
         """Every line that is left gets its reason, then the batch is over."""
