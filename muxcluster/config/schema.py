@@ -33,6 +33,9 @@ class ModelSection(Section):
     request where policy.objective is "weighted". dtype: "auto" is float32 on CPU and the model's
     own on GPUs. load_format: "dummy" makes random weights from `seed`. max_model_len: longest
     prompt plus output, by default the model's own. max_seqs: most sequences that hold KV at once.
+    backend: "paged" (our attention in place of the model's), "dense" (the model's own attention and
+    cache, any kind that transformers loads) or "auto": paged where the model allows it.
+    trust_remote_code: code in the model's directory may run, with all rights of the server.
     """
 
     name: Name
@@ -48,6 +51,8 @@ class ModelSection(Section):
     seed: int = 0
     max_model_len: Count | None = None
     max_seqs: Count = 64
+    backend: Literal["auto", "paged", "dense"] = "auto"
+    trust_remote_code: bool = False
 
     @model_validator(mode="after")
     def _has_one_source(self) -> "ModelSection":

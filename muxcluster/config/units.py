@@ -121,6 +121,8 @@ def _model(config: Config, model: ConfiguredModel, nodes: Sequence[Node]) -> Mod
         mean_output_tokens=section.output_tokens,
         slo=_slo(model),
         weight_bytes=shape.active_params * ITEMSIZE[dtype],
+        backend=section.backend,
+        trust_remote_code=section.trust_remote_code,
     )
 
 

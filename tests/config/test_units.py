@@ -91,6 +91,19 @@ def test_a_model_alone_has_nobody_to_share_with(
     assert (len(unit.workers), unit.scheduler.lane) == (workers, runs)
 
 
+def test_a_model_may_choose_its_backend_and_bring_code(write, model_directory) -> None:
+    model_directory("tiny")
+    own = "backend: dense, trust_remote_code: true"
+    config = load_config(
+        write(f"models: [{{name: m, path: tiny}}, {{name: n, path: tiny, {own}}}]")
+    )
+    (unit,) = unit_specs(config, plan_for(config))
+    found = {model.name: (model.backend, model.trust_remote_code) for model in unit.models}
+    assert found == {"m": ("auto", False), "n": ("dense", True)}
+    with pytest.raises(ConfigError, match="backend"):
+        load_config(write("models: [{name: m, path: tiny, backend: thick}]"))
+
+
 def test_served_models(write, model_directory) -> None:
     directory = model_directory("tiny")
     (served,) = served_models(load_config(write("models: [{name: a, path: tiny}]")))

@@ -1,7 +1,9 @@
 """Units whose models bring their own cache: shapes that hold their rows, what they must answer."""
 
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -49,9 +51,14 @@ def unit_of(
     return replace(spec, models=(*models, *spec.models), num_blocks=num_blocks)
 
 
+@cache
+def _library(directory: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+
+
 def generated(directory: Path, prompt: list[int], num_tokens: int) -> list[int]:
     """The library's own greedy answer to one query alone."""
-    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+    model = _library(directory)
     with torch.inference_mode():
         ids = model.generate(
             torch.tensor([prompt]),
@@ -59,7 +66,7 @@ def generated(directory: Path, prompt: list[int], num_tokens: int) -> list[int]:
             max_new_tokens=num_tokens,
             min_new_tokens=num_tokens,
             do_sample=False,
-            eos_token_id=-1,
+            eos_token_id=None,
         )
     answer: list[int] = np.asarray(ids[0, len(prompt) :]).tolist()
     return answer

@@ -49,6 +49,7 @@ class FakeRunner:
 
     made: list[object] = []
     error: BaseException | None = None
+    backends = ()
 
     def __init__(self, spec: UnitSpec, memory: object = None) -> None:
         self.memory = memory or object()
