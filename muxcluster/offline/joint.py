@@ -60,22 +60,22 @@ class JointMemory:
         self._forecast = WorkingSetForecast()
 
     def rooms(self, room: Room) -> dict[str, Room]:
-        """What each feeder that has something left may `take`, by model.
+        """What each feeder may `take`, by model.
 
         room: of the batch requests of all models together. A job of which everything is handed out
         keeps what it holds.
         """
         others = self._forecast.expect(room.now, room.other_bytes)
         size = max(0.0, room.size_bytes - others)
-        waiting = {model: each for model, each in self._feeders.items() if len(each)}
-        kept = {model: each.open_bytes for model, each in self._feeders.items() if not len(each)}
-        left = max(0.0, size - sum(kept.values()))
-        wants = [
-            Want(each.memory_s_left, _CHUNKS * room.chunk_tokens * each.kv_bytes)
-            for each in waiting.values()
-        ]
-        parts = dict(zip(waiting, divide_memory(wants, left), strict=True))
+        parts = {model: float(each.open_bytes) for model, each in self._feeders.items()}
+        waiting = [model for model, each in self._feeders.items() if len(each)]
+        left = size - sum(part for model, part in parts.items() if model not in waiting)
+        wants = [self._want(self._feeders[model], room.chunk_tokens) for model in waiting]
+        parts.update(zip(waiting, divide_memory(wants, max(0.0, left)), strict=True))
         return {
             model: room._replace(size_bytes=part + others, other_bytes=others)
             for model, part in parts.items()
         }
+
+    def _want(self, feeder: BatchFeeder, chunk_tokens: int) -> Want:
+        return Want(feeder.memory_s_left, _CHUNKS * chunk_tokens * feeder.kv_bytes)

@@ -86,10 +86,9 @@ def test_two_jobs_run_to_their_ends_within_the_memory_of_both(
         others = float(data.draw(st.sampled_from([0, 0, 100]))) if alive else 0.0
         room = Room(now, float(data.draw(st.integers(0, 600))), others, 5)
         rooms = memory.rooms(room)
-        assert set(rooms) == {name for name, (_, feeder) in jobs.items() if len(feeder)}
         kept = sum(feeder.open_bytes for _, feeder in jobs.values() if not len(feeder))
         parts = sum(each.size_bytes - each.other_bytes for each in rooms.values())
-        assert parts <= max(0.0, room.size_bytes - others - kept) + 1e-6
+        assert parts <= max(kept, room.size_bytes - others) + 1e-6
         for name, own in rooms.items():
             alive += [(name, fed.number) for fed in jobs[name][1].take(own)]
         assert alive, "the unit is idle, and nobody else is there"
