@@ -5,9 +5,21 @@ from typing import Any
 from fastapi import FastAPI
 from pydantic import BaseModel
 
-from muxcluster.text.schemas import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from muxcluster.text.schemas import (
+    BatchBody,
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    TokenizeBody,
+)
 
-BODIES: tuple[type[BaseModel], ...] = (ChatBody, CompletionBody, TokenizeBody, DetokenizeBody)
+BODIES: tuple[type[BaseModel], ...] = (
+    ChatBody,
+    CompletionBody,
+    TokenizeBody,
+    DetokenizeBody,
+    BatchBody,
+)
 REFERENCE = "#/components/schemas/{model}"
 
 

@@ -3,38 +3,25 @@
 from typing import Annotated
 
 from fastapi import APIRouter, Query
-from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
 from muxcluster.api.batches.desk import BatchRequest, Desk
+from muxcluster.api.documents import documented
 from muxcluster.api.json_body import json_body
 from muxcluster.api.routes_files import listing
 from muxcluster.api.routes_generation import json_response
+from muxcluster.text.schemas import BatchBody
 from muxcluster.text.validation import parse
 
 MAX_BATCHES = 100
-_Text = Annotated[str, Field(min_length=1, max_length=200)]
-_Key = Annotated[str, Field(max_length=64)]
-_Value = Annotated[str, Field(max_length=512)]
-
-
-class BatchBody(BaseModel):
-    """`POST /v1/batches`. completion_window: 1m to 30d, after which the rest expires."""
-
-    model_config = ConfigDict(strict=True, extra="ignore")
-
-    input_file_id: _Text
-    endpoint: _Text
-    completion_window: _Text
-    metadata: Annotated[dict[_Key, _Value], Field(max_length=16)] | None = None
 
 
 def batch_routes(desk: Desk) -> APIRouter:
     """The routes over `desk`."""
     router = APIRouter(prefix="/v1/batches")
 
-    @router.post("", response_model=None)
+    @router.post("", response_model=None, openapi_extra=documented(BatchBody))
     async def create(request: Request) -> Response:
         body = parse(BatchBody, await json_body(request))
         asked = BatchRequest(

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Query
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from muxcluster.api.batches.desk import Card, Desk
+from muxcluster.api.batches.desk import PURPOSE, Card, Desk
 from muxcluster.api.form import Piece, form_pieces
 from muxcluster.api.routes_generation import json_response
 from muxcluster.batch.files import FilePage
@@ -18,13 +18,30 @@ CHUNK_BYTES = 2**20
 MAX_FIELD_BYTES = 256
 MAX_NAME_CHARS = 255
 MAX_FILES = 10_000
+UPLOAD_FORM = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "required": ["file", "purpose"],
+                    "properties": {
+                        "file": {"type": "string", "format": "binary"},
+                        "purpose": {"type": "string", "enum": [PURPOSE]},
+                    },
+                }
+            }
+        },
+    }
+}
 
 
 def file_routes(desk: Desk) -> APIRouter:
     """The routes over `desk`."""
     router = APIRouter(prefix="/v1/files")
 
-    @router.post("", response_model=None)
+    @router.post("", response_model=None, openapi_extra=UPLOAD_FORM)
     async def upload(request: Request) -> Response:
         form = _UploadForm(desk, request.state.owner)
         try:

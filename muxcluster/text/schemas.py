@@ -16,6 +16,9 @@ Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=0, lt=INT64)]
 Bias = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]
 NonEmpty = Annotated[str, Field(min_length=1)]
+ShortText = Annotated[str, Field(min_length=1, max_length=200)]
+MetadataKey = Annotated[str, Field(max_length=64)]
+MetadataValue = Annotated[str, Field(max_length=512)]
 Identifier = Annotated[str, Field(pattern=r"^[\x21-\x7e]{1,128}$")]
 
 
@@ -120,3 +123,14 @@ class DetokenizeBody(BaseModel):
 
     model: NonEmpty | None = None
     tokens: Any
+
+
+class BatchBody(BaseModel):
+    """`POST /v1/batches`. completion_window: 1m to 30d, after which the rest expires."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    input_file_id: ShortText
+    endpoint: ShortText
+    completion_window: ShortText
+    metadata: Annotated[dict[MetadataKey, MetadataValue], Field(max_length=16)] | None = None

@@ -9,6 +9,7 @@ from typing import Any
 
 import ray
 
+from muxcluster.api import request_log
 from muxcluster.api.batches.local_desk import LocalDesk
 from muxcluster.api.cluster_backend import ClusterBackend
 from muxcluster.api.controller_calls import ControllerCalls, connect
@@ -38,6 +39,8 @@ class BatchHost:
 
     def __init__(self, settings: ApiSettings, controller: Any) -> None:
         assert settings.batch is not None
+        if settings.request_log is not None:
+            request_log.write_to(Path(settings.request_log))
         self._settings = settings
         self._lines = Lines(connect, settings.restart_limit_s)
         self._backend = ClusterBackend(self._lines, settings.restart_limit_s)

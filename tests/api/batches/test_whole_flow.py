@@ -1,5 +1,8 @@
 """The openai client through the whole flow of a batch."""
 
+import errno
+import os
+
 import httpx
 import openai
 import pytest
@@ -9,6 +12,8 @@ from tests.api.batches.clients import ended, read_lines, submit
 from tests.api.batches.conftest import client_of
 from tests.api.fakes import served_model, wait_until
 from tests.batch.jobs import line_of
+
+REAL_PWRITE = os.pwrite
 
 
 def test_from_file_to_answers(batch_client, says):
@@ -277,3 +282,37 @@ def test_metrics(batch_app, says, monkeypatch):
             'muxcluster:batch_tokens_total{kind="output"} 12.0',
         ):
             assert wait_until(lambda text=expected: text in httpx.get(f"{url}/metrics").text)
+
+
+def test_a_full_disk_makes_a_batch_wait(batch_app, says, monkeypatch):
+    says("hello world")
+    monkeypatch.setattr("muxcluster.api.batches.local_desk.STORAGE_RETRY_S", 0.01)
+    num_refused = 0
+
+    def full(handle, data, offset):
+        nonlocal num_refused
+        num_refused += 1
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with client_of(batch_app()) as client:
+        file = client.files.create(file=b"\n".join([line_of("a"), line_of("b")]), purpose="batch")
+        monkeypatch.setattr(os, "pwrite", full)
+        batch = client.batches.create(
+            input_file_id=file.id, endpoint="/v1/completions", completion_window="1h"
+        )
+        assert wait_until(lambda: num_refused > 3)
+        assert client.batches.retrieve(batch.id).request_counts.completed == 0
+        monkeypatch.setattr(os, "pwrite", REAL_PWRITE)
+        batch = ended(client, batch.id)
+        assert read_lines(client, batch.output_file_id).keys() == {"a", "b"}
+
+
+def test_the_document_has_the_routes(batch_client):
+    document = httpx.get(str(batch_client.base_url).replace("/v1/", "/openapi.json")).json()
+    form = document["paths"]["/v1/files"]["post"]["requestBody"]["content"]["multipart/form-data"]
+    assert form["schema"]["required"] == ["file", "purpose"]
+    assert document["components"]["schemas"]["BatchBody"]["required"] == [
+        "input_file_id",
+        "endpoint",
+        "completion_window",
+    ]

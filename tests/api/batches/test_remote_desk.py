@@ -1,0 +1,92 @@
+"""The desk behind an actor: its errors are those of the desk, or say that it is not there."""
+
+import asyncio
+import pickle
+from pathlib import Path
+
+import pytest
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
+
+from muxcluster.api.batches import remote_desk
+from muxcluster.api.batches.remote_desk import RemoteDesk
+from muxcluster.api.settings import ApiSettings, BatchSettings
+from muxcluster.core.errors import NotFound, NotReady, StorageFailed
+
+
+class FakeMethod:
+    def __init__(self, answer):
+        self._answer = answer
+        self.num_calls = 0
+
+    async def remote(self, *args):
+        self.num_calls += 1
+        if isinstance(self._answer, Exception):
+            raise self._answer
+        return self._answer
+
+
+class FakeHost:
+    """An actor's handle that answers everything alike."""
+
+    def __init__(self, answer):
+        self.ask = FakeMethod(answer)
+
+
+@pytest.fixture
+def hosts(monkeypatch):
+    """Those that are made, one after the other."""
+    made = []
+    monkeypatch.setattr(remote_desk, "make_host", lambda settings, controller: made.pop(0))
+    return made
+
+
+@pytest.fixture
+def desk(tmp_path):
+    return RemoteDesk(ApiSettings(batch=BatchSettings(str(tmp_path))), None)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [NotFound("no file", "file_id"), StorageFailed(Path("/x"), "full"), NotReady("no", 3, "x")],
+)
+def test_the_desks_errors_come_through(desk, hosts, error):
+    sent = pickle.loads(pickle.dumps(error))
+    hosts.append(FakeHost(RayTaskError("ask", "Traceback", sent).as_instanceof_cause()))
+    with pytest.raises(type(error)) as caught:
+        asyncio.run(desk.file("me", "file-a"))
+    assert str(caught.value) == str(error)
+    assert vars(caught.value) == vars(error)
+
+
+def test_a_host_that_restarts_is_waited_for_and_one_that_died_is_made_again(desk, hosts):
+    hosts.extend([FakeHost(ActorUnavailableError("gone", None)), FakeHost({"id": "file-a"})])
+    first, second = hosts
+
+    async def ask():
+        with pytest.raises(NotReady) as caught:
+            await desk.file("me", "file-a")
+        assert caught.value.code == "batches_lost"
+        assert hosts == [second]
+        first.ask = FakeMethod(ActorDiedError())
+        with pytest.raises(NotReady):
+            await desk.file("me", "file-a")
+        return await desk.file("me", "file-a")
+
+    assert asyncio.run(ask()) == {"id": "file-a"}
+
+
+def test_nothing_is_started_where_no_batches_are_kept(desk, hosts):
+    asyncio.run(desk.start())
+    assert asyncio.run(desk.figures()) is None
+
+
+def test_other_settings_take_a_new_host(desk, hosts, tmp_path, monkeypatch):
+    (tmp_path / "batches.sqlite").touch()
+    old, new = FakeHost(None), FakeHost(None)
+    old.settings, new.settings = FakeMethod(ApiSettings()), FakeMethod(None)
+    hosts.extend([old, new])
+    killed = []
+    monkeypatch.setattr(remote_desk.ray, "kill", killed.append)
+    asyncio.run(desk.start())
+    assert killed == [old]
+    assert new.settings.num_calls == 1
