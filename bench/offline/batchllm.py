@@ -25,6 +25,8 @@ from bench.offline.batchllm_cases import (
     CASE_2,
     LADDER,
     MICRO,
+    OURS,
+    QUICK,
     REQUESTS,
     RIVALS,
     TWO_KINDS,
@@ -33,7 +35,7 @@ from bench.offline.batchllm_cases import (
     valleys,
 )
 from bench.offline.batchllm_picture import draw
-from bench.offline.batchllm_unit import BATCHED, BATCHLLM, BOTH, GROUPED, REORDERED
+from bench.offline.batchllm_unit import BATCHLLM, BOTH, GROUPED
 
 _PAPER = {"case_1": 12.85 / 9.83, "case_2": 1.47, "batching_and_order": 1.09, "cut": 0.15}
 _NUM_BINS = 160
@@ -43,13 +45,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run the bench."""
     parser = make_parser(__doc__)
     parser.add_argument("--plot", type=Path, metavar="FILE", help="the valleys; .svg or .png")
+    parser.add_argument("--requests", type=int, help=f"of each job ({REQUESTS}; {QUICK})")
     bench = Bench(parser, argv)
-    seed, quick = bench.options.seed, bench.options.quick
-    num_requests = REQUESTS // 6 if quick else REQUESTS
+    seed = bench.options.seed
+    num_requests = bench.options.requests or (QUICK if bench.options.quick else REQUESTS)
     micro = [run_case(case, RIVALS, num_requests, seed) for case in MICRO]
-    one, two, kinds = (
-        run_case(case, LADDER, num_requests, seed) for case in (CASE_1, CASE_2, TWO_KINDS)
-    )
+    one, two = (run_case(case, LADDER, num_requests, seed) for case in (CASE_1, CASE_2))
+    kinds = run_case(TWO_KINDS, OURS, num_requests, seed)
     lines = _valleys(kinds)
     if bench.options.plot is not None:
         draw(lines, bench.options.plot)
@@ -91,14 +93,13 @@ def _over_both(ran: Ran) -> float:
 
 
 def _valleys(ran: Ran) -> dict[str, Any]:
-    systems = (BOTH, GROUPED, REORDERED, BATCHED, BATCHLLM)
-    edges = np.linspace(0.0, max(map(ran.makespan_s, systems)), _NUM_BINS + 1).tolist()
+    edges = np.linspace(0.0, max(map(ran.makespan_s, OURS)), _NUM_BINS + 1).tolist()
     lines = {
         system.name: {
             **valleys(ran.outcomes[system.name].steps, edges),
             "until_cool_down_s": ran.cool_down_s(system),
         }
-        for system in systems
+        for system in OURS
     }
     return {"case": ran.case.name, "bin_s": edges[1], "systems": lines}
 

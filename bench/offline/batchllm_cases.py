@@ -30,8 +30,10 @@ from muxcluster.offline.lru import lru_saved_tokens
 from muxcluster.offline.prompts import flat_prompts
 from muxcluster.workload.batchmix import Kind, mixed_job
 
-REQUESTS = 3000
-"""Of a job that has all of the memory; a smaller job has as much less of it."""
+REQUESTS, QUICK = 3000, 500
+"""Of a job that has all of the memory, and of a quick one; a smaller job has as much less of it."""
+LEAST_BYTES = 3e9
+"""But no less than this, so that the longest prompts fit."""
 _OUTPUT = 100
 
 
@@ -46,7 +48,7 @@ class Case:
     def job(self, num_requests: int, seed: int) -> Unplanned:
         """About `num_requests` requests."""
         made = mixed_job(self.kinds, num_requests, np.random.default_rng(seed))
-        size_bytes = KV_BYTES * num_requests / REQUESTS
+        size_bytes = max(LEAST_BYTES, KV_BYTES * num_requests / REQUESTS)
         prompts = flat_prompts(made.ids, made.offsets)
         return Unplanned(prompts, made.output_tokens, RESOURCES, size_bytes, BLOCK_TOKENS, seed)
 
@@ -87,6 +89,7 @@ MICRO = tuple(
     for degree in (4, 16)
 )
 LADDER = (VLLM, PREFIX, CHUNKED, BOTH, BOTH_MANY, GROUPED, REORDERED, BATCHED, BATCHLLM)
+OURS = (BOTH, GROUPED, REORDERED, BATCHED, BATCHLLM)
 RIVALS = (BOTH, BOTH_MANY, BATCHLLM)
 
 

@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 import numpy as np
 
 from bench.harness import Bench, Claim, make_parser
-from bench.offline.batchllm_cases import CASE_1, REQUESTS
+from bench.offline.batchllm_cases import CASE_1, QUICK, REQUESTS
 from bench.offline.batchllm_unit import BATCHLLM, BLOCK_TOKENS, BOTH_MANY, KV_BYTES, RESOURCES, run
 from muxcluster.offline.choice import Unplanned
 from muxcluster.offline.groups import group_by_prefix, order_by_decoding
@@ -76,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run the bench."""
     bench = Bench(make_parser(__doc__), argv)
     seed, quick = bench.options.seed, bench.options.quick
-    first = CASE_1.job(REQUESTS // 6 if quick else REQUESTS, seed)
+    first = CASE_1.job(QUICK if quick else REQUESTS, seed)
     found = [saving_of("paper-like", first)]
     for name, job in () if quick else real_jobs(bench.options.data, seed):
         found.append(saving_of(name, job))
@@ -130,20 +130,35 @@ def _levels(tree: PrefixTree) -> Levels:
     )
 
 
-def real_jobs(folder: Path, seed: int) -> Iterator[tuple[str, Unplanned]]:
-    """Each by name; those whose data are not in `folder` are left out."""
-    if (folder / "bbh").is_dir():
-        prompts = _bbh(folder / "bbh")
-        yield "bbh", _job(prompts, [_OUTPUT] * len(prompts), seed)
-        mixed = np.random.default_rng(seed).permutation(len(prompts)).tolist()
-        yield "bbh, mixed", _job([prompts[i] for i in mixed], [_OUTPUT] * len(prompts), seed)
-    for name in ("conversation", "synthetic"):
-        path = folder / f"mooncake/{name}_trace.first_half.jsonl"
-        if path.exists():
-            yield f"mooncake {name}", _traced(read_mooncake(path, "m"), seed)
-    for name in ("a", "b"):
-        for path in folder.glob(f"servegen_offline/trace_{name}.*"):
-            yield f"servegen {name}", _traced(read_servegen_offline(path, "m", _OUTPUT), seed)
+REAL = (
+    "bbh",
+    "bbh, mixed",
+    "mooncake conversation",
+    "mooncake synthetic",
+    "servegen a",
+    "servegen b",
+)
+
+
+def real_jobs(
+    folder: Path, seed: int, names: Sequence[str] = REAL
+) -> Iterator[tuple[str, Unplanned]]:
+    """Those of `names` whose data are in `folder`."""
+    for name in names:
+        source, _, part = name.partition(" ")
+        if source.startswith("bbh") and (folder / "bbh").is_dir():
+            texts = _bbh(folder / "bbh")
+            numbers = np.arange(len(texts))
+            if part:
+                numbers = np.random.default_rng(seed).permutation(numbers)
+            prompts = token_prompts([texts[number] for number in numbers.tolist()])
+            yield name, _unplanned(prompts, [_OUTPUT] * len(texts), seed)
+        elif source == "mooncake":
+            for path in folder.glob(f"mooncake/{part}_trace.*"):
+                yield name, _traced(read_mooncake(path, "m"), seed)
+        elif source == "servegen":
+            for path in folder.glob(f"servegen_offline/trace_{part}.*"):
+                yield name, _traced(read_servegen_offline(path, "m", _OUTPUT), seed)
 
 
 def _bbh(folder: Path) -> list[np.ndarray]:
@@ -155,10 +170,6 @@ def _bbh(folder: Path) -> list[np.ndarray]:
             question = f"{shots}\n\nQ: {example['input']}\nA: Let's think step by step.\n"
             texts.append(np.frombuffer(question.encode(), dtype=np.uint8).astype(np.int32))
     return texts
-
-
-def _job(texts: list[np.ndarray], outputs: list[int], seed: int) -> Unplanned:
-    return _unplanned(token_prompts(texts), outputs, seed)
 
 
 def _traced(arrivals: Iterable[Arrival], seed: int) -> Unplanned:
