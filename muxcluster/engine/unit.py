@@ -3,22 +3,24 @@
 import logging
 import math
 import threading
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from muxcluster.core.backends import ModelBackend, as_loaded
 from muxcluster.core.clock import Clock, MonotonicClock
 from muxcluster.core.errors import InvalidValue, NotReady
 from muxcluster.core.events import Finished, FinishReason, StepOutput, TokenDelta
+from muxcluster.core.pinning import PinnedPrefix, Unpin
 from muxcluster.core.request import Request
 from muxcluster.core.served import SharingStats, UnitState, UnitStats
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.deltas import deltas_of
 from muxcluster.engine.executor import Executor, JobDone, Outcome, OwnerLost, StillRunning
 from muxcluster.engine.executors import make_executor
+from muxcluster.engine.inbox import Inbox, Message
 from muxcluster.engine.joblog import JobLog
 from muxcluster.engine.rehearsal import rehearse
+from muxcluster.scheduling.batch_memory import BatchSpace
 from muxcluster.scheduling.packing import PACKINGS
 from muxcluster.scheduling.prediction_measured import MeasuredSeed
 from muxcluster.scheduling.scheduler import UnitScheduler
@@ -61,7 +63,7 @@ class Unit:
         self._scheduler = UnitScheduler(spec, seed=self._measured)
         self._jobs = JobLog()
         self._lock = threading.Lock()
-        self._inbox: deque[Request | str] = deque()
+        self._inbox = Inbox()
         self._open: set[str] = set()
         self._outputs: list[StepOutput] = []
         self._is_closing = False
@@ -136,6 +138,17 @@ class Unit:
             if request_id in self._open:
                 self._post(request_id)
 
+    def pin(self, message: PinnedPrefix | Unpin) -> None:
+        """A planned batch's wish, from any thread; a unit that takes no requests ignores it."""
+        with self._lock:
+            if self._refusal is None:
+                self._post(message)
+
+    def batch_space(self, model: str) -> BatchSpace:
+        """The memory that batch requests of one of the models find now, from any thread."""
+        with self._lock:
+            return self._scheduler.batch_memory.space(model)
+
     def stats(self) -> UnitStats:
         """The unit now, with the jobs that ended since the last call; from any thread."""
         with self._lock:
@@ -187,9 +200,9 @@ class Unit:
     def _name(self) -> str:
         return self._spec.unit_id
 
-    def _post(self, message: Request | str) -> None:
-        """Caller holds the lock, and some request is open, so the executor is not closed yet."""
-        self._inbox.append(message)
+    def _post(self, message: Message) -> None:
+        """Caller holds the lock, and the thread goes on, so the executor is not closed yet."""
+        self._inbox.post(message)
         self._executor.wake()
 
     def _run(self) -> None:
@@ -209,7 +222,7 @@ class Unit:
     def _turn(self) -> None:
         with self._lock:
             now = self._clock.now()
-            self._outputs.extend(self._take_inbox(now))
+            self._outputs.extend(self._inbox.hand_to(self._scheduler, now))
             for job in self._scheduler.next_jobs(now):
                 self._jobs.start(job, now)
                 self._executor.launch(job)
@@ -217,16 +230,6 @@ class Unit:
         self._deliver()
         for outcome in self._executor.wait(timeout_s):
             self._settle(outcome)
-
-    def _take_inbox(self, now: float) -> Iterable[StepOutput]:
-        while self._inbox:
-            message = self._inbox.popleft()
-            if isinstance(message, Request):
-                output = self._scheduler.add(message, now)
-            else:
-                output = self._scheduler.abort(message, now)
-            if output is not None:
-                yield output
 
     def _timeout_s(self, now: float) -> float | None:
         wakeup_s = self._scheduler.next_wakeup(now)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from muxcluster.core.hashing import extend_hashes
-from muxcluster.core.pinning import PinnedPrefix
+from muxcluster.core.pinning import PinnedPrefix, Unpin
 from muxcluster.core.request import ServiceClass
 from muxcluster.kvcache.cache import KvCache
 from muxcluster.scheduling.live import chain_root, side_of
@@ -47,13 +47,20 @@ class BatchMemory:
         others = sum(self._interactive_blocks(model) for model in self._models.values())
         return BatchSpace(self._kv.num_blocks, others)
 
+    def take(self, message: PinnedPrefix | Unpin) -> None:
+        """Do what it says."""
+        if isinstance(message, PinnedPrefix):
+            self.pin(message)
+        else:
+            self.unpin(message.pin_id)
+
     def pin(self, prefix: PinnedPrefix) -> None:
         """Batch requests that begin so are to come: see `kvcache.pins` and `room.for_pins`.
 
-        Nothing happens where the model caches no prefixes. Raises KeyError for an unknown model.
+        Nothing happens where the model is unknown or caches no prefixes.
         """
-        model = self._models[prefix.model]
-        if model.spec.prefix_caching:
+        model = self._models.get(prefix.model)
+        if model is not None and model.spec.prefix_caching:
             side = side_of(ServiceClass.BATCH)
             root = chain_root(prefix.model, prefix.cache_salt, side)
             hashes = extend_hashes(root, prefix.tokens, model.block_tokens)

@@ -1,12 +1,12 @@
 """A batch's runner starts lines when their plan says so, and tells the plan what became of them."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from muxcluster.api.batches.answering import Answer, Use
+from muxcluster.api.batches.answering import Answer, Grown, Use
 from muxcluster.api.batches.planning import FileOrder, LivePlan, Read
 from muxcluster.api.batches.runner import BatchRunner, RunnerSettings
 from muxcluster.batch.entry import Entry
@@ -21,14 +21,13 @@ class _Answerer:
     def __init__(self, log: list[tuple[object, ...]]) -> None:
         self._log = log
 
-    async def answer(
-        self, line: int, entry: Entry, batch_id: str, started: Callable[[], None]
-    ) -> Answer:
+    async def answer(self, line: int, entry: Entry, batch_id: str, grown: Grown) -> Answer:
         self._log.append(("start", line))
         await asyncio.sleep(0)
         if line % 2:
             return Answer(result_of(Pending(line, 0, 0, "", 0)), Use(), None)
-        started()
+        grown(1, is_first=True)
+        grown(line, is_first=False)
         await asyncio.sleep(0)
         return Answer(result_of(Pending(line, 0, 0, "", 0)), Use(1, 0, line), line)
 
@@ -118,12 +117,10 @@ def test_no_more_lines_of_a_model_than_its_window_are_under_way(store: BatchStor
     num_open: list[int] = []
 
     class Counting(_Answerer):
-        async def answer(
-            self, line: int, entry: Entry, batch_id: str, started: Callable[[], None]
-        ) -> Answer:
+        async def answer(self, line: int, entry: Entry, batch_id: str, grown: Grown) -> Answer:
             open_lines.add(line)
             num_open.append(len(open_lines))
-            found = await super().answer(line, entry, batch_id, started)
+            found = await super().answer(line, entry, batch_id, grown)
             open_lines.remove(line)
             return found
 

@@ -3,6 +3,7 @@
 import asyncio
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 
@@ -13,31 +14,41 @@ from muxcluster.api.service import prompts_of
 from muxcluster.batch.entry import parse_entry
 from muxcluster.batch.job import Batch
 from muxcluster.batch.store import Pending
+from muxcluster.cli.batching.feeding import Asked, FedPlan, FedUnit
 from muxcluster.cli.batching.planning import AUTO
 from muxcluster.cli.batching.setting import Setting
 from muxcluster.core.errors import RequestError
 from muxcluster.offline.choice import Unplanned, compare_orders, sample_job
+from muxcluster.offline.feeding import BatchFeeder
 from muxcluster.offline.orders import ORDERS, order_requests
 from muxcluster.offline.prompts import token_prompts
 from muxcluster.sim.batch import SimPredictor
+from muxcluster.text.schemas import GenerationBody
 
 SAMPLED = 500
 """Requests that orders are compared on: more would keep the engine waiting."""
-_Asked = tuple[Pending, "np.ndarray[tuple[int], np.dtype[np.int32]]", int]
 
 
 class LocalPlanner:
-    """Orders each model's lines for the unit that serves it.
+    """Feeds each model's lines to the units of this process that serve it; in a fixed order where
+    there are none.
 
-    order: a name, or auto. settings: by model, where it runs. chosen: order by model, once planned.
-    All prompts' tokens are in memory while it plans, four bytes each.
+    order: a name, or auto. settings: by model, where it runs; units: the same, running here.
+    chosen: order by model, once planned. All prompts' tokens are in memory, four bytes each.
     """
 
     def __init__(
-        self, texts: ModelTexts, settings: Mapping[str, Setting], order: str, *, lenient: bool
+        self,
+        texts: ModelTexts,
+        settings: Mapping[str, Setting],
+        order: str,
+        *,
+        lenient: bool,
+        units: Mapping[str, Sequence[FedUnit]] = MappingProxyType({}),
     ) -> None:
         self._texts = texts
         self._settings = settings
+        self._units = units
         self._order = order
         self._lenient = lenient
         self.chosen: dict[str, str] = {}
@@ -47,7 +58,7 @@ class LocalPlanner:
         return await asyncio.to_thread(self._plans, lines, read)
 
     def _plans(self, lines: Sequence[Pending], read: Read) -> list[LivePlan]:
-        by_model: dict[str, list[_Asked]] = defaultdict(list)
+        by_model: dict[str, list[Asked]] = defaultdict(list)
         refused = []
         for line in lines:
             try:
@@ -55,22 +66,27 @@ class LocalPlanner:
             except RequestError:
                 # it ends at once when it runs, with what is wrong
                 refused.append(line)
-        return [InOrder(refused), *(InOrder(self._plan(*each)) for each in by_model.items())]
+        return [InOrder(refused), *(self._plan(*each) for each in by_model.items())]
 
-    def _asked(self, line: Pending, read: Read) -> _Asked:
-        """The line's prompt, and how many output tokens to expect."""
+    def _asked(self, line: Pending, read: Read) -> Asked:
         body = body_of(parse_entry(read(line)), lenient=self._lenient)
         prompt = prompts_of(body, self._texts.find(line.model))[0]
         spec = self._settings[line.model].spec
-        is_limited = body.max_tokens or getattr(body, "max_completion_tokens", None)
+        is_limited = bool(body.max_tokens or getattr(body, "max_completion_tokens", None))
         output = prompt.max_tokens if is_limited else round(spec.mean_output_tokens)
-        return line, prompt.tokens, max(1, min(output, spec.max_model_len - len(prompt.tokens)))
+        return Asked(
+            line,
+            prompt.tokens,
+            max(1, min(output, spec.max_model_len - len(prompt.tokens))),
+            is_limited and _runs_to_its_limit(body),
+            body.cache_salt or "",
+        )
 
-    def _plan(self, model: str, asked: Sequence[_Asked]) -> list[Pending]:
+    def _plan(self, model: str, asked: Sequence[Asked]) -> LivePlan:
         setting = self._settings[model]
         unplanned = Unplanned(
-            token_prompts([tokens for _, tokens, _ in asked]),
-            np.array([output for _, _, output in asked], dtype=np.int64),
+            token_prompts([each.tokens for each in asked]),
+            np.array([each.output_tokens for each in asked], dtype=np.int64),
             setting.resources,
             setting.size_bytes,
             setting.spec.shape.block_tokens(setting.unit.spec.block_bytes),
@@ -82,4 +98,14 @@ class LocalPlanner:
             predictor = SimPredictor(setting.unit, model, setting.resources)
             order = compare_orders(sample, predictor, tuple(ORDERS)).best
         self.chosen[model] = order
-        return [asked[number][0] for number in order_requests(whole, order).tolist()]
+        units = self._units.get(model)
+        if units is None:
+            return InOrder([asked[number].line for number in order_requests(whole, order).tolist()])
+        lengths = [each.output_tokens if each.is_known else np.nan for each in asked]
+        known = np.array(lengths, dtype=np.float64)[whole.tree.order]
+        return FedPlan(BatchFeeder(whole, order, known), model, asked, units)
+
+
+def _runs_to_its_limit(body: GenerationBody) -> bool:
+    """True where nothing ends the answer before it has its most tokens."""
+    return bool(body.ignore_eos) and not (body.stop or body.stop_token_ids)

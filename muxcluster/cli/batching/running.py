@@ -20,9 +20,10 @@ from muxcluster.cli.batching.ordering import LocalPlanner
 from muxcluster.cli.batching.setting import Setting, settings_of
 from muxcluster.cli.batching.units import LocalService, local_service, local_specs
 from muxcluster.config import Config
-from muxcluster.core.unitspec import UnitSpec
 
 REFRESH_S = 0.5
+_MOST_OPEN = 10_000
+"""Lines of a model under way; the plan, which knows the units' memory, stops long before."""
 _COLUMNS = (
     TextColumn("{task.description}"),
     BarColumn(),
@@ -82,17 +83,18 @@ class LocalRun:
 
     async def _run(self, store: BatchStore, batch: Batch) -> Ran:
         started_s = time.monotonic()
-        window = _window(self._specs)
         queues = QueueLimits(batch=2**20)
         settings = ApiSettings(queues=queues)
         async with local_service(self._config, self._specs, settings) as local:
-            planner = LocalPlanner(local.texts, self._settings, self._order, lenient=False)
+            planner = LocalPlanner(
+                local.texts, self._settings, self._order, lenient=False, units=local.fed
+            )
             runner = BatchRunner(
                 store,
                 Answerer(local.service, lenient=False),
                 planner,
                 lambda: list(self._settings),
-                RunnerSettings(window=window),
+                RunnerSettings(window=_MOST_OPEN),
             )
             ended = await self._watched(runner, batch, local)
         return Ran(ended.batch, ended.progress, planner.chosen, time.monotonic() - started_s)
@@ -118,11 +120,6 @@ class LocalRun:
         finally:
             work.cancel()
             await asyncio.gather(work, return_exceptions=True)
-
-
-def _window(specs: tuple[UnitSpec, ...]) -> int:
-    """Lines of a model under way: twice as many as may hold KV, so that none of its slots waits."""
-    return 2 * max(sum(model.max_seqs for model in spec.models) for spec in specs)
 
 
 def speed_text(progress: JobProgress) -> str:

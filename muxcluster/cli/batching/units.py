@@ -11,6 +11,7 @@ from muxcluster.api.metrics import Metrics
 from muxcluster.api.model_text import ModelTexts
 from muxcluster.api.service import CompletionService
 from muxcluster.api.settings import ApiSettings
+from muxcluster.cli.batching.feeding import FedUnit
 from muxcluster.config import Config, plan_for, served_models, unit_specs
 from muxcluster.config.planning import nodes_of
 from muxcluster.core.errors import EngineFailure
@@ -37,11 +38,12 @@ class _LeastOpen:
 
 @dataclass(frozen=True, slots=True)
 class LocalService:
-    """The service, the text sides of its models and the units behind it."""
+    """The service, the text sides of its models and the units behind it. fed: these by model."""
 
     service: CompletionService
     texts: ModelTexts
     clients: Mapping[str, LocalUnitClient]
+    fed: Mapping[str, Sequence[FedUnit]]
 
     def check(self) -> None:
         """Raises EngineFailure where a unit cannot go on."""
@@ -83,7 +85,13 @@ async def local_service(
         metrics = Metrics()
         metrics.declare(models)
         service = CompletionService(RoutedBackend(models, of_model), texts, metrics, settings)
-        yield LocalService(service, texts, clients)
+        fed = {
+            model.name: [
+                FedUnit(spec, clients[spec.unit_id].unit) for spec in _serving(specs, model.name)
+            ]
+            for model in models
+        }
+        yield LocalService(service, texts, clients, fed)
     finally:
         await asyncio.gather(*(client.close() for client in clients.values()))
 
