@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from muxcluster.engine.dense.batch import DenseBatch, KeptRow
 from muxcluster.engine.dense.model import DenseModel
 from muxcluster.engine.dense.prefill import prefill
+from muxcluster.engine.dense.scaling import RowBytes
 
 
 @dataclass(slots=True)
@@ -43,6 +44,12 @@ def queries(vocab_size: int, count: int, *, seed: int) -> list[Query]:
     ]
 
 
+def _row_bytes(model: DenseModel) -> RowBytes:
+    found = prefill(model.forward, model.axes, [np.zeros(n, dtype=np.int64) for n in (5, 9)])
+    short, long = (model.axes.num_bytes(each.row.cache) for each in found)
+    return RowBytes.measured((5, short), (9, long))
+
+
 class Churn:
     """Runs queries to their ends; what happens when is drawn from `seed`."""
 
@@ -55,6 +62,7 @@ class Churn:
         self._saved: dict[int, KeptRow] = {}
         self._batch: DenseBatch = model.batch()
         self._most_rows = 4
+        self._row_bytes = _row_bytes(model)
 
     def run(self) -> None:
         while self._waiting or self._saved or self._batch.queries:
@@ -72,8 +80,15 @@ class Churn:
                 self._embed()
                 if self._batch.queries:
                     self._take(self._batch.step(self._last()))
-            self._batch.padding.check()
-            assert self._batch.num_bytes > 0 or not self._batch.queries
+            self._check()
+
+    def _check(self) -> None:
+        """What the bookkeeping says is what tensors hold; without holes no column is too many."""
+        padding = self._batch.padding
+        padding.check()
+        assert self._batch.num_bytes == self._row_bytes.of(padding.num_rows, padding.length)
+        if not self._model.takes_holes:
+            assert padding.length == max(padding.lengths, default=0)
 
     @property
     def _num_free(self) -> int:

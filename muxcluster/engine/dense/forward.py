@@ -13,6 +13,9 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from muxcluster.engine.dense.padding import Padding
 
+_WINDOW_NAMES = ("sliding_window", "window_size", "attention_window", "attention_chunk_size")
+"""In configurations: how many columns a layer looks back, where it does not see all."""
+
 _CACHE_NAMES = ("past_key_values", "cache_params", "state")
 
 Foreign = Any
@@ -44,6 +47,9 @@ class DenseForward:
         self.device: torch.device = next(model.parameters()).device
         self.dtype: torch.dtype = next(model.parameters()).dtype
         self.vocab_size: int = model.get_input_embeddings().num_embeddings
+        config = model.config.get_text_config(decoder=True)
+        self.has_windows = any(getattr(config, name, None) for name in _WINDOW_NAMES)
+        """True where layers may count columns back, those of padding inside a row too."""
 
     def run(
         self,

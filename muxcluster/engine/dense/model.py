@@ -59,7 +59,7 @@ class DenseModel:
             raise NotDense("padding on the left of a row changes its tokens")
         pads = _holds(trial.pads_prompts)
         is_positional = not trial.axes.has_fixed_states
-        holes = is_positional and _holds(trial.takes_holes)
+        holes = is_positional and not forward.has_windows and _holds(trial.takes_holes)
         chunks = is_positional and _holds(trial.takes_chunks)
         padding = MOST_PADDING if pads else 0.0
         return cls(forward, trial.axes, padding, holes, chunks, layout)
