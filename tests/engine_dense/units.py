@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
+from muxcluster.core.job import WorkerSlot
 from muxcluster.core.kvshape import KvShape
-from muxcluster.core.unitspec import ModelSpec, UnitSpec
+from muxcluster.core.unitspec import ModelSpec, SchedulerSpec, UnitSpec
 from tests.engine.units import spec_of
 from tests.models import model_spec
 
@@ -46,8 +47,12 @@ def unit_of(
     num_blocks: int = 6000,
 ) -> UnitSpec:
     """A unit of `dense` models, by family, beside `paged` ones."""
-    spec = spec_of(paged, lane=lane, partition=partition)
     models = tuple(own_spec(path, family) for family, path in dense.items())
+    if not paged:
+        workers = (WorkerSlot(0, (1.0,)),)
+        scheduler = SchedulerSpec(lane=lane, token_budget=64, quota_period_s=1e4)
+        return UnitSpec("unit-0", models, num_blocks, 4096, workers, scheduler, "cpu", partition, 1)
+    spec = spec_of(paged, lane=lane, partition=partition)
     return replace(spec, models=(*models, *spec.models), num_blocks=num_blocks)
 
 
