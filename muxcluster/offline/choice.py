@@ -1,7 +1,7 @@
 """Which order a job runs in: each candidate is predicted on a sample, the fastest is taken."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -144,11 +144,33 @@ class Choice:
         return min(self.predictions, key=lambda name: self.predictions[name].makespan_s)
 
 
-def compare_orders(sample: Unplanned, predictor: MakespanPredictor, names: Sequence[str]) -> Choice:
-    """Predict the sample in each of the orders. Raises ValueError for an unknown order."""
+def compare_orders(
+    sample: Unplanned, predictor: MakespanPredictor, names: Sequence[str], *, are_known: bool = True
+) -> Choice:
+    """Predict the sample in each of the orders. Raises ValueError for an unknown order.
+
+    are_known: the plans are told the output lengths. Otherwise they learn them while the job runs,
+    and until then expect the mean of all from each request.
+    """
     job = sample.with_tree()
+    expected = None if are_known else float(sample.output_tokens.mean())
     predictions = {
-        name: predictor.predict(sample.prompts, sample.output_tokens, BatchFeeder(job, name))
+        name: predictor.predict(
+            sample.prompts, sample.output_tokens, feeder_of(job, name, expected)
+        )
         for name in names
     }
     return Choice(predictions, nature_of(job))
+
+
+def feeder_of(job: OfflineJob, order: str, expected: float | None = None) -> BatchFeeder:
+    """A feeder that is told the job's output lengths, or, where `expected` is given, none.
+
+    expected: output tokens that it believes in until there are results. Raises ValueError for an
+    unknown order.
+    """
+    if expected is None:
+        return BatchFeeder(job, order)
+    believed = np.full(len(job.tree.order), expected)
+    untold = replace(job, outputs=known_lengths(believed))
+    return BatchFeeder(untold, order, np.full(len(believed), np.nan))

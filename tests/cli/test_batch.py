@@ -150,3 +150,17 @@ def test_it_needs_neither_torch_nor_ray(config: str, job: str) -> None:
         "sys.exit(code or any(name in sys.modules for name in ('torch', 'ray', 'transformers')))"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=300)
+
+
+def test_plans_learn_lengths_unless_they_are_told_them(capsys, config: str, job: str) -> None:
+    asked = (job, "--config", config, "--order", "blend")
+    found = {name: _planned(capsys, *asked, "--lengths", name) for name in ("sampled", "known")}
+    assert _planned(capsys, *asked) == found["sampled"]
+    assert found["sampled"]["job"] == found["known"]["job"]
+    assert found["sampled"]["orders"] != found["known"]["orders"]
+
+
+def test_lengths_are_sampled_or_known(capsys, config: str, job: str) -> None:
+    code, _, err = call(capsys, "batch", "plan", job, "--config", config, "--lengths", "guessed")
+    assert code == 2
+    assert "--lengths guessed: expected one of sampled, known" in " ".join(err.split())

@@ -1,5 +1,7 @@
 """Choosing an order: samples are like the job, and the fastest by its own predictions is taken."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -92,6 +94,19 @@ def test_the_least_prediction_is_taken(ranks: list[int]) -> None:
     choice = compare_orders(_job(30), told, tuple(ORDERS))
     assert tuple(ORDERS)[ranks.index(0)] == choice.best
     assert all(sorted(order) == list(range(30)) for order in told.orders)
+
+
+def test_plans_that_are_told_no_lengths_do_not_depend_on_them() -> None:
+    job = _job(60)
+    other = replace(job, output_tokens=job.output_tokens[::-1].copy())
+    handed = {}
+    for are_known in (True, False):
+        told = [_Told([1.0]), _Told([1.0])]
+        for predictor, each in zip(told, (job, other), strict=True):
+            compare_orders(each, predictor, ("blend",), are_known=are_known)
+        handed[are_known] = [predictor.orders for predictor in told]
+    assert handed[True][0] != handed[True][1]
+    assert handed[False][0] == handed[False][1]
 
 
 def test_of_equal_predictions_the_first_is_taken() -> None:

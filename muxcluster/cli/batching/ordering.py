@@ -96,7 +96,8 @@ class LocalPlanner:
         if order == AUTO:
             sample = sample_job(unplanned, whole, SAMPLED)
             predictor = SimPredictor(setting.unit, model, setting.resources)
-            order = compare_orders(sample, predictor, tuple(ORDERS)).best
+            are_known = all(each.is_known for each in asked)
+            order = compare_orders(sample, predictor, tuple(ORDERS), are_known=are_known).best
         self.chosen[model] = order
         units = self._units.get(model)
         if units is None:

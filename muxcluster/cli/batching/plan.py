@@ -15,6 +15,8 @@ from muxcluster.config import load_config
 from muxcluster.offline.orders import ORDERS
 from muxcluster.scheduling.lanes import LANES
 
+LENGTHS = ("sampled", "known")
+
 
 def plan(  # noqa: PLR0913 - each parameter is an option of the command line
     file: Annotated[
@@ -46,6 +48,13 @@ def plan(  # noqa: PLR0913 - each parameter is an option of the command line
             "Example: --sample 10000",
         ),
     ] = 2000,
+    lengths: Annotated[
+        str,
+        typer.Option(
+            help="What the plans are told of output lengths: sampled (nothing; they run some "
+            "requests first and learn, as batch run does) or known. Example: --lengths known"
+        ),
+    ] = LENGTHS[0],
     lane: Annotated[
         str | None,
         typer.Option(
@@ -72,12 +81,13 @@ def plan(  # noqa: PLR0913 - each parameter is an option of the command line
     Example: muxcluster batch plan job.jsonl --config muxcluster.yaml --order auto
     """
     _check_named("--order", order, (AUTO, *ORDERS))
+    _check_named("--lengths", lengths, LENGTHS)
     if lane is not None:
         _check_named("--lane", lane, tuple(LANES))
     read = load_config(config)
     read = read if profile is None else with_profile(read, profile)
     settings = settings_of(read, model, plan, lane)
-    found = compare(settings, file, Wish(order, sample, seed))
+    found = compare(settings, file, Wish(order, sample, seed, lengths == LENGTHS[1]))
     if as_json:
         typer.echo(json.dumps(plan_content(found), indent=2))
         return

@@ -17,11 +17,13 @@ AUTO = "auto"
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What the command line asks for. order: a name, or `AUTO`. num_sampled: requests, at most."""
+    """What the command line asks for. order: a name, or `AUTO`. num_sampled: requests, at most.
+    are_known: output lengths, to the plans; otherwise they are learnt as in a real run."""
 
     order: str
     num_sampled: int
     seed: int
+    are_known: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -98,4 +100,5 @@ def _predicted(part: Part, names: Sequence[str], wish: Wish) -> Predicted:
     setting = part.setting
     sample = sample_job(part.job, part.planned, wish.num_sampled)
     predictor = SimPredictor(setting.unit, setting.spec.name, setting.resources)
-    return Predicted(part, compare_orders(sample, predictor, names))
+    choice = compare_orders(sample, predictor, names, are_known=wish.are_known)
+    return Predicted(part, choice)
