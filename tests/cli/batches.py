@@ -6,8 +6,9 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 import yaml
 
@@ -15,6 +16,7 @@ from muxcluster.demo.models import build_model
 
 FAMILIES = {"llama-a": "llama", "qwen-b": "qwen3"}
 OUTPUT_TOKENS = 6
+ALWAYS_SHARED: Mapping[str, object] = MappingProxyType({"sharing": "always", "num_threads": 1})
 START_TIMEOUT_S = 120.0
 
 
@@ -26,13 +28,15 @@ def build_models(root: Path) -> dict[str, Path]:
     }
 
 
-def write_config(file: Path, models: dict[str, Path]) -> str:
+def write_config(
+    file: Path, models: Mapping[str, Path], policy: Mapping[str, object] = ALWAYS_SHARED
+) -> str:
     """A configuration that serves them."""
     listed = [
         {"name": name, "path": str(path), "prompt_tokens": 20, "output_tokens": OUTPUT_TOKENS}
         for name, path in models.items()
     ]
-    content = {"models": listed, "policy": {"sharing": "always", "num_threads": 1}}
+    content = {"models": listed, "policy": dict(policy)}
     file.write_text(yaml.safe_dump(content))
     return str(file)
 

@@ -3,13 +3,14 @@
 import asyncio
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from muxcluster.api.batches.answering import Answerer
+from muxcluster.api.batches.planning import Planner
 from muxcluster.api.batches.progress import Progress as JobProgress
 from muxcluster.api.batches.runner import BatchRunner, Ended, RunnerSettings
 from muxcluster.api.settings import ApiSettings, QueueLimits
@@ -86,16 +87,8 @@ class LocalRun:
         queues = QueueLimits(batch=2**20)
         settings = ApiSettings(queues=queues)
         async with local_service(self._config, self._specs, settings) as local:
-            planner = LocalPlanner(
-                local.texts, self._settings, self._order, lenient=False, units=local.fed
-            )
-            runner = BatchRunner(
-                store,
-                Answerer(local.service, lenient=False),
-                planner,
-                lambda: list(self._settings),
-                RunnerSettings(window=_MOST_OPEN),
-            )
+            planner = local_planner(local, self._settings, self._order)
+            runner = local_runner(store, local, planner, list(self._settings))
             ended = await self._watched(runner, batch, local)
         return Ran(ended.batch, ended.progress, planner.chosen, time.monotonic() - started_s)
 
@@ -122,6 +115,19 @@ class LocalRun:
             await asyncio.gather(work, return_exceptions=True)
 
 
+def local_planner(local: LocalService, settings: Mapping[str, Setting], order: str) -> LocalPlanner:
+    """Feeds the units of `local`. settings: by model, where it runs."""
+    return LocalPlanner(local.texts, settings, order, lenient=False, units=local.fed)
+
+
+def local_runner(
+    store: BatchStore, local: LocalService, planner: Planner, models: Sequence[str]
+) -> BatchRunner:
+    """Runs the batches of `store` on `local`."""
+    answerer = Answerer(local.service, lenient=False)
+    return BatchRunner(store, answerer, planner, lambda: models, RunnerSettings(window=_MOST_OPEN))
+
+
 def speed_text(progress: JobProgress) -> str:
     """Tokens a second, what of the prompts was found computed, and when it should end."""
     use = progress.use
@@ -130,6 +136,6 @@ def speed_text(progress: JobProgress) -> str:
     parts = [f"{(use.prompt + use.output) / progress.elapsed_s:.0f} tokens/s"]
     parts.append(f"{use.cached / use.prompt:.0%} of the prompts shared")
     left_s = progress.left_s()
-    if left_s is not None:
+    if left_s:
         parts.append(f"{left_s:.0f} s left")
     return ", ".join(parts)
