@@ -57,10 +57,10 @@ class System:
 
 
 VLLM = System("vLLM", keeps_prefixes=False, chunks=False)
-PREFIX = System("+ prefix cache", chunks=False)
-CHUNKED = System("+ chunked prefill", keeps_prefixes=False)
-BOTH = System("+ both")
-BOTH_MANY = System("+ both, no limit of requests", most_rows=MANY_ROWS)
+PREFIX = System("vLLM + prefix cache", chunks=False)
+CHUNKED = System("vLLM + chunked prefill", keeps_prefixes=False)
+BOTH = System("vLLM + both")
+BOTH_MANY = System("vLLM + both, any number of requests", most_rows=MANY_ROWS)
 GROUPED = System("groups", "dfs")
 REORDERED = System("groups by R", "batchllm")
 BATCHED = System("groups, token batching", "dfs", most_rows=MANY_ROWS, by_memory=True)

@@ -96,7 +96,9 @@ def different(runs: Sequence[Answered]) -> int:
 def _shapes(folder: Path, num_requests: int, turns: int, seed: int) -> Iterator[Shape]:
     fields = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4}
     model = build_model(folder / "shapes", "llama", num_hidden_layers=_LAYERS, **fields)
-    machine = Machine(model, 3600, _bytes_of_token(_LAYERS), 1536, num_tokens=256)
+    machine = Machine(
+        model, max(1600, 30 * num_requests), _bytes_of_token(_LAYERS), 1536, num_tokens=256
+    )
     for prefix, distinct in _SHAPES:
         for degree in _DEGREES:
             kind = Kind(1.0, degree, prefix, distinct, _OUTPUT)
@@ -123,7 +125,7 @@ def _few_shot(folder: Path, rows: Path, num_requests: int, seed: int) -> list[An
     model = build_model(folder / "gsm8k", "llama", num_hidden_layers=_GSM_LAYERS)
     path = folder / "gsm8k.jsonl"
     few_shot_job(path, rows, num_requests, _GSM_SETS, _GSM_OUTPUT, seed)
-    machine = Machine(model, 20_000, _bytes_of_token(_GSM_LAYERS), 2048, num_tokens=512)
+    machine = Machine(model, 6000, _bytes_of_token(_GSM_LAYERS), 2048, num_tokens=512)
     return list(_answered(machine, path, _GSM_ORDERS))
 
 
