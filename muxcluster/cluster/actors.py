@@ -22,6 +22,8 @@ from muxcluster.cluster.unit_host import UnitHost
 NAMESPACE = "muxcluster"
 """Ray's, of all our actors."""
 CONTROLLER = "controller"
+BATCHES = "batches"
+"""The one that keeps files and batches, made by the layer above; it ends with the controller."""
 _GROUP = "muxcluster:"
 """Prefix of our placement groups' names."""
 _CONCURRENCY = 8

@@ -10,7 +10,7 @@ import ray
 from ray.exceptions import RayError
 
 from muxcluster.channel.curve import new_keys
-from muxcluster.cluster.actors import find_actor
+from muxcluster.cluster.actors import BATCHES, end_unit, find_actor
 from muxcluster.cluster.desired import Desired, Record, State
 from muxcluster.cluster.edge import Edge
 from muxcluster.cluster.edge_keeper import EdgeKeeper
@@ -28,7 +28,7 @@ from muxcluster.cluster.reconcile import (
     is_converged,
 )
 from muxcluster.cluster.replanner import Replanner
-from muxcluster.cluster.roster import Roster
+from muxcluster.cluster.roster import CLOSE_S, Roster
 from muxcluster.cluster.routing_table import directory_of
 from muxcluster.cluster.status import describe, measured_rates
 from muxcluster.cluster.store import clear_state, read_state, write_state
@@ -147,9 +147,11 @@ class Controller:
         return dict(zip(names, found, strict=True))
 
     async def stop(self) -> None:
-        """End every unit and forget everything; returns when they are gone."""
+        """End every unit, and the batches' actor, and forget everything; returns when they are
+        gone."""
         self._is_leaving = True
         self._turns.cancel()
+        await end_unit(BATCHES, CLOSE_S)
         await self._roster.stop_all()
         await asyncio.to_thread(clear_state)
 

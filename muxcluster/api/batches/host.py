@@ -18,11 +18,9 @@ from muxcluster.api.metrics import Metrics
 from muxcluster.api.model_text import ModelTexts
 from muxcluster.api.service import CompletionService
 from muxcluster.api.settings import ApiSettings, QueueLimits
-from muxcluster.cluster.actors import NAMESPACE
+from muxcluster.cluster.actors import BATCHES, NAMESPACE
 from muxcluster.cluster.nodes import HEAD_RESOURCE
 
-BATCHES = "batches"
-"""The actor's name."""
 PLANNER = "muxcluster.cli.batching.serving:ServerPlanner"
 """Named by its module, as it predicts with the simulator, which this layer does without."""
 _CONCURRENCY = 1000
