@@ -16,8 +16,8 @@ and then decodes them as one batch; `BATON` shapes queries into the running batc
 prefills as many as the batch has rows at once beside it and embeds them as rows become free. All
 return an answer with its last token. `scaled` (mixed lengths) has the static batch's peak memory as
 limit in the place of a number of rows; `packed` has its linears packed for the processor, as our
-engine runs models; the paged engine is a unit in a process of its own. Claims are BATON with P&D on
-the very model that `static` runs.
+engine runs models. The units are what serves the model, in processes of their own: on the dense
+backend and on the paged one. Claims are BATON with P&D on the very model that `static` runs.
 
 A static batch cannot lose more than `most_speedup` in steps: twice at batch 2, where every second
 query would have to be of no length at all beside the other.
@@ -31,8 +31,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -53,9 +53,9 @@ from bench.dense_record import (
     BATON_PD,
     DECOUPLED,
     PACKED,
-    PAGED,
     SCALED,
     STATIC,
+    UNITS,
     Done,
     Measured,
     claims_of,
@@ -97,8 +97,8 @@ class Case:
     rounds: int
 
 
-class Paged:
-    """The child process that runs our paged engine."""
+class UnitChild:
+    """The child process that runs a unit."""
 
     def __init__(self, pipes: tuple[IO[str], IO[str]]) -> None:
         self._stdin, self._stdout = pipes
@@ -113,7 +113,7 @@ class Paged:
         print(json.dumps(task), file=self._stdin, flush=True)
         line = self._stdout.readline()
         if not line:
-            raise RuntimeError("the paged engine ended before it answered")
+            raise RuntimeError("the unit ended before it answered")
         answer = json.loads(line)
         trace = Trace(len(queries))
         trace.tokens, trace.ended_s = answer["tokens"], answer["ended_s"]
@@ -121,38 +121,39 @@ class Paged:
 
 
 @contextmanager
-def paged(path: Path) -> Iterator[Paged]:
+def unit(path: Path, backend: str) -> Iterator[UnitChild]:
     """Serves the model in directory `path`."""
-    config = path.parent / "paged.yaml"
-    model = {"name": "m", "path": str(path), "max_seqs": 16, "max_model_len": 768}
+    config = path.parent / f"{backend}.yaml"
+    model = {"name": "m", "path": str(path), "backend": backend, "max_seqs": 16}
+    model |= {"max_model_len": 768}
     lengths = {"prompt_tokens": 64, "output_tokens": 64, "dtype": "float32"}
     fields = {"models": [{**model, **lengths}], "policy": {"kv_gb": 0.25}}
     config.write_text(yaml.safe_dump(fields), encoding="utf-8")
-    command = (sys.executable, str(ROOT / "bench" / "dense_paged.py"), str(config))
+    command = (sys.executable, str(ROOT / "bench" / "dense_unit.py"), str(config))
     environment = {name: os.environ[name] for name in os.environ if name != "OMP_NUM_THREADS"}
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment) as child:
         assert child.stdin and child.stdout
-        yield Paged((child.stdin, child.stdout))
+        yield UnitChild((child.stdin, child.stdout))
 
 
 class Runner:
     """Runs cases on the model in directory `path`."""
 
-    def __init__(self, path: Path, beside: Paged) -> None:
+    def __init__(self, path: Path, units: Mapping[str, UnitChild]) -> None:
         plain: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
         fast = copy.deepcopy(plain)
         pack_linears(fast)
         self._plain, self._fast = plain, fast
         self._model, self._packed = DenseModel.of(plain), DenseModel.of(fast)
         self._row_bytes: RowBytes = row_bytes_of(self._model)
-        self._paged = beside
+        self._units = units
 
     def measured(self, case: Case) -> Measured:
         """Every method in turn, round after round."""
         found = Measured(case.batch, case.is_mixed)
         for _ in range(case.rounds):
-            for method in (STATIC, DECOUPLED, BATON, BATON_PD, SCALED, PACKED, PAGED):
+            for method in (STATIC, DECOUPLED, BATON, BATON_PD, SCALED, PACKED, *self._units):
                 if method != SCALED or case.is_mixed:
                     found.runs.setdefault(method, []).append(self._run(method, case, found))
         return found
@@ -160,8 +161,8 @@ class Runner:
     def _run(self, method: str, case: Case, found: Measured) -> Done:
         gc.collect()
         queries, batch = case.queries, case.batch
-        if method == PAGED:
-            return self._paged.run(queries, batch)
+        if method in self._units:
+            return self._units[method].run(queries, batch)
         if method == STATIC:
             row_bytes = self._row_bytes
             return self._noted(
@@ -208,18 +209,17 @@ def measure(options: Any) -> list[tuple[Case, Measured]]:
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     logging.set_verbosity_error()
     asked = cases(options.seed, options.data, shape["vocab_size"], is_quick=options.quick)
+    warm_up = Case(2, True, [Query(query.prompt, 2) for query in asked[-1].queries[:4]], 1)
     found = []
-    with tempfile.TemporaryDirectory(prefix="bench-dense-") as folder:
+    with tempfile.TemporaryDirectory(prefix="bench-dense-") as folder, ExitStack() as stack:
         path = build_model(Path(folder) / "model", "llama", **shape)
-        with paged(path) as beside:
-            runner = Runner(path, beside)
-            runner.measured(
-                Case(2, True, [Query(query.prompt, 2) for query in asked[-1].queries[:4]], 1)
-            )
-            for case in asked:
-                found.append((case, runner.measured(case)))
-                for row in rows_of(found[-1][1]):
-                    print(json.dumps(row), flush=True)
+        units = {name: stack.enter_context(unit(path, kind)) for name, kind in UNITS.items()}
+        runner = Runner(path, units)
+        runner.measured(warm_up)
+        for case in asked:
+            found.append((case, runner.measured(case)))
+            for row in rows_of(found[-1][1]):
+                print(json.dumps(row), flush=True)
     return found
 
 

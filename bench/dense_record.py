@@ -9,7 +9,9 @@ from bench.dense_trace import Trace, Work, thinned
 from bench.harness import Claim
 
 STATIC, DECOUPLED, BATON, BATON_PD = "static", "P&D only", "BATON", "BATON with P&D"
-SCALED, PACKED, PAGED = "BATON with P&D, scaled", "BATON with P&D, packed", "paged engine"
+SCALED, PACKED = "BATON with P&D, scaled", "BATON with P&D, packed"
+UNITS: Mapping[str, str] = {"unit, dense backend": "dense", "unit, paged backend": "paged"}
+"""Methods that are whole units, by the backend of their model."""
 
 PAPER_SPEEDUP: Mapping[int, float] = {2: 1.94, 10: 1.31}
 """Over the static batch, by batch size; both ends of its table 2."""
@@ -25,8 +27,8 @@ PAPER_S: Mapping[int, Mapping[str, float]] = {
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """One run of a method. cpu_s: of all its processes. work: None for the paged engine, whose
-    forwards are not watched; num_saved: queries saved to host memory."""
+    """One run of a method. cpu_s: of all its processes. work: None for a unit, whose forwards
+    are not watched; num_saved: queries saved to host memory."""
 
     trace: Trace
     cpu_s: float

@@ -22,14 +22,18 @@ class Work:
 
 @contextmanager
 def watched(model: Foreign) -> Iterator[Work]:
-    """Counts the model's forwards, whoever calls it."""
+    """Counts the forwards of one of transformers' attention models, whoever calls it."""
     work = Work()
 
     def note(_: Foreign, __: tuple[()], inputs: Mapping[str, Any]) -> None:
         rows, width = inputs["input_ids"].shape
         work.forwards += 1
         work.computed_tokens += rows * width
-        work.read_slots += rows * inputs["attention_mask"].shape[1]
+        # `generate` gives no mask where it hides nothing
+        cached = (
+            0 if inputs["past_key_values"] is None else inputs["past_key_values"].get_seq_length()
+        )
+        work.read_slots += rows * (cached + width)
 
     hook = model.register_forward_pre_hook(note, with_kwargs=True)
     try:

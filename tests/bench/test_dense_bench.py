@@ -31,7 +31,13 @@ def test_all_methods_give_the_same_answers(tmp_path: Path) -> None:
         static(plain, row_bytes, QUERIES, BATCH, expected)
     assert [len(each) for each in expected.tokens] == [6, 1, 3, 4]
     assert (work.forwards, work.computed_tokens) == (6 + 4, 2 * (12 + 5) + 2 * (4 + 3))
+    assert work.read_slots == 2 * sum(range(12, 18)) + 2 * sum(range(4, 8))
     assert expected.peak_bytes == row_bytes.of(2, 12 + 5)
+
+    same = Trace(2)
+    with watched(plain) as work:
+        static(plain, row_bytes, [Query([5, 6], 2), Query([7, 8], 2)], BATCH, same)
+    assert work.read_slots == 2 * (2 + 3)
 
     free = BatchScaling(row_bytes, 1 << 40, BATCH)
     tight = BatchScaling(row_bytes, row_bytes.of(2, 7), BATCH, room=1.0)

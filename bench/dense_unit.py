@@ -1,4 +1,4 @@
-"""Our paged engine on the queries of bench/dense.py, in a process of its own.
+"""A unit of ours on the queries of bench/dense.py, in a process of its own.
 
 Reads a line of JSON for each run from stdin and writes one to stdout; ends with its input.
 """
