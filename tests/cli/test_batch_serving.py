@@ -1,6 +1,7 @@
 """The plan of a server's batches: for the units that run, and never in the way of a job."""
 
 import asyncio
+import contextlib
 import json
 import random
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from muxcluster.api.model_text import ModelTexts
 from muxcluster.batch.job import Batch, Order, Status
 from muxcluster.batch.store import Pending
 from muxcluster.cli.batching import serving
-from muxcluster.cli.batching.serving import ServerPlanner
+from muxcluster.cli.batching.serving import OrderedLines, ServerPlanner
 from muxcluster.cluster.desired import Desired, desired_of
 from muxcluster.config import load_config, plan_for
 from muxcluster.config.planning import nodes_of
@@ -63,7 +64,7 @@ def _planned(
         return answer
 
     async def plan() -> Sequence[int]:
-        planner = ServerPlanner(ModelTexts.load(models.models), ask, False)
+        planner = ServerPlanner(ModelTexts.load(models.models), ask, 64, lenient=False)
         plans = await planner.plan(BATCH, lines, lambda line: data[line.line])
         order = []
         for each in plans:
@@ -86,7 +87,11 @@ def _num_switches(order: Sequence[int], data: Sequence[bytes]) -> int:
     return sum(before != after for before, after in zip(heads, heads[1:], strict=False))
 
 
-def test_lines_that_share_a_prefix_come_together(desired: Desired) -> None:
+def test_lines_that_share_a_prefix_come_together(
+    desired: Desired, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # which order is the fastest depends on the machine
+    monkeypatch.setattr(serving, "AUTO", "dfs")
     order, data = _planned(desired, desired, 120)
     assert sorted(order) == list(range(120))
     assert _num_switches(order, data) < _num_switches(range(120), data) / 4
@@ -104,3 +109,41 @@ def test_a_job_too_long_to_plan(desired: Desired, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(serving, "MOST_LINES", 10)
     order, _ = _planned(desired, desired, 20)
     assert order == list(range(20))
+
+
+def test_another_plan_of_the_units_gives_the_rest_another_order(
+    desired: Desired, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving, "PERIOD_S", 0.001)
+    monkeypatch.setattr(serving, "AUTO", "dfs")
+    lines, data = _job(100)
+    lines = lines[:-1]
+    answers: list[Desired | None] = [None]
+
+    async def ask() -> Desired | None:
+        return answers[-1]
+
+    async def run() -> list[int]:
+        texts = ModelTexts.load(desired.models)
+        planner = ServerPlanner(texts, ask, 8, lenient=False)
+        (plan,) = await planner.plan(BATCH, lines, lambda line: data[line.line])
+        order = [line.line for line in plan.take()]
+        assert order == list(range(8))
+        assert not plan.take(), "more than may be under way"
+        answers.append(desired)
+        assert isinstance(plan, OrderedLines)
+        before = plan.left
+        while plan.left == before:
+            await asyncio.sleep(0.001)
+        while len(plan):
+            plan.ended(order[-1], 8)
+            order += [line.line for line in plan.take()]
+        plan.close()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.gather(*planner._watches), 60)
+        assert not planner._watches, "it follows a batch that has ended"
+        return order
+
+    order = asyncio.run(run())
+    assert sorted(order) == list(range(99))
+    assert _num_switches(order[8:], data) < _num_switches(range(8, 99), data) / 4

@@ -51,7 +51,12 @@ class BatchHost:
             service,
             lambda: [text.served.name for text in self._texts],
             settings.batch,
-            resolve_name(PLANNER)(self._texts, partial(calls.ask, "desired"), settings.lenient),
+            resolve_name(PLANNER)(
+                self._texts,
+                partial(calls.ask, "desired"),
+                settings.batch.max_running,
+                lenient=settings.lenient,
+            ),
             lenient=settings.lenient,
         )
         self._tasks = (
