@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from muxcluster.offline.blend.densities import leaf_work
 from muxcluster.offline.blend.lengths import estimate_lengths, known_lengths, sample_places
-from muxcluster.offline.blend.scan import DualScanner, End, Taken
+from muxcluster.offline.blend.scan import DualScanner, End, Line, Taken
 from muxcluster.offline.feeding_forecast import WorkingSetForecast
+from muxcluster.offline.feeding_held import HeldMemory
 from muxcluster.offline.feeding_lines import (
     is_planned,
     keeps_families,
@@ -28,6 +29,13 @@ from muxcluster.offline.orders import OfflineJob
 
 _CHUNKS_AHEAD = 2
 """Prompt tokens that wait, in chunks: one job runs and the next is made before we are asked."""
+_CHUNKS_UNDER_WAY = 6
+"""Prompt tokens, in chunks, that the compute-bound end may hold at least: those that wait, and more
+that decode; else prefill would starve beside a few very long requests."""
+_SLOW_SHARE = 0.1
+"""Of a sample, those that are not waited for; they count with what they have got so far."""
+_DOUBT = 4.0
+"""Estimates without a result may be too small by as many times as they are long."""
 _PRIOR_WEIGHT = 2.0
 """A sub-tree's results are drawn towards those of the tree above as by so many further ones."""
 _LEAST_RESULTS, _MORE_RESULTS = 32, 1.25
@@ -64,16 +72,6 @@ class Fed:
     pins: tuple[Pin, ...]
 
 
-@dataclass(slots=True)
-class _Open:
-    """A request that was handed out. own_bytes: expected, over its life. backlog: prompt tokens
-    that nobody has computed yet as far as we know."""
-
-    taken: Taken
-    own_bytes: int
-    backlog: int
-
-
 class BatchFeeder:
     """What of a job should be submitted now? Every request is handed out once, or put back.
 
@@ -98,7 +96,6 @@ class BatchFeeder:
         self._order = order
         self._known = job.outputs.mean.copy() if known is None else known.copy()
         self._num_results = 0
-        self._places = _inverse(job.tree.order)
         self._numbers = job.tree.order.tolist()
         self._is_out = np.zeros(len(self._numbers), dtype=np.bool_)
         self._is_over = np.zeros(len(self._numbers), dtype=np.bool_)
@@ -106,16 +103,13 @@ class BatchFeeder:
         """Memory seconds that the requests not over yet are expected to take."""
         self._prefixes = LivePrefixes(job.tree)
         self._pins = keeps_families(order)
-        self._node_ends: dict[int, End] = {}
-        self._edge_tokens = job.tree.edge_tokens.tolist()
         self._depth = job.tree.depth.tolist()
-        self._own_tokens = (job.tree.lengths - job.tree.depth[job.tree.leaf_node]).tolist()
-        self._open: dict[int, _Open] = {}
-        self._held = {End.COMPUTE: 0, End.MEMORY: 0}
-        self._backlog = 0
-        self._returned: deque[tuple[int, _Open]] = deque()
+        self._open: dict[int, int] = {}
+        self._held = HeldMemory(job.tree, self._prefixes, job.model.kv_bytes)
+        self._returned: deque[tuple[int, Taken]] = deque()
         self._forecast = WorkingSetForecast()
         self._sample: set[int] = set()
+        self._least = 0.0
         self._begin()
 
     def _begin(self) -> None:
@@ -127,6 +121,7 @@ class BatchFeeder:
             sample = sample_places(self._job.tree, np.random.default_rng(self._job.seed))
             self._sample = set(sample.tolist())
             line = sample_line(self._job, sample)
+        self._num_slow = self._num_not_waited_for()
         self._renew_after = 1.0 if self._sample else float(_LEAST_RESULTS)
         self._scanner = DualScanner(line, is_ramping=not self._sample)
         self._set_own()
@@ -141,9 +136,9 @@ class BatchFeeder:
         return len(self._open)
 
     @property
-    def open_bytes(self) -> int:
-        """KV that these are expected to hold, what they share counted once."""
-        return sum(self._held.values())
+    def open_bytes(self) -> float:
+        """KV that these hold, about, what they share counted once."""
+        return self._held.compute_bytes + self._held.memory_bytes
 
     @property
     def kv_bytes(self) -> int:
@@ -163,8 +158,11 @@ class BatchFeeder:
         """
         expected = self._forecast.expect(room.now, room.other_bytes)
         size = max(0.0, room.size_bytes - expected)
+        self._least = _CHUNKS_UNDER_WAY * room.chunk_tokens * self._job.model.kv_bytes
+        self._held.advance(room.now)
+        self._plan_in_time()
         fed: list[Fed] = []
-        while self._backlog < _CHUNKS_AHEAD * room.chunk_tokens:
+        while self._held.backlog < _CHUNKS_AHEAD * room.chunk_tokens:
             is_alone = not self._open and room.other_bytes == 0
             found = self._next(size, is_alone=is_alone)
             if found is None:
@@ -174,16 +172,18 @@ class BatchFeeder:
 
     def started(self, number: int) -> None:
         """The request got its first token, so its prompt is computed. KeyError: it is not open."""
-        opened = self._open[number]
-        self._backlog -= opened.backlog
-        opened.backlog = 0
+        self._held.started(self._open[number])
 
     def ended(self, number: int, output_tokens: int | None) -> tuple[int, ...]:
         """The request is over; the ids of pins to free. KeyError: it is not open.
 
         output_tokens: None where it tells nothing about lengths (refused, aborted).
         """
-        place = self._withdraw(number).taken.place
+        place = self._open.pop(number)
+        if output_tokens is None:
+            self._held.withdraw(place)
+        else:
+            self._held.ended(place, output_tokens)
         freed = tuple(self._prefixes.free(place)) if self._pins else ()
         self._sample.discard(place)
         self._is_over[place] = True
@@ -191,8 +191,6 @@ class BatchFeeder:
         if output_tokens is not None and np.isnan(self._known[place]):
             self._known[place] = max(1, output_tokens)
             self._num_results += 1
-        if not self._sample and self._num_results >= self._renew_after:
-            self._renew()
         return freed
 
     def put_back(self, number: int) -> None:
@@ -200,10 +198,8 @@ class BatchFeeder:
 
         Its pins stay.
         """
-        taken = self._withdraw(number).taken
-        place = taken.place
-        again = _Open(taken, self._own_bytes[place], self._own_tokens[place])
-        self._returned.append((number, again))
+        place = self._open.pop(number)
+        self._returned.append((number, Taken(place, self._held.withdraw(place))))
 
     def _next(self, size: float, *, is_alone: bool) -> Fed | None:
         if self.open_bytes >= size and not is_alone:
@@ -212,38 +208,33 @@ class BatchFeeder:
             number, again = self._returned.popleft()
             self._put(number, again)
             return Fed(number, ())
-        taken = self._scanner.take(self._held[End.COMPUTE], self._held[End.MEMORY], size)
+        held = self._held
+        taken = self._scanner.take(held.compute_bytes, held.memory_peak, size, self._least)
         if taken is None and is_alone:
             taken = self._scanner.take(0.0, 0.0, 1.0)
         return None if taken is None else self._hand_out(taken)
 
     def _hand_out(self, taken: Taken) -> Fed:
-        place, number = taken.place, self._numbers[taken.place]
-        self._is_out[place] = True
-        self._put(number, _Open(taken, self._own_bytes[place], self._own_tokens[place]))
-        nodes = self._prefixes.need(place) if self._pins else []
+        number = self._numbers[taken.place]
+        self._is_out[taken.place] = True
+        self._put(number, taken)
+        nodes = self._prefixes.need(taken.place) if self._pins else []
         return Fed(number, tuple(Pin(node, self._depth[node]) for node in nodes))
 
-    def _put(self, number: int, opened: _Open) -> None:
-        end, nodes = opened.taken.end, self._prefixes.open(opened.taken.place)
-        for node in nodes:
-            self._node_ends[node] = end
-            self._held[end] += self._node_bytes(node)
-            opened.backlog += self._edge_tokens[node]
-        self._open[number] = opened
-        self._held[end] += opened.own_bytes
-        self._backlog += opened.backlog
+    def _put(self, number: int, taken: Taken) -> None:
+        self._open[number] = taken.place
+        self._held.put(taken.place, taken.end)
 
-    def _withdraw(self, number: int) -> _Open:
-        opened = self._open.pop(number)
-        for node in self._prefixes.close(opened.taken.place):
-            self._held[self._node_ends.pop(node)] -= self._node_bytes(node)
-        self._held[opened.taken.end] -= opened.own_bytes
-        self._backlog -= opened.backlog
-        return opened
+    def _num_not_waited_for(self) -> int:
+        """Requests that share nothing may be few and very long; all others are in families."""
+        count = len(self._sample)
+        alone = np.count_nonzero(self._job.tree.leaf_node[list(self._sample)] == 0)
+        return max(int(_SLOW_SHARE * count), min(count // 2, int(alone)))
 
-    def _node_bytes(self, node: int) -> int:
-        return int(self._edge_tokens[node] * self._job.model.kv_bytes)
+    def _plan_in_time(self) -> None:
+        """There are enough results for a new plan. The slowest of a sample are not waited for."""
+        if len(self._sample) <= self._num_slow and self._num_results >= self._renew_after:
+            self._renew()
 
     def _renew(self) -> None:
         """Lengths are estimated anew, and what is left is planned with them."""
@@ -252,28 +243,39 @@ class BatchFeeder:
         )
         self._estimate()
         self._set_own()
-        if is_planned(self._order) and len(self._scanner):
+        if is_planned(self._order):
             line = plan_line(self._job, self._order)
+            self._move(line)
             self._scanner = DualScanner(replanned(line, self._scanner, self._is_out))
 
+    def _move(self, line: Line) -> None:
+        """Open requests are counted for the end that they would be taken from now."""
+        is_long = np.zeros(len(line), dtype=np.bool_)
+        is_long[line.places] = line.density < line.target
+        for place in self._open.values():
+            self._held.move(place, End.MEMORY if is_long[place] else End.COMPUTE)
+
     def _estimate(self) -> None:
-        if np.isnan(self._known).any():
-            outputs = estimate_lengths(self._job.tree, self._known, _PRIOR_WEIGHT)
+        """Requests that outlive their estimate tell of their kind before they end."""
+        known, tree = self._known, self._job.tree
+        if np.isnan(known).any():
+            so_far = np.zeros(len(known))
+            for place, tokens in self._held.output_tokens().items():
+                so_far[place] = tokens
+            outputs = estimate_lengths(tree, known, _PRIOR_WEIGHT, so_far)
         else:
-            outputs = known_lengths(self._known)
+            outputs = known_lengths(known)
         self._job = replace(self._job, outputs=outputs)
 
     def _set_own(self) -> None:
-        """A request's output is as long as half of it in the mean over its life, and a long one
-        lives longer."""
         outputs = self._job.outputs
         self._memory_s = leaf_work(self._job.tree, self._job.model, outputs).memory_s
         self.memory_s_left = float(self._memory_s[~self._is_over].sum())
-        tokens = self._own_tokens + outputs.square / outputs.mean / 2
-        self._own_bytes = np.ceil(tokens * self._job.model.kv_bytes).astype(np.int64).tolist()
+        self._held.expect(outputs, self._known, self._doubts())
 
-
-def _inverse(order: NDArray[np.int64]) -> NDArray[np.int64]:
-    places = np.empty_like(order)
-    places[order] = np.arange(len(order))
-    return places
+    def _doubts(self) -> NDArray[np.float64]:
+        """By how much the estimates may be too small, float64 [n]: nothing but their own results
+        tells about requests that share nothing, and all of them could start at once."""
+        is_alone = self._job.tree.leaf_node == 0
+        results = np.count_nonzero(is_alone & ~np.isnan(self._known))
+        return np.where(is_alone, 1 + _DOUBT / (1 + results) ** 0.75, 1.0)

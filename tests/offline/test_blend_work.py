@@ -139,3 +139,23 @@ def test_the_sample_is_spread_over_the_tree(count: int, share: float, seed: int)
     assert places.min() >= 0 and places.max() < count
     gaps = np.diff(places)
     assert gaps.size == 0 or gaps.max() - gaps.min() <= 1
+
+
+def test_requests_that_share_nothing_are_sampled_although_few() -> None:
+    families = [(1, i) for i in range(990)] + [(i,) for i in range(2, 12)]
+    tree = build_tree(prompts_of(families))
+    places = sample_places(tree, np.random.default_rng(0))
+    assert np.count_nonzero(tree.leaf_node[places] == 0) == 8
+    assert len(places) <= 10 + 8
+
+
+def test_requests_that_go_on_make_their_kind_a_long_one() -> None:
+    """Tokens seen over results: (10 + 90 + 80) / 1 for the first family, 20 for the other."""
+    tree = build_tree(prompts_of([(1, 1), (1, 2), (1, 3), (1, 4), (2, 1), (2, 2)]))
+    known = np.array([10, np.nan, np.nan, np.nan, 20, np.nan])
+    so_far = np.array([0, 90.0, 80.0, 0, 0, 0])
+    found = estimate_lengths(tree, known, so_far=so_far)
+    assert found.mean.tolist() == [10, 180, 180, 180, 20, 20]
+    assert (found.square >= found.mean**2).all()
+    without_results = np.array([np.nan, np.nan, np.nan, np.nan, 20, np.nan])
+    assert estimate_lengths(tree, without_results, so_far=so_far).mean[0] == 170

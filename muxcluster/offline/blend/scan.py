@@ -99,7 +99,9 @@ class DualScanner:
         """Requests not handed out yet."""
         return self._end - self._next
 
-    def take(self, held_compute: float, held_memory: float, size: float) -> Taken | None:
+    def take(
+        self, held_compute: float, held_memory: float, size: float, least_compute: float = 0.0
+    ) -> Taken | None:
         """The next request; None where both ends hold what they should, or nothing is left.
 
         held_compute, held_memory: bytes of KV of the running requests, by the end they came from.
@@ -110,6 +112,7 @@ class DualScanner:
             return None
         compute, memory = self._density[self._next], self._density[self._end - 1]
         share = share_memory(compute, memory, self.target, size)
+        share = max(share, min(least_compute, size / 2))
         lack_compute, lack_memory = share - held_compute, size - share - held_memory
         if max(lack_compute, lack_memory) <= 0:
             return None
