@@ -1,6 +1,7 @@
 """Bad configuration gets one line with file, line, key and the nearest valid name."""
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -36,6 +37,16 @@ def test_a_good_file(write, model_directory) -> None:
     assert config.models[1].path is None
     assert config.cluster.nodes[0].gpus == 4
     assert (config.policy.block_tokens, config.server.port) == (16, 8000)
+
+
+def test_batches_are_kept_beside_the_file(write, model_directory, tmp_path) -> None:
+    model_directory("tiny")
+    assert load_config(write(GOOD)).batch_directory == tmp_path / "muxcluster-batches"
+    for given, expected in (("jobs", tmp_path / "jobs"), ("/srv/jobs", Path("/srv/jobs"))):
+        config = load_config(write(f"{GOOD}batch: {{directory: {given}, max_lines: 5}}"))
+        assert (config.batch_directory, config.batch.max_lines) == (expected, 5)
+    with pytest.raises(ConfigError, match=r"batch.max_line\b.*max_line"):
+        load_config(write(f"{GOOD}batch: {{max_line: 5}}"))
 
 
 def test_names_as_cuda_and_hugging_face_spell_them(write, model_directory) -> None:
