@@ -36,10 +36,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--rows", type=Path, metavar="FILE", help="keep runs there, to go on later")
     parser.add_argument("--plots", type=Path, metavar="DIR", help="pictures (.svg)")
+    parser.add_argument("--done", action="store_true", help="publish kept runs, and run nothing")
     bench = Bench(parser, argv)
     options = bench.options
     traces, grid = _parts(options.requests, options.grid, is_quick=options.quick)
     rows = Rows(options.rows)
+    if options.done:
+        traces, grid = (part.done(rows, options.seed) for part in (traces, grid))
     for part in (traces, grid):
         rows.run(part.cases(), options.seed)
     shown = _shown(traces, grid, rows, options.seed)

@@ -34,6 +34,25 @@ class Part:
         serial = [case_of(mix, self.num_requests, order) for order in self.serial]
         return cases + [replace(case, overlap=False) for case in serial]
 
+    def done(self, rows: Rows, seed: int) -> "Part":
+        """What of it has run: mixtures that were compared, and orders that all of these ran in."""
+        asked = Part((), self.num_requests)
+        mixes = [mix for mix in self.mixes if rows.have(asked.cases_of(mix), seed)]
+        part = replace(self, mixes=mixes)
+        return replace(
+            part,
+            orders=[
+                order
+                for order in self.orders
+                if rows.have(replace(part, orders=(order,), serial=()).cases(), seed)
+            ],
+            serial=[
+                order
+                for order in self.serial
+                if rows.have(replace(part, orders=(), serial=(order,)).cases(), seed)
+            ],
+        )
+
     def ratios(self, rows: Rows, seed: int) -> list[float]:
         """Throughput of the blend over that of DFS, by mixture."""
         return [
@@ -63,7 +82,7 @@ def claims_of(traces: Part, grid: Part, rows: Rows, seed: int) -> list[Claim]:
     ]
     if grid.mixes:
         claims.append(Claim("grid_over_dfs", _mean(grid.ratios(rows, seed)), "x", 1.225))
-    if traces.serial:
+    if "blend" in traces.serial:
         gains = [_overlap_gain(rows, seed, case) for case in _blend_serial(traces)]
         claims.append(Claim("overlap_over_serial", _mean(gains), "x"))
     return claims

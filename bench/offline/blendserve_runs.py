@@ -69,6 +69,10 @@ class Rows:
                 with self._path.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(row) + "\n")
 
+    def have(self, cases: Iterable[Case], seed: int) -> bool:
+        """True where all of them have run."""
+        return all(f"{case.name}, seed {seed}" in self._rows for case in cases)
+
     def of(self, case: Case, seed: int) -> Row:
         """What came of a case. Raises KeyError where it has not run."""
         return self._rows[f"{case.name}, seed {seed}"]

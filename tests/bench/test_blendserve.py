@@ -75,6 +75,15 @@ def test_every_mixture_is_run_in_every_order() -> None:
     assert case_of(MIX, 10, "blend") in part.cases()
 
 
+def test_what_has_run_can_be_published_alone(tmp_path: Path) -> None:
+    other = Mix(0.9, 0.05)
+    ran = Part((MIX,), 10, ("dfs", "blend", "fcfs"), ("dfs",))
+    rows = _rows(tmp_path, ran, {"dfs": 6.0, "blend": 5.0, "fcfs": 9.0})
+    asked = Part((MIX, other), 10, ("dfs", "blend", "fcfs", "random"), ("dfs", "blend"))
+    assert asked.done(rows, seed=7).cases() == ran.cases()
+    assert asked.done(rows, seed=8).cases() == []
+
+
 def test_the_grid_is_drawn_where_it_was_run(tmp_path: Path) -> None:
     use = {"bin_s": 60.0, "compute": [0.5, 0.4], "memory": [0.2, 0.3], "held": [0.9, 0.1]}
     points = [
