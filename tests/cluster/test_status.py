@@ -35,6 +35,12 @@ def _view(stats: UnitStats | None, phase: Phase = Phase.READY, **fields: Any) ->
     return UnitView(record, phase, stats, **fields)
 
 
+def _shown(state: dict[str, Any]) -> str:
+    console = Console(width=200, record=True, file=StringIO())
+    show(console, state)
+    return " ".join(console.export_text().split())
+
+
 def test_a_unit_that_answers_shows_its_numbers() -> None:
     stats = UnitStats("n-0.1", 1.0, 128, 100, (ModelStats("two", 3, 1, 64, 28, 4, 0.25),))
     state = describe([{"name": "n"}], [_view(stats)], None)
@@ -52,15 +58,25 @@ def test_a_unit_that_answers_shows_its_numbers() -> None:
     )
 
 
+def test_what_runs_a_model_is_shown_and_what_that_left_of_the_pool() -> None:
+    models = (ModelStats("one", backend="paged"), ModelStats("two", backend="dense"))
+    state = describe([], [_view(UnitStats("n-0.1", 1.0, 96, 90, models))], None)
+    (unit,) = state["units"]
+    assert [model["backend"] for model in unit["models"]] == ["paged", "dense"]
+    assert unit["num_blocks"] == 96
+    (starting,) = describe([], [_view(None)], None)["units"]
+    assert [model["backend"] for model in starting["models"]] == [None, None]
+    text = _shown(state)
+    assert "paged" in text and "dense" in text and "90 of 96 blocks" in text
+
+
 def test_whether_jobs_share_the_sms_is_shown_where_it_is_decided() -> None:
     stats = UnitStats("unit-0", 1.0, 128, 100, sharing=SharingStats(False, 0.9125, 1.05))
     views = [_view(stats), _view(replace(stats, sharing=None))]
     state = describe([], views, None)
     gains = {"is_on": False, "gain": 0.9125, "mixed_gain": 1.05}
     assert [unit["sharing"] for unit in state["units"]] == [gains, None]
-    console = Console(width=200, record=True, file=StringIO())
-    show(console, state)
-    shown = " ".join(console.export_text().split())
+    shown = _shown(state)
     assert shown.count("not shared now (gain 0.91, of mixed jobs 1.05)") == 1
 
 

@@ -1,6 +1,7 @@
 """A model is loaded for the backend that can serve it, and one line says which and why."""
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,10 @@ from muxcluster.core.kvshape import KvShape
 from muxcluster.core.unitspec import ModelSpec
 from muxcluster.engine.backends import load
 from muxcluster.engine.dense.model import DenseModel
+from muxcluster.engine.gpu.memory import OwnedMemory
 from muxcluster.engine.hf_config import NotPaged
 from tests.engine_dense.conftest import ModelBuilder
+from tests.engine_dense.units import unit_of
 
 LLAMA = KvShape(3, 2, 64, 4)
 OTHER = KvShape(2, 4, 32, 4)
@@ -81,3 +84,16 @@ def test_code_in_the_directory_runs_only_where_it_is_trusted(
     with pytest.raises(LoadError, match="not a model configuration"):
         load(spec_of(tmp_path), "cpu")
     assert isinstance(load(spec_of(tmp_path, trust_remote_code=True), "cpu"), DenseModel)
+
+
+@pytest.mark.parametrize(
+    ("backend", "reason"), [("auto", "asked for attention"), ("dense", "backend dense")]
+)
+def test_processes_that_share_a_gpu_run_paged_models_only(
+    tiny: ModelBuilder, backend: str, reason: str
+) -> None:
+    unit = unit_of({"bloom": tiny("bloom")}, ())
+    (model,) = unit.models
+    spec = replace(unit, models=(replace(model, backend=backend),))
+    with pytest.raises(LoadError, match=f"{reason}.*use policy.partition green or none"):
+        OwnedMemory(spec)

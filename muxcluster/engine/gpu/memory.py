@@ -4,20 +4,24 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from muxcluster.core.unitspec import UnitSpec
+from muxcluster.core.backends import DENSE
+from muxcluster.core.errors import LoadError
+from muxcluster.core.unitspec import ModelSpec, UnitSpec
 from muxcluster.engine.arena import HOST, Arena
 from muxcluster.engine.gpu.driver import Driver
 from muxcluster.engine.gpu.files import SharedFiles, opened
 from muxcluster.engine.gpu.ipc import DeviceExports, DeviceImports, check_plain_memory
 from muxcluster.engine.gpu.manifest import Manifest, Region, manifest_of, tensors_of
 from muxcluster.engine.gpu.modeltensors import put_tensors, tensors_in
-from muxcluster.engine.hf_config import read_config
+from muxcluster.engine.hf_config import NotPaged, read_config
 from muxcluster.engine.loading import load_model
 from muxcluster.engine.runner import UnitMemory
 from muxcluster.engine.skeleton import skeleton
 from muxcluster.engine.swapping import forward_on_gpu
+
+_NOT_HERE = "partition mps runs paged models only: use policy.partition green or none"
 
 
 class OwnedMemory:
@@ -34,7 +38,7 @@ class OwnedMemory:
         self._tensors: dict[str, Tensor] = {}
         self._models = {}
         for each in spec.models:
-            model = self._models[each.name] = load_model(each, spec.device)
+            model = self._models[each.name] = _paged(each, spec.device)
             if self._device.type == "cpu":
                 put_tensors(model, self._files.moved(tensors_in(model)))
             named = tensors_in(model).items()
@@ -61,6 +65,17 @@ class OwnedMemory:
             tensor = torch.zeros(shape, dtype=dtype, device=self._device)
         self._tensors[_arena(name)] = tensor
         return tensor
+
+
+def _paged(spec: ModelSpec, device: str) -> nn.Module:
+    """Raises LoadError for a model of another backend, whose parts no other process can map."""
+    file = Path(spec.path, "config.json")
+    if spec.backend == DENSE:
+        raise LoadError(file, f"backend dense: {_NOT_HERE}")
+    try:
+        return load_model(spec, device)
+    except NotPaged as refusal:
+        raise LoadError(file, f"{refusal.reason}; {_NOT_HERE}") from refusal
 
 
 def mapped_memory(spec: UnitSpec, manifest: Manifest) -> UnitMemory:
