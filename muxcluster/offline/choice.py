@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from muxcluster.offline.blend.densities import leaf_work, node_work
+from muxcluster.offline.blend.densities import node_work
 from muxcluster.offline.blend.lengths import known_lengths
 from muxcluster.offline.blend.resources import ResourceModel
 from muxcluster.offline.feeding import BatchFeeder
@@ -25,7 +25,7 @@ class Unplanned:
     """A job whose output lengths are taken as known, for one unit.
 
     output_tokens: int64 [n], by prompt number. size_bytes: KV that the batch may hold.
-    block_tokens: whole blocks alone are reused.
+    block_tokens: whole blocks alone are reused. shared_prefix_tokens: see `OfflineJob`.
     """
 
     prompts: Prompts
@@ -34,12 +34,15 @@ class Unplanned:
     size_bytes: float
     block_tokens: int
     seed: int = 0
+    shared_prefix_tokens: int = 0
 
     def with_tree(self) -> OfflineJob:
         """What orders depend on. An engine computes the last token of every prompt."""
         tree = build_tree(self.prompts, self.block_tokens, own_tokens=1)
         outputs = known_lengths(self.output_tokens[tree.order].astype(np.float64))
-        return OfflineJob(tree, outputs, self.model, self.size_bytes, self.seed)
+        return OfflineJob(
+            tree, outputs, self.model, self.size_bytes, self.seed, self.shared_prefix_tokens
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +73,7 @@ class Nature:
 def nature_of(job: OfflineJob) -> Nature:
     """Of a whole job."""
     tree = job.tree
-    work = node_work(tree, job.model, leaf_work(tree, job.model, job.outputs))
+    work = node_work(tree, job.model, job.leaf_work())
     return Nature(
         len(tree.order),
         tree.prompt_tokens,
@@ -109,13 +112,10 @@ def _runs_of(job: Unplanned, tree: PrefixTree, count: int, run: int) -> Unplanne
     begins = edges[first]
     places = np.unique(joined_ranges(begins, edges[np.minimum(first + run, total)] - begins))
     numbers = np.sort(tree.order[places])
-    return Unplanned(
-        take_prompts(job.prompts, numbers),
-        job.output_tokens[numbers],
-        job.model,
-        job.size_bytes,
-        job.block_tokens,
-        job.seed,
+    return replace(
+        job,
+        prompts=take_prompts(job.prompts, numbers),
+        output_tokens=job.output_tokens[numbers],
     )
 
 

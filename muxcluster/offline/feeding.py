@@ -12,7 +12,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from muxcluster.offline.blend.densities import leaf_work
 from muxcluster.offline.blend.lengths import estimate_lengths, known_lengths, sample_places
 from muxcluster.offline.blend.scan import DualScanner, End, Line, Taken
 from muxcluster.offline.feeding_forecast import WorkingSetForecast
@@ -269,7 +268,7 @@ class BatchFeeder:
 
     def _set_own(self) -> None:
         outputs = self._job.outputs
-        self._memory_s = leaf_work(self._job.tree, self._job.model, outputs).memory_s
+        self._memory_s = self._job.leaf_work().memory_s
         self.memory_s_left = float(self._memory_s[~self._is_over].sum())
         self._held.expect(outputs, self._known, self._doubts())
 

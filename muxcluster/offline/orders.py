@@ -7,11 +7,12 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from muxcluster.offline.blend.densities import leaf_work
+from muxcluster.offline.blend.densities import Work, leaf_work
 from muxcluster.offline.blend.lengths import OutputLengths
 from muxcluster.offline.blend.pieces import Pieces, group_pieces
 from muxcluster.offline.blend.plan import forecast, plan_pieces
 from muxcluster.offline.blend.resources import ResourceModel
+from muxcluster.offline.blend.shared_reads import shared_reads
 from muxcluster.offline.groups import PrefixGroups, group_by_prefix, order_by_decoding
 from muxcluster.offline.one_level import best_prefixes
 from muxcluster.offline.tree import PrefixTree
@@ -21,13 +22,24 @@ Order = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OfflineJob:
-    """What an order may depend on. size_bytes: KV that the batch may hold; more than 0."""
+    """What an order may depend on. size_bytes: KV that the batch may hold; more than 0.
+
+    shared_prefix_tokens: attention reads prefixes that running requests share once for all of
+    them from so many tokens on; 0: never.
+    """
 
     tree: PrefixTree
     outputs: OutputLengths
     model: ResourceModel
     size_bytes: float
     seed: int = 0
+    shared_prefix_tokens: int = 0
+
+    def leaf_work(self) -> Work:
+        """Of each request beside what it shares."""
+        tree, outputs = self.tree, self.outputs
+        spared = shared_reads(tree, self.model, outputs, self.size_bytes, self.shared_prefix_tokens)
+        return leaf_work(tree, self.model, outputs, spared)
 
 
 def order_requests(job: OfflineJob, name: str) -> Order:
@@ -67,13 +79,12 @@ def _forecast(job: OfflineJob, pieces: Pieces) -> Order:
 
 def blend_pieces(job: OfflineJob) -> Pieces:
     """BlendServe's: sub-trees, split where hardly anything is computed again for it."""
-    return plan_pieces(job.tree, job.model, job.outputs)
+    return plan_pieces(job.tree, job.model, job.leaf_work())
 
 
 def blend_group_pieces(job: OfflineJob) -> Pieces:
     """BatchLLM's prefix groups, by density."""
-    leaves = leaf_work(job.tree, job.model, job.outputs)
-    return group_pieces(job.tree, job.model, leaves, prefix_groups(job))
+    return group_pieces(job.tree, job.model, job.leaf_work(), prefix_groups(job))
 
 
 def prefix_groups(job: OfflineJob) -> PrefixGroups:

@@ -7,7 +7,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from muxcluster.cli.batching.setting import Setting
-from muxcluster.offline.blend.densities import leaf_work
 from muxcluster.offline.blend.divide import divide
 from muxcluster.offline.blend.pieces import cut
 from muxcluster.offline.choice import Nature, Unplanned, nature_of
@@ -34,7 +33,7 @@ def divide_job(job: Unplanned, whole: OfflineJob, settings: Sequence[Setting]) -
     """
     if len(settings) == 1:
         return [Part(settings[0], job, whole, nature_of(whole))]
-    leaves = leaf_work(whole.tree, whole.model, whole.outputs)
+    leaves = whole.leaf_work()
     resources = [setting.resources for setting in settings]
     speeds = np.array([(1 / each.token_s, 1 / each.kv_s) for each in resources])
     parts = divide(cut(whole.tree, whole.model, leaves), len(settings), speeds)

@@ -50,15 +50,14 @@ def plan_blend(
     size_bytes: KV that the batch may hold. recompute_share: of the tokens that the tree saves,
     those that splits may have computed again.
     """
-    pieces = plan_pieces(tree, model, outputs, recompute_share)
+    pieces = plan_pieces(tree, model, leaf_work(tree, model, outputs), recompute_share)
     return BlendPlan(tree, outputs, pieces, forecast(tree, model, outputs, pieces, size_bytes))
 
 
 def plan_pieces(
-    tree: PrefixTree, model: ResourceModel, outputs: OutputLengths, recompute_share: float = 0.01
+    tree: PrefixTree, model: ResourceModel, leaves: Work, recompute_share: float = 0.01
 ) -> Pieces:
-    """The pieces alone, with the same arguments."""
-    leaves = leaf_work(tree, model, outputs)
+    """The pieces alone. leaves: the work of the requests."""
     return cut_within(tree, model, leaves, recompute_share * tree.saved_tokens)
 
 
