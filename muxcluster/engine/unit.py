@@ -144,8 +144,8 @@ class Unit:
             if self._refusal is None:
                 self._post(message)
 
-    def batch_space(self, model: str) -> BatchSpace:
-        """The memory that batch requests of one of the models find now, from any thread."""
+    def batch_space(self, model: str | None) -> BatchSpace:
+        """The memory that a model's batch requests, or all, find now, from any thread."""
         with self._lock:
             return self._scheduler.batch_memory.space(model)
 

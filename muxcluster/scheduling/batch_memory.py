@@ -29,8 +29,12 @@ class BatchMemory:
         self._models = models
         self._is_bound = is_bound
 
-    def space(self, name: str) -> BatchSpace:
-        """For batch requests of that model, now. Raises KeyError for an unknown one."""
+    def space(self, name: str | None) -> BatchSpace:
+        """For batch requests of that model, now; None: for those of all models together, whom
+        quotas, which follow use, do not bind. Raises KeyError for an unknown one."""
+        if name is None:
+            others = sum(self._interactive_blocks(model) for model in self._models.values())
+            return BatchSpace(self._kv.num_blocks, others)
         kv, model = self._kv, self._models[name]
         own = self._interactive_blocks(model)
         others = own + sum(
@@ -40,12 +44,6 @@ class BatchMemory:
             return BatchSpace(kv.num_blocks, others)
         quota = min(kv.num_blocks, kv.quota(name))
         return BatchSpace(quota, max(own, others - (kv.num_blocks - quota)))
-
-    @property
-    def unit_space(self) -> BatchSpace:
-        """For the batch requests of all models together; quotas, which follow use, bind none."""
-        others = sum(self._interactive_blocks(model) for model in self._models.values())
-        return BatchSpace(self._kv.num_blocks, others)
 
     def take(self, message: PinnedPrefix | Unpin) -> None:
         """Do what it says."""

@@ -1,5 +1,7 @@
 """A plan that feeds units: room from what they say, prefixes pinned before and freed after."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from muxcluster.batch.store import Pending
@@ -26,23 +28,24 @@ class _Unit:
     def __init__(self, num_blocks: int) -> None:
         self.space = BatchSpace(num_blocks, 0)
         self.told: list[PinnedPrefix | Unpin] = []
+        self.asked_for: str | None = ""
 
     def pin(self, message: PinnedPrefix | Unpin) -> None:
         self.told.append(message)
 
-    def batch_space(self, model: str) -> BatchSpace:
-        assert model == "a"
+    def batch_space(self, model: str | None) -> BatchSpace:
+        self.asked_for = model
         return self.space
 
 
-def _plan(unit: _Unit, order: str = "dfs") -> FedPlan:
+def _plan(unit: _Unit, order: str = "dfs", model: str = "a", unit_id: str = "u") -> FedPlan:
     """Lines 10, 11, ... of one family."""
     rng = np.random.default_rng(0)
     shared = rng.integers(0, 1000, SHARED)
     tails = [rng.integers(0, 1000, 16) for _ in range(NUM_LINES)]
     asked = [
         Asked(
-            Pending(10 + i, 0, 0, "a", 1),
+            Pending(10 + i, 0, 0, model, 1),
             np.concatenate((shared, tail)).astype(np.int32),
             20,
             False,
@@ -54,7 +57,7 @@ def _plan(unit: _Unit, order: str = "dfs") -> FedPlan:
     outputs = np.full(NUM_LINES, 20, dtype=np.int64)
     job = Unplanned(prompts, outputs, RESOURCES, 1e12, 16).with_tree()
     feeder = BatchFeeder(job, order, np.full(NUM_LINES, np.nan))
-    return FedPlan(feeder, "a", asked, [FedUnit(SPEC, unit)])
+    return FedPlan(feeder, model, asked, [FedUnit(replace(SPEC, unit_id=unit_id), unit)])
 
 
 def test_all_lines_start_where_there_is_room_and_pins_end_with_the_last() -> None:
@@ -65,6 +68,7 @@ def test_all_lines_start_where_there_is_room_and_pins_end_with_the_last() -> Non
     assert len(plan) == 0
     (pin,) = unit.told
     assert isinstance(pin, PinnedPrefix)
+    assert unit.asked_for == "a"
     assert (pin.model, len(pin.tokens), pin.cache_salt) == ("a", SHARED, "salt")
     for line in lines[:-1]:
         plan.started(line)
@@ -101,3 +105,17 @@ def test_a_plan_that_is_given_up_frees_its_pins() -> None:
     pins = {each.pin_id for each in unit.told if isinstance(each, PinnedPrefix)}
     freed = {each.pin_id for each in unit.told if isinstance(each, Unpin)}
     assert pins == freed != set()
+
+
+def test_plans_of_the_same_unit_divide_its_memory() -> None:
+    unit, other = _Unit(0), _Unit(10**9)
+    line_bytes = (SHARED + 16 + 10) * RESOURCES.kv_bytes
+    # two plans' prefixes and half of all other tokens
+    unit.space = BatchSpace(4 * line_bytes // SPEC.block_bytes, 0)
+    alone = len(_plan(unit).take())
+    plans = [_plan(unit, model="a"), _plan(unit, model="b"), _plan(other, model="c", unit_id="v")]
+    FedPlan.share_memory(plans)
+    first, second, third = (len(plan.take()) for plan in plans)
+    assert third == NUM_LINES
+    assert unit.asked_for is None and other.asked_for == "c"
+    assert 0 < first < alone and first == second

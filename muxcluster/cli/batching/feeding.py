@@ -1,6 +1,7 @@
 """A plan that feeds the units of this process while they run, by what memory they have."""
 
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -12,6 +13,7 @@ from muxcluster.batch.store import Pending
 from muxcluster.core.pinning import PinnedPrefix, Unpin
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.offline.feeding import BatchFeeder, Fed, Room
+from muxcluster.offline.joint import JointMemory
 from muxcluster.scheduling.batch_memory import BatchSpace
 
 
@@ -34,8 +36,8 @@ class BatchUnit(Protocol):
         """A wish of the plan, for the prefix cache."""
         ...
 
-    def batch_space(self, model: str) -> BatchSpace:
-        """The memory that batch requests of one of its models find now."""
+    def batch_space(self, model: str | None) -> BatchSpace:
+        """The memory that batch requests of one of its models find now; None: those of all."""
         ...
 
 
@@ -46,8 +48,9 @@ class FedUnit:
     spec: UnitSpec
     unit: BatchUnit
 
-    def room(self, model: str) -> tuple[int, int]:
-        """Bytes for batch requests of the model if nobody else were there, and what others hold."""
+    def room(self, model: str | None) -> tuple[int, int]:
+        """Bytes for batch requests of the model (None: of all) if nobody else were there, and what
+        others hold."""
         space = self.unit.batch_space(model)
         size_bytes = self.spec.block_bytes
         return space.num_blocks * size_bytes, space.other_blocks * size_bytes
@@ -62,6 +65,7 @@ class FedPlan:
         """feeder: of the prompts of `asked`, in that order. units: as one; at least one."""
         self._feeder = feeder
         self._model = model
+        self._memory: JointMemory | None = None
         self._asked = asked
         self._units = units
         self._numbers = {each.line.line: number for number, each in enumerate(asked)}
@@ -89,7 +93,12 @@ class FedPlan:
         self._unpin(sorted(self._feeder.pinned))
 
     def _room(self) -> Room:
-        rooms = [unit.room(self._model) for unit in self._units]
+        if self._memory is None:
+            return self._room_of(self._model)
+        return self._memory.rooms(self._room_of(None))[self._model]
+
+    def _room_of(self, model: str | None) -> Room:
+        rooms = [unit.room(model) for unit in self._units]
         chunk_tokens = sum(unit.spec.scheduler.token_budget for unit in self._units)
         size_bytes, other_bytes = map(sum, zip(*rooms, strict=True))
         return Room(time.monotonic(), size_bytes, other_bytes, chunk_tokens)
@@ -109,6 +118,24 @@ class FedPlan:
 
     def _pin_id(self, number: int) -> str:
         return f"{self._model}/{number}"
+
+    @property
+    def _unit_ids(self) -> tuple[str, ...]:
+        return tuple(unit.spec.unit_id for unit in self._units)
+
+    @staticmethod
+    def share_memory(plans: Sequence["FedPlan"]) -> None:
+        """Those whose models the very same units serve divide these units' memory from now on.
+
+        plans: of different models.
+        """
+        of_units: dict[tuple[str, ...], list[FedPlan]] = defaultdict(list)
+        for plan in plans:
+            of_units[plan._unit_ids].append(plan)
+        for mine in of_units.values():
+            memory = JointMemory({plan._model: plan._feeder for plan in mine})
+            for plan in mine:
+                plan._memory = memory if len(mine) > 1 else None
 
     def _tell(self, message: PinnedPrefix | Unpin) -> None:
         for each in self._units:

@@ -66,7 +66,9 @@ class LocalPlanner:
             except RequestError:
                 # it ends at once when it runs, with what is wrong
                 refused.append(line)
-        return [InOrder(refused), *(self._plan(*each) for each in by_model.items())]
+        plans = [self._plan(*each) for each in by_model.items()]
+        FedPlan.share_memory([plan for plan in plans if isinstance(plan, FedPlan)])
+        return [InOrder(refused), *plans]
 
     def _asked(self, line: Pending, read: Read) -> Asked:
         body = body_of(parse_entry(read(line)), lenient=self._lenient)
@@ -90,6 +92,7 @@ class LocalPlanner:
             setting.resources,
             setting.size_bytes,
             setting.spec.shape.block_tokens(setting.unit.spec.block_bytes),
+            shared_prefix_tokens=setting.unit.spec.scheduler.shared_prefix_tokens,
         )
         whole = unplanned.with_tree()
         order = self._order
