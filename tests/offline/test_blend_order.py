@@ -169,6 +169,19 @@ def test_nothing_is_handed_out_without_memory() -> None:
         blend_order(pieces, np.ones(2), np.ones(2), 0.0)
 
 
+def test_the_compute_bound_end_may_always_hold_a_little() -> None:
+    """Whatever the other one holds; up to half of all."""
+    prompts = [tuple(range(1000 * i, 1000 * i + 100)) for i in range(8)] + [
+        (9000 + i,) for i in range(90)
+    ]
+    case = case_of(prompts, [2] * 8 + [60] * 90)
+    line = line_of(cut(case.tree, MODEL, case.leaves))
+    assert DualScanner(line).take(50.0, 1000.0, 1000.0) is None
+    taken = DualScanner(line).take(50.0, 1000.0, 1000.0, 51.0)
+    assert taken is not None and taken.end is End.COMPUTE
+    assert DualScanner(line).take(500.0, 1000.0, 1000.0, 900.0) is None
+
+
 def test_both_resources_are_busy_all_the_time() -> None:
     sequences: list[Prompt] = []
     outputs = []

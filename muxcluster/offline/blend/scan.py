@@ -104,9 +104,11 @@ class DualScanner:
     ) -> Taken | None:
         """The next request; None where both ends hold what they should, or nothing is left.
 
-        held_compute, held_memory: bytes of KV of the running requests, by the end they came from.
+        held_compute, held_memory: bytes of KV of the running requests, by the end they came from,
+        now, in the mean or at their peak, as the caller has it.
         size: bytes that batch requests may hold now; it may differ from call to call, as
-        interactive load does.
+        interactive load does. least_compute: bytes that the compute-bound end may hold in any case,
+        up to half of the size: a few chunks, so that prefill never waits.
         """
         if not len(self):
             return None
