@@ -4,7 +4,12 @@ import json
 
 import pytest
 
+from bench import batch
 from bench.batch import WARM, WARM_COUNT, Ran, speed, write_jobs
+from bench.batch_kills import Killed
+from bench.batch_streams import Streams
+
+ESTIMATES = [(20, 0.2, 300.0), (60, 0.5, 50.0), (80, 0.9, 15.0)]
 
 
 def _ran(order: str, seconds: float, estimates: list[tuple[float, float, float]]) -> Ran:
@@ -12,7 +17,7 @@ def _ran(order: str, seconds: float, estimates: list[tuple[float, float, float]]
 
 
 def test_errors_are_of_the_second_half() -> None:
-    ran = _ran("auto", 100.0, [(20, 0.2, 300.0), (60, 0.5, 50.0), (80, 0.9, 15.0)])
+    ran = _ran("auto", 100.0, ESTIMATES)
     assert ran.error_at_half() == pytest.approx(0.25)
     assert ran.errors() == pytest.approx([0.1, 0.05])
 
@@ -36,3 +41,33 @@ def test_jobs_are_the_same_but_for_their_salt(tmp_path) -> None:
     prompts = [line["body"]["prompt"] for line in contents[0]]
     assert len({tuple(prompt[:40]) for prompt in prompts}) == 10
     assert len({tuple(prompt) for prompt in prompts}) == 80
+
+
+def test_claims_are_those_of_the_runs(tmp_path, monkeypatch) -> None:
+    """With an engine that is none."""
+    alone, beside = (Streams(None, ("m",), 500, 0) for _ in range(2))
+    for streams, ttft_s in ((alone, 0.1), (beside, 0.6)):
+        streams.ttft_s, streams.tpot_s = [ttft_s] * 3, [0.05] * 3
+    runs = [_ran(order, seconds, ESTIMATES) for order, seconds in (("fcfs", 200.0), ("auto", 80.0))]
+
+    async def measure(*_: object) -> object:
+        return runs, _ran("auto", 100.0, ESTIMATES), alone, beside
+
+    ids = [f"r-{i}" for i in range(1, batch.QUICK_COUNT)] + ["r-5"]
+    monkeypatch.setattr(batch, "measure", measure)
+    monkeypatch.setattr(batch, "run_killed", lambda *_: Killed(2, ids))
+    monkeypatch.setattr(batch, "build_models", lambda folder: {})
+    monkeypatch.setattr(batch, "load_config", lambda file: None)
+    record = tmp_path / "record.json"
+    batch.main(["--quick", "--json", str(record)])
+    found = json.loads(record.read_text())
+    assert {claim["name"]: claim["value"] for claim in found["claims"]} == {
+        "batch_tokens_per_s_over_fcfs": pytest.approx(2.5),
+        "estimate_error_at_half": pytest.approx(0.25),
+        "results_lost": 1,
+        "results_doubled": 1,
+        "interactive_p99_ttft_s": 0.6,
+        "interactive_p99_tpot_s": 0.05,
+    }
+    assert found["interactive"]["beside"]["met"] == {"ttft": 0.0, "tpot": 1.0}
+    assert found["estimate_error_from_half"]["worst"] == pytest.approx(0.1)
