@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx
+import pytest
 import uvicorn
 
 from muxcluster.api.app import create_app
@@ -93,11 +94,12 @@ async def streamed(http: httpx.AsyncClient, body: dict[str, object], most: int =
     return text
 
 
+@pytest.mark.parametrize("partition", ["none", pytest.param("threads", marks=pytest.mark.slow)])
 def test_streams_finish_as_the_library_says_and_cancelled_ones_leave_nothing(
-    tiny: ModelBuilder, tmp_path: Path
+    tiny: ModelBuilder, tmp_path: Path, partition: str
 ) -> None:
     models = [f"  - {{name: {name}, path: {tiny(name)}, max_model_len: 512}}" for name in FAMILIES]
-    policy = "policy: {kv_gb: 0.05, num_threads: 2}"
+    policy = f"policy: {{kv_gb: 0.05, num_threads: 2, partition: {partition}}}"
     file = tmp_path / "muxcluster.yaml"
     file.write_text("\n".join(["models:", *models, policy]), "utf-8")
     asked = {name: prompts(name, 3, VOCAB, shared=24, longest=60) for name in FAMILIES}
