@@ -51,10 +51,11 @@ def show_batches(console: Console, batches: Sequence[Card]) -> None:
     if not batches:
         console.print("no batches")
         return
-    table = Table()
-    for title in ("batch", "status", "window"):
+    # An id is there to be copied: the table is as wide as a terminal of 80 columns and no wider.
+    table = Table(box=None, pad_edge=False)
+    for title in ("batch", "status"):
         table.add_column(title, no_wrap=True)
-    for title in ("lines", "ended", "failed", "left"):
+    for title in ("ended", "failed", "left"):
         table.add_column(title, justify="right", no_wrap=True)
     now_s = time.time()
     for batch in batches:
@@ -67,5 +68,4 @@ def _row(batch: Mapping[str, Any], now_s: float) -> list[str]:
     remaining_s = left_s(batch, now_s)
     left = "" if remaining_s is None else duration_text(remaining_s)
     failed = batch["request_counts"]["failed"]
-    window = batch["completion_window"]
-    return [batch["id"], batch["status"], window, str(total), str(ended), str(failed), left]
+    return [batch["id"], batch["status"], f"{ended}/{total}", str(failed), left]

@@ -220,6 +220,13 @@ def test_each_key_sees_its_own(batch_app, says):
             mine.with_options(api_key="three").files.list()
 
 
+def test_a_server_without_keys_has_one_owner(batch_app, says):
+    says("hello")
+    with client_of(batch_app(ApiSettings()), "any") as mine:
+        batch = ended(mine, submit(mine, [line_of("a")]).id)
+        assert mine.with_options(api_key="other").batches.retrieve(batch.id).id == batch.id
+
+
 def test_batches_go_on_after_a_restart(batch_app, backend, says):
     says("hello")
     backend.most_deltas = 1
