@@ -5,6 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from placement.config_values import ShapeError, first_integer, flag, integer, listed
+from placement.state_layers import state_fields
+
 _UNGATED = frozenset(
     {
         "opt",
@@ -46,19 +49,22 @@ _TIED = frozenset(
         "ernie4_5",
         "xglm",
         "biogpt",
+        "mamba",
+        "falcon_mamba",
     }
 )
 _LEARNED_POSITIONS = frozenset({"opt", "gpt2", "gpt_neo", "gpt_bigcode", "biogpt"})
 _MULTI_QUERY = frozenset({"falcon", "gpt_bigcode"})
-_ATTENTION = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
 _SPELLINGS: Mapping[str, tuple[str, ...]] = {
     "num_layers": ("num_hidden_layers", "n_layer", "num_layers", "n_layers"),
     "hidden_size": ("hidden_size", "n_embd", "d_model", "n_embed"),
     "num_heads": ("num_attention_heads", "n_head", "num_heads", "n_heads", "attention_heads"),
-    "num_kv_heads": ("num_key_value_heads", "num_kv_heads"),
+    "num_kv_heads": ("num_key_value_heads", "num_kv_heads", "n_head_kv"),
     "head_dim": ("head_dim",),
     "vocab_size": ("vocab_size",),
-    "max_position": ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx"),
+    "max_position": (
+        *("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx", "seq_length"),
+    ),
     "intermediate_size": ("intermediate_size", "ffn_dim", "ffn_hidden_size", "n_inner"),
     "num_experts": ("num_local_experts", "num_experts", "n_routed_experts"),
     "experts_per_token": ("num_experts_per_tok", "num_experts_per_token", "experts_per_token"),
@@ -77,24 +83,29 @@ _OMITTED: Mapping[str, Mapping[str, int]] = {
         "max_position_embeddings": 131072,
     },
     "qwen3": {"head_dim": 128},
+    "jamba": {
+        "attn_layer_period": 8,
+        "attn_layer_offset": 4,
+        "expert_layer_period": 2,
+        "expert_layer_offset": 1,
+    },
 }
 """What real files of these families leave out because it is their family's default."""
+_NO_ATTENTION: Mapping[str, int] = {
+    "num_heads": 1,
+    "num_kv_heads": 1,
+    "head_dim": 1,
+    "intermediate_size": 0,
+}
+"""Of a model whose layers are states alone."""
 _UNSUPPORTED: Mapping[str, str] = {
     "is_encoder_decoder": "an encoder-decoder model",
     "kv_lora_rank": "multi-head latent attention (its KV cache is not one of whole heads)",
     "num_kv_shared_layers": "layers that share one KV cache",
     "global_head_dim": "layers with heads of different sizes",
-    "mamba_d_conv": "state-space layers",
-    "ssm_state_size": "state-space layers",
-    "state_size": "state-space layers",
     "lru_width": "recurrent layers",
     "conv_L_cache": "convolution layers",
 }
-
-
-class ShapeError(ValueError):
-    """No shape: a config.json does not describe a causal language model of attention layers (the
-    message names the key), or a name is not known (it names the nearest)."""
 
 
 def shape_fields(source: Path | str | Mapping[str, Any]) -> dict[str, Any]:
@@ -105,19 +116,33 @@ def shape_fields(source: Path | str | Mapping[str, Any]) -> dict[str, Any]:
     config = _text_part(source if isinstance(source, Mapping) else _read(Path(source)))
     _refuse_other_kinds(config)
     kind = str(config.get("model_type", ""))
-    hidden, heads = _number(config, "hidden_size"), _number(config, "num_heads")
+    # where a file has both, transformers takes the older key
+    hidden = first_integer(config, ("n_embed",)) or _number(config, "hidden_size")
     layers = _number(config, "num_layers")
+    states = state_fields(config, kind, layers, hidden)
+    has_attention = not states or states["num_keyless_layers"] < layers
     return {
         "num_layers": layers,
         "hidden_size": hidden,
-        "num_heads": heads,
-        "num_kv_heads": _kv_heads(config, kind, heads),
-        "head_dim": _head_dim(config, hidden, heads),
         "vocab_size": _number(config, "vocab_size"),
         "max_position": _number(config, "max_position", 2048),
         "gated_mlp": kind not in _UNGATED,
-        "tied_embeddings": _flag(config, "tie_word_embeddings", kind in _TIED),
+        "tied_embeddings": flag(config, "tie_word_embeddings", kind in _TIED),
         "learned_positions": kind in _LEARNED_POSITIONS,
+        **(_layer_fields(config, kind, layers, hidden) if has_attention else _NO_ATTENTION),
+        **states,
+    }
+
+
+def _layer_fields(
+    config: Mapping[str, Any], kind: str, layers: int, hidden: int
+) -> Mapping[str, int]:
+    """Of the layers' attention and what follows it."""
+    heads = _number(config, "num_heads")
+    return {
+        "num_heads": heads,
+        "num_kv_heads": _kv_heads(config, kind, heads),
+        "head_dim": _head_dim(config, hidden, heads),
         **_mlp_fields(config, kind, layers, hidden),
     }
 
@@ -147,42 +172,19 @@ def _refuse_other_kinds(config: Mapping[str, Any]) -> None:
     for key, meaning in _UNSUPPORTED.items():
         if config.get(key):
             raise ShapeError(f"{key} is set: no support for {meaning}")
-    kinds = config.get("layer_types", ())
-    if not isinstance(kinds, list | tuple):
-        raise ShapeError(f"layer_types is {kinds!r}, expected a list")
-    other = sorted({str(kind) for kind in kinds} - _ATTENTION)
-    if other:
-        raise ShapeError(f"layer_types has {', '.join(other)}: only attention is supported")
 
 
 def _number(config: Mapping[str, Any], name: str, default: int | None = None) -> int:
     """The positive integer called `name` under any spelling."""
-    for key in _SPELLINGS[name]:
-        if key in config:
-            return _integer(config, key, 1)
-    if default is None:
+    found = first_integer(config, _SPELLINGS[name]) or default
+    if found is None:
         raise ShapeError(f"{_SPELLINGS[name][0]} is missing")
-    return default
-
-
-def _integer(config: Mapping[str, Any], key: str, least: int) -> int:
-    value = config.get(key, least)
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        kind = "a positive integer" if least else "an integer of at least 0"
-        raise ShapeError(f"{key} is {value!r}, expected {kind}")
-    return value
-
-
-def _flag(config: Mapping[str, Any], key: str, default: bool) -> bool:
-    value = config.get(key, default)
-    if not isinstance(value, bool):
-        raise ShapeError(f"{key} is {value!r}, expected true or false")
-    return value
+    return found
 
 
 def _kv_heads(config: Mapping[str, Any], kind: str, heads: int) -> int:
-    if kind in _MULTI_QUERY and not _flag(config, "new_decoder_architecture", False):
-        return 1 if _flag(config, "multi_query", True) else heads
+    if kind in _MULTI_QUERY and not flag(config, "new_decoder_architecture", False):
+        return 1 if flag(config, "multi_query", True) else heads
     value = _number(config, "num_kv_heads", heads)
     if heads % value:
         raise ShapeError(f"num_key_value_heads is {value}, expected a divisor of {heads}")
@@ -199,6 +201,8 @@ def _mlp_fields(
     config: Mapping[str, Any], kind: str, layers: int, hidden: int
 ) -> Mapping[str, int]:
     inner = _number(config, "intermediate_size", 4 * hidden)
+    if config.get("num_local_experts") == 0:
+        return {"intermediate_size": _shared_size(config, kind, 0) or inner}
     experts = _number(config, "num_experts", 1)
     if experts == 1:
         return {"intermediate_size": inner}
@@ -219,20 +223,21 @@ def _shared_size(config: Mapping[str, Any], kind: str, expert_size: int) -> int:
     """Width of the MLP that every token passes beside its experts; 0 where there is none."""
     for key in _SPELLINGS["shared_size"]:
         if key in config:
-            return _integer(config, key, 0)
+            return integer(config, key, 0)
     if kind == "llama4_text":
         return expert_size
-    return _integer(config, "n_shared_experts", 0) * expert_size
+    return integer(config, "n_shared_experts", 0) * expert_size
 
 
 def _num_dense_layers(config: Mapping[str, Any], layers: int) -> int:
     """Layers with one MLP in place of experts: the first ones, every n-th, or listed ones."""
-    first = _integer(config, "first_k_dense_replace", 0)
-    step = _integer(config, "decoder_sparse_step", 1)
-    step *= _integer(config, "interleave_moe_layer_step", 1)
-    listed = config.get("mlp_only_layers", ())
-    if not isinstance(listed, list | tuple):
-        raise ShapeError(f"mlp_only_layers is {listed!r}, expected a list")
+    first = integer(config, "first_k_dense_replace", 0)
+    step = integer(config, "decoder_sparse_step", 1)
+    step *= integer(config, "interleave_moe_layer_step", 1)
+    named = listed(config, "mlp_only_layers")
+    period = integer(config, "expert_layer_period", 1)
+    offset = integer(config, "expert_layer_offset", 0) % period
     return sum(
-        layer < first or (layer + 1) % step > 0 or layer in listed for layer in range(layers)
+        layer < first or (layer + 1) % step > 0 or layer in named or layer % period != offset
+        for layer in range(layers)
     )

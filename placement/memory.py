@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from placement.columns import Columns, columns
 from placement.hardware import GIB, Gpu
 from placement.problem import Demand, Limits
 
@@ -26,7 +27,9 @@ class DoesNotFit(Exception):
 
 
 def check_split(demand: Demand, tp: int) -> None:
-    """Raises DoesNotFit where the model's heads cannot be divided among `tp` GPUs."""
+    """Raises DoesNotFit where the model cannot be divided among `tp` GPUs."""
+    if demand.shape.state_size and tp > 1:
+        raise DoesNotFit(demand.name, f"a model with states cannot be split over {tp} GPUs")
     heads, kv_heads = demand.shape.num_heads, demand.shape.num_kv_heads
     if heads % tp or kv_heads % tp:
         raise DoesNotFit(
@@ -48,9 +51,10 @@ def activation_bytes(demand: Demand, limits: Limits) -> int:
     return limits.token_budget * per_token * demand.itemsize + logits
 
 
-def block_tokens(demand: Demand, block_bytes: int) -> int:
-    """Tokens of this model in one block, a multiple of 8; 0 where a block is too small."""
-    return block_bytes // (2 * demand.shape.head_dim * demand.itemsize) // 8 * 8
+def columns_of(demand: Demand, bytes_per_block: int) -> Columns:
+    """Blocks of the model's sequences, as they are best for one of the mean length."""
+    whole = demand.prompt_tokens + demand.output_tokens
+    return columns(demand.shape, demand.itemsize, bytes_per_block, whole)
 
 
 def block_bytes(demands: Sequence[Demand], limits: Limits) -> int:
@@ -60,12 +64,12 @@ def block_bytes(demands: Sequence[Demand], limits: Limits) -> int:
 
 def sequence_blocks(demand: Demand, num_tokens: int, bytes_per_block: int) -> int:
     """Blocks of one sequence of `num_tokens`. Raises DoesNotFit where a block is too small."""
-    tokens = block_tokens(demand, bytes_per_block)
-    if tokens == 0:
+    column = columns_of(demand, bytes_per_block)
+    if column.tokens == 0:
         raise DoesNotFit(
             demand.name, f"a block holds fewer than 8 tokens of head_dim {demand.shape.head_dim}"
         )
-    return -(-num_tokens // tokens) * demand.shape.num_layers * demand.shape.num_kv_heads
+    return column.num_blocks(num_tokens)
 
 
 def table_bytes(demand: Demand, bytes_per_block: int) -> int:
@@ -98,7 +102,7 @@ def kv_blocks(gpu: Gpu, tp: int, demands: Sequence[Demand], limits: Limits) -> i
     for demand in demands:
         need = sequence_blocks(demand, demand.max_model_len, per_block) * per_block
         if need > pool:
-            raise DoesNotFit(demand.name, _sequence_reason(demand, pool), need - pool)
+            raise DoesNotFit(demand.name, _sequence_reason(demand, pool, per_block), need - pool)
     return pool // per_block
 
 
@@ -108,8 +112,9 @@ def _weights_reason(gpu: Gpu, tp: int, demands: Sequence[Demand]) -> str:
     return f"{total:.2f} GiB of weights and their buffers on {tp} x {gpu.name}, {usable:.2f} usable"
 
 
-def _sequence_reason(demand: Demand, pool: int) -> str:
-    fits = max(0, pool // demand.kv_bytes_per_token // 64 * 64)
+def _sequence_reason(demand: Demand, pool: int, per_block: int) -> str:
+    column = columns_of(demand, per_block)
+    fits = pool // per_block // column.num_blocks(1) * column.tokens
     return (
         f"one sequence of max_model_len {demand.max_model_len} is larger than the KV pool of "
         f"{pool / GIB:.2f} GiB; {fits} tokens would fit"

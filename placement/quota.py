@@ -9,7 +9,7 @@ def split_blocks(
     """Quotas that sum to `num_blocks` (≥ 0), in the order of the models.
 
     Each gets its floor, one sequence of its greatest length, where all of these fit together; the
-    rest goes by `weights`: rate x KV bytes per token x mean length (MuxServe §3.3).
+    rest goes by `weights`: rate x KV bytes of a mean sequence (MuxServe §3.3).
     """
     if sum(floors) > num_blocks:
         return _proportional(num_blocks, floors)

@@ -5,23 +5,30 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from placement.hf_config import ShapeError, shape_fields
+from placement.config_values import ShapeError
+from placement.hf_config import shape_fields
 
-__all__ = ["ModelShape", "ShapeError"]
+__all__ = ["STATE_ITEMSIZE", "ModelShape", "ShapeError"]
+
+STATE_ITEMSIZE = 4
+"""Bytes of an element of a state: models keep them in fp32 whatever their weights are in."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """Sizes of one decoder-only transformer whose layers are all attention.
+    """Sizes of one decoder-only model of attention, of states of fixed size, or of both.
 
     intermediate_size: of one expert where there are several. num_experts: 1 for a dense model.
     shared_intermediate_size: of the MLP that every token passes beside its experts.
     num_dense_layers, dense_intermediate_size: layers that have one MLP in place of experts.
+    num_keyless_layers: layers without keys and values. num_state_layers: with a state, of
+    state_params weights each; state_size: elements of the states of one sequence, of all layers.
     gated_mlp: three MLP matrices, not two. max_position: longest context.
 
     A sliding window, if the model has one, is left out: the KV of all tokens stays in memory, and
     FLOPs of contexts beyond the window are overestimated. So are the embeddings of the one model
-    (OPT-350M) whose embedding is narrower than its layers.
+    (OPT-350M) whose embedding is narrower than its layers. FLOPs of a state are those of its
+    matrices alone; the rest of its recurrence is left out.
     """
 
     num_layers: int
@@ -40,6 +47,10 @@ class ModelShape:
     shared_intermediate_size: int = 0
     num_dense_layers: int = 0
     dense_intermediate_size: int = 0
+    num_keyless_layers: int = 0
+    num_state_layers: int = 0
+    state_params: int = 0
+    state_size: int = 0
 
     @classmethod
     def from_hf_config(cls, source: Path | str | Mapping[str, Any]) -> "ModelShape":
@@ -48,6 +59,11 @@ class ModelShape:
         Raises OSError or ShapeError.
         """
         return cls(**shape_fields(source))
+
+    @property
+    def num_attention_layers(self) -> int:
+        """Layers with keys and values."""
+        return self.num_layers - self.num_keyless_layers
 
     @property
     def attention_params(self) -> int:
@@ -85,11 +101,16 @@ class ModelShape:
 
     def kv_bytes_per_token(self, itemsize: int) -> int:
         """Keys and values of one token over all layers."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * itemsize
+        return 2 * self.num_attention_layers * self.num_kv_heads * self.head_dim * itemsize
+
+    def sequence_bytes(self, num_tokens: float, itemsize: int) -> float:
+        """Keys, values and states of a sequence over all layers."""
+        states = STATE_ITEMSIZE * self.state_size
+        return num_tokens * self.kv_bytes_per_token(itemsize) + states
 
     def flops_per_token(self, context: float) -> float:
         """FLOPs of one token that attends to `context` tokens."""
-        attention = 4 * self.num_layers * self.num_heads * self.head_dim * context
+        attention = 4 * self.num_attention_layers * self.num_heads * self.head_dim * context
         return 2 * self.active_params + attention
 
     def _mlp_params(self, size: int) -> int:
@@ -102,4 +123,5 @@ class ModelShape:
         sparse = router + shared + experts * self.expert_params
         dense = self._mlp_params(self.dense_intermediate_size)
         mlps = (self.num_layers - self.num_dense_layers) * sparse + self.num_dense_layers * dense
-        return int(self.num_layers * self.attention_params + mlps)
+        mixers = self.num_attention_layers * self.attention_params
+        return int(mixers + self.num_state_layers * self.state_params + mlps)

@@ -12,6 +12,7 @@ from muxcluster.core.kvshape import KvShape, block_bytes
 from muxcluster.core.request import Slo
 from muxcluster.core.served import ServedModel
 from muxcluster.core.unitspec import ModelSpec, SchedulerSpec, UnitSpec
+from placement.columns import columns
 from placement.hardware import GIB, Gpu, cpu
 from placement.plan import Plan, PlannedUnit
 from placement.problem import Node
@@ -60,14 +61,15 @@ def _unit(config: Config, unit: PlannedUnit, nodes: dict[str, Node]) -> UnitSpec
     models = [by_name[planned.name] for planned in unit.models]
     for model in models:
         _check_split(config, model, unit)
-    whole = tuple(_model(config, model, tuple(nodes.values())) for model in models)
-    specs = tuple(_per_rank(spec, unit.tp) for spec in whole)
     policy = config.policy
+    dtypes = [dtype_of(config, model, tuple(nodes.values())) for model in models]
+    bytes_of_block = block_bytes(policy.block_tokens, max(ITEMSIZE[dtype] for dtype in dtypes))
+    whole = (_model(config, *each, bytes_of_block) for each in zip(models, dtypes, strict=True))
+    specs = tuple(_per_rank(spec, unit.tp) for spec in whole)
     threads = _threads(config, gpu)
     partition, workers = (
         partition_of(config, gpu, threads, len(specs)) if unit.tp == 1 else of_ranks(config, unit)
     )
-    bytes_of_block = block_bytes(policy.block_tokens, max(spec.shape.itemsize for spec in specs))
     blocks = unit.kv_blocks
     if policy.kv_gb is None and not gpu.is_cpu:
         step_bytes = unit.tp * sum(_LOGIT_BYTES * spec.max_seqs * spec.vocab_size for spec in specs)
@@ -101,13 +103,14 @@ def _unit(config: Config, unit: PlannedUnit, nodes: dict[str, Node]) -> UnitSpec
     )
 
 
-def _model(config: Config, model: ConfiguredModel, nodes: Sequence[Node]) -> ModelSpec:
+def _model(config: Config, model: ConfiguredModel, dtype: str, bytes_of_block: int) -> ModelSpec:
     shape, section = model.facts.shape, model.section
-    dtype = dtype_of(config, model, nodes)
+    num_tokens = section.prompt_tokens + section.output_tokens
+    column = columns(shape, ITEMSIZE[dtype], bytes_of_block, num_tokens)
     return ModelSpec(
         name=model.name,
         path=_path(config, model),
-        shape=KvShape(shape.num_layers, shape.num_kv_heads, shape.head_dim, ITEMSIZE[dtype]),
+        shape=KvShape(column.num_layers, column.num_heads, column.head_dim, ITEMSIZE[dtype]),
         vocab_size=shape.vocab_size,
         max_model_len=model.max_model_len,
         eos_token_ids=model.facts.eos_token_ids,
@@ -134,10 +137,15 @@ def _per_rank(spec: ModelSpec, tp: int) -> ModelSpec:
 
 
 def _check_split(config: Config, model: ConfiguredModel, unit: PlannedUnit) -> None:
-    """Raises ConfigError where the model's heads cannot be divided among the unit's GPUs."""
+    """Raises ConfigError where the model cannot be divided among the unit's GPUs."""
     heads, kv_heads = model.facts.shape.num_heads, model.facts.shape.num_kv_heads
+    key = f"models[{config.models.index(model)}]"
+    if model.facts.shape.state_size and unit.tp > 1:
+        message = (
+            f"a model with states cannot be divided among the {unit.tp} GPUs of unit {unit.id}"
+        )
+        raise ConfigError(config.file, key, message)
     if heads % unit.tp or kv_heads % unit.tp:
-        key = f"models[{config.models.index(model)}]"
         message = f"{heads} heads and {kv_heads} KV heads cannot be divided among the {unit.tp}"
         raise ConfigError(config.file, key, f"{message} GPUs of unit {unit.id}")
 

@@ -8,6 +8,7 @@ from muxcluster.scheduling.packing import PACKINGS
 from muxcluster.sim.unit import SimModel, SimUnit
 from placement.cost import cost_for
 from placement.hardware import Gpu
+from placement.memory import columns_of
 from placement.plan import Plan, PlannedModel, PlannedUnit
 from placement.problem import Demand, Problem
 
@@ -45,7 +46,9 @@ def _unit(
     bytes_per_block = block_bytes(problem.limits.block_tokens, max(d.itemsize for d in mine))
     spec = UnitSpec(
         unit_id=unit.id,
-        models=tuple(_model(m, demands[m.name], served[m.name]) for m in unit.models),
+        models=tuple(
+            _model(m, demands[m.name], served[m.name], bytes_per_block) for m in unit.models
+        ),
         num_blocks=unit.kv_blocks,
         block_bytes=bytes_per_block,
         workers=workers_of(policy.lane, gpu, len(mine)),
@@ -71,18 +74,18 @@ def workers_of(lane: str, gpu: Gpu, num_models: int) -> tuple[WorkerSlot, ...]:
     return (prefill, *decodes)
 
 
-def _model(model: PlannedModel, demand: Demand, served: float) -> ModelSpec:
+def _model(model: PlannedModel, demand: Demand, served: float, bytes_per_block: int) -> ModelSpec:
     """served: requests/s of the model over all units of the plan; the rate is split like it."""
     part = model.throughput / served if served > 0 else 1.0
-    shape = demand.shape
+    column = columns_of(demand, bytes_per_block)
     slo = None
     if demand.ttft_s is not None and demand.tpot_s is not None:
         slo = Slo(demand.ttft_s, demand.tpot_s)
     return ModelSpec(
         name=demand.name,
         path="",
-        shape=KvShape(shape.num_layers, shape.num_kv_heads, shape.head_dim, demand.itemsize),
-        vocab_size=shape.vocab_size,
+        shape=KvShape(column.num_layers, column.num_heads, column.head_dim, demand.itemsize),
+        vocab_size=demand.shape.vocab_size,
         max_model_len=demand.max_model_len,
         eos_token_ids=(),
         max_seqs=demand.max_seqs,

@@ -47,7 +47,7 @@ def decode_work(
     """One token for each of `batch` sequences of `context` tokens."""
     flops = batch * model.flops_per_token(context)
     weights = model.touched_params(batch) * itemsize
-    num_bytes = weights + batch * context * model.kv_bytes_per_token(itemsize)
+    num_bytes = weights + batch * model.sequence_bytes(context, itemsize)
     return Work(tp, share, model.num_layers, model.hidden_size, flops, num_bytes, batch, batch, 0.0)
 
 

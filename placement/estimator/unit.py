@@ -110,7 +110,7 @@ class Estimator:
         costs = [self.model(index, gpu, tp, per_block) for index, _ in offers]
         num_blocks = self._pool_blocks(gpu, tp, costs, per_block)
         weights = [
-            rate * demand.kv_bytes_per_token * demand.mean_tokens
+            rate * demand.shape.sequence_bytes(demand.mean_tokens, demand.itemsize)
             for demand, (_, rate) in zip(demands, offers, strict=True)
         ]
         quotas = split_blocks(num_blocks, [cost.floor_blocks for cost in costs], weights)

@@ -30,6 +30,7 @@ CHANGES = {
     "gpt2": {"n_embd": 1024, "n_head": 16},
     "gpt_bigcode": {"n_embd": 1024, "n_head": 16},
     "bloom": {"hidden_size": 1024, "n_head": 16},
+    "mpt": {"d_model": 1024},
     "starcoder2": {},
     "olmo2": {},
     "granitemoeshared": {"shared_intermediate_size": 512},

@@ -90,6 +90,21 @@ def test_falcon_and_its_kv_heads() -> None:
     assert ModelShape.from_hf_config(falcon).num_kv_heads == 1
 
 
+def test_the_older_keys_of_bloom_falcon_and_mpt() -> None:
+    old = {"n_embed": 4096, "n_layer": 30, "n_head": 32, "vocab_size": 250880, "seq_length": 4096}
+    bloom = ModelShape.from_hf_config({"model_type": "bloom", **old, "hidden_size": 64})
+    assert (bloom.hidden_size, bloom.num_layers, bloom.num_heads) == (4096, 30, 32)
+    assert (bloom.head_dim, bloom.num_kv_heads, bloom.intermediate_size) == (128, 32, 4 * 4096)
+    assert (bloom.max_position, bloom.tied_embeddings) == (4096, True)
+    new = {"new_decoder_architecture": True, "n_head_kv": 8}
+    falcon = ModelShape.from_hf_config({"model_type": "falcon", **old, **new})
+    assert (falcon.num_layers, falcon.num_heads, falcon.num_kv_heads) == (30, 32, 8)
+    mpt = {"model_type": "mpt", "d_model": 512, "n_heads": 8, "n_layers": 6, "vocab_size": 1000}
+    shape = ModelShape.from_hf_config({**mpt, "max_seq_len": 8192})
+    assert (shape.hidden_size, shape.num_layers, shape.head_dim) == (512, 6, 64)
+    assert (shape.intermediate_size, shape.gated_mlp, shape.max_position) == (2048, False, 8192)
+
+
 def test_layers_without_experts_and_shared_experts() -> None:
     changes = {"model_type": "glm4_moe", "first_k_dense_replace": 3, "n_shared_experts": 2}
     shape = ModelShape.from_hf_config({**MOE, **changes})

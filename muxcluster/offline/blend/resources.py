@@ -55,14 +55,15 @@ def resource_model(shape: ModelShape, gpu: Gpu, tp: int = 1, itemsize: int = 2) 
     """`shape` over `tp` GPUs. itemsize: bytes of one key or value element.
 
     Like the paper it counts the input embedding among the weights a token is multiplied with; of a
-    mixture of experts, those that one token uses.
+    mixture of experts, those that one token uses. A model without keys and values counts one byte
+    a token: its prompts are all compute, to any order.
     """
     embedding = 0 if shape.tied_embeddings else shape.embedding_params
-    kv_bytes = shape.kv_bytes_per_token(itemsize)
+    kv_bytes = max(1, shape.kv_bytes_per_token(itemsize))
     flops = gpu.flops * tp
     return ResourceModel(
         2 * (shape.active_params + embedding) / flops,
-        4 * shape.num_layers * shape.num_heads * shape.head_dim / flops,
+        4 * shape.num_attention_layers * shape.num_heads * shape.head_dim / flops,
         kv_bytes / (gpu.bandwidth * tp),
         kv_bytes,
     )

@@ -1,0 +1,42 @@
+"""Single values of a Hugging Face config.json, checked as they are read."""
+
+from collections.abc import Mapping
+from typing import Any
+
+
+class ShapeError(ValueError):
+    """No shape: a config.json does not describe a causal language model that we can plan for (the
+    message names the key), or a name is not known (it names the nearest)."""
+
+
+def integer(config: Mapping[str, Any], key: str, least: int) -> int:
+    """The integer under `key`, `least` where it is missing. Raises ShapeError."""
+    value = config.get(key, least)
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        kind = "a positive integer" if least else "an integer of at least 0"
+        raise ShapeError(f"{key} is {value!r}, expected {kind}")
+    return value
+
+
+def first_integer(config: Mapping[str, Any], keys: tuple[str, ...]) -> int | None:
+    """The positive integer under the first of `keys` that is there; None where none is.
+
+    Raises ShapeError.
+    """
+    return next((integer(config, key, 1) for key in keys if key in config), None)
+
+
+def flag(config: Mapping[str, Any], key: str, default: bool) -> bool:
+    """The truth value under `key`. Raises ShapeError."""
+    value = config.get(key, default)
+    if not isinstance(value, bool):
+        raise ShapeError(f"{key} is {value!r}, expected true or false")
+    return value
+
+
+def listed(config: Mapping[str, Any], key: str) -> tuple[Any, ...]:
+    """The entries of the list under `key`, none where it is missing. Raises ShapeError."""
+    value = config.get(key, ())
+    if not isinstance(value, list | tuple):
+        raise ShapeError(f"{key} is {value!r}, expected a list")
+    return tuple(value)

@@ -1,0 +1,75 @@
+"""Blocks of sequences: as many as hold them, whatever they are of."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from placement.columns import columns
+from placement.known_shapes import SHAPES
+from placement.shapes import ModelShape
+
+BLOCK = 8192
+MAMBA = ModelShape.from_hf_config(
+    {
+        "model_type": "mamba",
+        "hidden_size": 768,
+        "num_hidden_layers": 24,
+        "vocab_size": 50280,
+        "state_size": 16,
+        "conv_kernel": 4,
+    }
+)
+HYBRID = ModelShape.from_hf_config(
+    {
+        "model_type": "bamba",
+        "hidden_size": 4096,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "intermediate_size": 14336,
+        "vocab_size": 128000,
+        "attn_layer_indices": [9, 18, 27],
+        "mamba_d_state": 128,
+        "mamba_d_conv": 4,
+        "mamba_n_heads": 128,
+        "mamba_d_head": 64,
+        "mamba_n_groups": 1,
+    }
+)
+
+
+def test_attention_alone_is_divided_by_layer_and_head() -> None:
+    found = columns(SHAPES["llama-3-8b"], 2, BLOCK, 300)
+    assert (found.num_layers, found.num_heads, found.head_dim, found.tokens) == (32, 8, 128, 16)
+    assert found.num_blocks(17) == 2 * 32 * 8
+
+
+def test_states_alone_take_the_same_at_any_length_of_a_column() -> None:
+    found = columns(MAMBA, 2, BLOCK, 400)
+    assert found.num_blocks(1) == found.num_blocks(found.tokens)
+    assert found.num_blocks(1) == 24 * 1536 * 20 * 4 // BLOCK + 1
+    assert found.tokens >= 2048
+
+
+@pytest.mark.parametrize("num_tokens", [50, 400, 2000])
+def test_a_hybrid_wastes_little_at_its_mean_length(num_tokens: int) -> None:
+    """A column of as many tokens as keys and values like would pay for the states every time."""
+    found = columns(HYBRID, 2, BLOCK, num_tokens)
+    taken = found.num_blocks(num_tokens) * BLOCK
+    assert taken < 1.6 * HYBRID.sequence_bytes(num_tokens, 2)
+
+
+@given(
+    shape=st.sampled_from([MAMBA, HYBRID, SHAPES["opt-13b"]]),
+    itemsize=st.sampled_from([2, 4]),
+    block_bytes=st.sampled_from([4096, BLOCK, 32768]),
+    mean=st.integers(0, 5000),
+    num_tokens=st.integers(1, 9000),
+)
+def test_blocks_hold_the_sequence(shape, itemsize, block_bytes, mean, num_tokens) -> None:
+    found = columns(shape, itemsize, block_bytes, mean)
+    if found.tokens:
+        held = found.num_blocks(num_tokens) * block_bytes
+        assert held >= shape.sequence_bytes(num_tokens, itemsize)
+    else:
+        assert block_bytes // (2 * found.head_dim * itemsize) < 8
