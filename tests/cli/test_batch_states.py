@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from muxcluster.demo.models import build_model
 from muxcluster.text.tokenizer import Tokenizer
 from tests.cli.batches import OUTPUT_TOKENS, texts, write_config, write_job
@@ -9,7 +11,7 @@ from tests.cli.calls import call
 from tests.oracles import GreedyOracle
 
 
-def test_answers_are_hugging_faces(capsys, tmp_path: Path) -> None:
+def test_answers_are_hugging_faces(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     directory = build_model(tmp_path / "mamba", "mamba", seed=3)
     asked = [("mamba", [20 + i, *range(30, 34 + 5 * i)]) for i in range(4)]
     config = write_config(tmp_path / "one.yaml", {"mamba": directory})
