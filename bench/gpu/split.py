@@ -6,11 +6,12 @@ that multiplexes them.
 
 import queue
 import threading
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import count
 from time import monotonic
 
+from muxcluster.core.backends import ModelBackend
 from muxcluster.core.errors import EngineFailure
 from muxcluster.core.job import Job
 from muxcluster.core.unitspec import UnitSpec
@@ -41,7 +42,7 @@ class Split:
         """executor: of a unit of all models, whose i-th worker runs the i-th unit's jobs."""
         first, sides = 0, []
         for index, unit in enumerate(units):
-            sides.append(Side(self, index, first))
+            sides.append(Side(self, index, first, {model.name for model in unit.models}))
             first += unit.num_blocks
         self.sides = tuple(sides)
         self._executor = executor
@@ -72,6 +73,11 @@ class Split:
         """From any thread."""
         self._new.put((side, job))
         self._executor.wake()
+
+    @property
+    def backends(self) -> tuple[ModelBackend, ...]:
+        """As the one executor."""
+        return self._executor.backends
 
     @property
     def is_recovering(self) -> bool:
@@ -117,14 +123,19 @@ class Split:
 class Side:
     """The executor of one of the units; it has one worker, 0."""
 
-    def __init__(self, split: Split, index: int, first_block: int) -> None:
+    def __init__(self, split: Split, index: int, first_block: int, models: Set[str]) -> None:
         self.first_block = first_block
-        self._split, self._index = split, index
+        self._split, self._index, self._models = split, index, models
         self._heard: queue.SimpleQueue[Outcome | None] = queue.SimpleQueue()
 
     @property
     def is_recovering(self) -> bool:
         return self._split.is_recovering
+
+    @property
+    def backends(self) -> tuple[ModelBackend, ...]:
+        """Of this unit's models."""
+        return tuple(each for each in self._split.backends if each.model in self._models)
 
     def start(self) -> None:
         """The one executor has started."""

@@ -12,7 +12,7 @@ import httpx
 import openai
 import pytest
 
-from muxcluster.api import ingress
+from muxcluster.api import controller_calls
 from muxcluster.api.links import LinkState, UnitLink
 from muxcluster.api.routing import CHUNK_TOKENS
 from muxcluster.channel import curve
@@ -232,7 +232,7 @@ def test_requests_spread_and_equal_beginnings_go_where_they_went(
 def test_a_unit_that_hangs_is_left_though_its_connection_stays(
     served: ServedModel, says: Says, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ingress, "UnitClient", partial(UnitClient, silence_s=2.5))
+    monkeypatch.setattr(controller_calls, "UnitClient", partial(UnitClient, silence_s=2.5))
 
     async def work(cluster: Cluster) -> None:
         a, b = cluster.start("a", "tiny"), cluster.start("b", "tiny")

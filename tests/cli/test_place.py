@@ -101,7 +101,7 @@ def test_other_ends_have_their_codes(capsys, monkeypatch, error, code) -> None:
     def command() -> None:
         raise error
 
-    monkeypatch.setattr(entry, "_load", lambda name: command)
+    monkeypatch.setattr(entry, "_load", lambda module, name: command)
     assert call(capsys, "place")[0] == code
 
 

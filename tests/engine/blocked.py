@@ -3,6 +3,7 @@
 import queue
 import threading
 
+from muxcluster.core.backends import ModelBackend
 from muxcluster.core.job import Job, JobResult
 
 
@@ -27,6 +28,7 @@ class BlockedRunner:
 
     def __init__(self) -> None:
         self.begun: queue.SimpleQueue[Blocked] = queue.SimpleQueue()
+        self.backends: tuple[ModelBackend, ...] = ()
 
     def waits(self, job: Job) -> bool:
         return False

@@ -7,7 +7,6 @@ import torch
 
 from muxcluster.engine import fusing, runner
 from muxcluster.engine.forward import Forward
-from muxcluster.engine.fused import FusedDecoder
 from muxcluster.engine.fusing import fuse, is_fusible
 from muxcluster.engine.loading import load_model
 from muxcluster.engine.runner import UnitRunner
@@ -71,7 +70,7 @@ def test_a_model_that_computes_something_else_is_refused_and_runs_unfused(
     unit = unit_of(tiny("llama"))
     prompts = ragged(unit.models[0].vocab_size, 3)
     (driver,) = drivers(unit)
-    assert isinstance(driver.runner._models[unit.models[0].name]._forward, FusedDecoder)
+    assert driver.runner._models[unit.models[0].name].is_fused
     expected = [s.output for s in driver.run(prompts, 5)]
 
     in_pairs = fusing._in_pairs
@@ -79,7 +78,7 @@ def test_a_model_that_computes_something_else_is_refused_and_runs_unfused(
     with pytest.raises(NotTheSame):
         fuse(loaded(tiny("llama")), 64)
     unfused = UnitRunner(unit)
-    assert isinstance(unfused._models[unit.models[0].name]._forward, Forward)
+    assert not unfused._models[unit.models[0].name].is_fused
     monkeypatch.setattr(fusing, "_in_pairs", in_pairs)
     monkeypatch.setattr(runner, "is_fusible", lambda model: False)
     (driver,) = drivers(unit)

@@ -5,6 +5,7 @@ import pytest
 
 from muxcluster.core.job import TableDelta
 from muxcluster.kvcache.cache import KvCache
+from muxcluster.kvcache.pins import Pins
 from tests.kvcache.oracle import BLOCK_BYTES, MODELS, Pair
 from tests.kvcache.test_cache_random import Walk
 
@@ -14,11 +15,13 @@ QUOTAS = {"wide": 36, "narrow": 30, "uncached": 20}
 class Twins:
     """Two caches under the same calls; every answer must be the same but for table entries."""
 
-    def __init__(self, addressed: KvCache, counted: KvCache) -> None:
+    def __init__(self, addressed: KvCache | Pins, counted: KvCache | Pins) -> None:
         self._both = addressed, counted
 
     def __getattr__(self, name: str):
         first, second = (getattr(cache, name) for cache in self._both)
+        if isinstance(first, Pins):
+            return Twins(first, second)
         if not callable(first):
             assert first == second, name
             return first

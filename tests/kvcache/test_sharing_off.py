@@ -5,6 +5,7 @@ import pytest
 
 from muxcluster.core.job import Side, TableDelta
 from muxcluster.kvcache.cache import KvCache
+from muxcluster.kvcache.pins import Pins
 from tests.kvcache.oracle import BLOCK_BYTES, MODELS, Pair
 from tests.kvcache.test_cache_random import Walk
 
@@ -14,11 +15,13 @@ QUOTAS = {"wide": 36, "narrow": 30, "uncached": 20}
 class Doubles:
     """Two caches under the same calls; every answer, ids included, must be the same."""
 
-    def __init__(self, plain: KvCache, shared: KvCache) -> None:
+    def __init__(self, plain: KvCache | Pins, shared: KvCache | Pins) -> None:
         self._both = plain, shared
 
     def __getattr__(self, name: str):
         first, second = (getattr(cache, name) for cache in self._both)
+        if isinstance(first, Pins):
+            return Doubles(first, second)
         if not callable(first):
             assert first == second, name
             return first

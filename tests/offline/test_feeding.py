@@ -54,7 +54,7 @@ def test_whatever_happens_every_request_runs_once_and_memory_is_kept(
             float(data.draw(st.sampled_from([0, 0, 100, 500]))) if alive else 0.0,
             data.draw(st.integers(1, 30)),
         )
-        held = feeder.open_bytes
+        held = _prompt_bytes(case.tree, alive)
         fed = feeder.take(room)
         if fed and alive:  # the last one may be the one too many
             assert held < max(room.size_bytes - room.other_bytes, 0)
