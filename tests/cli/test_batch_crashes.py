@@ -158,6 +158,7 @@ def test_killed_while_it_starts_it_goes_on(tmp_path: Path, config: str) -> None:
     job.check_whole()
 
 
+@pytest.mark.slow
 def test_its_units_processes_are_killed_and_it_goes_on(tmp_path: Path, config: str) -> None:
     job = Job(400, tmp_path, config)
     process = started(*job.arguments(tmp_path))

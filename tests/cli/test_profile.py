@@ -211,6 +211,7 @@ def test_nodes_that_are_not_here_are_refused(
 TWO_CORES = "cluster: {nodes: [{name: n, gpu: cpu, cores: 2}]}\n"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(local_cores() < 2, reason="one core has no parts")
 def test_models_are_measured_side_by_side_too(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
