@@ -17,6 +17,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from muxcluster.cluster.desired import Record
 from muxcluster.cluster.mesh import mesh_request
+from muxcluster.cluster.nodes import HEAD_RESOURCE
 from muxcluster.cluster.unit_host import UnitHost
 
 NAMESPACE = "muxcluster"
@@ -27,6 +28,24 @@ BATCHES = "batches"
 _GROUP = "muxcluster:"
 """Prefix of our placement groups' names."""
 _CONCURRENCY = 8
+_HEAD_CONCURRENCY = 1000
+"""Calls of an actor on the event loop, most of which wait."""
+
+
+def make_on_head(actor_class: type, name: str, *args: Any) -> Any:
+    """The handle of the cluster's one actor of that name, which is made on the head where it is
+    missing, `actor_class(*args)`, and outlives whoever asked for it."""
+    actor: Any = ray.remote(actor_class)
+    return actor.options(
+        name=name,
+        namespace=NAMESPACE,
+        get_if_exists=True,
+        lifetime="detached",
+        num_cpus=0,
+        resources={HEAD_RESOURCE: 0.001},
+        max_restarts=-1,
+        max_concurrency=_HEAD_CONCURRENCY,
+    ).remote(*args)
 
 
 def make_unit(record: Record, unit_class: str, *args: Any) -> None:

@@ -13,9 +13,15 @@ import ray
 from ray import serve
 from ray.exceptions import RayError
 
-from muxcluster.cluster.actors import CONTROLLER, NAMESPACE, end_unit, find_actor, unit_names
+from muxcluster.cluster.actors import (
+    CONTROLLER,
+    NAMESPACE,
+    end_unit,
+    find_actor,
+    make_on_head,
+    unit_names,
+)
 from muxcluster.cluster.controller import Controller, Wiring
-from muxcluster.cluster.nodes import HEAD_RESOURCE
 from muxcluster.cluster.roster import CLOSE_S
 from muxcluster.cluster.store import clear_state
 from muxcluster.core.errors import EngineFailure, Unavailable
@@ -51,17 +57,7 @@ def joined(address: str) -> Iterator[None]:
 
 def start_controller(wiring: Wiring) -> Any:
     """The handle of the cluster's one controller, which is made on the head where it is missing."""
-    actor: Any = ray.remote(Controller)
-    return actor.options(
-        name=CONTROLLER,
-        namespace=NAMESPACE,
-        get_if_exists=True,
-        lifetime="detached",
-        num_cpus=0,
-        resources={HEAD_RESOURCE: 0.001},
-        max_restarts=-1,
-        max_concurrency=1000,
-    ).remote(wiring)
+    return make_on_head(Controller, CONTROLLER, wiring)
 
 
 def find_controller() -> Any | None:

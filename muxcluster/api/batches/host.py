@@ -7,8 +7,6 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
-import ray
-
 from muxcluster.api import request_log
 from muxcluster.api.batches.local_desk import LocalDesk
 from muxcluster.api.cluster_backend import ClusterBackend
@@ -18,12 +16,10 @@ from muxcluster.api.metrics import Metrics
 from muxcluster.api.model_text import ModelTexts
 from muxcluster.api.service import CompletionService
 from muxcluster.api.settings import ApiSettings, QueueLimits
-from muxcluster.cluster.actors import BATCHES, NAMESPACE
-from muxcluster.cluster.nodes import HEAD_RESOURCE
+from muxcluster.cluster.actors import BATCHES, make_on_head
 
 PLANNER = "muxcluster.cli.batching.serving:ServerPlanner"
 """Named by its module, as it predicts with the simulator, which this layer does without."""
-_CONCURRENCY = 1000
 _MODELS_PERIOD_S = 0.25
 _UNBOUNDED = QueueLimits(batch=2**20)
 """How many lines wait here is bounded by `BatchSettings.max_running`."""
@@ -89,14 +85,4 @@ class BatchHost:
 
 def make_host(settings: ApiSettings, controller: Any) -> Any:
     """The handle of the cluster's one host, which is made on the head where it is missing."""
-    actor: Any = ray.remote(BatchHost)
-    return actor.options(
-        name=BATCHES,
-        namespace=NAMESPACE,
-        get_if_exists=True,
-        lifetime="detached",
-        num_cpus=0,
-        resources={HEAD_RESOURCE: 0.001},
-        max_restarts=-1,
-        max_concurrency=_CONCURRENCY,
-    ).remote(settings, controller)
+    return make_on_head(BatchHost, BATCHES, settings, controller)
