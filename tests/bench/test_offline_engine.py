@@ -5,9 +5,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
-from bench.offline.engine import different
-from bench.offline.engine_jobs import Answered, Machine, answer, few_shot_job, shaped_job
+from bench.offline.engine_jobs import (
+    Answered,
+    Machine,
+    answer,
+    few_shot_job,
+    shaped_job,
+    write_job,
+)
+from bench.offline.near_ties import Oracle, differing, near_ties
+from bench.offline.rows import Rows
 from muxcluster.demo.models import build_model
 from muxcluster.workload.batchmix import Kind
 
@@ -59,9 +68,9 @@ def test_different_answers_are_counted_by_request() -> None:
     one = Answered("fcfs", {"0": "a", "1": "b", "2": "c"}, 3, 0, 3, 1.0)
     other = replace(one, order="dfs", texts={"0": "a", "1": "x", "2": "c"})
     third = replace(one, order="random", texts={"0": "a", "1": "y", "2": "z"})
-    assert different([one, one]) == 0
-    assert different([one, other]) == 1
-    assert different([one, other, third]) == 2
+    assert differing([one, one]) == []
+    assert differing([one, other]) == ["1"]
+    assert differing([one, other, third]) == ["1", "2"]
 
 
 def test_a_job_is_answered_alike_in_two_orders(tmp_path: Path) -> None:
@@ -71,9 +80,70 @@ def test_a_job_is_answered_alike_in_two_orders(tmp_path: Path) -> None:
     path = tmp_path / "job.jsonl"
     optimum = shaped_job(path, Kind(1.0, 3, 40, 10, 4), 9, 512, seed=0)
     runs = [answer(machine, path, order) for order in ("fcfs", "batchllm")]
-    assert different(runs) == 0
+    assert differing(runs) == []
     assert [run.order for run in runs] == ["fcfs", "batchllm"]
     assert all(len(run.texts) == 9 and run.running_s > 0 for run in runs)
     planned = runs[1].row()
     assert planned["prompt_tokens"] == sum(len(body["prompt"]) for body in _bodies(path))
     assert 0 < planned["saving"] <= round(optimum, 4)
+
+
+class Told:
+    """Stands for `Oracle`: the same answers, whatever is asked."""
+
+    def __init__(self, *answers: str) -> None:
+        self._answers = set(answers)
+
+    def __call__(self, directory: Path) -> "Told":
+        return self
+
+    def answers(self, prompt: object, count: int) -> set[str]:
+        assert (prompt, count) == ([11, 12], 3)
+        return self._answers
+
+
+@pytest.mark.parametrize(
+    ("permitted", "excused"), [(("b", "x"), ["1"]), (("b", "y"), []), (("b",), [])]
+)
+def test_answers_are_excused_where_each_is_permitted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, permitted: tuple[str, ...], excused: list[str]
+) -> None:
+    monkeypatch.setattr("bench.offline.near_ties.Oracle", Told(*permitted))
+    path = tmp_path / "job.jsonl"
+    write_job(path, [[1], [11, 12]], [3, 3])
+    one = Answered("fcfs", {"0": "a", "1": "b"}, 3, 0, 3, 1.0)
+    other = replace(one, order="dfs", texts={"0": "a", "1": "x"})
+    assert near_ties(tmp_path, path, [one, other]) == excused
+    assert near_ties(tmp_path, path, [one, one]) == []
+
+
+def test_an_answer_is_the_oracle_s_and_a_tie_permits_two(tmp_path: Path) -> None:
+    model = build_model(tmp_path / "model", "llama")
+    path = tmp_path / "job.jsonl"
+    shaped_job(path, Kind(1.0, 3, 40, 10, 4), 6, 512, seed=0)
+    machine = Machine(model, 300, BYTES_OF_TOKEN, 256, num_tokens=64)
+    texts = answer(machine, path, "fcfs").texts
+    oracle = Oracle(model)
+    for number, body in enumerate(_bodies(path)):
+        assert texts[str(number)] in oracle.answers(body["prompt"], body["max_tokens"])
+    prompt, count = _bodies(path)[0]["prompt"], _bodies(path)[0]["max_tokens"]
+    (alone,) = oracle.answers(prompt, count)
+    weight = oracle._model.lm_head.weight
+    logits = oracle._model(torch.tensor([prompt])).logits[0, -1]
+    best, other = logits.topk(2).indices.tolist()
+    with torch.no_grad():
+        weight[other] = weight[best]
+    tied = oracle.answers(prompt, count)
+    assert alone in tied
+    assert len(tied) > 1
+
+
+def test_rows_that_are_kept_are_not_run_again(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    made = Rows(path).run("a", lambda: {"value": 1})
+    again = Rows(path)
+    assert again.run("a", lambda: pytest.fail("ran again")) == made
+    assert "b" not in again
+    assert again.run("b", lambda: {"value": 2})["value"] == 2
+    assert len(path.read_text().splitlines()) == 2
+    assert Rows(None).run("a", lambda: {"value": 3})["value"] == 3
