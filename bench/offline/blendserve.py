@@ -23,7 +23,7 @@ from bench.offline.blendserve_picture import draw_all
 from bench.offline.blendserve_runs import Row, Rows
 from bench.offline.blendserve_traces import GRID, TRACES
 
-REQUESTS, GRID_REQUESTS = 100_000, 20_000
+REQUESTS, GRID_REQUESTS = 100_000, 30_000
 QUICK_REQUESTS = 2_000
 
 

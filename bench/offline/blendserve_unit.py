@@ -22,7 +22,7 @@ COST = Roofline(GPU)
 KV_BYTES = 58e9
 MAX_LEN = 131_072
 BUDGET_TOKENS = 8192
-MOST_ROWS = 512
+MOST_ROWS = 1024
 SPLITS = (0.4, 0.5, 0.6, 0.7)
 """SM shares that prefill may have beside decode."""
 
