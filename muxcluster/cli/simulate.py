@@ -23,6 +23,7 @@ from muxcluster.cli.placing.inputs import ProfileOption, with_profile
 from muxcluster.cli.placing.pictures import picture_of
 from muxcluster.cli.simulating.batch import (
     BatchOption,
+    LengthsOption,
     ModelOption,
     OrderOption,
     job_of,
@@ -106,6 +107,7 @@ def simulate(  # noqa: PLR0913 - each parameter is an option of the command line
     batch_requests: WaveOption = None,
     batch: BatchOption = None,
     order: OrderOption = None,
+    lengths: LengthsOption = None,
     batch_model: ModelOption = None,
     seed: Annotated[int, typer.Option(min=0, help="Of all random numbers.")] = 0,
     slo_scale: Annotated[
@@ -182,7 +184,7 @@ def simulate(  # noqa: PLR0913 - each parameter is an option of the command line
     if trace is not None and alpha is None and max_rate is not None:
         raise typer.BadParameter("--max-rate needs --alpha")
     wish = Wish(duration, seed, alpha, max_rate, length_sigma, trace)
-    asked_job = job_wish(batch, order, batch_model)
+    asked_job = job_wish(batch, order, batch_model, lengths)
     waves = batch_wish(hybrid, batch_prompt_tokens, batch_output_tokens, batch_requests)
     chosen = _systems(systems or (HYBRID_SYSTEMS if hybrid else _SYSTEMS))
     grid = Grid(chosen, _scales(rate_scale), wish, slo_scale, plan, waves)

@@ -1,18 +1,13 @@
-"""A batch job's file as its unit can run it, alone or beside a stream of interactive requests."""
+"""A batch job's file as a unit can run it."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from muxcluster.core.request import ServiceClass
 from muxcluster.offline.blend.resources import ResourceModel
 from muxcluster.offline.choice import Unplanned
-from muxcluster.offline.orders import order_requests
 from muxcluster.offline.prompts import flat_prompts
-from muxcluster.sim.loads import Load
-from muxcluster.workload.arrival import Arrival, Prefix
 from muxcluster.workload.batchfile import read_batch
 
 
@@ -53,29 +48,3 @@ class BatchFile:
         is_cut = prompts.lengths + batch.output_tokens > self.max_model_len
         job = Unplanned(prompts, outputs, self.resources, self.size_bytes, self.block_tokens, seed)
         return ReadJob(job, batch.num_known, int(np.count_nonzero(is_cut)))
-
-
-@dataclass(frozen=True, slots=True)
-class WithBatch:
-    """A load and, there from the start, a batch job in one of `offline.orders`."""
-
-    load: Load
-    file: BatchFile
-    order: str
-
-    def arrivals(self, seed: int, end_s: float) -> Iterator[Arrival]:
-        """The whole job first. Raises ConfigError, and ValueError for an unknown order."""
-        job = self.file.read(seed).job
-        prompts, outputs = job.prompts, job.output_tokens.tolist()
-        for number in order_requests(job.with_tree(), self.order).tolist():
-            ids = prompts.ids[prompts.offsets[number] : prompts.offsets[number + 1]]
-            yield Arrival(
-                0.0,
-                f"batch/{number}",
-                self.file.model,
-                len(ids),
-                outputs[number],
-                ServiceClass.BATCH,
-                Prefix(tuple(ids.tolist()), 1),
-            )
-        yield from self.load.arrivals(seed, end_s)

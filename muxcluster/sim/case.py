@@ -8,6 +8,7 @@ from math import inf
 from muxcluster.core.metrics import Window
 from muxcluster.core.metrics_records import Records
 from muxcluster.core.unitspec import SchedulerSpec
+from muxcluster.sim.batch_beside import JobBeside
 from muxcluster.sim.fleet import JobSink
 from muxcluster.sim.loads import Load
 from muxcluster.sim.report import CaseReport, GroupReport
@@ -37,7 +38,8 @@ class Case:
     long, and throughput is counted so long. slo_scale: the one that the report goes by. waves:
     batch load in a closed loop, of each unit that has the model; where they are given, be it none,
     all requests run to their ends, for latencies of those that got through would flatter whoever
-    lets the others wait, and the report tells the classes of service apart.
+    lets the others wait, and the report tells the classes of service apart. job: a batch job that
+    is there from the start; waves must be given then.
     """
 
     system: System
@@ -50,6 +52,7 @@ class Case:
     seed: int = 0
     slo_scale: float = 8.0
     waves: tuple[Waves, ...] | None = None
+    job: JobBeside | None = None
 
 
 def run_case(case: Case, on_job: JobSink | None = None) -> CaseReport:
@@ -71,11 +74,14 @@ def run_case(case: Case, on_job: JobSink | None = None) -> CaseReport:
 
 
 def _units(case: Case) -> list[SimUnit]:
-    units, waves = units_for(case.system, case.plan, case.problem, case.policy), case.waves or ()
-    return [
+    waves = case.waves or ()
+    units = [
         replace(unit, waves=tuple(each for each in waves if each.model in unit.models))
-        for unit in units
+        for unit in units_for(case.system, case.plan, case.problem, case.policy)
     ]
+    if case.job is None:
+        return units
+    return case.job.given_to(units, case.plan, case.problem, case.seed)
 
 
 def _report(case: Case, units: Sequence[SimUnit], result: SimResult, wall_s: float) -> CaseReport:

@@ -9,7 +9,9 @@ from muxcluster.core.events import Finished, FinishReason, Rejected
 from muxcluster.core.pinning import PinnedPrefix
 from muxcluster.core.request import Request, ServiceClass
 from muxcluster.core.unitspec import UnitSpec
+from muxcluster.offline.choice import Unplanned, feeder_of
 from muxcluster.offline.feeding import BatchFeeder, Fed, Room
+from muxcluster.offline.orders import OfflineJob
 from muxcluster.offline.prompts import Prompts
 from muxcluster.scheduling.scheduler import UnitScheduler
 from muxcluster.sim.requests import sampling_of
@@ -131,6 +133,25 @@ class SimFeed:
             sampling_of(int(self._outputs[number])),
             service_class=ServiceClass.BATCH,
         )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class UnitJob:
+    """What of a batch job one unit runs. planned: `job` with its tree. order: of `offline.orders`.
+    expected: see `feeder_of`."""
+
+    model: str
+    planned: OfflineJob
+    job: Unplanned
+    order: str
+    expected: float | None = None
+
+    def feed(self, unit: UnitSpec) -> SimFeed:
+        """A new one for this unit. Raises ValueError for an unknown order."""
+        prompts = self.job.prompts
+        outputs = fitting(unit, self.model, prompts, self.job.output_tokens)
+        feeder = feeder_of(self.planned, self.order, self.expected)
+        return SimFeed(feeder, unit, self.model, prompts, outputs, f"batch/{unit.unit_id}/")
 
 
 _WHOLE = (FinishReason.STOP, FinishReason.LENGTH)

@@ -3,9 +3,12 @@
 from collections.abc import Callable, Mapping, Sequence
 
 from muxcluster.core.events import Finished, Rejected
+from muxcluster.core.request import Request, ServiceClass
 from muxcluster.core.served import UnitStats
+from muxcluster.scheduling.scheduler import UnitScheduler
 from muxcluster.sim.concurrency import Running
-from muxcluster.sim.driver import UnitDriver
+from muxcluster.sim.driver import Feed, UnitDriver
+from muxcluster.sim.feeding import SimFeed
 from muxcluster.sim.records import RequestTable
 from muxcluster.sim.requests import request_of
 from muxcluster.sim.routing import shortest_wait
@@ -47,12 +50,17 @@ class Fleet:
         self._counts_steps = exact
         self._on_job = on_job
         is_watched = on_job is not None
-        self.drivers = [UnitDriver(unit, self, exact=exact and is_watched) for unit in units]
+        self._feed_of: dict[str, SimFeed] = {}
+        self.drivers = [
+            UnitDriver(unit, self, exact=exact and is_watched, feed=self._feed(unit))
+            for unit in units
+        ]
         self._meters: dict[UnitDriver, UsageMeter] = {}
         if usage_bin_s is not None:
             self._meters = {driver: UsageMeter(driver, usage_bin_s) for driver in self.drivers}
         self._replicas: dict[str, list[_Replica]] = {}
         self._replica_of: dict[str, _Replica] = {}
+        self._replica_on: dict[tuple[str, str], _Replica] = {}
         self._source_of: dict[str, WaveSource] = {}
         context: dict[str, int] = {}
         for driver in self.drivers:
@@ -60,7 +68,32 @@ class Fleet:
                 context[model.name] = max(context.get(model.name, 0), model.max_model_len)
                 replica = _Replica(driver, model.name)
                 self._replicas.setdefault(model.name, []).append(replica)
+                self._replica_on[driver.unit.spec.unit_id, model.name] = replica
         self.table = RequestTable(context)
+
+    def _feed(self, unit: SimUnit) -> Feed | None:
+        """What hands out the unit's batch job; its requests count as having come at 0."""
+        job = unit.job
+        if job is None:
+            return None
+        feed = job.feed(unit.spec)
+
+        def hand_out(scheduler: UnitScheduler, now: float) -> list[Request]:
+            requests = feed(scheduler, now)
+            for request in requests:
+                self._count(request, feed, unit.spec.unit_id)
+            return requests
+
+        return hand_out
+
+    def _count(self, request: Request, feed: SimFeed, unit_id: str) -> None:
+        lengths = len(request.prompt_tokens), request.sampling.max_tokens
+        arrival = Arrival(0.0, request.request_id, request.model, *lengths, ServiceClass.BATCH)
+        replica = self._replica_on[unit_id, request.model]
+        replica.outstanding += sum(lengths)
+        self._replica_of[arrival.request_id] = replica
+        self._feed_of[arrival.request_id] = feed
+        self.table.add(arrival)
 
     def begin(self) -> None:
         """The first waves come, at 0. Raises KeyError for waves of a model that their unit has not.
@@ -69,7 +102,7 @@ class Fleet:
         """
         for driver in self.drivers:
             for waves in driver.unit.waves:
-                replica = {r.driver: r for r in self._replicas[waves.model]}[driver]
+                replica = self._replica_on[driver.unit.spec.unit_id, waves.model]
                 self._start(WaveSource(waves, driver.unit.spec.unit_id), replica, 0.0)
 
     def _start(self, source: WaveSource, replica: _Replica, now: float) -> None:
@@ -115,6 +148,8 @@ class Fleet:
     def first_token(self, request_id: str, now: float) -> None:
         """The request got a token from a job that computes prompts."""
         self.table.first_token(request_id, now)
+        if (feed := self._feed_of.get(request_id)) is not None:
+            feed.first_token(request_id)
 
     def end(self, event: Finished | Rejected, now: float) -> None:
         """The request has ended."""
@@ -124,6 +159,9 @@ class Fleet:
             arrival = self.table.reject(event.request_id)
         replica = self._replica_of.pop(arrival.request_id)
         replica.outstanding -= arrival.prompt_tokens + arrival.output_tokens
+        feed = self._feed_of.pop(arrival.request_id, None)
+        if feed is not None:
+            feed.end(event, now)
         source = self._source_of.pop(arrival.request_id, None)
         if source is not None and source.end_one(now):
             self._start(source, replica, now)

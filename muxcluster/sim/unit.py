@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from muxcluster.core.unitspec import UnitSpec
+from muxcluster.sim.feeding import UnitJob
 from muxcluster.sim.waves import Waves
 from placement.cost import Cost
 from placement.shapes import ModelShape
@@ -22,7 +23,7 @@ class SimUnit:
     """One unit on a mesh of `tp` GPUs. models: of every name in `spec.models`.
 
     host_link: bytes/s between one GPU and host memory in one direction. waves: the batch load that
-    it has in a closed loop, one entry a model at most.
+    it has in a closed loop, one entry a model at most. job: a batch job, there from the start.
     """
 
     spec: UnitSpec
@@ -30,3 +31,4 @@ class SimUnit:
     tp: int = 1
     host_link: float = 25e9
     waves: tuple[Waves, ...] = ()
+    job: UnitJob | None = None

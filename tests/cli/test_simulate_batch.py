@@ -31,10 +31,14 @@ def _case(capsys, *arguments: str) -> dict:
     return case
 
 
-@pytest.mark.parametrize("order", ["auto", "fcfs", "batchllm"])
-def test_the_whole_job_runs_beside_the_same_requests(capsys, small, job, order: str) -> None:
+@pytest.mark.parametrize(
+    ("order", "lengths"), [("auto", "sampled"), ("fcfs", "known"), ("batchllm", "sampled")]
+)
+def test_the_whole_job_runs_beside_the_same_requests(
+    capsys, small, job, order: str, lengths: str
+) -> None:
     alone = _case(capsys, small())
-    chosen = ("--batch", job, "--order", order, "--batch-model", "chat")
+    chosen = ("--batch", job, "--order", order, "--lengths", lengths, "--batch-model", "chat")
     both = _case(capsys, small(), *chosen)
     batch = both["classes"]["batch"]
     assert (batch["num_requests"], batch["num_waves"]) == (60, 1)
@@ -55,6 +59,10 @@ def test_the_table_tells_how_long_the_job_took(capsys, small, job) -> None:
 def test_bad_input_is_refused_in_one_line(capsys, small, job) -> None:
     base = ("simulate", small(), *SHORT)
     assert "need --batch" in refusal(capsys, *base, "--order", "dfs")
+    assert "need --batch" in refusal(capsys, *base, "--lengths", "known")
+    assert "--lengths told: expected one of sampled, known" in refusal(
+        capsys, *base, "--batch", job, "--lengths", "told"
+    )
     assert "--order lifo: expected" in refusal(capsys, *base, "--batch", job, "--order", "lifo")
     assert "--batch-model: needed: one of" in refusal(
         capsys, *base, "--batch", job, "--order", "dfs"
@@ -62,3 +70,17 @@ def test_bad_input_is_refused_in_one_line(capsys, small, job) -> None:
     Path(job).write_text('{"prompt": []}\n')
     chosen = ("--batch", job, "--order", "dfs", "--batch-model", "chat")
     assert "job.jsonl:1: prompt: expected" in refusal(capsys, *base, *chosen)
+
+
+def test_units_that_serve_the_model_divide_the_job(capsys, tmp_path: Path, job) -> None:
+    path = tmp_path / "units.yaml"
+    path.write_text(
+        "models:\n"
+        "  - {name: chat, shape: llama-3.1-8b, rate: 60.0, max_model_len: 2048, max_seqs: 128}\n"
+        "cluster: {nodes: [{name: a, gpus: 3, gpu: A100-80GB}]}\n"
+        "policy: {kv_gb: 2}\n"
+    )
+    case = _case(capsys, str(path), "--batch", job, "--order", "batchllm")
+    assert len(case["units"]) == 3
+    batch = case["classes"]["batch"]
+    assert (batch["num_requests"], batch["latency"]["count"]) == (60, 60)

@@ -16,13 +16,13 @@ from muxcluster.batch.job import Batch
 from muxcluster.batch.store import Pending
 from muxcluster.cli.batching.feeding import Asked, FedPlan, FedUnit
 from muxcluster.cli.batching.planning import AUTO
-from muxcluster.cli.batching.setting import Setting
 from muxcluster.core.errors import RequestError
 from muxcluster.offline.choice import Unplanned, compare_orders, sample_job
 from muxcluster.offline.feeding import BatchFeeder
 from muxcluster.offline.orders import ORDERS, order_requests
 from muxcluster.offline.prompts import token_prompts
 from muxcluster.sim.batch import SimPredictor
+from muxcluster.sim.setting import Setting
 from muxcluster.text.schemas import GenerationBody
 
 SAMPLED = 500

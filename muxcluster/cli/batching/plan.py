@@ -7,15 +7,13 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from muxcluster.cli.batching.planning import AUTO, Wish, compare
+from muxcluster.cli.batching.planning import AUTO, LENGTHS, Wish, compare
 from muxcluster.cli.batching.setting import settings_of
 from muxcluster.cli.batching.table import plan_content, plan_lines
 from muxcluster.cli.placing.inputs import ProfileOption, with_profile
 from muxcluster.config import load_config
 from muxcluster.offline.orders import ORDERS
 from muxcluster.scheduling.lanes import LANES
-
-LENGTHS = ("sampled", "known")
 
 
 def plan(  # noqa: PLR0913 - each parameter is an option of the command line

@@ -4,15 +4,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from muxcluster.cli.batching.division import Part, divide_job
-from muxcluster.cli.batching.setting import Setting
 from muxcluster.offline.choice import Choice, Nature, compare_orders, nature_of, sample_job
 from muxcluster.offline.orders import ORDERS
 from muxcluster.offline.predictor import Prediction
 from muxcluster.sim.batch import SimPredictor
+from muxcluster.sim.division import Part, divide_job
+from muxcluster.sim.setting import Setting
 
 AUTO = "auto"
 """The order that stands for all of them: the fastest by prediction is taken."""
+LENGTHS = ("sampled", "known")
+"""What plans are told of output lengths: nothing, or all."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,9 +18,10 @@ from muxcluster.batch.intake import Intake, Limits
 from muxcluster.batch.job import OPEN, Batch, Status
 from muxcluster.batch.store import BatchStore
 from muxcluster.cli.batching.ordering import LocalPlanner
-from muxcluster.cli.batching.setting import Setting, settings_of
+from muxcluster.cli.batching.setting import settings_of
 from muxcluster.cli.batching.units import LocalService, local_service, local_specs
 from muxcluster.config import Config
+from muxcluster.sim.setting import Setting
 
 REFRESH_S = 0.5
 _MOST_OPEN = 10_000

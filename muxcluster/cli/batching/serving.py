@@ -12,10 +12,11 @@ from muxcluster.batch.job import Batch
 from muxcluster.batch.store import Pending
 from muxcluster.cli.batching.ordering import LocalPlanner
 from muxcluster.cli.batching.planning import AUTO
-from muxcluster.cli.batching.setting import Setting, settings_in
+from muxcluster.cli.batching.setting import settings_in
 from muxcluster.cluster.desired import Desired
 from muxcluster.config.planning import problem
 from muxcluster.core.errors import MuxClusterError
+from muxcluster.sim.setting import Setting
 from placement.plan import Plan
 
 logger = logging.getLogger(__name__)

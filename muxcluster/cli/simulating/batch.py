@@ -6,12 +6,12 @@ from typing import Annotated
 
 import typer
 
-from muxcluster.cli.batching.planning import AUTO, Wish, compare
+from muxcluster.cli.batching.planning import AUTO, LENGTHS, Wish, compare
 from muxcluster.cli.batching.setting import settings_of
 from muxcluster.cli.simulating.demand import digest_of
 from muxcluster.config import Config
 from muxcluster.offline.orders import ORDERS
-from muxcluster.sim.batch_load import BatchFile
+from muxcluster.sim.batch_beside import JobBeside
 
 _SAMPLE = 2000
 """Requests that `--order auto` compares the orders on."""
@@ -19,14 +19,23 @@ _SAMPLE = 2000
 BatchOption = Annotated[
     Path | None,
     typer.Option(
-        help="A batch job, as for `muxcluster batch plan`: its requests are there from the start. "
-        "Prints both classes apart. Example: --batch job.jsonl --order batchllm"
+        help="A batch job, as for `muxcluster batch plan`: there from the start, fed to its "
+        "units as memory comes free. Prints both classes apart. "
+        "Example: --batch job.jsonl --order batchllm"
     ),
 ]
 OrderOption = Annotated[
     str | None,
     typer.Option(
         help=f"Of the batch job: {AUTO}, {', '.join(ORDERS)}; by default {AUTO}.",
+        show_default=False,
+    ),
+]
+LengthsOption = Annotated[
+    str | None,
+    typer.Option(
+        help=f"What the job's plan is told of output lengths: {' or '.join(LENGTHS)}, as for "
+        f"`muxcluster batch plan`; by default {LENGTHS[0]}. Example: --lengths known",
         show_default=False,
     ),
 ]
@@ -40,33 +49,39 @@ ModelOption = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class JobWish:
-    """What the command line asks for: a file of `model` (None: the only one), and its order."""
+    """What the command line asks for: a file of `model` (None: the only one), its order, and
+    whether its plan is told the output lengths."""
 
     path: Path
     order: str
     model: str | None
+    are_known: bool = False
 
 
-def job_wish(path: Path | None, order: str | None, model: str | None) -> JobWish | None:
-    """None without --batch. Raises typer.BadParameter for an unknown order, or what needs it."""
+def job_wish(
+    path: Path | None, order: str | None, model: str | None, lengths: str | None = None
+) -> JobWish | None:
+    """None without --batch. Raises typer.BadParameter for an unknown name, or what needs it."""
     if path is None:
-        if order is not None or model is not None:
-            raise typer.BadParameter("--order and --batch-model need --batch")
+        if any(each is not None for each in (order, model, lengths)):
+            raise typer.BadParameter("--order, --lengths and --batch-model need --batch")
         return None
     if order not in (None, AUTO, *ORDERS):
         raise typer.BadParameter(f"--order {order}: expected one of {AUTO}, {', '.join(ORDERS)}")
-    return JobWish(path, order or AUTO, model)
+    if lengths not in (None, *LENGTHS):
+        raise typer.BadParameter(f"--lengths {lengths}: expected one of {', '.join(LENGTHS)}")
+    return JobWish(path, order or AUTO, model, lengths == LENGTHS[1])
 
 
-def job_of(wish: JobWish, config: Config, plan: Path | None, seed: int) -> tuple[BatchFile, str]:
-    """The file as it is planned, and its order: auto's choice is made on the job alone.
+def job_of(wish: JobWish, config: Config, plan: Path | None, seed: int) -> JobBeside:
+    """The job as it will run: auto's choice of its order is made on the job alone.
 
     Raises ConfigError, InfeasiblePlan.
     """
     settings = settings_of(config, wish.model, plan, option="--batch-model")
     order = wish.order
     if order == AUTO:
-        order = compare(settings, wish.path, Wish(AUTO, _SAMPLE, seed)).best
+        order = compare(settings, wish.path, Wish(AUTO, _SAMPLE, seed, wish.are_known)).best
     file = settings[0].file(wish.path, digest_of(wish.path))
     file.read(seed)  # so that a bad line is told of before anything is simulated
-    return file, order
+    return JobBeside(file, order, wish.are_known)

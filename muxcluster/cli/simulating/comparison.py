@@ -11,7 +11,7 @@ from muxcluster.config.planfile import read_plan
 from muxcluster.config.planning import nodes_of, problem, refusals
 from muxcluster.core.errors import ConfigError, InfeasiblePlan, MuxClusterError
 from muxcluster.core.unitspec import SchedulerSpec
-from muxcluster.sim.batch_load import BatchFile, WithBatch
+from muxcluster.sim.batch_beside import JobBeside
 from muxcluster.sim.case import Case
 from muxcluster.sim.report import CaseReport
 from muxcluster.sim.sweep import Cache, Progress, sweep
@@ -26,7 +26,7 @@ class Grid:
     """Systems times rate scales, and how they are simulated.
 
     plan: of the systems whose placement is "greedy"; None lets them be planned at every scale.
-    batch: the load beside, None for none. job: a batch job beside, and its order.
+    batch: the load beside, None for none. job: a batch job beside.
     """
 
     systems: tuple[System, ...]
@@ -35,7 +35,7 @@ class Grid:
     slo_scale: float
     plan: Path | None = None
     batch: BatchWish | None = None
-    job: tuple[BatchFile, str] | None = None
+    job: JobBeside | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ def prepare(config: Config, grid: Grid, cache: Cache) -> Prepared:
         load, asked = demand_of(grid.wish, base, scale)
         waves = None if grid.batch is None else waves_of(grid.batch, grid.wish, asked)
         if grid.job is not None:
-            load, waves = WithBatch(load, *grid.job), waves or ()
+            waves = waves or ()
         for system in grid.systems:
             try:
                 plan = _plan(system, given, asked, cache)
@@ -86,6 +86,7 @@ def prepare(config: Config, grid: Grid, cache: Cache) -> Prepared:
                     seed=grid.wish.seed,
                     slo_scale=grid.slo_scale,
                     waves=waves,
+                    job=grid.job,
                 )
             )
     if not cases:

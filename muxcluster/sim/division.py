@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from muxcluster.cli.batching.setting import Setting
 from muxcluster.offline.blend.divide import divide
 from muxcluster.offline.blend.pieces import cut
 from muxcluster.offline.choice import Nature, Unplanned, nature_of
 from muxcluster.offline.orders import OfflineJob
 from muxcluster.offline.prompts import take_prompts
+from muxcluster.sim.setting import Setting
 
 
 @dataclass(frozen=True, slots=True, eq=False)
