@@ -4,44 +4,19 @@ Nothing of them is visible outside: the bridge that joins them stands in a names
 and all goes with the process that is PID 1 in each, which ends when this one does.
 """
 
-import json
-import os
-import shutil
 import subprocess
 import sys
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 from tests.cluster_hosts.closing import Closing
+from tests.cluster_hosts.namespaces import PATH, Namespaces, checked
 
 ROOT = Path(__file__).resolve().parents[2]
 NETWORK = "10.77.0"
 SWITCH_IP = f"{NETWORK}.254"
-END_TIMEOUT_S = 20.0
-_INIT = Path(__file__).with_name("host_init.py")
-_PROGRAMS = ("ip", "bridge", "unshare", "nsenter", "sshd", "ssh", "ssh-keygen", "rsync", "hostname")
-_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-
-
-def why_not() -> str | None:
-    """The reason why hosts cannot be made here; None where they can."""
-    if sys.platform != "linux":
-        return "namespaces need Linux"
-    if os.geteuid() != 0:
-        return "namespaces need root"
-    if missing := [name for name in _PROGRAMS if shutil.which(name, path=_PATH) is None]:
-        return f"not installed: {', '.join(missing)} (Debian: openssh-server rsync iproute2)"
-    probe = [*_UNSHARE, "sh", "-c", "mount --make-rprivate / && ip link add type bridge"]
-    tried = subprocess.run(probe, capture_output=True, text=True, check=False)
-    if tried.returncode != 0:
-        return f"namespaces are not allowed here: {tried.stderr.strip()}"
-    return None
-
-
-_UNSHARE = ("unshare", "--net", "--pid", "--mount", "--uts", "--ipc", "--fork", "--kill-child")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,63 +31,6 @@ class Ended:
         """Itself; raises AssertionError with the output where the exit code is not 0."""
         assert self.returncode == 0, f"exit {self.returncode}\n{self.stdout}\n{self.stderr}"
         return self
-
-
-class Namespaces:
-    """The namespaces of one host (or of the switch) and the process that holds them."""
-
-    def __init__(self, name: str, binds: Sequence[tuple[Path, str]], keep: Sequence[Path]) -> None:
-        settings = {
-            "hostname": name,
-            "binds": [(str(source), target) for source, target in binds],
-            "keep": [str(path) for path in keep],
-        }
-        self._process = subprocess.Popen(
-            [*_UNSHARE, sys.executable, "-I", str(_INIT), json.dumps(settings)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"host {name} did not start: exit {self._process.wait()}")
-        self.pid = int(line)
-        self._namespace = os.readlink(f"/proc/{self.pid}/ns/pid")
-
-    def enter(self, *namespaces: str) -> list[str]:
-        """The command prefix that runs something in these of its namespaces (`net`, `pid`, ...)."""
-        return ["nsenter", "-t", str(self.pid), *(f"--{name}" for name in namespaces)]
-
-    def processes(self) -> dict[int, str]:
-        """Command lines of what runs in it, by PID outside; without PID 1 and zombies."""
-        found = {}
-        for entry in os.listdir("/proc"):
-            if not entry.isdigit() or int(entry) == self.pid:
-                continue
-            try:
-                if os.readlink(f"/proc/{entry}/ns/pid") != self._namespace:
-                    continue
-                command = Path(f"/proc/{entry}/cmdline").read_bytes()
-            except OSError:
-                continue
-            if command:
-                found[int(entry)] = command.replace(b"\0", b" ").decode(errors="replace").strip()
-        return found
-
-    def kill(self) -> None:
-        """Kill everything in it, at once."""
-        self._process.kill()  # `--kill-child`: PID 1 goes with it, and all others with PID 1
-
-    def end(self) -> None:
-        """Kill everything in it; returns when it is gone."""
-        self.kill()
-        self._process.communicate(timeout=END_TIMEOUT_S)
-        deadline = time.monotonic() + END_TIMEOUT_S
-        while Path(f"/proc/{self.pid}").exists() or self.processes():
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"still there: {self.processes()}")
-            time.sleep(0.02)
 
 
 class Host:
@@ -168,7 +86,7 @@ class Host:
             (inside, "ip link set eth0 up"),
             (inside, f"ip route add default via {SWITCH_IP}"),
         ):
-            _checked([*prefix, *command.split()])
+            checked([*prefix, *command.split()])
         if self._key is not None:
             self._start_sshd()
 
@@ -223,7 +141,7 @@ class Host:
         return self._namespaces.enter("net", "pid", "mount", "uts", "ipc")
 
     def _all_variables(self, more: Mapping[str, str] | None) -> dict[str, str]:
-        base = {"HOME": str(Path.home()), "PATH": _PATH, "LANG": "C.UTF-8", "USER": "root"}
+        base = {"HOME": str(Path.home()), "PATH": PATH, "LANG": "C.UTF-8", "USER": "root"}
         return {**base, **self._environment, **(more or {})}
 
     def _binds(self) -> list[tuple[Path, str]]:
@@ -256,19 +174,13 @@ class Host:
 
 def make_key(path: Path) -> str:
     """A new ssh key pair at `path`; returns the public half."""
-    _checked(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(path)])
+    checked(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(path)])
     return path.with_name(path.name + ".pub").read_text().strip()
 
 
 def _kept_paths() -> list[Path]:
     """What every host sees of this machine's home and /tmp: source, interpreter, packages."""
     return list({ROOT, Path(sys.prefix).resolve(), Path(sys.base_prefix).resolve()})
-
-
-def _checked(command: Sequence[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}")
 
 
 class Network(Closing):
@@ -288,7 +200,7 @@ class Network(Closing):
             # What is sent beyond the network is answered "unreachable", not lost in silence.
             "sysctl -q -w net.ipv4.ip_forward=1",
         ):
-            _checked([*self._switch.enter("net"), *command.split()])
+            checked([*self._switch.enter("net"), *command.split()])
 
     def add(
         self, name: str, environment: Mapping[str, str], authorized_key: str | None = None
@@ -328,4 +240,4 @@ class Network(Closing):
     def _set_port(self, host: Host, state: int) -> None:
         """Set the state of its port of the bridge: 0 disabled, 3 forwarding."""
         command = ["bridge", "link", "set", "dev", host.port_name, "state", str(state)]
-        _checked([*self._switch.enter("net"), *command])
+        checked([*self._switch.enter("net"), *command])

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster_hosts.hosts import ROOT, Network, make_key, why_not
+from tests.cluster_hosts.hosts import ROOT, Network, make_key
+from tests.cluster_hosts.namespaces import why_not
 
 pytestmark = [pytest.mark.hosts, pytest.mark.skipif(why_not() is not None, reason=str(why_not()))]
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.cluster_hosts.hosts import why_not
+from tests.cluster_hosts.namespaces import why_not
 from tests.cluster_hosts.ray_hosts import GPU, GPUS_PER_WORKER, RayHosts
 
 pytestmark = [pytest.mark.hosts, pytest.mark.skipif(why_not() is not None, reason=str(why_not()))]

@@ -5,7 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.cluster_hosts.hosts import Ended, why_not
+from tests.cluster_hosts.hosts import Ended
+from tests.cluster_hosts.namespaces import why_not
 from tests.cluster_hosts.ray_hosts import RayHosts
 
 pytestmark = [pytest.mark.hosts, pytest.mark.skipif(why_not() is not None, reason=str(why_not()))]

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from tests.cluster_hosts import scenarios
-from tests.cluster_hosts.hosts import why_not
 from tests.cluster_hosts.load import Differences, Load, StreamResult
+from tests.cluster_hosts.namespaces import why_not
 from tests.cluster_hosts.ray_hosts import RayHosts
 from tests.cluster_hosts.scenarios import NUM_STREAMS, NUM_TOKENS, Outcome
 from tests.cluster_hosts.served import GPUS_IN_USE, Served, living_nodes, nodes_of_model, unserved
