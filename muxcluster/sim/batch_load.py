@@ -26,7 +26,8 @@ class BatchFile:
     """A job's file, and what it is planned for.
 
     default_output: output tokens of a line that names no most. size_bytes: KV that the batch may
-    hold. digest: of the file's content, for who keeps results.
+    hold. digest: of the file's content, for who keeps results. is_mixed: its lines for other models
+    are left out; otherwise they are errors.
     """
 
     path: Path
@@ -37,10 +38,11 @@ class BatchFile:
     max_model_len: int
     default_output: int
     digest: str = ""
+    is_mixed: bool = False
 
     def read(self, seed: int) -> ReadJob:
         """The job, outputs no longer than the context has room for. Raises ConfigError."""
-        batch = read_batch(self.path, self.default_output, self.model)
+        batch = read_batch(self.path, self.default_output, self.model, skips_others=self.is_mixed)
         prompts = flat_prompts(batch.ids, batch.offsets)
         outputs = np.minimum(
             batch.output_tokens, np.maximum(self.max_model_len - prompts.lengths, 1)

@@ -23,17 +23,32 @@ _TEXT_BYTES = 4
 _MOST = 2**31
 
 
-def read_batch(path: Path, default_output: int, model: str | None = None) -> BatchJob:
+def named_models(path: Path) -> tuple[str | None, ...]:
+    """The models that the lines of `path` name, in the order of their first lines; None stands for
+    lines that name none. Raises ConfigError for what is malformed."""
+    found: dict[str | None, None] = {}
+    for row in json_rows(path):
+        request = _body(row)
+        found[request.text("model") if "model" in request.fields else None] = None
+    return tuple(found)
+
+
+def read_batch(
+    path: Path, default_output: int, model: str | None = None, *, skips_others: bool = False
+) -> BatchJob:
     """The requests of `path`, read line by line; names ending in .gz are compressed.
 
     default_output: output tokens of a line that names no most. model: the name that lines may
-    give; None takes any, but one alone. Raises ConfigError, which names the line, for what is
+    give; None takes any, but one alone. skips_others: lines that name another are for another job.
+    Raises ConfigError, which names the line, for what is
     malformed and for a file without requests.
     """
     ids, lengths, outputs = array("i"), array("q"), array("q")
     num_known = 0
     for row in json_rows(path):
         request = _body(row)
+        if skips_others and request.fields.get("model", model) != model:
+            continue
         model = _checked_model(request, model)
         tokens = _prompt(request)
         ids.frombytes(tokens.tobytes())

@@ -134,6 +134,14 @@ def test_bad_input_is_refused_in_one_line(capsys, config: str, job: str, small) 
     )
     assert "--lane fast: expected one of " in refusal(capsys, *base, config, "--lane", "fast")
     assert "needed: one of chat, code, rare" in refusal(capsys, *base, small())
+    two = Path(job).with_name("two.jsonl")
+    two.write_text('{"model": "chat", "prompt": "a"}\n{"model": "cod", "prompt": "b"}\n')
+    several = ("batch", "plan", str(two), "--config", small())
+    assert "two.jsonl: model: no model 'cod' in " in refusal(capsys, *several)
+    two.write_text(
+        '{"model": "chat", "prompt": "a"}\n{"model": "code", "prompt": "b"}\n{"prompt": "c"}\n'
+    )
+    assert "some lines name no model" in refusal(capsys, *several)
     assert "did you mean chat" in refusal(capsys, *base, config, "--model", "cht")
     assert "none.yaml" in refusal(capsys, *base, "none.yaml")
     missing = ("batch", "plan", "missing.jsonl", "--config", config)
@@ -164,3 +172,62 @@ def test_lengths_are_sampled_or_known(capsys, config: str, job: str) -> None:
     code, _, err = call(capsys, "batch", "plan", job, "--config", config, "--lengths", "guessed")
     assert code == 2
     assert "--lengths guessed: expected one of sampled, known" in " ".join(err.split())
+
+
+TWO = """
+models:
+  - {name: chat, shape: llama-3.1-8b, rate: 1.0, max_model_len: 2048, max_seqs: 128}
+  - {name: code, shape: llama-2-7b, rate: 1.0, max_model_len: 2048, max_seqs: 128}
+cluster: {nodes: [{name: a, gpus: 1, gpu: A100-80GB}]}
+policy: {kv_gb: 8}
+"""
+
+
+@pytest.fixture
+def of_two(tmp_path: Path) -> tuple[str, str]:
+    """A job of 40 long answers by one model and 60 long prompts for another, and their config."""
+    config, path = tmp_path / "two.yaml", tmp_path / "two.jsonl"
+    config.write_text(TWO)
+    with path.open("w") as file:
+        for model, kind, count in (
+            ("chat", Kind(1.0, 1, 0, 50, 200), 40),
+            ("code", Kind(1.0, 1, 0, 1000, 8), 60),
+        ):
+            made = mixed_job([kind], count, np.random.default_rng(1))
+            for i, output in enumerate(made.output_tokens.tolist()):
+                ids = made.ids[made.offsets[i] : made.offsets[i + 1]].tolist()
+                line = {"model": model, "prompt": ids, "output_tokens": output}
+                file.write(json.dumps(line) + "\n")
+    return str(path), str(config)
+
+
+def test_models_that_share_a_unit_are_predicted_at_once_too(
+    capsys, of_two: tuple[str, str]
+) -> None:
+    path, config = of_two
+    found = _planned(capsys, path, "--config", config, "--order", "dfs", "--lane", "adbs")
+    jobs = {model: each["job"]["num_requests"] for model, each in found["models"].items()}
+    assert jobs == {"chat": 40, "code": 60}
+    (shared,) = found["shared"]
+    assert shared["models"] == ["chat", "code"]
+    apart = sum(each["makespan_s"] for each in found["models"].values())
+    assert shared["one_after_other_s"] == pytest.approx(apart)
+    assert shared["joint_s"] < apart and shared["is_joint"]
+
+
+def test_the_last_line_says_whether_to_run_them_at_once(capsys, of_two: tuple[str, str]) -> None:
+    path, config = of_two
+    code, out, err = call(
+        capsys, "batch", "plan", path, "--config", config, "--order", "dfs", "--lane", "adbs"
+    )
+    assert (code, err) == (0, "")
+    last = out.splitlines()[-1]
+    assert last.startswith("chat, code share a-0: all at once ")
+    assert last.endswith(": run them at once")
+
+
+def test_a_file_that_names_one_model_needs_no_option(capsys, of_two: tuple[str, str]) -> None:
+    path, config = of_two
+    lines = Path(path).read_text().splitlines()
+    Path(path).write_text("\n".join(lines[:40]) + "\n")
+    assert _planned(capsys, path, "--config", config, "--order", "dfs")["model"] == "chat"

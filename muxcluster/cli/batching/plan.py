@@ -1,14 +1,22 @@
 """`muxcluster batch plan`: what a batch job shares, and which order it should run in."""
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from muxcluster.cli.batching.planning import AUTO, LENGTHS, Wish, compare
 from muxcluster.cli.batching.setting import settings_of
+from muxcluster.cli.batching.several import (
+    compare_several,
+    models_in,
+    several_content,
+    several_lines,
+)
 from muxcluster.cli.batching.table import plan_content, plan_lines
 from muxcluster.cli.placing.inputs import ProfileOption, with_profile
 from muxcluster.config import load_config
@@ -29,7 +37,10 @@ def plan(  # noqa: PLR0913 - each parameter is an option of the command line
     ] = Path("muxcluster.yaml"),
     model: Annotated[
         str | None,
-        typer.Option(help="Of CONFIG; needed where it has several. Example: --model chat"),
+        typer.Option(
+            help="Of CONFIG, that the job is for; needed where it has several and FILE's lines "
+            "name none. Example: --model chat"
+        ),
     ] = None,
     order: Annotated[
         str,
@@ -73,8 +84,9 @@ def plan(  # noqa: PLR0913 - each parameter is an option of the command line
     """Tell what the job in FILE shares, and predict how long it takes in each order.
 
     The engine's own scheduler runs it on a virtual clock, alone on the units that serve the model,
-    among which it is divided; no GPU is needed. Text is taken as four bytes a token. Exit code 2
-    where a file or an option is wrong or the models do not fit.
+    among which it is divided; no GPU is needed. Where its lines name several models, those that
+    share units are predicted at once and one after the other, too. Text is taken as four bytes a
+    token. Exit code 2 where a file or an option is wrong or the models do not fit.
 
     Example: muxcluster batch plan job.jsonl --config muxcluster.yaml --order auto
     """
@@ -84,13 +96,22 @@ def plan(  # noqa: PLR0913 - each parameter is an option of the command line
         _check_named("--lane", lane, tuple(LANES))
     read = load_config(config)
     read = read if profile is None else with_profile(read, profile)
-    settings = settings_of(read, model, plan, lane)
-    found = compare(settings, file, Wish(order, sample, seed, lengths == LENGTHS[1]))
+    wish = Wish(order, sample, seed, lengths == LENGTHS[1])
+    models = models_in(file, read) if model is None else ()
+    if len(models) > 1:
+        several = compare_several(read, models, file, wish, (plan, lane))
+        _print(several_content(several), several_lines(several), as_json=as_json)
+    else:
+        found = compare(settings_of(read, models[0] if models else model, plan, lane), file, wish)
+        _print(plan_content(found), plan_lines(found), as_json=as_json)
+
+
+def _print(content: dict[str, Any], lines: Iterable[Text], *, as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps(plan_content(found), indent=2))
+        typer.echo(json.dumps(content, indent=2))
         return
     console = Console(highlight=False)
-    for line in plan_lines(found):
+    for line in lines:
         console.print(line, soft_wrap=True)
 
 

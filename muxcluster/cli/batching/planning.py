@@ -1,7 +1,7 @@
 """From a file to predictions: a batch job's orders compared, and its units in the best of them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from muxcluster.offline.choice import Choice, Nature, compare_orders, nature_of, sample_job
@@ -83,12 +83,14 @@ class Comparison:
         return sorted(found.items(), key=lambda item: item[1].makespan_s)
 
 
-def compare(settings: Sequence[Setting], path: Path, wish: Wish) -> Comparison:
+def compare(
+    settings: Sequence[Setting], path: Path, wish: Wish, *, is_mixed: bool = False
+) -> Comparison:
     """The orders of the job in a file, side by side, on the units of `settings`.
 
-    Raises ConfigError.
+    is_mixed: lines of other models are left out. Raises ConfigError.
     """
-    read = settings[0].file(path).read(wish.seed)
+    read = replace(settings[0].file(path), is_mixed=is_mixed).read(wish.seed)
     whole = read.job.with_tree()
     first, *others = divide_job(read.job, whole, settings)
     names = tuple(ORDERS) if wish.order == AUTO else (wish.order,)

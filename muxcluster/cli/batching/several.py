@@ -1,0 +1,150 @@
+"""A job whose lines name several models: a plan each, and whether they run at once."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.text import Text
+
+from muxcluster.cli.batching.planning import Comparison, Wish, compare
+from muxcluster.cli.batching.setting import settings_of
+from muxcluster.cli.batching.table import plan_content, plan_lines
+from muxcluster.cli.placing.words import seconds_text
+from muxcluster.config import Config
+from muxcluster.core.errors import ConfigError
+from muxcluster.sim.together import OrderedJob, Together, compare_together
+from muxcluster.sim.unit import SimUnit
+from muxcluster.workload.batchfile import named_models
+from placement.names import nearest
+
+Ways = tuple[Path | None, str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """Units that several of the job's models share. found: of each unit its two ways."""
+
+    models: tuple[str, ...]
+    found: Mapping[str, Together]
+
+    @property
+    def joint_s(self) -> float:
+        """All at once, until the last unit has ended."""
+        return max(each.joint_s for each in self.found.values())
+
+    @property
+    def one_after_other_s(self) -> float:
+        """The same, each model by itself."""
+        return max(each.one_after_other_s for each in self.found.values())
+
+    @property
+    def is_joint(self) -> bool:
+        """True where they should run at once."""
+        return self.joint_s < self.one_after_other_s
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Several:
+    """comparisons: by model. shared: of units that serve two of them or more."""
+
+    comparisons: Mapping[str, Comparison]
+    shared: tuple[Shared, ...]
+
+
+def models_in(path: Path, config: Config) -> tuple[str, ...]:
+    """Those that the lines of a file name; none where that leaves no choice: there is one model.
+
+    Raises ConfigError for a name that the configuration has not, and where lines have none while
+    others name several.
+    """
+    named = named_models(path)
+    found = tuple(name for name in named if name is not None)
+    known = [model.name for model in config.models]
+    if len(known) == 1 and len(found) < 2:
+        return ()
+    for name in found:
+        if name not in known:
+            hint = nearest(name, known)
+            raise ConfigError(path, "model", f"no model {name!r} in {config.file}{hint}")
+    if len(found) > 1 and None in named:
+        raise ConfigError(path, "model", "some lines name no model, and others several")
+    return found
+
+
+def compare_several(
+    config: Config,
+    models: Sequence[str],
+    path: Path,
+    wish: Wish,
+    ways: Ways,
+) -> Several:
+    """Each model's lines as a job, then those that share units together.
+
+    ways: as `settings_of`'s plan and lane. Raises ConfigError, InfeasiblePlan.
+    """
+    comparisons = {
+        model: compare(settings_of(config, model, *ways), path, wish, is_mixed=True)
+        for model in models
+    }
+    return Several(comparisons, tuple(_shared(comparisons, wish)))
+
+
+def _shared(comparisons: Mapping[str, Comparison], wish: Wish) -> Iterator[Shared]:
+    of_units: dict[frozenset[str], list[str]] = defaultdict(list)
+    for model, comparison in comparisons.items():
+        units = frozenset(each.part.setting.unit.spec.unit_id for each in comparison.units)
+        of_units[units].append(model)
+    for models in of_units.values():
+        if len(models) > 1:
+            yield Shared(tuple(models), _together(comparisons, models, wish))
+
+
+def _together(
+    comparisons: Mapping[str, Comparison], models: Sequence[str], wish: Wish
+) -> dict[str, Together]:
+    units: dict[str, SimUnit] = {}
+    jobs: dict[str, dict[str, OrderedJob]] = defaultdict(dict)
+    for model in models:
+        for each in comparisons[model].units:
+            unit = each.part.setting.unit
+            units[unit.spec.unit_id] = unit
+            order = comparisons[model].best
+            jobs[unit.spec.unit_id][model] = OrderedJob(each.part.job, order, wish.are_known)
+    return {
+        unit_id: compare_together(unit, jobs[unit_id], wish.num_sampled)
+        for unit_id, unit in units.items()
+    }
+
+
+def several_lines(found: Several) -> Iterator[Text]:
+    """The lines of each model, then what is said of those that share units."""
+    for comparison in found.comparisons.values():
+        yield from plan_lines(comparison)
+        yield Text()
+    for each in found.shared:
+        advice = "run them at once" if each.is_joint else "run them one after the other"
+        yield Text(
+            f"{', '.join(each.models)} share {', '.join(sorted(each.found))}: all at once "
+            f"{seconds_text(each.joint_s)}, one after the other "
+            f"{seconds_text(each.one_after_other_s)}: {advice}",
+            style="bold",
+        )
+
+
+def several_content(found: Several) -> dict[str, Any]:
+    """The same for JSON. models: as for a job of one. shared: seconds both ways."""
+    return {
+        "models": {model: plan_content(each) for model, each in found.comparisons.items()},
+        "shared": [
+            {
+                "models": list(each.models),
+                "units": sorted(each.found),
+                "joint_s": each.joint_s,
+                "one_after_other_s": each.one_after_other_s,
+                "is_joint": each.is_joint,
+            }
+            for each in found.shared
+        ],
+    }
