@@ -40,34 +40,30 @@ class Together:
 def compare_together(unit: SimUnit, jobs: Mapping[str, OrderedJob], num_sampled: int) -> Together:
     """Both ways predicted, on about `num_sampled` requests of all jobs together.
 
-    jobs: by model of the unit. Of each job the same share is taken, so that they weigh as they do.
+    jobs: by model of the unit. Of each job about the same share is taken, so that they weigh as
+    they do; what is gained by all at once is that of the samples.
     Raises ValueError as `UnitScheduler` does.
     """
     total = sum(len(each.job.prompts) for each in jobs.values())
     share = min(1.0, num_sampled / total)
     samples = {model: _Sample(each, share) for model, each in jobs.items()}
-    scale = sum(each.whole_s for each in samples.values()) / sum(
-        each.sampled_s for each in samples.values()
-    )
     predictor = JointPredictor(unit, {model: each.job.model for model, each in jobs.items()})
     joint = predictor.predict({model: each.model_job() for model, each in samples.items()})
-    apart = {model: each.alone_s(unit, model) for model, each in samples.items()}
-    return Together(
-        scale * joint.together.makespan_s,
-        {model: scale * seconds for model, seconds in apart.items()},
-    )
+    alone = {model: each.alone_s(unit, model) for model, each in samples.items()}
+    apart = {model: samples[model].scale * seconds for model, seconds in alone.items()}
+    gain = sum(alone.values()) / joint.together.makespan_s
+    return Together(sum(apart.values()) / gain, apart)
 
 
 class _Sample:
-    """A share of a job. whole_s, sampled_s: at least, with perfect overlap."""
+    """A share of a job. scale: how many times its work the whole has."""
 
     def __init__(self, asked: OrderedJob, share: float) -> None:
         whole = asked.job.with_tree()
         self._asked = asked
         self._job = sample_job(asked.job, whole, max(1, round(share * len(asked.job.prompts))))
         self._planned = whole if self._job is asked.job else self._job.with_tree()
-        self.whole_s = nature_of(whole).optimum_s
-        self.sampled_s = nature_of(self._planned).optimum_s
+        self.scale = nature_of(whole).optimum_s / nature_of(self._planned).optimum_s
 
     def model_job(self) -> ModelJob:
         """For a prediction beside others."""

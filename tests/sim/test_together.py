@@ -64,10 +64,11 @@ def test_whole_jobs_are_predicted_as_the_predictors_do() -> None:
         assert found.apart_s[model] == pytest.approx(seconds)
 
 
-def test_of_all_jobs_the_same_share_is_sampled() -> None:
+def test_a_sample_of_all_jobs_stands_for_them() -> None:
     unit = sim_unit(num_columns=COLUMNS, lane="adbs", max_seqs=256)
     jobs = {"a": _job(COMPUTE, 60), "b": _job(COMPUTE, 240)}
     whole, part = compare_together(unit, jobs, ALL), compare_together(unit, jobs, 150)
     assert part != whole
-    assert part.apart_s["b"] / part.apart_s["a"] == pytest.approx(4.0, rel=0.2)
+    for model in jobs:
+        assert part.apart_s[model] == pytest.approx(whole.apart_s[model], rel=0.2)
     assert part.joint_s == pytest.approx(whole.joint_s, rel=0.2)
