@@ -114,8 +114,23 @@ def test_plans_of_the_same_unit_divide_its_memory() -> None:
     unit.space = BatchSpace(4 * line_bytes // SPEC.block_bytes, 0)
     alone = len(_plan(unit).take())
     plans = [_plan(unit, model="a"), _plan(unit, model="b"), _plan(other, model="c", unit_id="v")]
-    FedPlan.share_memory(plans)
+    (sharing,) = FedPlan.sharing_units(plans)
+    assert sharing == plans[:2]
+    FedPlan.share_memory(sharing)
     first, second, third = (len(plan.take()) for plan in plans)
     assert third == NUM_LINES
     assert unit.asked_for is None and other.asked_for == "c"
     assert 0 < first < alone and first == second
+
+
+def test_plans_that_take_turns_begin_when_the_one_before_is_over() -> None:
+    unit = _Unit(10**9)
+    plans = [_plan(unit, model=model) for model in ("a", "b", "c")]
+    FedPlan.take_turns(plans)
+    for plan, later in zip(plans, [*plans[1:], None], strict=True):
+        lines = plan.take()
+        assert len(lines) == NUM_LINES
+        for line in lines:
+            assert later is None or (len(later) == NUM_LINES and not later.take())
+            plan.started(line.line)
+            plan.ended(line.line, 20)

@@ -5,11 +5,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from muxcluster.sim.together import OrderedJob, Together
+from muxcluster.sim.unit import SimUnit
 from muxcluster.text.tokenizer import Tokenizer
 from tests.cli.batches import (
     FAMILIES,
@@ -51,6 +54,7 @@ def test_answers_are_hugging_faces_in_every_order(
     asked = prompts(24)
     file = write_job(tmp_path / "in.jsonl", asked)
     answers = {}
+    in_turn = []
     for order in ("auto", "fcfs", "random"):
         output = tmp_path / order / "out.jsonl"
         output.parent.mkdir()
@@ -62,6 +66,8 @@ def test_answers_are_hugging_faces_in_every_order(
             assert said["orders"] == dict.fromkeys(FAMILIES, order)
         assert sorted(path.name for path in output.parent.iterdir()) == ["out.jsonl"]
         answers[order] = texts(output)
+        in_turn.append(said["in_turn"])
+    assert all(sorted(models) == sorted(FAMILIES) for each in in_turn for models in each)
     assert answers["auto"] == answers["fcfs"] == answers["random"]
     oracles = {name: GreedyOracle(path) for name, path in models.items()}
     tokenizers = {name: Tokenizer.load(path) for name, path in models.items()}
@@ -73,6 +79,27 @@ def test_answers_are_hugging_faces_in_every_order(
             assert min(gaps) < NEAR_TIE
             num_near_ties += 1
     assert num_near_ties <= 2
+
+
+@pytest.mark.parametrize("joint_s", [1.0, 3.0])
+def test_models_take_turns_where_all_at_once_is_predicted_to_lose(
+    capsys, tmp_path: Path, config: str, monkeypatch: pytest.MonkeyPatch, joint_s: float
+) -> None:
+    def predicted(unit: SimUnit, jobs: Mapping[str, OrderedJob], num_sampled: int) -> Together:
+        assert set(jobs) == set(FAMILIES) == set(unit.models)
+        return Together(joint_s, dict.fromkeys(jobs, 1.0))
+
+    monkeypatch.setattr("muxcluster.cli.batching.ordering.compare_together", predicted)
+    asked = prompts(12)
+    file, output = write_job(tmp_path / "in.jsonl", asked), tmp_path / "out.jsonl"
+    said = _ran(capsys, file, "-o", str(output), "--config", config, "--order", "dfs")
+    assert (said["completed"], said["failed"]) == (12, 0)
+    in_turn = joint_s > 2.0
+    assert [sorted(models) for models in said["in_turn"]] == [sorted(FAMILIES)] * in_turn
+    # answers stand in the order in which they ended
+    ended = [asked[int(key.removeprefix("r-"))][0] for key in texts(output)]
+    num_changes = sum(a != b for a, b in pairwise(ended))
+    assert num_changes == 1 if in_turn else num_changes >= 1
 
 
 def _whole(text: str) -> str:

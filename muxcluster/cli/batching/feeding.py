@@ -4,6 +4,7 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
@@ -64,8 +65,9 @@ class FedPlan:
     ) -> None:
         """feeder: of the prompts of `asked`, in that order. units: as one; at least one."""
         self._feeder = feeder
-        self._model = model
+        self.model = model
         self._memory: JointMemory | None = None
+        self._before: FedPlan | None = None
         self._asked = asked
         self._units = units
         self._numbers = {each.line.line: number for number, each in enumerate(asked)}
@@ -76,7 +78,7 @@ class FedPlan:
 
     def take(self) -> Sequence[Pending]:
         """The lines to start now; what they share with later ones is pinned before."""
-        if not len(self._feeder):
+        if not len(self._feeder) or not (self._before is None or self._before._is_over):
             return ()
         return [self._start(fed) for fed in self._feeder.take(self._room())]
 
@@ -94,8 +96,8 @@ class FedPlan:
 
     def _room(self) -> Room:
         if self._memory is None:
-            return self._room_of(self._model)
-        return self._memory.rooms(self._room_of(None))[self._model]
+            return self._room_of(self.model)
+        return self._memory.rooms(self._room_of(None))[self.model]
 
     def _room_of(self, model: str | None) -> Room:
         rooms = [unit.room(model) for unit in self._units]
@@ -107,9 +109,7 @@ class FedPlan:
         asked = self._asked[fed.number]
         for pin in fed.pins:
             prefix = asked.tokens[: pin.num_tokens]
-            self._tell(
-                PinnedPrefix(self._pin_id(pin.pin_id), self._model, prefix, asked.cache_salt)
-            )
+            self._tell(PinnedPrefix(self._pin_id(pin.pin_id), self.model, prefix, asked.cache_salt))
         return asked.line
 
     def _unpin(self, pin_ids: Sequence[int]) -> None:
@@ -117,25 +117,39 @@ class FedPlan:
             self._tell(Unpin(self._pin_id(pin_id)))
 
     def _pin_id(self, number: int) -> str:
-        return f"{self._model}/{number}"
+        return f"{self.model}/{number}"
 
     @property
     def _unit_ids(self) -> tuple[str, ...]:
         return tuple(unit.spec.unit_id for unit in self._units)
 
+    @property
+    def _is_over(self) -> bool:
+        return not len(self._feeder) and not self._feeder.num_open
+
     @staticmethod
-    def share_memory(plans: Sequence["FedPlan"]) -> None:
-        """Those whose models the very same units serve divide these units' memory from now on.
+    def sharing_units(plans: Sequence["FedPlan"]) -> list[list["FedPlan"]]:
+        """Those whose models the very same units serve, where there are several.
 
         plans: of different models.
         """
         of_units: dict[tuple[str, ...], list[FedPlan]] = defaultdict(list)
         for plan in plans:
             of_units[plan._unit_ids].append(plan)
-        for mine in of_units.values():
-            memory = JointMemory({plan._model: plan._feeder for plan in mine})
-            for plan in mine:
-                plan._memory = memory if len(mine) > 1 else None
+        return [mine for mine in of_units.values() if len(mine) > 1]
+
+    @staticmethod
+    def share_memory(plans: Sequence["FedPlan"]) -> None:
+        """They run at once and divide their units' memory. plans: of the same units."""
+        memory = JointMemory({plan.model: plan._feeder for plan in plans})
+        for plan in plans:
+            plan._memory = memory
+
+    @staticmethod
+    def take_turns(plans: Sequence["FedPlan"]) -> None:
+        """Each begins when all lines of the one before it are over. plans: of the same units."""
+        for before, plan in pairwise(plans):
+            plan._before = before
 
     def _tell(self, message: PinnedPrefix | Unpin) -> None:
         for each in self._units:

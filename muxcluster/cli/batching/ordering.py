@@ -23,6 +23,7 @@ from muxcluster.offline.orders import ORDERS, order_requests
 from muxcluster.offline.prompts import token_prompts
 from muxcluster.sim.batch import SimPredictor
 from muxcluster.sim.setting import Setting
+from muxcluster.sim.together import OrderedJob, compare_together
 from muxcluster.text.schemas import GenerationBody
 
 SAMPLED = 500
@@ -34,7 +35,9 @@ class LocalPlanner:
     there are none.
 
     order: a name, or auto. settings: by model, where it runs; units: the same, running here.
-    chosen: order by model, once planned. All prompts' tokens are in memory, four bytes each.
+    chosen: order by model, once planned. in_turn: models that run one after the other in units
+    that they share, because all at once is predicted to take longer. All prompts' tokens are
+    in memory, four bytes each.
     """
 
     def __init__(
@@ -52,6 +55,8 @@ class LocalPlanner:
         self._order = order
         self._lenient = lenient
         self.chosen: dict[str, str] = {}
+        self.in_turn: list[tuple[str, ...]] = []
+        self._jobs: dict[str, OrderedJob] = {}
 
     async def plan(self, batch: Batch, lines: Sequence[Pending], read: Read) -> Sequence[LivePlan]:
         """As `Planner.plan`, on a thread. A line of several prompts is planned by its first."""
@@ -67,8 +72,23 @@ class LocalPlanner:
                 # it ends at once when it runs, with what is wrong
                 refused.append(line)
         plans = [self._plan(*each) for each in by_model.items()]
-        FedPlan.share_memory([plan for plan in plans if isinstance(plan, FedPlan)])
+        fed = [plan for plan in plans if isinstance(plan, FedPlan)]
+        for sharing in FedPlan.sharing_units(fed):
+            models = tuple(plan.model for plan in sharing)
+            if self._gains_at_once(models):
+                FedPlan.share_memory(sharing)
+            else:
+                FedPlan.take_turns(sharing)
+                self.in_turn.append(models)
         return [InOrder(refused), *plans]
+
+    def _gains_at_once(self, models: Sequence[str]) -> bool:
+        """By prediction; True where they share no unit that it could be predicted for."""
+        unit = self._settings[models[0]].unit
+        if any(self._settings[model].unit.spec != unit.spec for model in models):
+            return True
+        jobs = {model: self._jobs[model] for model in models}
+        return compare_together(unit, jobs, SAMPLED).is_faster
 
     def _asked(self, line: Pending, read: Read) -> Asked:
         body = body_of(parse_entry(read(line)), lenient=self._lenient)
@@ -95,13 +115,13 @@ class LocalPlanner:
             shared_prefix_tokens=setting.unit.spec.scheduler.shared_prefix_tokens,
         )
         whole = unplanned.with_tree()
-        order = self._order
+        order, are_known = self._order, all(each.is_known for each in asked)
         if order == AUTO:
             sample = sample_job(unplanned, whole, SAMPLED)
             predictor = SimPredictor(setting.unit, model, setting.resources)
-            are_known = all(each.is_known for each in asked)
             order = compare_orders(sample, predictor, tuple(ORDERS), are_known=are_known).best
         self.chosen[model] = order
+        self._jobs[model] = OrderedJob(unplanned, order, are_known)
         units = self._units.get(model)
         if units is None:
             return InOrder([asked[number].line for number in order_requests(whole, order).tolist()])

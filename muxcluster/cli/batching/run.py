@@ -88,6 +88,8 @@ def _report(ran: Ran, files: JobFiles, *, as_json: bool) -> None:
     if ran.progress is not None:
         orders = ", ".join(f"{model} {order}" for model, order in ran.orders.items())
         console.print(f"{speed_text(ran.progress)}; {ran.seconds:.1f} s in all; order: {orders}")
+    for models in ran.in_turn:
+        console.print(f"one after the other, which is predicted to be faster: {', '.join(models)}")
 
 
 def _content(ran: Ran) -> dict[str, Any]:
@@ -100,6 +102,7 @@ def _content(ran: Ran) -> dict[str, Any]:
         "problem": batch.problem or None,
         "seconds": ran.seconds,
         "orders": dict(ran.orders),
+        "in_turn": [list(models) for models in ran.in_turn],
     }
     if progress is not None:
         content["prompt_tokens"] = progress.use.prompt

@@ -38,13 +38,15 @@ _COLUMNS = (
 class Ran:
     """A job that has ended. progress: of this run; None where there was nothing left to run.
 
-    orders: by model. seconds: of this run, loading and planning too.
+    orders: by model. seconds: of this run, loading and planning too. in_turn: models that ran one
+    after the other, though they share units.
     """
 
     batch: Batch
     progress: JobProgress | None
     orders: Mapping[str, str]
     seconds: float
+    in_turn: Sequence[Sequence[str]] = ()
 
 
 class LocalRun:
@@ -91,7 +93,8 @@ class LocalRun:
             planner = local_planner(local, self._settings, self._order)
             runner = local_runner(store, local, planner, list(self._settings))
             ended = await self._watched(runner, batch, local)
-        return Ran(ended.batch, ended.progress, planner.chosen, time.monotonic() - started_s)
+        seconds = time.monotonic() - started_s
+        return Ran(ended.batch, ended.progress, planner.chosen, seconds, planner.in_turn)
 
     async def _watched(self, runner: BatchRunner, batch: Batch, local: LocalService) -> Ended:
         """Runs the batch while the terminal shows how far it is."""
