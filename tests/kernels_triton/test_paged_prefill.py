@@ -7,6 +7,7 @@ import torch
 
 from kernels.triton_ops.paged_prefill import paged_prefill
 from kernels.triton_ops.prefill_tiling import Tiling, choose_tiling
+from muxcluster.scheduling.packing.prompts import TILE_TOKENS
 from tests.kernels.paged_cases import filled_case, random_query
 from tests.kernels.paged_prefill_rules import PagedPrefillRules, check
 
@@ -95,3 +96,8 @@ def test_a_row_sees_no_more_than_its_table_holds():
 )
 def test_tiles_are_as_large_as_the_rows_need(members, group, block):
     assert choose_tiling(members, group, 128, torch.bfloat16, 9).members == block
+
+
+def test_the_scheduler_fills_the_largest_tiles():
+    largest = [choose_tiling(10_000, 1, 128, torch.float16, major).members for major in (8, 9)]
+    assert max(largest) == TILE_TOKENS

@@ -12,6 +12,20 @@ from muxcluster.scheduling.slots import Slots
 LEAST_CHUNK = 64
 """A second prompt is not begun with less than so many tokens: a later job can take more."""
 
+TILE_TOKENS = 128
+"""Tokens of the largest tile of the kernels and of matrix products: a part of one takes as long."""
+_LEAST_TILES = 8
+"""With fewer of them in a job, leaving out what is in the last could cost more than it saves."""
+
+
+def whole_tiles(count: int, num_before: int) -> int:
+    """So many tokens of a prompt or a few less, so that the job, which has `num_before` tokens
+    without them, is made of whole tiles."""
+    num_over = (num_before + count) % TILE_TOKENS
+    if num_before + count < _LEAST_TILES * TILE_TOKENS or count - num_over < LEAST_CHUNK:
+        return count
+    return count - num_over
+
 
 class Prompts:
     """Adds chunks to a draft: of prompts that are begun, and of requests that it admits."""
@@ -34,7 +48,8 @@ class Prompts:
         least: int = 0,
         num_to_come: int | None = None,
     ) -> bool:
-        """As much of a prompt as fits; True: all of it.
+        """As much of a prompt as fits; True: all of it. Of one of the batch class that does not fit
+        whole, what makes the job whole tiles.
 
         least: tokens that the job takes of prompts whatever its time, as its budget allows.
         num_to_come: of a restored one, of which at least a token is in the job: rows that will
@@ -48,6 +63,8 @@ class Prompts:
         )
         budget = min(left, budget)
         count = draft.tokens_within(limit_s, start, budget) if budget > 0 else 0
+        if count < left and table.is_batch[slot]:
+            count = whole_tiles(count, draft.num_tokens + draft.num_decodes)
         count = max(count, min(least - draft.num_tokens, budget), int(num_to_come is not None))
         if count > 0:
             draft.chunk(slot, count, is_admitted=is_admitted)
