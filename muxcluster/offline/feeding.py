@@ -152,14 +152,16 @@ class BatchFeeder:
     def take(self, room: Room) -> list[Fed]:
         """The requests to submit now, in this order.
 
-        Together with those under way they are expected to hold no more than `room` has beside what
-        interactive requests held lately, but for one; alone in the unit, one may always run.
+        Together with those under way and with idle pins they are expected to hold no more than
+        `room` has beside what interactive requests held lately, but for one; alone in the unit, one
+        may always run.
         """
         expected = self._forecast.expect(room.now, room.other_bytes)
-        size = max(0.0, room.size_bytes - expected)
+        size = room.size_bytes - expected
         self._least = _CHUNKS_UNDER_WAY * room.chunk_tokens * self._job.model.kv_bytes
         self._held.advance(room.now)
         self._plan_in_time()
+        size = max(0.0, size - self._prefixes.idle_tokens * self._job.model.kv_bytes)
         fed: list[Fed] = []
         while self._held.backlog < _CHUNKS_AHEAD * room.chunk_tokens:
             is_alone = not self._open and room.other_bytes == 0
@@ -217,7 +219,9 @@ class BatchFeeder:
         number = self._numbers[taken.place]
         self._is_out[taken.place] = True
         self._put(number, taken)
-        nodes = self._prefixes.need(taken.place) if self._pins else []
+        # What a sample touches is spread over the whole job: kept, it would fill the memory.
+        pins = self._pins and taken.place not in self._sample
+        nodes = self._prefixes.need(taken.place) if pins else []
         return Fed(number, tuple(Pin(node, self._depth[node]) for node in nodes))
 
     def _put(self, number: int, taken: Taken) -> None:

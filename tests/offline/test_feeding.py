@@ -201,6 +201,46 @@ def test_interactive_requests_push_the_job_back_at_once_and_for_a_while() -> Non
     assert feeder.take(Room(40.0, 2 * size, 0.0, 1 << 40))
 
 
+def _idle_tokens(tree: PrefixTree, pinned: frozenset[int], alive: set[int]) -> int:
+    """What is pinned and read by no request under way."""
+    held: set[int] = set()
+    for place in (place for place, number in enumerate(tree.order.tolist()) if number in alive):
+        node = int(tree.leaf_node[place])
+        while node:
+            held.add(node)
+            node = int(tree.parent[node])
+    return int(sum(tree.edge_tokens[node] for node in pinned - held))
+
+
+@given(cases(), st.data())
+def test_idle_pins_leave_less_room(case: Case, data: st.DataObject) -> None:
+    """The unit keeps batch requests from them, so what was fed beside them would only wait."""
+    feeder = BatchFeeder(_job(case), "dfs")
+    alive: set[int] = set()
+    while len(feeder) or alive:
+        idle = MODEL.kv_bytes * _idle_tokens(case.tree, feeder.pinned, alive)
+        size = data.draw(st.integers(0, 400))
+        held = feeder.open_bytes
+        fed = feeder.take(Room(0.0, float(size), 0.0, 1 << 40))
+        assert not (fed and alive) or held + idle < size
+        alive |= {each.number for each in fed}
+        number = data.draw(st.sampled_from(sorted(alive)))
+        alive.remove(number)
+        feeder.ended(number, case.outputs[number])
+    assert not feeder.pinned
+
+
+def test_a_sample_pins_nothing() -> None:
+    """Its requests are spread over the job, and what they share is not needed again for long."""
+    job, _ = _large()
+    feeder = BatchFeeder(job, "blend", np.full(len(job.tree.order), np.nan))
+    sample = set(job.tree.order[sample_places(job.tree, np.random.default_rng(job.seed))].tolist())
+    fed = feeder.take(AMPLE)
+    assert any(each.number in sample for each in fed)
+    assert all(not each.pins for each in fed if each.number in sample)
+    assert any(each.pins for each in fed if each.number not in sample)
+
+
 def test_alone_in_the_unit_one_always_runs() -> None:
     job, _ = _large(100)
     feeder = BatchFeeder(job, "blend")
