@@ -20,7 +20,9 @@ CREATE TABLE IF NOT EXISTS batches (
     metadata TEXT NOT NULL, status TEXT NOT NULL, times TEXT NOT NULL,
     num_total INTEGER NOT NULL DEFAULT 0, num_completed INTEGER NOT NULL DEFAULT 0,
     num_failed INTEGER NOT NULL DEFAULT 0, output_bytes INTEGER NOT NULL DEFAULT 0,
-    error_bytes INTEGER NOT NULL DEFAULT 0, problem TEXT NOT NULL DEFAULT ''
+    error_bytes INTEGER NOT NULL DEFAULT 0, problem TEXT NOT NULL DEFAULT '',
+    prompt_tokens INTEGER NOT NULL DEFAULT 0, cached_tokens INTEGER NOT NULL DEFAULT 0,
+    output_tokens INTEGER NOT NULL DEFAULT 0
 );
 CREATE TABLE IF NOT EXISTS lines (
     batch INTEGER NOT NULL, number INTEGER NOT NULL, offset INTEGER NOT NULL,
@@ -68,6 +70,7 @@ class Database:
             connection.execute("PRAGMA journal_mode=WAL")
             connection.execute("PRAGMA synchronous=FULL")
             connection.executescript(_SCHEMA)
+            _bring_up_to_date(connection)
         except sqlite3.DatabaseError:
             connection.close()
             raise
@@ -105,3 +108,11 @@ class Database:
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
+
+
+def _bring_up_to_date(connection: sqlite3.Connection) -> None:
+    """Folders of earlier versions lack columns that count tokens; what ended there counts none."""
+    found = {row[1] for row in connection.execute("PRAGMA table_info(batches)")}
+    for name in ("prompt_tokens", "cached_tokens", "output_tokens"):
+        if name not in found:
+            connection.execute(f"ALTER TABLE batches ADD COLUMN {name} INTEGER NOT NULL DEFAULT 0")

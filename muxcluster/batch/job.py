@@ -42,12 +42,26 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True)
+class Use:
+    """Tokens of answers. cached: prompt tokens that the prefix cache had."""
+
+    prompt: int = 0
+    cached: int = 0
+    output: int = 0
+
+    def __add__(self, other: "Use") -> "Use":
+        return Use(
+            self.prompt + other.prompt, self.cached + other.cached, self.output + other.output
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
     """A batch at one moment.
 
     times: when it entered each status, Unix seconds; "created" too. num_completed, num_failed:
     lines that ended in the output or the error file, of num_total. output_bytes, error_bytes: of
-    these files, what counts. problem: why it failed.
+    these files, what counts. problem: why it failed. use: tokens of the answers in them.
     """
 
     batch_id: str
@@ -60,6 +74,7 @@ class Batch:
     output_bytes: int = 0
     error_bytes: int = 0
     problem: str = ""
+    use: Use = Use()
 
     @property
     def output_file_id(self) -> str:

@@ -12,22 +12,25 @@ from typing import Any
 
 from muxcluster.batch.appending import append, cut
 from muxcluster.batch.database import Database
-from muxcluster.batch.job import OPEN, Batch, Order, Status
+from muxcluster.batch.job import OPEN, Batch, Order, Status, Use
 from muxcluster.core.errors import StorageFailed
 
 _BATCH = (
     "id, owner, input_file_id, endpoint, window, deadline_s, metadata, status, times, num_total, "
-    "num_completed, num_failed, output_bytes, error_bytes, problem"
+    "num_completed, num_failed, output_bytes, error_bytes, problem, prompt_tokens, cached_tokens, "
+    "output_tokens"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """How a line ended. line: its number. is_answer: with status 200. data: a line of JSON."""
+    """How a line ended. line: its number. is_answer: with status 200. data: a line of JSON. use: of
+    an answer."""
 
     line: int
     is_answer: bool
     data: bytes
+    use: Use = Use()
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +172,7 @@ class BatchStore:
             error_bytes = append(
                 self.path_of(batch.error_file_id), batch.error_bytes, _data(failures)
             )
+            use = sum((each.use for each in once.values()), Use())
             with self.writing() as connection:
                 connection.executemany(
                     f"UPDATE lines SET has_ended = 1 WHERE batch = {_NUMBER} AND number = ?",
@@ -176,8 +180,11 @@ class BatchStore:
                 )
                 connection.execute(
                     "UPDATE batches SET num_completed = num_completed + ?, num_failed = num_failed "
-                    "+ ?, output_bytes = ?, error_bytes = ? WHERE id = ?",
-                    (len(answers), len(failures), output_bytes, error_bytes, batch_id),
+                    "+ ?, output_bytes = ?, error_bytes = ?, prompt_tokens = prompt_tokens + ?, "
+                    "cached_tokens = cached_tokens + ?, output_tokens = output_tokens + ? "
+                    "WHERE id = ?",
+                    (len(answers), len(failures), output_bytes, error_bytes)
+                    + (use.prompt, use.cached, use.output, batch_id),
                 )
 
     def _still_pending(self, batch_id: str, lines: Sequence[int]) -> set[int]:
@@ -225,5 +232,6 @@ def _data(results: Sequence[Result]) -> Iterator[bytes]:
 
 def _batch(row: Sequence[Any]) -> Batch:
     batch_id, owner, file_id, endpoint, window, deadline_s, metadata, status, times, *rest = row
+    use = Use(*rest[-3:])
     order = Order(owner, file_id, endpoint, window, deadline_s, json.loads(metadata))
-    return Batch(batch_id, order, Status(status), json.loads(times), *rest)
+    return Batch(batch_id, order, Status(status), json.loads(times), *rest[:-3], use=use)

@@ -2,15 +2,16 @@
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from muxcluster.api.batches.answering import Answer, Grown, Use
+from muxcluster.api.batches.answering import Answer, Grown
 from muxcluster.api.batches.planning import FileOrder, LivePlan, Read
 from muxcluster.api.batches.runner import BatchRunner, RunnerSettings
 from muxcluster.batch.entry import Entry
-from muxcluster.batch.job import Batch, Status
+from muxcluster.batch.job import Batch, Status, Use
 from muxcluster.batch.store import BatchStore, Pending
 from tests.batch.jobs import MODELS, line_of, result_of, submit
 
@@ -25,11 +26,11 @@ class _Answerer:
         self._log.append(("start", line))
         await asyncio.sleep(0)
         if line % 2:
-            return Answer(result_of(Pending(line, 0, 0, "", 0)), Use(), None)
+            return Answer(result_of(Pending(line, 0, 0, "", 0)), None)
         grown(1, is_first=True)
         grown(line, is_first=False)
         await asyncio.sleep(0)
-        return Answer(result_of(Pending(line, 0, 0, "", 0)), Use(1, 0, line), line)
+        return Answer(replace(result_of(Pending(line, 0, 0, "", 0)), use=Use(1, 0, line)), line)
 
 
 class _OneByOne:

@@ -11,13 +11,15 @@ import signal
 import sqlite3
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-from muxcluster.api.batches.answering import Answer, Answerer, Grown, Use
+from muxcluster.api.batches.answering import Answer, Answerer, Grown
 from muxcluster.api.batches.planning import FileOrder
 from muxcluster.api.batches.runner import BatchRunner, Ended, RunnerSettings
 from muxcluster.batch.entry import Entry
+from muxcluster.batch.job import Use
 from muxcluster.batch.results import answered
 from muxcluster.batch.store import BatchStore
 from tests.batch.jobs import MODELS
@@ -58,7 +60,7 @@ class FakeAnswerer:
         self._death.passes("answering")
         status = 200 if line % 10 else 400
         result = answered(line, entry.custom_id, f"{batch_id}-{line}", {}, status)
-        return Answer(result, Use(3, 0, 2), 2)
+        return Answer(replace(result, use=Use(3, 1, 2)), 2)
 
 
 def watch_the_disk(death: Death) -> None:

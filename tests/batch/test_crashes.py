@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from muxcluster.batch.job import Status
+from muxcluster.batch.job import Status, Use
 from muxcluster.batch.store import BatchStore
 from tests.batch.crashing import MOMENTS, NEVER, Death, run_batch
 from tests.batch.jobs import line_of, read_results, submit
@@ -70,6 +70,8 @@ def _check_whole(folder: Path, count: int) -> None:
     expected = {i + 1 for i in range(count) if (i + 1) % 10 == 0 or i % WRONG_EVERY == 7}
     assert failed == expected
     assert (batch.num_completed, batch.num_failed) == (len(output), len(errors))
+    num_answered = count - sum(i % WRONG_EVERY == 7 for i in range(count))
+    assert batch.use == Use(3 * num_answered, num_answered, 2 * num_answered)
     store.close()
 
 

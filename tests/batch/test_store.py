@@ -2,13 +2,15 @@
 
 import random
 import signal
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from muxcluster.batch.job import Order, Status
+from muxcluster.batch.database import database_path
+from muxcluster.batch.job import Order, Status, Use
 from muxcluster.batch.store import BatchStore, Result
 from muxcluster.core.errors import ConfigError, StorageFailed
 from tests.batch.jobs import line_of, read_results, result_of, taken_in
@@ -115,14 +117,30 @@ def test_a_full_disk_is_said_and_leaves_whole_lines_alone(tmp_path: Path, limit:
 def test_the_first_result_of_a_line_counts(tmp_path: Path) -> None:
     _made(tmp_path, 2)
     store = BatchStore(tmp_path)
-    store.record("b", [Result(1, True, b'{"n": 1}'), Result(1, False, b'{"n": 2}')])
+    first = Result(1, True, b'{"n": 1}', Use(5, 2, 3))
+    store.record("b", [first, Result(1, False, b'{"n": 2}', Use(100))])
     store.record("b", [Result(1, True, b'{"n": 3}'), Result(2, True, b'{"n": 4}')])
-    store.record("b", [Result(99, True, b'{"n": 5}')])
+    store.record("b", [Result(99, True, b'{"n": 5}', Use(100))])
     batch = store.get("b")
     found = read_results(store.path_of(batch.output_file_id))
     assert [each["n"] for each in found] == [1, 4]
     assert (batch.num_completed, batch.num_failed) == (2, 0)
+    assert batch.use == Use(5, 2, 3)
     assert not store.path_of(batch.error_file_id).exists()
+    store.close()
+
+
+def test_a_folder_of_an_earlier_version_goes_on(tmp_path: Path) -> None:
+    _made(tmp_path, 2)
+    connection = sqlite3.connect(database_path(tmp_path))
+    for name in ("prompt_tokens", "cached_tokens", "output_tokens"):
+        connection.execute(f"ALTER TABLE batches DROP COLUMN {name}")
+    connection.commit()
+    connection.close()
+    store = BatchStore(tmp_path)
+    assert store.get("b").use == Use()
+    store.record("b", [Result(1, True, b"{}", Use(5, 2, 3))])
+    assert store.get("b").use == Use(5, 2, 3)
     store.close()
 
 

@@ -12,6 +12,7 @@ from muxcluster.api.responses import Deltas, whole
 from muxcluster.api.service import CompletionService
 from muxcluster.api.wire import ChatWire, CompletionWire
 from muxcluster.batch.entry import CHAT, Entry
+from muxcluster.batch.job import Use
 from muxcluster.batch.results import answered
 from muxcluster.batch.store import Result
 from muxcluster.core.errors import EngineFailure, PoisonRequest, RequestError, Unavailable
@@ -26,25 +27,10 @@ MAX_PAUSE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
-    """Tokens of an answer. cached: prompt tokens that the prefix cache had."""
-
-    prompt: int = 0
-    cached: int = 0
-    output: int = 0
-
-    def __add__(self, other: "Use") -> "Use":
-        return Use(
-            self.prompt + other.prompt, self.cached + other.cached, self.output + other.output
-        )
-
-
-@dataclass(frozen=True, slots=True)
 class Answer:
     """How a line ended. output_tokens: of a choice, in the mean; None where there is no answer."""
 
     result: Result
-    use: Use
     output_tokens: int | None
 
 
@@ -82,16 +68,16 @@ class Answerer:
                 body = await self._run(entry, request_id, growth)
                 use = _use(body)
                 self.used += use
-                result = answered(line, entry.custom_id, request_id, body)
-                return Answer(result, use, use.output // len(body["choices"]))
+                result = replace(answered(line, entry.custom_id, request_id, body), use=use)
+                return Answer(result, use.output // len(body["choices"]))
             except Unavailable as error:
                 await asyncio.sleep(min(MAX_PAUSE_S, error.retry_after_s))
             except (RequestError, PoisonRequest) as error:
-                return Answer(_failed(line, entry, request_id, error), Use(), None)
+                return Answer(_failed(line, entry, request_id, error), None)
             except EngineFailure as error:
                 num_failures += 1
                 if num_failures == MOST_FAILURES:
-                    return Answer(_failed(line, entry, request_id, error), Use(), None)
+                    return Answer(_failed(line, entry, request_id, error), None)
 
     async def _run(self, entry: Entry, request_id: str, growth: "_Growth") -> dict[str, Any]:
         body = body_of(entry, lenient=self._lenient)

@@ -3,7 +3,7 @@
 from typing import Any
 
 from muxcluster.batch.files import StoredFile
-from muxcluster.batch.job import OPEN, Batch, Status
+from muxcluster.batch.job import OPEN, Batch, Status, Use
 
 ESTIMATE = "estimated_finish_at"
 """Key of a running batch's metadata: when its last line should end, Unix seconds as text."""
@@ -57,7 +57,18 @@ def batch_card(batch: Batch, finish_s: float | None) -> dict[str, Any]:
             "completed": batch.num_completed,
             "failed": batch.num_failed,
         },
+        "usage": _usage(batch.use),
         "metadata": metadata or None,
+    }
+
+
+def _usage(use: Use) -> dict[str, Any]:
+    return {
+        "input_tokens": use.prompt,
+        "input_tokens_details": {"cached_tokens": use.cached},
+        "output_tokens": use.output,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": use.prompt + use.output,
     }
 
 

@@ -4,7 +4,7 @@ import time
 from bisect import bisect_right
 from dataclasses import dataclass, field
 
-from muxcluster.api.batches.answering import Use
+from muxcluster.batch.job import Use
 
 RECENT = 0.5
 """Of the time so far, the last part, whose speed counts: models get faster once their caches are

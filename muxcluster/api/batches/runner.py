@@ -191,7 +191,7 @@ class BatchRunner:
         plan.ended(line.line, answer.output_tokens)
         news.set()
         await run.recorder.keep(answer.result)
-        run.progress.end(line.line, line.weight, answer.use)
+        run.progress.end(line.line, line.weight, answer.result.use)
 
     def _end(self, batch_id: str, ending: Status) -> Batch:
         """Every line that is left gets its reason, then the batch is over."""

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from muxcluster.api.batches import progress as module
-from muxcluster.api.batches.answering import Use
 from muxcluster.api.batches.progress import Progress
+from muxcluster.batch.job import Use
 
 
 @pytest.fixture

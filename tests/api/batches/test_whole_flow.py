@@ -35,6 +35,13 @@ def test_from_file_to_answers(batch_client, says):
     assert response["status_code"] == 200
     assert response["body"]["object"] == "text_completion"
     assert response["body"]["usage"]["completion_tokens"] == 3
+    usages = [each["response"]["body"]["usage"] for each in found.values()]
+    assert batch.usage.input_tokens == sum(each["prompt_tokens"] for each in usages) > 0
+    assert batch.usage.output_tokens == 150
+    assert batch.usage.total_tokens == sum(each["total_tokens"] for each in usages)
+    assert batch.usage.input_tokens_details.cached_tokens == sum(
+        each["prompt_tokens_details"]["cached_tokens"] for each in usages
+    )
 
 
 def test_unknown_ids(batch_client):
