@@ -6,7 +6,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -232,6 +232,6 @@ def _data(results: Sequence[Result]) -> Iterator[bytes]:
 
 def _batch(row: Sequence[Any]) -> Batch:
     batch_id, owner, file_id, endpoint, window, deadline_s, metadata, status, times, *rest = row
-    use = Use(*rest[-3:])
     order = Order(owner, file_id, endpoint, window, deadline_s, json.loads(metadata))
-    return Batch(batch_id, order, Status(status), json.loads(times), *rest[:-3], use=use)
+    batch = Batch(batch_id, order, Status(status), json.loads(times), *rest[:-3])
+    return replace(batch, use=Use(*rest[-3:]))
