@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from types import MappingProxyType
 import pytest
 import yaml
 from openai import OpenAI
+from prometheus_client.parser import text_string_to_metric_families
 
 from muxcluster.demo.models import build_model
 
@@ -133,6 +135,19 @@ def _marked(mark: bytes) -> set[int]:
         except OSError:
             continue
     return found
+
+
+def held(url: str) -> float:
+    """KV blocks that requests hold, and requests that wait for some."""
+    with urllib.request.urlopen(f"{url}/metrics", timeout=STOP_TIMEOUT_S) as answer:
+        text = answer.read().decode()
+    names = ("muxcluster:used_blocks", "muxcluster:batch_blocks", "vllm:num_requests_waiting")
+    return sum(
+        sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name in names
+    )
 
 
 StartServer = Callable[..., ServerProcess]

@@ -5,7 +5,6 @@ import os
 import random
 import signal
 import time
-import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,9 @@ from typing import Any
 import pytest
 import yaml
 from openai import APIStatusError, OpenAI
-from prometheus_client.parser import text_string_to_metric_families
 
 from muxcluster.demo.models import build_model
-from tests.cluster.conftest import ServerProcess
+from tests.cluster.conftest import ServerProcess, held
 
 NAMES = ("llama-a", "qwen-b")
 DONE = ("completed", "failed", "expired", "cancelled")
@@ -74,19 +72,6 @@ def _results(client: OpenAI, file_id: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in client.files.content(file_id).text.splitlines()]
 
 
-def _held(url: str) -> float:
-    """KV blocks that requests hold, and requests that wait for some."""
-    with urllib.request.urlopen(f"{url}/metrics", timeout=PATIENCE_S) as answer:
-        text = answer.read().decode()
-    names = ("muxcluster:used_blocks", "muxcluster:batch_blocks", "vllm:num_requests_waiting")
-    return sum(
-        sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-        if sample.name in names
-    )
-
-
 def test_answers_equal_those_of_the_routes(client: OpenAI) -> None:
     lines = _lines(12, 6)
     batch = _until(client, _submit(client, lines).id)
@@ -106,14 +91,14 @@ def test_answers_equal_those_of_the_routes(client: OpenAI) -> None:
 def test_cancelling_frees_all_blocks(client: OpenAI, url: str) -> None:
     batch = _submit(client, _lines(200, 400))
     deadline = time.monotonic() + PATIENCE_S
-    while not _held(url):
+    while not held(url):
         assert time.monotonic() < deadline
         time.sleep(POLL_S)
     client.batches.cancel(batch.id)
     batch = _until(client, batch.id)
     assert batch.status == "cancelled"
     assert batch.request_counts.completed + batch.request_counts.failed == 200
-    while _held(url):
+    while held(url):
         assert time.monotonic() < deadline
         time.sleep(POLL_S)
 
