@@ -20,8 +20,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 from bench.harness import Bench, make_parser
 from bench.offline.blendserve_claims import COMPARED, ORDERS, SERIAL, Part, case_of, claims_of
 from bench.offline.blendserve_picture import draw_all
-from bench.offline.blendserve_runs import Row, Rows
+from bench.offline.blendserve_runs import Rows
 from bench.offline.blendserve_traces import GRID, TRACES
+from bench.offline.rows import Row
 
 REQUESTS, GRID_REQUESTS = 100_000, 30_000
 QUICK_REQUESTS = 2_000

@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from bench.harness import Claim
-from bench.offline.blendserve_runs import Case, Row, Rows
+from bench.offline.blendserve_runs import Case, Rows
 from bench.offline.blendserve_traces import Mix
+from bench.offline.rows import Row
 
 ORDERS = ("dfs", "blend", "fcfs", "random")
 SERIAL = ("dfs", "blend")

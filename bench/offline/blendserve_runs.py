@@ -1,25 +1,23 @@
 """Runs a workload in an order and keeps what came of it: a long bench can be continued."""
 
-import json
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from bench.harness import source
 from bench.offline.blendserve_traces import Mix, trace
 from bench.offline.blendserve_unit import KV_BYTES, RESOURCES, make_unit, permitted
+from bench.offline.rows import Row
+from bench.offline.rows import Rows as KeptRows
 from muxcluster.offline.blend.lengths import known_lengths
 from muxcluster.offline.choice import Unplanned, nature_of
 from muxcluster.offline.feeding import BatchFeeder
 from muxcluster.offline.orders import OfflineJob
 from muxcluster.sim.batch import SimPredictor
 
-Row = dict[str, Any]
 UNTOLD = 256.0
 """Output tokens that every request is believed to have before there are results."""
 
@@ -46,36 +44,30 @@ class Case:
 
 
 class Rows:
-    """Rows by name of the case, one a line of a file; None keeps them in memory alone."""
+    """Rows by case and seed, kept in a file; None keeps them in memory alone."""
 
     def __init__(self, path: Path | None) -> None:
-        self._path = path
-        self._rows: dict[str, Row] = {}
-        if path is not None and path.exists():
-            lines = path.read_text(encoding="utf-8").splitlines()
-            self._rows = {row["case"]: row for row in map(json.loads, lines)}
+        self._kept = KeptRows(path)
 
     def run(self, cases: Iterable[Case], seed: int) -> None:
         """Those that are not here yet."""
         for case in cases:
-            name = f"{case.name}, seed {seed}"
-            if name in self._rows:
-                continue
-            row = {"case": name, **_run(case, seed)}
-            self._rows[name] = row
-            shown = {key: value for key, value in row.items() if key != "use"}
-            print(shown, flush=True)
-            if self._path is not None:
-                with self._path.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(row) + "\n")
+            name = _name(case, seed)
+            if name not in self._kept:
+                row = self._kept.run(name, partial(_run, case, seed))
+                print({key: value for key, value in row.items() if key != "use"}, flush=True)
 
     def have(self, cases: Iterable[Case], seed: int) -> bool:
         """True where all of them have run."""
-        return all(f"{case.name}, seed {seed}" in self._rows for case in cases)
+        return all(_name(case, seed) in self._kept for case in cases)
 
     def of(self, case: Case, seed: int) -> Row:
         """What came of a case. Raises KeyError where it has not run."""
-        return self._rows[f"{case.name}, seed {seed}"]
+        return self._kept[_name(case, seed)]
+
+
+def _name(case: Case, seed: int) -> str:
+    return f"{case.name}, seed {seed}"
 
 
 @lru_cache(maxsize=1)
@@ -108,7 +100,6 @@ def _run(case: Case, seed: int) -> Row:
         "recomputed_tokens": found.recomputed_tokens,
         "num_refused": found.num_refused,
         "cpu_s": round(time.process_time() - start_s, 1),
-        "commit": source()["commit"],
         "use": {
             "bin_s": found.use.bin_s,
             "compute": found.use.compute.round(4).tolist(),

@@ -1,4 +1,4 @@
-"""A model that is not on the attention interface, on a real server beside one that is."""
+"""A model that is not on the attention interface, on a real server beside two that are."""
 
 import json
 import random
@@ -17,7 +17,7 @@ from muxcluster.text.tokenizer import Tokenizer
 from tests.cluster.conftest import STOP_TIMEOUT_S, ServerProcess, held
 from tests.engine_dense.units import generated
 
-FAMILIES = ("bloom", "llama")
+FAMILIES = ("bloom", "llama", "qwen2")
 NUM_TOKENS = 16
 
 
@@ -66,7 +66,7 @@ def test_streams_finish_as_the_library_says_and_cancelled_ones_leave_nothing(
         with urllib.request.urlopen(f"{url}/status", timeout=STOP_TIMEOUT_S) as answer:
             (unit,) = json.load(answer)["units"]
         backends = {model["name"]: model["backend"] for model in unit["models"]}
-        assert backends == {"bloom": "dense", "llama": "paged"}
+        assert backends == {"bloom": "dense", "llama": "paged", "qwen2": "paged"}
         deadline = time.monotonic() + STOP_TIMEOUT_S
         while held(url):
             assert time.monotonic() < deadline, "blocks are held by nobody"
