@@ -64,10 +64,11 @@ from bench.dense_record import (
 )
 from bench.dense_trace import Trace, watched
 from bench.harness import ROOT, Bench, make_parser
+from muxcluster.core.padded import RowBytes
 from muxcluster.demo.models import build_model
 from muxcluster.engine.dense.model import DenseModel
-from muxcluster.engine.dense.scaling import BatchScaling, RowBytes
 from muxcluster.engine.packing_cpu import pack_linears
+from muxcluster.scheduling.batch_scaling import BatchScaling
 
 SHAPE = {
     "vocab_size": 4000,

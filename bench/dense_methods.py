@@ -12,11 +12,12 @@ from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaLis
 
 from bench.dense_queries import Query
 from bench.dense_trace import Trace
+from muxcluster.core.padded import RowBytes
 from muxcluster.engine.dense.batch import KeptRow
 from muxcluster.engine.dense.forward import Foreign
 from muxcluster.engine.dense.model import DenseModel
 from muxcluster.engine.dense.prefill import Prefilled, prefill
-from muxcluster.engine.dense.scaling import BatchScaling, RowBytes
+from muxcluster.scheduling.batch_scaling import BatchScaling
 
 PAD = 2
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from muxcluster.core.padded import PaddedLimit
 from muxcluster.core.unitspec import ModelSpec, UnitSpec
 
 PAGED, DENSE = "paged", "dense"
@@ -12,7 +13,7 @@ PAGED, DENSE = "paged", "dense"
 class ModelBackend:
     """How a loaded model runs: see `ModelSpec.backend`.
 
-    slab_blocks: blocks of the pool that its padded batches take the place of.
+    slab_blocks: blocks of the pool that its padded batches take the place of. padded: see there.
     is_positional: its cache is one entry a token, so prefixes can be shared and blocks lent.
     """
 
@@ -20,6 +21,7 @@ class ModelBackend:
     name: str = PAGED
     slab_blocks: int = 0
     is_positional: bool = True
+    padded: PaddedLimit | None = None
 
 
 def as_loaded(spec: UnitSpec, backends: Sequence[ModelBackend]) -> UnitSpec:
@@ -41,4 +43,4 @@ def _loaded(spec: ModelSpec, backend: ModelBackend | None) -> ModelSpec:
     if backend is None:
         return spec
     caches = spec.prefix_caching and backend.is_positional
-    return replace(spec, backend=backend.name, prefix_caching=caches)
+    return replace(spec, backend=backend.name, prefix_caching=caches, padded=backend.padded)

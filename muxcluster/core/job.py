@@ -7,6 +7,7 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
+from muxcluster.core.padded import PaddedBatch
 from muxcluster.core.sampling import SamplingParams
 
 
@@ -179,6 +180,7 @@ class JobResult:
     prompt_logprobs: row -> one entry per prompt position whose *successor* lies in the prompt:
         the entry from position p describes the prompt token at p + 1.
     seconds: execution time on the worker.
+    padded: the batch that its decoding rows are in; None where the model pads none.
     """
 
     job_id: int
@@ -187,3 +189,4 @@ class JobResult:
     seconds: float
     logprobs: Mapping[int, tuple[TokenLogprobs, ...]]
     prompt_logprobs: Mapping[int, tuple[TokenLogprobs, ...]]
+    padded: PaddedBatch | None = None

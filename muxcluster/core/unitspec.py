@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from muxcluster.core.job import WorkerSlot
 from muxcluster.core.kvshape import KvShape
+from muxcluster.core.padded import PaddedLimit
 from muxcluster.core.request import Slo
 
 
@@ -16,7 +17,7 @@ class ModelSpec:
     weight_bytes: what a step reads beside the KV; 0: not known.
     backend: "paged" (our attention over the unit's blocks), "dense" (the model's own attention and
     cache) or "auto" (paged where the model allows it). trust_remote_code: code in its directory
-    may run.
+    may run. padded: what its padded batches take, once it is loaded; None where it has none.
     max_seqs: slots, that is sequences that may hold KV at the same time.
     rate_per_s, mean_prompt_tokens, mean_output_tokens: expectations of the plan; the scheduler
     starts from them and then measures.
@@ -40,6 +41,7 @@ class ModelSpec:
     weight_bytes: int = 0
     backend: str = "auto"
     trust_remote_code: bool = False
+    padded: PaddedLimit | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """Steps on the CPU: inputs as they are, attention planned a step, sampling on arrays."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -9,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from muxcluster.core.job import Admission, Rows, Side, TableDelta, TokenLogprobs
+from muxcluster.core.padded import PaddedBatch
 from muxcluster.engine.arena import ModelArena
 from muxcluster.engine.attention import LayerAttention
 from muxcluster.engine.attention_cpu import PlannedAttention
@@ -22,7 +24,13 @@ from muxcluster.engine.sampling.slots import SlotSampling
 
 
 class RowsForward(Protocol):
-    """Runs rows through a model, whose cache has what was computed of them before."""
+    """Runs rows through a model, whose cache has what was computed of them before.
+
+    padded: the batch of the rows that decoded last; None where none is padded.
+    """
+
+    @property
+    def padded(self) -> PaddedBatch | None: ...
 
     def logits(self, rows: Rows, asked: Asked) -> Tensor:
         """fp32 [sampling rows + asked.tokens, vocab], each in order.
@@ -38,6 +46,8 @@ class RowsForward(Protocol):
 
 class PagedRows:
     """Rows of a model whose keys and values are in the pool, written and read by our attention."""
+
+    padded = None
 
     def __init__(self, forward: TokenForward, pool: Tensor, arena: ModelArena) -> None:
         """pool: uint8 [num_blocks, block_bytes]; arena: the model's part."""
@@ -116,7 +126,9 @@ class HostSteps:
                 history = self._arena.history
                 prompt_logprobs = asked.logprobs(logits[len(sampling) :], history)
             starts, counts = starts + counts, np.ones_like(counts)
-        return Ready(result_of(steps, sampling, prompt_logprobs))
+        result = result_of(steps, sampling, prompt_logprobs)
+        padded = self._forward.padded
+        return Ready(result if padded is None else replace(result, padded=padded))
 
     def waits(self, rows: Rows) -> bool:
         """Always: the host is the device."""

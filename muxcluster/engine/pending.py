@@ -10,17 +10,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from muxcluster.core.job import TokenLogprobs
+from muxcluster.core.padded import PaddedBatch
 from muxcluster.engine.sampling.sampler import Sampled
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowsResult:
-    """tokens: int32 [steps, sampling rows]. Logprobs: as in `JobResult`, keyed by row."""
+    """tokens: int32 [steps, sampling rows]. Logprobs, padded: as in `JobResult`, by row."""
 
     tokens: NDArray[np.int32]
     logprobs: Mapping[int, tuple[TokenLogprobs, ...]]
     prompt_logprobs: Mapping[int, tuple[TokenLogprobs, ...]]
     num_broken: int
+    padded: PaddedBatch | None = None
 
 
 class Pending(Protocol):

@@ -37,4 +37,5 @@ class PendingJob:
             seconds=time.monotonic() - self.started,
             logprobs=done.logprobs,
             prompt_logprobs=done.prompt_logprobs,
+            padded=done.padded,
         )

@@ -45,6 +45,8 @@ class Completion:
         log-probabilities.
         """
         assert len(result.counts) == len(job.rows), "a result has other rows than its job"
+        if model.scaling is not None and result.padded is not None:
+            model.scaling.observe(result.padded)
         if job.rows.prefixes is not None:
             model.counters.num_shared_reads += job.rows.prefixes.num_saved * job.max_steps
         whole, job = job, without_ended(self._memory, model, job)

@@ -56,6 +56,9 @@ class Following:
         if not stays.all():
             slots = slots[stays]
         starts = table.num_computed[slots] + np.int32(1)
+        scaling = self._models[job.model].scaling
+        if scaling is not None and scaling.num_fitting(starts) < len(slots):
+            return None
         grown = self._kv.grow(job.model, slots, starts + np.int32(1))
         return None if isinstance(grown, Shortage) else desk.follow(job, slots, starts, grown)
 

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 
 from muxcluster.core.request import Request, ServiceClass
 from muxcluster.core.unitspec import ModelSpec
+from muxcluster.scheduling.batch_scaling import BatchScaling
 from muxcluster.scheduling.live import LiveRequest
 from muxcluster.scheduling.queues import Waiting
 from muxcluster.scheduling.rates import LoadMeter
-from muxcluster.scheduling.slots import SlotTable
+from muxcluster.scheduling.slots import Slots, SlotTable
 
 _WEIGHTS = 0.25
 """A byte of weights counts so much of a byte of KV: a step that mostly reads weights is hardly
@@ -38,6 +39,7 @@ class ModelState:
     block_tokens: tokens in one of its blocks; a column is `blocks_per_column` blocks.
     peak_blocks, is_short: highest use, and whether blocks were refused, since the last quota
         adaptation.
+    scaling: of its padded batches, None where it has none.
     """
 
     def __init__(
@@ -55,6 +57,10 @@ class ModelState:
         self.counters = Counters()
         self.peak_blocks = 0
         self.is_short = False
+        self.scaling: BatchScaling | None = None
+        if spec.padded is not None:
+            limit = spec.padded
+            self.scaling = BatchScaling(limit.row_bytes, limit.limit_bytes, spec.max_seqs)
 
     @property
     def num_live(self) -> int:
@@ -67,6 +73,14 @@ class ModelState:
         return (
             self.slots.num_batch > 0 or self.waiting.by_class[ServiceClass.BATCH].head is not None
         )
+
+    def fitting(self, slots: Slots, *, num_rows: int = 0, longest: int = 0) -> Slots:
+        """Those of `slots`, from the first on, that may decode in one job with `num_rows` others
+        of `longest` cached tokens at most; all where no batch is padded."""
+        if self.scaling is None:
+            return slots
+        lengths = self.slots.num_computed[slots]
+        return slots[: self.scaling.num_fitting(lengths, num_rows=num_rows, longest=longest)]
 
     def columns(self, num_tokens: int) -> int:
         """Columns that hold `num_tokens` tokens."""

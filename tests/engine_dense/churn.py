@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from muxcluster.core.padded import RowBytes
 from muxcluster.engine.dense.batch import DenseBatch, KeptRow
 from muxcluster.engine.dense.model import DenseModel
 from muxcluster.engine.dense.prefill import prefill
-from muxcluster.engine.dense.scaling import RowBytes
 
 
 @dataclass(slots=True)

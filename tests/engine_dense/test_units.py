@@ -5,12 +5,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from torch import Tensor
 
 from muxcluster.core.backends import as_loaded
 from muxcluster.core.errors import LoadError
 from muxcluster.core.job import TokenLogprobs
 from muxcluster.core.sampling import SamplingParams
 from muxcluster.engine.dense.batch import DenseBatch
+from muxcluster.engine.dense.cachetree import rebuilt
+from muxcluster.engine.dense.forward import DenseForward
+from muxcluster.engine.dense.store import RowStore
 from muxcluster.engine.executor import JobDone
 from muxcluster.engine.inprocess import InProcessExecutor
 from muxcluster.scheduling.scheduler import UnitScheduler
@@ -30,6 +34,8 @@ from tests.engine_dense.units import VOCAB, generated, unit_of
 NUM_TOKENS = 12
 MANY_TOKENS = 50
 """So many that sequences grow by several columns."""
+SO_MANY_TOKENS = 120
+"""So many that not all whose prompts there was memory for find it later."""
 
 
 def check_answers(
@@ -58,22 +64,32 @@ def test_answers_are_those_of_the_library(tiny: ModelBuilder, family: str) -> No
 
 
 class Weighed:
-    """The most bytes that any batch has held, and how many steps there were."""
+    """The most bytes that batches have held, how many steps there were, and rows read for them.
+
+    sizes: after each step, the rows and the bytes of its batch.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.most = self.num_steps = 0
-        step, embed = DenseBatch.step, DenseBatch.embed
+        self.most = self.num_steps = self.num_reads = 0
+        self.sizes: list[tuple[int, int]] = []
+        step, embed, read = DenseBatch.step, DenseBatch.embed, RowStore.read
 
         def weighed_step(batch, tokens):
             logits = step(batch, tokens)
             self.num_steps += 1
             self.most = max(self.most, batch.num_bytes)
+            self.sizes.append((len(batch.queries), batch.num_bytes))
             return logits
 
         def weighed_embed(batch, rows):
             embed(batch, rows)
             self.most = max(self.most, batch.num_bytes)
 
+        def noted_read(store, slot, length):
+            self.num_reads += 1
+            return read(store, slot, length)
+
+        monkeypatch.setattr(RowStore, "read", noted_read)
         monkeypatch.setattr(DenseBatch, "step", weighed_step)
         monkeypatch.setattr(DenseBatch, "embed", weighed_embed)
 
@@ -81,25 +97,60 @@ class Weighed:
 def test_batches_keep_to_the_slab_and_preempted_rows_come_again(
     tiny: ModelBuilder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Long and short rows whose padded batch would be several times the slab, in a pool that holds
-    a part of them: they are run in groups, and answers stay the same."""
+    """Rows whose padded batch would be several times the slab, in a pool that holds a part of them:
+    jobs have as many as fit, in one batch each, and answers stay the same."""
     directory = tiny("bloom")
     spec = unit_of({"bloom": directory}, (), num_blocks=520)
     weighed = Weighed(monkeypatch)
     executor = InProcessExecutor(spec)
-    asked = prompts("bloom", 10, VOCAB, longest=180)
+    asked = prompts("bloom", 12, VOCAB, longest=30)
     with running(spec, executor) as (unit, sink):
         (backend,) = executor.backends
         slab_bytes = backend.slab_blocks * spec.block_bytes
-        submit(unit, asked, greedy(MANY_TOKENS))
+        submit(unit, asked, greedy(SO_MANY_TOKENS))
         sink.wait_for_ends(len(asked))
         (stats,) = unit.stats().models
         assert stats.num_preemptions > 0, "the pool was too large to say anything"
         assert unit.stats().num_blocks == spec.num_blocks - backend.slab_blocks
-        check_answers(sink, directory, asked, MANY_TOKENS)
+        check_answers(sink, directory, asked, SO_MANY_TOKENS)
         check_nothing_leaks(unit)
     assert weighed.num_steps > 0
     assert weighed.most * 2 <= slab_bytes, "with the rows before them, batches pass the slab"
+    assert 4 * weighed.num_reads < weighed.num_steps, "rows come and go with every step"
+
+
+def test_a_cache_that_takes_more_than_foretold_gets_fewer_rows(
+    tiny: ModelBuilder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library's cache, in three times the memory that it needs: jobs are as large as what
+    batches were found to take lets them be, and answers stay the same."""
+    directory = tiny("bloom")
+    spec = unit_of({"bloom": directory}, (), num_blocks=2400)
+    weighed = Weighed(monkeypatch)
+    run = DenseForward.run
+
+    def generous(leaf):
+        return leaf.new_zeros((3, *leaf.shape))[0].copy_(leaf) if isinstance(leaf, Tensor) else leaf
+
+    def generous_run(*args, **kwargs):
+        output = run(*args, **kwargs)
+        return replace(output, cache=rebuilt(output.cache, generous))
+
+    monkeypatch.setattr(DenseForward, "run", generous_run)
+    executor = InProcessExecutor(spec)
+    asked = prompts("bloom", 14, VOCAB, longest=120)
+    with running(spec, executor) as (unit, sink):
+        (backend,) = executor.backends
+        assert backend.padded is not None
+        limit_bytes = backend.padded.limit_bytes
+        submit(unit, asked, greedy(MANY_TOKENS))
+        sink.wait_for_ends(len(asked))
+        check_answers(sink, directory, asked, MANY_TOKENS)
+        check_nothing_leaks(unit)
+    most_rows = max(rows for rows, _ in weighed.sizes)
+    assert 2 < most_rows < 8, "the limit was too high or too low to say anything"
+    # One step more than the measured one, which came before the rows were as long.
+    assert max(size for _, size in weighed.sizes) <= 1.05 * limit_bytes
 
 
 @pytest.mark.parametrize("family", ["bloom", "mamba"])

@@ -10,6 +10,7 @@ import math
 import numpy as np
 
 from muxcluster.core.job import Job, JobResult, Phase, Side, SlotCopies, TokenLogprobs
+from muxcluster.core.padded import PaddedBatch
 from muxcluster.core.unitspec import UnitSpec
 
 VOCAB = 50
@@ -32,9 +33,13 @@ class _Sequence:
 
 
 class FakeMemory:
-    """Pool, tables and histories of a unit, as its workers share them."""
+    """Pool, tables and histories of a unit, as its workers share them.
 
-    def __init__(self, spec: UnitSpec) -> None:
+    padded_factor: memory of padded batches, over what is foretold of them.
+    """
+
+    def __init__(self, spec: UnitSpec, padded_factor: float = 1.0) -> None:
+        self._padded_factor = padded_factor
         self._models = {m.name: (i, m) for i, m in enumerate(spec.models)}
         self._width = {m.name: m.shape.block_tokens(spec.block_bytes) for m in spec.models}
         # Models' slots differ in bytes, and lie over each other: memory is cells that divide all.
@@ -74,7 +79,20 @@ class FakeMemory:
             0.0,
             {},
             prompt_logprobs,
+            self.padded(job),
         )
+
+    def padded(self, job: Job) -> PaddedBatch | None:
+        """The batch of the rows that go on from a token of the output, of a model that pads."""
+        limit, rows = self._models[job.model][1].padded, job.rows
+        found = [self._sequences.get((job.model, slot)) for slot in rows.slots.tolist()]
+        prompts = np.array([math.inf if each is None else each.num_prompt for each in found])
+        lengths = (rows.starts + rows.counts)[(rows.counts == 1) & (rows.starts >= prompts)]
+        if limit is None or not len(lengths):
+            return None
+        num_rows, num_columns = len(lengths), int(lengths.max())
+        foretold = limit.row_bytes.of(num_rows, num_columns)
+        return PaddedBatch(num_rows, num_columns, int(self._padded_factor * foretold))
 
     def _copy(self, job: Job) -> None:
         """All saves before any move or restore."""

@@ -63,12 +63,14 @@ class CacheAxes:
         return any(each.row is not None and each.column is None for each in self.leaves)
 
     def num_bytes(self, cache: Any) -> int:
-        """Memory that the tensors hold, as allocated."""
-        return sum(
-            leaf.untyped_storage().nbytes()
+        """Memory that the tensors hold, as allocated; what several share counts once."""
+        storages = {
+            storage.data_ptr(): storage.nbytes()
             for leaf, axes in zip(leaves(cache), self.leaves, strict=True)
             if isinstance(leaf, Tensor) and axes.row is not None
-        )
+            for storage in (leaf.untyped_storage(),)
+        }
+        return sum(storages.values())
 
     def selected(self, cache: Any, rows: Sequence[int], columns: Sequence[int]) -> Any:
         """The given rows and columns of `cache`, in this order."""

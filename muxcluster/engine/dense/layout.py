@@ -26,14 +26,20 @@ class RowLayout:
         self.token_bytes = sum(leaf.nbytes for leaf in growing)
         self.state_bytes = sum(leaf.nbytes for leaf in fixed)
 
-    def tokens(self, cache: Any, width: int) -> Tensor:
-        """Of the last `width` columns, uint8 [rows, width, token_bytes]."""
+    def tokens(self, cache: Any, width: int, behind: int, num_bytes: int) -> Tensor:
+        """Of `width` columns, with `behind` more behind them, uint8 [rows, width, num_bytes].
+
+        num_bytes: token_bytes at least; what is more is zeros.
+        """
         parts = []
         for leaf, axes in self._tensors(cache):
             if axes.row is not None and axes.column is not None:
-                last = leaf.narrow(axes.column, leaf.shape[axes.column] - width, width)
-                rows = last.movedim((axes.row, axes.column), (0, 1))
+                some = leaf.narrow(axes.column, leaf.shape[axes.column] - behind - width, width)
+                rows = some.movedim((axes.row, axes.column), (0, 1))
                 parts.append(_bytes(rows.reshape(*rows.shape[:2], -1)))
+        if num_bytes > self.token_bytes:
+            first = parts[0]
+            parts.append(first.new_zeros((*first.shape[:2], num_bytes - self.token_bytes)))
         return torch.cat(parts, dim=-1)
 
     def states(self, cache: Any) -> Tensor:

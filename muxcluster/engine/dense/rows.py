@@ -3,6 +3,11 @@
 The rows that decode stay in a running batch from job to job (BATON §4): who comes is embedded, who
 is gone is removed with the padding that was for its sake. The pool has them all the same, so any
 worker can go on with any sequence, and nothing is lost with a batch.
+
+How many rows are in it is the scheduler's word, by what the batch is found to take
+(scheduling/batch_scaling.py). Who has to wait keeps its blocks of the pool, on the device, so
+there is nothing to prefetch (BATON §3.2 keeps such rows in host memory); what the scheduler lent
+or preempted comes back by the unit's copies before the job that needs it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from muxcluster.core.job import Rows
+from muxcluster.core.padded import PaddedBatch
 from muxcluster.engine.arena import ModelArena
 from muxcluster.engine.dense.batch import KeptRow, end_aligned
 from muxcluster.engine.dense.model import DenseModel
@@ -34,13 +40,13 @@ class Chunk:
 
 
 class DenseRows:
-    """Logits of the rows of jobs. It holds copies of `most_bytes` at a time, or of one sequence;
-    twice that while rows are put together."""
+    """Logits of the rows of jobs. The running batch and what is made beside it take twice
+    `most_bytes` at a time."""
 
     def __init__(
         self, model: DenseModel, store: RowStore, arena: ModelArena, most_bytes: int
     ) -> None:
-        """most_bytes: of a padded batch."""
+        """most_bytes: of a padded batch, and at least of the longest sequence."""
         self._model = model
         self._layout = model.layout
         self._store = store
@@ -49,6 +55,14 @@ class DenseRows:
         self._stale: set[int] = set()
         self.batch = model.batch()
         """Of the rows that decode, by slot."""
+
+    @property
+    def padded(self) -> PaddedBatch | None:
+        """As `RowsForward.padded`."""
+        if not self.batch.queries:
+            return None
+        padding = self.batch.padding
+        return PaddedBatch(padding.num_rows, padding.length, self.batch.num_bytes)
 
     def forget(self, slot: int) -> None:
         """Another sequence has the slot."""
@@ -82,10 +96,8 @@ class DenseRows:
         return torch.cat([torch.stack(last) if last else empty, *prompts])
 
     def _fitting(self, chunks: Sequence[Chunk]) -> Iterator[list[Chunk]]:
-        """Groups whose padded caches are of `most_bytes` at most, or one sequence: batch scaling.
-
-        Where one will not do, those of similar lengths are together.
-        """
+        """Groups whose padded caches are of `most_bytes` at most, those of similar lengths
+        together. Rows that decode come in one, else the scheduler did not know what they take."""
         if self._num_bytes(chunks) <= self._most_bytes:
             if chunks:
                 yield list(chunks)
@@ -156,6 +168,8 @@ class DenseRows:
             chunks = [each for each in chunks if each not in idle]
         goes_on = [each for each in chunks if each.start and self._model.takes_chunks]
         for chunk in goes_on:
+            if self.batch.num_bytes + 2 * self._num_bytes([chunk]) > 2 * self._most_bytes:
+                self.batch = self._model.batch()  # its rows are in the pool
             kept = self._store.read(chunk.slot, chunk.start)
             assert kept is not None, "a cache without states is always there"
             self._run([chunk], kept, wants, found)

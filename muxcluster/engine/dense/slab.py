@@ -9,6 +9,7 @@ from pathlib import Path
 
 from muxcluster.core.backends import DENSE, ModelBackend
 from muxcluster.core.errors import LoadError
+from muxcluster.core.padded import PaddedLimit, RowBytes
 from muxcluster.core.unitspec import ModelSpec, UnitSpec
 from muxcluster.engine.dense.model import DenseModel
 from muxcluster.engine.dense.store import planes
@@ -52,8 +53,11 @@ def slab_for(model: DenseModel, spec: ModelSpec, unit: UnitSpec) -> Slab:
             f"{unit.num_blocks} blocks: raise policy.kv_gb or lower max_model_len"
         )
         raise LoadError(file, message)
-    backend = ModelBackend(spec.name, DENSE, blocks, is_positional=not layout.state_bytes)
-    return Slab(model, blocks * unit.block_bytes // num_batches, backend)
+    most_bytes = blocks * unit.block_bytes // num_batches
+    row_bytes = RowBytes(layout.state_bytes, layout.token_bytes)
+    padded = PaddedLimit(row_bytes, most_bytes)
+    backend = ModelBackend(spec.name, DENSE, blocks, not layout.state_bytes, padded)
+    return Slab(model, most_bytes, backend)
 
 
 def _num_places(unit: UnitSpec) -> int:

@@ -22,6 +22,9 @@ from muxcluster.engine.dense.layout import RowLayout
 _HEAD_BYTES = 8
 """The number of tokens that states are of, as int64."""
 
+_SLICE_BYTES = 1 << 22
+"""Tokens are written so many bytes at a time: copies of all would be a second cache."""
+
 _WORDS = {2: torch.int16, 4: torch.int32}
 
 
@@ -59,7 +62,10 @@ class RowStore:
         if self._state_planes:
             self._mark(where, np.full(len(slots), -1))
         if self._token_planes:
-            self._write_tokens(cache, slots.astype(np.int64), starts, counts)
+            most = max(1, _SLICE_BYTES // (len(slots) * self._layout.token_bytes))
+            for behind in range(0, int(counts.max()), most):
+                ends, left = starts + counts - behind, counts - behind
+                self._write_tokens(cache, slots.astype(np.int64), ends, left.clip(0, most), behind)
         if self._state_planes:
             self._write_states(cache, where)
             self._mark(where, starts + counts)
@@ -87,25 +93,26 @@ class RowStore:
         self,
         cache: Any,
         slots: NDArray[np.int64],
-        starts: NDArray[np.integer],
+        ends: NDArray[np.integer],
         counts: NDArray[np.integer],
+        behind: int,
     ) -> None:
+        """Tokens ends[i] - counts[i] to ends[i], which have `behind` columns behind them."""
         width, arena = int(counts.max()), self._arena
-        data = self._layout.tokens(cache, width).flatten(0, 1)
+        unit_bytes = 2 * self._token_planes * self._unit_bytes
+        data = self._layout.tokens(cache, width, behind, unit_bytes).flatten(0, 1)
         rows, places = np.nonzero(np.arange(width) >= width - counts[:, None])
         device = data.device
         if len(rows) < len(data):
             data = data[torch.from_numpy(rows * width + places).to(device)]
-        positions = torch.from_numpy((starts + counts)[rows] - width + places).to(device)
+        positions = torch.from_numpy(ends[rows] - width + places).to(device)
         owner = torch.from_numpy(slots[rows]).to(device)
         column = positions // arena.block_tokens
         tables = arena.tables.flatten(1, 2)[:, : self._token_planes]
         blocks = tables[owner, :, column].long()
         halves = torch.stack((2 * blocks, 2 * blocks + 1), dim=2).flatten(1)
         offsets = half_offsets(positions, arena.from_right[owner], arena.block_tokens)
-        padded = data.new_zeros((len(data), halves.shape[1] * self._unit_bytes))
-        padded[:, : data.shape[1]] = data
-        units = padded.view(self._units.dtype).view(*halves.shape, -1)
+        units = data.view(self._units.dtype).view(*halves.shape, -1)
         self._units[halves, offsets.unsqueeze(1)] = units
 
     def _read_tokens(self, blocks: Tensor, slot: int, length: int) -> Tensor:

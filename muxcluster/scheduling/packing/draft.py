@@ -24,6 +24,7 @@ class Draft:
         self.num_rows = self.num_batch = 0
         self.work = JobWork()
         self.prompts: list[int] = []
+        self._longest = 0
         self._share = share
         self._times = times
         self._slots: list[Slots] = []
@@ -69,6 +70,10 @@ class Draft:
         lengths = self.model.slots.num_computed[slots] + np.int32(1)
         return self._times.rows_within(self.model.name, self._share, seconds, self.work, lengths)
 
+    def fitting(self, slots: Slots) -> Slots:
+        """Those of `slots`, from the first on, that a padded batch has memory for too."""
+        return self.model.fitting(slots, num_rows=self.num_decodes, longest=self._longest)
+
     def tokens_within(self, seconds: float, start: int, limit: int) -> int:
         """How many tokens of a prompt computed up to `start` make the job no longer than that."""
         if seconds == np.inf:
@@ -92,7 +97,10 @@ class Draft:
         self._add(slots, np.ones(len(slots), dtype=np.int32), num_batch)
         if grown is not None and len(grown):
             self._tables.append(grown)
-        context = int(np.add.reduce(self.model.slots.num_computed[slots])) + len(slots)
+        lengths = self.model.slots.num_computed[slots]
+        context = int(np.add.reduce(lengths)) + len(slots)
+        if self.model.scaling is not None:
+            self._longest = max(self._longest, int(lengths.max()))
         self.work = self.work.with_rows(len(slots), context)
 
     def chunk(self, slot: int, count: int, *, is_admitted: bool = False) -> None:

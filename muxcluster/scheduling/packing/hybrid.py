@@ -167,8 +167,9 @@ class HybridPacking:
         urgent = idle[~table.is_batch[idle]] if table.num_batch else idle
         if most <= 0:
             return
-        if len(urgent) > most:
-            urgent = urgent[np.argsort(table.deadline_s[urgent], kind="stable")[:most]]
+        if len(urgent) > most or len(draft.fitting(urgent)) < len(urgent):
+            first = urgent[np.argsort(table.deadline_s[urgent], kind="stable")[:most]]
+            urgent = draft.fitting(first)
         if len(urgent):
             lengths = table.num_computed[urgent] + np.int32(1)
             rows, grown = self._memory.grow(model, urgent, lengths, turn.now)
@@ -179,12 +180,12 @@ class HybridPacking:
         memory, model, table = self._memory, draft.model, draft.model.slots
         room = self._room(draft)
         idle = table.idle_decoding()
-        rows = table.by_seniority(idle[table.is_batch[idle]])[:room]
+        rows = draft.fitting(table.by_seniority(idle[table.is_batch[idle]])[:room])
         least = int(self._ageing.is_overdue(model, turn.now))
         rows = rows[: max(least, draft.rows_within(limit_s, rows))]
         rows, grown = memory.grow_free(model, rows)
         if len(rows) == 0 and len(draft) == 0 and len(idle) and memory.swapping.is_stuck():
-            rows = table.by_seniority(idle)[: max(1, room)]
+            rows = draft.fitting(table.by_seniority(idle)[: max(1, room)])
             rows, grown, saves = memory.swapping.grow(model, rows, turn.job_id, turn.now)
             draft.copy(saves)
         draft.decode(rows, grown, is_batch=True)

@@ -113,8 +113,8 @@ class PriorityPacking:
                 batch.admitted = batch.slots.tolist()
                 return batch
             slots = slots[~is_suspect]
-        if len(slots) > max_rows:
-            slots = np.sort(table.by_seniority(slots)[:max_rows])
+        if len(slots) > max_rows or len(model.fitting(slots)) < len(slots):
+            slots = np.sort(model.fitting(table.by_seniority(slots)[:max_rows]))
         return self._grown(model, slots, now, max_steps)
 
     def _grown(self, model: ModelState, slots: Slots, now: float, max_steps: int) -> Batch:

@@ -69,7 +69,7 @@ class Returns:
             len(draft) + draft.num_tokens < room
             and (slot := returning.next_interactive(model)) is not None
         ):
-            if not _is_for(phase, bool(model.slots.is_prefilling[slot])):
+            if not _is_for(phase, bool(model.slots.is_prefilling[slot])) or _is_full(draft, slot):
                 return
             restored = returning.restore_interactive(model, slot, turn.job_id)
             if restored is None:
@@ -96,6 +96,8 @@ class Returns:
                 return
             if bool(table.is_prefilling[slot]) is not is_prefilling:
                 continue
+            if _is_full(draft, slot):
+                return
             context = int(table.num_computed[slot]) + 1
             copy_s = self._times.copy_s(memory.returning.lent_bytes(model, slot))
             if draft.seconds_with(1, context) > limit_s:
@@ -134,6 +136,12 @@ class Returns:
             rows, grown = self._memory.grow_free(draft.model, slots)
             is_batch = bool(draft.model.slots.is_batch[slot])
             draft.decode(rows, grown, is_batch=is_batch, is_admitted=is_admitted)
+
+
+def _is_full(draft: Draft, slot: int) -> bool:
+    """True where a padded batch has no memory for the slot's next token."""
+    slots = np.array([slot], dtype=np.int32)
+    return not draft.model.slots.is_prefilling[slot] and len(draft.fitting(slots)) == 0
 
 
 def _is_for(phase: Phase, is_prefilling: bool) -> bool:

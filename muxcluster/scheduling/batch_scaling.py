@@ -1,0 +1,77 @@
+"""How many queries a padded batch may hold: by its measured memory against a limit (BATON §3.2)."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from muxcluster.core.padded import PaddedBatch, RowBytes
+
+_FORGETTING = 0.05
+"""Of what a batch once took beyond what later ones do, this share is forgotten with each of these:
+a cache that allocates ahead does so once in many steps."""
+
+
+@dataclass(slots=True)
+class BatchScaling:
+    """Scales a batch down before a step would take it over its limit, and up where there is room.
+
+    row_bytes: as foretold; `observe` says what is really taken. limit_bytes: of the batch's cache.
+    max_rows: at any memory. room: the share of the limit up to which `entering` lets queries come
+    in; what is left keeps those that came from being saved at once again. Who came first stays,
+    whatever its memory, so every batch gets on.
+    """
+
+    row_bytes: RowBytes
+    limit_bytes: int
+    max_rows: int
+    room: float = 0.9
+    overhead: float = field(default=1.0, init=False)
+    """Memory that batches take, over what is foretold of them."""
+
+    def observe(self, batch: PaddedBatch) -> None:
+        """A batch as it was found: what it took beyond the foretold, later ones are taken to."""
+        foretold = self.row_bytes.of(batch.num_rows, batch.num_columns)
+        if foretold:
+            measured = batch.num_bytes / foretold
+            gain = _FORGETTING if measured < self.overhead else 1.0
+            self.overhead += gain * (measured - self.overhead)
+
+    def num_fitting(
+        self, lengths: NDArray[np.integer], *, num_rows: int = 0, longest: int = 0
+    ) -> int:
+        """How many queries of cached tokens `lengths` (int [n]), from the first on, may be in a
+        batch beside `num_rows` others of `longest` tokens at most, for one more token of each.
+
+        One at least where there are no others.
+        """
+        return self._num_fitting(self.limit_bytes, lengths, num_rows, longest)
+
+    def leaving(self, rows: Mapping[int, int]) -> list[int]:
+        """Which of `rows`, queries and their cached tokens in the order in which they came in, to
+        save to host memory before the next step: the last to come in."""
+        return list(rows)[self.num_fitting(_array(rows.values())) :]
+
+    def entering(self, rows: Mapping[int, int], waiting: Mapping[int, int]) -> list[int]:
+        """Which of `waiting`, in their order, the batch has room for; nobody overtakes.
+
+        An empty batch takes the first, whatever its memory.
+        """
+        lengths, longest = _array(waiting.values()), max(rows.values(), default=0)
+        limit_bytes = int(self.room * self.limit_bytes)
+        return list(waiting)[: self._num_fitting(limit_bytes, lengths, len(rows), longest)]
+
+    def _num_fitting(
+        self, limit_bytes: int, lengths: NDArray[np.integer], num_rows: int, longest: int
+    ) -> int:
+        lengths = lengths[: max(0, self.max_rows - num_rows)].astype(np.int64)
+        columns = np.maximum(np.maximum.accumulate(lengths), longest) + 1
+        rows = num_rows + 1 + np.arange(len(columns))
+        taken = rows * (self.row_bytes.fixed + self.row_bytes.per_token * columns)
+        fitting = int(np.count_nonzero(taken * self.overhead <= limit_bytes))
+        return fitting if num_rows else max(fitting, min(1, len(lengths)))
+
+
+def _array(lengths: Iterable[int]) -> NDArray[np.int64]:
+    return np.fromiter(lengths, dtype=np.int64)

@@ -1,0 +1,200 @@
+"""Padded batches: jobs of a model have as many rows as its batches are found to have memory for."""
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muxcluster.core.job import Job, Phase
+from muxcluster.core.padded import PaddedBatch, PaddedLimit, RowBytes
+from muxcluster.core.request import Request, ServiceClass, Slo
+from muxcluster.scheduling.batch_scaling import BatchScaling
+from tests.scheduling.fake_worker import FakeMemory
+from tests.scheduling.rig import LANES, Rig, model_spec, request, unit_spec
+from tests.scheduling.test_random_runs import run_to_the_end
+
+LIMIT = PaddedLimit(RowBytes(fixed=30, per_token=10), limit_bytes=1500)
+"""Three rows of 47 tokens, or six of 22."""
+PACKINGS = ("priority", "fcfs", "hybrid", "additive", "round-robin")
+QUERIES = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 30)), min_size=1, max_size=15)
+"""Prompt and output tokens of each."""
+
+
+def test_the_last_leave_first_and_no_more_than_needed() -> None:
+    scaling = BatchScaling(RowBytes(0, 10), limit_bytes=400, max_rows=8)
+    assert scaling.leaving({1: 9, 2: 4, 3: 4, 4: 4}) == []
+    assert scaling.leaving({1: 10, 2: 4, 3: 4, 4: 4}) == [4]
+    assert scaling.leaving({1: 4, 2: 4, 3: 19, 4: 4}) == [3, 4]
+    assert scaling.leaving({1: 1000, 2: 1}) == [2]
+
+
+def test_a_longer_query_counts_for_every_row() -> None:
+    """End-aligned, all rows become as long as the longest."""
+    scaling = BatchScaling(RowBytes(0, 10), limit_bytes=400, max_rows=8, room=1.0)
+    assert scaling.entering({1: 9, 2: 9}, {3: 9, 4: 9, 5: 9}) == [3, 4]
+    assert scaling.entering({1: 9, 2: 9}, {3: 20, 4: 1}) == []
+    assert scaling.entering({}, {3: 1000, 4: 1}) == [3]
+
+
+def test_rows_are_limited_and_states_of_fixed_size_count() -> None:
+    assert BatchScaling(RowBytes(0, 1), 10**9, max_rows=2).entering({1: 5}, {2: 5, 3: 5}) == [2]
+    assert BatchScaling(RowBytes(100, 0), 350, 9, room=1.0).entering(
+        {1: 900}, {2: 1, 3: 1, 4: 1}
+    ) == [
+        2,
+        3,
+    ]
+
+
+@given(QUERIES, st.integers(1, 120), st.integers(1, 6), st.floats(0.5, 1))
+def test_every_query_ends_within_the_limit(
+    asked: list[tuple[int, int]], limit: int, max_rows: int, room: float
+) -> None:
+    """Also where single queries are larger than the limit: those run alone."""
+    scaling = BatchScaling(RowBytes(1, 1), limit, max_rows, room)
+    waiting = {query: length for query, (length, _) in enumerate(asked)}
+    ends = {query: length + output for query, (length, output) in enumerate(asked)}
+    rows: dict[int, int] = {}
+    num_steps = 0
+    while rows or waiting:
+        saved = {query: rows.pop(query) for query in scaling.leaving(rows)}
+        waiting = saved | waiting
+        if not saved:
+            for query in scaling.entering(rows, waiting):
+                rows[query] = waiting.pop(query)
+        rows = {query: length + 1 for query, length in rows.items()}
+        num_steps += 1
+        assert len(rows) <= max_rows
+        assert len(rows) == 1 or scaling.row_bytes.of(len(rows), max(rows.values())) <= limit
+        rows = {query: length for query, length in rows.items() if length < ends[query]}
+    assert num_steps <= sum(output for _, output in asked)
+
+
+def test_a_batch_that_takes_more_than_foretold_is_scaled_down_at_once_and_up_by_degrees() -> None:
+    scaling = BatchScaling(RowBytes(0, 10), limit_bytes=400, max_rows=8)
+    lengths = np.full(8, 9)
+    assert scaling.num_fitting(lengths) == 4
+    scaling.observe(PaddedBatch(num_rows=4, num_columns=10, num_bytes=800))
+    assert scaling.num_fitting(lengths) == 2
+    scaling.observe(PaddedBatch(2, 10, 200))
+    assert scaling.num_fitting(lengths) == 2, "a single batch says little"
+    for _ in range(100):
+        scaling.observe(PaddedBatch(2, 10, 200))
+    assert scaling.num_fitting(lengths) == 3, "the last row is missing by a hundredth"
+    scaling.observe(PaddedBatch(0, 0, 0))
+    assert scaling.num_fitting(np.full(8, 8)) == 4
+
+
+def test_rows_beside_others_fit_with_the_longest_of_all() -> None:
+    scaling = BatchScaling(RowBytes(0, 10), limit_bytes=400, max_rows=8)
+    assert scaling.num_fitting(np.array([4, 4, 4]), num_rows=2, longest=9) == 2
+    assert scaling.num_fitting(np.array([4, 19, 4]), num_rows=1, longest=9) == 1
+    assert scaling.num_fitting(np.array([4]), num_rows=1, longest=39) == 0
+    assert scaling.num_fitting(np.array([99])) == 1
+
+
+class PaddedRig(Rig):
+    """Model "a" pads its batches, which take `factor` times what is foretold of them."""
+
+    def __init__(self, factor: float, seed: int = 0, num_blocks: int = 200, **policy: Any) -> None:
+        padded = model_spec("a", padded=LIMIT, backend="dense", max_seqs=12)
+        models = (padded, model_spec("b"))
+        spec = unit_spec(models, num_blocks=num_blocks, num_host_blocks=100, **policy)
+        super().__init__(spec, seed)
+        self.memory = FakeMemory(spec, factor)
+        self.largest: dict[bool, int] = {False: 0, True: 0}
+        """Bytes of a batch of several rows, by whether one was measured before."""
+        self._has_measured = False
+
+    def launch(self) -> list[Job]:
+        jobs = super().launch()
+        for job in jobs:
+            batch = self.memory.padded(job)
+            if batch is not None and batch.num_rows > 1:
+                most = max(self.largest[self._has_measured], batch.num_bytes)
+                self.largest[self._has_measured] = most
+        return jobs
+
+    def finish(self, worker_id: int | None = None) -> Job:
+        job = super().finish(worker_id)
+        self._has_measured |= self.memory.padded(job) is not None
+        return job
+
+
+def requests(seed: int) -> list[Request]:
+    rng = random.Random(seed)
+    return [
+        request(
+            f"{seed}-{i}",
+            rng.choice("aaab"),
+            num_prompt=rng.randint(1, 30),
+            num_output=rng.randint(1, 30),
+            service_class=rng.choice(tuple(ServiceClass)),
+            slo=rng.choice((None, Slo(0.5, 0.2))),
+        )
+        for i in range(20)
+    ]
+
+
+@pytest.mark.parametrize("packing", PACKINGS)
+@pytest.mark.parametrize("lane", LANES)
+@pytest.mark.parametrize("depth", [1, 2])
+def test_jobs_keep_to_the_memory_of_their_batches(lane: str, packing: str, depth: int) -> None:
+    """Whatever happens, and whatever a batch really takes."""
+    for seed, factor in enumerate((1.0, 1.0, 1.6, 2.5)):
+        rig = PaddedRig(factor, seed, lane=lane, packing=packing, pipeline_depth=depth)
+        asked = requests(seed)
+        rig.add(*asked)
+        rig.run()
+        while rig.running:
+            rig.finish()
+        rig.check_outputs(asked)
+        rig.check_empty()
+        assert rig.largest[True] <= LIMIT.limit_bytes
+        assert rig.largest[True] > LIMIT.limit_bytes / 2, "no batch was large enough"
+        assert rig.largest[False] <= factor * LIMIT.limit_bytes
+
+
+@pytest.mark.parametrize("lane", LANES)
+def test_rows_that_lent_come_back_where_the_batch_has_memory(lane: str) -> None:
+    num_lent = 0
+    for seed in range(8):
+        rig = PaddedRig(1.0, seed, 80, lane=lane, packing="hybrid")
+        asked = requests(seed)
+        for each in asked:
+            rig.add(each)
+            rig.step()
+            rig.step()
+        rig.run()
+        while rig.running:
+            rig.finish()
+        rig.check_outputs(asked)
+        rig.check_empty()
+        assert rig.largest[True] <= LIMIT.limit_bytes
+        num_lent += sum(each.num_lent_columns for each in rig.scheduler.stats(0, "unit").models)
+    assert num_lent > 0
+
+
+@pytest.mark.parametrize("packing", PACKINGS)
+def test_padded_models_survive_whatever_happens(packing: str) -> None:
+    """Aborts, failures and restarts come in between."""
+    for seed in range(10):
+        rng = random.Random(seed)
+        rig = PaddedRig(rng.uniform(1, 2), seed, lane=rng.choice(LANES), packing=packing)
+        run_to_the_end(rng, rig, requests(seed))
+        rig.check_empty()
+
+
+def test_the_most_senior_stay_in_the_batch() -> None:
+    """Rows that do not fit wait until others have ended: nobody takes turns."""
+    rig = PaddedRig(1.0, lane="mixed", token_budget=256)
+    rig.add(*(request(f"{i}", num_prompt=20, num_output=20) for i in range(6)))
+    rig.run()
+    decodes = [rig.names_in(job) for job in rig.jobs if job.phase is not Phase.PREFILL]
+    ends = sorted(rig.end_s, key=rig.end_s.__getitem__)
+    assert ends == [str(i) for i in range(6)]
+    changes = sum(before != after for before, after in zip(decodes, decodes[1:], strict=False))
+    assert changes <= 8
