@@ -3,7 +3,7 @@
 Uses two private operators of torch; where they are missing or wrong, plain linears stay.
 """
 
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from weakref import WeakKeyDictionary
 
 import torch
@@ -11,7 +11,10 @@ from torch import Tensor, nn
 
 
 class PackedLinear(nn.Module):
-    """A linear layer of packed weight; the plain weight is not kept."""
+    """A linear layer of packed weight; the plain weight is not kept.
+
+    Who asks for it, as some models do in their forward, gets one that is made and then kept.
+    """
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
@@ -19,6 +22,11 @@ class PackedLinear(nn.Module):
         self.out_features = linear.out_features
         self.packed = _pack(linear.weight.detach())
         self.bias = None if linear.bias is None else linear.bias.detach()
+
+    @cached_property
+    def weight(self) -> Tensor:
+        """[out_features, in_features]."""
+        return self.packed.to_dense()
 
     def forward(self, inputs: Tensor) -> Tensor:
         """[..., in_features] to [..., out_features]."""

@@ -114,7 +114,9 @@ def test_workers_killed_in_the_middle_of_their_copies(
     def kill(job: Job) -> None:
         """The first worker that saves, the next that restores, and so on."""
         pid = children(executor.owner_pid).get(f"mux-worker-{job.worker_id}")
-        if pid and wanted and any(len(getattr(copies, wanted[0])) for copies in job.copies):
+        if not (pid and wanted) or pid in killed:  # one that nobody has noticed yet
+            return
+        if any(len(getattr(copies, wanted[0])) for copies in job.copies):
             time.sleep(DELAYS_S[len(killed) % len(DELAYS_S)])
             os.kill(pid, signal.SIGKILL)
             killed.append(pid)

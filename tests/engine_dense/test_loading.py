@@ -14,6 +14,7 @@ from muxcluster.engine.backends import load
 from muxcluster.engine.dense.model import DenseModel
 from muxcluster.engine.gpu.memory import OwnedMemory
 from muxcluster.engine.hf_config import NotPaged
+from muxcluster.engine.packing_cpu import PackedLinear
 from tests.engine_dense.conftest import ModelBuilder
 from tests.engine_dense.units import unit_of
 
@@ -63,6 +64,14 @@ def test_paged_where_it_can_be_unless_asked_otherwise(
     ]
     with pytest.raises(ValueError, match="unknown backend 'sparse'"):
         load(spec_of(tiny("llama"), LLAMA, backend="sparse"), "cpu")
+
+
+def test_linears_are_packed_for_the_processor(tiny: ModelBuilder) -> None:
+    model = load(spec_of(tiny("bloom")), "cpu")
+    assert isinstance(model, DenseModel)
+    layers = [type(each) for each in model.forward.model.modules()]
+    assert PackedLinear in layers
+    assert nn.Linear not in layers
 
 
 def test_dummy_weights_need_no_file(tiny: ModelBuilder, tmp_path: Path) -> None:

@@ -47,6 +47,15 @@ def test_fp32_is_packed_once_and_the_plain_weight_is_gone() -> None:
     assert pack_linears(net) == 0
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_weight_that_a_model_asks_for_is_the_plain_one(dtype: torch.dtype) -> None:
+    net = Net(dtype)
+    weight = net.again.weight.detach().clone()
+    pack_linears(net)
+    assert torch.equal(net.again.weight, weight)
+    assert "again.weight" not in net.state_dict()
+
+
 def test_a_torch_that_packs_wrongly_is_not_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(inputs: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
         return torch.zeros(*inputs.shape[:-1], 53)

@@ -38,7 +38,7 @@ class DenseForward:
 
     def __init__(self, model: Foreign) -> None:
         """Raises ValueError where the model's forward takes no cache by a known name."""
-        self._model = model
+        self.model = model
         self._takes = frozenset(inspect.signature(model.forward).parameters)
         names = [name for name in _CACHE_NAMES if name in self._takes]
         if not names:
@@ -65,7 +65,7 @@ class DenseForward:
         Raises ValueError where the model returns no cache, else whatever the model raises.
         """
         width = tokens.shape[1]
-        inputs = self._model.prepare_inputs_for_generation(
+        inputs = self.model.prepare_inputs_for_generation(
             self._tensor(tokens),
             attention_mask=self._tensor(padding.mask.astype(np.int64)),
             position_ids=self._tensor(padding.positions[:, -width:]),
@@ -76,7 +76,7 @@ class DenseForward:
         inputs = {name: value for name, value in inputs.items() if name in self._takes}
         if "logits_to_keep" in self._takes:
             inputs["logits_to_keep"] = 0 if all_logits else 1
-        output = self._model(**inputs, return_dict=True)
+        output = self.model(**inputs, return_dict=True)
         logits = output.logits if all_logits else output.logits[:, -1]
         made = output.get(self._cache_name)
         if made is None:
@@ -89,9 +89,9 @@ class DenseForward:
         A layer of a window keeps its last columns only, which are not the last tokens where a row
         has holes or comes in later; the mask hides what the window does not see.
         """
-        if self._model.is_remote_code() or self._cache_name == "state":
+        if self.model.is_remote_code() or self._cache_name == "state":
             return None
-        cache = DynamicCache(config=self._model.config.get_text_config(decoder=True))
+        cache = DynamicCache(config=self.model.config.get_text_config(decoder=True))
         cache.layers = [
             DynamicLayer() if type(layer) is DynamicSlidingWindowLayer else layer
             for layer in cache.layers

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import torch
+
 from muxcluster.core.errors import LoadError
 from muxcluster.core.unitspec import ModelSpec
 from muxcluster.engine.dense.model import DenseModel, NotDense
@@ -9,6 +11,7 @@ from muxcluster.engine.dummy import DummyWeights
 from muxcluster.engine.filling import fill, whole
 from muxcluster.engine.hf_config import any_config
 from muxcluster.engine.loading import check_load_format, read_weights
+from muxcluster.engine.packing_cpu import pack_linears
 from muxcluster.engine.quiet import quiet_loading
 from muxcluster.engine.skeleton import skeleton
 
@@ -28,6 +31,8 @@ def load_dense(spec: ModelSpec, device: str) -> DenseModel:
         else:
             model = read_weights(config, spec, None).to(device)
         model.eval().requires_grad_(False)
+        if torch.device(device).type == "cpu":
+            pack_linears(model)
         try:
             return DenseModel.of(model)
         except NotDense as error:
