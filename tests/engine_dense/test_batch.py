@@ -74,7 +74,7 @@ def test_counters_of_columns_follow_the_batch() -> None:
 
 def test_a_model_that_reads_padding_is_refused(tiny: ModelBuilder) -> None:
     """GPT-NeoX without its mask: what is padding counts as a token."""
-    model = dense_model(tiny("gpt_neox")).forward._model
+    model = dense_model(tiny("gpt_neox")).forward.model
 
     class Blind(type(model)):  # type: ignore[misc]
         def forward(self, input_ids, past_key_values=None, attention_mask=None, **options):  # type: ignore[no-untyped-def]
