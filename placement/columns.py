@@ -40,17 +40,23 @@ def columns(shape: ModelShape, itemsize: int, block_bytes: int, num_tokens: floa
         width = shape.head_dim
         tokens = _block_tokens(block_bytes, width, itemsize)
         return Columns(shape.num_layers, shape.num_kv_heads, width, tokens)
-    states = -(-(STATE_ITEMSIZE * shape.state_size + _HEAD_BYTES) // block_bytes)
     found = [
-        Columns(states + -(-shape.kv_bytes_per_token(itemsize) // (2 * width * itemsize)), 1, *rest)
+        _with_states(shape, itemsize, width, tokens)
         for width in _WIDTHS
-        for rest in [(width, _block_tokens(block_bytes, width, itemsize))]
-        if rest[1]
+        if (tokens := _block_tokens(block_bytes, width, itemsize))
     ]
     if not found:
-        return Columns(states, 1, 1, 0)
+        return Columns(1, 1, 1, 0)
     whole = max(1, round(num_tokens))
     return min(found, key=lambda each: each.num_blocks(whole))
+
+
+def _with_states(shape: ModelShape, itemsize: int, width: int, tokens: int) -> Columns:
+    """Blocks for tokens of `width` elements a half, and those that states fill."""
+    unit_bytes = 2 * width * itemsize
+    state_bytes = STATE_ITEMSIZE * shape.state_size + _HEAD_BYTES
+    for_tokens = -(-shape.kv_bytes_per_token(itemsize) // unit_bytes)
+    return Columns(for_tokens - (-state_bytes // (tokens * unit_bytes)), 1, width, tokens)
 
 
 def _block_tokens(block_bytes: int, head_dim: int, itemsize: int) -> int:

@@ -36,6 +36,10 @@ GAUGES: dict[str, tuple[str, Callable[[ModelStats], float]]] = {
         "Mean relative error of predicted job times.",
         lambda m: m.step_time_error,
     ),
+    "muxcluster:padded_usage_perc": (
+        "Share (0 to 1) of its memory that the last padded batch of a dense model took.",
+        lambda m: m.padded_usage,
+    ),
     "muxcluster:request_rate": ("Measured arrivals per second.", lambda m: m.rate_per_s),
 }
 COUNTERS: dict[str, tuple[str, Callable[[ModelStats], float]]] = {

@@ -14,7 +14,7 @@ class ModelBackend:
     """How a loaded model runs: see `ModelSpec.backend`.
 
     slab_blocks: blocks of the pool that its padded batches take the place of. padded: see there.
-    is_positional: its cache is one entry a token, so prefixes can be shared and blocks lent.
+    is_positional: its cache is one entry a token, so prefixes can be shared.
     """
 
     model: str
@@ -26,21 +26,23 @@ class ModelBackend:
 
 def as_loaded(spec: UnitSpec, backends: Sequence[ModelBackend]) -> UnitSpec:
     """The unit that the scheduler and the workers have: a smaller pool where models borrow from
-    it, and nothing shared or lent that is not there token by token.
+    it, and no prefix shared that is not there token by token.
 
     Models that `backends` does not name are as `spec` says.
     """
     found = {each.model: each for each in backends}
     models = tuple(_loaded(model, found.get(model.name)) for model in spec.models)
-    policy = spec.scheduler
-    if not all(each.is_positional for each in backends):
-        policy = replace(policy, shares_blocks=False)
     num_blocks = spec.num_blocks - sum(each.slab_blocks for each in backends)
-    return replace(spec, models=models, num_blocks=num_blocks, scheduler=policy)
+    return replace(spec, models=models, num_blocks=num_blocks)
 
 
 def _loaded(spec: ModelSpec, backend: ModelBackend | None) -> ModelSpec:
     if backend is None:
         return spec
-    caches = spec.prefix_caching and backend.is_positional
-    return replace(spec, backend=backend.name, prefix_caching=caches, padded=backend.padded)
+    return replace(
+        spec,
+        backend=backend.name,
+        prefix_caching=spec.prefix_caching and backend.is_positional,
+        padded=backend.padded,
+        is_positional=backend.is_positional,
+    )

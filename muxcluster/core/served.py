@@ -56,6 +56,8 @@ class ModelStats:
     layers that see all of a context)."""
     step_time_error: float = 0.0
     """Mean of |predicted / actual - 1| over the last jobs; 0 where nothing is predicted."""
+    padded_usage: float = 0.0
+    """Memory of the last padded batch, of what it may take; 0 without padded batches."""
     backend: str = "paged"
     """What runs it, "paged" or "dense"; "auto" as long as nothing is loaded."""
 

@@ -17,7 +17,8 @@ class ModelSpec:
     weight_bytes: what a step reads beside the KV; 0: not known.
     backend: "paged" (our attention over the unit's blocks), "dense" (the model's own attention and
     cache) or "auto" (paged where the model allows it). trust_remote_code: code in its directory
-    may run. padded: what its padded batches take, once it is loaded; None where it has none.
+    may run. padded: what its padded batches take; None where it has none. is_positional: its cache
+    is one entry a token. Both are known once it is loaded.
     max_seqs: slots, that is sequences that may hold KV at the same time.
     rate_per_s, mean_prompt_tokens, mean_output_tokens: expectations of the plan; the scheduler
     starts from them and then measures.
@@ -42,6 +43,7 @@ class ModelSpec:
     backend: str = "auto"
     trust_remote_code: bool = False
     padded: PaddedLimit | None = None
+    is_positional: bool = True
 
 
 @dataclass(frozen=True, slots=True)

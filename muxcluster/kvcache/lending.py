@@ -56,7 +56,7 @@ class Lending:
             return 0
         end = int(table.num_columns[slot] - lent.counts[slot])
         starts = np.arange(end - 1, end - 1 - len(columns), -1) * kv.block_tokens
-        filled = np.clip(num_computed - starts, 0, kv.block_tokens)
+        filled = np.clip(kv.num_held(num_computed) - starts, 0, kv.block_tokens)
         is_kept = self._is_over(kv, slot, columns) & (filled > 0)
         count = self._count(kv, blocks, filled, is_kept)
         if count == 0:

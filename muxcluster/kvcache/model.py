@@ -13,6 +13,8 @@ class KvModel:
     max_model_len: most tokens of one sequence.
     prefix_caching: False frees every column of a sequence that closes.
     shared_prefix_tokens: see `PrefixGroups`.
+    is_positional: a column holds what belongs to its tokens, each in its place; else whoever writes
+        to a column may write to all of it, and it is lent and saved whole.
     """
 
     name: str
@@ -21,6 +23,7 @@ class KvModel:
     max_model_len: int
     prefix_caching: bool = True
     shared_prefix_tokens: int = 0
+    is_positional: bool = True
 
 
 @dataclass(frozen=True, slots=True)

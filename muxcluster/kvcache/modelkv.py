@@ -1,6 +1,7 @@
 """One model's part of the cache: its columns, sequences and prefixes side by side."""
 
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,7 @@ from muxcluster.kvcache.prefixgroups import PrefixGroups
 from muxcluster.kvcache.sequences import Lack, SequenceTable
 from muxcluster.kvcache.sharedcolumns import SharedColumns
 
+NumTokens = TypeVar("NumTokens", int, NDArray[np.int32])
 Allocate = Callable[[NDArray[np.uint8]], NDArray[np.int32]]
 """Takes a block for each owner bit, uint8 [n]; their ids, int32 [n]."""
 
@@ -101,6 +103,12 @@ class ModelKv:
             owners = np.full(len(hashes), owner, dtype=np.uint8)
             sequences.name(slot, self.columns.add(blocks, owners))
         self.prefix.commit(sequences.columns[slot, place], hashes, owner)
+
+    def num_held(self, num_tokens: NumTokens) -> NumTokens:
+        """Places from the first on that so many tokens may fill: see `KvModel.is_positional`."""
+        if self.model.is_positional:
+            return num_tokens
+        return -(-num_tokens // self.block_tokens) * self.block_tokens
 
     def check(self) -> None:
         """Raise AssertionError where tables, reference counts and prefixes disagree."""

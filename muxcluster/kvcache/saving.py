@@ -29,7 +29,7 @@ class Saving:
         shared, sharing = kv.shared, self._sharing
         if not len(shared):
             return ()
-        due, held = shared.due(slots, ends)
+        due, held = shared.due(slots, kv.num_held(ends))
         if len(due) == 0:
             return ()
         blocks = kv.columns.blocks[shared.columns[due]]

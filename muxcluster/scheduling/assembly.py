@@ -128,6 +128,7 @@ def _kv_models(unit: UnitSpec, shared_tokens: int) -> tuple[KvModel, ...]:
             m.max_model_len,
             m.prefix_caching,
             0 if m.backend == DENSE else shared_tokens,
+            m.is_positional,
         )
         for m in unit.models
     )

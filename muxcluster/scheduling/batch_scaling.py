@@ -29,9 +29,12 @@ class BatchScaling:
     room: float = 0.9
     overhead: float = field(default=1.0, init=False)
     """Memory that batches take, over what is foretold of them."""
+    usage: float = field(default=0.0, init=False)
+    """Memory of the last batch, of `limit_bytes`."""
 
     def observe(self, batch: PaddedBatch) -> None:
         """A batch as it was found: what it took beyond the foretold, later ones are taken to."""
+        self.usage = batch.num_bytes / self.limit_bytes
         foretold = self.row_bytes.of(batch.num_rows, batch.num_columns)
         if foretold:
             measured = batch.num_bytes / foretold

@@ -30,6 +30,7 @@ def model_stats(model: ModelState, kv: KvCache, times: StepTimes) -> ModelStats:
         batch_blocks=kv.batch_used(model.name),
         num_lent=model.slots.num_lent,
         waiting_tokens=model.waiting.num_tokens + model.slots.num_uncomputed,
+        padded_usage=0.0 if model.scaling is None else model.scaling.usage,
         backend=model.spec.backend,
         step_time_error=_mean_error(model.name, times),
     )

@@ -147,6 +147,8 @@ def test_a_cache_that_takes_more_than_foretold_gets_fewer_rows(
         sink.wait_for_ends(len(asked))
         check_answers(sink, directory, asked, MANY_TOKENS)
         check_nothing_leaks(unit)
+        (stats,) = unit.stats().models
+        assert stats.padded_usage == pytest.approx(weighed.sizes[-1][1] / limit_bytes)
     most_rows = max(rows for rows, _ in weighed.sizes)
     assert 2 < most_rows < 8, "the limit was too high or too low to say anything"
     # One step more than the measured one, which came before the rows were as long.

@@ -6,6 +6,7 @@ a block before it was written, or one that another sequence overwrote, fails an 
 
 import hashlib
 import math
+import zlib
 
 import numpy as np
 
@@ -139,11 +140,14 @@ class FakeMemory:
         assert (start + count == len(sequence.tokens)) == (steps > 0), "samples is wrong"
         new: list[int] = []
         self._touch(key, 0, start, is_write=False)
+        self._touch_states(key, start, is_write=False)
         self._touch(key, start, start + count, is_write=True)
+        self._touch_states(key, start + count, is_write=True)
         for step in range(steps):
             if step:
                 end = len(sequence.tokens)
                 self._touch(key, end - 1, end, is_write=True)
+                self._touch_states(key, end, is_write=True)
             index = len(sequence.tokens) - sequence.num_prompt
             sequence.tokens.append(token_of(sequence.request_id, index))
             new.append(sequence.tokens[-1])
@@ -157,6 +161,8 @@ class FakeMemory:
         positions = np.arange(start, end)
         table = self._tables[key]
         blocks = np.stack([table[p // width] for p in positions.tolist()])
+        if not self._models[name][1].is_positional:
+            blocks = blocks[:, :-1]  # the last is for states
         places = positions % width
         if sequence.side is Side.RIGHT:
             places = width - 1 - places
@@ -171,6 +177,25 @@ class FakeMemory:
                 self._pool[where] = prints
             else:
                 assert (self._pool[where] == prints).all(), f"KV of {key} was lost"
+
+    def _touch_states(self, key: tuple[str, int], num_tokens: int, *, is_write: bool) -> None:
+        """What a model keeps beside tokens fills the last block of the first column.
+
+        After a job that failed it may be of later tokens, which workers notice: they begin anew.
+        """
+        name, _ = key
+        index, spec = self._models[name]
+        if spec.is_positional or not num_tokens:
+            return
+        block, sequence = self._tables[key][0][-1], self._sequences[key]
+        place = slice(0, self._width[name] * self._cells[name])
+        label = zlib.crc32(f"{sequence.request_id} {index}".encode()) * 10_000
+        if is_write:
+            self._pool[block, place] = -(label + num_tokens)
+            return
+        found = np.unique(-self._pool[block, place] - label)
+        is_known = len(found) == 1 and num_tokens <= found[0] <= len(sequence.tokens)
+        assert is_known, f"states of {key} were lost"
 
     def _prompt_logprobs(
         self, sequence: _Sequence, start: int, count: int

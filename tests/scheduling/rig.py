@@ -37,18 +37,19 @@ def model_spec(name: str, **changes) -> ModelSpec:
     return replace(spec, **changes)
 
 
+def mixed_models() -> tuple[ModelSpec, ...]:
+    """Three models of three shapes."""
+    wide = KvShape(num_layers=2, num_kv_heads=2, head_dim=64, itemsize=2)
+    deep = KvShape(num_layers=3, num_kv_heads=3, head_dim=128, itemsize=2)
+    return model_spec("a"), model_spec("b", shape=wide, max_seqs=3), model_spec("c", shape=deep)
+
+
 def unit_spec(
     models=None, *, num_blocks=200, workers=TWO_WORKERS, num_host_blocks=0, **policy
 ) -> UnitSpec:
     """A unit with blocks of 8 tokens at head_dim 128; three models where none are given."""
     if models is None:
-        wide = KvShape(num_layers=2, num_kv_heads=2, head_dim=64, itemsize=2)
-        deep = KvShape(num_layers=3, num_kv_heads=3, head_dim=128, itemsize=2)
-        models = (
-            model_spec("a"),
-            model_spec("b", shape=wide, max_seqs=3),
-            model_spec("c", shape=deep),
-        )
+        models = mixed_models()
     scheduler = replace(SchedulerSpec(token_budget=32, quota_period_s=3.0), **policy)
     return UnitSpec(
         "unit",

@@ -34,7 +34,7 @@ def slab_for(model: DenseModel, spec: ModelSpec, unit: UnitSpec) -> Slab:
     counts them, for the model's own cache.
     """
     layout, file = model.layout, Path(spec.path, "config.json")
-    needed = sum(planes(layout, spec.shape, unit.block_bytes))
+    needed = sum(planes(layout, spec.shape, spec.shape.block_tokens(unit.block_bytes)))
     if needed > spec.shape.blocks_per_column:
         message = (
             f"its cache takes {layout.token_bytes} bytes a token and {layout.state_bytes} a "

@@ -3,7 +3,8 @@
 A token lies where the paged engine would put one of as many bytes: a share of it in each block of
 its column, at the place of its position. So whatever moves token slots (lending, saving, host
 memory) and shared prefixes need not know whose they are. States of fixed size lie in blocks of
-their own in a sequence's first column, behind the number of tokens that they are of.
+their own in a sequence's first column, behind the number of tokens that they are of: over all
+places for tokens of these blocks, so whoever moves the column whole moves them.
 """
 
 from typing import Any
@@ -28,10 +29,12 @@ _SLICE_BYTES = 1 << 22
 _WORDS = {2: torch.int16, 4: torch.int32}
 
 
-def planes(layout: RowLayout, shape: KvShape, block_bytes: int) -> tuple[int, int]:
+def planes(layout: RowLayout, shape: KvShape, block_tokens: int) -> tuple[int, int]:
     """Blocks of a column that hold tokens, and blocks that hold states."""
-    for_tokens = -(-layout.token_bytes // (2 * shape.head_dim * shape.itemsize))
-    for_states = -(-(layout.state_bytes + _HEAD_BYTES) // block_bytes) if layout.state_bytes else 0
+    unit_bytes = 2 * shape.head_dim * shape.itemsize
+    for_tokens = -(-layout.token_bytes // unit_bytes)
+    state_bytes = layout.state_bytes + _HEAD_BYTES
+    for_states = -(-state_bytes // (block_tokens * unit_bytes)) if layout.state_bytes else 0
     return for_tokens, for_states
 
 
@@ -43,7 +46,7 @@ class RowStore:
         self._pool = pool
         self._arena = arena
         self._layout = layout
-        self._token_planes, self._state_planes = planes(layout, shape, pool.shape[1])
+        self._token_planes, self._state_planes = planes(layout, shape, arena.block_tokens)
         words = pool.view(_WORDS[shape.itemsize]).view(2 * len(pool), -1)
         used = words[:, : arena.block_tokens * shape.head_dim]
         self._units = used.view(len(used), arena.block_tokens, shape.head_dim)
@@ -75,7 +78,7 @@ class RowStore:
         blocks = self._arena.tables[slot].flatten(0, 1).long()
         tokens = states = None
         if self._state_planes:
-            states = self._pool[self._state_blocks(blocks)].flatten()
+            states = self._units[self._state_halves(blocks)].flatten().view(torch.uint8)
             if int(states[:_HEAD_BYTES].clone().view(torch.int64)) != length:
                 return None
             states = states[_HEAD_BYTES : _HEAD_BYTES + self._layout.state_bytes]
@@ -127,11 +130,13 @@ class RowStore:
 
     def _write_states(self, cache: Any, slots: Tensor) -> None:
         data = self._layout.states(cache)
-        blocks = self._state_blocks(self._arena.tables.flatten(1, 2)[slots].long())
-        whole = self._pool.new_zeros((len(data), blocks.shape[1] * self._pool.shape[1]))
+        halves = self._state_halves(self._arena.tables.flatten(1, 2)[slots].long())
+        unit_bytes = self._arena.block_tokens * self._unit_bytes
+        whole = self._pool.new_zeros((len(data), halves.shape[1] * unit_bytes))
         whole[:, _HEAD_BYTES : _HEAD_BYTES + data.shape[1]] = data
         whole[:, :_HEAD_BYTES] = 255  # -1: not yet
-        self._pool[blocks] = whole.view(*blocks.shape, -1)
+        words = whole.view(self._units.dtype)
+        self._units[halves] = words.view(*halves.shape, *self._units.shape[1:])
 
     def _mark(self, slots: Tensor, lengths: NDArray[np.integer]) -> None:
         """The states of `slots` are of so many tokens."""
@@ -139,6 +144,7 @@ class RowStore:
         heads = torch.from_numpy(lengths.astype(np.int64)).view(torch.uint8)
         self._pool[first, :_HEAD_BYTES] = heads.view(-1, _HEAD_BYTES).to(self._pool.device)
 
-    def _state_blocks(self, tables: Tensor) -> Tensor:
-        """[..., planes, columns] to [..., state planes]."""
-        return tables.narrow(-2, self._token_planes, self._state_planes).select(-1, 0)
+    def _state_halves(self, tables: Tensor) -> Tensor:
+        """[..., planes, columns] to [..., 2 x state planes]: in `_units`."""
+        blocks = tables.narrow(-2, self._token_planes, self._state_planes).select(-1, 0)
+        return torch.stack((2 * blocks, 2 * blocks + 1), dim=-1).flatten(-2)
