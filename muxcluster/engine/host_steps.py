@@ -26,7 +26,7 @@ from muxcluster.engine.sampling.slots import SlotSampling
 class RowsForward(Protocol):
     """Runs rows through a model, whose cache has what was computed of them before.
 
-    padded: the batch of the rows that decoded last; None where none is padded.
+    padded: the batch of the rows that decoded just now; None where none did, or none is padded.
     """
 
     @property

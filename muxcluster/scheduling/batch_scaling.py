@@ -41,6 +41,10 @@ class BatchScaling:
             gain = _FORGETTING if measured < self.overhead else 1.0
             self.overhead += gain * (measured - self.overhead)
 
+    def num_bytes(self, num_rows: int, num_columns: int) -> float:
+        """What a batch is expected to take."""
+        return self.row_bytes.of(num_rows, num_columns) * self.overhead
+
     def num_fitting(
         self, lengths: NDArray[np.integer], *, num_rows: int = 0, longest: int = 0
     ) -> int:

@@ -123,6 +123,14 @@ class PaddedRig(Rig):
         self._has_measured |= self.memory.padded(job) is not None
         return job
 
+    def run_and_check(self, asked: list[Request]) -> None:
+        """To the end: every answer is right, and nothing is left."""
+        self.run()
+        while self.running:
+            self.finish()
+        self.check_outputs(asked)
+        self.check_empty()
+
 
 def requests(seed: int) -> list[Request]:
     rng = random.Random(seed)
@@ -148,11 +156,7 @@ def test_jobs_keep_to_the_memory_of_their_batches(lane: str, packing: str, depth
         rig = PaddedRig(factor, seed, lane=lane, packing=packing, pipeline_depth=depth)
         asked = requests(seed)
         rig.add(*asked)
-        rig.run()
-        while rig.running:
-            rig.finish()
-        rig.check_outputs(asked)
-        rig.check_empty()
+        rig.run_and_check(asked)
         assert rig.largest[True] <= LIMIT.limit_bytes
         assert rig.largest[True] > LIMIT.limit_bytes / 2, "no batch was large enough"
         assert rig.largest[False] <= factor * LIMIT.limit_bytes
@@ -168,11 +172,7 @@ def test_rows_that_lent_come_back_where_the_batch_has_memory(lane: str) -> None:
             rig.add(each)
             rig.step()
             rig.step()
-        rig.run()
-        while rig.running:
-            rig.finish()
-        rig.check_outputs(asked)
-        rig.check_empty()
+        rig.run_and_check(asked)
         assert rig.largest[True] <= LIMIT.limit_bytes
         num_lent += sum(each.num_lent_columns for each in rig.scheduler.stats(0, "unit").models)
     assert num_lent > 0

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from muxcluster.core.job import Rows
-from muxcluster.core.padded import PaddedBatch
+from muxcluster.core.padded import PaddedBatch, RowBytes
 from muxcluster.engine.arena import ModelArena
 from muxcluster.engine.dense.batch import KeptRow, end_aligned
 from muxcluster.engine.dense.model import DenseModel
@@ -27,6 +27,7 @@ from muxcluster.engine.dense.padding import Padding
 from muxcluster.engine.dense.prefill import similar
 from muxcluster.engine.dense.store import RowStore
 from muxcluster.engine.prompt_positions import Asked
+from muxcluster.scheduling.batch_scaling import BatchScaling
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,16 +54,12 @@ class DenseRows:
         self._arena = arena
         self._most_bytes = most_bytes
         self._stale: set[int] = set()
+        row_bytes = RowBytes(self._layout.state_bytes, self._layout.token_bytes)
+        self._scaling = BatchScaling(row_bytes, most_bytes, max_rows=arena.history.shape[0])
         self.batch = model.batch()
         """Of the rows that decode, by slot."""
-
-    @property
-    def padded(self) -> PaddedBatch | None:
+        self.padded: PaddedBatch | None = None
         """As `RowsForward.padded`."""
-        if not self.batch.queries:
-            return None
-        padding = self.batch.padding
-        return PaddedBatch(padding.num_rows, padding.length, self.batch.num_bytes)
 
     def forget(self, slot: int) -> None:
         """Another sequence has the slot."""
@@ -79,6 +76,7 @@ class DenseRows:
         ]
         wants = {each.row: each.num_tokens for each in asked.rows}
         found: dict[int, Tensor] = {}
+        self.padded = None
         try:
             decoding = [each for each in chunks if each.start and each.end == each.start + 1]
             others = [each for each in chunks if not each.start or each.end > each.start + 1]
@@ -97,7 +95,7 @@ class DenseRows:
 
     def _fitting(self, chunks: Sequence[Chunk]) -> Iterator[list[Chunk]]:
         """Groups whose padded caches are of `most_bytes` at most, those of similar lengths
-        together. Rows that decode come in one, else the scheduler did not know what they take."""
+        together. Rows that decode come in one, where the scheduler knew what they take."""
         if self._num_bytes(chunks) <= self._most_bytes:
             if chunks:
                 yield list(chunks)
@@ -110,9 +108,9 @@ class DenseRows:
             group.append(chunk)
         yield group
 
-    def _num_bytes(self, chunks: Sequence[Chunk]) -> int:
+    def _num_bytes(self, chunks: Sequence[Chunk]) -> float:
         longest = max((each.end for each in chunks), default=0)
-        return len(chunks) * (longest * self._layout.token_bytes + self._layout.state_bytes)
+        return self._scaling.num_bytes(len(chunks), longest)
 
     def _decode(self, chunks: Sequence[Chunk], found: dict[int, Tensor]) -> list[Chunk]:
         """One more token of each; those whose states are lost are returned instead."""
@@ -144,6 +142,8 @@ class DenseRows:
         device = history.device
         last = history[torch.from_numpy(slots).to(device), torch.from_numpy(starts).to(device)]
         logits = batch.step(dict(zip(batch.queries, last.tolist(), strict=True)))
+        self.padded = PaddedBatch(len(slots), batch.padding.length, batch.num_bytes)
+        self._scaling.observe(self.padded)
         self._store.write(batch.cache, slots, starts, np.ones_like(starts))
         for each, slot in zip(logits, batch.queries, strict=True):
             found[wanted[slot].row] = each.unsqueeze(0)
