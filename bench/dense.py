@@ -45,7 +45,7 @@ import yaml
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
-from bench.dense_methods import Baton, decoupled, row_bytes_of, static
+from bench.dense_methods import Baton, decoupled, static
 from bench.dense_picture import draw
 from bench.dense_queries import Query, fewest_steps, mixed, short
 from bench.dense_record import (
@@ -147,7 +147,7 @@ class Runner:
         pack_linears(fast)
         self._plain, self._fast = plain, fast
         self._model, self._packed = DenseModel.of(plain), DenseModel.of(fast)
-        self._row_bytes: RowBytes = row_bytes_of(self._model)
+        self._row_bytes: RowBytes = self._model.layout.row_bytes
         self._units = units
 
     def measured(self, case: Case) -> Measured:

@@ -22,14 +22,6 @@ from muxcluster.scheduling.batch_scaling import BatchScaling
 PAD = 2
 
 
-def row_bytes_of(model: DenseModel) -> RowBytes:
-    """Measured on two prompts."""
-    lengths = 16, 48
-    found = prefill(model.forward, model.axes, [np.full(length, PAD) for length in lengths])
-    short, long = (model.axes.num_bytes(each.row.cache) for each in found)
-    return RowBytes.measured((lengths[0], short), (lengths[1], long))
-
-
 def groups(queries: Sequence[Query], size: int) -> Iterator[tuple[int, Sequence[Query]]]:
     """`size` queries at a time in their order, with the number of the first."""
     for first in range(0, len(queries), size):
@@ -137,18 +129,18 @@ class Baton:
         if not self._ready and self._prompts and self._has_room():
             self._prefill(self._ahead or 1)
         lengths = {query: row.length for query, row in self._ready.items()}
-        come = self._scaling.entering(self._lengths(), lengths)
+        come = self._scaling.entering(self._batch.lengths, lengths)
         self._batch.embed({query: self._ready.pop(query) for query in come})
         return {}
 
     def _has_room(self) -> bool:
         """For the next prompt."""
         query = next(iter(self._prompts))
-        return bool(self._scaling.entering(self._lengths(), {query: len(self._prompts[query])}))
+        return bool(self._scaling.entering(self._batch.lengths, {query: len(self._prompts[query])}))
 
     def _entering_prompts(self) -> dict[int, NDArray[np.int64]]:
         waiting = {query: len(prompt) for query, prompt in self._prompts.items()}
-        come = self._scaling.entering(self._lengths(), waiting)
+        come = self._scaling.entering(self._batch.lengths, waiting)
         return {query: self._prompts.pop(query) for query in come}
 
     def _prefill(self, count: int) -> None:
@@ -160,7 +152,7 @@ class Baton:
                 self._ready[query] = each.row
 
     def _scale_down(self) -> bool:
-        leaving = self._scaling.leaving(self._lengths())
+        leaving = self._scaling.leaving(self._batch.lengths)
         if not leaving:
             return False
         saved = {query: self._batch.saved(query) for query in leaving}
@@ -168,10 +160,6 @@ class Baton:
         self._batch.keep([query for query in self._batch.queries if query not in saved])
         self.num_saved += len(saved)
         return True
-
-    def _lengths(self) -> dict[int, int]:
-        batch = self._batch
-        return dict(zip(batch.queries, batch.padding.lengths.tolist(), strict=True))
 
     def _last(self) -> dict[int, int]:
         return {query: self._trace.tokens[query][-1] for query in self._batch.queries}

@@ -13,12 +13,6 @@ class RowBytes:
     fixed: int
     per_token: int
 
-    @classmethod
-    def measured(cls, short: tuple[int, int], long: tuple[int, int]) -> "RowBytes":
-        """From (tokens, bytes) of two rows without padding, `long` of more tokens."""
-        per_token = (long[1] - short[1]) // (long[0] - short[0])
-        return cls(short[1] - per_token * short[0], per_token)
-
     def of(self, num_rows: int, num_columns: int) -> int:
         """Bytes of a padded batch."""
         return num_rows * (self.fixed + self.per_token * num_columns)

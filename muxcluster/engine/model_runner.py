@@ -73,7 +73,7 @@ class ModelRunner:
         rows: RowsForward
         if isinstance(forward, Slab):
             store = RowStore(pool, arena, spec.shape, forward.model.layout)
-            rows = DenseRows(forward.model, store, arena, forward.most_bytes)
+            rows = DenseRows(forward.model, store, arena, forward.limit)
         else:
             rows = PagedRows(forward, pool, arena)
         self._steps = HostSteps(rows, arena, self._sampling, self._prompts)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from bench.dense_methods import Baton, decoupled, row_bytes_of, static
+from bench.dense_methods import Baton, decoupled, static
 from bench.dense_picture import draw
 from bench.dense_queries import LONG, SHORT, Query, fewest_steps, mixed, quantiles
 from bench.dense_record import BATON_PD, STATIC, Done, Measured, claims_of, curves_of, rows_of
@@ -25,7 +25,7 @@ def test_all_methods_give_the_same_answers(tmp_path: Path) -> None:
     path = build_model(tmp_path / "model", "llama", num_hidden_layers=1, vocab_size=300)
     plain = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
     model = DenseModel.of(plain)
-    row_bytes = row_bytes_of(model)
+    row_bytes = model.layout.row_bytes
     expected = Trace(len(QUERIES))
     with watched(plain) as work:
         static(plain, row_bytes, QUERIES, BATCH, expected)

@@ -44,7 +44,7 @@ def test_a_saved_row_is_not_written_by_later_steps(tiny: ModelBuilder, family: s
     first = batch.step({1: 5})
     batch.keep([])
     batch.embed({1: saved})
-    assert batch.length_of(1) == LENGTHS[1]
+    assert batch.lengths[1] == LENGTHS[1]
     assert torch.equal(batch.step({1: 5}), first)
 
 

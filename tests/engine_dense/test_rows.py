@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from muxcluster.core.job import Rows
+from muxcluster.core.padded import PaddedLimit
 from muxcluster.engine.arena import Arena
 from muxcluster.engine.dense.rows import DenseRows
 from muxcluster.engine.dense.store import RowStore
@@ -36,7 +37,8 @@ def test_a_slot_s_next_sequence_is_read_from_the_pool(tiny: ModelBuilder) -> Non
     tables.copy_(torch.arange(tables.numel()).view(tables.shape))
     model = dense_model(tiny("bloom"))
     store = RowStore(memory.pool, arena, model_spec.shape, model.layout)
-    decodes, prefills, fresh = (DenseRows(model, store, arena, 1 << 20) for _ in range(3))
+    limit = PaddedLimit(model.layout.row_bytes, 1 << 20)
+    decodes, prefills, fresh = (DenseRows(model, store, arena, limit) for _ in range(3))
 
     def has(tokens: Sequence[int]) -> None:
         arena.history[SLOT, : len(tokens)] = torch.tensor(tokens)
@@ -44,7 +46,7 @@ def test_a_slot_s_next_sequence_is_read_from_the_pool(tiny: ModelBuilder) -> Non
     has([20, 21, 22, 23, 24, 25])
     computed(prefills, 0, 5)
     computed(decodes, 5, 1)
-    assert decodes.batch.length_of(SLOT) == 6
+    assert decodes.batch.lengths[SLOT] == 6
     for worker in (decodes, prefills):
         worker.forget(SLOT)
     has([90, 80, 70, 60, 50, 40, 30])

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from muxcluster.core.padded import PaddedBatch, RowBytes
+from muxcluster.core.padded import PaddedBatch
 from muxcluster.engine.dense.batch import KeptRow
 from muxcluster.engine.dense.prefill import prefill
 from muxcluster.scheduling.batch_scaling import BatchScaling
@@ -20,12 +20,13 @@ def test_what_it_computes_is_what_the_batch_holds(tiny: ModelBuilder) -> None:
         found = prefill(model.forward, model.axes, [np.arange(n) for n in lengths.values()])
         kept = {query: each.row for query, each in zip(lengths, found, strict=True)}
         sizes = {query: model.axes.num_bytes(row.cache) for query, row in kept.items()}
-        row_bytes = RowBytes.measured((6, sizes[0]), (30, sizes[1]))
+        row_bytes = model.layout.row_bytes
+        assert sizes == {query: row_bytes.of(1, length) for query, length in lengths.items()}
         batch = model.batch()
         batch.embed(kept)
         assert batch.num_bytes == row_bytes.of(3, 30)
         scaling = BatchScaling(row_bytes, batch.num_bytes, max_rows=3)
-        gone = scaling.leaving({query: batch.length_of(query) for query in batch.queries})
+        gone = scaling.leaving(batch.lengths)
         assert gone == ([] if family == "mamba" else [2])
         saved: dict[int, KeptRow] = {query: batch.saved(query) for query in gone}
         batch.keep([query for query in batch.queries if query not in gone])

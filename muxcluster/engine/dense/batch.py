@@ -49,9 +49,10 @@ class DenseBatch:
         """Memory of the cache, as allocated."""
         return 0 if self._cache is None else self._axes.num_bytes(self._cache)
 
-    def length_of(self, query: int) -> int:
-        """Its tokens whose keys and values are here."""
-        return int(self.padding.lengths[self.queries.index(query)])
+    @property
+    def lengths(self) -> dict[int, int]:
+        """Tokens whose keys and values are here, by query, in the order of rows."""
+        return dict(zip(self.queries, self.padding.lengths.tolist(), strict=True))
 
     def step(self, tokens: Mapping[int, int]) -> Tensor:
         """One more token of every query; fp32 [rows, vocab], in the order of `queries`."""

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from muxcluster.core.padded import RowBytes
 from muxcluster.engine.dense.axes import CacheAxes, LeafAxes, Sample
 from muxcluster.engine.dense.cachetree import Leaf, leaves, replaced
 
@@ -15,6 +16,7 @@ class RowLayout:
     """Order and sizes of what a row is made of; the same for every row of a model.
 
     token_bytes: of one token over all tensors with columns. state_bytes: of those of fixed size.
+    row_bytes: both.
     """
 
     def __init__(self, axes: CacheAxes, sample: Sample) -> None:
@@ -25,6 +27,7 @@ class RowLayout:
         fixed = [leaf for leaf, each in self._tensors() if each.column is None]
         self.token_bytes = sum(leaf.nbytes for leaf in growing)
         self.state_bytes = sum(leaf.nbytes for leaf in fixed)
+        self.row_bytes = RowBytes(self.state_bytes, self.token_bytes)
 
     def tokens(self, cache: Any, width: int, behind: int, num_bytes: int) -> Tensor:
         """Of `width` columns, with `behind` more behind them, uint8 [rows, width, num_bytes].

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from muxcluster.core.job import Rows
-from muxcluster.core.padded import PaddedBatch, RowBytes
+from muxcluster.core.padded import PaddedBatch, PaddedLimit
 from muxcluster.engine.arena import ModelArena
 from muxcluster.engine.dense.batch import KeptRow, end_aligned
 from muxcluster.engine.dense.model import DenseModel
@@ -41,21 +41,21 @@ class Chunk:
 
 
 class DenseRows:
-    """Logits of the rows of jobs. The running batch and what is made beside it take twice
-    `most_bytes` at a time."""
+    """Logits of the rows of jobs. The running batch and what is made beside it take twice the limit
+    at a time."""
 
     def __init__(
-        self, model: DenseModel, store: RowStore, arena: ModelArena, most_bytes: int
+        self, model: DenseModel, store: RowStore, arena: ModelArena, limit: PaddedLimit
     ) -> None:
-        """most_bytes: of a padded batch, and at least of the longest sequence."""
+        """limit: of a padded batch; it holds the longest sequence."""
         self._model = model
         self._layout = model.layout
         self._store = store
         self._arena = arena
-        self._most_bytes = most_bytes
+        self._most_bytes = limit.limit_bytes
         self._stale: set[int] = set()
-        row_bytes = RowBytes(self._layout.state_bytes, self._layout.token_bytes)
-        self._scaling = BatchScaling(row_bytes, most_bytes, max_rows=arena.history.shape[0])
+        max_seqs = len(arena.history) - 1
+        self._scaling = BatchScaling(limit.row_bytes, limit.limit_bytes, max_seqs)
         self.batch = model.batch()
         """Of the rows that decode, by slot."""
         self.padded: PaddedBatch | None = None
@@ -94,7 +94,7 @@ class DenseRows:
         return torch.cat([torch.stack(last) if last else empty, *prompts])
 
     def _fitting(self, chunks: Sequence[Chunk]) -> Iterator[list[Chunk]]:
-        """Groups whose padded caches are of `most_bytes` at most, those of similar lengths
+        """Groups whose padded caches keep to the limit, those of similar lengths
         together. Rows that decode come in one, where the scheduler knew what they take."""
         if self._num_bytes(chunks) <= self._most_bytes:
             if chunks:
@@ -115,15 +115,13 @@ class DenseRows:
     def _decode(self, chunks: Sequence[Chunk], found: dict[int, Tensor]) -> list[Chunk]:
         """One more token of each; those whose states are lost are returned instead."""
         batch, wanted = self.batch, {each.slot: each for each in chunks}
-        stays = [
-            slot
-            for slot in batch.queries
-            if slot in wanted
-            and slot not in self._stale
-            and batch.length_of(slot) == wanted[slot].start
-        ]
+        stays = {
+            slot: length
+            for slot, length in batch.lengths.items()
+            if slot in wanted and slot not in self._stale and length == wanted[slot].start
+        }
         self._stale.clear()
-        batch.keep(stays)
+        batch.keep(tuple(stays))
         lost: list[Chunk] = []
         come: dict[int, KeptRow] = {}
         for chunk in chunks:

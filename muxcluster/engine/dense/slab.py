@@ -9,7 +9,7 @@ from pathlib import Path
 
 from muxcluster.core.backends import DENSE, ModelBackend
 from muxcluster.core.errors import LoadError
-from muxcluster.core.padded import PaddedLimit, RowBytes
+from muxcluster.core.padded import PaddedLimit
 from muxcluster.core.unitspec import ModelSpec, UnitSpec
 from muxcluster.engine.dense.model import DenseModel
 from muxcluster.engine.dense.store import planes
@@ -20,10 +20,10 @@ _COPIES = 2
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Slab:
-    """A model and its slab. most_bytes: of the padded batch of one worker at a time."""
+    """A model and its slab. limit: of the padded batch of one worker at a time."""
 
     model: DenseModel
-    most_bytes: int
+    limit: PaddedLimit
     backend: ModelBackend
 
 
@@ -53,11 +53,9 @@ def slab_for(model: DenseModel, spec: ModelSpec, unit: UnitSpec) -> Slab:
             f"{unit.num_blocks} blocks: raise policy.kv_gb or lower max_model_len"
         )
         raise LoadError(file, message)
-    most_bytes = blocks * unit.block_bytes // num_batches
-    row_bytes = RowBytes(layout.state_bytes, layout.token_bytes)
-    padded = PaddedLimit(row_bytes, most_bytes)
-    backend = ModelBackend(spec.name, DENSE, blocks, not layout.state_bytes, padded)
-    return Slab(model, most_bytes, backend)
+    limit = PaddedLimit(layout.row_bytes, blocks * unit.block_bytes // num_batches)
+    backend = ModelBackend(spec.name, DENSE, blocks, not layout.state_bytes, limit)
+    return Slab(model, limit, backend)
 
 
 def _num_places(unit: UnitSpec) -> int:
