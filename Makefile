@@ -7,7 +7,13 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 KERNEL_TESTS := TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/kernels_triton
 
-.PHONY: install demo test test-kernels test-slow test-cluster check lint clean
+# The versions of the machine that lends a GPU, as far as they can be had with this Python and torch.
+LEASE_VENV := .venv-lease
+LEASE_BIN := $(LEASE_VENV)/bin
+LEASE_STAMP := $(LEASE_VENV)/.installed
+LEASE_TESTS := tests/engine_model tests/engine_gpu
+
+.PHONY: install demo test test-kernels test-blocks test-slow test-cluster test-lease-versions check lint clean
 
 install: $(STAMP)
 
@@ -35,13 +41,44 @@ test-kernels: install
 test-slow: install
 	$(BIN)/python -m pytest -m 'slow and not gpu' $(ARGS)
 
+# Suites that run with KV blocks of 8 or 16 tokens otherwise, with larger ones: tests/blocks.py.
+BLOCK_TESTS := tests/engine tests/engine_model tests/kvcache tests/kernels
+test-blocks: install
+	for size in 32 64; do \
+	  export MUXCLUSTER_TEST_BLOCK_TOKENS=$$size; \
+	  $(BIN)/python -m pytest $(BLOCK_TESTS) $(or $(ARGS),-n 2 --dist loadfile) || exit 1; \
+	  $(KERNEL_TESTS) $(ARGS) || exit 1; \
+	done
+
 # Hosts made of namespaces, which needs root, iproute2, sshd and rsync: skipped, with the reason,
 # where one is missing.
 test-cluster: install
 	$(BIN)/python -m pytest -m hosts tests/cluster_hosts $(ARGS)
 
+$(LEASE_STAMP): pyproject.toml
+	test -x $(LEASE_BIN)/python || $(PYTHON) -m venv $(LEASE_VENV)
+	$(LEASE_BIN)/python -m pip install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $(TORCH)
+# Without psutil transformers 5.17 finds no memory on a CPU; that machine has it.
+	$(LEASE_BIN)/python -m pip install --quiet 'transformers==5.17.*' 'triton==3.6.*' psutil \
+		--editable '.[dev]'
+# Triton 3.6 interprets kernels with numpy before 2.4 only.
+	$(LEASE_BIN)/python -m pip install --quiet --no-deps --target $(LEASE_VENV)/interpreter \
+		'numpy==2.3.*'
+	touch $@
+
+# Wheels of Python 3.12 and numpy 2.5 cannot be used here: lease.sh checks the tags of what travels.
+test-lease-versions: $(LEASE_STAMP)
+	$(LEASE_BIN)/python -m pytest -n 2 --dist loadfile $(LEASE_TESTS) $(ARGS)
+	PYTHONPATH=$(LEASE_VENV)/interpreter TRITON_INTERPRET=1 $(LEASE_BIN)/python -m pytest \
+		-n 2 --dist loadfile -W 'ignore:Conversion of an array:DeprecationWarning' \
+		tests/kernels_triton
+# ptxas of 3.6 spills up to 16 bytes in three of the binaries, of 3.7 in none.
+	$(LEASE_BIN)/python bench/compile_kernels.py --quick --allowed-stack 16
+	$(LEASE_BIN)/python bench/gpu/engine.py --dry --only equal equal.stock serve.1b.transformers
+	$(LEASE_BIN)/python bench/gpu/facts.py --dry
+	$(LEASE_BIN)/python bench/gpu/kernels.py --dry --only correct
+
 check: install lint
-	$(BIN)/python bench/code_size.py
 ifeq ($(shell uname -s),Linux)
 	$(BIN)/python bench/compile_kernels.py
 endif
@@ -53,4 +90,4 @@ lint: install
 	$(BIN)/lint-imports
 
 clean:
-	rm -rf $(VENV) .demo build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(LEASE_VENV) .demo build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

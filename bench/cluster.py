@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # In the place of this folder, whose http.py would hide the standard library's.
 sys.path[0] = str(ROOT)
 
-from bench.harness import Bench, Claim, make_parser
+from bench.harness import Bench, Claim, cannot_run, make_parser
 from tests.cluster_hosts import scenarios
 from tests.cluster_hosts.hosts import why_not
 from tests.cluster_hosts.load import StreamResult
@@ -64,8 +64,7 @@ def main() -> int:
     """Run the scenarios, print and publish; exit code 1 where a stream was harmed."""
     bench = Bench(make_parser(__doc__))
     if (reason := why_not()) is not None:
-        print(f"cannot run here: {reason}", file=sys.stderr)
-        return 1
+        cannot_run(reason)
     with tempfile.TemporaryDirectory(prefix="mux-") as folder, cluster(Path(folder)) as served:
         outcomes = run(served, is_quick=bench.options.quick)
     names = {"link_cut": "stall_s_link_cut", "host_killed": "stall_s_host_killed"}

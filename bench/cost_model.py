@@ -14,6 +14,7 @@ of A100 and H100. Times are of the fastest of five rounds, as the machine may be
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +114,7 @@ def _without(models: Sequence[ProfiledModel], held: NDArray[np.bool_]) -> Iterat
         )
         start = end
         if kept:
-            yield model.model_copy(update={"cells": kept})
+            yield replace(model, cells=kept)
 
 
 def figures(cells: Sequence[Subject], errors: FloatArray, split: str) -> Iterator[dict[str, Any]]:
@@ -194,12 +195,12 @@ def claims_of(rows: Sequence[dict[str, Any]]) -> Iterator[Claim]:
 def main() -> None:
     """Leave out, fit, predict; print a table; publish the claims."""
     bench = Bench(make_parser(__doc__))
-    options = bench.options
-    models = read_muxserve(options.data / "muxserve" / "llama_a100_profile.json").models
+    options, data = bench.options, bench.data()
+    models = read_muxserve(data / "muxserve" / "llama_a100_profile.json").models
     cells = subjects(models)
     errors = splits(models, options.seed, options.quick)
     rows = [row for split, found in errors.items() for row in figures(cells, found, split)]
-    for name, found in (*layer_errors(options.data), *all_reduce_errors(options.data)):
+    for name, found in (*layer_errors(data), *all_reduce_errors(data)):
         rows.append(_row("vidur", name, found))
     for row in rows:
         if row["of"] in ("all", *PHASES) or row["split"] == "vidur":

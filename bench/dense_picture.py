@@ -16,7 +16,7 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from muxcluster.sim.plots_style import STYLE, dash_of, dress, system_colours
+from muxcluster.sim.plot.style import STYLE, dash_of, dress, system_colours
 
 
 def draw(curves: Mapping[str, Mapping[str, Any]], path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from muxcluster.workload.azure import read_azure
+from muxcluster.workload.files.azure import read_azure
 
 LONG, SHORT = (64, 128), (8, 16)
 """Tokens of a long and of a short prompt or output, both ends included, at batch 8."""

@@ -215,7 +215,7 @@ def main() -> None:
         spec = unit_of(make_model(Path(folder)))
         gaps = unit_gaps(spec, CONCURRENCY, repeats)
         runner = UnitRunner(spec)
-        model = runner._models[NAME]._forward
+        model = runner.memory.forwards[NAME]
         assert isinstance(model, FusedDecoder), "this model runs fused"
         torch.set_num_threads(THREADS)
         for size in CONCURRENCY:

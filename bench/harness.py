@@ -11,13 +11,15 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT.parent / "shared" / "data"
-_PACKAGES = ("numpy", "torch", "transformers", "ray", "uvicorn", "zmq")
+_PACKAGES = ("numpy", "torch", "triton", "transformers", "ray", "uvicorn", "zmq")
+COMMIT_VARIABLE = "MUXCLUSTER_COMMIT"
+"""Says which commit runs where the tree is a copy without its git folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +54,18 @@ def make_parser(description: str | None) -> argparse.ArgumentParser:
     return parser
 
 
+CANNOT_RUN = "cannot run here: "
+"""Begins the one line that a script ends with (exit code 1) where something that it needs is
+absent."""
+
+
+def cannot_run(reason: str) -> NoReturn:
+    """End the script with one line that says what is absent."""
+    raise SystemExit(f"{CANNOT_RUN}{reason}")
+
+
 class Bench:
-    """One run of a bench: `options`, then one `publish`.
+    """One run of a bench: `options`, any number of `save`s, then one `publish`.
 
     With `--json -` whatever this process and its children print goes to stderr from here on, so
     that stdout holds the record alone.
@@ -72,6 +84,13 @@ class Bench:
             sys.stdout.flush()
             os.dup2(2, 1)
 
+    def data(self) -> Path:
+        """The folder of real traces. Ends the script where it is absent."""
+        folder: Path = self.options.data
+        if not folder.is_dir():
+            cannot_run(f"no folder of traces at {folder}: use --data or MUXCLUSTER_DATA")
+        return folder
+
     def publish(
         self,
         claims: Sequence[Claim],
@@ -82,8 +101,32 @@ class Bench:
         for claim in claims:
             against = "" if claim.baseline is None else f" (against {claim.baseline:g})"
             print(f"{claim.name} = {claim.value:g} {claim.unit}{against}")
-        record = {
-            "claims": [asdict(claim) for claim in claims],
+        text = record_text(self._record(claims, samples, results))
+        if self._stdout is not None:
+            sys.stdout.flush()
+            with os.fdopen(self._stdout, "w", encoding="utf-8") as stream:
+                stream.write(text)
+        elif self.options.json is not None:
+            write_whole(Path(self.options.json), text)
+
+    def save(
+        self,
+        claims: Sequence[Claim],
+        samples: Mapping[str, Sequence[float | Sequence[float]]],
+        **results: Any,
+    ) -> None:
+        """Write what there is so far to the `--json` file, as `publish` does; print nothing.
+
+        A bench that is killed later loses only what it measured since. Nothing is written where
+        the record goes to stdout, or nowhere.
+        """
+        if self._stdout is None and self.options.json is not None:
+            text = record_text(self._record(claims, samples, results))
+            write_whole(Path(self.options.json), text)
+
+    def provenance(self) -> dict[str, Any]:
+        """What this run is: command, commit, machine and versions of packages imported so far."""
+        return {
             "command": self._command,
             "seed": self.options.seed,
             "quick": self.options.quick,
@@ -92,18 +135,25 @@ class Bench:
             **source(),
             "machine": {**_machine(), "load_at_start": self._load},
             "versions": _versions(),
+        }
+
+    def _record(
+        self, claims: Sequence[Claim], samples: Mapping[str, Any], results: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        return {
+            "claims": [asdict(claim) for claim in claims],
+            **self.provenance(),
             **results,
             "samples": samples,
         }
-        self._write(_lines(record))
 
-    def _write(self, text: str) -> None:
-        if self._stdout is not None:
-            sys.stdout.flush()
-            with os.fdopen(self._stdout, "w", encoding="utf-8") as stream:
-                stream.write(text)
-        elif self.options.json is not None:
-            Path(self.options.json).write_text(text, encoding="utf-8")
+
+def write_whole(path: Path, text: str) -> None:
+    """Replace `path` by `text` in one step: whoever is killed meanwhile leaves the old or the new
+    file, never a part of one."""
+    unfinished = path.with_name(f".{path.name}.part")
+    unfinished.write_text(text, encoding="utf-8")
+    unfinished.replace(path)
 
 
 def percentiles(values: Sequence[float] | np.ndarray, digits: int = 1) -> dict[str, float]:
@@ -130,10 +180,13 @@ def _git(*arguments: str) -> str | None:
 
 
 def source() -> dict[str, Any]:
-    """The commit that runs, and which of its files differ."""
+    """The commit that runs, and which of its files differ.
+
+    In a copy of the tree without its git folder: what `MUXCLUSTER_COMMIT` says.
+    """
     changed = _git("status", "--porcelain", "--untracked-files=no") or ""
     return {
-        "commit": _git("rev-parse", "HEAD"),
+        "commit": _git("rev-parse", "HEAD") or os.environ.get(COMMIT_VARIABLE),
         "changed_files": [line[3:] for line in changed.splitlines()],
     }
 
@@ -161,7 +214,7 @@ def _versions() -> dict[str, str]:
     return {"python": platform.python_version(), **versions}
 
 
-def _lines(record: Mapping[str, Any]) -> str:
+def record_text(record: Mapping[str, Any]) -> str:
     """JSON with one line a key, and a line an entry of the large ones."""
     parts = []
     for key, value in record.items():

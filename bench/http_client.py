@@ -13,8 +13,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import uvloop
 
-from muxcluster.cli.loadgen.exchange import Target, request_bytes
-from muxcluster.cli.loadgen.load import Outcome, Pace, run_load
+from muxcluster.loadgen.exchange import Target, request_bytes
+from muxcluster.loadgen.load import Outcome, Pace, run_load
 
 
 async def measure(case: dict[str, Any]) -> dict[str, Any]:

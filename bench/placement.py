@@ -85,13 +85,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw seconds against models")
     bench = Bench(parser, argv)
-    options = bench.options
-    chosen = [
-        point
-        for point in points(options.data)
-        if not options.quick or point.num_gpus <= EXACT_UP_TO
-    ]
-    curves = options.data / "muxserve" / "llama_a100_profile.json"
+    options, data = bench.options, bench.data()
+    chosen = [point for point in points(data) if not options.quick or point.num_gpus <= EXACT_UP_TO]
+    curves = data / "muxserve" / "llama_a100_profile.json"
     compat = [_shown(_compat(point, curves)) for point in chosen]
     factors = SCALES[:1] if options.quick else SCALES
     own = [_shown(_own(point, factor)) for point in chosen for factor in factors]

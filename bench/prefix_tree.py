@@ -21,13 +21,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import numpy as np
 
 from bench.harness import Bench, Claim, make_parser
-from muxcluster.offline.batchllm import plan_batch
+from bench.traces.batchmix import Kind, mixed_job
 from muxcluster.offline.blend.lengths import estimate_lengths, sample_places
 from muxcluster.offline.blend.plan import plan_blend
 from muxcluster.offline.blend.resources import resource_model
-from muxcluster.offline.prompts import flat_prompts
+from muxcluster.offline.order.batchllm import plan_batch
+from muxcluster.offline.prefix.prompts import flat_prompts
 from muxcluster.workload.batchjob import BatchJob
-from muxcluster.workload.batchmix import Kind, mixed_job
 from placement.hardware import gpu_named
 from placement.known_shapes import shape_named
 

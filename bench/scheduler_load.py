@@ -20,9 +20,9 @@ from muxcluster.core.kvshape import KvShape, block_bytes
 from muxcluster.core.request import Request, ServiceClass, Slo
 from muxcluster.core.sampling import SamplingParams
 from muxcluster.core.unitspec import ModelSpec, SchedulerSpec, UnitSpec
-from muxcluster.scheduling.prediction_fit import Line
-from muxcluster.scheduling.prediction_seed import Seed
 from muxcluster.scheduling.scheduler import UnitScheduler
+from muxcluster.scheduling.steptime.line import Line
+from muxcluster.scheduling.steptime.seed import Seed
 
 VOCAB = 32000
 EOS = 2

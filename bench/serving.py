@@ -32,14 +32,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import yaml
 
-from bench.harness import ROOT, Bench, make_parser
+from bench.harness import ROOT, Bench, cannot_run, make_parser
 from bench.processes import cpu_seconds
 from bench.serving_rows import Case, Measured, claims_of, row_of
 from muxcluster.cli.launch import free_address, prepare, serving, url_of
-from muxcluster.cli.loadgen.exchange import Target, request_bytes
-from muxcluster.cli.loadgen.load import Outcome, Pace, run_load
 from muxcluster.cluster.embedded import HttpAddress
 from muxcluster.demo.models import build_model
+from muxcluster.loadgen.exchange import Target, request_bytes
+from muxcluster.loadgen.load import Outcome, Pace, run_load
 from muxcluster.text.tokenizer import Tokenizer
 
 NAME = "llama-56m"
@@ -107,8 +107,7 @@ def write_config(path: Path, num_tokens: int, dtype: str) -> Path:
 
 def ours(config: Path, asked: Sequence[Case]) -> list[tuple[Outcome, dict[str, float]]]:
     """Each case through HTTP, with the processor seconds that each kind of process took."""
-    prepared = prepare(config)
-    prepared = replace(prepared, address=free_address(HttpAddress("127.0.0.1", 0)))
+    prepared = prepare(config).listening(free_address(HttpAddress("127.0.0.1", 0)))
     found = []
     with serving(prepared):
         url = url_of(prepared.address)
@@ -176,6 +175,16 @@ def alone(
     return found
 
 
+def check_openvino(python: str) -> None:
+    """End the script where `python` is no Python that has openvino-genai."""
+    try:
+        tried = subprocess.run((python, "-c", "import openvino_genai"), capture_output=True)
+    except OSError as error:
+        cannot_run(f"--openvino {python}: {error.strerror}")
+    if tried.returncode:
+        cannot_run(f"--openvino {python}: this Python has no openvino-genai (pip install it there)")
+
+
 def measure_all(folder: Path, asked: Sequence[Case], openvino: str | None) -> Everywhere:
     """Ours over HTTP, ours in process, Hugging Face's, OpenVINO's: one after the other."""
     path = make_model(folder)
@@ -210,6 +219,8 @@ def main() -> None:
     parser.add_argument("--openvino", metavar="PYTHON", help="a Python that has openvino-genai")
     bench = Bench(parser)
     options = bench.options
+    if options.openvino is not None:
+        check_openvino(options.openvino)
     asked = cases(options.concurrency, options.seed, is_quick=options.quick)
     with tempfile.TemporaryDirectory(prefix="bench-serving-") as folder:
         found = measure_all(Path(folder), asked, options.openvino)

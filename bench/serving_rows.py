@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.harness import Claim, percentiles
-from muxcluster.cli.loadgen.load import Outcome
+from muxcluster.loadgen.load import Outcome
 from muxcluster.text.tokenizer import Tokenizer
 
 Answer = Mapping[str, Any]

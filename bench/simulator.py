@@ -23,14 +23,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from bench.harness import Bench, Claim, make_parser
 from bench.placement_cases import Point, points
 from bench.simulator_memory import measure_memory
-from muxcluster.core.metrics import Window, figures
-from muxcluster.sim.planned import units_of
-from muxcluster.sim.simulate import SimResult, simulate
-from muxcluster.sim.unit import SimUnit
+from muxcluster.sim.core.planned import units_of
+from muxcluster.sim.core.simulate import SimResult, simulate
+from muxcluster.sim.core.unit import SimUnit
 from muxcluster.workload.arrival import Arrival
 from muxcluster.workload.generate import Source, generate
 from muxcluster.workload.lengths import Independent, Limited
 from muxcluster.workload.marginals import LogNormal
+from muxcluster.workload.metrics.window import Window, figures
 from muxcluster.workload.processes import Poisson
 from placement.planner import place
 
@@ -129,7 +129,7 @@ def main() -> None:
     wanted = options.points or (QUICK if options.quick else None)
     print(f"{'point':20} {'req/s':>6} {'plain':>7} {'speed':>7} {'jobs':>9} {'diff.':>7}")
     found = []
-    for point in points(options.data):
+    for point in points(bench.data()):
         if len(point.problem.demands) != NUM_MODELS or (wanted and point.name not in wanted):
             continue
         row = measure(point, options.seed, end_s)

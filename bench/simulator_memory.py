@@ -7,8 +7,8 @@ from pathlib import Path
 from time import process_time
 from typing import Any
 
-from muxcluster.sim.planned import units_of
-from muxcluster.sim.simulate import simulate
+from muxcluster.sim.core.planned import units_of
+from muxcluster.sim.core.simulate import simulate
 from muxcluster.workload.arrival import Arrival
 from muxcluster.workload.generate import Source, generate
 from muxcluster.workload.lengths import Independent

@@ -2,13 +2,10 @@
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
 from kernels.layout import check_attention, check_index, check_table, half_rows
 from kernels.on_gpu import triton_kernel
-
-TILE_TOKENS = 256
-"""Queries handled at once where a mask is needed: bounds the mask and skips unseen keys."""
+from kernels.prompt_attention import attend_grouped
 
 
 def paged_prefill(
@@ -71,7 +68,7 @@ def paged_prefill(
         # [kv_heads, group, tokens, head_dim]; keys and values broadcast over the group.
         shape = (-1, table.shape[1], heads // table.shape[1], head_dim)
         grouped = query[new].reshape(shape).permute(1, 2, 0, 3)
-        attended = _attend(grouped, keys, values, scale, sliding_window, soft_cap)
+        attended = attend_grouped(grouped, keys, values, scale, sliding_window, soft_cap)
         output[new] = attended.permute(2, 0, 1, 3).flatten(1, 2)
     return output
 
@@ -112,52 +109,3 @@ def _gather(
     skipped = first * block_tokens
     both = gathered.view(2, table.shape[0], -1, head_dim)[:, :, begin - skipped : end - skipped]
     return both[0].unsqueeze(1), both[1].unsqueeze(1)
-
-
-def _attend(
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    scale: float,
-    window: int | None,
-    soft_cap: float | None,
-) -> Tensor:
-    """Causal attention; the last query is at the last key's position.
-
-    query: [kv_heads, group, tokens, head_dim]. keys, values: [kv_heads, 1, context, head_dim].
-    """
-    tokens, context = query.shape[2], keys.shape[2]
-    if soft_cap is None and tokens == context and (window is None or context <= window):
-        keys, values = (x.expand(-1, query.shape[1], -1, -1) for x in (keys, values))
-        return scaled_dot_product_attention(query, keys, values, is_causal=True, scale=scale)
-    tiles = []
-    for start in range(0, tokens, TILE_TOKENS):
-        tile = query[:, :, start : start + TILE_TOKENS]
-        low = context - tokens + start
-        high = low + tile.shape[2]
-        begin = 0 if window is None else max(0, low + 1 - window)
-        keys_at = torch.arange(begin, high, device=query.device)
-        distance = keys_at[low - begin :, None] - keys_at
-        seen = distance >= 0 if window is None else (distance >= 0) & (distance < window)
-        span = slice(begin, high)
-        tiles.append(_masked(tile, keys[:, :, span], values[:, :, span], seen, scale, soft_cap))
-    return torch.cat(tiles, dim=2)
-
-
-def _masked(
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    seen: Tensor,
-    scale: float,
-    soft_cap: float | None,
-) -> Tensor:
-    """Attention as in `_attend` over the keys where `seen` (bool [tokens, context]) is True."""
-    if soft_cap is None:
-        keys, values = (x.expand(-1, query.shape[1], -1, -1) for x in (keys, values))
-        return scaled_dot_product_attention(query, keys, values, attn_mask=seen, scale=scale)
-    wide = torch.promote_types(query.dtype, torch.float32)
-    scores = (query.to(wide) * scale) @ keys.to(wide).transpose(-1, -2)
-    scores = torch.tanh(scores / soft_cap) * soft_cap
-    weights = scores.masked_fill_(~seen, -torch.inf).softmax(-1)
-    return (weights @ values.to(wide)).to(query.dtype)

@@ -9,12 +9,18 @@ class ShapeError(ValueError):
     message names the key), or a name is not known (it names the nearest)."""
 
 
+_MOST = 2**40
+"""More than any size of a model; products of a few of them stay finite as floats."""
+
+
 def integer(config: Mapping[str, Any], key: str, least: int) -> int:
     """The integer under `key`, `least` where it is missing. Raises ShapeError."""
     value = config.get(key, least)
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         kind = "a positive integer" if least else "an integer of at least 0"
-        raise ShapeError(f"{key} is {value!r}, expected {kind}")
+        raise ShapeError(f"{key} is {value!r:.80}, expected {kind}")
+    if value > _MOST:
+        raise ShapeError(f"{key} is {value!r:.80}, expected {_MOST} at most")
     return value
 
 
@@ -30,7 +36,7 @@ def flag(config: Mapping[str, Any], key: str, default: bool) -> bool:
     """The truth value under `key`. Raises ShapeError."""
     value = config.get(key, default)
     if not isinstance(value, bool):
-        raise ShapeError(f"{key} is {value!r}, expected true or false")
+        raise ShapeError(f"{key} is {value!r:.80}, expected true or false")
     return value
 
 
@@ -38,5 +44,5 @@ def listed(config: Mapping[str, Any], key: str) -> tuple[Any, ...]:
     """The entries of the list under `key`, none where it is missing. Raises ShapeError."""
     value = config.get(key, ())
     if not isinstance(value, list | tuple):
-        raise ShapeError(f"{key} is {value!r}, expected a list")
+        raise ShapeError(f"{key} is {value!r:.80}, expected a list")
     return tuple(value)

@@ -91,6 +91,8 @@ _OMITTED: Mapping[str, Mapping[str, int]] = {
     },
 }
 """What real files of these families leave out because it is their family's default."""
+_MOST_LAYERS = 2**14
+"""Layers are looked at one by one, so their number must be one that a model can have."""
 _NO_ATTENTION: Mapping[str, int] = {
     "num_heads": 1,
     "num_kv_heads": 1,
@@ -119,6 +121,8 @@ def shape_fields(source: Path | str | Mapping[str, Any]) -> dict[str, Any]:
     # where a file has both, transformers takes the older key
     hidden = first_integer(config, ("n_embed",)) or _number(config, "hidden_size")
     layers = _number(config, "num_layers")
+    if layers > _MOST_LAYERS:
+        raise ShapeError(f"num_hidden_layers is {layers}, expected {_MOST_LAYERS} at most")
     states = state_fields(config, kind, layers, hidden)
     has_attention = not states or states["num_keyless_layers"] < layers
     return {
@@ -162,7 +166,7 @@ def _text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The language model's own keys, without nulls and with what its family leaves out."""
     text = config.get("text_config") or config
     if not isinstance(text, Mapping):
-        raise ShapeError(f"text_config is {text!r}, expected an object")
+        raise ShapeError(f"text_config is {text!r:.80}, expected an object")
     tied = {key: config[key] for key in ("tie_word_embeddings",) if key in config}
     omitted = _OMITTED.get(str(text.get("model_type", "")), {})
     return {**omitted, **tied, **{key: value for key, value in text.items() if value is not None}}

@@ -161,5 +161,5 @@ def shape_named(name: str) -> ModelShape:
     plain = "-".join(word for word in words if word not in _DECORATION)
     found = SHAPES.get(_OTHER_NAMES.get(plain, plain))
     if found is None:
-        raise ShapeError(f"unknown shape {name!r}{nearest(plain, SHAPES)}")
+        raise ShapeError(f"unknown shape {name!r:.80}{nearest(plain[:80], SHAPES)}")
     return found

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 NEAR_TIE = 1e-4
 """A mismatch is excused only where the two best logits of the oracle are closer than this."""
@@ -14,7 +14,12 @@ class GreedyOracle:
     """Greedy continuations by `transformers` in fp32, one request at a time, no batching."""
 
     def __init__(self, directory: Path) -> None:
-        self._model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+        # Before 5.18 transformers runs soft-capped attention (Gemma 2) on SDPA, which cannot cap.
+        capped = getattr(AutoConfig.from_pretrained(directory), "attn_logit_softcapping", None)
+        attention = {"attn_implementation": "eager"} if capped else {}
+        self._model = AutoModelForCausalLM.from_pretrained(
+            directory, dtype=torch.float32, **attention
+        ).eval()
         self._model.generation_config = GenerationConfig(pad_token_id=0)
         self._continuations: dict[tuple[int, ...], tuple[list[int], list[float]]] = {}
         self.num_near_ties = 0

@@ -1,5 +1,6 @@
 """What a check of bench/gpu/facts.py found out."""
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,3 +22,18 @@ def attempt(name: str, call: Callable[[], str]) -> str:
     except Exception as failure:  # noqa: BLE001 - the error is the finding
         said = f"failed: {type(failure).__name__}: {' '.join(str(failure).split())[:300]}"
     return f"{name}: {said}"
+
+
+def last_answer(output: str, failure: str) -> dict[str, Any]:
+    """The last answer among the lines that a check printed, also where it failed afterwards.
+
+    failure: why its process did not end well, or empty.
+    """
+    failure = " ".join(failure.split())[-1000:]
+    lines = output.rpartition("\n")[0].splitlines()  # without one that it died in
+    if not lines:
+        return {"verdict": "failed", "text": failure, "numbers": {}}
+    answer: dict[str, Any] = json.loads(lines[-1])
+    if failure:
+        answer["text"] = f"{answer['text']}. Then it failed: {failure}"
+    return answer

@@ -12,6 +12,7 @@ from kernels.kv_write import kv_write
 from kernels.paged_decode import paged_decode
 from kernels.paged_prefill import paged_prefill
 from kernels.prefix_attention import prefix_attention
+from kernels.prompt_attention import prompt_attention, takes_prompts
 
 ALLOWED = {torch.float16: 3e-3, torch.bfloat16: 2e-2}
 """Relative errors: rounding of the inputs' type alone gives a tenth of this."""
@@ -91,6 +92,34 @@ def _paged_prefill(run: Run, dtype: torch.dtype, heads: Heads, options: dict[str
     return relative_error(result, torch.cat(expected))
 
 
+def check_prompt_attention(heads: Heads, run: Run) -> None:
+    """Whole prompts; where torch's kernel is not used here, a row that says so and no check."""
+    for dtype, allowed in ALLOWED.items():
+        for window in (None, 20):
+            case = f"{dtype} {heads} window {window}"
+            made = paged([1, 17, 128, 200, 333], heads, dtype, run.device, mixed_sides=True)
+            query, keys = made.query(679), made.dense(0)[0].transpose(0, 1)
+            if not takes_prompts(query, keys, heads.dim**-0.5, None):
+                run.keep({"kernel": "prompt_attention", "case": case, "note": "not used here"}, {})
+                continue
+            call = partial(_prompt_attention, made, query, window)
+            run.check("prompt_attention", case, call, allowed)
+
+
+def _prompt_attention(made: Paged, query: Tensor, window: int | None) -> float:
+    lengths = made.lengths.tolist()
+    rows = range(len(lengths))
+    key, value = torch.cat([made.dense(row) for row in rows], dim=2).transpose(1, 2).contiguous()
+    offsets = _offsets(lengths, query.device)
+    scale = made.heads.dim**-0.5
+    result = prompt_attention(
+        query, key, value, offsets, max(lengths), scale=scale, sliding_window=window
+    )
+    parts = query.split(lengths)
+    expected = [dense_attention(parts[row], made, row, sliding_window=window) for row in rows]
+    return relative_error(result, torch.cat(expected))
+
+
 def check_prefix_attention(heads: Heads, run: Run) -> None:
     """Groups with and without a shared prefix; decodes alone, and beside prompt chunks."""
     for dtype, allowed in ALLOWED.items():
@@ -142,6 +171,7 @@ _CHECKS = {
     "kv_write": check_kv_write,
     "paged_decode": check_paged_decode,
     "paged_prefill": check_paged_prefill,
+    "prompt_attention": check_prompt_attention,
     "prefix_attention": check_prefix_attention,
 }
 

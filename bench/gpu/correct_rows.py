@@ -8,7 +8,7 @@ from torch import Tensor
 from bench.gpu.paged import block_tokens_of
 from bench.gpu.run import Run, relative_error
 from kernels.add_rms_norm import add_rms_norm
-from kernels.rotary import rotary
+from kernels.rotary import HeadNorms, rotary
 from kernels.sample import sample
 from kernels.silu_mul import silu_mul
 from kernels.slot_copy import slot_copy
@@ -39,29 +39,43 @@ def _add_rms_norm(run: Run, dtype: torch.dtype, width: int, gemma: bool) -> floa
 
 
 def check_rotary(run: Run) -> None:
-    """Both pairings; a part of the head; more heads of query than of key."""
+    """Both pairings; a part of the head; more heads of query than of key; with norms of heads."""
     for dtype, allowed in ALLOWED.items():
         for head_dim, turned in ((128, 128), (64, 64), (80, 32), (256, 256), (96, 96)):
             for interleaved in (False, True):
                 case = f"{dtype} {turned} of {head_dim} interleaved {interleaved}"
-                call = partial(_rotary, run, dtype, head_dim, turned, interleaved)
-                run.check("rotary", case, call, allowed)
+                for normed in (False, True) if turned == head_dim else (False,):
+                    call = partial(_rotary, run, dtype, head_dim, turned, interleaved, normed)
+                    name = f"{case} normed" if normed else case
+                    run.check("rotary", name, call, allowed)
 
 
-def _rotary(run: Run, dtype: torch.dtype, head_dim: int, turned: int, interleaved: bool) -> float:
+def _rotary(
+    run: Run,
+    dtype: torch.dtype,
+    head_dim: int,
+    turned: int,
+    interleaved: bool,
+    normed: bool,
+) -> float:
     query = torch.randn(13, 6, head_dim, device=run.device).to(dtype)
     key = torch.randn(13, 2, head_dim, device=run.device).to(dtype)
     angles = 10 * torch.rand(13, turned // 2, device=run.device)
     cos, sin = (torch.cat((part, part), -1) for part in (angles.cos(), angles.sin()))
+    norms = HeadNorms(*_random(run, dtype, 2, head_dim), 1e-6) if normed else None
+    weights = (norms.query, norms.key) if norms else (None, None)
     expected = []
-    for tensor in (query, key):
+    for tensor, weight in zip((query, key), weights, strict=True):
         part = tensor[..., :turned].double()
+        if weight is not None:
+            inverse = (part.pow(2).mean(-1, keepdim=True) + 1e-6).rsqrt()
+            part = part * inverse * weight.double()
         pairs = part.unflatten(-1, (-1, 2)) if interleaved else part.unflatten(-1, (2, -1)).mT
         turn = torch.polar(torch.ones_like(angles.double()), angles.double()).unsqueeze(1)
         rotated = torch.view_as_real(torch.view_as_complex(pairs.contiguous()) * turn)
         rotated = rotated.flatten(-2) if interleaved else rotated.mT.flatten(-2)
         expected.append(torch.cat((rotated, tensor[..., turned:].double()), -1))
-    rotary(query, key, cos, sin, interleaved)
+    rotary(query, key, cos, sin, interleaved, norms)
     return max(relative_error(*pair) for pair in zip((query, key), expected, strict=True))
 
 

@@ -2,6 +2,7 @@
 
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -25,24 +26,32 @@ from placement.shapes import ModelShape
 BATCHES = (64, 8, 1)
 CONTEXTS = (128, 2048)
 STEPS = 240
+STOCK = "stock"
 _WARM_STEPS = 16
 _WINDOWS = 4
 
 
-def decode(run: Run, size: str) -> None:
-    """One row a batch and context of the model `size`."""
+def decode(run: Run, size: str, *, is_stock: bool = False) -> None:
+    """One row a batch and context of the model `size`.
+
+    is_stock: with the model's own modules instead of our fused kernels, at the shortest context.
+    """
     shape = shape_of(size, tiny=run.tiny)
     contexts = (32, 64) if run.tiny else CONTEXTS
     batches = (4, 1) if run.tiny else BATCHES
     steps = 32 if run.tiny else STEPS
+    name = size
+    if is_stock:
+        contexts, batches, name = contexts[:1], (batches[0], batches[-1]), f"{size} {STOCK}"
     room = max(batches), max(contexts) + _outputs(max(batches), max(contexts), steps)
     dtype = dtype_of(run)
     with tempfile.TemporaryDirectory(prefix="bench-gpu-") as folder:
         model = spec_of(size, write_model(Path(folder), shape), shape, dtype)
-        with serving(unit_of(run, model, room, bytes_of_block(dtype))) as unit:
+        spec = unit_of(run, model, room, bytes_of_block(dtype))
+        with serving(replace(spec, fuses_layers=not is_stock)) as unit:
             for context in contexts:
                 for batch in batches:
-                    _case(run, unit, (size, shape), (batch, context, steps))
+                    _case(run, unit, (name, shape), (batch, context, steps))
 
 
 def _outputs(batch: int, context: int, steps: int) -> int:
@@ -111,5 +120,6 @@ def line(row: dict[str, object]) -> str:
 
 
 PARTS: dict[str, Callable[[Run], None]] = {
-    f"decode.{size}": partial(decode, size=size) for size in ("1b", "8b")
+    **{f"decode.{size}": partial(decode, size=size) for size in ("1b", "8b")},
+    "stock.8b": partial(decode, size="8b", is_stock=True),
 }

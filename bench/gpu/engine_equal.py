@@ -2,6 +2,8 @@
 
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +26,11 @@ NEAR_TIE = 1e-4
 """Where the two best logits are as close as this, sums in another order may swap them."""
 
 
-def equal(run: Run) -> None:
-    """One check a request: tokens that differ, near-ties apart."""
+def equal(run: Run, *, is_stock: bool = False) -> None:
+    """One check a request: tokens that differ, near-ties apart.
+
+    is_stock: with the model's own modules instead of our fused kernels.
+    """
     count, output = (4, 8) if run.tiny else (REQUESTS, OUTPUT_TOKENS)
     drawn = random_requests(np.random.default_rng(1), count, LENGTHS, SHAPE.vocab_size)
     asked = [Asked(each.prompt, output) for each in drawn]
@@ -34,17 +39,20 @@ def equal(run: Run) -> None:
         model.save_pretrained(folder)
         spec = spec_of("small", Path(folder), SHAPE, "float32", load_format="auto")
         unit = unit_of(run, spec, (count, LENGTHS[1] + output), bytes_of_block("float32"))
-        with serving(unit) as ours:
+        with serving(replace(unit, fuses_layers=not is_stock)) as ours:
             _, listener = ours.run(asked, run.ends_at)
     model.to(run.device).eval()
     num_ties = 0
+    kind = "stock" if is_stock else "fused"
     for index, each in enumerate(asked):
         got = listener.heard[str(index)].tokens
         wrong, ties = compared(lambda prompt, n: _greedy(model, prompt, n), each.prompt, got)
         num_ties += ties
         case = f"request {index}, {len(each.prompt)} tokens in, {output} out"
-        run.check("greedy", case, lambda found=wrong: float(found), 0.0)
-    run.keep({"case": "greedy in fp32", "requests": count, "near_ties": num_ties}, {})
+        run.check(
+            "greedy stock" if is_stock else "greedy", case, lambda found=wrong: float(found), 0.0
+        )
+    run.keep({"case": f"greedy in fp32, {kind}", "requests": count, "near_ties": num_ties}, {})
 
 
 Greedy = Callable[[list[int], int], tuple[list[int], list[float]]]
@@ -94,4 +102,7 @@ def _greedy(model: Any, prompt: list[int], count: int) -> tuple[list[int], list[
     return found.sequences[0, len(prompt) :].tolist(), (best[:, 0] - best[:, 1]).tolist()
 
 
-PARTS: dict[str, Callable[[Run], None]] = {"equal": equal}
+PARTS: dict[str, Callable[[Run], None]] = {
+    "equal": equal,
+    "equal.stock": partial(equal, is_stock=True),
+}

@@ -7,11 +7,11 @@ own, in a folder of its own, and is stopped. Exit code 1 without a GPU, or where
     python bench/gpu/facts.py --markdown bench/gpu/FACTS.md --json bench/results/gpu/facts.json
 """
 
-import json
+import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from time import strftime
+from time import monotonic, strftime
 from typing import Any
 
 if __name__ == "__main__":
@@ -20,8 +20,12 @@ if __name__ == "__main__":
 
 import torch
 
+from bench.gpu.answer import last_answer
+from bench.gpu.card import card_of
 from bench.gpu.children import run_child
-from bench.harness import Bench, Claim, make_parser
+from bench.gpu.found import FAILED, NO_TIME, NO_TIME_LEFT, OK, Found, Part
+from bench.gpu.progress import Progress, parts_parser
+from bench.harness import Bench, Claim
 
 SCRIPT = str(Path(__file__).resolve().parent / "fact.py")
 LIMITS_S = {
@@ -30,54 +34,89 @@ LIMITS_S = {
     "graph": 60,
     "ipc": 60,
     "green_contexts": 60,
-    "mps": 150,
+    "mps": 180,
+    "ranks_nccl": 60,
+    "ranks_gloo": 120,
 }
 """Checks in order, and how long each may take."""
+DRY = ("versions", "ceilings", "ipc", "ranks_nccl")
+"""What can be tried out on a CPU."""
+_DRY_TIMES = 3
+"""A busy machine without a GPU may take so many times as long."""
+IN_ALL_S = 455.0
+_LEAST_S = 10.0
+_SAMPLES = ("copy_samples_s", "matmul_samples_s")
+"""Numbers of a check that are single measurements."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run every check, print and write what they say; 1 without a GPU or where one failed."""
-    parser = make_parser((__doc__ or "").splitlines()[0])
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table there")
-    bench = Bench(parser, argv)
-    there = torch.cuda.is_available()
-    answers: dict[str, dict[str, Any]] = {}
-    for name, seconds in LIMITS_S.items():
-        answers[name] = _answer(name, seconds) if there else {"verdict": "no GPU", "text": ""}
-        print(f"{name}: {answers[name]['verdict']}. {answers[name]['text']}", flush=True)
-    if there and bench.options.markdown is not None:
-        bench.options.markdown.write_text(markdown(answers), encoding="utf-8")
-    numbers = answers["ceilings"].get("numbers", {})
-    samples = {name: numbers.pop(f"{name}_samples_s", ()) for name in ("copy", "matmul")}
-    bench.publish(_claims(answers, numbers) if there else [], samples, facts=answers)
-    if not there:
-        print("no GPU: torch.cuda.is_available() is false, no check was run", file=sys.stderr)
+    bench = Bench(_parser(), argv)
+    options = bench.options
+    dry = options.dry
+    if not dry and not torch.cuda.is_available():
+        print("no GPU: no check was run (--dry tries the script out)", file=sys.stderr)
         return 1
-    return 1 if any(answer["verdict"] == "failed" for answer in answers.values()) else 0
+    ends_at = monotonic() + (options.budget or IN_ALL_S)
+    card = card_of(torch.device("cpu" if dry else "cuda"))
+    names = [name for name in LIMITS_S if not dry or name in DRY]
+    setting = {"bench": "facts", "dry": dry, "card": card["name"]}
+    progress = Progress(bench, names, setting, claims_of)
+    progress.about = {"card": card}
+    for name in progress.left([name for name in names if name in (options.only or names)]):
+        limit_s = LIMITS_S[name] * (_DRY_TIMES if dry else 1)
+        progress.add(_found(name, min(limit_s, ends_at - monotonic()), dry=dry))
+        if options.markdown is not None:
+            options.markdown.write_text(markdown(progress.found.rows), encoding="utf-8")
+    return progress.publish()
 
 
-def _answer(name: str, seconds: float) -> dict[str, Any]:
-    ended = run_child((SCRIPT, name), seconds)
-    if ended.failure:
-        return {"verdict": "failed", "text": " ".join(ended.failure.split())[-1000:]}
-    answer: dict[str, Any] = json.loads(ended.output.splitlines()[-1])
-    return answer
+def _parser() -> argparse.ArgumentParser:
+    parser = parts_parser((__doc__ or "").splitlines()[0])
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table there")
+    parser.add_argument("--dry", action="store_true", help="on the CPU, what can be tried there")
+    parser.add_argument("--only", nargs="+", metavar="CHECK", choices=tuple(LIMITS_S))
+    return parser
 
 
-def _claims(answers: Mapping[str, Any], ceilings: Mapping[str, float]) -> list[Claim]:
-    units = {"copy_bytes_per_s": "B/s", "matmul_flops_per_s": "FLOP/s"}
-    measured = [
-        Claim(name, ceilings[name], unit) for name, unit in units.items() if name in ceilings
-    ]
-    verdicts = [answer["verdict"] for answer in answers.values()]
-    return [*measured, Claim("checks_failed", verdicts.count("failed"), "checks", 0)]
+def _found(name: str, seconds: float, *, dry: bool) -> Found:
+    """The check as a part of one row: its verdict, text and numbers."""
+    if seconds < _LEAST_S:
+        return Found({name: Part(name, NO_TIME, reason=NO_TIME_LEFT)})
+    start_s = monotonic()
+    ended = run_child((SCRIPT, name, *(["cpu"] if dry else [])), seconds)
+    took_s = monotonic() - start_s
+    row = {"case": name, **last_answer(ended.output, ended.failure)}
+    print(f"{name}: {row['verdict']}. {row['text']}", flush=True)
+    if row["verdict"] == FAILED:
+        print(ended.errors, file=sys.stderr, flush=True)
+        return Found({name: Part(name, FAILED, took_s, row["text"], rows=(row,))})
+    samples = {key: row["numbers"].pop(key) for key in _SAMPLES if key in row["numbers"]}
+    return Found({name: Part(name, OK, took_s, rows=(row,), samples=samples)})
 
 
-def markdown(answers: Mapping[str, Mapping[str, Any]]) -> str:
-    """The answers as a page."""
+def claims_of(found: Found, setting: Mapping[str, Any]) -> list[Claim]:
+    """The ceilings, which shares of SMs are real (1: yes), and how many checks failed."""
+    rows = {row["case"]: row for row in found.rows}
+    failed = [row for row in found.rows if row["verdict"] == FAILED]
+    made = [Claim("checks_failed", len(failed), "checks", 0)]
+    if setting["dry"]:
+        return made
+    numbers = rows.get("ceilings", {}).get("numbers", {})
+    for name, unit in (("copy_bytes_per_s", "B/s"), ("matmul_flops_per_s", "FLOP/s")):
+        if name in numbers:
+            made.append(Claim(name, numbers[name], unit))
+    for name in ("green_contexts", "mps"):
+        if name in rows:
+            made.append(Claim(name, float(rows[name]["verdict"] == "yes"), "yes or no", 1))
+    return made
+
+
+def markdown(facts: Sequence[Mapping[str, Any]]) -> str:
+    """The rows as a page."""
     rows = [
-        f"| {name} | {answer['verdict']} | {str(answer['text']).replace('|', '/')} |"
-        for name, answer in answers.items()
+        f"| {fact['case']} | {fact['verdict']} | {str(fact['text']).replace('|', '/')} |"
+        for fact in facts
     ]
     head = (
         "# What this GPU allows",

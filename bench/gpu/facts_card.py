@@ -6,6 +6,7 @@ import shutil
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -31,22 +32,16 @@ _PACKAGES = (
 )
 _QUERY = "name,driver_version,memory.total,compute_mode,mig.mode.current"
 _CUDA = torch.device("cuda")
+_COPIED_BYTES, _SIDE, _HOST_BYTES = 4 << 30, 8192, 1 << 30
+_TINY_BYTES, _TINY_SIDE = 1 << 20, 64
 
 
-def versions() -> Answer:
-    """What is installed, and what the card is."""
-    card = torch.cuda.get_device_properties(0)
-    free, total = torch.cuda.mem_get_info()
-    numbers = {
+def versions(device: str = "cuda") -> Answer:
+    """What is installed, and what the card is. device: `cpu` leaves the card out."""
+    numbers: dict[str, Any] = {
         "python": platform.python_version(),
         "cuda_of_torch": torch.version.cuda,
-        "cuda_of_driver": Driver().version(),
         "packages": {name: _version(name) for name in _PACKAGES},
-        "multiprocessors": card.multi_processor_count,
-        "capability": f"{card.major}.{card.minor}",
-        "l2_bytes": getattr(card, "L2_cache_size", None),
-        "memory_bytes": total,
-        "memory_free_bytes": free,
         "cores": os.cpu_count(),
         "kernel": platform.release(),
         "tools": {tool: shutil.which(tool) for tool in ("nvcc", "gcc", "nvidia-cuda-mps-control")},
@@ -54,22 +49,44 @@ def versions() -> Answer:
         "nvidia_smi": _nvidia_smi(),
         "host_memory": Path("/proc/meminfo").read_text(encoding="ascii").splitlines()[0],
     }
+    of_card, numbers_of_card = ("no GPU", {}) if device == "cpu" else _card()
     installed = {name: number for name, number in numbers["packages"].items() if number}
     text = (
-        f"{card.name}, {card.multi_processor_count} multiprocessors, {total / 2**30:.1f} GiB; "
-        f"Python {numbers['python']}, CUDA {torch.version.cuda} (driver {Driver().version()}); "
+        f"{of_card}; Python {numbers['python']}, CUDA {torch.version.cuda}; "
         + ", ".join(f"{name} {number}" for name, number in installed.items())
         + f". nvidia-smi: {numbers['nvidia_smi']}"
     )
-    return Answer("measured", text, numbers)
+    return Answer("measured", text, {**numbers, **numbers_of_card})
 
 
-def ceilings() -> Answer:
-    """Copy bandwidth on the device and to the host, and the bf16 matrix rate."""
-    clock = Clock(_CUDA, 20)
-    copied, copying = copy_bandwidth(clock, _CUDA, 4 << 30)
-    multiplied, multiplying = matmul_rate(clock, _CUDA, 8192)
-    host = host_bandwidth(Clock(_CUDA, 5), _CUDA, 1 << 30)
+def _card() -> tuple[str, dict[str, Any]]:
+    """In words and in numbers."""
+    card = torch.cuda.get_device_properties(0)
+    free, total = torch.cuda.mem_get_info()
+    driver = Driver().version()
+    numbers = {
+        "cuda_of_driver": driver,
+        "multiprocessors": card.multi_processor_count,
+        "capability": f"{card.major}.{card.minor}",
+        "l2_bytes": getattr(card, "L2_cache_size", None),
+        "memory_bytes": total,
+        "memory_free_bytes": free,
+    }
+    words = (
+        f"{card.name}, {card.multi_processor_count} multiprocessors, {total / 2**30:.1f} GiB, "
+        f"driver for CUDA {driver}"
+    )
+    return words, numbers
+
+
+def ceilings(device: str = "cuda") -> Answer:
+    """Copy bandwidth on the device and to the host, and the bf16 matrix rate; tiny on `cpu`."""
+    where, tiny = torch.device(device), device == "cpu"
+    clock = Clock(where, 2 if tiny else 20)
+    copied, copying = copy_bandwidth(clock, where, _TINY_BYTES if tiny else _COPIED_BYTES)
+    multiplied, multiplying = matmul_rate(clock, where, _TINY_SIDE if tiny else _SIDE)
+    few = Clock(where, 2 if tiny else 5)
+    host = host_bandwidth(few, where, _TINY_BYTES if tiny else _HOST_BYTES)
     numbers = {
         "copy_bytes_per_s": copied,
         "matmul_flops_per_s": multiplied,
@@ -79,7 +96,7 @@ def ceilings() -> Answer:
         "matmul_samples_s": multiplying.samples_s,
     }
     text = (
-        f"device copy {copied / 1e12:.2f} TB/s (read + written), bf16 8192 cubed "
+        f"device copy {copied / 1e12:.2f} TB/s (read + written), bf16 matrix products "
         f"{multiplied / 1e12:.0f} TFLOP/s; pinned host to device "
         f"{host['to_device'] / 1e9:.1f} GB/s, device to host {host['to_host'] / 1e9:.1f} GB/s"
     )

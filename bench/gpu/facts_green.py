@@ -1,6 +1,6 @@
 """Facts about green contexts: is work on a part's stream really kept to that part?"""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib import import_module
 
 import torch
@@ -8,33 +8,46 @@ import torch
 from bench.gpu.answer import Answer, attempt
 from bench.gpu.probe import Probe, Products
 from muxcluster.engine.gpu.driver import Driver, GreenContext
+from muxcluster.engine.gpu.ends import TwoEnds
 
-SHARES = (0.25, 0.5, 0.75)
+SHARES = (0.5, 0.25, 0.75)
 
 
-def green() -> Answer:
-    """Splits through the driver API at three shares; each part probed alone and both together."""
+def green() -> Iterator[Answer]:
+    """One split of the card, and parts from its two ends at three shares: each probed alone, and
+    both together.
+
+    Yields the answer so far after every step. What may leave an error that sticks to the context
+    comes last, when the verdict is known.
+    """
     probe, products = Probe(), Products()
     every = probe.run()
     whole = products.rate([torch.cuda.current_stream()])[0]
     driver = Driver()
-    texts = [f"whole card: {len(every)} multiprocessors, {whole / 1e12:.0f} TFLOP/s"]
+    split = driver.split()
+    rest = split.rest.sm_count if split.rest is not None else 0
+    texts = [
+        f"whole card: {len(every)} multiprocessors, {whole / 1e12:.0f} TFLOP/s; one split makes "
+        f"{len(split.groups)} groups of {split.group_sms} and leaves {rest}, which "
+        f"{'combine' if split.combines_rest else 'do not combine'} with groups"
+    ]
     numbers: dict[str, object] = {"whole": {"sms": len(every), "flops_per_s": whole}}
-    confined = True
+    numbers["split"] = {"groups": len(split.groups), "group_sms": split.group_sms, "rest": rest}
+    ends, confined, parts = TwoEnds(split), True, dict[float, list[GreenContext]]()
     for share in SHARES:
-        parts = driver.split(round(share * len(every)))
-        found = _split(parts, share, probe, products, whole)
+        resources = ends.from_start(share), ends.from_end(1.0 - share)
+        parts[share] = [driver.create(each) for each in resources]
+        found = _probed(parts[share], share, probe, products, whole)
         confined &= bool(found["confined"])
         numbers[f"share_{share}"] = found
         texts.append(_sentence(share, found, whole))
-        if share == SHARES[1]:
-            texts += _other_ways(driver, parts, probe)
-        for part in parts:
-            driver.destroy(part)
-    return Answer("yes" if confined else "no", ". ".join(texts), numbers)
+        yield Answer("yes" if confined else "no", ". ".join(texts), numbers)
+    for name, call in _other_ways(driver, parts[SHARES[0]], probe).items():
+        texts.append(attempt(name, call))
+        yield Answer("yes" if confined else "no", ". ".join(texts), numbers)
 
 
-def _split(
+def _probed(
     parts: list[GreenContext], share: float, probe: Probe, products: Products, whole: float
 ) -> dict[str, object]:
     """What each part reaches. Without ids (no such launch on a part's stream) the rate decides."""
@@ -74,10 +87,17 @@ def _sentence(share: float, found: dict[str, object], whole: float) -> str:
     )
 
 
-def _other_ways(driver: Driver, parts: list[GreenContext], probe: Probe) -> list[str]:
-    """Other ways to reach a part, each tried for itself."""
+def _other_ways(
+    driver: Driver, parts: list[GreenContext], probe: Probe
+) -> dict[str, Callable[[], str]]:
+    """Other ways to reach a part, and what else is good to know; the most dangerous last."""
     part = parts[0]
     stream = torch.cuda.ExternalStream(part.stream)
+
+    def second_split() -> str:
+        other = driver.create(TwoEnds(driver.split()).from_end(0.5))
+        shared = _seen(stream, probe) & _seen(torch.cuda.ExternalStream(other.stream), probe)
+        return f"{len(shared)} multiprocessors in common with the other half of the first split"
 
     def graph() -> str:
         captured = torch.cuda.CUDAGraph()
@@ -97,12 +117,12 @@ def _other_ways(driver: Driver, parts: list[GreenContext], probe: Probe) -> list
         finally:
             driver.pop()
 
-    tried: dict[str, Callable[[], str]] = {
+    return {
+        "half of a second split": second_split,
         f"a graph captured on the part of {part.sm_count}": graph,
-        "the part made the current context": current,
         "torch.cuda.green_contexts": lambda: _of_torch(part.sm_count, probe),
+        "the part made the current context": current,
     }
-    return [attempt(name, call) for name, call in tried.items()]
 
 
 def _of_torch(sm_count: int, probe: Probe) -> str:

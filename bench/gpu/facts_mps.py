@@ -26,15 +26,18 @@ _PERCENTAGES = (100, 50, 25)
 _CLIENT_S = 40.0
 
 
-def mps() -> Answer:
-    """Starts a daemon, runs clients at three shares, then two at once, then IPC; stops it."""
+def mps() -> Iterator[Answer]:
+    """Starts a daemon, runs clients at three shares, then two at once, then IPC; stops it.
+
+    Yields the answer so far: the verdict is known after the clients that run alone.
+    """
     # Ended early, the daemon must be stopped all the same.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended while clients ran"))
     try:
         with _daemon() as environment:
-            return _clients(environment)
+            yield from _clients(environment)
     except EngineFailure as failure:
-        return Answer("no", str(failure))
+        yield Answer("no", str(failure))
 
 
 def client() -> Answer:
@@ -45,20 +48,24 @@ def client() -> Answer:
     return Answer("measured", "", {"attribute": count, "seen": seen, "flops_per_s": rate})
 
 
-def _clients(environment: dict[str, str]) -> Answer:
+def _clients(environment: dict[str, str]) -> Iterator[Answer]:
     alone = {share: _client(environment, share) for share in _PERCENTAGES}
     servers = _CONTROL.ask(environment, "get_server_list")
-    with ThreadPoolExecutor(2) as pool:
-        together = list(pool.map(lambda share: _client(environment, share), (50, 50)))
-    shared = _child(environment, "ipc")
-    numbers = {"alone": alone, "together": together, "ipc": shared, "servers": servers}
-    texts = ["the daemon starts in our own pipe directory", f"servers: {servers or 'none'}"]
-    texts += [f"{share} %: {_sentence(found)}" for share, found in alone.items()]
-    texts += [f"beside another at 50 %: {_sentence(found)}" for found in together]
-    texts.append(f"IPC between two clients: {shared.get('text') or shared.get('failure')}")
     seen = [alone[share].get("numbers", {}).get("seen", 0) for share in _PERCENTAGES]
     works = bool(servers) and seen[0] > seen[1] > seen[2] > 0
-    return Answer("yes" if works else "no", "; ".join(texts), numbers)
+    verdict = "yes" if works else "no"
+    numbers: dict[str, Any] = {"alone": alone, "servers": servers}
+    texts = ["the daemon starts in our own pipe directory", f"servers: {servers or 'none'}"]
+    texts += [f"{share} %: {_sentence(found)}" for share, found in alone.items()]
+    yield Answer(verdict, "; ".join(texts), numbers)
+    with ThreadPoolExecutor(2) as pool:
+        together = list(pool.map(lambda share: _client(environment, share), (50, 50)))
+    numbers["together"] = together
+    texts += [f"beside another at 50 %: {_sentence(found)}" for found in together]
+    yield Answer(verdict, "; ".join(texts), numbers)
+    shared = numbers["ipc"] = _child(environment, "ipc")
+    texts.append(f"IPC between two clients: {shared.get('text') or shared.get('failure')}")
+    yield Answer(verdict, "; ".join(texts), numbers)
 
 
 def _sentence(found: dict[str, Any]) -> str:

@@ -14,8 +14,8 @@ Exit code 1 where a result was wrong or a part did not end well.
 import argparse
 import os
 import sys
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict
 from pathlib import Path
 from time import monotonic
@@ -31,15 +31,18 @@ from bench.gpu.card import card_of
 from bench.gpu.ceilings import measure
 from bench.gpu.claims import claims
 from bench.gpu.clock import Clock
-from bench.gpu.isolated import Found, Group, gathered, run_group
+from bench.gpu.found import Found
+from bench.gpu.isolated import Group, run_group
 from bench.gpu.part import PARTS
+from bench.gpu.progress import Progress, parts_parser
 from bench.gpu.run import line
-from bench.harness import Bench, make_parser
+from bench.harness import Bench, Claim
 
 SCRIPT = Path(__file__).resolve().parent / "part.py"
 CORRECT_S = 150.0
 """A correctness part has so long: some thirty compilations each, all parts at once."""
 SPEED_S = 90.0
+DRY_S = 400.0
 IN_ALL_S = 450.0
 """No speed part runs beyond this, so that one call takes less than eight minutes."""
 
@@ -47,84 +50,87 @@ IN_ALL_S = 450.0
 def main(argv: Sequence[str] | None = None) -> int:
     """Run all parts and publish; 1 where something is wrong."""
     bench = Bench(_parser(), argv)
-    if bench.options.device == "cuda" and not torch.cuda.is_available():
+    options = bench.options
+    if options.device == "cuda" and not torch.cuda.is_available():
         print("no GPU: nothing was run (--device cpu tries the scripts out)", file=sys.stderr)
         return 1
-    ends_at = monotonic() + IN_ALL_S
-    tiny = bench.options.device == "cpu"
-    repeats = 2 if tiny else 10 if bench.options.quick else 30
-    device = torch.device(bench.options.device)
-    torch.manual_seed(bench.options.seed)
-    ceilings, timings = measure(Clock(device, repeats), device, tiny=tiny)
+    ends_at = monotonic() + (options.budget or IN_ALL_S)
+    tiny = options.device == "cpu"
+    repeats = 2 if tiny else 10 if options.quick else 30
+    device = torch.device(options.device)
     card = card_of(device)
+    setting = {"bench": "kernels", "dry": tiny, "card": card["name"]}
+    progress = Progress(bench, list(PARTS), setting, claims_of)
+    left = progress.left(_wanted(options.only))
+    torch.manual_seed(options.seed)
+    ceilings, timings = measure(Clock(device, repeats), device, tiny=tiny)
     print(f"{card['name']}: copy {ceilings.copy_bytes_per_s / 1e12:.3f} TB/s, ", end="")
     print(f"bf16 matmul {ceilings.matmul_flops_per_s / 1e12:.1f} TFLOP/s", flush=True)
+    progress.sample(**{name: timing.samples_s for name, timing in timings.items()})
+    progress.about = {"card": card, "ceilings": asdict(ceilings)}
     if not tiny:
         torch.cuda.empty_cache()
     shared = {
-        "device": bench.options.device,
-        "seed": bench.options.seed,
+        "device": options.device,
+        "seed": options.seed,
         "repeats": repeats,
         "ceilings": asdict(ceilings),
         "tiny": tiny,
     }
-    found = _run_parts(bench.options.only or list(PARTS), shared, ends_at, together=tiny)
-    found.samples |= {name: timing.samples_s for name, timing in timings.items()}
-    return _publish(bench, found, {"card": card, "ceilings": asdict(ceilings)})
+    _run_parts(left, shared, ends_at, progress)
+    print("\n" + "\n".join(line(row) for row in progress.found.rows))
+    return progress.publish()
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = make_parser((__doc__ or "").splitlines()[0])
+    parser = parts_parser((__doc__ or "").splitlines()[0])
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
-    parser.add_argument("--only", nargs="+", metavar="PART", choices=tuple(PARTS))
+    parser.add_argument(
+        "--dry", action="store_const", const="cpu", dest="device", help="the same as --device cpu"
+    )
+    kinds = ("correct", "speed")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        metavar="PART",
+        choices=(*kinds, *PARTS),
+        help="parts, or all of a kind",
+    )
     return parser
 
 
+def claims_of(found: Found, setting: Mapping[str, Any]) -> list[Claim]:
+    """No speed is claimed of the CPU twins at tiny shapes."""
+    return claims(found.checks, [] if setting["dry"] else found.rows)
+
+
+def _wanted(only: Sequence[str] | None) -> list[str]:
+    """The parts that were asked for, by name or kind, in their order; None: all."""
+    kinds = {name: name.partition(".")[0] for name in PARTS}
+    return [name for name in PARTS if only is None or name in only or kinds[name] in only]
+
+
 def _run_parts(
-    names: list[str], shared: dict[str, Any], ends_at: float, *, together: bool
-) -> Found:
-    """Of all parts: first what is right, side by side, then times, one by one."""
+    names: list[str], shared: dict[str, Any], ends_at: float, progress: Progress
+) -> None:
+    """First what is right, side by side, then times, one by one."""
     right = tuple(name for name in names if name.startswith("correct."))
     fast = tuple(name for name in names if name.startswith("speed."))
-    if together:
-        first, second = [Group(right, CORRECT_S)], [Group(fast, CORRECT_S)]
+    if shared["tiny"]:
+        # Starting a process takes longer than most parts do.
+        first, second = [Group(right, DRY_S)], [Group(fast, DRY_S)]
     else:
         first = [Group((name,), CORRECT_S) for name in right]
         second = [Group((name,), SPEED_S) for name in fast]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        done = list(pool.map(lambda group: _run(group, shared, ends_at), filter(_any, first)))
-    return gathered(done + [_run(group, shared, ends_at) for group in filter(_any, second)])
-
-
-def _any(group: Group) -> bool:
-    return bool(group.names)
-
-
-def _run(group: Group, shared: dict[str, Any], ends_at: float) -> Found:
-    return run_group(SCRIPT, group, shared, ends_at)
-
-
-def _publish(bench: Bench, found: Found, about: dict[str, Any]) -> int:
-    """The table once more, what went wrong, the claims and the record."""
-    checks, rows, failures = found.checks, found.rows, found.failures
-    print("\n" + "\n".join(line(row) for row in rows))
-    for check in found.wrong:
-        print(
-            f"WRONG {check['kernel']} {check['case']}: {check.get('failure', check.get('error'))}"
-        )
-    for name, failure in failures.items():
-        print(f"FAILED {name}: {failure}")
-    # No speed is claimed of the CPU twins at tiny shapes.
-    timed = rows if bench.options.device == "cuda" else []
-    bench.publish(
-        claims(checks, timed),
-        found.samples,
-        **about,
-        rows=rows,
-        checks=checks,
-        failures=failures,
-    )
-    return 1 if found.wrong or failures else 0
+        running = [
+            pool.submit(run_group, SCRIPT, group, shared, ends_at) for group in first if group.names
+        ]
+        for each in as_completed(running):
+            progress.add(each.result())
+    for group in second:
+        if group.names:
+            progress.add(run_group(SCRIPT, group, shared, ends_at))
 
 
 if __name__ == "__main__":

@@ -28,18 +28,22 @@ if __name__ == "__main__":
     sys.path.pop(0)  # the script's folder, whose kernels.py would hide the package
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
-from bench.gpu.isolated import Found, Group, gathered, run_group
+from bench.gpu.card import card_of
+from bench.gpu.found import Found, from_record
+from bench.gpu.isolated import Group, run_group
 from bench.gpu.multiplex_predict import predicted_per_s
 from bench.gpu.multiplex_setup import cost_of, site_of, systems_of, work_of
 from bench.gpu.multiplex_systems import shared_unit, static_units
 from bench.gpu.multiplex_work import capacity_per_s, static_shares
-from bench.harness import Bench, Claim, make_parser
+from bench.gpu.progress import Progress, parts_parser
+from bench.harness import Bench, Claim
 from placement.cost import Profile
 
 SCRIPT = Path(__file__).resolve().parent / "multiplex_part.py"
 SIZES = ("1b", "3b", "8b", "1b")
 DRY_SIZES = ("1b", "8b")
 """Most popular first."""
+PROFILE = "profile"
 ALPHA = 1.3
 OVERLOAD = 1.3
 """Times what taking turns could serve, by the profile."""
@@ -47,7 +51,13 @@ DURATION_S, DRAIN_S = 20.0, 5.0
 DRY_DURATION_S, DRY_DRAIN_S, DRY_RATE = 2.0, 30.0, 5.0
 DRY_LENGTHS = 0.05
 """Times ShareGPT's."""
-PROFILE_S, SYSTEM_S = 130.0, 110.0
+PROFILE_S = 130.0
+SYSTEM_S = {"none": 90.0}
+SHARING_S = 180.0
+"""How long a system may take, by its partition: green contexts and worker processes record the
+graphs of every rung before they serve."""
+LEAST_S = 50.0
+"""Of a system: the workload alone takes half of that."""
 DRY_S = 350.0
 IN_ALL_S = 455.0
 """No part runs beyond this, so that one call takes less than eight minutes."""
@@ -65,12 +75,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not options.dry and not torch.cuda.is_available():
         print("no GPU: nothing was run (--dry tries the script out)", file=sys.stderr)
         return 1
-    found, given = _run(options, monotonic() + (DRY_S if options.dry else IN_ALL_S))
-    return _publish(bench, found, given, tiny=options.dry)
+    dry = options.dry
+    ends_at = monotonic() + (options.budget or (DRY_S if dry else IN_ALL_S))
+    card = card_of(torch.device("cpu" if dry else "cuda"))
+    given = _given(options)
+    setting = {"bench": "multiplex", "dry": dry, "card": card["name"], "rate": options.rate}
+    setting["sizes"] = list(given["sizes"])
+    names = [each.name for each in systems_of(tiny=dry)]
+    progress = Progress(bench, [PROFILE, *names], setting, claims_of)
+    wanted = [name for name in names if name in (options.only or names)]
+    _run(progress, progress.left([PROFILE, *wanted]), given, ends_at)
+    return _publish(progress)
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = make_parser((__doc__ or "").splitlines()[0])
+    parser = parts_parser((__doc__ or "").splitlines()[0])
     parser.add_argument("--dry", action="store_true", help="on the CPU, tiny models, no claims")
     parser.add_argument("--sizes", nargs="+", choices=("1b", "3b", "8b"), help="popular first")
     parser.add_argument("--rate", type=float, metavar="N", help="requests/s in all")
@@ -82,11 +101,11 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _run(options: argparse.Namespace, ends_at: float) -> tuple[Found, dict[str, Any]]:
-    """What all parts kept, and what they were given: the profile first, by which the rest goes."""
+def _given(options: argparse.Namespace) -> dict[str, Any]:
+    """What all parts are told, but for what follows from the profile."""
     tiny = options.dry
-    given: dict[str, Any] = {
-        "sizes": options.sizes or (DRY_SIZES if tiny else SIZES),
+    return {
+        "sizes": list(options.sizes or (DRY_SIZES if tiny else SIZES)),
         "alpha": ALPHA,
         "rate_per_s": 1.0,
         "duration_s": DRY_DURATION_S if tiny else DURATION_S / (2 if options.quick else 1),
@@ -94,28 +113,44 @@ def _run(options: argparse.Namespace, ends_at: float) -> tuple[Found, dict[str, 
         "length_scale": DRY_LENGTHS if tiny else 1.0,
         "work_seed": options.seed,
     }
+
+
+def _run(progress: Progress, left: Sequence[str], given: dict[str, Any], ends_at: float) -> None:
+    """Run the parts that are left: the profile first, by which the load of all others goes.
+
+    Of an earlier run the profile and the load are kept, so that all systems get the same.
+    """
+    tiny = progress.setting["dry"]
     shared = {
         "device": "cpu" if tiny else "cuda",
-        "seed": options.seed,
+        "seed": progress.setting["seed"],
         "repeats": 1,
         "ceilings": {"copy_bytes_per_s": 1.0, "matmul_flops_per_s": 1.0},
         "tiny": tiny,
     }
 
-    def part(names: Sequence[str], seconds: float) -> Found:
-        group = Group(tuple(names), seconds)
-        return run_group(SCRIPT, group, {**shared, "given": given}, ends_at)
+    def part(names: Sequence[str], seconds: float, least_s: float) -> None:
+        group = Group(tuple(names), DRY_S if tiny else seconds, 0.0 if tiny else least_s)
+        progress.add(run_group(SCRIPT, group, {**shared, "given": given}, ends_at))
 
-    done = [part(["profile"], DRY_S if tiny else PROFILE_S)]
-    if not done[0].rows:
-        return done[0], given
-    given["profile"] = done[0].rows[0]["profile"]
-    _load(given, options.rate, tiny=tiny)
-    names = [each.name for each in systems_of(tiny=tiny)]
-    names = [name for name in names if not options.only or name in options.only]
-    groups = [names] if tiny else [[name] for name in names]
-    done += [part(group, DRY_S if tiny else SYSTEM_S) for group in groups]
-    return gathered(done), given
+    progress.about = {"given": given, "dry": tiny}
+    if PROFILE in left:
+        part([PROFILE], PROFILE_S, 0.0)
+    rows = [row for row in progress.found.rows if "profile" in row]
+    if not rows:
+        return
+    earlier = progress.earlier.get("given", {})
+    if PROFILE not in left and "rate_per_s" in earlier:
+        given |= earlier
+    else:
+        given["profile"] = rows[0]["profile"]
+        _load(given, progress.setting["rate"], tiny=tiny)
+    systems = [each for each in systems_of(tiny=tiny) if each.name in left]
+    # Starting a process takes longer than most dry systems run.
+    groups = [systems[:1], systems[1:]] if tiny else [[each] for each in systems]
+    for group in filter(None, groups):
+        seconds = SYSTEM_S.get(group[0].partition, SHARING_S)
+        part([each.name for each in group], seconds, LEAST_S)
 
 
 def _load(given: dict[str, Any], rate: float | None, *, tiny: bool) -> None:
@@ -149,8 +184,14 @@ def predictions(
     return found
 
 
-def claims(rows: Sequence[Mapping[str, Any]], predicted: Mapping[str, float]) -> list[Claim]:
-    """Only of systems that were measured."""
+def claims_of(found: Found, setting: Mapping[str, Any]) -> list[Claim]:
+    """Only of systems that were measured; nothing is said of a CPU."""
+    return [] if setting["dry"] else claims(found.rows)
+
+
+def claims(rows: Sequence[Mapping[str, Any]]) -> list[Claim]:
+    """Of rows of systems, with what was predicted of them where it was."""
+    predicted = {row["case"]: row.get("predicted_requests_per_s") for row in rows}
     served = {row["case"]: row["requests_per_s"] for row in rows if "requests_per_s" in row}
     shared = [served[name] for name in _SHARING if name in served]
     static = [served[name] for name in _STATIC if name in served]
@@ -163,48 +204,46 @@ def claims(rows: Sequence[Mapping[str, Any]], predicted: Mapping[str, float]) ->
     if "adbs-auto" in served and served.get("temporal"):
         times = round(served["adbs-auto"] / served["temporal"], 3)
         made.append(Claim("unsharing_over_temporal", times, "x", 1.0))
-    errors = [abs(predicted[name] / served[name] - 1) for name in predicted if served[name]]
+    errors = [
+        abs(predicted[name] / rate - 1)
+        for name, rate in served.items()
+        if rate and predicted[name] is not None
+    ]
     if errors:
         made.append(Claim("simulated_error_max", round(max(errors), 4), "share", ERROR_GOAL))
     return made
 
 
-def _publish(bench: Bench, found: Found, given: Mapping[str, Any], *, tiny: bool) -> int:
-    failures = dict(found.failures)
-    predicted: dict[str, float] = {}
-    if "profile" in given:
+def _publish(progress: Progress) -> int:
+    """Predict, print a line a system, write the record."""
+    rows = progress.found.rows
+    if any("requests_per_s" in row for row in rows):
+        given, tiny = progress.about["given"], progress.setting["dry"]
         try:
-            predicted = predictions(found.rows, given, tiny=tiny)
+            predicted = predictions(rows, given, tiny=tiny)
         except Exception as error:  # noqa: BLE001 - what was measured is kept whatever this does
-            failures["prediction"] = f"{type(error).__name__}: {error}; --predict does it later"
-    for row in found.rows:
-        if "requests_per_s" in row:
-            row["predicted_requests_per_s"] = predicted.get(row["case"])
-            print(line(row))
-    for name, failure in failures.items():
-        print(f"FAILED {name}: {failure}")
-    bench.publish(
-        [] if tiny else claims(found.rows, predicted),
-        found.samples,
-        given=given,
-        rows=found.rows,
-        failures=failures,
-        dry=tiny,
-    )
-    return 1 if failures else 0
+            print(f"no prediction, --predict makes it later: {type(error).__name__}: {error}")
+            predicted = {}
+        for row in rows:
+            if "requests_per_s" in row:
+                row["predicted_requests_per_s"] = predicted.get(row["case"])
+                print(line(row))
+    return progress.publish()
 
 
 def _predict_later(bench: Bench, path: Path) -> int:
     """The claims of an earlier record, with predictions made now."""
     record = json.loads(path.read_text(encoding="utf-8"))
-    found = Found(rows=record["rows"], failures=record["failures"], samples=record["samples"])
-    found.failures.pop("prediction", None)
-    return _publish(bench, found, record["given"], tiny=record["dry"])
+    names = [PROFILE, *(each.name for each in systems_of(tiny=record["dry"]))]
+    progress = Progress(bench, names, record["setting"], claims_of)
+    progress.found, progress.runs = from_record(record), record["runs"]
+    progress.about = {"given": record["given"], "dry": record["dry"]}
+    return _publish(progress)
 
 
 def line(row: Mapping[str, Any]) -> str:
     """A system in words."""
-    predicted = row["predicted_requests_per_s"]
+    predicted = row.get("predicted_requests_per_s")
     said = "not predicted" if predicted is None else f"predicted {predicted:.2f}"
     latency = row["latency_p99_s"]
     p99 = "none ended" if latency is None else f"p99 {latency:.2f} s"

@@ -9,13 +9,13 @@ import numpy as np
 
 from bench.gpu.listener import Heard, Listener
 from bench.gpu.multiplex_work import Work
-from muxcluster.core.metrics import Window, figures, latency_s, normalised_s, ttft_s
-from muxcluster.core.metrics_records import Ending, Record, RecordLog, Records
-from muxcluster.core.metrics_slo import attainment_at_scales
 from muxcluster.core.request import Request
 from muxcluster.core.sampling import SamplingParams
 from muxcluster.engine.unit import Unit
 from muxcluster.workload.arrival import Arrival
+from muxcluster.workload.metrics.records import Ending, Record, RecordLog, Records
+from muxcluster.workload.metrics.slo import attainment_at_scales
+from muxcluster.workload.metrics.window import Window, figures, latency_s, normalised_s, ttft_s
 from placement.cost import Cost
 
 SLO_SCALE = 8.0

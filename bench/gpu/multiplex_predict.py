@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 from bench.gpu.multiplex_play import window_of
 from bench.gpu.multiplex_work import Work
-from muxcluster.core.metrics import figures
 from muxcluster.core.unitspec import UnitSpec
-from muxcluster.sim.simulate import SimResult, simulate
-from muxcluster.sim.timeline import JobSpan
-from muxcluster.sim.unit import SimModel, SimUnit
+from muxcluster.sim.core.simulate import SimResult, simulate
+from muxcluster.sim.core.unit import SimModel, SimUnit
+from muxcluster.sim.report.timeline import JobSpan
+from muxcluster.workload.metrics.window import figures
 from placement.cost import Cost
 from placement.shapes import ModelShape
 

@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from bench.gpu.models import shape_of
+from bench.traces.muxserve import SHAREGPT_OUTPUT_TOKENS, SHAREGPT_PROMPT_TOKENS
 from muxcluster.workload.arrival import Arrival
 from muxcluster.workload.generate import Source, generate
 from muxcluster.workload.lengths import Independent, Limited
 from muxcluster.workload.marginals import LogNormal
-from muxcluster.workload.muxserve import SHAREGPT_OUTPUT_TOKENS, SHAREGPT_PROMPT_TOKENS
 from muxcluster.workload.popularity import power_law_rates
 from muxcluster.workload.processes import Poisson
 from placement.cost import Cost

@@ -11,11 +11,13 @@ setting of the card is touched. Each partition has a process and a time limit of
     python bench/gpu/partitions.py --dry  # on the CPU: memory files for IPC, threads for SMs
 """
 
+import argparse
 import json
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import torch
@@ -24,40 +26,82 @@ if __name__ == "__main__":
     sys.path.pop(0)  # the script's folder, whose kernels.py would hide the package
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
+from bench.gpu.card import card_of
 from bench.gpu.children import run_child
+from bench.gpu.found import FAILED, NO_TIME, NO_TIME_LEFT, OK, WRONG, Found, Part
 from bench.gpu.partitions_jobs import write_models
-from bench.harness import Bench, Claim, make_parser
+from bench.gpu.progress import Progress, parts_parser
+from bench.harness import Bench, Claim
 
 SCRIPT = str(Path(__file__).resolve().parent / "partitions_part.py")
-LIMITS_S: Mapping[str, float] = {"none": 60.0, "green": 90.0, "mps": 150.0}
+LIMITS_S: Mapping[str, float] = {"none": 60.0, "green": 120.0, "mps": 180.0}
+"""Green contexts and processes take longest to start: every rung records its own graphs."""
+_DRY_TIMES = 4
+"""A busy machine without a GPU may take so many times as long."""
+IN_ALL_S = 455.0
+_LEAST_S = 20.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run each partition, say what it did, publish; 1 where tokens differ."""
-    parser = make_parser((__doc__ or "").splitlines()[0])
-    parser.add_argument("--dry", action="store_true", help="try the script out on the CPU")
-    bench = Bench(parser, argv)
-    dry = bench.options.dry
+    bench = Bench(_parser(), argv)
+    options = bench.options
+    dry = options.dry
     if not dry and not torch.cuda.is_available():
         print("no GPU: nothing was run (--dry tries the script out)", file=sys.stderr)
         return 1
+    times = _DRY_TIMES if dry else 1
+    ends_at = monotonic() + (options.budget or times * IN_ALL_S)
+    device = "cpu" if dry else "cuda:0"
+    card = card_of(torch.device(device))
+    setting = {"bench": "partitions", "dry": dry, "card": card["name"]}
+    progress = Progress(bench, tuple(LIMITS_S), setting, claims_of)
+    progress.about = {"card": card}
+    asked = [name for name in LIMITS_S if name in (options.only or LIMITS_S)]
     with tempfile.TemporaryDirectory(prefix="bench-gpu-") as folder:
-        write_models(Path(folder))
-        found = {
-            name: _found(
-                name, Path(folder), "cpu" if dry else "cuda:0", 4 * limit_s if dry else limit_s
-            )
-            for name, limit_s in LIMITS_S.items()
-        }
-    verdicts = {name: verdict(found[name], found["none"]) for name in found}
-    for name, text in verdicts.items():
-        print(f"{name}: {text}", flush=True)
-    bench.publish([] if dry else _claims(found), {}, partitions=found, verdicts=verdicts, dry=dry)
-    return 1 if any("DIFFER" in text for text in verdicts.values()) else 0
+        left = progress.left(asked)
+        if left:
+            write_models(Path(folder))
+        for name in left:
+            limit_s = min(times * LIMITS_S[name], ends_at - monotonic())
+            reference = _reference(progress.found)
+            progress.add(_found(name, (Path(folder), device, limit_s), reference))
+    progress.publish()
+    return 1 if any(part.verdict == WRONG for part in progress.found.parts.values()) else 0
 
 
-def _found(name: str, folder: Path, device: str, limit_s: float) -> dict[str, Any]:
+def _parser() -> argparse.ArgumentParser:
+    parser = parts_parser((__doc__ or "").splitlines()[0])
+    parser.add_argument("--dry", action="store_true", help="try the script out on the CPU")
+    parser.add_argument("--only", nargs="+", metavar="PARTITION", choices=tuple(LIMITS_S))
+    return parser
+
+
+def _reference(found: Found) -> Mapping[str, Any]:
+    """What partition none did, if it did."""
+    rows = [row for row in found.rows if row["case"] == "none"]
+    return rows[0] if rows else {"failure": "not run"}
+
+
+def _found(name: str, how: tuple[Path, str, float], reference: Mapping[str, Any]) -> Found:
+    """The partition as a part of one row. how: models' folder, device, limit in seconds."""
+    folder, device, limit_s = how
+    if limit_s < _LEAST_S:
+        return Found({name: Part(name, NO_TIME, reason=NO_TIME_LEFT)})
+    start_s = monotonic()
+    row = {"case": name, **_outcome(name, folder, device, limit_s)}
+    seen = verdict(row, row if name == "none" else reference)
+    print(f"{name}: {seen}", flush=True)
+    row["verdict"] = seen
+    failure = row.get("failure", "")
+    ends = WRONG if "DIFFER" in seen else FAILED if failure else OK
+    reason = seen if ends == WRONG else failure
+    return Found({name: Part(name, ends, monotonic() - start_s, reason, rows=(row,))})
+
+
+def _outcome(name: str, folder: Path, device: str, limit_s: float) -> dict[str, Any]:
     ended = run_child((SCRIPT, name, str(folder), device), limit_s)
+    print(ended.errors, end="", file=sys.stderr, flush=True)
     if ended.failure:
         return {"failure": " ".join(ended.failure.split())[-600:]}
     found: dict[str, Any] = json.loads(ended.output.splitlines()[-1])
@@ -79,10 +123,14 @@ def verdict(found: Mapping[str, Any], reference: Mapping[str, Any]) -> str:
     return f"{'tokens equal' if same else 'tokens DIFFER'}; {seen}; {took}"
 
 
-def _claims(found: Mapping[str, Mapping[str, Any]]) -> list[Claim]:
-    expected = found["none"].get("tokens")
-    equal = [name for name in ("green", "mps") if found[name].get("tokens", 0) == expected]
-    return [Claim("partitions_with_equal_tokens", len(equal), "partitions", 2)]
+def claims_of(found: Found, setting: Mapping[str, Any]) -> list[Claim]:
+    """How many partitions gave the tokens of none; nothing is said of a CPU."""
+    if setting["dry"]:
+        return []
+    expected = _reference(found).get("tokens")
+    tokens = [row.get("tokens") for row in found.rows if row["case"] in ("green", "mps")]
+    equal = sum(each is not None and each == expected for each in tokens)
+    return [Claim("partitions_with_equal_tokens", equal, "partitions", 2)]
 
 
 if __name__ == "__main__":

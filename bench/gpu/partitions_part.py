@@ -17,6 +17,7 @@ if __name__ == "__main__":
     sys.path.pop(0)  # the script's folder, whose kernels.py would hide the package
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
+from bench.gpu.children import die_with_parent
 from bench.gpu.partitions_jobs import pairs, unit_of
 from muxcluster.core.job import Job
 from muxcluster.core.unitspec import UnitSpec
@@ -109,4 +110,5 @@ def main(partition: str, folder: Path, device: str) -> int:
 
 
 if __name__ == "__main__":
+    die_with_parent()
     sys.exit(main(sys.argv[1], Path(sys.argv[2]), sys.argv[3]))

@@ -12,6 +12,8 @@ import torch
 
 from bench.gpu.ceilings import Ceilings
 from bench.gpu.clock import Clock, Timing
+from bench.gpu.found import NO_TIME_LEFT
+from bench.harness import write_whole
 
 Call = Callable[[], Any]
 
@@ -23,6 +25,8 @@ class Run:
     the process loses nothing but itself. given: what the part was told beside that.
 
     checks: one entry a correctness case. rows: one a timed case. samples: seconds by series.
+    part: whose entries are being made; each entry says so. ended: seconds and failure ("": none)
+    of the parts that have ended. series: the part of each series of samples.
     """
 
     device: torch.device
@@ -35,6 +39,14 @@ class Run:
     checks: list[dict[str, Any]] = field(default_factory=list)
     rows: list[dict[str, Any]] = field(default_factory=list)
     samples: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    part: str = ""
+    ended: dict[str, dict[str, Any]] = field(default_factory=dict)
+    series: dict[str, str] = field(default_factory=dict)
+
+    def end(self, seconds: float, failure: str) -> None:
+        """Write down that the part has ended, and how."""
+        self.ended[self.part] = {"seconds": seconds, "failure": failure}
+        self._save()
 
     def check(self, kernel: str, case: str, error: Callable[[], float], allowed: float) -> None:
         """Keep whether `error()`, a relative one, is at most `allowed`; NaN never is."""
@@ -46,7 +58,7 @@ class Run:
             entry |= {"error": found} if isfinite(found) else {"failure": f"error is {found}"}
         except Exception as failure:  # noqa: BLE001 - one failure must not hide the others
             entry |= {"ok": False, "failure": _first_lines(failure)}
-        self.checks.append(entry)
+        self.checks.append(self._of_part(entry))
         self._save()
         if not entry["ok"]:
             print(f"WRONG {kernel} {case}: {entry.get('failure', entry.get('error'))}", flush=True)
@@ -67,7 +79,8 @@ class Run:
         """
         name = f"{kernel} {case}"
         if monotonic() > self.ends_at:
-            self.rows.append({"kernel": kernel, "case": case, "failure": "no time left"})
+            late = {"kernel": kernel, "case": case, "failure": NO_TIME_LEFT}
+            self.rows.append(self._of_part(late))
             return
         row: dict[str, Any] = {"kernel": kernel, "case": case}
         timing = self._timed(name, call, row)
@@ -87,14 +100,15 @@ class Run:
                 if timing is not None:
                     against["times_faster"] = timed.median_s / timing.median_s
             row["rivals"][rival] = against
-        self.rows.append(row)
+        self.rows.append(self._of_part(row))
         self._save()
         print(line(row), flush=True)
 
     def keep(self, row: dict[str, Any], samples: Mapping[str, Sequence[float]]) -> None:
         """Keep a case that was measured elsewhere. samples: by series."""
-        self.rows.append(row)
-        self.samples |= {name: tuple(series) for name, series in samples.items()}
+        self.rows.append(self._of_part(row))
+        for name, series in samples.items():
+            self._sample(name, series)
         self._save()
 
     def _timed(self, name: str, call: Call, entry: dict[str, Any]) -> Timing | None:
@@ -103,12 +117,25 @@ class Run:
         except Exception as failure:  # noqa: BLE001 - one failure must not stop the others
             entry["failure"] = _first_lines(failure)
             return None
-        self.samples[name] = timing.samples_s
+        self._sample(name, timing.samples_s)
         return timing
 
+    def _sample(self, name: str, series: Sequence[float]) -> None:
+        self.samples[name] = tuple(series)
+        self.series[name] = self.part
+
+    def _of_part(self, entry: dict[str, Any]) -> dict[str, Any]:
+        return {**entry, "part": self.part} if self.part else entry
+
     def _save(self) -> None:
-        kept = {"checks": self.checks, "rows": self.rows, "samples": self.samples}
-        self.path.write_text(json.dumps(kept), encoding="utf-8")
+        kept = {
+            "checks": self.checks,
+            "rows": self.rows,
+            "samples": self.samples,
+            "ended": self.ended,
+            "series": self.series,
+        }
+        write_whole(self.path, json.dumps(kept))
 
 
 def line(row: Mapping[str, Any]) -> str:

@@ -7,6 +7,7 @@ from bench.gpu.rivals import Call, contiguous, flashinfer_decode, flex, sdpa
 from bench.gpu.run import Run
 from kernels.paged_decode import paged_decode
 from kernels.paged_prefill import paged_prefill
+from kernels.prompt_attention import prompt_attention, takes_prompts
 
 LLAMA3_8B = Heads(32, 8, 128)
 LLAMA2_7B = Heads(32, 32, 128)
@@ -89,10 +90,43 @@ def _prefill_rivals(run: Run, news: list[int], start: int, made: Paged) -> dict[
     return rivals
 
 
+def time_prompts(run: Run) -> None:
+    """Whole prompts by torch's FlashAttention, as the engine runs them, beside our kernel."""
+    for news, start in PREFILL:
+        if not start:
+            _prompts(run, [33] if run.tiny else news, LLAMA3_8B)
+
+
+def _prompts(run: Run, news: list[int], heads: Heads) -> None:
+    made = paged(news, heads, torch.bfloat16, run.device)
+    query, case = made.query(sum(news)), prefill_case(news, 0, heads)
+    # As a merged product leaves them: queries, keys and values side by side.
+    joint = torch.randn(len(query), heads.query + 2 * heads.kv, heads.dim, device=query.device)
+    parts = torch.split(joint.to(query), [heads.query, heads.kv, heads.kv], dim=1)
+    scale = heads.dim**-0.5
+    if not takes_prompts(parts[0], parts[1], scale, None):
+        run.keep({"kernel": "prompt_attention", "case": case, "note": "not used here"}, {})
+        return
+    offsets = torch.tensor([0, *news]).cumsum(0).to(torch.int32).to(query.device)
+    starts = torch.zeros(len(news), dtype=torch.int32, device=query.device)
+    where = (made.pool, made.table, made.slots, offsets, starts, made.from_right)
+    run.time(
+        "prompt_attention",
+        case,
+        lambda: prompt_attention(*parts, offsets, max(news), scale=scale),
+        flops=sum(attention_flops(new, 0, heads) for new in news),
+        rivals={
+            "paged_prefill": lambda: paged_prefill(
+                query, *where, block_tokens=made.block_tokens, scale=scale
+            )
+        },
+    )
+
+
 def attention_flops(new: int, start: int, heads: Heads) -> float:
     """Operations of `new` causal queries after `start` tokens: both products, seen keys only."""
     seen = new * start + new * (new + 1) // 2
     return 4.0 * heads.query * heads.dim * seen
 
 
-PARTS = {"decode": time_decode, "prefill": time_prefill}
+PARTS = {"decode": time_decode, "prefill": time_prefill, "prompts": time_prompts}

@@ -33,7 +33,7 @@ from bench.hybrid.setups import (
     Point,
 )
 from bench.hybrid.table import samples_of, show
-from muxcluster.sim.sweep import Cache
+from muxcluster.sim.cases.sweep import Cache
 
 _RATES = (1.0, 3.0, 5.0, 7.5, 10.0, 12.5, 15.0)
 _QUICK_RATES = (3.0, 5.0)

@@ -15,7 +15,7 @@ from bench.hybrid.running import (
     ttft_attainment,
 )
 from bench.hybrid.setups import APART, MEANS, OURS, Point
-from muxcluster.sim.report import ClassesReport
+from muxcluster.sim.report.report import ClassesReport
 
 _CALM = 0.9
 """Share of interactive requests alone whose first token is in time, where they can be served."""

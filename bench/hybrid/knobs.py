@@ -19,7 +19,7 @@ from bench.hybrid.knobs_picture import draw
 from bench.hybrid.running import Cell, Runner, batch_tokens_per_s, normalised_s
 from bench.hybrid.setups import ENTRIES, OURS, Entry, Point
 from bench.hybrid.table import samples_of, show
-from muxcluster.sim.sweep import Cache
+from muxcluster.sim.cases.sweep import Cache
 
 PREDICTED, ADDITIVE = "predicted", "additive"
 _POINTS = (("opt-13b", 5.0), ("llama-3-70b", 5.0))

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from muxcluster.sim.plots_style import STYLE, dress, system_colours
+from muxcluster.sim.plot.style import STYLE, dress, system_colours
 
 Row = Mapping[str, Any]
 _SIZE_INCHES = 4.6, 3.6

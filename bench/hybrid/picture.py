@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from muxcluster.sim.plots_style import STYLE, dash_of, dress, system_colours
+from muxcluster.sim.plot.style import STYLE, dash_of, dress, system_colours
 
 Row = Mapping[str, Any]
 _MARKERS = ("o", "s", "^", "D", "v", "P")

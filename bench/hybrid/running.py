@@ -8,9 +8,9 @@ from typing import Any
 
 from bench.hybrid.setups import Entry, Point, case_of
 from bench.muxserve.judging import interval
-from muxcluster.sim.case import Case
-from muxcluster.sim.report import CaseReport, ClassesReport
-from muxcluster.sim.sweep import Cache, sweep
+from muxcluster.sim.cases.case import Case
+from muxcluster.sim.cases.sweep import Cache, sweep
+from muxcluster.sim.report.report import CaseReport, ClassesReport
 
 Figure = Callable[[ClassesReport], float]
 Build = Callable[[Point, Entry, int], Case]

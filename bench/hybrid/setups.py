@@ -6,10 +6,10 @@ from typing import Any
 
 from bench.hybrid.lengths import Even, Fitted
 from muxcluster.core.unitspec import SchedulerSpec
-from muxcluster.sim.case import Case
-from muxcluster.sim.loads import Load, Synthetic
-from muxcluster.sim.systems import system_named
-from muxcluster.sim.waves import Waves
+from muxcluster.sim.cases.case import Case
+from muxcluster.sim.cases.systems import system_named
+from muxcluster.sim.core.loads import Load, Synthetic
+from muxcluster.sim.core.waves import Waves
 from muxcluster.workload.generate import Source
 from muxcluster.workload.lengths import Independent, Lengths
 from muxcluster.workload.processes import Poisson

@@ -34,13 +34,13 @@ from bench.hybrid.setups import (
     problem_of,
 )
 from bench.hybrid.table import samples_of, show
-from muxcluster.sim.case import Case
-from muxcluster.sim.loads import Trace
-from muxcluster.sim.sweep import Cache
-from muxcluster.sim.waves import Waves
-from muxcluster.workload.azure import read_azure
+from bench.traces.servegen_offline import read_servegen_offline
+from muxcluster.sim.cases.case import Case
+from muxcluster.sim.cases.sweep import Cache
+from muxcluster.sim.core.loads import Trace
+from muxcluster.sim.core.waves import Waves
+from muxcluster.workload.files.azure import read_azure
 from muxcluster.workload.lengths import Pairs
-from muxcluster.workload.servegen_offline import read_servegen_offline
 from muxcluster.workload.summary import summarise
 
 SETUPS: Mapping[str, Setup] = {
@@ -129,7 +129,7 @@ def main() -> None:
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the first setup")
     bench = Bench(parser)
     options = bench.options
-    quick, data = options.quick, options.data.resolve()
+    quick, data = options.quick, bench.data().resolve()
     seconds = 60.0 * (options.minutes or (1 if quick else 10))
     seeds = tuple(range(options.seed, options.seed + (options.seeds or (1 if quick else 3))))
     setups = options.setups.split(",")[: 1 if quick else None]

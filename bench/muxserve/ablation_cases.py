@@ -6,15 +6,15 @@ from pathlib import Path
 
 from bench.muxserve.cases import Duration, case_of, cases_of, one_mesh
 from bench.placement_cases import points
-from muxcluster.sim.case import Case
-from muxcluster.sim.sweep import Cache
-from muxcluster.workload.muxserve import (
+from bench.traces.muxserve import (
     CHATLMSYS_OUTPUT_TOKENS,
     CHATLMSYS_PROMPT_TOKENS,
     SHAREGPT_OUTPUT_TOKENS,
     SHAREGPT_PROMPT_TOKENS,
     read_chatlmsys_rates,
 )
+from muxcluster.sim.cases.case import Case
+from muxcluster.sim.cases.sweep import Cache
 from muxcluster.workload.popularity import power_law_rates
 from placement.cost import Profile, read_muxserve
 from placement.hardware import GPUS

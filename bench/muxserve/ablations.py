@@ -31,7 +31,7 @@ from bench.muxserve.headlines import HEADLINES, Measured, claims_of
 from bench.muxserve.jobs_picture import draw
 from bench.muxserve.judging import requests_per_s
 from bench.muxserve.running import Runner
-from muxcluster.sim.sweep import Cache
+from muxcluster.sim.cases.sweep import Cache
 
 _SCALES = (1.0, 2.0, 4.0)
 _ALPHAS = (0.7, 1.3, 2.1)
@@ -67,9 +67,9 @@ def show(found: Sequence[Measured]) -> None:
         print(f"{headline.name} (paper {paper}): {', '.join(ratios)}")
 
 
-def _points(options: Namespace, cache: Cache) -> Iterator[Point]:
+def _points(options: Namespace, data: Path, cache: Cache) -> Iterator[Point]:
     """With --quick, one load of each experiment."""
-    quick, data = options.quick, options.data
+    quick = options.quick
     short, long = (_duration(options, seconds) for seconds in (_SECONDS, _RESOURCES_SECONDS))
     yield from placement_points(data, _SCALES[-1:] if quick else _SCALES, short, cache)
     yield from resource_points(data, _ALPHAS[:1] if quick else _ALPHAS, long)
@@ -110,7 +110,7 @@ def main() -> None:
     bench = Bench(parser)
     options = bench.options
     runner = Runner(Cache(options.cache), options.processes)
-    points = tuple(_points(options, runner.cache))
+    points = tuple(_points(options, bench.data(), runner.cache))
     found = measured(points, runner)
     show(found)
     if options.plot is not None:

@@ -8,10 +8,10 @@ import numpy as np
 
 from bench.placement_cases import points
 from muxcluster.core.unitspec import SchedulerSpec
-from muxcluster.sim.case import Case
-from muxcluster.sim.loads import Synthetic
-from muxcluster.sim.sweep import Cache
-from muxcluster.sim.systems import system_named
+from muxcluster.sim.cases.case import Case
+from muxcluster.sim.cases.sweep import Cache
+from muxcluster.sim.cases.systems import system_named
+from muxcluster.sim.core.loads import Synthetic
 from muxcluster.workload.generate import Source
 from muxcluster.workload.lengths import Independent, Limited
 from muxcluster.workload.marginals import LogNormal

@@ -20,7 +20,7 @@ from bench.muxserve.cases import ALPHAS, SCALES, SLO_SCALE, Duration, ablations,
 from bench.muxserve.judging import requests_per_s
 from bench.muxserve.picture import draw
 from bench.muxserve.running import Cell, Runner, Search, ablation_rows, grid, highest_rates
-from muxcluster.sim.sweep import Cache
+from muxcluster.sim.cases.sweep import Cache
 
 _SWEEP = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.625, 0.75, 1.0, 1.25, 1.5, 2.0)
 """Rate scales at which the highest rate within the SLO is looked for."""
@@ -91,13 +91,13 @@ def main() -> None:
         "--plot", type=Path, metavar="FILE", help="draw figures by rate, .svg, .png"
     )
     bench = Bench(parser)
-    options = bench.options
+    options, data = bench.options, bench.data()
     quick = options.quick
     seconds = 60.0 * (options.minutes or (1 if quick else 4))
     num_seeds = options.seeds or (1 if quick else 2)
     duration = Duration(seconds, tuple(range(options.seed, options.seed + num_seeds)))
     runner = Runner(Cache(options.cache), options.processes)
-    base = problems(options.data)
+    base = problems(data)
     points = _QUICK_POINTS if quick else [(alpha, scale) for alpha in ALPHAS for scale in SCALES]
     cells = grid(runner, base, points, duration)
     single = Duration(min(seconds, _SEARCH_S), duration.seeds[:1])
@@ -106,7 +106,7 @@ def main() -> None:
     by_alpha = highest_rates(search, base, cells)
     highest = {str(alpha): scales for alpha, scales in by_alpha.items()}
     overloads = _OVERLOADS[-1:] if quick else _OVERLOADS
-    rows = ablation_rows(runner, ablations(options.data), overloads, duration)
+    rows = ablation_rows(runner, ablations(data), overloads, duration)
     show(cells, rows)
     if options.plot is not None:
         draw([cell.row() for cell in cells], options.plot)

@@ -102,13 +102,13 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=2, metavar="N")
     parser.add_argument("--cache", type=Path, metavar="DIR", help="keep replays, to go on later")
     bench = Bench(parser)
-    options = bench.options
-    runs = read_runs(options.data)
+    options, data = bench.options, bench.data()
+    runs = read_runs(data)
     if options.quick:
         runs = tuple(run for run in runs if run.point in _QUICK)
     seeds = range(options.seed, options.seed + (1 if options.quick else options.seeds))
     store = Store(options.cache)
-    rows = replayed(runs, options.data, seeds, store, options.processes)
+    rows = replayed(runs, data, seeds, store, options.processes)
     show(rows)
     samples = {
         f"{row.run.point} {row.run.system}": [

@@ -8,7 +8,7 @@ from typing import Any
 from bench.harness import Claim
 from bench.muxserve.ablation_cases import EVEN, FIXED, GREEDY, NEITHER
 from bench.muxserve.judging import interval, rate_weighted, requests_per_s, share_within_slo
-from muxcluster.sim.report import CaseReport
+from muxcluster.sim.report.report import CaseReport
 
 
 @dataclass(frozen=True, slots=True)

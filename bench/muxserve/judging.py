@@ -5,7 +5,7 @@ from math import sqrt
 from statistics import fmean, stdev
 
 from bench.muxserve.cases import SLO_SCALE
-from muxcluster.sim.report import CaseReport
+from muxcluster.sim.report.report import CaseReport
 
 _ENOUGH = 200
 """Requests below which the share of a model says more of chance than of the scheduler."""

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from bench.muxserve.cases import SLO_SCALE, SYSTEMS
-from muxcluster.sim.plots_style import PALE, STYLE, dash_of, dress, system_colours
+from muxcluster.sim.plot.style import PALE, STYLE, dash_of, dress, system_colours
 
 Row = Mapping[str, Any]
 _MARKERS = ("o", "s", "^")

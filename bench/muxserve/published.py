@@ -8,7 +8,7 @@ from pathlib import Path
 
 import yaml
 
-from muxcluster.workload.muxserve import (
+from bench.traces.muxserve import (
     SHAREGPT_PROMPT_TOKENS,
     read_chatlmsys_rates,
     read_point_rates,

@@ -6,7 +6,7 @@ from bench.muxserve.published import Mesh, Run, Served
 from muxcluster.core.job import Phase, WorkerSlot
 from muxcluster.core.kvshape import KvShape, block_bytes
 from muxcluster.core.unitspec import ModelSpec, SchedulerSpec, UnitSpec
-from muxcluster.sim.unit import SimModel, SimUnit
+from muxcluster.sim.core.unit import SimModel, SimUnit
 from placement.cost import Cost
 from placement.hardware import GPUS
 from placement.known_shapes import SHAPES

@@ -10,10 +10,10 @@ from pydantic import BaseModel, ConfigDict
 
 from bench.muxserve.published import Run, Served
 from bench.muxserve.reference import GPU, units_of_run
-from muxcluster.core.metrics_records import Records
-from muxcluster.sim.simulate import simulate
+from muxcluster.sim.core.simulate import simulate
 from muxcluster.workload.arrival import Arrival, merged
 from muxcluster.workload.marginals import Ints
+from muxcluster.workload.metrics.records import Records
 from muxcluster.workload.seeds import rng_for
 from placement.cost import Cost, cost_for, read_muxserve
 

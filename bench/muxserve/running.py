@@ -15,10 +15,10 @@ from bench.muxserve.judging import (
     requests_per_s,
     share_within_slo,
 )
-from muxcluster.core.metrics_slo import LEVEL, goodput
-from muxcluster.sim.case import Case
-from muxcluster.sim.report import CaseReport
-from muxcluster.sim.sweep import Cache, sweep
+from muxcluster.sim.cases.case import Case
+from muxcluster.sim.cases.sweep import Cache, sweep
+from muxcluster.sim.report.report import CaseReport
+from muxcluster.workload.metrics.slo import LEVEL, goodput
 from placement.problem import Problem
 
 

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from muxcluster.sim.case_key import code_key, key_of
+from muxcluster.sim.cases.case_key import code_key, key_of
 
 Kept = TypeVar("Kept", bound=BaseModel)
 

@@ -25,10 +25,10 @@ from bench.offline.batchllm_unit import (
     System,
     run,
 )
-from muxcluster.offline.choice import Unplanned
-from muxcluster.offline.lru import lru_saved_tokens
-from muxcluster.offline.prompts import flat_prompts
-from muxcluster.workload.batchmix import Kind, mixed_job
+from bench.traces.batchmix import Kind, mixed_job
+from muxcluster.offline.order.choice import Unplanned
+from muxcluster.offline.order.lru import lru_saved_tokens
+from muxcluster.offline.prefix.prompts import flat_prompts
 
 REQUESTS, QUICK = 3000, 500
 """Of a job that has all of the memory, and of a quick one; a smaller job has as much less of it."""

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from muxcluster.sim.plots_style import STYLE, dress, system_colours
+from muxcluster.sim.plot.style import STYLE, dress, system_colours
 
 _WIDTH_INCHES, _ROW_INCHES = 9.0, 1.7
 

@@ -14,12 +14,12 @@ from muxcluster.core.job import WorkerSlot
 from muxcluster.core.kvshape import KvShape, block_bytes
 from muxcluster.core.unitspec import ModelSpec, SchedulerSpec, UnitSpec
 from muxcluster.offline.blend.resources import resource_model
-from muxcluster.offline.choice import Unplanned
-from muxcluster.offline.feeding import BatchFeeder, Fed, Room
-from muxcluster.sim.concurrency import Running
-from muxcluster.sim.driver import UnitDriver
-from muxcluster.sim.feeding import SimFeed
-from muxcluster.sim.unit import SimModel, SimUnit
+from muxcluster.offline.feed.feeder import BatchFeeder, Fed, Room
+from muxcluster.offline.order.choice import Unplanned
+from muxcluster.sim.batch.feeding import SimFeed
+from muxcluster.sim.core.concurrency import Running
+from muxcluster.sim.core.driver import UnitDriver
+from muxcluster.sim.core.unit import SimModel, SimUnit
 from placement.cost import Roofline
 from placement.hardware import gpu_named
 from placement.known_shapes import shape_named

@@ -19,7 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from muxcluster.sim.plots_style import PALE, STYLE, dash_of, dress, system_colours
+from muxcluster.sim.plot.style import PALE, STYLE, dash_of, dress, system_colours
 
 Row = Mapping[str, Any]
 PAPER_RANGE, PAPER_MEAN = (0.14, 0.34), 0.225

@@ -13,10 +13,10 @@ from functools import cache
 
 import numpy as np
 
+from bench.traces.batchmix import Kind, mixed_job
 from muxcluster.offline.blend.resources import ResourceModel
-from muxcluster.offline.choice import Nature, Unplanned, nature_of
-from muxcluster.offline.prompts import flat_prompts
-from muxcluster.workload.batchmix import Kind, mixed_job
+from muxcluster.offline.order.choice import Nature, Unplanned, nature_of
+from muxcluster.offline.prefix.prompts import flat_prompts
 
 BLOCK_TOKENS = 16
 LONGEST = 65_536

@@ -29,8 +29,8 @@ from bench.harness import Bench, Claim, make_parser
 from bench.offline.engine_jobs import Answered, Machine, answer, few_shot_job, shaped_job
 from bench.offline.near_ties import differing, near_ties
 from bench.offline.rows import Row, Rows
+from bench.traces.batchmix import Kind
 from muxcluster.demo.models import build_model
-from muxcluster.workload.batchmix import Kind
 
 _VOCABULARY = 512
 _KV_HEADS, _HEAD_DIM, _ITEMSIZE = 2, 64, 4
@@ -49,6 +49,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--rows", type=Path, metavar="FILE", help="keep there what ran; go on")
     bench = Bench(parser, argv)
     options, divisor = bench.options, 5 if bench.options.quick else 1
+    traces = None if options.part == "micro" else bench.data()
     torch.set_num_threads(1)
     rows = Rows(options.rows)
     micro: list[Row] = []
@@ -58,8 +59,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         if options.part != "gsm8k":
             turns = 1 if options.quick else _TURNS
             micro = run_micro(folder, rows, _REQUESTS // divisor, turns, options.seed)
-        if options.part != "micro":
-            source = options.data / "gsm8k/train.first3000.jsonl"
+        if traces is not None:
+            source = traces / "gsm8k/train.first3000.jsonl"
             gsm8k = run_gsm8k(folder, rows, source, _GSM_REQUESTS // divisor, options.seed)
     bench.publish(
         [*_micro_claims(micro), *_gsm8k_claims(gsm8k)],

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import yaml
 
+from bench.traces.batchmix import Kind, mixed_job
 from muxcluster.cli.main import run
-from muxcluster.offline.prompts import flat_prompts
-from muxcluster.offline.tree import build_tree
-from muxcluster.workload.batchmix import Kind, mixed_job
+from muxcluster.offline.prefix.prompts import flat_prompts
+from muxcluster.offline.prefix.tree import build_tree
 
 MODEL = "m"
 BLOCK_TOKENS = 16

@@ -32,10 +32,10 @@ from bench.offline.multi_model_unit import (
     make_unit,
     resources_of,
 )
-from muxcluster.offline.choice import Nature, Unplanned, nature_of
-from muxcluster.offline.feeding import BatchFeeder
-from muxcluster.sim.batch import SimPredictor
-from muxcluster.sim.joint import JointPrediction, JointPredictor, ModelJob
+from muxcluster.offline.feed.feeder import BatchFeeder
+from muxcluster.offline.order.choice import Nature, Unplanned, nature_of
+from muxcluster.sim.batch.joint import JointPrediction, JointPredictor, ModelJob
+from muxcluster.sim.batch.simulate import SimPredictor
 
 ORDERS = ("dfs", "blend", "fcfs")
 SECONDS, QUICK_SECONDS = 60.0, 6.0

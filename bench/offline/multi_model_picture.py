@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from muxcluster.sim.plots_style import STYLE, dress, system_colours
+from muxcluster.sim.plot.style import STYLE, dress, system_colours
 
 _SHOWN = {
     "unaware": "at once, unaware of each other",

@@ -11,8 +11,8 @@ from muxcluster.core.job import Phase, WorkerSlot
 from muxcluster.core.kvshape import KvShape, block_bytes
 from muxcluster.core.unitspec import ModelSpec, SchedulerSpec, UnitSpec
 from muxcluster.offline.blend.resources import ResourceModel, resource_model
-from muxcluster.offline.choice import Nature
-from muxcluster.sim.unit import SimModel, SimUnit
+from muxcluster.offline.order.choice import Nature
+from muxcluster.sim.core.unit import SimModel, SimUnit
 from placement.cost import Roofline
 from placement.hardware import gpu_named
 from placement.shapes import ModelShape

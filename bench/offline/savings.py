@@ -21,17 +21,17 @@ import numpy as np
 from bench.harness import Bench, Claim, make_parser
 from bench.offline.batchllm_cases import CASE_1, QUICK, REQUESTS
 from bench.offline.batchllm_unit import BATCHLLM, BLOCK_TOKENS, BOTH_MANY, KV_BYTES, RESOURCES, run
-from muxcluster.offline.choice import Unplanned
-from muxcluster.offline.groups import group_by_prefix, order_by_decoding
-from muxcluster.offline.lifetimes import prefix_lifetimes
-from muxcluster.offline.lru import lru_saved_tokens
-from muxcluster.offline.maximize_reuse import maximize_reuse
-from muxcluster.offline.one_level import best_prefixes
-from muxcluster.offline.prompts import Prompts, block_prompts, flat_prompts, token_prompts
-from muxcluster.offline.tree import PrefixTree, build_tree
+from bench.traces.servegen_offline import read_servegen_offline
+from muxcluster.offline.order.choice import Unplanned
+from muxcluster.offline.order.groups import group_by_prefix, order_by_decoding
+from muxcluster.offline.order.lifetimes import prefix_lifetimes
+from muxcluster.offline.order.lru import lru_saved_tokens
+from muxcluster.offline.order.maximize_reuse import maximize_reuse
+from muxcluster.offline.order.one_level import best_prefixes
+from muxcluster.offline.prefix.prompts import Prompts, block_prompts, flat_prompts, token_prompts
+from muxcluster.offline.prefix.tree import PrefixTree, build_tree
 from muxcluster.workload.arrival import Arrival
-from muxcluster.workload.mooncake import read_mooncake
-from muxcluster.workload.servegen_offline import read_servegen_offline
+from muxcluster.workload.files.mooncake import read_mooncake
 
 _OUTPUT = 100
 """Output tokens where the data do not tell."""
@@ -78,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     seed, quick = bench.options.seed, bench.options.quick
     first = CASE_1.job(QUICK if quick else REQUESTS, seed)
     found = [saving_of("paper-like", first)]
-    for name, job in () if quick else real_jobs(bench.options.data, seed):
+    for name, job in () if quick else real_jobs(bench.data(), seed):
         found.append(saving_of(name, job))
     shares = [each.batchllm / each.tokens.optimum for each in found]
     bench.publish(

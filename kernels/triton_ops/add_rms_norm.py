@@ -12,7 +12,7 @@ _MAX_WIDTH = 32768
 """A row of a program's registers: wider ones would not fit."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _add_rms_norm(
     normed,  # [num_rows, width]
     residual,  # [num_rows, width], changed in place

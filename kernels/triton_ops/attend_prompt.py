@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from kernels.triton_ops.tiles import capped, key_places, loaded_places
+from kernels.triton_ops.tiles import capped, loaded_places, tile_block, tile_order, tile_pointers
 
 LOWEST = tl.constexpr(-1e30)
 """Stands for a query's largest score before it saw a key: finite, so that differences are."""
@@ -13,7 +13,7 @@ LOWEST = tl.constexpr(-1e30)
 def range_of_phase(
     phase: tl.constexpr, low, high, window, TILE: tl.constexpr, HAS_WINDOW: tl.constexpr
 ):
-    """First token of the first tile of keys, and an end to where its tiles begin.
+    """First token of the first tile of keys, a multiple of TILE, and an end to where tiles begin.
 
     Phase 0: keys that the last queries no longer see. 1: keys that all queries see. 2: keys that
     the first queries do not see yet. low, high: positions of the first query and past the last.
@@ -21,7 +21,7 @@ def range_of_phase(
     begin = 0
     inner = 0
     if HAS_WINDOW:
-        begin = tl.maximum(low + 1 - window, 0)
+        begin = tl.maximum(low + 1 - window, 0) // TILE * TILE
         inner = begin + tl.cdiv(tl.maximum(high - window - begin, 0), TILE) * TILE
     if phase == 0:
         return begin, inner
@@ -39,9 +39,7 @@ def attend_prompt(
     positions,
     low,
     high,
-    pool,
-    blocks,
-    from_right,
+    keys,
     scale,
     soft_cap,
     window,
@@ -55,30 +53,34 @@ def attend_prompt(
     """Causal attention of queries [BLOCK_M, BLOCK_D] at `positions` to one sequence's keys.
 
     positions: below `high`. low, high: as in `range_of_phase`; keys at `high` and beyond are not
-    read. blocks: the sequence's table row. scale: positive where there is no cap. Returns fp32
+    read. keys: Keys. scale: positive where there is no cap. Returns fp32
     [BLOCK_M, BLOCK_D].
     """
     # The factor is applied beside the subtraction of the maximum, in one instruction.
     factor = soft_cap if HAS_CAP else scale
     BLOCK_M: tl.constexpr = queries.shape[0]
     BLOCK_D: tl.constexpr = queries.shape[1]
-    places = tl.arange(0, BLOCK_D)
+    order = tile_order(keys.from_right, TILE, BLOCK_TOKENS)
     top = tl.full([BLOCK_M], LOWEST, tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     attended = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     for phase in tl.static_range(0 if HAS_WINDOW else 1, 3):
         first, stop = range_of_phase(phase, low, high, window, TILE, HAS_WINDOW)
+        block = tile_block(keys, first, stop, TILE, BLOCK_TOKENS)
         for start in tl.range(first, stop, TILE):
-            tokens = start + tl.arange(0, TILE)
+            tokens = start + order
             # Where nothing is hidden the mask is a constant, which the compiler drops.
             present = tl.full([TILE], True, tl.int1)
             if phase != 1:
                 present = tokens < high
-            keys_at = key_places(blocks, tokens, present, from_right, HALF, BLOCK_TOKENS, HEAD_DIM)
-            keys_at = pool + keys_at[:, None] + places[None, :]
+            keys_at = tile_pointers(
+                keys, block, start, tokens, present, HALF, BLOCK_TOKENS, TILE, HEAD_DIM, BLOCK_D
+            )
+            block = tile_block(keys, start + TILE, stop, TILE, BLOCK_TOKENS)
             loaded = loaded_places(present, BLOCK_D, HEAD_DIM)
-            keys = tl.load(keys_at, mask=loaded, other=0.0)
-            products = tl.dot(queries, tl.trans(keys), input_precision="ieee")
+            products = tl.dot(
+                queries, tl.trans(tl.load(keys_at, mask=loaded, other=0.0)), input_precision="ieee"
+            )
             scores = capped(products, scale, HAS_CAP)
             if phase != 1:
                 seen = tokens[None, :] <= positions[:, None]

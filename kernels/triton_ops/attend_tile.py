@@ -5,7 +5,14 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from kernels.triton_ops.tiles import key_places, scaled
+from kernels.triton_ops.tiles import (
+    loaded_places,
+    scaled,
+    stored_tokens,
+    tile_block,
+    tile_order,
+    tile_pointers,
+)
 
 LOWEST = tl.constexpr(-1e30)
 SMALLEST = tl.constexpr(1.1754943508222875e-38)
@@ -17,14 +24,6 @@ class Queries(NamedTuple):
     first: Any
     token_stride: Any
     head_stride: Any
-
-
-class Keys(NamedTuple):
-    """Where one sequence's keys are read: blocks is int32, its table row of one KV head."""
-
-    pool: Any
-    blocks: Any
-    from_right: Any
 
 
 @triton.jit
@@ -45,24 +44,26 @@ def attend_keys(
 ):
     """Attention of queries [QUERIES, BLOCK_D] to the keys begin to end of one sequence.
 
-    positions [QUERIES] are read where IS_CAUSAL. Returns fp32 [QUERIES, BLOCK_D], not divided by
-    the sums of exponentials, and [QUERIES] each, the largest scores (log 2) and those sums.
+    positions [QUERIES] are read where IS_CAUSAL. begin: as `tile_pointers` wants it.
+    Returns fp32 [QUERIES, BLOCK_D], not divided by the sums of exponentials, and [QUERIES] each,
+    the largest scores (log 2) and those sums.
     """
     QUERIES: tl.constexpr = queries.shape[0]
     BLOCK_D: tl.constexpr = queries.shape[1]
-    places = tl.arange(0, BLOCK_D)
+    order = tile_order(keys.from_right, TILE, BLOCK_TOKENS)
+    block = tile_block(keys, begin, end, TILE, BLOCK_TOKENS)
     # Finite, so that a query that sees none of a tile's keys makes no NaN.
     top = tl.full([QUERIES], LOWEST, tl.float32)
     total = tl.zeros([QUERIES], tl.float32)
     attended = tl.zeros([QUERIES, BLOCK_D], tl.float32)
     for start in tl.range(begin, end, TILE):
-        tokens = start + tl.arange(0, TILE)
-        stored = tokens < end
-        places_at = key_places(
-            keys.blocks, tokens, stored, keys.from_right, HALF, BLOCK_TOKENS, HEAD_DIM
+        tokens = start + order
+        stored = stored_tokens(tokens, start, end, keys.from_right, TILE, BLOCK_TOKENS)
+        keys_at = tile_pointers(
+            keys, block, start, tokens, stored, HALF, BLOCK_TOKENS, TILE, HEAD_DIM, BLOCK_D
         )
-        keys_at = keys.pool + places_at[:, None] + places[None, :]
-        loaded = stored[:, None] & (places < HEAD_DIM)[None, :]
+        block = tile_block(keys, start + TILE, end, TILE, BLOCK_TOKENS)
+        loaded = loaded_places(stored, BLOCK_D, HEAD_DIM)
         products = tl.dot(
             queries, tl.trans(tl.load(keys_at, mask=loaded, other=0.0)), input_precision="ieee"
         )

@@ -3,16 +3,20 @@
 from collections.abc import Mapping, Set
 from typing import Any
 
-from kernels.triton_ops.specimen import Specimen
+from kernels.triton_ops.specimen import ALL, Specimen
 
+# The engine's index arrays are int64; `tests/bench/test_specimens.py` compares them with what it
+# launches.
 TYPES = {
     "table": "*i32",
-    "slots": "*i32",
-    "lengths": "*i32",
-    "query_offsets": "*i32",
-    "starts": "*i32",
-    "positions": "*i32",
-    "from_right": "*i1",
+    "slots": "*i64",
+    "lengths": "*i64",
+    "query_offsets": "*i64",
+    "starts": "*i64",
+    "positions": "*i64",
+    "group_offsets": "*i64",
+    "prefix_lengths": "*i64",
+    "from_right": "*u1",
     "scale": "fp32",
     "soft_cap": "fp32",
 }
@@ -24,7 +28,7 @@ def attention_specimen(
     types: Mapping[str, str],
     constants: Mapping[str, object],
     strides: Set[str],
-    capabilities: tuple[int, ...] = (80, 90, 100),
+    capabilities: tuple[int, ...] = ALL,
     **options: int,
 ) -> Specimen:
     """`types` names the element types of the pointers; other arguments are constants or i32.
@@ -39,3 +43,9 @@ def attention_specimen(
     return Specimen(
         name, kernel, signature, constants, divisible, capabilities=capabilities, **options
     )
+
+
+def pool_block(block: int, head_dim: int) -> tuple[int, int]:
+    """Elements of half a block and tokens of a block with `policy.block_tokens: block`."""
+    half = 128 * block
+    return half, half // head_dim // 8 * 8

@@ -9,14 +9,15 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.layout import check_heads, check_index, check_table, half_rows
-from kernels.triton_ops.attention_specimen import attention_specimen
-from kernels.triton_ops.specimen import Specimen
+from kernels.triton_ops.attention_specimen import attention_specimen, pool_block
+from kernels.triton_ops.specimen import ALL, HOPPER, Specimen
+from kernels.triton_ops.tiles import TABLE_STRIDES
 
 ITEMS = 16
 """Heads a program copies: two loads of 16 bytes a thread at head_dim 128."""
 
 
-@triton.jit(do_not_specialize=["items"])
+@triton.jit(do_not_specialize=["items", *TABLE_STRIDES])
 def write_kernel(
     pool,
     key,
@@ -112,20 +113,32 @@ def kv_write(
     )
 
 
-def _specimen(dtype: str, head_dim: int, kv_heads: int) -> Specimen:
-    """A kernel for blocks of 4096 elements."""
+def _specimen(
+    dtype: str,
+    head_dim: int,
+    kv_heads: int,
+    block: int = 16,
+    capabilities: tuple[int, ...] = ALL,
+) -> Specimen:
+    """A kernel for pools with `policy.block_tokens: block`."""
     strides = {f"{what}_{of}_stride" for what in ("key", "value") for of in ("token", "head")}
+    half, block_tokens = pool_block(block, head_dim)
     constants = {
         "KV_HEADS": kv_heads,
         "HEAD_DIM": head_dim,
         "BLOCK_D": triton.next_power_of_2(head_dim),
-        "HALF": 2048,
-        "BLOCK_TOKENS": 2048 // head_dim // 8 * 8,
+        "HALF": half,
+        "BLOCK_TOKENS": block_tokens,
         "ITEMS": ITEMS,
     }
     types = dict.fromkeys(("pool", "key", "value"), f"*{dtype}")
     return attention_specimen(
-        f"kv_write {dtype} d{head_dim} h{kv_heads}", write_kernel, types, constants, strides
+        f"kv_write {dtype} d{head_dim} h{kv_heads} b{block}",
+        write_kernel,
+        types,
+        constants,
+        strides,
+        capabilities,
     )
 
 
@@ -136,4 +149,7 @@ SPECIMENS: tuple[Specimen, ...] = (
     _specimen("bf16", 96, 32),
     _specimen("bf16", 256, 1),
     _specimen("fp32", 128, 8),
+    _specimen("bf16", 128, 8, 32, HOPPER),
+    _specimen("bf16", 128, 8, 64, HOPPER),
+    _specimen("bf16", 80, 32, 64, HOPPER),
 )

@@ -16,22 +16,30 @@ from torch import Tensor
 
 from kernels.layout import check_attention, check_heads, check_index, check_table, half_rows
 from kernels.triton_ops.attend_span import attend_span
-from kernels.triton_ops.attention_specimen import attention_specimen
-from kernels.triton_ops.specimen import Specimen
+from kernels.triton_ops.attention_specimen import attention_specimen, pool_block
+from kernels.triton_ops.specimen import ALL, HOPPER, Specimen
 from kernels.triton_ops.splits import (
     SPLIT_TOKENS,
     bounds_of_split,
     choose_splits,
     merge_kernel,
+    seen_span,
     span_constants,
 )
-from kernels.triton_ops.tiles import score_factors
+from kernels.triton_ops.tiles import (
+    TABLE_STRIDES,
+    Keys,
+    is_in_block,
+    pipeline_stages,
+    score_factors,
+)
 
-STAGES = 5
-"""Two tiles in flight: each stage of a tile needs one of its block ids, loaded a stage ahead."""
+TILES_IN_FLIGHT = 2
+"""Tiles of keys and values that a program waits for at a time. Two of 32 KiB in three programs fill
+the memory pipeline of a multiprocessor."""
 
 
-@triton.jit(do_not_specialize=["num_splits", "max_tokens", "window"])
+@triton.jit(do_not_specialize=["num_splits", "max_tokens", "window", *TABLE_STRIDES])
 def decode_kernel(
     output,
     sums,
@@ -58,6 +66,7 @@ def decode_kernel(
     BLOCK_TOKENS: tl.constexpr,
     TILE: tl.constexpr,
     MIN_TILES: tl.constexpr,
+    ALIGN: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_CAP: tl.constexpr,
     IS_SPLIT: tl.constexpr,
@@ -73,9 +82,7 @@ def decode_kernel(
     kv_head = tl.program_id(1) // PARTS
     slot = tl.load(slots + row).to(tl.int64)
     end = tl.minimum(tl.load(lengths + row).to(tl.int32), max_tokens)
-    begin = 0
-    if HAS_WINDOW:
-        begin = tl.maximum(end - window, 0)
+    first_seen, begin = seen_span(end, window, ALIGN, HAS_WINDOW)
     if IS_SPLIT:
         begin, end = bounds_of_split(split, num_splits, begin, end, TILE, MIN_TILES)
         if begin >= end:
@@ -91,17 +98,17 @@ def decode_kernel(
     queries = tl.load(queries_at, mask=inside, other=0.0)
     attended, log = attend_span(
         queries,
-        pool,
-        blocks,
+        Keys(pool, blocks, right),
+        first_seen,
         begin,
         end,
-        right,
         scale,
         soft_cap,
         HEAD_DIM,
         HALF,
         BLOCK_TOKENS,
         TILE,
+        HAS_WINDOW and ALIGN > 1,
         HAS_CAP,
     )
     first = (row.to(tl.int64) * (tl.num_programs(1) // PARTS) + kv_head) * GROUP
@@ -184,10 +191,12 @@ def split_decode(
     if num_splits > 1:
         sums = query.new_empty((rows, heads, num_splits), dtype=torch.float32)
         partial = sums.new_empty((*sums.shape, head_dim))
-    tile = tile_tokens or tile_size(head_dim, query.dtype)
+    tile, stages = choose_tile(head_dim, query.dtype, block_tokens)
+    if tile_tokens is not None:
+        tile, stages = tile_tokens, pipeline_stages(block_tokens, tile_tokens, TILES_IN_FLIGHT)
     limits = (num_splits, table.shape[2] * block_tokens, sliding_window or 0)
     kv_heads, group = table.shape[1], heads // table.shape[1]
-    shape = span_constants(head_dim, tile, split_tokens, sliding_window is not None)
+    shape = span_constants(head_dim, tile, split_tokens, block_tokens, sliding_window is not None)
     decode_kernel[rows * num_splits, kv_heads * triton.cdiv(group, group_block(group))](
         partial,
         sums,
@@ -208,7 +217,7 @@ def split_decode(
         HAS_CAP=soft_cap is not None,
         IS_SPLIT=num_splits > 1,
         **shape,
-        num_stages=STAGES,
+        num_stages=stages,
     )
     if num_splits > 1:
         merge_kernel[rows * heads,](output, partial, sums, lengths, heads, *limits, **shape)
@@ -220,56 +229,90 @@ def group_block(group: int) -> int:
     return min(32, max(16, triton.next_power_of_2(group)))
 
 
-def tile_size(head_dim: int, dtype: torch.dtype) -> int:
-    """Tokens read at once: 16 KiB of keys, less in fp32, whose products take more registers.
+def choose_tile(head_dim: int, dtype: torch.dtype, block_tokens: int) -> tuple[int, int]:
+    """Tokens read at once and stages of the pipeline that reads them.
 
-    Two such tiles of two or three programs fill the memory pipeline of a multiprocessor.
+    16 KiB of keys, less in fp32, whose products take more registers. Half as many where that puts
+    each tile into one block: the loop then has fewer instructions a byte than with tiles of two
+    blocks, and one tile more is in flight.
     """
     elements = 8192 if dtype.itemsize == 2 else 2048
-    return max(16, min(128, elements // triton.next_power_of_2(head_dim)))
+    tile = max(16, min(128, elements // triton.next_power_of_2(head_dim)))
+    half = tile // 2
+    if half >= 16 and is_in_block(block_tokens, half) and not is_in_block(block_tokens, tile):
+        return half, pipeline_stages(block_tokens, half, TILES_IN_FLIGHT + 1)
+    return tile, pipeline_stages(block_tokens, tile, TILES_IN_FLIGHT)
 
 
 def _specimens(
-    dtype: str, head_dim: int, group: int, *, is_split: bool, limited: bool
+    dtype: str,
+    head_dim: int,
+    group: int,
+    *,
+    block: int = 16,
+    is_split: bool = False,
+    limited: bool = False,
+    capabilities: tuple[int, ...] = ALL,
 ) -> Iterator[Specimen]:
-    """Kernels of models of this shape in blocks of 4096 elements; `limited`: window and cap."""
-    tile = tile_size(head_dim, torch.float32 if dtype == "fp32" else torch.bfloat16)
-    shape = span_constants(head_dim, tile, SPLIT_TOKENS, limited)
+    """Kernels of models of this shape with `policy.block_tokens: block`.
+
+    limited: with a sliding window and a cap.
+    """
+    exact = torch.float32 if dtype == "fp32" else torch.bfloat16
+    half, block_tokens = pool_block(block, head_dim)
+    tile, stages = choose_tile(head_dim, exact, block_tokens)
+    shape = span_constants(head_dim, tile, SPLIT_TOKENS, block_tokens, limited)
     constants = shape | {
         "GROUP": group,
         "BLOCK_G": group_block(group),
-        "HALF": 2048,
-        "BLOCK_TOKENS": 2048 // head_dim // 8 * 8,
+        "HALF": half,
+        "BLOCK_TOKENS": block_tokens,
         "HAS_CAP": limited,
         "IS_SPLIT": is_split,
     }
-    words = f"{dtype} d{head_dim} g{group}{' split' * is_split}{' window cap' * limited}"
+    words = f"{dtype} d{head_dim} g{group}{' split' * is_split}{' window cap' * limited} b{block}"
     element = f"*{dtype}"
     types = {
         "output": "*fp32" if is_split else element,
-        "sums": "*fp32",
+        "sums": "*fp32" if is_split else element,
         "query": element,
         "pool": element,
     }
     strides = {"query_row_stride", "query_head_stride"}
     yield attention_specimen(
-        f"paged_decode {words}", decode_kernel, types, constants, strides, num_stages=STAGES
+        f"paged_decode {words}",
+        decode_kernel,
+        types,
+        constants,
+        strides,
+        capabilities,
+        num_stages=stages,
     )
-    if is_split:
+    if is_split and block == 16:  # other blocks change numbers in it alone
         types = {"output": element, "partial": "*fp32", "sums": "*fp32"}
-        yield attention_specimen(f"paged_decode merge {words}", merge_kernel, types, shape, set())
+        name = f"paged_decode merge {words}"
+        yield attention_specimen(name, merge_kernel, types, shape, set(), capabilities)
 
 
 SPECIMENS: tuple[Specimen, ...] = tuple(
     chain(
-        _specimens("bf16", 128, 4, is_split=True, limited=False),
-        _specimens("bf16", 128, 1, is_split=False, limited=False),
-        _specimens("fp16", 128, 8, is_split=False, limited=True),
-        _specimens("bf16", 64, 8, is_split=True, limited=False),
-        _specimens("bf16", 80, 1, is_split=True, limited=False),
-        _specimens("bf16", 96, 1, is_split=False, limited=False),
-        _specimens("bf16", 64, 71, is_split=False, limited=False),
-        _specimens("fp32", 128, 4, is_split=False, limited=False),
+        _specimens("bf16", 128, 4, is_split=True),
+        _specimens("bf16", 128, 1),
+        _specimens("fp16", 128, 8, limited=True),
+        _specimens("bf16", 64, 8, is_split=True),
+        _specimens("bf16", 80, 1, is_split=True),
+        _specimens("bf16", 96, 1),
+        _specimens("bf16", 64, 71),
+        _specimens("fp32", 128, 4),
         _specimens("bf16", 256, 2, is_split=True, limited=True),
+        _specimens("bf16", 128, 4, block=32, is_split=True),
+        _specimens("bf16", 128, 4, block=64, is_split=True),
+        _specimens("fp16", 128, 8, block=64, limited=True, capabilities=HOPPER),
+        _specimens("bf16", 64, 8, block=32, capabilities=HOPPER),
+        _specimens("bf16", 64, 8, block=64, capabilities=HOPPER),
+        _specimens("bf16", 80, 1, block=32, capabilities=HOPPER),
+        _specimens("bf16", 80, 1, block=64, capabilities=HOPPER),
+        _specimens("bf16", 256, 2, block=64, limited=True, capabilities=HOPPER),
+        _specimens("fp32", 128, 4, block=64, capabilities=HOPPER),
     )
 )

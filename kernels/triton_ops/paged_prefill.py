@@ -20,10 +20,10 @@ from torch import Tensor
 
 from kernels.layout import check_attention, check_index, check_table, half_rows
 from kernels.triton_ops.attend_prompt import attend_prompt
-from kernels.triton_ops.attention_specimen import attention_specimen
+from kernels.triton_ops.attention_specimen import attention_specimen, pool_block
 from kernels.triton_ops.prefill_tiling import Tiling, capability, choose_tiling
-from kernels.triton_ops.specimen import Specimen
-from kernels.triton_ops.tiles import score_factors
+from kernels.triton_ops.specimen import ALL, HOPPER, Specimen
+from kernels.triton_ops.tiles import TABLE_STRIDES, Keys, pipeline_stages, score_factors
 
 
 @triton.jit
@@ -38,7 +38,7 @@ def row_of_tile(query_offsets, rows, tile, TOKENS: tl.constexpr):
     return found - 1
 
 
-@triton.jit(do_not_specialize=["rows", "max_tokens", "window"])
+@triton.jit(do_not_specialize=["rows", "max_tokens", "window", *TABLE_STRIDES])
 def prefill_kernel(
     output,
     query,
@@ -101,9 +101,7 @@ def prefill_kernel(
         tl.minimum(low + tokens, high - 1),
         low,
         high,
-        pool,
-        blocks,
-        right,
+        Keys(pool, blocks, right),
         scale,
         soft_cap,
         window,
@@ -177,7 +175,7 @@ def paged_prefill(
         HAS_WINDOW=sliding_window is not None,
         HAS_CAP=soft_cap is not None,
         num_warps=tiling.num_warps,
-        num_stages=tiling.num_stages,
+        num_stages=pipeline_stages(block_tokens, tiling.keys, tiling.tiles_in_flight),
     )
     return output
 
@@ -194,29 +192,42 @@ def tile_constants(group: int, head_dim: int, tiling: Tiling) -> dict[str, int]:
 
 
 def _specimens(
-    dtype: str, head_dim: int, group: int, *, members: int = 4096, limited: bool = False
+    dtype: str,
+    head_dim: int,
+    group: int,
+    *,
+    block: int = 16,
+    members: int = 4096,
+    limited: bool = False,
+    capabilities: tuple[int, ...] = ALL,
 ) -> Iterator[Specimen]:
-    """Kernels for chunks of so many members over blocks of 4096 elements; limited: window, cap."""
+    """Kernels for chunks of so many members with `policy.block_tokens: block`.
+
+    limited: with a sliding window and a cap.
+    """
     exact = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[dtype]
-    for major, capabilities in ((8, (80,)), (9, (90, 100))):
+    half, block_tokens = pool_block(block, head_dim)
+    for major, numbers in ((8, (80,)), (9, (90, 100))):
         tiling = choose_tiling(members, group, head_dim, exact, major)
-        sizes = f"m{tiling.members} n{tiling.keys}{' window cap' * limited}"
+        sizes = f"m{tiling.members} n{tiling.keys}{' window cap' * limited} b{block}"
         constants = tile_constants(group, head_dim, tiling) | {
-            "HALF": 2048,
-            "BLOCK_TOKENS": 2048 // head_dim // 8 * 8,
+            "HALF": half,
+            "BLOCK_TOKENS": block_tokens,
             "HAS_WINDOW": limited,
             "HAS_CAP": limited,
         }
-        yield attention_specimen(
-            f"paged_prefill sm_{major}x {dtype} d{head_dim} g{group} {sizes}",
-            prefill_kernel,
-            dict.fromkeys(("output", "query", "pool"), f"*{dtype}"),
-            constants,
-            {"query_token_stride", "query_head_stride"},
-            capabilities,
-            num_warps=tiling.num_warps,
-            num_stages=tiling.num_stages,
-        )
+        wanted = tuple(each for each in numbers if each in capabilities)
+        if wanted:
+            yield attention_specimen(
+                f"paged_prefill sm_{major}x {dtype} d{head_dim} g{group} {sizes}",
+                prefill_kernel,
+                dict.fromkeys(("output", "query", "pool"), f"*{dtype}"),
+                constants,
+                {"query_token_stride", "query_head_stride"},
+                wanted,
+                num_warps=tiling.num_warps,
+                num_stages=pipeline_stages(block_tokens, tiling.keys, tiling.tiles_in_flight),
+            )
 
 
 SPECIMENS: tuple[Specimen, ...] = tuple(
@@ -232,5 +243,13 @@ SPECIMENS: tuple[Specimen, ...] = tuple(
         _specimens("bf16", 256, 2, limited=True),
         _specimens("bf16", 256, 2, members=64, limited=True),
         _specimens("fp32", 128, 4),
+        _specimens("bf16", 128, 4, block=32),
+        _specimens("bf16", 128, 4, block=64),
+        _specimens("bf16", 128, 4, block=64, members=64, capabilities=HOPPER),
+        _specimens("fp16", 128, 7, block=64, limited=True, capabilities=HOPPER),
+        _specimens("bf16", 64, 8, block=64, capabilities=HOPPER),
+        _specimens("bf16", 80, 1, block=64, capabilities=HOPPER),
+        _specimens("bf16", 256, 2, block=64, limited=True, capabilities=HOPPER),
+        _specimens("fp32", 128, 4, block=64, capabilities=HOPPER),
     )
 )

@@ -8,12 +8,15 @@ import triton
 
 
 class Tiling(NamedTuple):
-    """Sizes of a program: rows of its matrices (queries times heads), keys at once."""
+    """Sizes of a program: rows of its matrices (queries times heads), keys at once.
+
+    tiles_in_flight: tiles of keys and values that a program waits for at a time.
+    """
 
     members: int
     keys: int
     num_warps: int
-    num_stages: int
+    tiles_in_flight: int
 
 
 @cache
@@ -28,16 +31,15 @@ def choose_tiling(
     """Tiles as large as registers allow, and no larger than rows of so many members need.
 
     Ampere's matrix units take both operands from registers, Hopper's from shared memory, which
-    leaves room for twice the keys. Five stages keep two tiles of keys in flight: see
-    `paged_decode`.
+    leaves room for twice the keys.
     """
     padded = triton.next_power_of_2(head_dim)
     least = max(16, triton.next_power_of_2(group))
     if dtype.itemsize > 2:
-        return Tiling(least, 16, 4, 3)
+        return Tiling(least, 16, 4, 1)
     is_ampere = major < 9
     most = 64 if is_ampere and padded > 128 else 128
     block = max(least, min(most, triton.next_power_of_2(members)))
     keys = max(32, (4096 if is_ampere or block < 128 else 8192) // padded)
     is_wide = block >= 128 or (is_ampere and block * padded >= 64 * 256)
-    return Tiling(block, keys, 8 if is_wide else 4, 5)
+    return Tiling(block, keys, 8 if is_wide else 4, 2)

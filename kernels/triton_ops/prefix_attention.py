@@ -10,10 +10,10 @@ from torch import Tensor
 
 from kernels.layout import half_rows
 from kernels.prefix_attention import check_prefix_attention
-from kernels.triton_ops.attention_specimen import attention_specimen
+from kernels.triton_ops.attention_specimen import attention_specimen, pool_block
 from kernels.triton_ops.prefix_kernels import merge_kernel, prefix_kernel
 from kernels.triton_ops.prefix_tiling import (
-    STAGES,
+    TILES_IN_FLIGHT,
     PrefixShape,
     PrefixTiling,
     choose_tiling,
@@ -21,8 +21,8 @@ from kernels.triton_ops.prefix_tiling import (
     kernel_constants,
     merge_constants,
 )
-from kernels.triton_ops.specimen import Specimen
-from kernels.triton_ops.tiles import score_factors
+from kernels.triton_ops.specimen import ALL, HOPPER, Specimen
+from kernels.triton_ops.tiles import pipeline_stages, score_factors
 
 
 def prefix_attention(
@@ -79,7 +79,7 @@ def prefix_attention(
         BLOCK_TOKENS=block_tokens,
         HAS_CAP=soft_cap is not None,
         num_warps=chosen.num_warps,
-        num_stages=STAGES,
+        num_stages=pipeline_stages(block_tokens, chosen.tile, TILES_IN_FLIGHT),
     )
     _merge(output, partial, sums, shape, chosen)
     return output
@@ -119,33 +119,42 @@ def _merge(
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
-def _specimens(dtype: str, shape: PrefixShape, *, capped: bool = False) -> Iterator[Specimen]:
-    """Kernels of a model in blocks of 4096 elements."""
+def _specimens(
+    dtype: str,
+    shape: PrefixShape,
+    *,
+    block: int = 16,
+    capped: bool = False,
+    capabilities: tuple[int, ...] = ALL,
+) -> Iterator[Specimen]:
+    """Kernels of a model with `policy.block_tokens: block`."""
     tiling = choose_tiling(shape, 4096, _DTYPES[dtype], 1)
     tiling = replace(tiling, prefix_splits=4, distinct_splits=2)
+    half, block_tokens = pool_block(block, shape.head_dim)
     constants = kernel_constants(shape, tiling) | {
-        "HALF": 2048,
-        "BLOCK_TOKENS": 2048 // shape.head_dim // 8 * 8,
+        "HALF": half,
+        "BLOCK_TOKENS": block_tokens,
         "HAS_CAP": capped,
     }
     words = f"{dtype} d{shape.head_dim} g{shape.group} q{tiling.prefix_queries}"
     words += f"/{tiling.distinct_queries}{' chunks' * (not shape.single)}{' cap' * capped}"
     element = f"*{dtype}"
     types = {"partial": "*fp32", "sums": "*fp32", "query": element, "pool": element}
-    types |= dict.fromkeys(("group_offsets", "prefix_lengths"), "*i32")
     yield attention_specimen(
-        f"prefix {words}",
+        f"prefix {words} b{block}",
         prefix_kernel,
         types,
         constants,
         {"query_token_stride", "query_head_stride"},
+        capabilities,
         num_warps=tiling.num_warps,
-        num_stages=STAGES,
+        num_stages=pipeline_stages(block_tokens, tiling.tile, TILES_IN_FLIGHT),
     )
     types = {"output": element, "partial": "*fp32", "sums": "*fp32"}
     constants = merge_constants(shape, tiling)
     words = f"{dtype} d{shape.head_dim} of {constants['NUM_SPLITS']} splits"
-    yield attention_specimen(f"prefix merge {words}", merge_kernel, types, constants, set())
+    name = f"prefix merge {words}"
+    yield attention_specimen(name, merge_kernel, types, constants, set(), capabilities)
 
 
 _CALLS = (
@@ -162,6 +171,28 @@ _CALLS = (
     _specimens("bf16", PrefixShape(64, 64, 2, 32, 1, 96, single=True)),
     _specimens("bf16", PrefixShape(700, 64, 2, 8, 2, 256, single=False)),
     _specimens("fp32", PrefixShape(64, 64, 4, 8, 4, 128, single=True)),
+    _specimens("bf16", PrefixShape(256, 256, 16, 8, 4, 128, single=True), block=32),
+    _specimens("bf16", PrefixShape(256, 256, 16, 8, 4, 128, single=True), block=64),
+    _specimens(
+        "bf16",
+        PrefixShape(256, 256, 4, 8, 4, 128, single=True),
+        block=64,
+        capabilities=HOPPER,
+    ),
+    _specimens(
+        "bf16",
+        PrefixShape(32, 32, 1, 32, 1, 128, single=True),
+        block=64,
+        capabilities=HOPPER,
+    ),
+    _specimens(
+        "bf16",
+        PrefixShape(64, 64, 8, 8, 8, 64, single=True),
+        block=64,
+        capabilities=HOPPER,
+    ),
 )
-# Calls whose tiles are the same share a kernel.
-SPECIMENS: tuple[Specimen, ...] = tuple({each.name: each for each in chain(*_CALLS)}.values())
+# Calls whose tiles are the same share a kernel; one for more architectures stands first.
+SPECIMENS: tuple[Specimen, ...] = tuple(
+    {each.name: each for each in reversed((*chain(*_CALLS),))}.values()
+)[::-1]

@@ -3,8 +3,11 @@
 import triton
 import triton.language as tl
 
-from kernels.triton_ops.attend_tile import LOWEST, SMALLEST, Keys, Queries, attend_tile
+from kernels.triton_ops.attend_tile import LOWEST, SMALLEST, Queries, attend_tile
 from kernels.triton_ops.prefix_work import program_work
+from kernels.triton_ops.tiles import TABLE_STRIDES, Keys
+
+COUNTS = ("rows", "groups", "kv_heads", "prefix_tiles", "distinct_tiles", "max_tokens")
 
 
 @triton.jit
@@ -75,7 +78,7 @@ def attend_work(
         )
 
 
-@triton.jit(do_not_specialize=["rows", "groups", "prefix_tiles", "distinct_tiles", "max_tokens"])
+@triton.jit(do_not_specialize=[*COUNTS, *TABLE_STRIDES])
 def prefix_kernel(
     partial,
     sums,

@@ -1,6 +1,6 @@
 """Block sizes and splits of prefix-shared attention, from shapes alone: no value is read."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -8,8 +8,8 @@ import triton
 
 from kernels.triton_ops.splits import SPLIT_TOKENS, multiprocessors
 
-STAGES = 5
-"""Two tiles of keys in flight: each needs its block ids, loaded a stage ahead."""
+TILES_IN_FLIGHT = 2
+"""Tiles of keys and values that a program waits for at a time."""
 TILE_BYTES = 16384
 """Keys read at once; as many bytes of values beside them."""
 MAX_SPLITS = 16
@@ -69,8 +69,19 @@ class PrefixShape:
 def device_tiling(
     shape: PrefixShape, max_tokens: int, dtype: torch.dtype, device: torch.device
 ) -> PrefixTiling:
-    """`choose_tiling` for the device; on CPU (the interpreter) nothing is split."""
+    """`choose_tiling` for the device and shapes of about this size; on CPU (the interpreter)
+    nothing is split.
+
+    Counts are rounded to powers of two, those of groups down: few kernels are compiled, and which
+    ones can be told ahead.
+    """
     programs = 1
+    shape = replace(
+        shape,
+        tokens=triton.next_power_of_2(shape.tokens),
+        rows=triton.next_power_of_2(shape.rows),
+        groups=1 << (shape.groups.bit_length() - 1),
+    )
     if device.type == "cuda":
         programs = PROGRAMS_PER_MULTIPROCESSOR * multiprocessors(device)
     return choose_tiling(shape, max_tokens, dtype, programs)

@@ -110,7 +110,7 @@ def _specimen(name: str, words: int, destination_tokens: int, source_tokens: int
         (destination_tokens, staging if destination_tokens == 1 else pool),
         (source_tokens, staging if source_tokens == 1 else pool),
     )
-    types = {"destination": "*i64", "source": "*i64", "runs": "*i32", "run_stride": "i32"}
+    types = {"destination": "*i64", "source": "*i64", "runs": "*i64", "run_stride": "i32"}
     signature = types | dict.fromkeys(constants, "constexpr")
     return Specimen(
         f"slot_copy {name}",

@@ -4,6 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+ALL = (80, 90, 100)
+"""Compute capabilities of the A100, the H100 and the B200."""
+HOPPER = (90,)
+"""For specimens that differ from another in sizes only: one architecture shows them."""
+
 
 @dataclass(frozen=True, slots=True)
 class Specimen:
@@ -25,5 +30,5 @@ class Specimen:
     """Names of the pointers, strides and other integers that are multiples of 16."""
     num_warps: int = 4
     num_stages: int = 2
-    capabilities: tuple[int, ...] = (80, 90, 100)
+    capabilities: tuple[int, ...] = ALL
     """Compute capabilities it is for; fewer where the tile sizes follow the device."""

@@ -10,6 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.triton_ops.tiles import is_in_block
+
 SPLIT_TOKENS = 256
 """A split has at least so many tokens: below, its partial output costs more than it gains."""
 PROGRAMS_PER_MULTIPROCESSOR = 8
@@ -37,14 +39,19 @@ def choose_splits(rows: int, kv_heads: int, max_tokens: int, device: torch.devic
 
 
 def span_constants(
-    head_dim: int, tile: int, split_tokens: int, has_window: bool
+    head_dim: int, tile: int, split_tokens: int, block_tokens: int, has_window: bool
 ) -> dict[str, int | bool]:
-    """The constexpr arguments that decode and merge have in common."""
+    """The constexpr arguments that decode and merge have in common.
+
+    ALIGN: what a row's first tile of keys begins at a multiple of. Tiles that span blocks may begin
+    anywhere, which spares them the mask of a window's first tile.
+    """
     return {
         "HEAD_DIM": head_dim,
         "BLOCK_D": triton.next_power_of_2(head_dim),
         "TILE": tile,
         "MIN_TILES": triton.cdiv(split_tokens, tile),
+        "ALIGN": tile if is_in_block(block_tokens, tile) else 1,
         "HAS_WINDOW": has_window,
     }
 
@@ -54,6 +61,15 @@ def split_span(context, num_splits, TILE: tl.constexpr, MIN_TILES: tl.constexpr)
     """Tokens of each split of a context, a multiple of TILE; a short context has fewer splits."""
     tiles = tl.cdiv(tl.cdiv(context, TILE), num_splits)
     return tl.maximum(tiles, MIN_TILES) * TILE
+
+
+@triton.jit
+def seen_span(length, window, ALIGN: tl.constexpr, HAS_WINDOW: tl.constexpr):
+    """First of a row's tokens that its last one sees, and where the tile that holds it begins."""
+    first = 0
+    if HAS_WINDOW:
+        first = tl.maximum(length - window, 0)
+    return first, first // ALIGN * ALIGN
 
 
 @triton.jit
@@ -79,15 +95,16 @@ def merge_kernel(
     BLOCK_D: tl.constexpr,
     TILE: tl.constexpr,
     MIN_TILES: tl.constexpr,
+    ALIGN: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
 ):
     """output [rows, heads, head_dim] from partial fp32 [rows, heads, splits, head_dim] and sums
     fp32 [rows, heads, splits]; a program merges one head of one row.
     """
     item = tl.program_id(0)
-    context = tl.minimum(tl.load(lengths + item // heads).to(tl.int32), max_tokens)
-    if HAS_WINDOW:
-        context = tl.minimum(context, window)
+    length = tl.minimum(tl.load(lengths + item // heads).to(tl.int32), max_tokens)
+    _, begin = seen_span(length, window, ALIGN, HAS_WINDOW)
+    context = length - begin
     count = tl.cdiv(context, split_span(context, num_splits, TILE, MIN_TILES))
     places = tl.arange(0, BLOCK_D)
     first = item.to(tl.int64) * num_splits

@@ -1,33 +1,122 @@
-"""What the attention kernels share: where a token lies in the pool, and the scores' scaling."""
+"""What the attention kernels share: tiles of keys in the pool, and the scaling of scores.
+
+A tile is TILE neighbouring tokens of a sequence. Where BLOCK_TOKENS is a multiple of TILE and tiles
+begin at multiples of TILE, each lies in one block: it needs one block id and is one run of memory.
+"""
 
 import math
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
+
+TABLE_STRIDES = ("table_slot_stride", "table_head_stride")
+"""Arguments that follow from how long a model's sequences may be. No kernel is compiled anew for
+them: they are in no address that is read by more than one lane at a time."""
 
 LOG2E = math.log2(math.e)
 """Scores are kept in units of log 2, since exp2 is the exponential the hardware has."""
 
 
+class Keys(NamedTuple):
+    """Where one sequence's keys are read: blocks is int32, its table row of one KV head."""
+
+    pool: Any
+    blocks: Any
+    from_right: Any
+
+
+def is_in_block(block_tokens: int, tile: int) -> bool:
+    """Whether tiles of keys that begin at multiples of their size lie in one block each."""
+    return block_tokens % tile == 0
+
+
+def pipeline_stages(block_tokens: int, tile: int, tiles_in_flight: int) -> int:
+    """Stages of the loop over keys that keep so many tiles of keys and values in flight.
+
+    A tile of several blocks loads its block ids a stage ahead, for which Triton doubles the
+    distance; the id of a tile in one block is loaded by hand, a turn ahead.
+    """
+    if is_in_block(block_tokens, tile):
+        return tiles_in_flight + 1
+    return 2 * tiles_in_flight + 1
+
+
 @triton.jit
-def key_places(
-    table,
+def tile_order(from_right, TILE: tl.constexpr, BLOCK_TOKENS: tl.constexpr):
+    """Tokens [TILE] of a tile, counted from its first one, in the order in which it is read.
+
+    A tile in one block is read as it lies in memory: a sequence that fills its blocks from the
+    right has its last token first there.
+    """
+    lanes = tl.arange(0, TILE)
+    if BLOCK_TOKENS % TILE == 0:
+        return tl.where(from_right, TILE - 1 - lanes, lanes)
+    else:
+        return lanes
+
+
+@triton.jit
+def tile_block(keys, start, end, TILE: tl.constexpr, BLOCK_TOKENS: tl.constexpr):
+    """The block id of the tile that begins at `start`, to be loaded a turn before it is needed.
+
+    0 where the tile begins at `end` or later, and where tiles span blocks: `tile_pointers` then
+    loads the ids.
+    """
+    if BLOCK_TOKENS % TILE == 0:
+        return tl.load(keys.blocks + start // BLOCK_TOKENS, mask=start < end, other=0)
+    else:
+        return start * 0
+
+
+@triton.jit
+def stored_tokens(tokens, start, end, from_right, TILE: tl.constexpr, BLOCK_TOKENS: tl.constexpr):
+    """`tokens < end` of a tile's tokens [TILE]: `start` (below `end`) plus `tile_order`.
+
+    Written such that, where the tile lies in one block, no register has to hold the order, which
+    depends on the side.
+    """
+    if BLOCK_TOKENS % TILE == 0:
+        left = end - start
+        lanes = tl.arange(0, TILE) - tl.where(from_right, TILE - left, 0)
+        return lanes.to(tl.uint32, bitcast=True) < left.to(tl.uint32, bitcast=True)
+    else:
+        return tokens < end
+
+
+@triton.jit
+def tile_pointers(
+    keys,
+    block,
+    start,
     tokens,
     seen,
-    from_right,
     HALF: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr,
+    TILE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
 ):
-    """Elements int64 [tokens] from the pool's start to each token's key; its value is HALF on.
+    """Pointers [TILE, BLOCK_D] to the keys of a tile's tokens; the values are HALF elements on.
 
-    table: int32, one sequence's blocks of one KV head. tokens: int32 positions; those not `seen`
-    (bool) get a place inside the first block. HALF: elements of half a block.
+    keys: Keys. block: what `tile_block` gave for the tile. start: the tile's first token; where
+    BLOCK_TOKENS is a multiple of TILE, so must it be. tokens: `start` plus `tile_order`; those not
+    `seen` (bool) get a place inside some block. HALF: elements of half a block.
     """
-    blocks = tl.load(table + tokens // BLOCK_TOKENS, mask=seen, other=0)
-    offsets = tokens % BLOCK_TOKENS
-    offsets = tl.where(from_right, BLOCK_TOKENS - 1 - offsets, offsets)
-    return blocks.to(tl.int64) * (2 * HALF) + offsets * HEAD_DIM
+    places = tl.arange(0, BLOCK_D)[None, :]
+    if BLOCK_TOKENS % TILE == 0:
+        first = keys.pool + block.to(tl.int64) * (2 * HALF)
+        if BLOCK_TOKENS > TILE:
+            offset = start % BLOCK_TOKENS
+            offset = tl.where(keys.from_right, BLOCK_TOKENS - TILE - offset, offset)
+            first += offset * HEAD_DIM
+        return first + (tl.arange(0, TILE)[:, None] * HEAD_DIM + places)
+    else:
+        blocks = tl.load(keys.blocks + tokens // BLOCK_TOKENS, mask=seen, other=0)
+        offsets = tokens % BLOCK_TOKENS
+        offsets = tl.where(keys.from_right, BLOCK_TOKENS - 1 - offsets, offsets)
+        rows = blocks.to(tl.int64) * (2 * HALF) + offsets * HEAD_DIM
+        return keys.pool + rows[:, None] + places
 
 
 @triton.jit

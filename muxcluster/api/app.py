@@ -38,7 +38,8 @@ MODELS_PERIOD_S = 0.25
 def create_app(
     backend: Backend, settings: ApiSettings | None = None, desk: Desk | None = None
 ) -> FastAPI:
-    """The OpenAI application. `app.state.service` is the CompletionService behind it.
+    """The OpenAI application. `app.state.service` is the CompletionService behind it,
+    `app.state.on_refused_head` counts requests that a listener refuses before they get here.
 
     desk: of files and batches, started and closed with the application; None has none of them.
     Raises LoadError naming the file where a model's tokenizer or template cannot be read.
@@ -69,6 +70,7 @@ def create_app(
 
     app = DocumentedApp(title="muxcluster", version=__version__, lifespan=lifespan)
     app.state.service = service
+    app.state.on_refused_head = metrics.refused_head
     app.include_router(generation_routes(service, lenient=settings.lenient))
     app.include_router(model_routes(texts, settings))
     app.include_router(status_routes(backend, texts, metrics))

@@ -7,7 +7,7 @@ from itertools import islice
 
 from muxcluster.api.account import EngineTime
 from muxcluster.api.call import Call
-from muxcluster.core.errors import EngineFailure, PoisonRequest
+from muxcluster.core.errors import EngineFailure, NonFiniteLogits, PoisonRequest
 from muxcluster.core.events import Finished, FinishReason, TokenDelta
 from muxcluster.core.job import TokenLogprobs
 from muxcluster.text.detokenizer import Detokenizer
@@ -198,6 +198,8 @@ def one_by_one(delta: TokenDelta) -> Sequence[TokenDelta]:
 
 
 def _failure(end: Finished) -> EngineFailure:
+    if end.code == NonFiniteLogits.code:
+        return NonFiniteLogits(end.message or "the logits of this request are not finite")
     if end.code == PoisonRequest.code:
         return PoisonRequest(end.message or "the engine failed on this request")
     return EngineFailure(end.message or "the engine gave this request up")

@@ -19,6 +19,7 @@ from muxcluster.core.errors import (
     RequestTimeout,
     StorageFailed,
     Unavailable,
+    UnsupportedMediaType,
 )
 from muxcluster.core.events import Rejected
 
@@ -50,6 +51,7 @@ _REQUEST_STATUS: dict[type[RequestError], int] = {
     ModelNotFound: 404,
     NotFound: 404,
     ContentTooLarge: 413,
+    UnsupportedMediaType: 415,
 }
 _STATUS_CODES: dict[int, tuple[str, str]] = {
     400: (INVALID, "invalid_value"),
@@ -57,7 +59,10 @@ _STATUS_CODES: dict[int, tuple[str, str]] = {
     403: ("permission_error", "permission_denied"),
     404: (INVALID, "not_found"),
     405: (INVALID, "method_not_allowed"),
+    408: ("timeout_error", "request_timeout"),
     413: (INVALID, "content_too_large"),
+    415: (INVALID, "unsupported_media_type"),
+    431: (INVALID, "request_head_too_large"),
 }
 
 
@@ -69,7 +74,9 @@ def http_error(error: Exception) -> HttpError:
     if isinstance(error, Unavailable):
         return _unavailable(error)
     if isinstance(error, RequestTimeout):
-        return HttpError(408, "timeout_error", "request_timeout", str(error))
+        # the client may be in the middle of its body
+        headers = {"Connection": "close"}
+        return HttpError(408, "timeout_error", "request_timeout", str(error), None, headers)
     if isinstance(error, PoisonRequest):
         headers = {"x-should-retry": "false"}
         return HttpError(500, "server_error", error.code, str(error), None, headers)

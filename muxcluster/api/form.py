@@ -1,6 +1,5 @@
 """Reading a multipart form as it comes: no part is held whole."""
 
-import asyncio
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 
@@ -8,10 +7,7 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import Request
 
-from muxcluster.core.errors import InvalidValue, RequestTimeout
-
-STALL_S = 60.0
-"""How long a client may take for the next bytes."""
+from muxcluster.core.errors import InvalidValue
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,22 +31,13 @@ class _Part:
     is_whole: bool = False
 
 
-async def form_pieces(request: Request, stall_s: float = STALL_S) -> AsyncGenerator[Piece, None]:
+async def form_pieces(request: Request) -> AsyncGenerator[Piece, None]:
     """The form's pieces in their order; a part without content has one empty one.
 
-    Raises InvalidValue where the body is no such form, RequestTimeout for a client that stalls,
-    and what reading the body raises.
+    Raises InvalidValue where the body is no such form, and what reading the body raises.
     """
     form = _Form(request.headers.get("content-type", ""))
-    stream = request.stream()
-    while True:
-        try:
-            async with asyncio.timeout(stall_s):
-                data = await anext(stream, None)
-        except TimeoutError:
-            raise RequestTimeout(f"nothing came for {stall_s:g} s") from None
-        if data is None:
-            break
+    async for data in request.stream():
         for piece in form.feed(data):
             yield piece
     form.end()

@@ -15,6 +15,7 @@ from muxcluster.api.batches.remote_desk import RemoteDesk
 from muxcluster.api.choice import ChoiceDelta
 from muxcluster.api.cluster_backend import ClusterBackend
 from muxcluster.api.coalesce import coalesce
+from muxcluster.api.connection import HeadLimits
 from muxcluster.api.controller_calls import ControllerCalls, connect
 from muxcluster.api.lines import Lines, keep_in_step
 from muxcluster.api.listener import Listener
@@ -22,6 +23,7 @@ from muxcluster.api.service import CompletionService
 from muxcluster.api.settings import ApiSettings
 from muxcluster.cluster.embedded import APP, HttpAddress
 from muxcluster.cluster.nodes import HEAD_RESOURCE
+from muxcluster.cluster.ray_privacy import keep_replica_on_loopback
 from muxcluster.core.errors import EngineFailure, NotReady
 
 INGRESS = "ingress"
@@ -42,6 +44,7 @@ class Ingress:
     def __init__(
         self, settings: ApiSettings, controller: Any, listen: HttpAddress | None = None
     ) -> None:
+        keep_replica_on_loopback()
         if settings.request_log is not None:
             request_log.write_to(Path(settings.request_log))
         self._settings = settings
@@ -51,7 +54,8 @@ class Ingress:
         self._backend = ClusterBackend(self._lines, settings.restart_limit_s)
         self._service: CompletionService | None = None
         self._watch: asyncio.Task[None] | None = None
-        self._listener = None if listen is None else Listener(listen)
+        self._listen = listen
+        self._listener: Listener | None = None
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
         """Serve's hook, on the replica's event loop: the application it routes HTTP to."""
@@ -60,9 +64,13 @@ class Ingress:
         app.add_api_route("/timeline", self.timeline, methods=["GET"])
         self._service = app.state.service
         self._watch = asyncio.create_task(keep_in_step(self._lines, self._controller.directory))
-        if self._listener is not None:
+        if self._listen is not None:
             app.add_api_route("/-/healthz", _serve_healthz, include_in_schema=False)
             app.add_api_route("/-/routes", _serve_routes, include_in_schema=False)
+            limits = HeadLimits(
+                timeout_s=self._settings.header_timeout_s, on_refused=app.state.on_refused_head
+            )
+            self._listener = Listener(self._listen, limits)
             await self._listener.start(app)
         return app
 

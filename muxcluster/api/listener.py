@@ -8,6 +8,7 @@ import socket
 import uvicorn
 from starlette.types import ASGIApp
 
+from muxcluster.api.connection import HeadLimits, limited_protocol
 from muxcluster.cluster.embedded import HttpAddress
 from muxcluster.core.errors import EngineFailure
 
@@ -24,11 +25,15 @@ CLOSE_S = 1
 class Listener:
     """Serves an ASGI application on `address`, on the event loop that calls `start`.
 
-    The application's lifespan is not run: whoever made it does that.
+    The application's lifespan is not run: whoever made it does that. parser: as for
+    `limited_protocol`.
     """
 
-    def __init__(self, address: HttpAddress) -> None:
+    def __init__(
+        self, address: HttpAddress, limits: HeadLimits | None = None, parser: str = "auto"
+    ) -> None:
         self._address = address
+        self._protocol = limited_protocol(limits or HeadLimits(), parser)
         self._server: uvicorn.Server | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -37,10 +42,12 @@ class Listener:
         bound = await _bind(self._address)
         config = uvicorn.Config(
             app,
+            http=self._protocol,
             lifespan="off",
             ws="none",
             log_config=None,
-            log_level="warning",
+            # uvicorn's warnings are about what clients send: one of them could fill the log
+            log_level="error",
             access_log=False,
             server_header=False,
             proxy_headers=False,

@@ -113,6 +113,10 @@ class Metrics:
         """A call was turned away before anyone knew its model."""
         self.count("admission_rejections", UNKNOWN_MODEL)
 
+    def refused_head(self, status: int) -> None:
+        """A request was refused before its head was complete."""
+        self.http_requests.labels("none", "OTHER", f"{status // 100}xx").inc()
+
     def observe(self, name: str, model: str, value: float) -> None:
         """Adds a value to a histogram of HISTOGRAMS or OUR_HISTOGRAMS."""
         self.histograms[name].labels(model, ENGINE).observe(value)

@@ -47,4 +47,12 @@ class BatchMetrics(Collector):
         )
         for kind, count in figures.num_tokens.items():
             tokens.add_metric([kind], count)
-        yield from (batches, lines, tokens)
+        waiting = GaugeMetricFamily(
+            "muxcluster:batches_waiting_for_disk", "Batches whose results the disk does not take."
+        )
+        waiting.add_metric([], figures.num_waiting)
+        failures = CounterMetricFamily(
+            "muxcluster:batch_storage_failures", "Writes of batch results that the disk refused."
+        )
+        failures.add_metric([], figures.num_storage_failures)
+        yield from (batches, lines, tokens, waiting, failures)

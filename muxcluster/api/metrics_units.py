@@ -40,7 +40,10 @@ GAUGES: dict[str, tuple[str, Callable[[ModelStats], float]]] = {
         "Share (0 to 1) of its memory that the last padded batch of a dense model took.",
         lambda m: m.padded_usage,
     ),
-    "muxcluster:request_rate": ("Measured arrivals per second.", lambda m: m.rate_per_s),
+    "muxcluster:request_rate": (
+        "Measured arrivals per second; 0 before the first request.",
+        lambda m: m.rate_per_s if m.is_rate_measured else 0.0,
+    ),
 }
 COUNTERS: dict[str, tuple[str, Callable[[ModelStats], float]]] = {
     "vllm:prefix_cache_queries": ("Prompt tokens looked up.", lambda m: m.prefix_queries),
@@ -63,6 +66,10 @@ COUNTERS: dict[str, tuple[str, Callable[[ModelStats], float]]] = {
     "muxcluster:shared_reads": (
         "Tokens whose KV was not read again because a group of rows read it once.",
         lambda m: m.num_shared_reads,
+    ),
+    "muxcluster:non_finite_requests": (
+        "Requests that ended because their logits were NaN or infinite.",
+        lambda m: m.num_non_finite,
     ),
     "muxcluster:recomputed_tokens": (
         "Tokens computed again after a preemption or a failed job.",

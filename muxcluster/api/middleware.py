@@ -1,4 +1,4 @@
-"""What happens to every HTTP request before its route: id, count, key, body limit."""
+"""What happens to every HTTP request before its route: id, count, key, limits of head and body."""
 
 import hashlib
 import hmac
@@ -12,9 +12,11 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from muxcluster.api.connection import HeadLimits, HeadTooLarge, head_too_large
 from muxcluster.api.crowd import Crowd, Visit
 from muxcluster.api.errors import HttpError, http_error, status_error
 from muxcluster.api.metrics import Metrics
+from muxcluster.api.pace import Pace, PacedBody
 from muxcluster.api.settings import ApiSettings
 from muxcluster.core.errors import ContentTooLarge, Overloaded
 
@@ -23,6 +25,7 @@ UPLOAD = "/v1/files"
 FORM_BYTES = 64 * 2**10
 """Of an upload's form around the file."""
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+HEAD_LIMITS = HeadLimits()
 PLAIN_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
@@ -41,6 +44,7 @@ class Edge:
         self._metrics = metrics
         first = () if settings.api_key is None else (settings.api_key,)
         keys = (*first, *settings.more_keys)
+        self._pace = Pace(settings.min_body_bytes_per_s, settings.body_window_s)
         self._crowd = Crowd(settings.queues, metrics.refused_unread)
         self._key_digests = tuple(hashlib.sha256(key.encode()).digest() for key in keys)
 
@@ -73,6 +77,11 @@ class Edge:
             self._count(scope, status, time.monotonic() - started_s)
 
     async def _checked(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
+        try:
+            _check_head(scope)
+        except HeadTooLarge as refused:
+            await error_response(head_too_large(refused))(scope, receive, send)
+            return
         if not self._is_allowed(scope["path"], headers):
             error = status_error(401, "missing or wrong API key")
             error.headers["WWW-Authenticate"] = "Bearer"
@@ -105,13 +114,17 @@ class Edge:
         return is_known and scheme == "bearer"
 
     def _limited(self, scope: Scope, receive: Receive, visit: Visit) -> Receive:
-        """`receive`, which raises ContentTooLarge or Overloaded when more than a limit has come."""
+        """`receive`, which raises ContentTooLarge or Overloaded when more than a limit has come.
+
+        It raises RequestTimeout where the body comes too slowly.
+        """
+        paced = PacedBody(receive, self._pace)
         most, is_held = self._most_bytes(scope), scope["path"] != UPLOAD
         num_bytes = 0
 
         async def counted() -> Message:
             nonlocal num_bytes
-            message = await receive()
+            message = await paced()
             size = len(message.get("body", b""))
             num_bytes += size
             if num_bytes > most:
@@ -137,6 +150,17 @@ class Edge:
         method = scope["method"] if scope["method"] in METHODS else "OTHER"
         self._metrics.http_requests.labels(handler, method, f"{status // 100}xx").inc()
         self._metrics.http_seconds.labels(handler, method).observe(seconds)
+
+
+def _check_head(scope: Scope) -> None:
+    """Apply our own listener's limits, for requests that come through another.
+
+    Raises HeadTooLarge.
+    """
+    headers = scope["headers"]
+    target = len(scope.get("raw_path") or b"") + len(scope["query_string"])
+    num_bytes = target + sum(len(name) + len(value) for name, value in headers)
+    HEAD_LIMITS.check(num_bytes, len(headers))
 
 
 def _request_id(headers: Headers) -> str:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from muxcluster.core.clip import clip
 from muxcluster.core.errors import (
     ContextLengthExceeded,
     InvalidValue,
@@ -20,8 +21,9 @@ from muxcluster.core.errors import (
     NotReady,
 )
 from muxcluster.core.served import ServedModel
+from muxcluster.text.rendering.pool import RenderPool
 from muxcluster.text.schemas import ChatBody, TokenizeBody
-from muxcluster.text.template import ChatTemplate
+from muxcluster.text.template import ChatTemplate, RenderOptions
 from muxcluster.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -57,7 +59,7 @@ class ModelText:
 
         Tokenising 32 MiB takes gigabytes and half a minute.
         """
-        if len(text) > self.served.max_model_len * self.tokenizer.longest:
+        if len(text) > self._most_chars:
             raise ContextLengthExceeded(
                 f"the context of {self.served.name} is {self.served.max_model_len} tokens, too "
                 f"few for {len(text)} characters",
@@ -65,17 +67,38 @@ class ModelText:
             )
 
     def render(self, body: ChatBody | TokenizeBody, messages: Sequence[Mapping[str, Any]]) -> str:
-        """The chat prompt. Raises InvalidValue where the model has no template or it fails."""
+        """The chat prompt; waits for it on this thread.
+
+        Raises InvalidValue where the model has no template or it fails, ContextLengthExceeded as
+        `check_length`, ChatTemplateLimit.
+        """
+        return self._template().render(messages, self._options(body))
+
+    async def render_async(
+        self, body: ChatBody | TokenizeBody, messages: Sequence[Mapping[str, Any]]
+    ) -> str:
+        """As `render`, beside the event loop."""
+        return await self._template().render_async(messages, self._options(body))
+
+    def _template(self) -> ChatTemplate:
         if self.template is None:
             raise InvalidValue(f"model {self.served.name} has no chat template", "model")
+        return self.template
+
+    def _options(self, body: ChatBody | TokenizeBody) -> RenderOptions:
         to_continue = bool(body.continue_final_message)
         opens_turn = body.add_generation_prompt
-        return self.template.render(
-            messages,
+        return RenderOptions(
             add_generation_prompt=(not to_continue) if opens_turn is None else opens_turn,
             continue_final_message=to_continue,
             kwargs=body.chat_template_kwargs or {},
+            max_chars=self._most_chars,
         )
+
+    @property
+    def _most_chars(self) -> int:
+        """Longer texts have more tokens than the context, whatever they say."""
+        return self.served.max_model_len * self.tokenizer.longest
 
 
 class ModelTexts:
@@ -86,9 +109,12 @@ class ModelTexts:
         self._failed_s: dict[ServedModel, float] = {}
 
     @classmethod
-    def load(cls, models: Iterable[ServedModel]) -> "ModelTexts":
-        """Reads tokenizers and templates. Raises LoadError naming the file at fault."""
-        return cls(map(_load, models))
+    def load(cls, models: Iterable[ServedModel], pool: RenderPool | None = None) -> "ModelTexts":
+        """Reads tokenizers and templates. Raises LoadError naming the file at fault.
+
+        pool: where templates are rendered, None for the pool of this process.
+        """
+        return cls(_load(model, pool) for model in models)
 
     async def follow(self, models: Sequence[ServedModel]) -> Sequence[ServedModel]:
         """Make `models` the served ones, in their order; returns those that are new or changed.
@@ -138,12 +164,13 @@ class ModelTexts:
             raise MissingParameter(f"missing required field model; served: {known}", "model")
         text = self._by_name.get(name)
         if text is None:
-            raise ModelNotFound(f"model {name!r} is not served here; served: {known}", "model")
+            message = f"model {clip(name)} is not served here; served: {known}"
+            raise ModelNotFound(message, "model")
         return text
 
 
-def _load(model: ServedModel) -> ModelText:
-    return ModelText(model, Tokenizer.load(model.path), ChatTemplate.load(model.path))
+def _load(model: ServedModel, pool: RenderPool | None = None) -> ModelText:
+    return ModelText(model, Tokenizer.load(model.path), ChatTemplate.load(model.path, pool))
 
 
 async def off_loop(work: Callable[[], T], num_chars: int, inline_chars: int) -> T:

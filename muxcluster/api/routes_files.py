@@ -11,6 +11,7 @@ from muxcluster.api.batches.desk import PURPOSE, Card, Desk
 from muxcluster.api.form import Piece, form_pieces
 from muxcluster.api.routes_generation import json_response
 from muxcluster.batch.files import FilePage
+from muxcluster.core.clip import plain
 from muxcluster.core.errors import InvalidValue, MissingParameter, UnsupportedParameter
 
 CHUNK_BYTES = 2**20
@@ -127,7 +128,7 @@ class _UploadForm:
             if len(self._purpose) > MAX_FIELD_BYTES:
                 raise InvalidValue("purpose: too long", "purpose")
         else:
-            raise UnsupportedParameter(f"unknown field {piece.name[:80]}", piece.name[:80])
+            raise UnsupportedParameter(f"unknown field {plain(piece.name)}", plain(piece.name))
 
     async def _take_file(self, piece: Piece) -> None:
         if piece.is_first:

@@ -37,9 +37,9 @@ def model_routes(texts: ModelTexts, settings: ApiSettings) -> APIRouter:
     async def tokenize(request: Request) -> Response:
         body = parse(TokenizeBody, await json_body(request), lenient=settings.lenient)
         text = texts.find(body.model)
-        num_chars = len(await request.body())
-        work = partial(_tokenized, body, text)
-        return json_response(await off_loop(work, num_chars, settings.inline_chars))
+        prompt, special = await _prompt(body, text)
+        work = partial(_tokenized, body, text, prompt, special)
+        return json_response(await off_loop(work, len(prompt), settings.inline_chars))
 
     @router.post("/detokenize", response_model=None, openapi_extra=documented(DetokenizeBody))
     async def detokenize(request: Request) -> Response:
@@ -65,15 +65,23 @@ def _card(model: ServedModel, created: int) -> dict[str, object]:
     }
 
 
-def _tokenized(body: TokenizeBody, text: ModelText) -> dict[str, object]:
-    """What chat or completions would give the engine. Raises MissingParameter for neither."""
+async def _prompt(body: TokenizeBody, text: ModelText) -> tuple[str, bool]:
+    """What chat or completions would tokenise, and whether with special tokens.
+
+    Raises MissingParameter for neither.
+    """
     if body.messages is not None:
-        rendered = text.render(body, chat_messages(body.messages))
-        tokens = text.encode(rendered, add_special_tokens=bool(body.add_special_tokens))
-    elif body.prompt is not None:
-        tokens = text.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
-    else:
-        raise MissingParameter("missing required field prompt (or messages)", "prompt")
+        rendered = await text.render_async(body, chat_messages(body.messages))
+        return rendered, bool(body.add_special_tokens)
+    if body.prompt is not None:
+        return body.prompt, body.add_special_tokens is not False
+    raise MissingParameter("missing required field prompt (or messages)", "prompt")
+
+
+def _tokenized(
+    body: TokenizeBody, text: ModelText, prompt: str, add_special_tokens: bool
+) -> dict[str, object]:
+    tokens = text.encode(prompt, add_special_tokens=add_special_tokens)
     ids = tokens.tolist()
     return {
         "count": len(ids),

@@ -28,7 +28,8 @@ POLL_S = 0.1
 class ServeArgs(BaseModel):
     """Arguments of `serve run muxcluster.api.serve_app:app config=muxcluster.yaml`.
 
-    host and port of the file do not apply there: Serve's own proxy listens.
+    host, port and header_timeout_s of the file do not apply there: Serve's own proxy listens, and
+    it reads a request's head whole, however large or late, before the application can refuse it.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -98,6 +99,8 @@ def settings_of(config: Config) -> ApiSettings:
     return ApiSettings(
         api_key=server.api_key,
         max_body_bytes=server.max_body_bytes,
+        header_timeout_s=server.header_timeout_s,
+        min_body_bytes_per_s=server.min_body_bytes_per_s,
         lenient=server.lenient,
         request_timeout_s=server.request_timeout_s,
         restart_limit_s=server.restart_limit_s,

@@ -116,9 +116,8 @@ class CompletionService:
         """The body's prompts, tokenised; long ones on a thread."""
         inline = self._settings.inline_chars
         if isinstance(body, ChatBody):
-            messages = chat_messages(body.messages)
-            num_chars = sum(len(message["content"]) for message in messages)
-            return [await off_loop(partial(_chat_prompt, body, model, messages), num_chars, inline)]
+            text = await model.render_async(body, chat_messages(body.messages))
+            return [await off_loop(partial(_chat_prompt, body, model, text), len(text), inline)]
         assert isinstance(body, CompletionBody)
         items = split_prompts(body.prompt)
         work = partial(_completion_prompts, body, model, items)
@@ -185,7 +184,8 @@ class CompletionService:
 def prompts_of(body: GenerationBody, model: ModelText) -> list[Prompt]:
     """The body's prompts, tokenised here and now. Raises RequestError."""
     if isinstance(body, ChatBody):
-        return [_chat_prompt(body, model, chat_messages(body.messages))]
+        text = model.render(body, chat_messages(body.messages))
+        return [_chat_prompt(body, model, text)]
     assert isinstance(body, CompletionBody)
     return _completion_prompts(body, model, split_prompts(body.prompt))
 
@@ -195,9 +195,8 @@ def num_prompts(body: GenerationBody) -> int:
     return len(split_prompts(body.prompt)) if isinstance(body, CompletionBody) else 1
 
 
-def _chat_prompt(body: ChatBody, model: ModelText, messages: list[dict[str, object]]) -> Prompt:
-    text = model.render(body, messages)
-    model.check_length(text, "messages")
+def _chat_prompt(body: ChatBody, model: ModelText, text: str) -> Prompt:
+    """text: the messages, rendered."""
     tokens = model.encode(text, add_special_tokens=bool(body.add_special_tokens))
     if len(tokens) == 0:
         raise InvalidValue("the messages render to an empty prompt", "messages")

@@ -45,6 +45,8 @@ class ApiSettings:
     api_key: bearer token every route but the health ones asks for; None means open.
     more_keys: others that are as good; files and batches belong to the key that made them.
     max_body_bytes: largest request body. lenient: unknown request fields pass (and are dropped).
+    header_timeout_s: longest a client may take to send a request's head.
+    min_body_bytes_per_s: least pace of a body, over each `body_window_s` seconds.
     request_timeout_s: longest a request may take; a client may ask for less.
     restart_limit_s: how long a lost unit may take to come back before requests give it up.
     queues: limits of what waits. request_log: file that gets a line of JSON per request.
@@ -57,6 +59,9 @@ class ApiSettings:
     api_key: str | None = None
     more_keys: tuple[str, ...] = ()
     max_body_bytes: int = 32 * 2**20
+    header_timeout_s: float = 10.0
+    min_body_bytes_per_s: int = 512
+    body_window_s: float = 10.0
     lenient: bool = False
     request_timeout_s: float = 600.0
     restart_limit_s: float = 120.0

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from muxcluster.core.errors import ConfigError, StorageFailed
+from muxcluster.core.private import make_private_folder, open_private, tighten
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS files (
@@ -33,9 +34,16 @@ CREATE UNIQUE INDEX IF NOT EXISTS line_names ON lines (batch, digest);
 """
 
 
+_NAME = "batches.sqlite"
+_BESIDE = ("-wal", "-shm", "-journal")
+FILES, UPLOADS = "files", "uploads"
+"""Folders beside the database."""
+_OURS = (_NAME, *(_NAME + suffix for suffix in _BESIDE), "lock", FILES, UPLOADS)
+
+
 def database_path(directory: Path) -> Path:
     """Of the store in `directory`."""
-    return directory / "batches.sqlite"
+    return directory / _NAME
 
 
 class Database:
@@ -48,8 +56,8 @@ class Database:
         """Raises ConfigError where another process holds the folder, or it cannot be used."""
         self.path = database_path(directory)
         try:
-            directory.mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            make_private_folder(directory, _OURS)
+            self._lock = open_private(directory / "lock", os.O_RDWR)
         except OSError as error:
             raise ConfigError(directory, "", f"cannot be used: {error.strerror}") from error
         try:
@@ -58,11 +66,21 @@ class Database:
             os.close(self._lock)
             raise ConfigError(directory, "", "another process runs the batches in it") from None
         try:
-            with self._failures():
+            self._make_private()
+            with self.failures():
                 self.connection = self._connected()
         except StorageFailed:
             os.close(self._lock)
             raise
+
+    def _make_private(self) -> None:
+        """SQLite gives the files beside the database the mode that this one has."""
+        try:
+            os.close(open_private(self.path, os.O_RDWR))
+        except OSError as error:
+            raise StorageFailed(self.path, error.strerror or str(error)) from error
+        for suffix in _BESIDE:
+            tighten(self.path.with_name(self.path.name + suffix))
 
     def _connected(self) -> sqlite3.Connection:
         connection = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
@@ -82,7 +100,7 @@ class Database:
 
         Raises StorageFailed where the disk will not take it.
         """
-        with self._failures():
+        with self.failures():
             self.connection.execute("BEGIN IMMEDIATE")
             try:
                 yield self.connection
@@ -94,7 +112,8 @@ class Database:
                 raise
 
     @contextmanager
-    def _failures(self) -> Iterator[None]:
+    def failures(self) -> Iterator[None]:
+        """SQLite's errors in the block are raised as StorageFailed."""
         try:
             yield
         except sqlite3.IntegrityError:

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from muxcluster.batch.appending import cut, write_at
+from muxcluster.batch.database import UPLOADS
 from muxcluster.batch.store import BatchStore
 from muxcluster.core.errors import ContentTooLarge, InvalidValue, NotFound, StorageFailed
+from muxcluster.core.private import make_private_folder
 
 IDLE_S = 600.0
 """An upload of which nothing came for so long is given up."""
@@ -52,10 +54,10 @@ class Shelf:
         """max_bytes: of a file. What crashes left half done is removed. Raises StorageFailed."""
         self._store = store
         self._max_bytes = max_bytes
-        self._folder = store.directory / "uploads"
+        self._folder = store.directory / UPLOADS
         self._uploads: dict[str, _Upload] = {}
         try:
-            self._folder.mkdir(exist_ok=True)
+            make_private_folder(self._folder)
             self._sweep()
         except OSError as error:
             raise StorageFailed(self._folder, error.strerror or str(error)) from error

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from muxcluster.batch.appending import append, cut
-from muxcluster.batch.database import Database
+from muxcluster.batch.database import FILES, Database
 from muxcluster.batch.job import OPEN, Batch, Order, Status, Use
 from muxcluster.core.errors import StorageFailed
+from muxcluster.core.private import make_private_folder
 
 _BATCH = (
     "id, owner, input_file_id, endpoint, window, deadline_s, metadata, status, times, num_total, "
@@ -56,9 +57,9 @@ class BatchStore:
         self.directory = directory
         self.database = Database(directory)
         self.lock = threading.RLock()
-        files = directory / "files"
+        files = directory / FILES
         try:
-            files.mkdir(exist_ok=True)
+            make_private_folder(files)
         except OSError as error:
             self.database.close()
             raise StorageFailed(files, error.strerror or str(error)) from error
@@ -70,7 +71,7 @@ class BatchStore:
 
     def path_of(self, file_id: str) -> Path:
         """Where the bytes of a file are."""
-        return self.directory / "files" / file_id
+        return self.directory / FILES / file_id
 
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
@@ -211,8 +212,8 @@ class BatchStore:
         return read
 
     def rows(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
-        """What a query finds."""
-        with self.lock:
+        """What a query finds. Raises StorageFailed."""
+        with self.lock, self.database.failures():
             return self.database.connection.execute(sql, values).fetchall()
 
 

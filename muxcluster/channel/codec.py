@@ -23,9 +23,11 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
-    """Memory owner to unit: everything is loaded. backends: of the models, in order."""
+    """Memory owner to unit: everything is loaded. backends: of the models, in order. load_s:
+    seconds from Start to here."""
 
     backends: tuple[ModelBackend, ...] = ()
+    load_s: float = 0.0
 
 
 class LoadFailed(msgspec.Struct, frozen=True, tag="load_failed"):
@@ -33,6 +35,10 @@ class LoadFailed(msgspec.Struct, frozen=True, tag="load_failed"):
 
     path: str
     message: str
+
+
+class Serving(msgspec.Struct, frozen=True, tag="serving"):
+    """Worker to unit, its first word: I have started, and take jobs."""
 
 
 class Launch(msgspec.Struct, frozen=True, tag="launch"):
@@ -100,6 +106,7 @@ Message = (
     Start
     | Ready
     | LoadFailed
+    | Serving
     | Launch
     | Done
     | Failed
@@ -146,7 +153,7 @@ def _from_plain(kind: object, value: object) -> object:
     dtype_name, shape, data = msgspec.convert(value, tuple[str, tuple[int, ...], bytes])
     try:
         dtype = np.dtype(dtype_name)
-    except TypeError as error:
+    except (TypeError, SyntaxError) as error:  # numpy parses some names as Python
         raise ValueError(f"no array dtype {dtype_name!r}") from error
     if dtype.kind not in _ARRAY_KINDS or min(shape, default=0) < 0:
         raise ValueError(f"no array of {dtype_name!r} and shape {shape}")

@@ -10,11 +10,12 @@ from typing import Annotated
 
 import typer
 
-from muxcluster.cli.loadgen.exchange import Target, request_bytes
-from muxcluster.cli.loadgen.figures import figures
-from muxcluster.cli.loadgen.load import Outcome, Pace, run_load
-from muxcluster.cli.loadgen.prompts import Prompts, tokens_per_word
-from muxcluster.cli.loadgen.report import report
+from muxcluster.cli.keys import key_option
+from muxcluster.loadgen.exchange import Target, request_bytes
+from muxcluster.loadgen.figures import figures
+from muxcluster.loadgen.load import Outcome, Pace, run_load
+from muxcluster.loadgen.prompts import Prompts, tokens_per_word
+from muxcluster.loadgen.report import report
 
 GOODPUT_METRICS = ("ttft", "tpot", "e2el")
 
@@ -47,7 +48,7 @@ def bench(  # noqa: PLR0913 - each parameter is an option of the command line
         float, typer.Option(min=0.001, help="Mean arrivals per second; inf: all at once.")
     ] = math.inf,
     burstiness: Annotated[
-        float, typer.Option(min=0.01, help="1 is a Poisson process, less is burstier.")
+        float, typer.Option(min=0.01, max=1e6, help="1 is a Poisson process, less is burstier.")
     ] = 1.0,
     max_concurrency: Annotated[
         int | None, typer.Option(min=1, help="Most requests open at a time.")
@@ -64,7 +65,8 @@ def bench(  # noqa: PLR0913 - each parameter is an option of the command line
         typer.Option(help="Limits in ms that a good request keeps: ttft:200 tpot:50 e2el:9000."),
     ] = None,
     api_key: Annotated[
-        str | None, typer.Option(envvar="MUXCLUSTER_API_KEY", help="The server's key.")
+        str | None,
+        typer.Option(envvar="MUXCLUSTER_API_KEY", callback=key_option, help="The server's key."),
     ] = None,
     timeout_s: Annotated[float, typer.Option(min=0.1, help="Longest a request may take.")] = 600.0,
     seed: Annotated[int, typer.Option(help="Of prompts and arrivals.")] = 0,

@@ -6,9 +6,6 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from muxcluster.cluster.attach import find_controller, joined, stop_everything
-from muxcluster.cluster.ray_end import stop_ray
-
 
 def down(
     address: Annotated[
@@ -23,7 +20,10 @@ def down(
 
     Example: muxcluster down --yes
     """
-    console = Console(highlight=False, soft_wrap=True)
+    from muxcluster.cluster.attach import find_controller, joined, stop_everything
+    from muxcluster.cluster.ray_end import stop_ray
+
+    console = Console(highlight=False, soft_wrap=True, markup=False)
     with joined(address):
         if find_controller() is None and not ray:
             console.print("nothing of muxcluster runs there; what is left of it is ended")

@@ -5,7 +5,7 @@ import os
 import socket
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,11 +15,13 @@ from muxcluster.api.serve_app import Ingresses, ingresses_of
 from muxcluster.cluster.desired import Desired, desired_of
 from muxcluster.cluster.embedded import EmbeddedRay, HttpAddress
 from muxcluster.cluster.mesh import UNIT_CPUS
+from muxcluster.cluster.process_logs import LogFollower
 from muxcluster.config import load_config, plan_for
 from muxcluster.config.planning import nodes_of
 from muxcluster.core.errors import ConfigError, EngineFailure
 from muxcluster.core.served import ServedModel
 from muxcluster.engine.weights import check_weight_files
+from muxcluster.text.rendering.pool import RenderPool
 
 READY_TIMEOUT_S = 60.0
 OTHER_CPUS = 0.5
@@ -63,7 +65,8 @@ def check_models(desired: Desired) -> None:
     for model in (model for target in desired.targets for model in target.spec.models):
         if model.load_format != "dummy":
             check_weight_files(Path(model.path))
-    ModelTexts.load(desired.models)
+    with RenderPool() as pool:
+        ModelTexts.load(desired.models, pool)
 
 
 def free_address(wanted: HttpAddress) -> HttpAddress:
@@ -76,6 +79,8 @@ def free_address(wanted: HttpAddress) -> HttpAddress:
             probe.bind((host, port))
         except OSError as error:
             raise ConfigError(f"{host}:{port}", "", f"cannot listen: {error.strerror}") from error
+        except (ValueError, TypeError, OverflowError) as error:
+            raise ConfigError(f"{host:.80}:{port}", "", f"cannot listen: {error}") from error
         return HttpAddress(host, probe.getsockname()[1])
 
 
@@ -86,9 +91,12 @@ def url_of(address: HttpAddress) -> str:
 
 
 @contextmanager
-def serving(prepared: Prepared) -> Iterator[EmbeddedRay]:
+def serving(
+    prepared: Prepared, show_log: Callable[[str], None] | None = None
+) -> Iterator[EmbeddedRay]:
     """The server, ready to answer, until the block ends; then no process of it is left.
 
+    show_log: gets the log lines of its units and of the controller, from a thread of its own.
     Raises EngineFailure where it does not come up.
     """
     # Units count their own threads; a library pool in each Ray process would fight them.
@@ -100,11 +108,15 @@ def serving(prepared: Prepared) -> Iterator[EmbeddedRay]:
     # a second through Serve's proxy, 6,500 through its HAProxy mode and 13,500 this way, and the
     # first token took 9.3, 3.4 and 2.3 ms (bench/http.py). `serve deploy` keeps the proxy.
     cluster = EmbeddedRay(None, num_cpus, sum(target.num_gpus for target in targets))
+    follower = None if show_log is None else LogFollower(cluster.folder.logs, show_log)
     try:
         cluster.run(prepared.desired, prepared.edge)
         wait_ready(url_of(prepared.address))
         yield cluster
     finally:
+        cluster.end_processes()
+        if follower is not None:
+            follower.close()
         cluster.close()
 
 

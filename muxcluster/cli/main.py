@@ -45,6 +45,9 @@ _FOLDERS = {"batch": "batching."}
 _USAGE_ERROR: Any = typer.BadParameter.__base__
 """What typer raises for a wrong command line; it has no public name of its own."""
 _BAD_INPUT = (ConfigError, InfeasiblePlan, LoadError)
+_PACKAGES = ("muxcluster", "placement", "kernels")
+_EXTRAS = {"matplotlib": "plot", "triton": "gpu"}
+"""Extras that bring modules; all other modules that the base install lacks come with `serve`."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -64,7 +67,22 @@ def run(arguments: list[str]) -> int:
         return _fail(str(error), 1)
     except (KeyboardInterrupt, typer.Abort):
         return _fail("interrupted", 130)
+    except ImportError as error:
+        return _fail(_install_hint(arguments, error), 2)
     return code if isinstance(code, int) else 0
+
+
+def _install_hint(arguments: Sequence[str], error: ImportError) -> str:
+    """Which extra brings the library that `error` misses. Reraises where the mistake is ours."""
+    library = (error.name or "").partition(".")[0]
+    if not library or library in (*_PACKAGES, *sys.stdlib_module_names):
+        raise error
+    words = [word for word in arguments if not word.startswith("-")]
+    command = " ".join(words[: 2 if words[:1] and words[0] in GROUPS else 1])
+    extra = _EXTRAS.get(library, "serve")
+    if isinstance(error, ModuleNotFoundError):
+        return f"{command} needs {library}: pip install 'muxcluster[{extra}]'"
+    return f"{command} needs another {library} ({error}): pip install 'muxcluster[{extra}]'"
 
 
 def _app(arguments: Sequence[str]) -> typer.Typer:

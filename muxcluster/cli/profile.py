@@ -33,7 +33,6 @@ from muxcluster.config import Config, load_config
 from muxcluster.core.errors import ConfigError
 from muxcluster.engine.profiling import measure
 from muxcluster.engine.profiling_grid import Grid, Point, fits
-from muxcluster.engine.profiling_pairs import PairPoint
 from placement.cost import Cost, Pair, Profile, ProfiledModel, cost_for
 from placement.problem import Node
 from placement.shapes import ModelShape
@@ -95,7 +94,7 @@ def profile(  # noqa: PLR0913 - each parameter is an option of the command line
     if out is not None:
         _check_writable(out)
     begun_s = time.monotonic()
-    found, pairs = _measured(subjects, grid, () if alone else points_of(subjects, grid), cost)
+    found, pairs = _measured(subjects, grid, cost, alone=alone)
     threads = f", {subjects[0].spec.num_threads} threads" if node.gpu.is_cpu else ""
     measured = Profile(
         gpu=node.gpu.name,
@@ -140,9 +139,10 @@ def _subjects(
 
 
 def _measured(
-    subjects: Sequence[Subject], grid: Grid, points: Sequence[PairPoint], cost: Cost
+    subjects: Sequence[Subject], grid: Grid, cost: Cost, *, alone: bool
 ) -> tuple[tuple[ProfiledModel, ...], tuple[Pair, ...]]:
     """Raises typer.Exit (130) where a signal asks to stop; then no process is left."""
+    points = () if alone else points_of(subjects, grid)
     shapes = {subject.model.name: subject.model.facts.shape for subject in subjects}
 
     def predict(name: str, point: Point) -> float:
@@ -160,14 +160,17 @@ def _measured(
     names = ", ".join(subject.model.name for subject in subjects)
     _say(f"{names}: about {total_s:.0f} s by the cost model")
     _warn_of_load()
-    measured = []
+    measured, loaded = [], []
     try:
         with stoppable(), _progress(total_s, predict) as advance:
             for subject in subjects:
                 name = subject.model.name
-                cells = measure(subject.spec, grid, partial(advance, name))
-                measured.append(ProfiledModel(name=name, shape=shapes[name], cells=cells))
-            pairs = measured_pairs(subjects, points, grid.repeats, advance)
+                done = measure(subject.spec, grid, partial(advance, name))
+                measured.append(ProfiledModel(name=name, shape=shapes[name], cells=done.cells))
+                loaded.append(replace(subject, spec=done.spec))
+            # what is loaded may have less room than was planned: models with a cache of their own
+            points = () if alone else points_of(loaded, grid)
+            pairs = measured_pairs(loaded, points, grid.repeats, advance)
     except Stopped:
         _say("interrupted, nothing is written")
         raise typer.Exit(130) from None

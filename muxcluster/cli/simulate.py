@@ -43,9 +43,9 @@ from muxcluster.cli.simulating.table import comparison_lines
 from muxcluster.cli.simulating.table_classes import class_lines
 from muxcluster.cli.simulating.tracing import traced
 from muxcluster.config import load_config
-from muxcluster.sim.report import CaseReport
-from muxcluster.sim.sweep import Cache
-from muxcluster.sim.systems import SYSTEMS, System, system_named
+from muxcluster.sim.cases.sweep import Cache
+from muxcluster.sim.cases.systems import SYSTEMS, System, system_named
+from muxcluster.sim.report.report import CaseReport
 
 _SYSTEMS = "muxserve,spatial,temporal"
 _LONGEST_S = 7 * 86_400.0
@@ -190,7 +190,7 @@ def simulate(  # noqa: PLR0913 - each parameter is an option of the command line
     grid = Grid(chosen, _scales(rate_scale), wish, slo_scale, plan, waves)
     drawn: Callable[[Sequence[CaseReport], str], bytes] | None = None
     if plot is not None:
-        drawn = picture_of("muxcluster.sim.plots", plot)
+        drawn = picture_of("muxcluster.sim.plot.comparison", plot)
     for path in (plot, timeline):
         if path is not None:
             check_writable(path)
@@ -254,13 +254,18 @@ def _simulated(
 
 
 @contextmanager
-def _progress(num_cases: int) -> Iterator[Callable[[int, int], None]]:
+def _progress(num_cases: int) -> Iterator[Callable[[float, int], None]]:
     """A bar on stderr, where people look at it."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield lambda done, total: None
         return
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:.0f}%"),
+        MofNCompleteColumn(),
+    )
     with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as bar:
         task = bar.add_task("simulating", total=num_cases)
         yield lambda done, total: bar.update(task, completed=done)

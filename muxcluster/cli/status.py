@@ -1,5 +1,6 @@
 """`muxcluster status`: nodes, units and models of a running server."""
 
+import http.client
 import json
 import urllib.error
 import urllib.request
@@ -9,9 +10,12 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
+from muxcluster.cli.keys import key_option
 from muxcluster.core.errors import Unavailable
+from muxcluster.core.weburl import checked_url
 
 TIMEOUT_S = 10.0
 COLUMNS = MappingProxyType(
@@ -25,6 +29,8 @@ COLUMNS = MappingProxyType(
     }
 )
 """Numbers of a model and their titles; quota, used and cached in blocks."""
+COMING = ("starting", "loading")
+"""Phases of a unit that is on its way."""
 
 
 def status(
@@ -35,7 +41,8 @@ def status(
         str | None, typer.Option(help="Ask through a Ray cluster instead, e.g. auto.")
     ] = None,
     api_key: Annotated[
-        str | None, typer.Option(envvar="MUXCLUSTER_API_KEY", help="The server's key.")
+        str | None,
+        typer.Option(envvar="MUXCLUSTER_API_KEY", callback=key_option, help="The server's key."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -53,6 +60,7 @@ def status(
 
 
 def _through_http(url: str, api_key: str | None) -> dict[str, Any]:
+    checked_url(url)
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     request = urllib.request.Request(f"{url.rstrip('/')}/status", headers=headers)
     try:
@@ -60,7 +68,7 @@ def _through_http(url: str, api_key: str | None) -> dict[str, Any]:
             state: dict[str, Any] = json.load(answer)
     except urllib.error.HTTPError as error:
         raise Unavailable(f"{url} answers {error.code} {error.reason}") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError, http.client.HTTPException) as error:
         raise Unavailable(f"no muxcluster server answers at {url}: {error}") from error
     return state
 
@@ -85,34 +93,49 @@ def show(console: Console, state: Mapping[str, Any]) -> None:
     if state["rates"]:
         console.print(_rate_table(state["rates"]))
     if state["missing_units"]:
-        console.print(f"[red]not running as planned: {', '.join(state['missing_units'])}[/red]")
+        is_loading = any(unit["phase"] in COMING for unit in state["units"])
+        what = "not running yet" if is_loading else "[red]not running as planned[/red]"
+        console.print(f"{what}: {', '.join(state['missing_units'])}")
     if state["unplaced"]:
         console.print(f"[red]no room for: {', '.join(state['unplaced'])}[/red]")
 
 
 def _unit_table(unit: Mapping[str, Any]) -> Table:
-    state = "draining" if unit["draining"] else unit["phase"]
-    health = "healthy" if unit["healthy"] else f"[red]{state}[/red]"
-    if unit["healthy"] and unit["draining"]:
-        health = state
-    if unit["reason"]:
-        health += f" ({unit['reason']})"
     shares = ", ".join(f"{share:.0%}" for share in unit["sm_shares"])
     if (sharing := unit["sharing"]) is not None and not sharing["is_on"]:
         gains = f"gain {sharing['gain']:.2f}, of mixed jobs {sharing['mixed_gain']:.2f}"
         shares += f", not shared now ({gains})"
     gpus = ", ".join(str(gpu) for gpu in unit["gpus"])
     place = f"{unit['device']} of {unit['node']}, GPU {gpus}"
-    blocks = f"{unit['free_blocks']} of {unit['num_blocks']} blocks free"
-    table = Table(title=f"{unit['id']} on {place}: {health}; SM shares {shares}; {blocks}")
+    blocks = f"{unit['num_blocks']} blocks"
+    if unit["free_blocks"] is not None:
+        blocks = f"{unit['free_blocks']} of {blocks} free"
+    table = Table(title=f"{unit['id']} on {place}: {_health(unit)}; SM shares {shares}; {blocks}")
     table.add_column("model", no_wrap=True)
     table.add_column("backend", no_wrap=True)
     for title in COLUMNS.values():
         table.add_column(title, justify="right", no_wrap=True)
     for model in unit["models"]:
         backend = model["backend"] or "loading"
-        table.add_row(model["name"], backend, *(f"{model[column]:g}" for column in COLUMNS))
+        known = unit["free_blocks"] is not None  # else the unit has not reported yet
+        numbers = (_number(model[column] if known else None) for column in COLUMNS)
+        table.add_row(model["name"], backend, *numbers)
     return table
+
+
+def _health(unit: Mapping[str, Any]) -> str:
+    """What the unit does, or what is wrong with it; red where something is."""
+    state = "draining" if unit["draining"] else unit["phase"]
+    if unit["healthy"]:
+        state = "draining" if unit["draining"] else "healthy"
+    elif state not in (*COMING, "draining"):
+        state = f"[red]{state}[/red]"
+    return f"{state} ({escape(unit['reason'])})" if unit["reason"] else state
+
+
+def _number(value: float | None) -> str:
+    """ "–" for what is not known yet."""
+    return "–" if value is None else f"{value:g}"
 
 
 def _rate_table(rates: Sequence[Mapping[str, Any]]) -> Table:
@@ -123,5 +146,7 @@ def _rate_table(rates: Sequence[Mapping[str, Any]]) -> Table:
         table.add_column(title, justify="right", no_wrap=True)
     for rate in rates:
         numbers = (rate["planned_per_s"], rate["capacity_per_s"], rate["measured_per_s"])
-        table.add_row(rate["model"], *(f"{number:.3g}" for number in numbers))
+        table.add_row(
+            rate["model"], *("–" if number is None else f"{number:.3g}" for number in numbers)
+        )
     return table

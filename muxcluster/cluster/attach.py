@@ -22,6 +22,7 @@ from muxcluster.cluster.actors import (
     unit_names,
 )
 from muxcluster.cluster.controller import Controller, Wiring
+from muxcluster.cluster.ray_privacy import found, keep_token_private
 from muxcluster.cluster.roster import CLOSE_S
 from muxcluster.cluster.store import clear_state
 from muxcluster.core.errors import EngineFailure, Unavailable
@@ -43,9 +44,13 @@ def joined(address: str) -> Iterator[None]:
     Raises Unavailable where no cluster is there.
     """
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    keep_token_private()
     try:
         ray.init(
-            address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR
+            address=found(address),
+            namespace=NAMESPACE,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
         )
     except (ConnectionError, RayError, RuntimeError, ValueError) as error:
         raise Unavailable(f"no Ray cluster answers at {address}: {error}") from error

@@ -15,6 +15,8 @@ from muxcluster.cluster.desired import Desired, Record, State
 from muxcluster.cluster.edge import Edge
 from muxcluster.cluster.edge_keeper import EdgeKeeper
 from muxcluster.cluster.node_watch import NodeWatch
+from muxcluster.cluster.process_logs import log_as
+from muxcluster.cluster.ray_privacy import joinable
 from muxcluster.cluster.reconcile import (
     Action,
     Drain,
@@ -64,6 +66,7 @@ class Controller:
     """
 
     def __init__(self, wiring: Wiring) -> None:
+        log_as("controller")
         self._wiring = wiring
         self._state = read_state()
         if self._state.client_key is None and wiring.socket_dir is None:
@@ -138,7 +141,7 @@ class Controller:
         """Nodes, units, models, SM shares, quotas, rates and health, as JSON values."""
         views = self._roster.views(self._nodes.reachable)
         state = describe(self._nodes.described(), views, self._state.desired)
-        return {**state, "ray_address": ray.get_runtime_context().gcs_address}
+        return {**state, "ray_address": joinable(ray.get_runtime_context().gcs_address)}
 
     async def timeline(self) -> dict[str, list[dict[str, Any]]]:
         """Jobs of each unit so far, oldest first (`JobRecord` as JSON values)."""

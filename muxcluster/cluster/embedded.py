@@ -5,9 +5,7 @@ import io
 import logging
 import os
 import re
-import shutil
 import signal
-import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -24,6 +22,9 @@ from muxcluster.cluster.attach import ask, start_controller, stop_everything, wa
 from muxcluster.cluster.controller import Wiring
 from muxcluster.cluster.desired import Desired
 from muxcluster.cluster.edge import Edge
+from muxcluster.cluster.process_logs import VARIABLE
+from muxcluster.cluster.ray_privacy import keep_token_private, make_token, on_loopback
+from muxcluster.cluster.server_folder import ServerFolder
 from muxcluster.cluster.unit_host import UNIT_CLASS
 from muxcluster.core.errors import EngineFailure, Unavailable
 
@@ -56,7 +57,7 @@ class HttpAddress:
 class EmbeddedRay:
     """One local Ray with Serve, owned by this process.
 
-    `socket_dir` is a private folder for the units' endpoints, removed at the end.
+    folder: its private one, removed at the end. Ray's servers listen on 127.0.0.1 only.
     """
 
     def __init__(self, proxy: HttpAddress | None, num_cpus: float, num_gpus: float) -> None:
@@ -64,12 +65,17 @@ class EmbeddedRay:
 
         proxy: where Serve's own proxy listens; None starts no proxy (the ingress listens itself).
         """
-        self.socket_dir = tempfile.mkdtemp(prefix="muxcluster-")
+        self.folder = ServerFolder()
         try:
-            _start(proxy, num_cpus, num_gpus)
+            _start(proxy, num_cpus, num_gpus, self.folder)
         except BaseException:
             self.close()
             raise
+
+    @property
+    def socket_dir(self) -> str:
+        """Where the units' endpoints are."""
+        return str(self.folder.path)
 
     def run(self, desired: Desired, edge: Edge, unit_class: str = UNIT_CLASS) -> None:
         """Start a controller and what is desired, and wait until all of it is ready.
@@ -96,21 +102,29 @@ class EmbeddedRay:
         with contextlib.suppress(EngineFailure):  # an ingress that is gone has nothing open
             self.ask("drain", timeout_s, timeout_s=timeout_s + 5.0)
 
-    def close(self) -> None:
+    def end_processes(self) -> None:
         """Stop Serve, then Ray; returns when no process of them is left. Idempotent."""
         with _raylet_silenced():
             if ray.is_initialized():
                 stop_everything()
             ray.shutdown()
-        shutil.rmtree(self.socket_dir, ignore_errors=True)
+
+    def close(self) -> None:
+        """As `end_processes`; then remove the server's folder, logs and all. Idempotent."""
+        self.end_processes()
+        self.folder.close()
 
 
-def _start(proxy: HttpAddress | None, num_cpus: float, num_gpus: float) -> None:
+def _start(
+    proxy: HttpAddress | None, num_cpus: float, num_gpus: float, folder: ServerFolder
+) -> None:
     for name, value in SERVE_VARIABLES.items():
         os.environ.setdefault(name, value)
+    os.environ[VARIABLE] = str(folder.path)
+    make_token()
     # Serve warns where a busy replica answers late, then asks again; what fails, `ask` reports.
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
-    with _signals_held():
+    with _signals_held(), on_loopback():
         ray.init(
             address="local",
             namespace=NAMESPACE,
@@ -120,7 +134,9 @@ def _start(proxy: HttpAddress | None, num_cpus: float, num_gpus: float) -> None:
             log_to_driver=False,
             logging_level=logging.ERROR,
             object_store_memory=OBJECT_STORE_BYTES,
+            _temp_dir=str(folder.ray),
         )
+    keep_token_private()
     serve.start(
         http_options=_http_options(proxy),
         logging_config=dict(SERVE_LOGGING),

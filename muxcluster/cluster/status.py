@@ -62,18 +62,25 @@ def measured_rates(units: Sequence[UnitView]) -> dict[str, float]:
 
 
 def _rates(desired: Desired, units: Sequence[UnitView]) -> list[dict[str, Any]]:
-    """What was expected of each model, what the plan serves of it, and what is measured."""
+    """What was expected of each model, what the plan serves of it, and what is measured: None as
+    long as nothing is."""
     served: dict[str, float] = {}
     for unit in desired.plan.units:
         for model in unit.models:
             served[model.name] = served.get(model.name, 0.0) + model.throughput
     measured, planned = measured_rates(units), dict(desired.rates)
+    found = {
+        model.name
+        for view in units
+        for model in (view.stats.models if view.stats else ())
+        if model.is_rate_measured
+    }
     return [
         {
             "model": model.name,
             "planned_per_s": planned.get(model.name, model.section.rate),
             "capacity_per_s": round(served.get(model.name, 0.0), 3),
-            "measured_per_s": round(measured.get(model.name, 0.0), 3),
+            "measured_per_s": round(measured[model.name], 3) if model.name in found else None,
         }
         for model in desired.config.models
     ]
@@ -111,7 +118,7 @@ def _model(spec: ModelSpec, stats: ModelStats | None) -> dict[str, Any]:
         "quota_blocks": now.quota_blocks,
         "used_blocks": now.used_blocks,
         "cached_blocks": now.cached_blocks,
-        "rate_per_s": round(now.rate_per_s, 3),
+        "rate_per_s": round(now.rate_per_s, 3) if now.is_rate_measured else None,
         "prompt_tokens": now.prompt_tokens,
         "output_tokens": now.output_tokens,
         "preemptions": now.num_preemptions,

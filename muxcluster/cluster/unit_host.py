@@ -3,13 +3,17 @@
 from pkgutil import resolve_name
 from typing import Any
 
+from muxcluster.cluster.process_logs import log_as
+
 UNIT_CLASS = "muxcluster.cluster.unit_actor:UnitReplica"
 
 
 class UnitHost:
-    """`unit_class` ("module:name") called with the other arguments, behind Ray calls."""
+    """`unit_class` ("module:name") called with the other arguments, a `UnitSpec` first, behind Ray
+    calls."""
 
     def __init__(self, unit_class: str, *args: Any) -> None:
+        log_as(args[0].unit_id)
         self._unit: Any = resolve_name(unit_class)(*args)
 
     def report(self) -> Any:

@@ -30,21 +30,24 @@ class ModelFacts:
 def read_facts(directory: Path) -> ModelFacts:
     """From config.json and generation_config.json, whose end tokens win.
 
-    Raises LoadError naming the file.
+    Raises LoadError naming the file, also where the weights are quantised: no backend runs those.
     """
     config = read_json_object(directory / "config.json")
+    if config.get("quantization_config") is not None:
+        raise LoadError(directory / "config.json", "quantised weights are not supported")
     try:
         shape = ModelShape.from_hf_config(config)
+        text = config.get("text_config") or config
+        max_context = _max_context(text, shape.max_position)
     except ShapeError as error:
         raise LoadError(directory / "config.json", str(error)) from error
     file = directory / "generation_config.json"
     generation = read_json_object(file) if file.is_file() else {}
-    text = config.get("text_config") or config
     end = generation.get("eos_token_id")
     if end is None:
         file, end = directory / "config.json", text.get("eos_token_id")
     dtype = text.get("dtype") or text.get("torch_dtype") or "float32"
-    return ModelFacts(shape, _ids(end, file), str(dtype), _max_context(text, shape.max_position))
+    return ModelFacts(shape, _ids(end, file), str(dtype), max_context)
 
 
 def known_facts(name: str) -> ModelFacts:
@@ -55,18 +58,21 @@ def known_facts(name: str) -> ModelFacts:
 
 def _max_context(text: Mapping[str, Any], longest: int) -> int:
     """Rotary kinds that change with the length of the batch stay below where they would change: a
-    request's output must not depend on its neighbours."""
+    request's output must not depend on its neighbours. Raises ShapeError."""
     rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
-    if (rope.get("rope_type") or rope.get("type")) not in _LENGTH_DEPENDENT_ROPE:
+    if not isinstance(rope, Mapping):
+        raise ShapeError(f"rope_parameters is {rope!r:.80}, expected an object")
+    if str(rope.get("rope_type") or rope.get("type")) not in _LENGTH_DEPENDENT_ROPE:
         return longest
     key = "original_max_position_embeddings"
     original = rope.get(key) or text.get(key)
-    return min(longest, original) if isinstance(original, int) else longest
+    return min(longest, original) if isinstance(original, int) and original > 0 else longest
 
 
 def _ids(value: Any, file: Path) -> tuple[int, ...]:
     """An end token is written as one id, a list of ids or null."""
     ids = value if isinstance(value, list) else [] if value is None else [value]
-    if not all(isinstance(token, int) for token in ids):
-        raise LoadError(file, f"eos_token_id is {value!r}, expected an integer or a list of them")
+    if not all(isinstance(token, int) and abs(token) < 2**31 for token in ids):
+        message = f"eos_token_id is {value!r:.80}, expected an integer or a list of them"
+        raise LoadError(file, message)
     return tuple(ids)

@@ -132,11 +132,15 @@ def _known(name: str, at: Location, source: _Source) -> ModelFacts:
 def _directory(text: str, at: Location, source: _Source) -> Path:
     """The model directory, absolute; relative ones start from the file's own directory."""
     path = (source.file.parent / Path(text).expanduser()).resolve()
-    if not path.is_dir():
-        beside = path.parent
-        names = [entry.name for entry in beside.iterdir()] if beside.is_dir() else []
-        hint = nearest(path.name, names) if len(names) < 1000 else ""
-        raise source.error(at, f"no such directory: {path}{hint}")
-    if not (path / "config.json").is_file():
-        raise source.error(at, f"{path} is no model directory: it has no config.json")
+    try:
+        if not path.is_dir():
+            beside = path.parent
+            names = [entry.name for entry in beside.iterdir()] if beside.is_dir() else []
+            hint = nearest(path.name, names) if len(names) < 1000 else ""
+            raise source.error(at, f"no such directory: {path}{hint}")
+        if not (path / "config.json").is_file():
+            raise source.error(at, f"{path} is no model directory: it has no config.json")
+    except OSError as error:
+        message = f"{text:.200}: cannot be read: {error.strerror}"
+        raise source.error(at, message) from error
     return path

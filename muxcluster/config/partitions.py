@@ -1,8 +1,11 @@
 """How a unit's multiprocessors (or cores) are divided, and the workers that follow from it."""
 
+from collections.abc import Sequence
+
 from muxcluster.config.load import Config
 from muxcluster.core.errors import ConfigError
 from muxcluster.core.job import Phase, WorkerSlot
+from muxcluster.core.unitspec import ModelSpec
 from placement.hardware import Gpu
 from placement.memory import CONTEXT_BYTES, NUM_CONTEXTS
 from placement.plan import PlannedUnit
@@ -15,6 +18,8 @@ _DECODE_SHARES = (0.3, 0.5, 0.7, 1.0)
 context that is there from the start (0.5 GiB under MPS), so the ladder is short."""
 _MOST_DECODES = 2
 """Decode workers of a GPU, for the same reason."""
+_WORKSPACE_BYTES = 32 * 2**20
+"""What torch gives cuBLAS on Hopper for every stream."""
 
 
 def partition_of(
@@ -47,8 +52,8 @@ def pool_blocks(
     """Blocks that are left of a GPU's planned pool, beside which the planner reckoned with few
     processes and no recorded decode steps.
 
-    step_bytes: of the logits of all models' recorded steps in one place. `mps`, which `auto` may
-    become, has a process a worker and share, with a CUDA context in each.
+    step_bytes: of all models' recorded steps in one place: see `recorded_bytes`. `mps`, which
+    `auto` may become, has a process a worker and share, with a CUDA context in each.
     Never less than half: on a card so small the start may fail, and then says so.
     """
     more = 0
@@ -58,6 +63,17 @@ def pool_blocks(
     decoding = (worker for worker in workers if not worker.phases <= {Phase.PREFILL})
     more += sum(len(worker.shares) for worker in decoding) * step_bytes
     return max(planned - -(-more // block_bytes), planned // 2)
+
+
+def recorded_bytes(models: Sequence[ModelSpec]) -> int:
+    """Memory that the recorded decode steps of a unit's models hold in one place.
+
+    Every model keeps fp32 logits of as many rows as it has sequences. What a step needs while it
+    runs is taken once, for the largest: 16-bit logits, later the sampler's four and a half bytes a
+    logit, hidden states beside them (tests/engine_gpu/test_step_memory.py), and cuBLAS's workspace.
+    """
+    num_logits = [model.max_seqs * model.vocab_size for model in models]
+    return 4 * sum(num_logits) + 5 * max(num_logits) + _WORKSPACE_BYTES
 
 
 def of_ranks(config: Config, unit: PlannedUnit) -> tuple[str, tuple[WorkerSlot, ...]]:

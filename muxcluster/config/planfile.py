@@ -1,6 +1,5 @@
 """plan.json, checked: its form, and that it is a plan for this cluster."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +8,7 @@ from pydantic import ValidationError
 from muxcluster.config.load import Config
 from muxcluster.config.problems import first_problem
 from muxcluster.core.errors import ConfigError
+from muxcluster.core.jsonfile import read_json
 from placement.plan import Plan, PlannedUnit
 
 
@@ -37,12 +37,12 @@ def read_plan(path: Path, config: Config) -> Plan:
 
 def _json_object(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_bytes())
+        content = read_json(path)
     except FileNotFoundError as error:
         raise ConfigError(path, "", "no such file") from error
     except OSError as error:
         raise ConfigError(path, "", f"cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise ConfigError(path, "", f"not JSON: {error}") from error
     if not isinstance(content, dict):
         raise ConfigError(path, "", "not a plan: expected a JSON object")

@@ -12,6 +12,7 @@ from muxcluster.core.errors import ConfigError
 from placement.names import nearest
 
 _PREFIX = "Value error, "
+_MOST_SHOWN = 80
 _QUOTED = re.compile("'([^']*)'")
 
 
@@ -28,7 +29,7 @@ def first_problem(
         message = "missing"
     elif detail["type"] == "literal_error" and isinstance(detail["input"], str):
         names = _QUOTED.findall(detail["ctx"]["expected"])
-        message = f"no such choice: {detail['input']!r}{nearest(detail['input'], names)}"
+        message = f"no such choice: {shortened(detail['input'])}{nearest(detail['input'], names)}"
     else:
         message = _sentence(detail["msg"], detail["input"])
     return ConfigError(path, key_text(location), message, line_of(location, lines))
@@ -44,8 +45,17 @@ def line_of(location: Location, lines: Mapping[Location, int]) -> int | None:
 def _sentence(message: str, value: Any) -> str:
     if message.startswith(_PREFIX):
         return message.removeprefix(_PREFIX)
-    shown = "" if isinstance(value, dict | list) else f", not {value!r}"
+    shown = "" if isinstance(value, dict | list) else f", not {shortened(value)}"
     return f"{message[0].lower()}{message[1:]}{shown}"
+
+
+def shortened(value: Any) -> str:
+    """`value` as it is written, of a long one the beginning."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no integers of more than 4,300 digits
+        return "a number of thousands of digits"
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"
 
 
 def _fields(model: type[BaseModel], location: Location) -> list[str]:

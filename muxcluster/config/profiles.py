@@ -1,12 +1,12 @@
 """Profiles that planning reads: those of `muxcluster profile`, and the table MuxServe publishes for
 its A100s, each recognised by its form."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from muxcluster.core.jsonfile import read_json
 from placement.cost import Profile, read_muxserve
 
 
@@ -29,10 +29,10 @@ def is_published(path: Path) -> bool:
 
 def _json_object(path: Path) -> Mapping[str, Any]:
     try:
-        content = json.loads(path.read_bytes())
+        content = read_json(path)
     except OSError as error:
         raise ValueError(f"cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise ValueError(f"not JSON: {error}") from error
     if not isinstance(content, dict):
         raise ValueError("no profile: expected a JSON object")

@@ -1,15 +1,41 @@
 """The keys of muxcluster.yaml, their types, ranges and defaults (DESIGN.md §8)."""
 
+from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    model_validator,
+)
 
+from muxcluster.core.apikey import checked_key
+
+
+def _checked_path(text: str) -> str:
+    """Raises ValueError for text that no path can be."""
+    if not text or "\0" in text or len(text) > _LONGEST_PATH:
+        raise ValueError(f"a path has 1 to {_LONGEST_PATH} characters, none of them NUL")
+    try:
+        Path(text).expanduser()
+    except RuntimeError as error:
+        raise ValueError(f"{Path(text).parts[0]} is no user's folder") from error
+    return text
+
+
+_LONGEST_PATH = 4096
 Name = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][\w.:/-]*$")]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Amount = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
 """Rates, weights and GiB: more than any cluster has, and far from what overflows in sums."""
 Tokens = Annotated[float, Field(ge=1, le=1e8, allow_inf_nan=False)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+Key = Annotated[str, AfterValidator(checked_key)]
+PathText = Annotated[str, AfterValidator(_checked_path)]
 Port = Annotated[int, Field(ge=0, le=65535)]
 
 
@@ -39,7 +65,7 @@ class ModelSection(Section):
     """
 
     name: Name
-    path: str | None = None
+    path: PathText | None = None
     shape: str | None = None
     rate: Amount = 1.0
     weight: Amount = 1.0
@@ -48,7 +74,7 @@ class ModelSection(Section):
     slo: SloSection | None = None
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     load_format: Literal["auto", "dummy"] = "auto"
-    seed: int = 0
+    seed: Seed = 0
     max_model_len: Count | None = None
     max_seqs: Count = 64
     backend: Literal["auto", "paged", "dense"] = "auto"
@@ -102,7 +128,7 @@ class ClusterSection(Section):
 
     nodes: Annotated[list[NodeSection] | None, BeforeValidator(_listed)] = None
     engine: Literal["auto", "cpu"] = "auto"
-    profiles: list[Annotated[str, Field(min_length=1)]] = []
+    profiles: list[PathText] = []
 
     def listed(self) -> list[NodeSection]:
         """The nodes of the file; this machine where it lists none."""
@@ -123,7 +149,10 @@ class PolicySection(Section):
     the SLO; or the fewest GPUs that meet all rates. fairness: most by which the served parts of two
     models' rates may differ where they compete (0: max-min fair).
 
-    block_tokens: tokens a KV block holds at head_dim 128. token_budget: most tokens of a prefill
+    block_tokens: tokens a KV block holds at head_dim 128 in the unit's KV dtype, a multiple of 8;
+    other heads get as many as fit into as many bytes. 16, 32 and 64 are the sizes that the GPU
+    kernels are compiled and tested for: larger blocks take fewer instructions and shorter tables,
+    and leave more of each sequence's last block unused. token_budget: most tokens of a prefill
     job. max_decode_rows: most sequences of a decode job. quota_period_s: seconds between moves of
     quota. shared_prefix_tokens: requests that decode and have at least so many cached prompt tokens
     in common read these once for all (0: never). pipeline_depth: decode jobs of a worker at a time,
@@ -162,7 +191,9 @@ class ServerSection(Section):
     """The HTTP side. api_key: bearer token that every route but health asks for. more_keys: others
     that are as good; files and batches belong to the key that made them.
 
-    lenient: unknown request fields are dropped, not refused. restart_limit_s: how long a lost unit
+    header_timeout_s: longest that a client may take to send a request's line and headers.
+    min_body_bytes_per_s: least pace of a request's body, over every 10 seconds. lenient: unknown
+    request fields are dropped, not refused. restart_limit_s: how long a lost unit
     may take to come back before its requests end with an error. max_queued, max_queued_batch:
     requests of one model that may wait for their first token, interactive and batch class; beyond
     that, and beyond max_open_requests in all, clients get 429. max_buffered_bytes: of all open
@@ -172,16 +203,18 @@ class ServerSection(Section):
 
     host: str = "127.0.0.1"
     port: Port = 8000
-    api_key: Annotated[str, Field(min_length=1)] | None = None
-    more_keys: list[Annotated[str, Field(min_length=1)]] = []
+    api_key: Key | None = None
+    more_keys: list[Key] = []
     max_body_bytes: Count = 32 * 2**20
+    header_timeout_s: Positive = 10.0
+    min_body_bytes_per_s: Count = 512
     request_timeout_s: Positive = 600.0
     restart_limit_s: Positive = 120.0
     max_queued: Count = 512
     max_queued_batch: Count = 4096
     max_open_requests: Count = 16_384
     max_buffered_bytes: Count = 512 * 2**20
-    request_log: str | None = None
+    request_log: PathText | None = None
     lenient: bool = False
     ingresses: Literal["every-node", "head"] = "every-node"
 
@@ -193,7 +226,7 @@ class BatchSection(Section):
     fails alone, a longer job whole. max_running: lines of a model that are under way at a time.
     """
 
-    directory: Annotated[str, Field(min_length=1)] = "muxcluster-batches"
+    directory: PathText = "muxcluster-batches"
     max_file_bytes: Annotated[int, Field(ge=1, le=2**50)] = 2 * 2**30
     max_lines: Count = 1_000_000
     max_line_bytes: Count = 32 * 2**20

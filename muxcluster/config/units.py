@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from muxcluster.config.load import Config, ConfiguredModel
-from muxcluster.config.partitions import of_ranks, partition_of, pool_blocks
+from muxcluster.config.partitions import of_ranks, partition_of, pool_blocks, recorded_bytes
 from muxcluster.config.planning import ITEMSIZE, dtype_of, nodes_of
 from muxcluster.config.schema import PolicySection
 from muxcluster.core.errors import ConfigError
@@ -19,8 +19,6 @@ from placement.problem import Node
 
 _CPU_HOST_GIB = 1.0
 _GPU_HOST_GIB = 16.0
-_LOGIT_BYTES = 4
-"""Recorded decode steps keep fp32 logits of as many rows as a model has sequences."""
 
 
 def unit_specs(
@@ -72,7 +70,7 @@ def _unit(config: Config, unit: PlannedUnit, nodes: dict[str, Node]) -> UnitSpec
     )
     blocks = unit.kv_blocks
     if policy.kv_gb is None and not gpu.is_cpu:
-        step_bytes = unit.tp * sum(_LOGIT_BYTES * spec.max_seqs * spec.vocab_size for spec in specs)
+        step_bytes = unit.tp * recorded_bytes(specs)
         blocks = pool_blocks(
             blocks, partition, workers, block_bytes=bytes_of_block, step_bytes=step_bytes
         )

@@ -9,7 +9,9 @@ MuxClusterError
 │   ├── ContextLengthExceeded   context_length_exceeded
 │   ├── ModelNotFound           model_not_found
 │   ├── NotFound                not_found
-│   └── ContentTooLarge         content_too_large
+│   ├── ContentTooLarge         content_too_large
+│   ├── UnsupportedMediaType    unsupported_media_type
+│   └── ChatTemplateLimit       chat_template_limit
 ├── Unavailable             the request was fine, the server cannot take it now; `retry_after_s`
 │   ├── Overloaded              rate_limit_exceeded
 │   └── NotReady                model_loading, server_shutting_down, replica_lost,
@@ -21,6 +23,7 @@ MuxClusterError
 ├── StorageFailed           the disk would not take what had to be kept; names the file
 └── EngineFailure           our own fault: a worker, owner or unit is gone
     └── PoisonRequest           this request fails its job every time: sending it again is no use
+        └── NonFiniteLogits         the model computed NaN or infinite logits for it
 """
 
 from pathlib import Path
@@ -88,6 +91,18 @@ class ContentTooLarge(RequestError):
     """The body is over the size limit."""
 
     code = "content_too_large"
+
+
+class UnsupportedMediaType(RequestError):
+    """The body is not of the kind that the route reads."""
+
+    code = "unsupported_media_type"
+
+
+class ChatTemplateLimit(RequestError):
+    """Rendering the messages takes more time or memory than a chat template may take."""
+
+    code = "chat_template_limit"
 
 
 class Unavailable(MuxClusterError):
@@ -166,3 +181,9 @@ class PoisonRequest(EngineFailure):
     """The request failed in every job it was part of; repeating it would fail again."""
 
     code = "poison_request"
+
+
+class NonFiniteLogits(PoisonRequest):
+    """The model computed NaN or infinite logits for the request, so its tokens would be noise."""
+
+    code = "non_finite_logits"

@@ -32,7 +32,8 @@ class Finished:
     recovery_s, num_recoveries: filled in by the ingress: losses of the request's unit, and seconds
     from its last output before each to its submission to the next unit.
     message: for people, when the reason is `error`. code: for programs, then; "poison_request":
-    it fails whenever it runs, "replica_lost": the unit failed with it.
+    it fails whenever it runs, "non_finite_logits": so it does because its logits are NaN or
+    infinite, "replica_lost": the unit failed with it.
     """
 
     request_id: str

@@ -181,6 +181,7 @@ class JobResult:
         the entry from position p describes the prompt token at p + 1.
     seconds: execution time on the worker.
     padded: the batch that its decoding rows are in; None where the model pads none.
+    broken_rows: rows whose logits were not finite in some step, so their tokens are noise.
     """
 
     job_id: int
@@ -190,3 +191,4 @@ class JobResult:
     logprobs: Mapping[int, tuple[TokenLogprobs, ...]]
     prompt_logprobs: Mapping[int, tuple[TokenLogprobs, ...]]
     padded: PaddedBatch | None = None
+    broken_rows: tuple[int, ...] = ()

@@ -58,8 +58,12 @@ class ModelStats:
     """Mean of |predicted / actual - 1| over the last jobs; 0 where nothing is predicted."""
     padded_usage: float = 0.0
     """Memory of the last padded batch, of what it may take; 0 without padded batches."""
+    num_non_finite: int = 0
+    """Requests that ended because the model computed NaN or infinite logits for them."""
     backend: str = "paged"
     """What runs it, "paged" or "dense"; "auto" as long as nothing is loaded."""
+    is_rate_measured: bool = False
+    """False as long as `rate_per_s` is the plan's, since no request has come."""
 
 
 @dataclass(frozen=True, slots=True)

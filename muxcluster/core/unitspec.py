@@ -102,7 +102,8 @@ class UnitSpec:
     "mps" (child processes that share a GPU), "green" (green contexts in-process), or "auto" on a
     GPU: which of them is found out where the unit starts.
     num_threads: CPU threads that an SM share of 1.0 stands for.
-    swaps_modules: on a GPU, our kernels take the place of modules of the models they know.
+    fuses_layers: models of a known kind run on merged products and our own kernels, where a check
+    at load proves that their logits are the same. False, for comparison: on transformers' layers.
     """
 
     unit_id: str
@@ -118,4 +119,4 @@ class UnitSpec:
     host_link: float = 0.0
     tp: int = 1
     rank_devices: tuple[str, ...] = ()
-    swaps_modules: bool = False
+    fuses_layers: bool = True

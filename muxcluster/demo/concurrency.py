@@ -1,12 +1,14 @@
 """Asks every model at once and shows that their answers stream at the same time."""
 
 import asyncio
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from openai import AsyncOpenAI
+from muxcluster.core.errors import EngineFailure
+from muxcluster.demo.replay import stream_chat
+from muxcluster.loadgen.exchange import Target
+
+QUESTION = "What does a lock protect?"
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,28 +21,19 @@ class Streamed:
     text: str
 
 
-async def stream_together(
-    client: AsyncOpenAI, models: Sequence[str], num_tokens: int
-) -> list[Streamed]:
-    """One stream of `num_tokens` from each model, all sent at once. Raises OpenAIError."""
-    return await asyncio.gather(*(_stream(client, model, num_tokens) for model in models))
+async def stream_together(target: Target, models: Sequence[str], num_tokens: int) -> list[Streamed]:
+    """One stream of `num_tokens` from each model, all sent at once.
+
+    Raises EngineFailure where one of them is not answered.
+    """
+    return await asyncio.gather(*(_stream(target, model, num_tokens) for model in models))
 
 
-async def _stream(client: AsyncOpenAI, model: str, num_tokens: int) -> Streamed:
-    stream: Any = await client.chat.completions.create(
-        model=model,
-        messages=[{"role": "user", "content": "What does a lock protect?"}],
-        max_tokens=num_tokens,
-        stream=True,
-        extra_body={"ignore_eos": True},
-    )
-    times, text = [], ""
-    async for chunk in stream:
-        if chunk.choices and chunk.choices[0].delta.content:
-            times.append(time.monotonic())
-            text += chunk.choices[0].delta.content
-    now = time.monotonic()
-    return Streamed(model, times[0] if times else now, times[-1] if times else now, text)
+async def _stream(target: Target, model: str, num_tokens: int) -> Streamed:
+    answer = await stream_chat(target, model, QUESTION, num_tokens)
+    if not answer.is_complete:
+        raise EngineFailure(f"{model} did not answer: {answer.error}")
+    return Streamed(model, answer.event_times_s[0], answer.event_times_s[-1], answer.text)
 
 
 def overlap_s(streams: Sequence[Streamed]) -> float:

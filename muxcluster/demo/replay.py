@@ -1,21 +1,24 @@
-"""Sends a burst to a running server with the `openai` client and takes the times."""
+"""Sends a burst to a running server and takes the times."""
 
 import asyncio
+import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from openai import AsyncOpenAI, OpenAIError
-
 from muxcluster.demo.workload import Planned
+from muxcluster.loadgen.answer import Answer, answer_of
+from muxcluster.loadgen.exchange import Target, exchange, request_bytes
+
+TIMEOUT_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
     """One answered request; seconds on one clock. error: None, or why there is no answer.
 
-    ttft_s: to the first streamed piece of text. end_s: when the stream ended.
+    ttft_s: to the first streamed piece of text. end_s: when the last piece came.
     """
 
     model: str
@@ -40,48 +43,44 @@ def prompt_of(words: Sequence[str], position: int, num_tokens: int) -> str:
     return " ".join(words[(position * 37 + i) % len(words)] for i in range(count))
 
 
-async def replay(
-    client: AsyncOpenAI, requests: Sequence[Planned], words: Sequence[str]
-) -> list[Sample]:
+async def replay(target: Target, requests: Sequence[Planned], words: Sequence[str]) -> list[Sample]:
     """Send each request at its time, whatever became of the others; samples in their order."""
-    start_s = time.monotonic()
+    start_s = time.perf_counter()
 
     async def send(index: int, planned: Planned) -> Sample:
-        await asyncio.sleep(start_s + planned.at_s - time.monotonic())
-        return await ask(client, planned, prompt_of(words, index, planned.prompt_tokens))
+        await asyncio.sleep(start_s + planned.at_s - time.perf_counter())
+        return await ask(target, planned, prompt_of(words, index, planned.prompt_tokens))
 
     return await asyncio.gather(*(send(i, planned) for i, planned in enumerate(requests)))
 
 
-async def ask(client: AsyncOpenAI, planned: Planned, prompt: str) -> Sample:
+async def ask(target: Target, planned: Planned, prompt: str) -> Sample:
     """Stream one chat completion to its end."""
-    start_s = time.monotonic()
-    try:
-        return await _stream(client, planned, prompt, start_s)
-    except OpenAIError as error:
-        return Sample(planned.model, start_s, 0.0, time.monotonic(), 0, 0, str(error))
-
-
-async def _stream(client: AsyncOpenAI, planned: Planned, prompt: str, start_s: float) -> Sample:
-    stream: Any = await client.chat.completions.create(
-        model=planned.model,
-        messages=[{"role": "user", "content": prompt}],
-        max_tokens=planned.output_tokens,
-        stream=True,
-        stream_options={"include_usage": True},
-        extra_body={"ignore_eos": True},
-    )
-    first_s, usage = None, None
-    async for chunk in stream:
-        if first_s is None and chunk.choices and chunk.choices[0].delta.content:
-            first_s = time.monotonic()
-        usage = chunk.usage or usage
-    end_s = time.monotonic()
+    answer = await stream_chat(target, planned.model, prompt, planned.output_tokens)
+    if not answer.is_complete:
+        now_s = time.perf_counter()
+        return Sample(planned.model, answer.start_s, 0.0, now_s, 0, 0, answer.error)
     return Sample(
         planned.model,
-        start_s,
-        (first_s or end_s) - start_s,
-        end_s,
-        usage.prompt_tokens if usage else 0,
-        usage.completion_tokens if usage else 0,
+        answer.start_s,
+        answer.ttft_s,
+        answer.start_s + answer.latency_s,
+        answer.num_prompt_tokens,
+        answer.num_output_tokens,
+    )
+
+
+async def stream_chat(target: Target, model: str, prompt: str, num_tokens: int) -> Answer:
+    """The streamed answer of exactly `num_tokens` tokens; what is wrong is in its `error`."""
+    fields: Mapping[str, Any] = {
+        "model": model,
+        "messages": [{"role": "user", "content": prompt}],
+        "max_tokens": num_tokens,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "ignore_eos": True,
+    }
+    body = json.dumps(fields).encode()
+    return answer_of(
+        await exchange(target, request_bytes(target, "/v1/chat/completions", body), TIMEOUT_S)
     )

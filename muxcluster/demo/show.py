@@ -3,10 +3,10 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from openai import AsyncOpenAI
 from rich.console import Console
 
 from muxcluster.core.served import JobRecord
@@ -14,8 +14,8 @@ from muxcluster.demo.concurrency import Streamed, overlap_s, stream_together
 from muxcluster.demo.replay import Sample, replay
 from muxcluster.demo.report import summarise, table
 from muxcluster.demo.text import docstrings
-from muxcluster.demo.timeline import draw, save
 from muxcluster.demo.workload import Burst
+from muxcluster.loadgen.exchange import Target
 
 CHECK_TOKENS = 48
 
@@ -29,7 +29,6 @@ class Outcome:
 
     overlap_s: float
     samples: tuple[Sample, ...]
-    pictures: tuple[Path, Path]
 
     @property
     def failures(self) -> list[str]:
@@ -40,35 +39,36 @@ class Outcome:
 def perform(console: Console, url: str, ask: Ask, burst: Burst, out: Path) -> Outcome:
     """Run all of it against the server at `url`; the picture goes to `out`/timeline.svg, .png.
 
-    Raises OpenAIError where the server refuses the first check.
+    Without matplotlib there is no picture. Raises EngineFailure where a model does not answer the
+    first question.
     """
+    target = Target.of(url)
     models = sorted({request.model for request in burst.requests})
-    streams = asyncio.run(_check(url, models))
+    streams = asyncio.run(stream_together(target, models, CHECK_TOKENS))
     _show_streams(console, streams)
     quota_start = _quotas(ask("status"))
     console.print(f"The burst: {burst.source}.")
-    samples = asyncio.run(_replay(url, burst))
+    samples = asyncio.run(replay(target, burst.requests, " ".join(docstrings()).split()))
     quota_end = _quotas(ask("status"))
     console.print(table(summarise(samples, quota_start, quota_end)))
+    _draw(console, _jobs(ask("timeline")), samples, out / "timeline")
+    return Outcome(overlap_s(streams), tuple(samples))
+
+
+def _draw(
+    console: Console, jobs: Sequence[JobRecord], samples: Sequence[Sample], stem: Path
+) -> None:
+    """Write the picture and say where it is, or what is missing to draw it."""
+    try:
+        timeline = import_module("muxcluster.demo.timeline")
+    except ModuleNotFoundError as error:
+        hint = f"no picture: it needs {error.name}: pip install 'muxcluster[plot]'"
+        console.print(hint, markup=False)
+        return
+    # Jobs are timed with time.monotonic, samples with time.perf_counter: one clock on Linux.
     window = (min(s.start_s for s in samples), max(s.end_s for s in samples))
-    pictures = save(draw(_jobs(ask("timeline")), window), out / "timeline")
-    console.print(f"Who ran when, on which share of SMs: {pictures[0]} and {pictures[1].name}")
-    return Outcome(overlap_s(streams), tuple(samples), pictures)
-
-
-async def _check(url: str, models: Sequence[str]) -> list[Streamed]:
-    async with _client(url) as client:
-        return await stream_together(client, models, CHECK_TOKENS)
-
-
-async def _replay(url: str, burst: Burst) -> list[Sample]:
-    words = " ".join(docstrings()).split()
-    async with _client(url) as client:
-        return await replay(client, burst.requests, words)
-
-
-def _client(url: str) -> AsyncOpenAI:
-    return AsyncOpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0)
+    svg, png = timeline.save(timeline.draw(jobs, window), stem)
+    console.print(f"Who ran when, on which share of SMs: {svg} and {png.name}")
 
 
 def _show_streams(console: Console, streams: Sequence[Streamed]) -> None:

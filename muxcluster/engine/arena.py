@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from muxcluster.core.unitspec import ModelSpec, UnitSpec
+from muxcluster.engine.pinning import pinned_zeros
 
 HOST = "host"
 
@@ -41,8 +42,9 @@ class Arena:
     last of them.
 
     pool: uint8 [num_blocks, block_bytes], all models' blocks. All memory starts as zeros.
-    host: uint8 [num_host_blocks, block_bytes] for saved slots; pinned where the pool is on a GPU,
-        else a mapping too, so that blocks never written take no memory.
+    host: uint8 [num_host_blocks, block_bytes] for saved slots; where the pool is on a GPU it
+        is pinned, at just this size, else a mapping too, so that blocks never written take no
+        memory.
     """
 
     def __init__(self, spec: UnitSpec, take: Take | None = None) -> None:
@@ -81,7 +83,7 @@ def _allocate(
 ) -> Tensor:
     """Zeros; host memory such that `device` reaches it fast."""
     if name == HOST and device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, pin_memory=True)
+        return pinned_zeros(shape, dtype)
     num_bytes = math.prod(shape) * dtype.itemsize
     if device.type != "cpu" or not num_bytes:  # nobody can map nothing
         return torch.zeros(shape, dtype=dtype, device=device)

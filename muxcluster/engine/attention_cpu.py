@@ -10,8 +10,8 @@ from kernels.layout import half_rows
 from kernels.prefix_plan import PrefixPlan
 from muxcluster.engine.arena import ModelArena
 from muxcluster.engine.attention import LayerCall
-from muxcluster.engine.attention_paged import attend_many, by_kind
-from muxcluster.engine.batch import TokenBatch
+from muxcluster.engine.attention_paged import attend_many, by_kind, picked
+from muxcluster.engine.batch import ManyRows, TokenBatch
 
 
 class PlannedAttention:
@@ -39,9 +39,21 @@ class PlannedAttention:
         return by_kind(
             query,
             self._batch,
-            single=lambda rows: self._single(rows, halves, call),
-            many=lambda rows: attend_many(rows, self._pool, self._arena, self._batch, call),
+            single=lambda tokens: self._single(picked(query, tokens), halves, call),
+            many=lambda tokens: self._many(picked(query, tokens), self._batch.many, call),
+            fresh=lambda tokens: self._fresh((query, key, value), tokens, call),
         )
+
+    def _many(self, query: Tensor, rows: ManyRows | None, call: LayerCall) -> Tensor:
+        assert rows is not None
+        return attend_many(query, self._pool, self._arena, rows, call)
+
+    def _fresh(
+        self, heads: tuple[Tensor, Tensor, Tensor], tokens: Tensor | None, call: LayerCall
+    ) -> Tensor:
+        fresh = self._batch.fresh
+        assert fresh is not None
+        return self._many(picked(heads[0], tokens), fresh.rows, call)
 
     def _single(self, query: Tensor, halves: Tensor, call: LayerCall) -> Tensor:
         rows, heads, head_dim = query.shape

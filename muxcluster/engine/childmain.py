@@ -4,6 +4,7 @@ import faulthandler
 import logging
 import signal
 import socket
+import time
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -40,7 +41,7 @@ def serve_unit(
     unit, an error that nobody foresaw as `explain` puts it. serve: the rest, with what was loaded.
     backends: how its models run; None: all of them paged.
     """
-    name_process(name)
+    name_process(f"{name}-idle")
     settle_in()
     control = FrameSocket(socket.socket(fileno=control_fd))
     frame = control.recv()
@@ -48,6 +49,8 @@ def serve_unit(
         return 0
     message = decode(frame)
     assert isinstance(message, Start), f"{name} was sent {type(message).__name__}"
+    name_process(name)
+    started_s = time.monotonic()
     try:
         loaded = load(message.spec)
     except LoadError as error:
@@ -59,7 +62,8 @@ def serve_unit(
         refusal = LoadFailed("", explain(f"{type(error).__name__}: {error}"))
     else:
         paged = tuple(ModelBackend(model.name) for model in message.spec.models)
-        control.send(encode(Ready(paged if backends is None else backends(loaded))))
+        found = paged if backends is None else backends(loaded)
+        control.send(encode(Ready(found, time.monotonic() - started_s)))
         serve(message.spec, loaded, control)
         return 0
     control.send(encode(refusal))

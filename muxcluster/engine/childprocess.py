@@ -53,6 +53,11 @@ class ChildProcess:
         """Process id, and id of its process group."""
         return self._process.pid
 
+    @property
+    def is_alive(self) -> bool:
+        """False once it has ended."""
+        return self._process.poll() is None
+
     def reap(self, grace_s: float) -> int:
         """Kill the group after `grace_s` seconds, and wait for its end; the exit status."""
         try:

@@ -16,7 +16,8 @@ from muxcluster.engine.arena import Arena
 from muxcluster.engine.copies_cpu import copy_between_blocks
 
 STAGING_BYTES = 64 * 2**20
-"""Device memory of one transfer, a long run aside: the reserve beside the pool is no larger."""
+"""Device memory, and pinned host memory, of one part of a transfer: the reserve beside the pool is
+no larger. A power of two, because torch rounds pinned memory up to one."""
 
 Runs = NDArray[np.int64]
 """[n, 3]: first slot of the source, first slot of the destination, number of slots."""
@@ -204,6 +205,15 @@ def _with_packed(runs: Runs, column: int) -> Runs:
 
 
 def _parts(runs: Runs, most_slots: int) -> Iterator[Runs]:
-    """The runs in order, in parts of about `most_slots` slots, at least one run each."""
-    part_of = (runs[:, 2].cumsum() - 1) // max(1, most_slots)
-    yield from np.split(runs, np.flatnonzero(np.diff(part_of)) + 1)
+    """The runs in order, in parts of `most_slots` slots and a last one of the rest; a run that lies
+    in two parts is cut."""
+    most_slots = max(1, most_slots)
+    ends = runs[:, 2].cumsum()
+    cut_ends = np.union1d(ends, np.arange(most_slots, ends[-1], most_slots))
+    cut_starts = np.concatenate(([0], cut_ends[:-1]))
+    whole = np.searchsorted(ends, cut_starts, side="right")
+    cut = runs[whole]
+    cut[:, :2] += (cut_starts - (ends - runs[:, 2])[whole])[:, None]
+    cut[:, 2] = cut_ends - cut_starts
+    part_of = cut_starts // most_slots
+    yield from np.split(cut, np.flatnonzero(np.diff(part_of)) + 1)

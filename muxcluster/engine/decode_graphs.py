@@ -1,6 +1,7 @@
 """Decode steps of a model, recorded once a batch size and replayed on the same buffers."""
 
 import logging
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,7 +10,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from muxcluster.core.job import SharedPrefixes
-from muxcluster.engine.captures import CallAgain, Capture, Step
+from muxcluster.engine.capture_lint import NotCapturable
+from muxcluster.engine.captures import Capture, Step
 from muxcluster.engine.decode_step import (
     NUM_BUFFERS,
     DecodeStep,
@@ -31,6 +33,15 @@ _NEWS_WORDS = 1 << 16
 
 _NOBODY = np.empty(0, dtype=np.int32)
 
+MOST_FAILURES = 3
+"""Captures that fail one after another until no more are tried."""
+
+_EAGER_COST, _PADDED_COST, _RECORDING_COST = 10, 1, 300
+"""What a step costs that is not recorded, and what recording one does, in about half milliseconds:
+without a graph the host takes some 5 ms longer for a model of 8 billion parameters, with up to
+twice the rows the device less than one; to record is to run the step four times (estimates, to be
+measured on a GPU)."""
+
 
 def batch_sizes(most: int) -> list[int]:
     """Sizes of recorded batches up to `most`, such that few rows fill up."""
@@ -38,19 +49,51 @@ def batch_sizes(most: int) -> list[int]:
     return [size for size in sizes if size < most] + [most]
 
 
-@dataclass(slots=True, eq=False)
-class _Recorded:
-    """run: the whole step. compute: its first part; recorded when first wanted."""
+def sizes_ahead(most: int, share: float) -> list[int]:
+    """Sizes of batches of up to `most` rows to record before the worker is ready, ascending.
 
-    step: DecodeStep
-    run: Step
-    compute: Step | None = None
+    share: of the SMs that the worker may have at most. On all of them: powers of two and `most`,
+    so that less than half of the rows fill up. On a part: powers of four of up to `share * most`
+    rows, because every rung of every worker has graphs of its own (each takes 0.1 to 0.3 s to
+    record, and some MiB), and because arithmetic bounds a step from about `share` times as many
+    rows on: more rows take longer in proportion there, so that large batches gain nothing on small
+    rungs. What is missing is recorded when it is met: see `DecodeGraphs`.
+    """
+    is_whole = share >= 1.0
+    factor, limit = (2, most) if is_whole else (4, max(1, int(share * most)))
+    sizes, size = [], 1
+    while size <= limit:
+        sizes.append(size)
+        size *= factor
+    return sizes if not is_whole or sizes[-1] == most else [*sizes, most]
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """A step that can be recorded. size: rows. shares: its attention reads shared prefixes once.
+
+    draws: the whole step; else its first part, behind which the host's sampler chooses.
+    """
+
+    size: int
+    shares: bool
+    draws: bool
+
+    def can_run(self, wanted: "_Kind") -> bool:
+        """Whether it computes what `wanted` does: with more rows that fill up, and perhaps reading
+        a shared prefix once for each row."""
+        is_large = self.size >= wanted.size and self.draws == wanted.draws
+        return is_large and (wanted.shares or not self.shares)
 
 
 class DecodeGraphs:
     """The steps that one place (see `Capture`) has recorded; one launch at a time.
 
     All batch sizes use the same buffers, one after another.
+
+    A step that is not recorded runs on the smallest recorded one that can do its work, else
+    operator by operator. It is then wanted: `record_next` records it when the worker has nothing
+    else to do, and `launch` once that has cost about as much time as recording takes.
     """
 
     def __init__(
@@ -66,13 +109,31 @@ class DecodeGraphs:
         self._words = torch.zeros(inputs + _NEWS_WORDS, dtype=torch.int64, device=device)
         vocab_size = model.sampling.vocab_size
         self._logits = torch.empty((most, vocab_size), dtype=torch.float32, device=device)
-        self._recorded: dict[tuple[int, bool], _Recorded] = {}
+        self._steps: dict[tuple[int, bool], DecodeStep] = {}
+        self._recorded: dict[_Kind, Step] = {}
+        self._wanted: Counter[_Kind] = Counter()
+        self._failed: set[_Kind] = set()
+        self._num_failures_in_a_row = 0
+        self._is_checked = False
 
-    def record(self, num_rows: int) -> None:
-        """Record the steps of all batches of up to `num_rows` rows, the largest first."""
-        most = self._size(num_rows)
-        for size in reversed([size for size in self._sizes if size <= most]):
-            self._of(size)
+    @property
+    def num_recorded(self) -> int:
+        """Steps that are recorded."""
+        return len(self._recorded)
+
+    def record(self, num_rows: int, share: float = 1.0) -> None:
+        """Record the likeliest steps of up to `num_rows` rows, the largest first, whose memory
+        serves the others too. share: as of `sizes_ahead`."""
+        for size in reversed(sizes_ahead(min(num_rows, self._sizes[-1]), share)):
+            self._record(_Kind(self._size(size), shares=False, draws=True))
+
+    def record_next(self) -> bool:
+        """Record what was wanted most and is not recorded; whether there was anything."""
+        if not self._wanted:
+            return False
+        ((kind, _),) = self._wanted.most_common(1)
+        self._record(kind)
+        return True
 
     def launch(
         self,
@@ -84,24 +145,25 @@ class DecodeGraphs:
         """Rows of one token each at `starts`, all sampling, then on from their own tokens.
 
         prefixes: what they share, rows of a group side by side. Steps that share are recorded
-        apart, when first wanted: fixed in shape like the others, they read the groups from their
-        buffers. Where there are too many small groups each row reads its own.
+        apart: fixed in shape like the others, they read the groups from their buffers. Where there
+        are too many small groups each row reads its own.
         """
-        size = self._size(len(slots))
-        recorded = self._of(size, shares=fits(prefixes, size))
         lengths = starts + 1
-        if not is_plain(self._model.sampling, slots, lengths):
-            compute = self._compute_of(recorded, size)
-            self._begin(slots, starts, np.full((1, size), 0.5), prefixes)
-            return self._with_host(recorded.step, compute, slots, lengths, num_steps)
-        numbers = random_numbers(self._model.sampling, slots, lengths, num_steps, size)
+        is_drawn = is_plain(self._model.sampling, slots, lengths)
+        size = self._size(len(slots))
+        kind, run = self._runnable(_Kind(size, fits(prefixes, size), is_drawn))
+        step = self._step_of(kind)
+        if not is_drawn:
+            self._begin(slots, starts, np.full((1, kind.size), 0.5), prefixes)
+            return self._with_host(step, run, slots, lengths, num_steps)
+        numbers = random_numbers(self._model.sampling, slots, lengths, num_steps, kind.size)
         following = self._begin(slots, starts, numbers, prefixes)
         readback = Readback(num_steps, len(slots), self._words.device)
         for number in range(num_steps):
             if number:
-                recorded.step.buffers.drawing[-1].copy_(following[number - 1])
-            recorded.run()
-            readback.take(number, recorded.step.buffers.outcome)
+                step.buffers.drawing[-1].copy_(following[number - 1])
+            run()
+            readback.take(number, step.buffers.outcome)
         return readback.close({})
 
     def _begin(
@@ -142,29 +204,81 @@ class DecodeGraphs:
     def _size(self, num_rows: int) -> int:
         return next(size for size in self._sizes if size >= num_rows)
 
-    def _of(self, size: int, *, shares: bool = False) -> _Recorded:
-        recorded = self._recorded.get((size, shares))
-        if recorded is None:
-            buffers, logits = buffers_of(self._idle(size)), self._logits[:size]
-            step = DecodeStep(self._model, buffers, logits, shares=shares)
-            recorded = self._recorded[size, shares] = _Recorded(step, self._record(step.run))
-        return recorded
+    def _runnable(self, wanted: _Kind) -> tuple[_Kind, Step]:
+        """What runs a step of the wanted kind: it, one that can stand in for it, or no graph."""
+        if wanted not in self._recorded:
+            able = [kind for kind in self._recorded if kind.can_run(wanted)]
+            self._want(wanted, _PADDED_COST if able else _EAGER_COST)
+        if wanted in self._recorded:
+            return wanted, self._recorded[wanted]
+        if able:
+            kind = min(able, key=lambda kind: (kind.shares != wanted.shares, kind.size))
+            return kind, self._recorded[kind]
+        return wanted, self._plain_step(wanted)
 
-    def _compute_of(self, recorded: _Recorded, size: int) -> Step:
-        if recorded.compute is None:
-            self._idle(size)
-            recorded.compute = self._record(recorded.step.compute)
-        return recorded.compute
+    def _want(self, kind: _Kind, cost: int) -> None:
+        """Note what it cost not to have `kind`; record it if that was too much by now."""
+        if kind in self._failed or self._gives_up():
+            return
+        self._wanted[kind] += cost
+        if self._wanted[kind] >= _RECORDING_COST:
+            self._record(kind)
+
+    def _gives_up(self) -> bool:
+        return self._num_failures_in_a_row >= MOST_FAILURES
+
+    def _record(self, kind: _Kind) -> None:
+        """Record it, unless that fails: then it runs as it is, and one line says so."""
+        self._wanted.pop(kind, None)
+        if self._gives_up() or kind in self._recorded or kind in self._failed:
+            return
+        step = self._plain_step(kind)
+        self._idle(kind.size)
+        if not self._is_checked and not self._can_be_captured(step):
+            return
+        try:
+            self._recorded[kind] = self._capture.capture(step)
+            self._num_failures_in_a_row = 0
+        except RuntimeError as error:
+            self._note_failure(kind, error)
+
+    def _can_be_captured(self, step: Step) -> bool:
+        """Whether the model's steps can be; if not, one line says so, and none is tried.
+
+        A capture that fails leaves its memory behind.
+        """
+        self._is_checked = True
+        try:
+            self._capture.check(step)
+        except NotCapturable as reason:
+            name = self._model.name
+            logger.warning("%s decodes without CUDA graphs, which cannot capture %s", name, reason)
+            self._num_failures_in_a_row = MOST_FAILURES
+            self._wanted.clear()
+            return False
+        return True
+
+    def _note_failure(self, kind: _Kind, error: RuntimeError) -> None:
+        self._failed.add(kind)
+        self._num_failures_in_a_row += 1
+        name = self._model.name
+        logger.error("%s decodes %d rows without a CUDA graph: %s", name, kind.size, error)
+        if self._gives_up():
+            self._wanted.clear()
+            logger.error("%s: no more CUDA graphs after %d failures", name, MOST_FAILURES)
+
+    def _plain_step(self, kind: _Kind) -> Step:
+        step = self._step_of(kind)
+        return step.run if kind.draws else step.compute
+
+    def _step_of(self, kind: _Kind) -> DecodeStep:
+        key = kind.size, kind.shares
+        if key not in self._steps:
+            buffers, logits = buffers_of(self._idle(kind.size)), self._logits[: kind.size]
+            self._steps[key] = DecodeStep(self._model, buffers, logits, shares=kind.shares)
+        return self._steps[key]
 
     def _idle(self, size: int) -> list[Tensor]:
         """The buffers with rows that only fill up: to run them touches no sequence."""
         arrays = decode_arrays(self._model, _NOBODY, _NOBODY, np.full(size, 0.5))
         return self._upload(arrays, self._words)
-
-    def _record(self, step: Step) -> Step:
-        try:
-            return self._capture.capture(step)
-        except RuntimeError as error:
-            logger.warning("%s decodes without CUDA graphs: %s", self._model.name, error)
-            self._capture = CallAgain()
-            return step

@@ -119,10 +119,11 @@ class DecodeStep:
                 groups=self._groups if self._shares else None,
             ),
             many=None,
+            fresh=None,
         )
         attention = PagedAttention(model.pool, model.arena, batch)
         positions = own.positions.clamp(min=0)  # models look them up
-        self.logits.copy_(model.forward.logits(tokens, positions, attention, None))
+        model.forward.logits(tokens, positions, attention, None, out=self.logits)
 
     def go_on(self) -> None:
         """Enter the outcome's tokens into the history behind the rows, and step onto them."""

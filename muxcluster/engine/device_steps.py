@@ -18,7 +18,10 @@ from muxcluster.engine.news import News
 from muxcluster.engine.pending import InOrder, Pending, Readback, Ready, result_of
 from muxcluster.engine.sampling.plain import draw, is_plain, limits, random_numbers
 from muxcluster.engine.sampling.sampler import sample
-from muxcluster.engine.upload import PackedUpload
+from muxcluster.engine.upload import Array, PackedUpload
+from muxcluster.engine.warm_up import WarmUp
+
+_NOBODY = np.empty(0, dtype=np.int32)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,9 +54,21 @@ class DeviceSteps:
         """As `News.add_tables`; written with the next rows."""
         self._news.add_tables(delta)
 
-    def record(self, num_rows: int) -> None:
+    def record(self, num_rows: int, share: float) -> None:
         """As `DecodeGraphs.record`, for the calling thread's stream."""
-        self._decode().record(num_rows)
+        self._decode().record(num_rows, share)
+
+    def record_next(self) -> bool:
+        """As `DecodeGraphs.record_next`, for the calling thread's stream."""
+        return self._decode().record_next()
+
+    def warm_up(self, steps: Sequence[WarmUp]) -> None:
+        """Run steps that touch no sequence, and draw a token of each."""
+        for step in steps:
+            batch, arrays = step.batch(), self._of_nobody()
+            inputs = _inputs(batch, self._upload([*batch.arrays, *arrays]))
+            logits = self._logits(inputs, inputs.batch.positions.clamp(min=0))
+            self._draw(logits, inputs)
 
     def launch(self, rows: Rows, num_steps: int) -> Pending:
         """As `ModelRunner.launch`."""
@@ -81,18 +96,19 @@ class DeviceSteps:
     def _once(self, rows: Rows) -> Pending:
         """One step of rows of any number of tokens."""
         model = self._model
-        batch = host_batch(rows.slots, rows.starts, rows.counts, rows.prefixes)
+        batch = host_batch(
+            rows.slots, rows.starts, rows.counts, rows.prefixes, has_fixed_groups=True
+        )
         asked = model.prompts.of(rows.slots, rows.starts, rows.counts)
         sampling = np.flatnonzero(rows.samples)
         slots, lengths = rows.slots[sampling], (rows.starts + rows.counts)[sampling]
         wanted = np.concatenate((batch.ends[sampling], asked.tokens))
         inputs = self._begin(batch, wanted, slots, lengths)
-        logits = self._logits(inputs)
+        logits = self._logits(inputs, inputs.batch.positions)
         own, history = logits[: len(slots)], model.arena.history
         prompt_logprobs = asked.logprobs(logits[len(slots) :], history) if asked.rows else {}
         if is_plain(model.sampling, slots, lengths):
-            draw(own, inputs.drawing, None, inputs.outcome)
-            history.view(-1)[inputs.places] = inputs.outcome[1:].to(history.dtype)
+            self._draw(own, inputs)
             readback = Readback(1, len(slots), history.device)
             readback.take(0, inputs.outcome)
             return readback.close(prompt_logprobs)
@@ -115,14 +131,41 @@ class DeviceSteps:
             random_numbers(model.sampling, slots, lengths, 1, num_rows)[0],
         ]
         tensors = self._upload([*batch.arrays, *arrays, *self._news.take()])
-        num_batch, num_inputs = len(batch.arrays), len(batch.arrays) + len(arrays)
+        num_inputs = len(batch.arrays) + len(arrays)
         self._news.write(tensors[num_inputs:])
-        some, places, outcome, *drawing = tensors[num_batch:num_inputs]
-        return _Inputs(batch.on_device(tensors[:num_batch]), some, places, outcome, drawing)
+        return _inputs(batch, tensors[:num_inputs])
 
-    def _logits(self, inputs: _Inputs) -> Tensor:
-        """fp32 [wanted, vocab]; one row too many where none is wanted."""
+    def _of_nobody(self) -> list[Array]:
+        """The arrays behind a batch's own, where the first token's logits are wanted and no
+        sequence gets a token."""
+        num_slots, width = self._model.arena.history.shape
+        return [
+            np.zeros(1, dtype=np.int64),
+            np.full(1, (num_slots - 1) * width),
+            np.zeros(2, dtype=np.int64),
+            *limits(self._model.sampling, _NOBODY, 1),
+            np.full(1, 0.5),
+        ]
+
+    def _draw(self, logits: Tensor, inputs: _Inputs) -> None:
+        """A token a row, into the history too."""
+        history = self._model.arena.history
+        draw(logits, inputs.drawing, None, inputs.outcome)
+        history.view(-1)[inputs.places] = inputs.outcome[1:].to(history.dtype)
+
+    def _logits(self, inputs: _Inputs, positions: Tensor) -> Tensor:
+        """fp32 [wanted, vocab]; one row too many where none is wanted.
+
+        positions: int64 [tokens], the batch's, as the model looks them up.
+        """
         model, batch = self._model, inputs.batch
         tokens = model.arena.history[batch.token_slots, batch.positions].long()
         attention = PagedAttention(model.pool, model.arena, batch)
-        return model.forward.logits(tokens, batch.positions, attention, inputs.wanted)
+        return model.forward.logits(tokens, positions, attention, inputs.wanted)
+
+
+def _inputs(batch: HostBatch, tensors: Sequence[Tensor]) -> _Inputs:
+    """tensors: the batch's arrays and those of the other fields, on the device."""
+    num_batch = len(batch.arrays)
+    wanted, places, outcome, *drawing = tensors[num_batch:]
+    return _Inputs(batch.on_device(tensors[:num_batch]), wanted, places, outcome, drawing)

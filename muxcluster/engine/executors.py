@@ -36,10 +36,13 @@ def make_executor(spec: UnitSpec) -> Executor:
     module, name = _RANKS if spec.tp > 1 else _EXECUTORS[spec.partition]
     try:
         executor: Executor = getattr(import_module(module), name)(spec)
-    except ModuleNotFoundError as missing:
-        if missing.name != "msgspec":
+    except ImportError as missing:
+        if (missing.name or "").partition(".")[0] != "msgspec":
             raise
-        message = f"{spec.partition!r} runs worker processes, which need msgspec: install it"
+        message = (
+            f"{spec.partition!r} runs worker processes, which need msgspec for this Python "
+            f"({missing}): pip install 'muxcluster[serve]'"
+        )
         raise ConfigError(spec.unit_id, "partition", message) from missing
     return executor
 

@@ -13,14 +13,25 @@ class TokenForward(Protocol):
     """What runs a batch of tokens through a model."""
 
     def logits(
-        self, tokens: Tensor, positions: Tensor, attention: LayerAttention, wanted: Tensor | None
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        attention: LayerAttention,
+        wanted: Tensor | None,
+        out: Tensor | None = None,
     ) -> Tensor:
         """fp32 logits [len(wanted), vocab] of the tokens at `wanted`.
 
         tokens, positions: int64 [tokens]. wanted: int64, indices into them; only for these is
-        the output layer computed. None: all of them.
+        the output layer computed. None: all of them. out: fp32, of the result's shape; where the
+        logits go, which are then returned in it. None: a new tensor.
         """
         ...
+
+
+def finished(logits: Tensor, out: Tensor | None) -> Tensor:
+    """`logits` in fp32, in `out` where it is given: one pass over them at most."""
+    return logits.to(torch.float32) if out is None else out.copy_(logits)
 
 
 class Forward:
@@ -31,7 +42,12 @@ class Forward:
         self._picks_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     def logits(
-        self, tokens: Tensor, positions: Tensor, attention: LayerAttention, wanted: Tensor | None
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        attention: LayerAttention,
+        wanted: Tensor | None,
+        out: Tensor | None = None,
     ) -> Tensor:
         """As `TokenForward.logits`."""
         picks = self._picks_logits and wanted is not None
@@ -46,4 +62,4 @@ class Forward:
         logits: Tensor = output.logits[0]
         if not picks and wanted is not None:
             logits = logits[wanted]
-        return logits.to(torch.float32)
+        return finished(logits, out)

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import embedding, silu
 
 from muxcluster.engine.attention import LayerAttention, LayerCall
+from muxcluster.engine.forward import finished
 from muxcluster.engine.packing_cpu import PackedLinear
 
 
@@ -86,12 +87,16 @@ class FusedDecoder:
     head: PackedLinear
 
     def logits(
-        self, tokens: Tensor, positions: Tensor, attention: LayerAttention, wanted: Tensor | None
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        attention: LayerAttention,
+        wanted: Tensor | None,
+        out: Tensor | None = None,
     ) -> Tensor:
         """As `TokenForward.logits`."""
         hidden = embedding(tokens, self.embeddings)
         turns = self.turns[positions]
         for layer in self.layers:
             hidden = layer(hidden, turns, attention)
-        logits: Tensor = self.head(self.norm(hidden if wanted is None else hidden[wanted]))
-        return logits.to(torch.float32)
+        return finished(self.head(self.norm(hidden if wanted is None else hidden[wanted])), out)

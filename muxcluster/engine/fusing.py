@@ -68,12 +68,12 @@ def _layer(layer: Foreign, call: LayerCall, heads: tuple[int, int]) -> FusedLaye
         heads=num_heads,
         kv_heads=num_kv_heads,
         attention_norm=_norm(layer.input_layernorm),
-        qkv=PackedLinear(_joined(parts)),
+        qkv=PackedLinear(joined(parts)),
         query_norm=query_norm,
         key_norm=key_norm,
         output=PackedLinear(attention.o_proj),
         mlp_norm=_norm(layer.post_attention_layernorm),
-        gate_up=PackedLinear(_joined([mlp.gate_proj, mlp.up_proj])),
+        gate_up=PackedLinear(joined([mlp.gate_proj, mlp.up_proj])),
         down=PackedLinear(mlp.down_proj),
     )
     for linear in (*attention.children(), *mlp.children()):
@@ -101,7 +101,7 @@ def _in_pairs(linear: nn.Linear, num_heads: int) -> nn.Linear:
     return _linear(linear.weight[order], bias)
 
 
-def _joined(linears: Sequence[nn.Linear]) -> nn.Linear:
+def joined(linears: Sequence[nn.Linear]) -> nn.Linear:
     """One linear that yields what `linears` do, one after the other."""
     biases = [linear.bias for linear in linears]
     bias = None

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from muxcluster.core.job import Job
 from muxcluster.engine.executor import JobDone, JobFailed
-from muxcluster.engine.pipeline import JobRunner, Pipeline
+from muxcluster.engine.pipeline import IDLE_S, JobRunner, Pipeline
 
 _NAP_S = 5e-5
 """Between two looks at device and queue, while the device works and nothing follows yet."""
@@ -26,6 +26,7 @@ class Hand:
         self._tell = tell
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._is_closing = False
+        self._may_record = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
@@ -55,9 +56,14 @@ class Hand:
         if self._pipeline.must_end:
             self._tell(self._pipeline.end())
             return
+        is_idle = not len(self._pipeline)
+        wait_s = _NAP_S if not is_idle else IDLE_S if self._may_record else None
         try:
-            job = self._jobs.get(timeout=_NAP_S if len(self._pipeline) else None)
+            job = self._jobs.get(timeout=wait_s)
         except queue.Empty:
+            if is_idle:
+                self._may_record = self._pipeline.record_next()
             return
         if job is not None:
             self._pipeline.begin(job)
+            self._may_record = True

@@ -1,6 +1,6 @@
 """Steps on the CPU: inputs as they are, attention planned a step, sampling on arrays."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -21,6 +21,7 @@ from muxcluster.engine.pending import Pending, Ready, result_of
 from muxcluster.engine.prompt_positions import Asked, PromptPositions
 from muxcluster.engine.sampling.sampler import Sampled, sample
 from muxcluster.engine.sampling.slots import SlotSampling
+from muxcluster.engine.warm_up import WarmUp
 
 
 class RowsForward(Protocol):
@@ -106,8 +107,15 @@ class HostSteps:
         slots, columns = self._index(delta.slots), self._index(delta.columns)
         tables[slots, :, :, columns] = blocks.view(len(delta), *tables.shape[1:3])
 
-    def record(self, num_rows: int) -> None:
+    def warm_up(self, steps: Sequence[WarmUp]) -> None:
+        """Nothing is compiled."""
+
+    def record(self, num_rows: int, share: float) -> None:
         """Nothing is recorded."""
+
+    def record_next(self) -> bool:
+        """Nothing is recorded."""
+        return False
 
     def launch(self, rows: Rows, num_steps: int) -> Pending:
         """As `ModelRunner.launch`; done on return."""

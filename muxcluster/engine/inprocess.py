@@ -1,15 +1,20 @@
 """Workers as a fiction: every job runs in this process, inside `wait` (no sockets, no Ray)."""
 
+import os
 import threading
+import time
 from collections import deque
 from collections.abc import Sequence
+
+import torch
 
 from muxcluster.core.backends import ModelBackend
 from muxcluster.core.errors import EngineFailure
 from muxcluster.core.job import Job
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.executor import Outcome
-from muxcluster.engine.pipeline import Pipeline
+from muxcluster.engine.gpu.context import open_own_context
+from muxcluster.engine.pipeline import IDLE_S, Pipeline
 from muxcluster.engine.runner import UnitRunner
 
 
@@ -22,6 +27,8 @@ class InProcessExecutor:
         self._pipeline: Pipeline | None = None
         self._jobs: deque[Job] = deque()
         self._woken = threading.Event()
+        self._may_record = False
+        self._last_end_s = 0.0
         self.backends: tuple[ModelBackend, ...] = ()
 
     @property
@@ -30,8 +37,11 @@ class InProcessExecutor:
         return False
 
     def start(self) -> None:
+        open_own_context(torch.device(self._spec.device), os.environ)
         runner = UnitRunner(self._spec)
-        runner.record(self._spec.workers[0].worker_id)
+        worker_id = self._spec.workers[0].worker_id
+        runner.warm_up(worker_id)
+        runner.record(worker_id)
         self.backends = runner.backends
         self._pipeline = Pipeline(runner)
 
@@ -44,9 +54,15 @@ class InProcessExecutor:
         while self._jobs and not pipeline.must_end:
             pipeline.begin(self._jobs.popleft())
         if len(pipeline):
-            return [pipeline.end()]
-        self._woken.wait(timeout_s)
+            outcome = pipeline.end()
+            self._may_record, self._last_end_s = True, time.monotonic()
+            return [outcome]
+        if self._may_record and (timeout_s is None or timeout_s > IDLE_S):
+            timeout_s = IDLE_S
+        is_woken = self._woken.wait(timeout_s)
         self._woken.clear()
+        if not is_woken and self._may_record and time.monotonic() - self._last_end_s >= IDLE_S:
+            self._may_record = pipeline.record_next()
         return []
 
     def restart(self) -> None:

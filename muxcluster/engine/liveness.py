@@ -21,12 +21,14 @@ class Patience:
     """How long, in seconds, child processes may be silent before they are taken for hung.
 
     silence_s: a worker in a job that uses no processor time; any process that was stopped.
-    fork_s: an owner that was asked for a worker. load_s: an owner that loads, and uses no
-    processor time. job_s: shortest time limit of a job, however busy its worker is.
+    fork_s: an owner that was asked for a worker. start_s: a worker that was made, and does not
+    take jobs yet. load_s: an owner that loads, and uses no processor time. job_s: shortest time
+    limit of a job, however busy its worker is; it begins when the worker takes jobs.
     """
 
     silence_s: float = 10.0
     fork_s: float = 10.0
+    start_s: float = 60.0
     load_s: float = 60.0
     job_s: float = 60.0
 

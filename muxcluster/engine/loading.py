@@ -10,6 +10,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
@@ -18,11 +19,14 @@ from muxcluster.core.unitspec import ModelSpec
 from muxcluster.engine.attention import ATTENTION_NAME
 from muxcluster.engine.dummy import DummyWeights
 from muxcluster.engine.filling import fill, whole
+from muxcluster.engine.finite import check_forward
 from muxcluster.engine.hf_config import DTYPES, read_config
+from muxcluster.engine.merging import merge_products
 from muxcluster.engine.parallel.group import RankGroup
 from muxcluster.engine.parallel.loading import load_part
 from muxcluster.engine.probe import probe
 from muxcluster.engine.quiet import quiet_loading
+from muxcluster.engine.sameness import has_llama_layers
 from muxcluster.engine.skeleton import refusal, skeleton
 from muxcluster.engine.weights import check_weight_files
 
@@ -36,7 +40,8 @@ def load_model(spec: ModelSpec, device: str, group: RankGroup | None = None) -> 
     draws weights from `spec.seed`. group: of the ranks that the model is divided over; all of them
     must load it, and each holds and reads its part alone.
     Raises LoadError naming the file that is missing, corrupt, lacks a tensor or has one of a
-    wrong shape, or whose model cannot be divided, NotPaged where it cannot be served from a paged
+    wrong shape, or whose model cannot be divided, the directory where its logits are not finite,
+    NotPaged where it cannot be served from a paged
     cache; ValueError for an unknown load_format.
     """
     check_load_format(spec)
@@ -48,10 +53,18 @@ def load_model(spec: ModelSpec, device: str, group: RankGroup | None = None) -> 
         elif spec.load_format == "dummy":
             model = fill(skeleton(config, spec), DummyWeights(spec.seed, device), whole, device)
         else:
-            model = read_weights(config, spec, ATTENTION_NAME).to(device)
+            model = _on_device(read_weights(config, spec, ATTENTION_NAME), device)
         model.eval().requires_grad_(False)
         probe(model, spec, directory / "config.json")
+        check_forward(model, spec)
     return model
+
+
+def _on_device(model: nn.Module, device: str) -> nn.Module:
+    """`model` moved to `device`; on a GPU its merged products are laid out on the way."""
+    if torch.device(device).type == "cuda" and has_llama_layers(model):
+        merge_products(model, device)
+    return model.to(device)
 
 
 def check_load_format(spec: ModelSpec) -> None:

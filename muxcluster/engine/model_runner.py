@@ -1,5 +1,6 @@
 """One model of a unit in this process: applies a job's news, runs its forwards, samples."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -20,6 +21,7 @@ from muxcluster.engine.loaded_model import LoadedModel
 from muxcluster.engine.pending import Pending, RowsResult
 from muxcluster.engine.prompt_positions import PromptPositions
 from muxcluster.engine.sampling.slots import SlotSampling
+from muxcluster.engine.warm_up import WarmUp
 
 
 class Steps(Protocol):
@@ -33,8 +35,16 @@ class Steps(Protocol):
         """Entries of block tables."""
         ...
 
-    def record(self, num_rows: int) -> None:
+    def warm_up(self, steps: Sequence[WarmUp]) -> None:
+        """As `ModelRunner.warm_up`."""
+        ...
+
+    def record(self, num_rows: int, share: float) -> None:
         """As `ModelRunner.record`."""
+        ...
+
+    def record_next(self) -> bool:
+        """As `ModelRunner.record_next`."""
         ...
 
     def launch(self, rows: Rows, num_steps: int) -> Pending:
@@ -93,12 +103,21 @@ class ModelRunner:
         """The delta's blocks are in the block tables before the next rows run."""
         self._steps.write_tables(delta)
 
-    def record(self, num_rows: int) -> None:
-        """Record decode steps of up to `num_rows` rows now, on the calling thread's stream.
+    def warm_up(self, steps: Sequence[WarmUp]) -> None:
+        """Run steps that touch no sequence: what kernels they need is compiled."""
+        self._steps.warm_up(steps)
 
-        Else a batch size is recorded when it is first met, which takes some forwards.
+    def record(self, num_rows: int, share: float) -> None:
+        """Record the likeliest decode steps of up to `num_rows` rows now, for the calling thread's
+        stream. share: as of `decode_graphs.sizes_ahead`."""
+        self._steps.record(num_rows, share)
+
+    def record_next(self) -> bool:
+        """Record one more decode step that was met and is not recorded; whether there was one.
+
+        It takes some forwards; the calling thread's stream is the one of the steps.
         """
-        self._steps.record(num_rows)
+        return self._steps.record_next()
 
     def launch(self, rows: Rows, num_steps: int) -> Pending:
         """Give the rows to the device; with `num_steps` > 1 each goes on from its sampled token.

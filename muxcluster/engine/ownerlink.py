@@ -4,7 +4,7 @@ import select
 import socket
 from collections.abc import Mapping
 
-from muxcluster.channel.codec import Start, decode, encode
+from muxcluster.channel.codec import Ready, Start, decode, encode
 from muxcluster.channel.frames import FrameSocket
 from muxcluster.core.backends import ModelBackend
 from muxcluster.core.errors import EngineFailure
@@ -55,6 +55,8 @@ class OwnerLink(ChildProcess):
             module or OWNER_MODULE, (owner_control, owner_forks), environment=environment
         )
         self.control = FrameSocket(unit_control)
+        self.load_s = 0.0
+        """Seconds that the owner took to load, of those that `load` took."""
 
     def load(self, spec: UnitSpec) -> tuple[ModelBackend, ...]:
         """Tell the owner what to load and block until it has; how the models run.
@@ -71,7 +73,10 @@ class OwnerLink(ChildProcess):
         if frame is None:
             status = self.reap(STOP_GRACE_S)
             raise EngineFailure(f"the memory owner of {spec.unit_id} died loading: exit {status}")
-        return check_ready(decode(frame), spec.unit_id)
+        message = decode(frame)
+        if isinstance(message, Ready):
+            self.load_s = message.load_s
+        return check_ready(message, spec.unit_id)
 
     def _await_answer(self, spec: UnitSpec) -> None:
         """Block until the loading owner says something or dies; raises EngineFailure: it hung."""

@@ -11,17 +11,21 @@ from torch import Tensor
 
 from muxcluster.core.job import TokenLogprobs
 from muxcluster.core.padded import PaddedBatch
+from muxcluster.engine.sampling.plain import BROKEN
 from muxcluster.engine.sampling.sampler import Sampled
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowsResult:
-    """tokens: int32 [steps, sampling rows]. Logprobs, padded: as in `JobResult`, by row."""
+    """tokens: int32 [steps, sampling rows]. Logprobs, padded: as in `JobResult`, by row.
+
+    is_broken: bool [sampling rows], logits of some step were not finite (`Sampled.broken_rows`).
+    """
 
     tokens: NDArray[np.int32]
     logprobs: Mapping[int, tuple[TokenLogprobs, ...]]
     prompt_logprobs: Mapping[int, tuple[TokenLogprobs, ...]]
-    num_broken: int
+    is_broken: NDArray[np.bool_]
     padded: PaddedBatch | None = None
 
 
@@ -65,7 +69,7 @@ class Readback:
         self._prompt_logprobs: Mapping[int, tuple[TokenLogprobs, ...]] = {}
 
     def take(self, step: int, outcome: Tensor) -> None:
-        """outcome: int64 [at least 1 + rows], broken rows of all steps so far, then the tokens."""
+        """outcome: int64 [at least 1 + rows], as `plain.draw` leaves it."""
         self._host[step].copy_(outcome[: self._host.shape[1]], non_blocking=True)
 
     def close(self, prompt_logprobs: Mapping[int, tuple[TokenLogprobs, ...]]) -> Pending:
@@ -89,7 +93,7 @@ class Readback:
             tokens=outcomes[:, 1:].astype(np.int32),
             logprobs={},
             prompt_logprobs=self._prompt_logprobs,
-            num_broken=int(outcomes[-1, 0]),
+            is_broken=np.logical_or.reduce(outcomes[:, 1:] >= BROKEN),
         )
 
 
@@ -125,7 +129,7 @@ class InOrder:
                 for row in asking
             },
             prompt_logprobs=results[0].prompt_logprobs,
-            num_broken=sum(result.num_broken for result in results),
+            is_broken=np.logical_or.reduce([result.is_broken for result in results]),
         )
 
 
@@ -138,10 +142,13 @@ def result_of(
 
     rows: the job's sampling rows; the steps count these only.
     """
+    is_broken = np.zeros(len(rows), dtype=np.bool_)
+    for step in steps:
+        is_broken[list(step.broken_rows)] = True
     asking = [i for i in range(len(rows)) if i in steps[0].logprobs]
     return RowsResult(
         tokens=np.stack([step.tokens for step in steps]),
         logprobs={int(rows[i]): tuple(step.logprobs[i] for step in steps) for i in asking},
         prompt_logprobs=prompt_logprobs,
-        num_broken=sum(len(step.broken_rows) for step in steps),
+        is_broken=is_broken,
     )

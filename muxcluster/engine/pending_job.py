@@ -28,7 +28,8 @@ class PendingJob:
     def result(self) -> JobResult:
         """Waits for the job's end. Its seconds count from the launch."""
         job, done = self.job, self.pending.result()
-        if done.num_broken:
+        broken = np.flatnonzero(job.rows.samples)[done.is_broken].tolist()
+        if broken:
             logger.error("job %d: %s computed NaN or inf logits", job.job_id, job.model)
         return JobResult(
             job_id=job.job_id,
@@ -38,4 +39,5 @@ class PendingJob:
             logprobs=done.logprobs,
             prompt_logprobs=done.prompt_logprobs,
             padded=done.padded,
+            broken_rows=tuple(broken),
         )

@@ -57,7 +57,7 @@ def joined(results: Sequence[RowsResult], pieces: Sequence[slice]) -> RowsResult
         tokens=np.concatenate([result.tokens for result in results], axis=1),
         logprobs=_shifted([result.logprobs for result in results], starts),
         prompt_logprobs=_shifted([result.prompt_logprobs for result in results], starts),
-        num_broken=sum(result.num_broken for result in results),
+        is_broken=np.concatenate([result.is_broken for result in results]),
     )
 
 

@@ -11,6 +11,9 @@ from muxcluster.engine.executor import JobDone, JobFailed
 
 logger = logging.getLogger(__name__)
 
+IDLE_S = 0.05
+"""A worker that has had no job for so long uses the time to record steps."""
+
 _MOST = 2
 """Jobs begun at a time: the device works at one, and has the next when that ends."""
 
@@ -39,6 +42,11 @@ class JobRunner(Protocol):
 
     def waits(self, job: Job) -> bool:
         """True where `launch` returns when the job has ended: the host has a part in it."""
+        ...
+
+    def record_next(self) -> bool:
+        """Prepare something that jobs have wanted, some tenths of a second; whether there was any.
+        Called on the thread of `launch`, when no job is open."""
         ...
 
 
@@ -111,6 +119,14 @@ class Pipeline:
             result = replace(result, seconds=now - self._last_end_s)
         self._last_end_s = now
         return JobDone(result)
+
+    def record_next(self) -> bool:
+        """As `JobRunner.record_next`; where that fails, jobs run without."""
+        try:
+            return self._runner.record_next()
+        except Exception:
+            logger.exception("what jobs wanted could not be recorded")
+            return False
 
     def _failed(self, job: Job, error: Exception) -> JobFailed:
         self._sound.pop(job.worker_id, None)

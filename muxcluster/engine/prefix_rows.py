@@ -41,10 +41,11 @@ def group_arrays(prefixes: SharedPrefixes) -> tuple[NDArray[np.intp], NDArray[np
 def most_groups(num_rows: int) -> int:
     """Groups that a recorded step of so many rows has room for.
 
-    Beside the rows that share nothing and those that only fill up, one for every four rows: the
-    kernel takes groups to be as large as they are on average, and small ones gain little.
+    Beside the rows that share nothing and those that only fill up, one for every four rows of the
+    next power of two: the kernel takes groups to be as large as they are on average, and small ones
+    gain little. It is compiled for few such averages.
     """
-    return 2 + num_rows // 4
+    return 2 + (1 << (num_rows - 1).bit_length()) // 4
 
 
 def fits(prefixes: SharedPrefixes | None, num_rows: int) -> bool:
@@ -100,5 +101,5 @@ class Reordered:
             prompt_logprobs={
                 int(self.order[row]): each for row, each in done.prompt_logprobs.items()
             },
-            num_broken=done.num_broken,
+            is_broken=done.is_broken[columns],
         )

@@ -1,6 +1,7 @@
 """The executor whose workers are child processes of a memory owner (DESIGN.md §4)."""
 
 import logging
+import math
 import selectors
 import time
 from collections.abc import Sequence
@@ -17,6 +18,11 @@ from muxcluster.engine.ownerlink import OwnerLink
 from muxcluster.engine.workerlink import GONE, WorkerLink
 
 logger = logging.getLogger(__name__)
+
+SETTLED_S = 10.0
+"""Seconds without a loss before a spare is made, or looked after, while no job runs."""
+MOST_PREPARING_S = 30.0
+"""So much later it is made though jobs run: its imports take a core some seconds."""
 
 
 class ProcessExecutor(ChildExecutor):
@@ -37,6 +43,7 @@ class ProcessExecutor(ChildExecutor):
         self._owner: OwnerLink | None = None
         self._workers: dict[int, WorkerLink] = {}
         self._ledger = self._new_ledger()
+        self._prepare_s = math.inf
 
     @property
     def owner_pid(self) -> int:
@@ -58,6 +65,7 @@ class ProcessExecutor(ChildExecutor):
                 outcomes.extend(self._hear(worker))
             if self._is_beat_due():
                 outcomes.extend(self._beat())
+                self._prepare_in_time(time.monotonic())
         except TimeoutError:
             return [self._lose_owner("hung")]
         except GONE:  # no new worker for a dead one: the owner is dead too
@@ -65,8 +73,10 @@ class ProcessExecutor(ChildExecutor):
         return outcomes
 
     def _make_processes(self) -> None:
+        started_s = time.monotonic()
         self._owner = self._ground.owner(self._patience)
         self.backends = self._owner.load(self._spec)
+        loaded_s = time.monotonic()
         self._ledger = self._new_ledger()
         self._selector.register(self._owner.control, selectors.EVENT_READ, self._owner)
         try:
@@ -75,6 +85,32 @@ class ProcessExecutor(ChildExecutor):
         except (*GONE, TimeoutError) as error:
             message = f"the memory owner of {self._spec.unit_id} was lost before it made a worker"
             raise EngineFailure(message) from error
+        now = time.monotonic()
+        self._prepare_s = now + SETTLED_S
+        logger.info(
+            "%s: its processes are ready after %.1f s: %.1f s until the owner ran, %.1f s loading, "
+            "%.1f s for the workers",
+            self._spec.unit_id,
+            now - started_s,
+            loaded_s - started_s - self._owner.load_s,
+            self._owner.load_s,
+            now - loaded_s,
+        )
+
+    def prepare(self) -> None:
+        """Have the ground ready for the next owner now."""
+        self._ground.prepare(self._patience)
+
+    def _prepare_in_time(self, now: float) -> None:
+        """When nothing runs, at last all the same."""
+        is_busy = any(worker.is_busy for worker in self._workers.values())
+        if now > self._prepare_s + (MOST_PREPARING_S if is_busy else 0.0):
+            self._prepare_s = now + SETTLED_S
+            self.prepare()
+
+    def close(self) -> None:
+        super().close()
+        self._ground.close()
 
     def _kill_processes(self) -> None:
         owner = self._owner
@@ -84,18 +120,29 @@ class ProcessExecutor(ChildExecutor):
     def _fork(self, seat_id: int) -> None:
         assert self._owner is not None, "a worker without an owner"
         frames, pid = self._owner.fork(seat_id)
-        worker = WorkerLink(seat_id, frames, pid, self._limits)
+        start_by_s = time.monotonic() + self._patience.start_s
+        worker = WorkerLink(seat_id, frames, pid, self._limits, start_by_s)
         self._ledger.forget_worker(seat_id)
         self._workers[seat_id] = worker
         self._selector.register(worker.frames, selectors.EVENT_READ, worker)
 
     def _hear(self, worker: WorkerLink) -> Sequence[Outcome]:
-        outcome = worker.hear(time.monotonic())
-        if outcome is None:
+        outcomes = worker.hear(time.monotonic())
+        if outcomes is None:
             return self._replace(worker, "its worker process died")
-        if isinstance(outcome, JobDone):
+        if not outcomes:  # it has started
+            self._is_doubtful = self._has_doubts()
+        if any(isinstance(outcome, JobDone) for outcome in outcomes):
             self._losses.job_finished()
-        return [outcome]
+        return outcomes
+
+    def _has_doubts(self) -> bool:
+        """Whether some process may be lost, or has not started yet."""
+        assert self._owner is not None, "not started"
+        workers = self._workers.values()
+        pulses = [self._owner.pulse, *(worker.pulse for worker in workers)]
+        is_starting = not all(worker.is_serving for worker in workers)
+        return is_starting or any(pulse.is_doubtful for pulse in pulses)
 
     def _beat(self) -> Sequence[Outcome]:
         """Take every pulse, replace workers that hang. Raises TimeoutError: the owner hangs."""
@@ -108,21 +155,20 @@ class ProcessExecutor(ChildExecutor):
             cause = worker.check(time.monotonic())
             if cause is not None:
                 outcomes.extend(self._replace(worker, cause))
-        pulses = [self._owner.pulse, *(worker.pulse for worker in self._workers.values())]
-        self._is_doubtful = any(pulse.is_doubtful for pulse in pulses)
+        self._is_doubtful = self._has_doubts()
         busy = [worker for worker in self._workers.values() if worker.is_busy]
         if busy and not any(worker.pulse.has_missed for worker in busy):
             outcomes.append(StillRunning())
         return outcomes
 
     def _replace(self, worker: WorkerLink, cause: str) -> Sequence[Outcome]:
-        """A new worker in the lost one's place, which the owner kills if it still lives."""
+        """A new worker in the lost one's place, which the owner kills if it still lives. The unit
+        recovers until it has started."""
         logger.warning("worker %d of %s: %s", worker.worker_id, self._spec.unit_id, cause)
         self._is_doubtful = True
         self._drop(worker)
         self._losses.worker_lost(worker.worker_id, worker.num_rows, time.monotonic())
         self._fork(worker.worker_id)
-        self._is_doubtful = False
         return worker.lose(cause)
 
     def _lose_owner(self, how: str) -> OwnerLost:

@@ -34,11 +34,14 @@ class Grid:
 
 
 def fits(spec: UnitSpec, point: Point) -> bool:
-    """True where the unit's only model has the context, the slots and the blocks for `point`."""
+    """True where the unit's only model has the context, the slots and the blocks for `point`, and
+    the sequences are one padded batch where the model is loaded and pads."""
     (model,) = spec.models
+    padded = model.padded
     columns = -(-point.tokens // model.shape.block_tokens(spec.block_bytes))
     return (
         point.tokens <= model.max_model_len
         and point.batch <= min(model.max_seqs, spec.scheduler.max_decode_rows)
         and point.batch * columns * model.shape.blocks_per_column <= spec.num_blocks
+        and (padded is None or padded.row_bytes.of(point.batch, point.tokens) <= padded.limit_bytes)
     )

@@ -14,6 +14,9 @@ from muxcluster.engine.profiling_grid import Point
 from muxcluster.kvcache.cache import KvCache
 from muxcluster.kvcache.model import KvModel, Shortage
 
+_FORMING_STEPS = 2
+_STEPS_AHEAD = 8
+"""Steps of a padded batch in a row, before it is formed again at its first context."""
 _GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
 
 
@@ -58,13 +61,20 @@ class ProfileJobs:
         self._post = post
         self._model = next(model for model in spec.models if model.name == post.model)
         self._budget = spec.scheduler.token_budget
-        self._kv, self._ids = books.kv, books.ids
+        self._kv, self._ids = books.kv.of(self._model.name), books.ids
         self._open: NDArray[np.int32] = np.empty(0, dtype=np.int32)
         self._random = np.random.default_rng(self._model.seed)
+        self._num_decodes = 0
+
+    @property
+    def num_forming_steps(self) -> int:
+        """Decodes after a prefill that take longer than those that follow."""
+        return 0 if self._model.padded is None else _FORMING_STEPS
 
     def prefill(self, point: Point) -> list[Job]:
         """Random new prompts in the place of the last ones: one job where the token budget allows,
         else as few as it needs. `point` must fit (profiling_grid.fits)."""
+        self._num_decodes = 0
         slots = self._reopen(point.batch)
         tables = self._grow(slots, point.tokens)
         admissions = tuple(self._admission(slot, point.tokens) for slot in slots.tolist())
@@ -77,12 +87,20 @@ class ProfileJobs:
     def decode(self, point: Point) -> Job:
         """One step of the sequences of the last `prefill` of the same batch and length.
 
-        Each row attends to `point.tokens` tokens, its own included.
+        Each row attends to `point.tokens` tokens, its own included. In a padded batch, which stays
+        together only where every step goes one token ahead, to some fewer: the last of
+        `_STEPS_AHEAD` + 1 steps attends to so many.
         """
         slots = self._open
+        last = point.tokens - 1
+        start = last
+        if self._model.padded is not None:
+            first = max(1, last - _STEPS_AHEAD)
+            start = first + self._num_decodes % max(1, last - first + 1)
+        self._num_decodes += 1
         rows = Rows(
             slots=slots,
-            starts=np.full_like(slots, point.tokens - 1),
+            starts=np.full_like(slots, start),
             counts=np.ones_like(slots),
             samples=np.ones(len(slots), dtype=np.bool_),
         )
@@ -90,10 +108,10 @@ class ProfileJobs:
 
     def _reopen(self, batch: int) -> NDArray[np.int32]:
         for slot in self._open.tolist():
-            self._kv.close(self._model.name, slot)
+            self._kv.close(slot)
         self._open = np.arange(batch, dtype=np.int32) + np.int32(self._post.first_slot)
         for slot in self._open.tolist():
-            self._kv.open(self._model.name, slot, ())
+            self._kv.open(slot, ())
         return self._open
 
     def _prompt_rows(self, point: Point) -> Sequence[Rows]:
@@ -102,13 +120,15 @@ class ProfileJobs:
         return [replace(each, slots=each.slots + first) for each in rows]
 
     def _grow(self, slots: NDArray[np.int32], tokens: int) -> TableDelta:
-        grown = self._kv.grow(self._model.name, slots, np.full_like(slots, tokens))
+        grown = self._kv.grow(slots, np.full_like(slots, tokens))
         assert not isinstance(grown, Shortage), "a point that does not fit"
         return grown
 
     def _admission(self, slot: int, tokens: int) -> Admission:
         prompt = self._random.integers(self._model.vocab_size, size=tokens, dtype=np.int32)
-        return Admission(slot, f"profile-{slot}", prompt, tokens, _GREEDY)
+        # decodes of padded batches begin before its end, and only outputs are sampled
+        num_prompt = tokens if self._model.padded is None else max(1, tokens - _STEPS_AHEAD)
+        return Admission(slot, f"profile-{slot}", prompt, num_prompt, _GREEDY)
 
     def _job(
         self,

@@ -6,11 +6,13 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
 
+from muxcluster.core.backends import as_loaded
 from muxcluster.core.job import Job, WorkerSlot
-from muxcluster.core.unitspec import UnitSpec
+from muxcluster.core.unitspec import ModelSpec, UnitSpec
+from muxcluster.engine.dense.places import num_batches
 from muxcluster.engine.executor import Executor, JobDone
 from muxcluster.engine.executors import make_executor
-from muxcluster.engine.profiling import check_outcome, run_jobs, samples_of
+from muxcluster.engine.profiling import check_outcome, run_jobs, samples_of, warm_up_decode
 from muxcluster.engine.profiling_grid import Grid, Point, fits
 from muxcluster.engine.profiling_jobs import Books, Post, ProfileJobs
 from placement.cost import Pair, PairedJob
@@ -44,17 +46,22 @@ def pair_points(specs: Sequence[UnitSpec], grid: Grid) -> tuple[PairPoint, ...]:
         PairPoint(one.models[0].name, prefill, other.models[0].name, decode)
         for one, other in product(specs, specs)
         for share, rest in splits
-        if (prefill := _largest(one, share, (1,), grid.lengths)) is not None
-        and (decode := _largest(other, rest, grid.batches, grid.lengths)) is not None
+        if (prefill := _largest(specs, one, share, replace(grid, batches=(1,)))) is not None
+        and (decode := _largest(specs, other, rest, grid)) is not None
         and _have_slots(one, prefill, other, decode)
     )
 
 
-def _largest(
-    spec: UnitSpec, share: float, batches: Sequence[int], lengths: Sequence[int]
-) -> Point | None:
-    points = [Point(share, batch, tokens) for batch, tokens in product(batches, lengths)]
-    found = [point for point in points if fits(spec, point)]
+def _largest(specs: Sequence[UnitSpec], spec: UnitSpec, share: float, grid: Grid) -> Point | None:
+    """The largest point that fits `spec`; with padded batches its slab must not need more blocks
+    than `spec` has beside its own."""
+    points = [Point(share, batch, tokens) for batch, tokens in product(grid.batches, grid.lengths)]
+    shares = len(grid.shares)
+    found = [
+        point
+        for point in points
+        if fits(spec, point) and _slab_blocks(specs, spec, point, shares) <= spec.num_blocks
+    ]
     return max(found, key=lambda point: (point.batch, point.tokens), default=None)
 
 
@@ -65,17 +72,50 @@ def _have_slots(one: UnitSpec, prefill: Point, other: UnitSpec, decode: Point) -
 
 def paired_spec(specs: Sequence[UnitSpec], points: Sequence[PairPoint]) -> UnitSpec:
     """A unit of all the models, with a worker for prefills and one for decodes, and a KV pool that
-    is just large enough."""
+    is just large enough: with padded batches twice as large, as their slabs may take half of it.
+
+    specs: as loaded.
+    """
     first = specs[0]
     shares = {point.prefill.share for point in points} | {point.decode.share for point in points}
     rungs = tuple(sorted(shares))
+    num_blocks = max(_blocks(specs, point) for point in points)
+    slab = max(
+        _slab_blocks(specs, spec, each, len(rungs))
+        for spec in specs
+        for each in _points_of(spec.models[0].name, points)
+    )
     return replace(
         first,
-        models=tuple(spec.models[0] for spec in specs),
-        num_blocks=max(_blocks(specs, point) for point in points),
+        models=tuple(_as_short_as(spec.models[0], points) for spec in specs),
+        num_blocks=2 * max(num_blocks, slab) if slab else num_blocks,
         workers=(WorkerSlot(_PREFILLS, rungs), WorkerSlot(_DECODES, rungs)),
         num_host_blocks=0,
     )
+
+
+def _points_of(model: str, points: Sequence[PairPoint]) -> list[Point]:
+    prefills = [each.prefill for each in points if each.prefill_model == model]
+    return prefills + [each.decode for each in points if each.decode_model == model]
+
+
+def _as_short_as(model: ModelSpec, points: Sequence[PairPoint]) -> ModelSpec:
+    """A padded model's slab holds its longest sequence: here the longest of `points`."""
+    if model.padded is None:
+        return model
+    return replace(model, max_model_len=1 + max(p.tokens for p in _points_of(model.name, points)))
+
+
+def _slab_blocks(specs: Sequence[UnitSpec], spec: UnitSpec, point: Point, num_shares: int) -> int:
+    """Blocks of half a pool such that an even part of them holds the padded batches of `point`; 0
+    where no batch is padded. num_shares: rungs of each of the two workers."""
+    padded = spec.models[0].padded
+    if padded is None:
+        return 0
+    rungs = (1.0,) * num_shares
+    batches = num_batches(replace(spec, workers=(WorkerSlot(0, rungs), WorkerSlot(1, rungs))))
+    num_bytes = batches * padded.row_bytes.of(point.batch, point.tokens + 1)
+    return len(specs) * -(-num_bytes // spec.block_bytes)
 
 
 def _blocks(specs: Sequence[UnitSpec], point: PairPoint) -> int:
@@ -105,6 +145,7 @@ def measure_pairs(
     executor = executor or make_executor(spec)
     try:
         executor.start()
+        spec = as_loaded(spec, executor.backends)
         found = []
         for point in points:
             found.append(pair_at(executor, spec, point, repeats))
@@ -121,6 +162,7 @@ def pair_at(executor: Executor, spec: UnitSpec, point: PairPoint, repeats: int) 
     post = Post(point.decode_model, _DECODES, first_slot=point.prefill.batch)
     decodes = ProfileJobs(spec, post, books)
     run_jobs(executor, decodes.prefill(point.decode))
+    warm_up_decode(executor, decodes, point.decode)
     turns = (
         _Turns(lambda: prefills.prefill(point.prefill)),
         _Turns(lambda: [decodes.decode(point.decode)]),

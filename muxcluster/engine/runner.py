@@ -19,6 +19,7 @@ from muxcluster.engine.dense.model import DenseModel
 from muxcluster.engine.dense.slab import Slab, slab_for
 from muxcluster.engine.forward import Forward, TokenForward
 from muxcluster.engine.fusing import fuse, is_fusible
+from muxcluster.engine.kernel_fusing import forward_on_gpu, packed_decoder
 from muxcluster.engine.loading import load_model
 from muxcluster.engine.model_runner import ModelRunner
 from muxcluster.engine.packing_cpu import pack_linears
@@ -28,7 +29,7 @@ from muxcluster.engine.pending_job import PendingJob
 from muxcluster.engine.pieces import PieceThreads, cut
 from muxcluster.engine.prefix_rows import Reordered, side_by_side
 from muxcluster.engine.sameness import NotTheSame
-from muxcluster.engine.swapping import forward_on_gpu
+from muxcluster.engine.warm_up import prompt_steps, token_steps
 
 logger = logging.getLogger(__name__)
 
@@ -62,9 +63,11 @@ class UnitRunner:
         Raises LoadError naming the file of a model that cannot be loaded.
         """
         self._spec = spec
-        capture = capture or capture_for(torch.device(spec.device))
+        self._device = torch.device(spec.device)
+        capture = capture or capture_for(self._device)
         self._group = group
-        self._is_cpu = torch.device(spec.device).type == "cpu"
+        self._is_cpu = self._device.type == "cpu"
+        self._use_device()
         self.memory = memory or self._all_loaded()
         models, self.arena = self.memory.forwards, self.memory.arena
         self._copies = UnitCopies(spec, self.arena)
@@ -94,6 +97,7 @@ class UnitRunner:
         with copies has ended on return.
         """
         started = time.monotonic()
+        self._use_device()
         self._use_share(job.share)
         if job.copies:
             self._copies.run(job.copies)
@@ -112,17 +116,45 @@ class UnitRunner:
         return bool(job.copies) or self._models[job.model].waits(job.rows)
 
     @torch.inference_mode()
-    def record(self, worker_id: int) -> None:
-        """Record the decode steps of all models for the calling thread's stream, ahead of need.
+    def warm_up(self, worker_id: int) -> None:
+        """Compile what kernels the jobs of `worker_id` can need, by steps that touch no sequence.
 
-        Nothing where `worker_id` never decodes.
+        Other runners of this process, at other shares too, need not do it again.
         """
+        self._use_device()
         (worker,) = (each for each in self._spec.workers if each.worker_id == worker_id)
-        if worker.phases <= {Phase.PREFILL}:
+        policy = self._spec.scheduler
+        for model in self._spec.models:
+            most = min(model.max_seqs, max(policy.max_decode_rows, policy.token_budget))
+            shares = policy.shared_prefix_tokens > 0 and model.prefix_caching
+            steps = token_steps(most, shares=shares)
+            if not worker.phases <= {Phase.DECODE}:
+                steps = [*prompt_steps(most, model.max_model_len), *steps]
+            self._models[model.name].warm_up(steps)
+
+    @torch.inference_mode()
+    def record(self, worker_id: int, share: float = 1.0) -> None:
+        """Record the likeliest decode steps of all models for the calling thread's stream.
+
+        share: of the SMs that it has. Nothing where `worker_id` has no decode jobs: what steps a
+        worker of mixed jobs decodes in is recorded when it is met.
+        """
+        self._use_device()
+        (worker,) = (each for each in self._spec.workers if each.worker_id == worker_id)
+        if Phase.DECODE not in worker.phases:
             return
         for model in self._spec.models:
             most = min(model.max_seqs, self._spec.scheduler.max_decode_rows)
-            self._models[model.name].record(most)
+            self._models[model.name].record(most, share / worker.shares[-1])
+
+    @torch.inference_mode()
+    def record_next(self) -> bool:
+        """Record one more decode step that was met and is not recorded; whether there was one.
+
+        For the calling thread's stream, when it has nothing else to do.
+        """
+        self._use_device()
+        return any(model.record_next() for model in self._models.values())
 
     def _run(self, model: ModelRunner, job: Job) -> Pending:
         """The rows at once, or in pieces side by side where the CPU is faster so."""
@@ -145,16 +177,24 @@ class UnitRunner:
         model = load(spec, self._spec.device, self._group)
         if isinstance(model, DenseModel):
             return slab_for(model, spec, self._spec)
-        if self._is_cpu and self._group is None and is_fusible(model):
+        fuses = self._spec.fuses_layers
+        if not self._is_cpu:
+            return forward_on_gpu(model, spec, fuses=fuses)
+        if fuses and is_fusible(model):
+            make = fuse if self._group is None else packed_decoder
             try:
-                return fuse(model, spec.max_model_len)
+                return make(model, spec.max_model_len)
             except NotTheSame as error:
                 logger.warning("%s runs unfused: %s", spec.name, error)
-                model = load_model(spec, self._spec.device)
-        if not self._is_cpu:
-            return forward_on_gpu(model, spec, swaps=self._spec.swaps_modules)
+                model = load_model(spec, self._spec.device, self._group)
         pack_linears(model)
         return Forward(model)
+
+    def _use_device(self) -> None:
+        """Make the unit's device the calling thread's: Triton launches on that one, wherever the
+        tensors are, and a new thread begins with the first."""
+        if self._device.type == "cuda" and self._device.index is not None:
+            torch.cuda.set_device(self._device)
 
     def _use_share(self, share: float) -> None:
         """An SM share of a CPU is a number of threads."""

@@ -27,7 +27,11 @@ Foreign = Any
 """A module of transformers, of whose attributes mypy knows nothing."""
 
 
-class NotTheSame(Exception):
+class NotFusible(Exception):
+    """The model cannot be rebuilt; the text says why."""
+
+
+class NotTheSame(NotFusible):
     """The rebuilt model computes something else."""
 
 
@@ -64,22 +68,22 @@ class Answer:
 
     def check(self, other: "Answer") -> None:
         """Raises NotTheSame unless `other` is this one but for rounding."""
-        difference = (other.logits - self.logits).abs().max() / self.logits.abs().max()
+        difference = float((other.logits - self.logits).abs().max() / self.logits.abs().max())
         if other.calls != self.calls or not difference <= _TOLERANCE[self.dtype]:
-            raise NotTheSame(f"logits of the fused model differ by {float(difference):.2g}")
+            raise NotTheSame(f"logits of the fused model differ by {difference:.2g}")
 
 
 def ask(forward: TokenForward, model: Foreign, num_positions: int) -> Answer:
     """Runs `forward`, made of `model`; num_positions: most tokens of a sequence."""
-    embeddings = model.get_input_embeddings().weight
+    weight = next(model.parameters())
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(0, model.config.vocab_size, (NUM_TOKENS,), generator=generator)
     positions = torch.linspace(0, num_positions - 1, NUM_TOKENS).long()
     wanted = torch.arange(NUM_TOKENS)
     attention = WholeAttention()
-    places = [each.to(embeddings.device) for each in (tokens, positions, wanted)]
+    places = [each.to(weight.device) for each in (tokens, positions, wanted)]
     logits = forward.logits(places[0], places[1], attention, places[2])
-    return Answer(logits, attention.calls, embeddings.dtype)
+    return Answer(logits, attention.calls, weight.dtype)
 
 
 def has_llama_layers(model: Foreign) -> bool:

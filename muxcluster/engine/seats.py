@@ -7,7 +7,7 @@ seat a rung where a share is fixed when a process or a context is made (MPS, gre
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from muxcluster.core.job import Job, Phase, WorkerSlot
+from muxcluster.core.job import Job, WorkerSlot
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,13 +17,6 @@ class Seat:
     seat_id: int
     worker_id: int
     share: float | None = None
-
-
-def runs_decodes(seat: Seat, workers: Sequence[WorkerSlot]) -> bool:
-    """Whether decode steps may run in the seat: mixed jobs have the largest share of a worker."""
-    worker = next(each for each in workers if each.worker_id == seat.worker_id)
-    is_whole = seat.share in (None, worker.shares[-1])
-    return Phase.DECODE in worker.phases or (Phase.MIXED in worker.phases and is_whole)
 
 
 def slot_seats(workers: Sequence[WorkerSlot]) -> tuple[Seat, ...]:

@@ -20,10 +20,10 @@ from muxcluster.engine.executors import make_executor
 from muxcluster.engine.inbox import Inbox, Message
 from muxcluster.engine.joblog import JobLog
 from muxcluster.engine.rehearsal import rehearse
-from muxcluster.scheduling.batch_memory import BatchSpace
+from muxcluster.scheduling.memory.batch_memory import BatchSpace
 from muxcluster.scheduling.packing import PACKINGS
-from muxcluster.scheduling.prediction_measured import MeasuredSeed
 from muxcluster.scheduling.scheduler import UnitScheduler
+from muxcluster.scheduling.steptime.measured import MeasuredSeed
 
 logger = logging.getLogger(__name__)
 

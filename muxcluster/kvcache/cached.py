@@ -6,10 +6,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from muxcluster.kvcache.eviction import EvictionOrder
-from muxcluster.kvcache.modelkv import ModelKv
+from muxcluster.kvcache.ledger import BlockLedger
+from muxcluster.kvcache.model_kv import ModelKv
 from muxcluster.kvcache.pins import Pins
 from muxcluster.kvcache.pool import BlockPool
-from muxcluster.kvcache.quota import BlockLedger
 
 
 class CachedColumns:

@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from muxcluster.kvcache.ids import IdStack
+from muxcluster.kvcache.free_ids import IdStack
 
 
 class ColumnStore:

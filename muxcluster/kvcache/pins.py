@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from muxcluster.core.job import Side
 from muxcluster.kvcache.eviction import EvictionOrder
-from muxcluster.kvcache.modelkv import ModelKv
+from muxcluster.kvcache.model_kv import ModelKv
 from muxcluster.kvcache.pool import OWNER_BIT
 
 

@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from muxcluster.core.job import Side
-from muxcluster.kvcache.ids import IdStack
+from muxcluster.kvcache.free_ids import IdStack
 
 OWNER_BIT = {Side.LEFT: 1, Side.RIGHT: 2}
 """Ownership flags of a block: a left and a right owner may hold the same block (BROS §5)."""

@@ -7,8 +7,8 @@ compute, the other the one most bound by memory.
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from muxcluster.offline.feeding import BatchFeeder, Room
-from muxcluster.offline.feeding_forecast import WorkingSetForecast
+from muxcluster.offline.feed.feeder import BatchFeeder, Room
+from muxcluster.offline.feed.forecast import WorkingSetForecast
 
 _CHUNKS = 3
 """Prompts that no job is denied memory for: one chunk of them is computed, two more wait."""

@@ -6,8 +6,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from muxcluster.offline.feeding import BatchFeeder
-from muxcluster.offline.prompts import Prompts
+from muxcluster.offline.feed.feeder import BatchFeeder
+from muxcluster.offline.prefix.prompts import Prompts
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -8,19 +8,20 @@ from muxcluster.core.job import Phase
 from muxcluster.core.unitspec import ModelSpec, SchedulerSpec, UnitSpec
 from muxcluster.kvcache.cache import KvCache
 from muxcluster.kvcache.model import KvModel
+from muxcluster.kvcache.model_cache import ModelCache
 from muxcluster.scheduling.lanes import LANES
 from muxcluster.scheduling.lanes.adbs import AdbsLane
-from muxcluster.scheduling.lanes.desk import Lane
+from muxcluster.scheduling.lanes.sharing_gain import SharingJudge
 from muxcluster.scheduling.lanes.unsharing import UnsharingLane
-from muxcluster.scheduling.modelstate import ModelState
+from muxcluster.scheduling.lanes.view import Lane
+from muxcluster.scheduling.memory.quotas import floors, split, weights
 from muxcluster.scheduling.packing.batch import Limits
-from muxcluster.scheduling.prediction import StepTimes
-from muxcluster.scheduling.prediction_copies import CopyTimes
-from muxcluster.scheduling.prediction_seed import Seed
-from muxcluster.scheduling.quotas import floors, split, weights
-from muxcluster.scheduling.rates import LoadMeter
 from muxcluster.scheduling.shares import ShareLedger
-from muxcluster.scheduling.sharing_gain import SharingJudge
+from muxcluster.scheduling.state.model import ModelState
+from muxcluster.scheduling.state.rates import LoadMeter
+from muxcluster.scheduling.steptime.copies import CopyTimes
+from muxcluster.scheduling.steptime.seed import Seed
+from muxcluster.scheduling.steptime.step_times import StepTimes
 
 _RATE_PERIODS = 4.0
 """Time constant of measured rates, in quota periods."""
@@ -35,12 +36,14 @@ def chosen(policies: Mapping[str, Policy], name: str, what: str) -> Policy:
     return policies[name]
 
 
-def model_state(spec: ModelSpec, unit: UnitSpec, *, keeps_output: bool) -> ModelState:
+def model_state(
+    spec: ModelSpec, unit: UnitSpec, kv: ModelCache, *, keeps_output: bool
+) -> ModelState:
     """A model without requests; its load is the planned one. keeps_output: see SlotTable."""
     mean_tokens = spec.mean_prompt_tokens + spec.mean_output_tokens
     time_constant_s = _RATE_PERIODS * unit.scheduler.quota_period_s
     meter = LoadMeter(spec.rate_per_s, mean_tokens, time_constant_s)
-    return ModelState(spec, unit.block_bytes, meter, keeps_output=keeps_output)
+    return ModelState(spec, kv, meter, keeps_output=keeps_output)
 
 
 def limits(policy: SchedulerSpec, max_steps: int) -> Limits:
@@ -86,36 +89,34 @@ def check_workers(name: str, phases: Iterable[Phase], shares: ShareLedger) -> No
             raise ValueError(f"lane {name!r} needs a worker that runs {phase}")
 
 
-def kv_cache(
-    unit: UnitSpec,
-    models: Sequence[ModelState],
-    *,
-    uses_quotas: bool,
-    has_block_ids: bool,
-    lends: bool = False,
-) -> tuple[KvCache, dict[str, int]]:
-    """The cache, and the blocks one sequence of each model can always count on.
-
-    With quotas the pool is split by planned rate × mean blocks of a request, nobody below its
-    floor. lends: batch sequences lend blocks, which then have ids. Raises ValueError where the
-    pool holds not one column of each model.
-    """
-    carry = {model.name: unit.num_blocks for model in models}
-    quotas = carry
-    least = floors(models, unit.num_blocks)
-    if uses_quotas:
-        carry, quotas = least, split(models, weights(models), least, unit.num_blocks)
-    cache = KvCache(
+def kv_cache(unit: UnitSpec, *, has_block_ids: bool, lends: bool) -> KvCache:
+    """The cache of the unit, without quotas. lends: sequences lend blocks, which then have ids."""
+    return KvCache(
         unit.num_blocks,
         unit.block_bytes,
         _kv_models(unit, unit.scheduler.shared_prefix_tokens if has_block_ids else 0),
-        quotas,
+        {},
         has_block_ids=has_block_ids or lends,
         num_host_blocks=unit.num_host_blocks if lends else 0,
         is_bidirectional=lends,
         saves_lazily=unit.scheduler.saves_lazily,
     )
-    return cache, carry
+
+
+def carried_blocks(
+    kv: KvCache, models: Sequence[ModelState], *, uses_quotas: bool
+) -> dict[str, int]:
+    """The blocks that one sequence of each model can always count on, by model name.
+
+    With quotas the pool is split by planned rate × mean blocks of a request, no model below its
+    floor, and these quotas are set. Raises ValueError where the pool cannot hold one column of each
+    model.
+    """
+    least = floors(models, kv.num_blocks)
+    if not uses_quotas:
+        return {model.name: kv.num_blocks for model in models}
+    kv.set_quotas(split(models, weights(models), least, kv.num_blocks))
+    return least
 
 
 def _kv_models(unit: UnitSpec, shared_tokens: int) -> tuple[KvModel, ...]:

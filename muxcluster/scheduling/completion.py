@@ -5,15 +5,16 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from muxcluster.core.errors import NonFiniteLogits
 from muxcluster.core.events import Event, FinishReason, StepOutput
 from muxcluster.core.job import Job, JobResult, Phase, Rows, TokenLogprobs
-from muxcluster.scheduling.deadlines import set_deadlines
-from muxcluster.scheduling.live import LiveRequest
-from muxcluster.scheduling.memory import Memory
-from muxcluster.scheduling.modelstate import ModelState
-from muxcluster.scheduling.slots import SlotTable
-from muxcluster.scheduling.stopping import Cut, cut
-from muxcluster.scheduling.surplus import result_without_ended, without_ended
+from muxcluster.scheduling.lookahead.surplus import result_without_ended, without_ended
+from muxcluster.scheduling.memory.admission import Memory
+from muxcluster.scheduling.state.deadlines import set_deadlines
+from muxcluster.scheduling.state.live import LiveRequest
+from muxcluster.scheduling.state.model import ModelState
+from muxcluster.scheduling.state.slots import SlotTable
+from muxcluster.scheduling.state.stopping import Cut, cut
 
 _NO_TOKENS: NDArray[np.int32] = np.empty(0, dtype=np.int32)
 Logprobs = Mapping[int, tuple[TokenLogprobs, ...]]
@@ -54,6 +55,7 @@ class Completion:
             return events_only([])
         result = result_without_ended(whole, job, result)
         table, slots, counts = model.slots, job.rows.slots, result.counts
+        broken = self._break_off(model, job, result)
         is_wrong = (counts > 0) != job.rows.samples
         assert not np.count_nonzero(is_wrong), "a row that samples yields no token"
         if follower is None:
@@ -68,7 +70,7 @@ class Completion:
         self._write(model, job, done, now)
         if job.phase is not Phase.DECODE:
             self._end_chunks(model, job, done, now)
-        events = self._end_rows(model, job, done, now) if done.has_ends else []
+        events = self._end_rows(model, job, done, now, broken) if done.has_ends else []
         model.counters.output_tokens += len(done.tokens)
         return StepOutput(
             request_ids,
@@ -78,6 +80,15 @@ class Completion:
             prompt_logprobs,
             tuple(events),
         )
+
+    def _break_off(self, model: ModelState, job: Job, result: JobResult) -> frozenset[int]:
+        """Rows that end here because their logits were not finite; they keep no token."""
+        table = model.slots
+        broken = [row for row in result.broken_rows if not table.is_aborted[job.rows.slots[row]]]
+        for row in broken:
+            table.abort(int(job.rows.slots[row]))
+        model.counters.num_non_finite += len(broken)
+        return frozenset(broken)
 
     def _write(self, model: ModelState, job: Job, done: Cut, now: float) -> None:
         table, rows = model.slots, job.rows
@@ -118,7 +129,9 @@ class Completion:
                 live.has_sampled = True
                 model.counters.prompt_tokens += live.num_prompt
 
-    def _end_rows(self, model: ModelState, job: Job, done: Cut, now: float) -> list[Event]:
+    def _end_rows(
+        self, model: ModelState, job: Job, done: Cut, now: float, broken: frozenset[int]
+    ) -> list[Event]:
         table, slots = model.slots, job.rows.slots
         is_ending = table.num_tokens[slots] >= table.max_total[slots]
         if table.has_aborted:
@@ -134,7 +147,12 @@ class Completion:
         for row in ending:
             slot = int(slots[row])
             is_written = bool(table.in_job[slot])  # by the follower
-            live = self._memory.release(model, slot, is_trusted=True, is_written=is_written)
+            live = self._memory.release(
+                model, slot, is_trusted=row not in broken, is_written=is_written
+            )
+            if row in broken:
+                events.append(_non_finite(live, now))
+                continue
             reason, stop_token = FinishReason.LENGTH, None
             if is_aborted is not None and is_aborted[row]:
                 reason = FinishReason.ABORT
@@ -176,6 +194,11 @@ def _write_rectangle(table: SlotTable, rows: Rows, done: Cut, width: int, now: f
     else:
         columns = places[:, None] + np.arange(width, dtype=np.int32)
         table.outputs[slots[:, None], columns] = done.tokens.reshape(-1, width)
+
+
+def _non_finite(live: LiveRequest, now: float) -> Event:
+    message = f"{live.request.model} computed NaN or infinite logits for this request"
+    return live.finished(FinishReason.ERROR, now, code=NonFiniteLogits.code, message=message)
 
 
 def _cut_logprobs(logprobs: Logprobs, kept: NDArray[np.int32]) -> Logprobs:

@@ -4,19 +4,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from muxcluster.core.job import Admission, Job, Phase, Rows, SharedPrefixes, TableDelta
-from muxcluster.kvcache.cache import KvCache
-from muxcluster.scheduling.modelstate import ModelState
 from muxcluster.scheduling.packing.batch import Batch
 from muxcluster.scheduling.shares import Place
-from muxcluster.scheduling.slots import Slots
+from muxcluster.scheduling.state.model import ModelState
+from muxcluster.scheduling.state.slots import Slots
 
 
 class JobBuilder:
     """Numbers jobs and describes their rows, table changes and admissions."""
 
-    def __init__(self, kv: KvCache, *, saves: bool = False) -> None:
+    def __init__(self, *, saves: bool = False) -> None:
         """saves: sequences lend blocks, and what a job overwrites there must be saved."""
-        self._kv = kv
         self._saves = saves
         self.next_id = 0
         """Of the next job."""
@@ -40,7 +38,7 @@ class JobBuilder:
         copies = batch.copies
         if copies is None:
             ends = starts + batch.counts + np.int32(batch.max_steps - 1)
-            copies = self._kv.saves(model.name, slots, ends, self.next_id) if self._saves else ()
+            copies = model.kv.saves(slots, ends, self.next_id) if self._saves else ()
         return Job(
             job_id=self.skip(1),
             model=model.name,
@@ -52,7 +50,7 @@ class JobBuilder:
                 starts,
                 batch.counts,
                 samples,
-                self._prefixes(model.name, slots, batch.counts),
+                self._prefixes(model, slots, batch.counts),
             ),
             tables=self._tables(model, batch),
             admissions=tuple([self._admission(model, slot, now) for slot in batch.admitted]),
@@ -60,13 +58,20 @@ class JobBuilder:
             copies=copies,
         )
 
-    def follow(self, job: Job, slots: Slots, starts: NDArray[np.int32], grown: TableDelta) -> Job:
+    def follow(
+        self,
+        job: Job,
+        model: ModelState,
+        slots: Slots,
+        starts: NDArray[np.int32],
+        grown: TableDelta,
+    ) -> Job:
         """The job that goes on from `job` with `slots`, which are in it, from `starts` on.
 
         grown: their new table entries.
         """
         counts, samples = job.rows.counts[: len(slots)], job.rows.samples[: len(slots)]
-        prefixes = self._prefixes(job.model, slots, counts)
+        prefixes = self._prefixes(model, slots, counts)
         return Job(
             job_id=self.skip(1),
             model=job.model,
@@ -79,13 +84,13 @@ class JobBuilder:
         )
 
     def _prefixes(
-        self, model: str, slots: Slots, counts: NDArray[np.int32]
+        self, model: ModelState, slots: Slots, counts: NDArray[np.int32]
     ) -> SharedPrefixes | None:
         """What the rows of one token share; longer ones read for many tokens at once anyway."""
         is_single = counts == 1
         if is_single.all():
-            return self._kv.shared_prefixes(model, slots)
-        found = self._kv.shared_prefixes(model, slots[is_single])
+            return model.kv.shared_prefixes(slots)
+        found = model.kv.shared_prefixes(slots[is_single])
         if found is None:
             return None
         leaders, tokens = slots.copy(), np.zeros(len(slots), dtype=np.int32)
@@ -96,7 +101,7 @@ class JobBuilder:
         """Whole tables of admitted rows (a prefix may be attached), new entries of the others."""
         if batch.grown is not None and not len(batch.admitted):
             return batch.grown
-        admitted = self._kv.tables(model.name, np.array(batch.admitted, dtype=np.int32))
+        admitted = model.kv.tables(np.array(batch.admitted, dtype=np.int32))
         if batch.grown is None or len(batch.grown) == 0:
             return admitted
         if len(admitted) == 0:

@@ -8,9 +8,8 @@ from muxcluster.core.job import Job, JobResult, Phase
 from muxcluster.core.request import Request
 from muxcluster.core.served import UnitStats
 from muxcluster.core.unitspec import UnitSpec
-from muxcluster.scheduling.adaptation import Adaptation
-from muxcluster.scheduling.admittance import refusal, unknown_model
 from muxcluster.scheduling.assembly import (
+    carried_blocks,
     check_workers,
     chosen,
     kv_cache,
@@ -19,23 +18,25 @@ from muxcluster.scheduling.assembly import (
     model_state,
     step_times,
 )
-from muxcluster.scheduling.balancer import QuotaBalancer
-from muxcluster.scheduling.batch_memory import BatchMemory
 from muxcluster.scheduling.completion import Completion, events_only
-from muxcluster.scheduling.cost import StepCost
-from muxcluster.scheduling.failures import Failures
-from muxcluster.scheduling.following import Following
+from muxcluster.scheduling.faults.failures import Failures
 from muxcluster.scheduling.jobs import JobBuilder
-from muxcluster.scheduling.lanes.desk import Desk
-from muxcluster.scheduling.live import LiveRequest
-from muxcluster.scheduling.memory import Memory
+from muxcluster.scheduling.lanes.view import LaneView
+from muxcluster.scheduling.lookahead.fast_forward import FastForward, Repetition
+from muxcluster.scheduling.lookahead.pipelining import Pipelining
+from muxcluster.scheduling.memory.adaptation import Adaptation
+from muxcluster.scheduling.memory.admission import Memory
+from muxcluster.scheduling.memory.balancer import QuotaBalancer
+from muxcluster.scheduling.memory.batch_memory import BatchMemory
+from muxcluster.scheduling.memory.refusals import refusal, unknown_model
 from muxcluster.scheduling.packing import PACKINGS
-from muxcluster.scheduling.prediction_seed import Seed
-from muxcluster.scheduling.repeating import Repeating, Repetition
-from muxcluster.scheduling.report import model_stats
 from muxcluster.scheduling.shares import ShareLedger
-from muxcluster.scheduling.slots_audit import check_model
-from muxcluster.scheduling.stopping import ended_already
+from muxcluster.scheduling.state.check import check_model
+from muxcluster.scheduling.state.live import LiveRequest
+from muxcluster.scheduling.state.report import model_stats
+from muxcluster.scheduling.state.stopping import ended_already
+from muxcluster.scheduling.steptime.cost import StepCost
+from muxcluster.scheduling.steptime.seed import Seed
 
 
 class UnitScheduler:
@@ -63,11 +64,6 @@ class UnitScheduler:
         phases, and a pool too small for one column of each model.
         """
         policy = spec.scheduler
-        self._models = {
-            model.name: model_state(model, spec, keeps_output=not only_counts)
-            for model in spec.models
-        }
-        models = tuple(self._models.values())
         packing = chosen(PACKINGS, policy.packing, "packing")
         self._times = step_times(spec, seed, is_simulated=only_counts)
         self._lane, self._judge = lane(spec, self._times, is_predicting=packing.predicts)
@@ -75,24 +71,28 @@ class UnitScheduler:
         check_workers(policy.lane, self._lane.phases, self._shares)
         has_quotas = self._lane.uses_quotas
         lends = packing.may_lend and policy.shares_blocks and spec.num_host_blocks > 0
-        self._kv, self._carry = kv_cache(
-            spec, models, uses_quotas=has_quotas, has_block_ids=not only_counts, lends=lends
-        )
+        self._kv = kv_cache(spec, has_block_ids=not only_counts, lends=lends)
+        self._models = {
+            model.name: model_state(
+                model, spec, self._kv.of(model.name), keeps_output=not only_counts
+            )
+            for model in spec.models
+        }
+        models = tuple(self._models.values())
+        self._carry = carried_blocks(self._kv, models, uses_quotas=has_quotas)
         self._memory = Memory(self._kv, models, spec.block_bytes, is_bidirectional=lends)
         self.batch_memory = BatchMemory(self._kv, self._models, is_bound=has_quotas and not lends)
         self._limits = limits(policy, max_steps)
         self._packing = packing(self._memory, self._limits, self._times)
-        self._desk = Desk(
-            models, self._shares, self._packing, JobBuilder(self._kv, saves=lends), cost
-        )
+        self._view = LaneView(models, self._shares, self._packing, JobBuilder(saves=lends), cost)
         balancer = QuotaBalancer(self._kv, models, self._carry) if has_quotas else None
         self._adaptation = Adaptation(models, balancer, policy.quota_period_s)
         self._completion = Completion(self._memory)
-        self._repeating = Repeating(
-            self._models, self._kv, self._desk, self._lane, policy.max_decode_rows
+        self._fast_forward = FastForward(
+            self._models, self._kv, self._view, self._lane, policy.max_decode_rows
         )
         is_pipelined = policy.pipeline_depth > 1 and not only_counts
-        self._following = Following(self._kv, self._desk, self._lane) if is_pipelined else None
+        self._pipelining = Pipelining(self._view, self._lane) if is_pipelined else None
         self._failures = Failures(self._memory)
         self._live: dict[str, LiveRequest] = {}
         self._num_added = 0
@@ -146,8 +146,8 @@ class UnitScheduler:
     def next_jobs(self, now: float) -> list[Job]:
         """Jobs to launch on the SM shares that are free, then those to send after running ones."""
         self._adaptation.advance(now)
-        jobs = self._lane.next_jobs(self._desk, now)
-        return jobs if self._following is None else jobs + self._following.next_jobs()
+        jobs = self._lane.next_jobs(self._view, now)
+        return jobs if self._pipelining is None else jobs + self._pipelining.next_jobs()
 
     def complete(self, job: Job, result: JobResult, now: float) -> StepOutput:
         """`job` ran; what follows it runs now. One that a reset forgot yields an empty output."""
@@ -162,7 +162,7 @@ class UnitScheduler:
             self._judge.ended(job, seconds, min(since_s, now - seconds), now)
         model = self._models[job.model]
         self._memory.end_copies(job, now, succeeded=True)
-        model.peak_blocks = max(model.peak_blocks, self._kv.used(job.model))
+        model.peak_blocks = max(model.peak_blocks, model.kv.used)
         if follower is not None:
             self._shares.start(follower, now)
         output = self._completion.succeed(model, job, result, now, follower)
@@ -218,7 +218,7 @@ class UnitScheduler:
         # Blocks may have come free after prompts had been passed over.
         if self._memory.has_preempted or not self._packing.repeats:
             return {}
-        return self._repeating.limits(launched, first)
+        return self._fast_forward.limits(launched, first)
 
     @property
     def lets_in(self) -> bool:
@@ -228,7 +228,7 @@ class UnitScheduler:
         """
         if self._memory.has_preempted or not self._packing.repeats:
             return False
-        return self._repeating.lets_in
+        return self._fast_forward.lets_in
 
     @property
     def undisturbed_until_s(self) -> float:
@@ -240,12 +240,12 @@ class UnitScheduler:
 
         For a simulator: every row gets tokens of id 0.
         """
-        return self._repeating.repeat(repetitions)
+        return self._fast_forward.repeat(repetitions)
 
     def used_blocks(self) -> dict[str, int]:
         """Distinct blocks that live sequences of each model hold."""
-        kv = self._kv
-        return {name: kv.used(name) + kv.batch_used(name) for name in self._models}
+        models = self._models.values()
+        return {model.name: model.kv.used + model.kv.batch_used for model in models}
 
     def num_output(self, request_id: str) -> int:
         """Output tokens so far of a request that has not ended. Raises KeyError for another."""
@@ -262,9 +262,7 @@ class UnitScheduler:
             num_blocks=self._kv.num_blocks,
             free_blocks=self._kv.free,
             sharing=None if self._judge is None else self._judge.stats(),
-            models=tuple(
-                model_stats(model, self._kv, self._times) for model in self._models.values()
-            ),
+            models=tuple(model_stats(model, self._times) for model in self._models.values()),
         )
 
     def check(self) -> None:
@@ -273,7 +271,7 @@ class UnitScheduler:
         self._shares.check()
         self._adaptation.check()
         for model in self._models.values():
-            check_model(model, self._kv, self._shares.running)
+            check_model(model, self._shares.running)
         num_live = sum(model.num_live for model in self._models.values())
         assert num_live == len(self._live), "a request is lost or lives twice"
 

@@ -1,96 +1,114 @@
 """Chat templates: messages to one prompt, rendered in a sandbox as transformers does."""
 
+import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
-from jinja2 import Template, TemplateError
-
-from muxcluster.core.errors import InvalidValue, LoadError
+from muxcluster.core.errors import ChatTemplateLimit, InvalidValue, LoadError
 from muxcluster.text.directory import special_tokens, tokenizer_config
-from muxcluster.text.jinja import chat_environment
+from muxcluster.text.rendering.frames import Job, packed
+from muxcluster.text.rendering.pool import RenderPool, shared_pool
 
-# what a template may raise on messages it was not written for, beside jinja2's own errors
-_RENDER_ERRORS = (
-    TemplateError,
-    TypeError,
-    ValueError,
-    LookupError,
-    ArithmeticError,
-    AttributeError,
-    RecursionError,
-)
 _RESERVED = ("messages", "add_generation_prompt", "continue_final_message")
 # the space after the mark shows whether the template strips the message
 _MARK = "MUXCLUSTERFINALMESSAGEENDSHERE"
-_NO_KWARGS: Mapping[str, Any] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class RenderOptions:
+    """How messages are rendered. kwargs: more variables, such as `enable_thinking`.
+
+    continue_final_message: the prompt ends where the last message's text ends, so that the model
+    goes on with it. max_chars: longest prompt.
+    """
+
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    max_chars: int | None = None
+
+
+_DEFAULTS = RenderOptions()
 
 
 class ChatTemplate:
-    """One model's template with its special tokens (`bos_token`, `eos_token`, ...) as variables."""
+    """One model's template with its special tokens (`bos_token`, `eos_token`, ...) as variables.
 
-    def __init__(self, template: Template, variables: Mapping[str, str]) -> None:
-        self._template = template
+    Everything of it, compiling included, runs in the processes of `pool`.
+    """
+
+    def __init__(self, source: str, variables: Mapping[str, str], pool: RenderPool) -> None:
+        """Raises InvalidValue where `source` is not valid jinja, ChatTemplateLimit."""
+        self._source = source
+        self._key = hashlib.sha256(source.encode(errors="surrogatepass")).hexdigest()
         self._variables = dict(variables)
+        self._pool = pool
+        pool.render(Job(self._key, source))
 
     @classmethod
-    def load(cls, path: Path | str) -> "ChatTemplate | None":
+    def load(cls, path: Path | str, pool: RenderPool | None = None) -> "ChatTemplate | None":
         """The template of directory `path`, None where it has none.
 
         chat_template.jinja comes first, then `chat_template` of tokenizer_config.json (a string,
-        or a list of named ones of which "default" is taken). Raises LoadError naming the file.
+        or a list of named ones of which "default" is taken). pool: None for the one of this
+        process. Raises LoadError naming the file.
         """
         directory = Path(path)
         file, source = _find(directory)
         if source is None:
             return None
+        variables = special_tokens(directory)
         try:
-            template = chat_environment().from_string(source)
-        except TemplateError as error:
+            return cls(source, variables, pool or shared_pool())
+        except InvalidValue as error:
             raise LoadError(file, f"the chat template is not valid jinja: {error}") from error
-        return cls(template, special_tokens(directory))
+        except ChatTemplateLimit as error:
+            raise LoadError(file, f"{error} to compile") from error
 
     def render(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        kwargs: Mapping[str, Any] = _NO_KWARGS,
+        self, messages: Sequence[Mapping[str, Any]], options: RenderOptions = _DEFAULTS
     ) -> str:
-        """The prompt. kwargs: more variables, such as `enable_thinking`.
+        """The prompt; waits for it on this thread.
 
-        continue_final_message: the prompt ends where the last message's text ends, so that the
-        model goes on with it. Raises InvalidValue naming the field at fault.
+        Raises InvalidValue naming the field at fault, ContextLengthExceeded over
+        `options.max_chars`, ChatTemplateLimit.
         """
-        for name in _RESERVED:
-            if name in kwargs:
-                raise InvalidValue(f"{name} cannot be set here", "chat_template_kwargs")
-        if not continue_final_message:
-            return self._render(messages, add_generation_prompt, kwargs)
-        if add_generation_prompt:
-            raise InvalidValue(
-                "continue_final_message and add_generation_prompt exclude each other",
-                "continue_final_message",
-            )
-        return _cut(self._render(_marked(messages), False, kwargs))
+        return _cut(self._pool.render(self._job(messages, options)), options)
 
-    def _render(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        add_generation_prompt: bool,
-        kwargs: Mapping[str, Any],
+    async def render_async(
+        self, messages: Sequence[Mapping[str, Any]], options: RenderOptions = _DEFAULTS
     ) -> str:
-        variables = {"tools": None, "documents": None, **self._variables, **kwargs}
+        """As `render`, beside the event loop."""
+        return _cut(await self._pool.render_async(self._job(messages, options)), options)
+
+    def _job(self, messages: Sequence[Mapping[str, Any]], options: RenderOptions) -> Job:
+        for name in _RESERVED:
+            if name in options.kwargs:
+                raise InvalidValue(f"{name} cannot be set here", "chat_template_kwargs")
+        max_chars = options.max_chars
+        if options.continue_final_message:
+            if options.add_generation_prompt:
+                raise InvalidValue(
+                    "continue_final_message and add_generation_prompt exclude each other",
+                    "continue_final_message",
+                )
+            messages = _marked(messages)
+            max_chars = None if max_chars is None else max_chars + len(_MARK) + 1
+        variables = {
+            "tools": None,
+            "documents": None,
+            **self._variables,
+            **options.kwargs,
+            "messages": [dict(message) for message in messages],
+            "add_generation_prompt": options.add_generation_prompt,
+        }
         try:
-            return self._template.render(
-                **variables,
-                messages=[dict(message) for message in messages],
-                add_generation_prompt=add_generation_prompt,
-            )
-        except _RENDER_ERRORS as error:
-            raise InvalidValue(f"the chat template refused: {error}", "messages") from error
+            data = packed(variables)
+        except ValueError as error:
+            raise InvalidValue(f"not plain JSON values: {error}", "messages") from None
+        return Job(self._key, self._source, data, max_chars)
 
 
 def _find(directory: Path) -> tuple[Path, str | None]:
@@ -128,8 +146,13 @@ def _marked(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     raise InvalidValue("the final message has no text to continue", "messages")
 
 
-def _cut(prompt: str) -> str:
-    """The prompt up to the mark; a template that strips messages strips the text before it too."""
+def _cut(prompt: str, options: RenderOptions) -> str:
+    """The prompt, up to the mark where it has one.
+
+    A template that strips messages strips the text before the mark, too.
+    """
+    if not options.continue_final_message:
+        return prompt
     end = prompt.rfind(_MARK)
     if end < 0:
         raise InvalidValue("the chat template drops the final message's text", "messages")

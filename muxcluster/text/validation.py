@@ -6,6 +6,7 @@ from typing import TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from muxcluster.core.clip import plain
 from muxcluster.core.errors import (
     InvalidValue,
     MissingParameter,
@@ -42,11 +43,11 @@ def _request_error(details: ErrorDetails) -> RequestError:
 
 
 def field_path(loc: tuple[int | str, ...]) -> str:
-    """`("messages", 0, "role")` as `messages[0].role`."""
+    """`("messages", 0, "role")` as `messages[0].role`; keys that clients chose are clipped."""
     path = ""
     for part in loc:
         if isinstance(part, int):
             path += f"[{part}]"
         else:
-            path += f".{part}" if path else part
+            path += f".{plain(part)}" if path else plain(part)
     return path

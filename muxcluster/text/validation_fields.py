@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 
+from muxcluster.core.clip import plain
 from muxcluster.core.errors import UnsupportedParameter
 
 HARMLESS = frozenset(
@@ -101,7 +102,7 @@ def check_outside_fields(
             if not any(value == neutral for neutral in REFUSED[name]):
                 raise UnsupportedParameter(f"{name} is not supported by this server", name)
         elif not lenient:
-            raise UnsupportedParameter(f"unknown field {name}", name)
+            raise UnsupportedParameter(f"unknown field {plain(name)}", plain(name))
 
 
 def _check_best_of(value: object, n: object) -> None:

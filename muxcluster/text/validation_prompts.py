@@ -6,9 +6,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from muxcluster.core.clip import plain
 from muxcluster.core.errors import InvalidValue, MissingParameter, UnsupportedParameter
 
 MAX_PROMPTS = 1024
+MAX_MESSAGES = 16_384
+"""And parts of messages: looking at 800,000 that fit a body held up the event loop for seconds."""
 ROLES = frozenset({"system", "developer", "user", "assistant"})
 TOOL_FIELDS = ("tool_calls", "function_call", "tool_call_id", "audio")
 
@@ -51,8 +54,9 @@ def token_ids(value: object, vocab_size: int, param: str) -> NDArray[np.int32]:
     ids = _int_list(value, param)
     for token in (min(ids, default=0), max(ids, default=0)):
         if not 0 <= token < vocab_size:
+            shown = plain(f"{token}")
             raise InvalidValue(
-                f"{param}: token id {token} is outside the vocabulary of {vocab_size}", param
+                f"{param}: token id {shown} is outside the vocabulary of {vocab_size}", param
             )
     return np.array(ids, dtype=np.int32)
 
@@ -60,11 +64,13 @@ def token_ids(value: object, vocab_size: int, param: str) -> NDArray[np.int32]:
 def chat_messages(value: object) -> list[dict[str, Any]]:
     """`messages` with text parts joined and `developer` read as `system`.
 
-    Raises InvalidValue or MissingParameter for wrong shapes, UnsupportedParameter for tools and
-    for parts other than text.
+    Raises InvalidValue or MissingParameter for wrong shapes and for too many, UnsupportedParameter
+    for tools and for parts other than text.
     """
     if not isinstance(value, list) or not value:
         raise InvalidValue("messages must be a non-empty list", "messages")
+    if len(value) > MAX_MESSAGES or sum(map(_num_parts, value)) > MAX_MESSAGES:
+        raise InvalidValue(f"at most {MAX_MESSAGES} messages, and parts of messages", "messages")
     return [_message(item, f"messages[{i}]") for i, item in enumerate(value)]
 
 
@@ -89,6 +95,11 @@ def _message(value: object, param: str) -> dict[str, Any]:
     return message
 
 
+def _num_parts(message: object) -> int:
+    content = message.get("content") if isinstance(message, Mapping) else None
+    return len(content) if isinstance(content, list) else 0
+
+
 def _content(value: object, param: str) -> str:
     if isinstance(value, str):
         return value
@@ -103,7 +114,9 @@ def _part(value: object, param: str) -> str:
     if not isinstance(value, Mapping) or not isinstance(value.get("type"), str):
         raise InvalidValue(f"{param} must be an object with a type", param)
     if value["type"] != "text":
-        raise UnsupportedParameter(f"{value['type']} parts are not supported", f"{param}.type")
+        raise UnsupportedParameter(
+            f"{plain(value['type'])} parts are not supported", f"{param}.type"
+        )
     if not isinstance(value.get("text"), str):
         raise InvalidValue(f"{param}.text must be a string", f"{param}.text")
     return str(value["text"])

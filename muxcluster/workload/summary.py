@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from muxcluster.core.metrics import Spread, spread
 from muxcluster.workload.arrival import Arrival
+from muxcluster.workload.metrics.window import Spread, spread
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,7 @@ def read_curves(path: Path) -> Curves:
     try:
         raw = json.loads(path.read_bytes())
         by_model = {name: _by_tp(cells) for name, cells in raw.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         form = "model -> tp -> SM % -> batch -> tokens -> {prefill, decoding} in ms"
         raise CompatError(f"{path} is not a profile of {form}: {error!r}") from error
     return Curves(by_model)

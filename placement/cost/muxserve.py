@@ -26,7 +26,7 @@ def read_muxserve(path: Path) -> Profile:
             ProfiledModel(name=name, shape=SHAPES[name], cells=tuple(_cells(by_tp)))
             for name, by_tp in raw.items()
         )
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise ValueError(
             f"{path}: not MuxServe's profile (model -> GPUs -> % of SMs -> batch -> tokens -> "

@@ -28,8 +28,9 @@ Seconds = Annotated[tuple[Positive, ...], Rule("one number at least", bool)]
 Phase = Literal["prefill", "decode"]
 _SIZES = (
     *("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim"),
-    *("intermediate_size", "vocab_size", "num_experts", "experts_per_token"),
+    *("vocab_size", "num_experts", "experts_per_token"),
 )
+"""Fields that no model leaves at 0; a state-space model has no MLP, so no intermediate size."""
 _SIZED = Rule(
     f"of sizes of at least 1 ({', '.join(_SIZES)})",
     lambda shape: all(getattr(shape, name) >= 1 for name in _SIZES),

@@ -59,7 +59,10 @@ def _built(kind: Any, value: Any, key: str) -> Any:
     if hasattr(kind, "__dataclass_fields__"):
         return _object(kind, value, key)
     if kind is float and type(value) is int:
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise Fault(key, "is too large a number") from None
     if type(value) is not kind:
         raise Fault(key, f"expected {kind.__name__}, found {_named(value)}")
     return value

@@ -15,11 +15,12 @@ from tests.api.fakes import served_model
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 TEXT = {"model": "tiny", "prompt": "hi"}
 UNSUPPORTED = "unsupported_parameter"
+AS_JSON = {"Content-Type": "application/json"}
 
 
 def post(http, body, path="/v1/completions"):
     content = body if isinstance(body, bytes) else json.dumps(body)
-    return http.post(path, content=content)
+    return http.post(path, content=content, headers=AS_JSON)
 
 
 def assert_refused(answer, backend, status, code, param):
@@ -193,7 +194,7 @@ def test_body_over_the_limit(backend, declared):
     body = json.dumps(TEXT | {"prompt": "x" * 2000}).encode()
     content = body if declared else iter([body[:900], body[900:]])
     with TestClient(create_app(backend, ApiSettings(max_body_bytes=1000))) as http:
-        answer = http.post("/v1/completions", content=content)
+        answer = http.post("/v1/completions", content=content, headers=AS_JSON)
     assert_refused(answer, backend, 413, "content_too_large", None)
 
 
@@ -286,3 +287,112 @@ def test_model_may_be_left_out_of_tokenize_only_where_there_is_one(model_dir, ba
     with TestClient(create_app(backend, ApiSettings())) as http:
         answer = http.post("/tokenize", json={"prompt": "x"})
     assert_refused(answer, backend, 400, "missing_required_parameter", "model")
+
+
+ROUTES = ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"]
+
+
+@pytest.mark.parametrize("path", ROUTES)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        None,
+        "",
+        "text/plain",
+        "application/x-www-form-urlencoded",
+        "multipart/form-data; boundary=x",
+        "text/json",
+        "application/jsonp",
+        "application/octet-stream",
+        "text/plain; a=application/json",
+    ],
+)
+def test_a_body_that_does_not_say_json_is_415(http, backend, path, kind):
+    headers = {} if kind is None else {"Content-Type": kind}
+    answer = http.post(path, content=json.dumps(TEXT | CHAT), headers=headers)
+    assert_refused(answer, backend, 415, "unsupported_media_type", None)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "application/json; charset=utf-8",
+        "Application/JSON ;charset=UTF-8",
+        "application/vnd.api+json",
+        "application/json;",
+    ],
+)
+def test_kinds_of_json(http, says, kind):
+    says("ok")
+    headers = {"Content-Type": kind}
+    body = json.dumps(TEXT)
+    assert http.post("/v1/completions", content=body, headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{"X": "a" * 70_000}, {f"X-{i}": "1" for i in range(128)}],
+    ids=["size", "number"],
+)
+def test_heads_are_limited_behind_another_server_too(http, headers):
+    """Serve's proxy has no limits of its own."""
+    answer = http.get("/health", headers=headers)
+    assert answer.status_code == 431
+    assert answer.json()["error"]["code"] == "request_head_too_large"
+
+
+LONG = "a\n\x1b[31m" * 150_000
+LONG_NUMBER = int("9" * 4000)
+CHAT_OF = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", TEXT | {"model": LONG}),
+        ("/v1/chat/completions", CHAT_OF | {"model": LONG}),
+        ("/tokenize", {"model": LONG, "prompt": "x"}),
+        ("/v1/completions", TEXT | {LONG: 1}),
+        ("/v1/completions", TEXT | {"stream": True, "stream_options": {LONG: 1}}),
+        ("/v1/completions", TEXT | {"slo": {LONG: 1}}),
+        ("/v1/completions", TEXT | {"logit_bias": {LONG: 1000}}),
+        ("/v1/completions", TEXT | {"logit_bias": {LONG: 1}}),
+        ("/v1/completions", TEXT | {"service_tier": LONG}),
+        ("/v1/completions", TEXT | {"request_id": LONG}),
+        ("/v1/completions", TEXT | {"cache_salt": LONG}),
+        ("/v1/completions", TEXT | {"prompt": [LONG_NUMBER]}),
+        ("/v1/completions", TEXT | {"seed": LONG_NUMBER}),
+        ("/v1/completions", TEXT | {"max_tokens": LONG_NUMBER}),
+        ("/v1/completions", TEXT | {"temperature": LONG}),
+        ("/v1/chat/completions", CHAT_OF | {"messages": [{"role": LONG, "content": "x"}]}),
+        (
+            "/v1/chat/completions",
+            CHAT_OF | {"messages": [{"role": "user", "content": [{"type": LONG}]}]},
+        ),
+        ("/v1/chat/completions", CHAT_OF | {"messages": LONG}),
+        ("/v1/chat/completions", CHAT_OF | {"chat_template_kwargs": LONG}),
+    ],
+    ids=range(19),
+)
+def test_an_error_does_not_echo_what_was_sent_whole(http, backend, path, body):
+    answer = post(http, body, path)
+    assert 400 <= answer.status_code < 500
+    assert len(answer.content) < 1000
+    error = answer.json()["error"]
+    assert "\x1b" not in error["message"] + (error["param"] or "")
+
+
+@pytest.mark.parametrize("path", ["/v1/models/", "/v1/", "/"])
+def test_nor_a_path(http, path):
+    answer = http.get(path + "a" * 60_000)
+    assert answer.status_code == 404 and len(answer.content) < 1000
+
+
+@pytest.mark.parametrize("is_parts", [False, True])
+def test_too_many_messages_are_refused_before_each_is_looked_at(http, backend, is_parts):
+    parts = [{"type": "text", "text": ""}] * 10_000
+    message = {"role": "user", "content": parts if is_parts else ""}
+    body = CHAT | {"messages": [message] * (2 if is_parts else 20_000)}
+    answer = post(http, body, "/v1/chat/completions")
+    assert_refused(answer, backend, 400, "invalid_value", "messages")
+    assert "16384" in answer.json()["error"]["message"]

@@ -8,7 +8,7 @@ import openai
 import pytest
 
 from muxcluster.core.errors import EngineFailure, NotReady
-from muxcluster.core.events import Rejected, TokenDelta
+from muxcluster.core.events import Finished, FinishReason, Rejected, TokenDelta
 from tests.api.fakes import logprob_of, wait_until
 
 USER = [{"role": "user", "content": "Say hello"}]
@@ -271,6 +271,18 @@ def test_error_after_the_first_token_raises_in_the_client(client, says, backend)
     stream = client.chat.completions.create(model="tiny", messages=USER, stream=True)
     with pytest.raises(openai.APIError, match="unit is gone"):
         list(stream)
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_logits_that_are_not_finite_are_an_error(client, backend, is_stream):
+    message = "tiny computed NaN or infinite logits for this request"
+    code = "non_finite_logits"
+    end = Finished("r", FinishReason.ERROR, message=message, code=code)
+    backend.first = TokenDelta(finished=end)
+    with pytest.raises(openai.InternalServerError, match="NaN or infinite") as error:
+        client.completions.create(model="tiny", prompt="x", stream=is_stream)
+    assert (error.value.status_code, error.value.code) == (500, code)
+    assert error.value.response.headers["x-should-retry"] == "false"
 
 
 def test_broken_stream_has_no_clean_end(client, says, backend):

@@ -105,7 +105,9 @@ async def call(app: Any, body: bytes) -> Answer:
             answer.body += message["body"]
 
     path = "/v1/completions"
-    scope = {"type": "http", "method": "POST", "path": path, "headers": [], "query_string": b""}
+    headers = [(b"content-type", b"application/json")]
+    scope = {"type": "http", "method": "POST", "path": path, "headers": headers}
+    scope["query_string"] = b""
     await app(scope, receive, send)
     return answer
 
@@ -305,8 +307,9 @@ def test_a_body_that_trickles_in_ends_with_the_time_limit(backend) -> None:
 
     async def send() -> httpx.Response:
         transport = httpx.ASGITransport(app)
+        headers = {"Content-Type": "application/json"}
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-            return await client.post("/v1/completions", content=trickle())
+            return await client.post("/v1/completions", content=trickle(), headers=headers)
 
     answer = asyncio.run(send())
     assert answer.status_code == 408

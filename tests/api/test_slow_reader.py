@@ -50,7 +50,8 @@ def test_a_client_that_does_not_read_is_cut_after_the_time_limit(
     backend.script = lambda request: [65] * 200_000
     app = create_app(backend, ApiSettings(request_timeout_s=3.0))
     body = b'{"model": "tiny", "prompt": "x", "stream": true, "logprobs": 5, "max_tokens": 200000}'
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head += b"Content-Length: %d\r\n\r\n" % len(body)
     with running_server(app) as url:
         host, port = url.removeprefix("http://").split(":")
         with socket.socket() as client:

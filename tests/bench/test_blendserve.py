@@ -14,7 +14,7 @@ from bench.offline.blendserve_traces import Mix, trace
 from bench.offline.blendserve_unit import BUDGET_TOKENS, KV_BYTES, RESOURCES
 from bench.offline.rows import Row
 from muxcluster.offline.blend.lengths import known_lengths
-from muxcluster.offline.feeding import Room
+from muxcluster.offline.feed.feeder import Room
 
 MIX = Mix(1.4, 0.05)
 

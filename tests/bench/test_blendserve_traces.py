@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from bench.offline.blendserve_traces import GRID, TRACES, Mix, kind_nature, kinds_of, trace
+from bench.traces.batchmix import long_outputs
 from muxcluster.offline.blend.resources import resource_model
-from muxcluster.offline.choice import nature_of
-from muxcluster.workload.batchmix import long_outputs
+from muxcluster.offline.order.choice import nature_of
 from placement.hardware import gpu_named
 from placement.known_shapes import shape_named
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -59,20 +60,31 @@ def test_the_script_compiles_a_kernel_and_says_so():
     assert "silu_mul bf16" in table
 
 
-def test_the_script_fails_on_a_spill_and_on_nonsense(tmp_path):
+def test_the_script_fails_on_a_spill_on_nonsense_and_on_what_is_worse_than_it_was(tmp_path):
     shutil.copytree(ROOT / "kernels", tmp_path / "kernels")
     shutil.copytree(ROOT / "bench", tmp_path / "bench", ignore=shutil.ignore_patterns("results"))
     source = ROOT / "tests" / "bench" / "faulty_kernels.py"
     shutil.copy(source, tmp_path / "kernels" / "triton_ops" / "faulty.py")
-    code, record, table = check(tmp_path, "--modules", "faulty", "--quick")
+    bounds = tmp_path / "bench" / "kernel_bounds.json"
+    found = json.loads(bounds.read_text())
+    found["bounds"]["silu_mul bf16 sm_90"]["registers"] = 10
+    found["bounds"]["silu_mul fp16 sm_90"]["registers"] = 100
+    bounds.write_text(json.dumps(found))
+    code, record, table = check(tmp_path, "--modules", "faulty", "silu_mul", "--quick")
     assert code == 1
-    spill, nonsense = record["faults"]
+    spill, nonsense, unbound, worse = record["faults"]
     assert "row_sums" in spill
     assert "stack" in spill
     assert "nowhere is not defined" in nonsense
+    assert unbound == "row_sums 8192 sm_90: no bounds: add them with --update-bounds"
+    assert re.fullmatch(r"silu_mul bf16 sm_90: \d+ registers, the bound is 10", worse)
     claims = {each["name"]: each["value"] for each in record["claims"]}
-    assert claims == {"kernels_compiled": 1, "kernels_with_stack": 1}
+    assert claims["kernels_compiled"] == 1 + len(specimens("silu_mul"))
+    assert claims["kernels_with_stack"] == 1
+    assert claims["launches_per_layer"] > 0
+    assert claims["capture_streams_per_place"] == 1
     assert "does not compile" in table
+    assert "silu_mul fp16 sm_90: better than its bounds" in table
 
 
 def test_registers_without_and_with_spills():

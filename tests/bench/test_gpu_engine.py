@@ -9,11 +9,12 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from bench.gpu.engine import PARTS_S, claims
+from bench.gpu.engine import PARTS_S, claims_of
 from bench.gpu.engine_decode import rates_of, step_bytes
 from bench.gpu.engine_equal import compared
 from bench.gpu.engine_part import PARTS
-from bench.gpu.isolated import Found, Group, gathered, run_group
+from bench.gpu.found import NO_TIME, OK, WRONG, Found, Part
+from bench.gpu.isolated import Group, run_group
 from bench.gpu.listener import Heard, Listener
 from bench.gpu.models import hf_config, shape_of
 from tests.bench.gpu_scripts import record_of, run_bare
@@ -24,11 +25,18 @@ SIZES = ("1b", "8b")
 def test_a_dry_run_reaches_every_part(tmp_path: Path) -> None:
     record = record_of("engine.py", "--dry", cwd=tmp_path)
     assert record["failures"] == {}
-    assert len(record["checks"]) == 4
+    assert record["finished"]
+    assert {name: part["verdict"] for name, part in record["parts"].items()} == dict.fromkeys(
+        PARTS_S, OK
+    )
+    assert len(record["checks"]) == 8
     assert all(check["ok"] for check in record["checks"])
     cases = {row["case"] for row in record["rows"]}
     assert cases == {
-        "greedy in fp32",
+        "greedy in fp32, fused",
+        "greedy in fp32, stock",
+        *(f"prefill 8b, {tokens} tokens" for tokens in (64, 16)),
+        *(f"decode 8b stock, batch {batch}, 32 tokens" for batch in (1, 4)),
         *(f"serve {size}, {side}" for size in SIZES for side in ("muxcluster", "transformers")),
         *(
             f"decode {size}, batch {batch}, {tokens} tokens"
@@ -107,15 +115,21 @@ def test_claims_are_of_what_was_reached() -> None:
         {"case": "serve 1b, muxcluster", "tokens_per_s": 30.0},
         {"case": "serve 1b, transformers", "tokens_per_s": 10.0},
         {"case": "serve 8b, muxcluster", "tokens_per_s": 30.0},
+        {"case": "decode 8b, batch 1, 128 tokens", "tokens_per_s": 150.0},
+        {"case": "decode 8b stock, batch 1, 128 tokens", "tokens_per_s": 100.0},
+        {"case": "prefill 8b, 160 tokens", "ms": 7.0},
     ]
-    found = Found(checks=[{"ok": True}, {"ok": False}], rows=rows)
-    values = {claim.name: (claim.value, claim.baseline) for claim in claims(found, timed=True)}
-    assert values == {
+    checks = ({"ok": True}, {"ok": False})
+    found = Found({"all": Part("all", WRONG, checks=checks, rows=tuple(rows))})
+    timed = claims_of(found, {"dry": False})
+    assert {claim.name: (claim.value, claim.baseline) for claim in timed} == {
         "greedy_requests_equal": (1, 2),
+        "fused_over_stock_at_1": (1.5, 1.0),
+        "prefill_160_ms": (7.0, 6.5),
         "decode_of_roofline_at_64": (0.8, 0.75),
         "tokens_per_s_over_transformers_1b": (3.0, 2.0),
     }
-    assert len(claims(found, timed=False)) == 1
+    assert len(claims_of(found, {"dry": True})) == 1
 
 
 SCRIPT = """
@@ -142,11 +156,16 @@ def test_a_part_that_fails_or_hangs_costs_itself_alone(tmp_path: Path) -> None:
     script.write_text(SCRIPT.format(root=str(Path(__file__).resolve().parents[2])))
     ceilings = {"copy_bytes_per_s": 1.0, "matmul_flops_per_s": 1.0}
     shared = {"device": "cpu", "seed": 0, "repeats": 1, "ceilings": ceilings, "tiny": True}
-    groups = [Group(("fails", "fine"), 120.0), Group(("fine", "hangs"), 25.0)]
-    done = [run_group(script, group, shared, math.inf) for group in groups]
-    done.append(run_group(script, groups[0], shared, monotonic()))
-    found = gathered(done)
-    assert [row["case"] for row in found.rows] == ["fine", "fine"]
-    assert "RuntimeError: out of luck" in done[0].failures["fails fine"]
-    assert found.failures["fine hangs"].startswith("ended after 25 s")
-    assert done[2].failures == {"fails fine": "no time left"}
+    done = run_group(script, Group(("fails", "fine"), 120.0), shared, math.inf)
+    assert done.parts["fine"].verdict == OK
+    assert done.parts["fine"].samples == {"series": [1.0]}
+    assert done.failures == {"fails": "RuntimeError: out of luck"}
+    done = run_group(script, Group(("fine", "hangs"), 25.0), shared, math.inf)
+    assert [row["case"] for row in done.rows] == ["fine"]
+    assert done.failures.keys() == {"hangs"}
+    assert done.failures["hangs"].startswith("ended after 25 s")
+    late = run_group(script, Group(("fails", "fine"), 120.0), shared, monotonic())
+    assert late.failures == {"fails": "no time left", "fine": "no time left"}
+    assert {part.verdict for part in late.parts.values()} == {NO_TIME}
+    least = Group(("fine",), 120.0, least_s=60.0)
+    assert run_group(script, least, shared, monotonic() + 30).parts["fine"].verdict == NO_TIME

@@ -11,33 +11,48 @@ from typing import Any
 import pytest
 import torch
 
-from bench.gpu import facts_green, facts_mps
-from bench.gpu.children import run_child
-from bench.gpu.facts import LIMITS_S, markdown
+from bench.gpu import fact, facts, facts_green, facts_mps
+from bench.gpu.answer import last_answer
+from bench.gpu.children import Ended, run_child
 from bench.gpu.facts_ipc import ipc
-from muxcluster.engine.gpu.driver import GreenContext
+from bench.gpu.found import Found
+from muxcluster.engine.gpu.driver import Driver
 from tests.conftest import ROOT
 from tests.engine_gpu.conftest import fake_control
+from tests.engine_gpu.fakes import SMS, FakeCuda
 
 SCRIPT = ROOT / "bench" / "gpu" / "facts.py"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_every_check_says_so(tmp_path: Path) -> None:
+def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:
     command = (sys.executable, str(SCRIPT), "--json", "record.json", "--markdown", "FACTS.md")
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1
     assert done.stderr.strip().splitlines()[-1].startswith("no GPU")
-    record = json.loads((tmp_path / "record.json").read_text())
-    assert {name: fact["verdict"] for name, fact in record["facts"].items()} == dict.fromkeys(
-        LIMITS_S, "no GPU"
-    )
-    assert record["claims"] == []
     assert not (tmp_path / "FACTS.md").exists()
 
 
+def test_a_check_that_fails_is_a_failed_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = {"verdict": "no", "text": "none", "numbers": {"copy_samples_s": [1.0, 2.0]}}
+    printed = json.dumps(answer) + "\n"
+    outcomes = iter((Ended("", printed), Ended("exit code 1. cannot", "", "cannot")))
+    monkeypatch.setattr(facts, "run_child", lambda *_: next(outcomes))
+    (said,) = facts._found("green_contexts", 60.0, dry=False).parts.values()
+    assert (said.verdict, said.rows[0]["verdict"]) == ("ok", "no")
+    assert said.samples == {"copy_samples_s": [1.0, 2.0]}
+    (failed,) = facts._found("mps", 60.0, dry=False).parts.values()
+    assert (failed.verdict, failed.reason) == ("failed", "exit code 1. cannot")
+    assert failed.rows[0]["verdict"] == "failed"
+    (late,) = facts._found("mps", 3.0, dry=False).parts.values()
+    assert late.verdict == "no time"
+    found = Found({part.name: part for part in (said, failed)})
+    values = {claim.name: claim.value for claim in facts.claims_of(found, {"dry": False})}
+    assert values == {"checks_failed": 1, "green_contexts": 0, "mps": 0}
+
+
 def test_the_page_has_a_row_a_check() -> None:
-    page = markdown({"mps": {"verdict": "no", "text": "a | b"}})
+    page = facts.markdown([{"case": "mps", "verdict": "no", "text": "a | b"}])
     assert page.splitlines()[-1] == "| mps | no | a / b |"
 
 
@@ -71,7 +86,7 @@ def test_the_mps_daemon_is_stopped_though_a_client_fails(
     control = fake_control(tmp_path, monkeypatch)
     monkeypatch.setattr(facts_mps, "_child", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        facts_mps.mps()
+        list(facts_mps.mps())
     assert control.asked()[0] == "start"
     assert control.asked()[-1] == "ask quit -t 5"
 
@@ -82,29 +97,32 @@ def test_a_daemon_that_does_not_start_says_why(
     control = fake_control(tmp_path, monkeypatch)
     control.install(code=1, words="no room for a daemon")
     monkeypatch.setattr(facts_mps, "_clients", lambda _: pytest.fail("it started"))
-    answer = facts_mps.mps()
+    (answer,) = facts_mps.mps()
     assert answer.verdict == "no"
     assert "ended with 1: no room for a daemon" in answer.text
 
 
 class FakeCard:
-    """132 multiprocessors; work on a part's stream runs on the ids that `ids_of` gives it."""
+    """Work on a stream runs on the multiprocessors that a fake driver says, unless told others."""
 
-    def __init__(self, ids_of: dict[int, set[int]]) -> None:
-        self.ids_of = ids_of
+    def __init__(self, driver: FakeCuda, told: dict[int, set[int]]) -> None:
+        self._driver, self._told = driver, told
         self.stream = self.launched_on = 0
 
+    def ids_of(self, stream: int) -> set[int]:
+        return self._told.get(stream) or set(self._driver.sms.get(stream, range(SMS)))
+
     def run(self) -> set[int]:
-        return set(range(132))
+        return set(range(SMS))
 
     def launch(self) -> None:
         self.launched_on = self.stream
 
     def seen(self) -> set[int]:
-        return self.ids_of[self.launched_on]
+        return self.ids_of(self.launched_on)
 
     def rate(self, streams: list[int]) -> list[float]:
-        return [len(self.ids_of.get(stream, range(132))) * 6e12 for stream in streams]
+        return [len(self.ids_of(stream)) * 6e12 for stream in streams]
 
     @contextmanager
     def on(self, stream: int) -> Iterator[None]:
@@ -113,36 +131,89 @@ class FakeCard:
         self.stream = 0
 
 
-class HalvesDriver:
-    """Every split is into halves, streams 1 and 2."""
+@pytest.fixture
+def fake_driver(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+    """The driver of facts_green; streams are numbered from 100 on, two a share."""
+    driver = FakeCuda()
+    monkeypatch.setattr(facts_green, "Driver", lambda: Driver(driver))
+    monkeypatch.setattr(torch.cuda, "ExternalStream", int)
+    monkeypatch.setattr(torch.cuda, "current_stream", int)
+    return driver
 
-    def split(self, sm_count: int) -> list[GreenContext]:
-        del sm_count
-        return [GreenContext(66, stream, 0, 0) for stream in (1, 2)]
 
-    def destroy(self, green: GreenContext) -> None:
-        pass
+def put_card(driver: FakeCuda, patch: pytest.MonkeyPatch, told: dict[int, set[int]]) -> FakeCard:
+    card = FakeCard(driver, told)
+    patch.setattr(facts_green, "Probe", lambda: card)
+    patch.setattr(facts_green, "Products", lambda: card)
+    patch.setattr(torch.cuda, "stream", card.on)
+    return card
 
 
 @pytest.mark.parametrize(
-    ("second", "verdict"),
-    [(range(66, 132), "yes"), (range(60, 126), "no"), (range(66, 134), "no")],
+    ("told", "verdict"),
+    [
+        ({}, "yes"),
+        ({101: set(range(60, 128))}, "no"),
+        ({101: set(range(64, 134))}, "no"),
+    ],
     ids=["apart", "overlapping", "more than granted"],
 )
 def test_green_contexts_are_believed_only_when_work_keeps_apart(
-    second: range, verdict: str, monkeypatch: pytest.MonkeyPatch
+    told: dict[int, set[int]],
+    verdict: str,
+    fake_driver: FakeCuda,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    card = FakeCard({1: set(range(66)), 2: set(second)})
-    monkeypatch.setattr(facts_green, "Probe", lambda: card)
-    monkeypatch.setattr(facts_green, "Products", lambda: card)
-    monkeypatch.setattr(facts_green, "Driver", HalvesDriver)
-    monkeypatch.setattr(facts_green, "_other_ways", lambda *_: [])
-    monkeypatch.setattr(torch.cuda, "ExternalStream", int)
-    monkeypatch.setattr(torch.cuda, "stream", card.on)
-    monkeypatch.setattr(torch.cuda, "current_stream", int)
-    answer = facts_green.green()
+    put_card(fake_driver, monkeypatch, told)
+    monkeypatch.setattr(facts_green, "_other_ways", lambda *_: {})
+    *_, answer = facts_green.green()
     assert answer.verdict == verdict
-    assert f"seen [66, {len(second)}]" in answer.text
+    assert f"seen [64, {len(told.get(101, range(68)))}]" in answer.text
+    assert fake_driver.calls.count("cuDevSmResourceSplitByCount") == 2, "a query and one split"
+
+
+class StickyError(RuntimeError):
+    """What every later call of the process raises, too."""
+
+
+def test_a_sticky_error_costs_no_verdict_that_was_known(
+    fake_driver: FakeCuda, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The context breaks at the second share, and the process fails; the first share's is kept."""
+    card = put_card(fake_driver, monkeypatch, {})
+    rate = card.rate
+
+    def breaking(streams: list[int]) -> list[float]:
+        if 102 in streams:
+            raise StickyError("an illegal memory access was encountered")
+        return rate(streams)
+
+    monkeypatch.setattr(card, "rate", breaking)
+    with pytest.raises(StickyError):
+        fact.main("green_contexts")
+    answer = last_answer(capsys.readouterr().out, "exit code 1. illegal memory access")
+    assert answer["verdict"] == "yes"
+    assert "asked for 50%" in answer["text"]
+    assert answer["text"].endswith("Then it failed: exit code 1. illegal memory access")
+
+
+def test_dangerous_probes_come_after_the_verdict(
+    fake_driver: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every one of them breaks here, as on this machine, which has no GPU."""
+    put_card(fake_driver, monkeypatch, {})
+    answers = list(facts_green.green())
+    assert [answer.verdict for answer in answers] == ["yes"] * 7
+    assert "half of a second split" not in answers[2].text
+    assert "the part made the current context: " in answers[-1].text
+    assert all(f"share_{share}" in answers[2].numbers for share in (0.25, 0.5, 0.75))
+
+
+def test_the_last_whole_line_counts() -> None:
+    line = '{"verdict": "yes", "text": "a", "numbers": {}}\n'
+    assert last_answer(line + line.replace("a", "b"), "")["text"] == "b"
+    assert last_answer(line + '{"verdict": "n', "killed")["verdict"] == "yes"
+    assert last_answer("", "killed") == {"verdict": "failed", "text": "killed", "numbers": {}}
 
 
 @pytest.mark.parametrize(
@@ -164,8 +235,9 @@ def test_mps_is_believed_only_when_shares_shrink(
         return {"numbers": {"attribute": count, "seen": count, "flops_per_s": 1e14}}
 
     monkeypatch.setattr(facts_mps, "_child", child)
-    answer = facts_mps.mps()
-    assert answer.verdict == verdict
+    answers = list(facts_mps.mps())
+    assert [answer.verdict for answer in answers] == [verdict] * 3
+    assert "beside another" not in answers[0].text and "mapped" in answers[2].text
     assert started == [("mps-client", share) for share in ("100", "50", "25", "50", "50")] + [
         ("ipc", None)
     ]

@@ -22,6 +22,7 @@ KERNELS = {
     "kv_write",
     "paged_decode",
     "paged_prefill",
+    "prompt_attention",
     "prefix_attention",
     "slot_copy",
     "add_rms_norm",

@@ -20,14 +20,14 @@ from bench.hybrid.lengths import LONGEST, SHORTEST, Even, Fitted
 from bench.hybrid.picture import draw
 from bench.hybrid.running import Cell, Runner, batch_tokens_per_s, normalised_s
 from bench.hybrid.setups import APART, ENTRIES, LENGTHS, OURS, SETUPS, Point, case_of
-from muxcluster.sim.report import (
+from muxcluster.sim.cases.sweep import Cache
+from muxcluster.sim.report.report import (
     BatchReport,
     CaseReport,
     ClassesReport,
     InteractiveReport,
     SpreadReport,
 )
-from muxcluster.sim.sweep import Cache
 from placement.hardware import GIB
 
 POINT = Point("opt-13b", "sharegpt", 5.0, 10.0)

@@ -8,7 +8,7 @@ from bench.hybrid.knobs import entries, trades
 from bench.hybrid.knobs_picture import draw
 from bench.hybrid.running import Runner
 from bench.hybrid.setups import Point
-from muxcluster.sim.sweep import Cache
+from muxcluster.sim.cases.sweep import Cache
 
 
 def test_a_system_for_every_setting() -> None:

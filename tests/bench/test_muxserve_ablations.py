@@ -16,9 +16,9 @@ from bench.muxserve.ablation_cases import (
 from bench.muxserve.cases import SYSTEMS, Duration
 from bench.muxserve.headlines import Headline, Measured, claims_of
 from bench.muxserve.picture import draw
-from muxcluster.sim.case import run_case
-from muxcluster.sim.report import CaseReport
-from muxcluster.sim.sweep import Cache
+from muxcluster.sim.cases.case import run_case
+from muxcluster.sim.cases.sweep import Cache
+from muxcluster.sim.report.report import CaseReport
 
 SHORT = Duration(10.0, (0, 1))
 

@@ -11,8 +11,8 @@ from bench.muxserve.judging import interval, least_fair_share, rate_weighted, sh
 from bench.muxserve.published import Mesh, Run, Served
 from bench.muxserve.replay import Replayed
 from bench.muxserve.store import Store
-from muxcluster.sim.case import run_case
-from muxcluster.sim.report import CaseReport
+from muxcluster.sim.cases.case import run_case
+from muxcluster.sim.report.report import CaseReport
 
 
 def _run(system: str, **measured: float) -> Run:

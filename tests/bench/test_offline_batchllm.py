@@ -24,8 +24,8 @@ from bench.offline.batchllm_unit import (
     run,
 )
 from bench.offline.savings import Levels, real_jobs, saving_of
-from muxcluster.offline.choice import Unplanned
-from muxcluster.offline.prompts import flat_prompts
+from muxcluster.offline.order.choice import Unplanned
+from muxcluster.offline.prefix.prompts import flat_prompts
 
 
 def test_each_system_differs_as_its_name_says() -> None:

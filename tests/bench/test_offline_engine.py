@@ -17,8 +17,8 @@ from bench.offline.engine_jobs import (
 )
 from bench.offline.near_ties import Oracle, differing, near_ties
 from bench.offline.rows import Rows
+from bench.traces.batchmix import Kind
 from muxcluster.demo.models import build_model
-from muxcluster.workload.batchmix import Kind
 
 BYTES_OF_TOKEN = 3 * 2 * 2 * 64 * 4
 

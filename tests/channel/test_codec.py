@@ -6,7 +6,7 @@ from dataclasses import fields, is_dataclass
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -21,6 +21,7 @@ from muxcluster.channel.codec import (
     Ping,
     Ready,
     Refused,
+    Serving,
     Start,
     Stats,
     Submit,
@@ -143,6 +144,7 @@ MESSAGES = [
     Start(SPEC),
     Ready(),
     LoadFailed("/models/m/config.json", "it is not JSON"),
+    Serving(),
     Launch(JOB),
     Done(RESULT),
     Failed(7, "boom"),
@@ -256,6 +258,7 @@ def test_random_bytes_never_raise_anything_else(data: bytes) -> None:
 
 
 @given(st.integers(0, 10_000), st.integers(0, 255))
+@example(243, 44)  # a name of a dtype that numpy parses as Python
 def test_a_flipped_byte_never_raises_anything_else(position: int, value: int) -> None:
     data = bytearray(encode(Launch(JOB)))
     data[position % len(data)] = value

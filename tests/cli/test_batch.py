@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from muxcluster.offline.orders import ORDERS
-from muxcluster.workload.batchmix import Kind, mixed_job
+from bench.traces.batchmix import Kind, mixed_job
+from muxcluster.offline.order.orders import ORDERS
 from tests.cli.calls import call, refusal
 
 CONFIG = """
@@ -135,20 +135,54 @@ def test_bad_input_is_refused_in_one_line(capsys, config: str, job: str, small) 
     assert "--lane fast: expected one of " in refusal(capsys, *base, config, "--lane", "fast")
     assert "needed: one of chat, code, rare" in refusal(capsys, *base, small())
     two = Path(job).with_name("two.jsonl")
-    two.write_text('{"model": "chat", "prompt": "a"}\n{"model": "cod", "prompt": "b"}\n')
+    two.write_text('{"model": "cod", "prompt": "b"}\n')
     several = ("batch", "plan", str(two), "--config", small())
-    assert "two.jsonl: model: no model 'cod' in " in refusal(capsys, *several)
-    two.write_text(
-        '{"model": "chat", "prompt": "a"}\n{"model": "code", "prompt": "b"}\n{"prompt": "c"}\n'
-    )
-    assert "some lines name no model" in refusal(capsys, *several)
+    assert "two.jsonl:1: model: no model 'cod' in " in refusal(capsys, *several)
+    two.write_text('{"prompt": "c"}\n')
+    assert "needed: one of chat, code, rare" in refusal(capsys, *several)
     assert "did you mean chat" in refusal(capsys, *base, config, "--model", "cht")
     assert "none.yaml" in refusal(capsys, *base, "none.yaml")
     missing = ("batch", "plan", "missing.jsonl", "--config", config)
     assert "missing.jsonl" in refusal(capsys, *missing)
     assert "'runn'" in refusal(capsys, "batch", "runn", job, "--config", config)
-    Path(job).write_text('{"prompt": [1]}\n{"prompt": 7}\n')
-    assert "job.jsonl:2: prompt: expected text" in refusal(capsys, *base, config)
+    Path(job).write_text('{"prompt": 7}\n{"prompt": 8}\n')
+    assert "job.jsonl:1: prompt: expected text" in refusal(capsys, *base, config)
+    Path(job).write_text("")
+    assert "no request" in refusal(capsys, *base, config)
+
+
+BAD = (
+    b"{",
+    b"",
+    b"\xff\xfe",
+    b"[" * 5000,
+    b'{"prompt": 7}',
+    b'{"prompt": [1], "max_tokens": 0}',
+    b'{"prompt": [1], "model": "other"}',
+)
+
+
+def test_bad_lines_are_told_of_and_the_rest_is_planned(capsys, config: str, job: str) -> None:
+    path = Path(job)
+    expected = _planned(capsys, job, "--config", config, "--order", "dfs")
+    assert expected["bad_lines"] == {"num": 0, "first": []}
+    good = path.read_bytes().splitlines()
+    path.write_bytes(b"\n".join([*BAD[:4], *good[:50], *BAD[4:], *good[50:]]) + b"\n")
+    found = _planned(capsys, job, "--config", config, "--order", "dfs")
+    bad = found.pop("bad_lines")
+    expected.pop("bad_lines")
+    assert found == expected
+    assert bad["num"] == len(BAD)
+    reasons = ("1: not JSON", "2: not JSON", "3: not UTF-8")
+    assert len(bad["first"]) == len(reasons)
+    for told, reason in zip(bad["first"], reasons, strict=True):
+        assert told.startswith(f"{job}:{reason}")
+    code, out, err = call(capsys, "batch", "plan", job, "--config", config, "--order", "dfs")
+    assert code == 0 and out.splitlines()[-1] == "order: dfs"
+    assert err.splitlines()[0] == "muxcluster: 7 lines are no requests and are left out:"
+    assert err.splitlines()[-1] == "  and 4 more"
+    found = _planned(capsys, job, "--config", config, "--order", "dfs", "--model", "chat")
+    assert found["bad_lines"] == bad
 
 
 def test_it_needs_neither_torch_nor_ray(config: str, job: str) -> None:
@@ -224,6 +258,20 @@ def test_the_last_line_says_whether_to_run_them_at_once(capsys, of_two: tuple[st
     last = out.splitlines()[-1]
     assert last.startswith("chat, code share a-0: all at once ")
     assert last.endswith(": run them at once")
+
+
+def test_bad_lines_of_a_job_for_several_models(capsys, of_two: tuple[str, str]) -> None:
+    path, config = of_two
+    expected = _planned(capsys, path, "--config", config, "--order", "dfs")
+    with Path(path).open("a") as file:
+        file.write('{"prompt": [1]}\n{"model": "cod", "prompt": [1]}\nnonsense\n')
+    found = _planned(capsys, path, "--config", config, "--order", "dfs")
+    bad = found.pop("bad_lines")
+    assert found == {key: value for key, value in expected.items() if key != "bad_lines"}
+    assert bad["num"] == 3
+    told = " ".join(bad["first"])
+    assert "no model 'cod' in " in told and "did you mean code?" in told
+    assert "101: model: missing, and others name several" in told
 
 
 def test_a_file_that_names_one_model_needs_no_option(capsys, of_two: tuple[str, str]) -> None:

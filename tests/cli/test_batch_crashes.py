@@ -5,7 +5,6 @@ import json
 import os
 import random
 import signal
-import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.batch.disks import fill, mounted
 from tests.cli.batches import (
     START_TIMEOUT_S,
     build_models,
@@ -25,8 +25,6 @@ from tests.cli.batches import (
     write_job,
 )
 from tests.cli.calls import call
-
-DISK_BYTES = 2**20
 
 
 @pytest.fixture(scope="module")
@@ -174,15 +172,8 @@ def test_its_units_processes_are_killed_and_it_goes_on(tmp_path: Path, config: s
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of a megabyte."""
-    place = tmp_path / "small"
-    place.mkdir()
-    command = ("mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "none", str(place))
-    try:
-        subprocess.run(command, check=True, capture_output=True)
-    except (OSError, subprocess.CalledProcessError) as error:
-        pytest.skip(f"a small file system cannot be mounted here: {error}")
-    yield place
-    subprocess.run(("umount", "-l", str(place)), check=True)
+    with mounted(tmp_path / "small") as place:
+        yield place
 
 
 def test_a_full_disk_is_told_and_with_room_it_goes_on(
@@ -192,11 +183,9 @@ def test_a_full_disk_is_told_and_with_room_it_goes_on(
     the database has no room for what the file has."""
     job = Job(500, small_disk, config)
     arguments = job.arguments(tmp_path)
-    ballast, ended = small_disk / "ballast", [0]
+    ended = [0]
     for kib in (0, 60, 100, 260):
-        ballast.unlink(missing_ok=True)
-        free = DISK_BYTES - _used_bytes(small_disk)
-        ballast.write_bytes(bytes(free - min(free, kib * 1024)))
+        ballast = fill(small_disk, kib * 1024)
         code, out, err = call(capsys, "batch", "run", *arguments)
         assert (code, out) == (1, "")
         told = [line for line in err.splitlines() if line.strip()]
@@ -212,8 +201,3 @@ def test_a_full_disk_is_told_and_with_room_it_goes_on(
     assert code == 0, err
     assert json.loads(out)["completed"] == job.count
     job.check_whole()
-
-
-def _used_bytes(disk: Path) -> int:
-    found = os.statvfs(disk)
-    return (found.f_blocks - found.f_bfree) * found.f_frsize

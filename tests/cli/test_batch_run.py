@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from muxcluster.sim.together import OrderedJob, Together
-from muxcluster.sim.unit import SimUnit
+from muxcluster.sim.batch.together import OrderedJob, Together
+from muxcluster.sim.core.unit import SimUnit
 from muxcluster.text.tokenizer import Tokenizer
 from tests.cli.batches import (
     FAMILIES,

@@ -7,8 +7,8 @@ import pytest
 
 from muxcluster.api.app import create_app
 from muxcluster.api.settings import ApiSettings
-from muxcluster.cli.loadgen.prompts import Prompts
 from muxcluster.cli.main import run
+from muxcluster.loadgen.prompts import Prompts
 from tests.api.fakes import FakeBackend, make_tokenizer, running_server, served_model
 
 KEY = "open sesame"

@@ -21,7 +21,9 @@ from muxcluster.cli.profile_input import GPU_SHARES
 from muxcluster.config import load_config
 from muxcluster.config.planning import nodes_of
 from muxcluster.core.unitspec import UnitSpec
+from muxcluster.demo.models import build_model
 from muxcluster.engine import profiling_device
+from muxcluster.engine.profiling import Profiled
 from muxcluster.engine.profiling_grid import Grid
 from muxcluster.engine.profiling_pairs import PairPoint
 from placement.cost import Cell, Pair, Profile, cost_for
@@ -47,6 +49,10 @@ TINY = {
 ONE_CORE = "cluster: {nodes: [{name: n, gpu: cpu, cores: 1}]}\n"
 MODELS = "models:\n- {name: tiny, path: tiny, load_format: dummy}\n"
 BATCHES, LENGTHS, REPEATS = (1, 4), (16, 64), 3
+LONE_CELLS = (
+    Cell("prefill", 1, 1.0, 1, 128, (0.1,)),
+    Cell("decode", 1, 1.0, 1, 128, (0.1,)),
+)
 
 
 def write_config(folder: Path, text: str = MODELS + ONE_CORE) -> Path:
@@ -238,6 +244,29 @@ def test_models_are_measured_side_by_side_too(
     assert Profile.read(out).pairs == ()
 
 
+@pytest.mark.skipif(local_cores() < 2, reason="two shares need two cores")
+@pytest.mark.parametrize("family", ["bloom", "mamba"])
+def test_dense_models_are_profiled_alone_and_side_by_side(tmp_path: Path, family: str) -> None:
+    """As `serve` runs them: their padded batches take a part of the pool."""
+    path = build_model(tmp_path / "model", family)
+    config = tmp_path / "muxcluster.yaml"
+    config.write_text(
+        f"models: [{{name: dense, path: {path}, max_model_len: 512}}]\n"
+        "cluster: {nodes: [{name: n, gpu: cpu, cores: 2}]}\n"
+    )
+    out = tmp_path / "profile.json"
+    grid = ["--batches", "1,4", "--lengths", "32,512", "--repeats", "1"]
+    assert entry.run(["profile", str(config), "--out", str(out), *grid]) == 0
+    profile = Profile.read(out)
+    (model,) = profile.models
+    measured = {(cell.share, cell.batch, cell.tokens) for cell in model.cells}
+    assert {(share, batch, 32) for share in (0.5, 1.0) for batch in (1, 4)} <= measured
+    assert {(0.5, 1, 512), (1.0, 1, 512)} <= measured
+    (pair,) = profile.pairs
+    assert (pair.prefill.batch, pair.prefill.tokens) == (1, 512)
+    assert pair.decode.beside
+
+
 L4_NODE = "cluster: {nodes: [{name: g, gpus: 1, gpu: L4}]}\npolicy: {partition: none}\n"
 
 
@@ -246,9 +275,9 @@ def test_on_an_undivided_gpu_the_only_share_is_all_of_it(
 ) -> None:
     asked: list[tuple[UnitSpec, Grid]] = []
 
-    def fake(spec: UnitSpec, grid: Grid, on_point: object) -> tuple[Cell, ...]:
+    def fake(spec: UnitSpec, grid: Grid, on_point: object) -> Profiled:
         asked.append((spec, grid))
-        return (Cell("prefill", 1, 1.0, 1, 128, (0.1,)), Cell("decode", 1, 1.0, 1, 128, (0.1,)))
+        return Profiled(LONE_CELLS, spec)
 
     monkeypatch.setattr(profiling_device, "names", lambda: ("NVIDIA L4", "NVIDIA L4"))
     monkeypatch.setattr(profile_command, "measure", fake)
@@ -272,9 +301,9 @@ def test_on_a_gpu_the_partition_is_what_the_node_can_have(
     asked: list[tuple[UnitSpec, Grid]] = []
     paired: list[PairPoint] = []
 
-    def fake(spec: UnitSpec, grid: Grid, on_point: object) -> tuple[Cell, ...]:
+    def fake(spec: UnitSpec, grid: Grid, on_point: object) -> Profiled:
         asked.append((spec, grid))
-        return (Cell("prefill", 1, 1.0, 1, 128, (0.1,)), Cell("decode", 1, 1.0, 1, 128, (0.1,)))
+        return Profiled(LONE_CELLS, spec)
 
     def fake_pairs(
         subjects: object, points: Sequence[PairPoint], repeats: int, on_point: object

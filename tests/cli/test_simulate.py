@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from muxcluster.workload.arrival import Arrival
-from muxcluster.workload.store import save
+from muxcluster.workload.files.store import save
 from tests.cli.calls import call, refusal
 
 SHORT = ("--duration", "8", "--processes", "1")
@@ -181,8 +181,8 @@ def test_a_cache_makes_the_second_call_the_same_without_simulating(
 ) -> None:
     where = ("--cache", str(tmp_path / "kept"), "--systems", "muxserve")
     first = simulated(capsys, small(), *where)
-    monkeypatch.setattr("muxcluster.sim.sweep.run_case", None)
-    monkeypatch.setattr("muxcluster.sim.sweep.plan_of", None)
+    monkeypatch.setattr("muxcluster.sim.cases.sweep.run_case", None)
+    monkeypatch.setattr("muxcluster.sim.cases.sweep.plan_of", None)
     assert simulated(capsys, small(), *where) == first
 
 

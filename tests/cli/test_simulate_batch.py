@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from muxcluster.workload.batchmix import Kind, mixed_job
+from bench.traces.batchmix import Kind, mixed_job
 from tests.cli.calls import call, refusal
 
 SHORT = ("--duration", "8", "--processes", "1", "--systems", "muxserve")

@@ -1,6 +1,9 @@
 """`muxcluster status` against the shared server, and the application that `serve deploy` builds."""
 
 import json
+import os
+import subprocess
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,7 @@ from ray.serve import Application
 from muxcluster.api.serve_app import ServeArgs, app
 from muxcluster.cli.main import run
 from muxcluster.core.errors import ConfigError
+from tests.cluster.conftest import MUXCLUSTER
 
 NAMES = {"llama-a", "qwen-b", "opt-c"}
 
@@ -35,6 +39,23 @@ def test_status_as_a_table(
     assert run(["status", "--url", url]) == 0
     shown = capsys.readouterr().out
     assert "alive" in shown and "healthy" in shown and all(name in shown for name in NAMES)
+
+
+@pytest.mark.parametrize("form", ["told", "plain"])
+def test_status_through_ray(url: str, form: str) -> None:
+    with urllib.request.urlopen(f"{url}/status", timeout=60) as answer:
+        address = json.load(answer)["ray_address"]
+    if form == "plain":
+        address = f"127.0.0.1:{address.rpartition(':')[2]}"
+    done = subprocess.run(
+        (*MUXCLUSTER, "status", "--json", "--address", address),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "RAY_AUTH_MODE": "token"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["healthy"]
 
 
 def test_status_without_a_server_fails_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:

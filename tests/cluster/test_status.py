@@ -88,6 +88,24 @@ def test_a_silent_unit_makes_the_cluster_unhealthy() -> None:
     assert unit["free_blocks"] is None
 
 
+def test_a_unit_that_loads_is_said_to_load() -> None:
+    shown = _shown(describe([], [_view(None, Phase.LOADING)], None))
+    assert "n-0.1 on cpu of n, GPU 0: loading; SM shares 50%, 100%; 128 blocks" in shown
+    assert "None" not in shown and "blocks free" not in shown
+    failed = _shown(describe([], [_view(None, Phase.FAILED, reason="no [weights]")], None))
+    assert "failed (no [weights])" in failed
+
+
+def test_a_rate_is_not_called_measured_before_a_request_came() -> None:
+    one = ModelStats("one", rate_per_s=1.5)
+    stats = UnitStats("n-0.1", 1.0, 128, 100, (one, replace(one, name="two")))
+    unit = describe([], [_view(stats)], None)["units"][0]
+    assert [model["rate_per_s"] for model in unit["models"]] == [None, None]
+    measured = replace(stats, models=(replace(one, is_rate_measured=True),))
+    unit = describe([], [_view(measured)], None)["units"][0]
+    assert unit["models"][0]["rate_per_s"] == 1.5
+
+
 def test_a_unit_that_leaves_does_not_make_the_cluster_unhealthy() -> None:
     assert describe([], [_view(None, Phase.STOPPING, is_draining=True)], None)["healthy"]
 

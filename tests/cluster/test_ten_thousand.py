@@ -36,6 +36,7 @@ async def _post(host: str, port: int, index: int, gate: asyncio.Event) -> tuple[
     reader, writer = await asyncio.open_connection(host, port)
     await gate.wait()
     head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n"
+    head += "Content-Type: application/json\r\n"
     writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
     answer = await reader.read()
     writer.close()

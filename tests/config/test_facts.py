@@ -77,3 +77,9 @@ def test_transformers_reads_the_same(tmp_path, family) -> None:
     )
     assert facts.eos_token_ids == (config.eos_token_id,)
     assert (facts.max_context, facts.dtype) == (config.max_position_embeddings, "float32")
+
+
+def test_quantised_weights_are_refused_before_anything_starts(model_directory) -> None:
+    directory = model_directory("quantised", quantization_config={"quant_method": "fp8"})
+    with pytest.raises(LoadError, match="config.json: quantised weights are not supported"):
+        read_facts(directory)

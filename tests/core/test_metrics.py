@@ -10,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muxcluster.core.events import FinishReason
-from muxcluster.core.metrics import (
+from muxcluster.core.request import ServiceClass
+from muxcluster.workload.metrics.records import ENDINGS, ROW, Ending, Record, RecordLog, Records
+from muxcluster.workload.metrics.window import (
     Window,
     arrived,
     figures,
@@ -19,8 +21,6 @@ from muxcluster.core.metrics import (
     spread,
     throughput,
 )
-from muxcluster.core.metrics_records import ENDINGS, ROW, Ending, Record, RecordLog, Records
-from muxcluster.core.request import ServiceClass
 
 TICK = 1 / 64
 """Times on a binary grid: sums and comparisons in the tests are exact."""

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muxcluster.core.metrics_fairness import fairness
-from muxcluster.core.metrics_records import Ending, Record, RecordLog, Records
-from muxcluster.core.metrics_series import StepSeries, step_means
-from muxcluster.core.metrics_slo import attainment_at_scales, attainment_of_targets, goodput
+from muxcluster.workload.metrics.fairness import fairness
+from muxcluster.workload.metrics.records import Ending, Record, RecordLog, Records
+from muxcluster.workload.metrics.series import StepSeries, step_means
+from muxcluster.workload.metrics.slo import attainment_at_scales, attainment_of_targets, goodput
 
 
 def served(latencies: list[float | None]) -> Records:

@@ -6,20 +6,29 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from openai import AsyncOpenAI
 
+from muxcluster.core.errors import EngineFailure
 from muxcluster.demo.concurrency import Streamed, overlap_s, stream_together
 from muxcluster.demo.replay import prompt_of, replay
 from muxcluster.demo.workload import Planned
+from muxcluster.loadgen.exchange import Target
 
-HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
+HEAD = (
+    b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n"
+    b"Connection: close\r\n\r\n"
+)
+END = b"0\r\n\r\n"
 REFUSAL = b"HTTP/1.1 400 Bad Request\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}"
 USAGE = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}
 
 
 def _event(model: str, **fields: Any) -> bytes:
     chunk = {"id": "x", "object": "chat.completion.chunk", "created": 0, "model": model, **fields}
-    return f"data: {json.dumps(chunk)}\n\n".encode()
+    return _chunk(f"data: {json.dumps(chunk)}\n\n".encode())
+
+
+def _chunk(data: bytes) -> bytes:
+    return f"{len(data):x}\r\n".encode() + data + b"\r\n"
 
 
 class ScriptedServer:
@@ -43,27 +52,27 @@ class ScriptedServer:
                 choice = {"index": 0, "delta": {"content": text}, "finish_reason": None}
                 writer.write(_event(body["model"], choices=[choice]))
                 await writer.drain()
-            writer.write(_event(body["model"], choices=[], usage=USAGE) + b"data: [DONE]\n\n")
+            writer.write(_event(body["model"], choices=[], usage=USAGE))
+            writer.write(_chunk(b"data: [DONE]\n\n") + END)
         await writer.drain()
         writer.close()
 
 
-def _with_server(work: Callable[[AsyncOpenAI], Awaitable[Any]]) -> tuple[Any, ScriptedServer]:
+def _with_server(work: Callable[[Target], Awaitable[Any]]) -> tuple[Any, ScriptedServer]:
     scripted = ScriptedServer()
 
     async def run() -> Any:
         server = await asyncio.start_server(scripted.answer, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
-        url = f"http://127.0.0.1:{port}/v1"
-        async with server, AsyncOpenAI(base_url=url, api_key="k", max_retries=0) as client:
-            return await work(client)
+        async with server:
+            return await work(Target("127.0.0.1", port))
 
     return asyncio.run(run()), scripted
 
 
 def test_each_request_is_sent_at_its_time_and_measured() -> None:
     planned = [Planned(0.0, "a", 9, 3), Planned(0.1, "b", 6, 3)]
-    samples, server = _with_server(lambda client: replay(client, planned, ["one", "two"]))
+    samples, server = _with_server(lambda target: replay(target, planned, ["one", "two"]))
     assert [sample.model for sample in samples] == ["a", "b"]
     assert samples[1].start_s - samples[0].start_s >= 0.09
     for sample in samples:
@@ -77,14 +86,19 @@ def test_each_request_is_sent_at_its_time_and_measured() -> None:
 
 def test_a_refusal_is_a_sample_and_stops_nobody() -> None:
     planned = [Planned(0.0, "bad", 9, 3), Planned(0.0, "a", 9, 3)]
-    samples, _ = _with_server(lambda client: replay(client, planned, ["one"]))
+    samples, _ = _with_server(lambda target: replay(target, planned, ["one"]))
     assert samples[0].error is not None and samples[1].error is None
 
 
 def test_streams_asked_together_overlap() -> None:
-    streams, _ = _with_server(lambda client: stream_together(client, ["a", "b", "c"], 3))
+    streams, _ = _with_server(lambda target: stream_together(target, ["a", "b", "c"], 3))
     assert [stream.text for stream in streams] == ["abc"] * 3
     assert overlap_s(streams) > 0
+
+
+def test_a_model_that_does_not_answer_is_named() -> None:
+    with pytest.raises(EngineFailure, match="bad did not answer: HTTP/1.1 400"):
+        _with_server(lambda target: stream_together(target, ["a", "bad"], 3))
 
 
 def test_streams_one_after_another_do_not_overlap() -> None:

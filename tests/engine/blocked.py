@@ -24,9 +24,13 @@ class Blocked:
 
 
 class BlockedRunner:
-    """Says which jobs it has begun; they end when the test says so."""
+    """Says which jobs it has begun; they end when the test says so.
+
+    num_idle: how often it was asked to record something, of num_wanted.
+    """
 
     def __init__(self) -> None:
+        self.num_idle, self.num_wanted = 0, 0
         self.begun: queue.SimpleQueue[Blocked] = queue.SimpleQueue()
         self.backends: tuple[ModelBackend, ...] = ()
 
@@ -38,3 +42,7 @@ class BlockedRunner:
         blocked = Blocked(JobResult(job.job_id, rows.slots, rows.counts, 0.0, {}, {}))
         self.begun.put(blocked)
         return blocked
+
+    def record_next(self) -> bool:
+        self.num_idle += 1
+        return self.num_idle < self.num_wanted

@@ -14,6 +14,7 @@ from muxcluster.core.request import Request
 from muxcluster.core.sampling import SamplingParams
 from muxcluster.core.unitspec import ModelSpec, SchedulerSpec, UnitSpec
 from muxcluster.engine.executor import JobDone, JobFailed, Outcome, OwnerLost
+from tests.blocks import block_tokens
 
 VOCAB = 997
 PATIENCE_S = 600.0
@@ -51,7 +52,7 @@ def fake_spec(num_columns: int = 64, lane: str = "adbs") -> UnitSpec:
         unit_id="unit-0",
         models=models,
         num_blocks=4 * num_columns,
-        block_bytes=block_bytes(16, 2),
+        block_bytes=block_bytes(block_tokens(16), 2),
         workers=(WorkerSlot(0, (0.5,)), WorkerSlot(1, (0.5,))),
         scheduler=SchedulerSpec(lane=lane),
     )

@@ -11,13 +11,14 @@ from muxcluster.core.request import Request, ServiceClass
 from muxcluster.core.served import ModelStats, UnitStats
 from muxcluster.core.unitspec import SchedulerSpec, UnitSpec
 from muxcluster.engine.unit import Unit
+from tests.blocks import block_tokens
 from tests.engine.fakes import Sink
 from tests.engine.lockstep import Lockstep, Script
 from tests.engine.units import check_lengths, check_nothing_leaks, greedy, running
 from tests.models import model_spec
 from tests.oracles import GreedyOracle
 
-BLOCK_BYTES = 2 * 8 * 128 * 4
+BLOCK_BYTES = 2 * block_tokens(8) * 128 * 4
 NUM_BATCH, NUM_URGENT = 3, 4
 """Batch requests of a model, and interactive ones of a wave."""
 NUM_BLOCKS = 330

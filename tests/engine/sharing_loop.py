@@ -88,7 +88,7 @@ class SharingLoop:
     def run(self, texts: Sequence[Text]) -> None:
         self._texts = list(texts)
         for text in texts:
-            self.cache.open(text.model.name, text.slot, [], text.side)
+            self.cache.of(text.model.name).open(text.slot, [], text.side)
         while not all(text.is_done for text in texts):
             idle = [w.worker_id for w in self._spec.workers if w.worker_id not in self._workers]
             for worker_id in idle:
@@ -110,8 +110,8 @@ class SharingLoop:
         self.num_preempted += 1
 
     def _start_again(self, text: Text) -> None:
-        self.cache.close(text.model.name, text.slot)
-        self.cache.open(text.model.name, text.slot, [], text.side)
+        self.cache.of(text.model.name).close(text.slot)
+        self.cache.of(text.model.name).open(text.slot, [], text.side)
         text.num_computed, text.is_new = 0, True
 
     def _idle(self, side: Side, model: ModelSpec | None = None) -> list[Text]:
@@ -126,7 +126,7 @@ class SharingLoop:
         return found
 
     def _is_lent(self, text: Text) -> bool:
-        return bool(self.cache.num_lent(text.model.name)[text.slot])
+        return bool(self.cache.of(text.model.name).num_lent[text.slot])
 
     def _launch(self, worker_id: int) -> None:
         for model in self._draw.sample(self._spec.models, len(self._spec.models)):
@@ -147,19 +147,19 @@ class SharingLoop:
             return []
         first = [t for t in self._texts if t.side is Side.LEFT and t.model is model]
         first = [text for text in first if not text.is_done][:MOST_LEFT]
-        blocked = self.cache.blocked(model.name)
+        blocked = self.cache.of(model.name).blocked()
         return [t for t in first if not t.is_busy and (blocked is None or not blocked[t.slot])]
 
     def _restore(self, draft: Draft) -> None:
         name = draft.model.name
         for text in self._idle(Side.RIGHT, draft.model)[:2]:
-            if not self._is_lent(text) or not self.cache.can_restore(name, text.slot):
+            if not self._is_lent(text) or not self.cache.of(name).can_restore(text.slot):
                 continue
-            needed = self.cache.restore_cost(name, text.slot)
-            needed += self.cache.lack(name, ints(text.slot), ints(len(text.tokens)))
-            if needed > self.cache.headroom(name, Side.RIGHT):
+            needed = self.cache.of(name).restore_cost(text.slot)
+            needed += self.cache.of(name).lack(ints(text.slot), ints(len(text.tokens)))
+            if needed > self.cache.of(name).headroom(Side.RIGHT):
                 continue
-            restored = self.cache.restore(name, ints(text.slot), draft.job_id)
+            restored = self.cache.of(name).restore(ints(text.slot), draft.job_id)
             assert not isinstance(restored, Shortage)
             draft.tables.append(restored[0])
             draft.copies.append(restored[1])
@@ -177,28 +177,28 @@ class SharingLoop:
 
     def _grow(self, text: Text) -> TableDelta | None:
         name, slots, ends = text.model.name, ints(text.slot), ints(len(text.tokens))
-        grown = self.cache.grow(name, slots, ends)
+        grown = self.cache.of(name).grow(slots, ends)
         if isinstance(grown, Shortage) and text.side is Side.LEFT:
             missing = grown.blocks
             for victim in self._idle(Side.RIGHT):
                 if missing > 0:
                     victim_name = victim.model.name
-                    missing -= self.cache.lend(
-                        victim_name, victim.slot, victim.num_computed, missing
+                    missing -= self.cache.of(victim_name).lend(
+                        victim.slot, victim.num_computed, missing
                     )
-            grown = self.cache.grow(name, slots, ends)
+            grown = self.cache.of(name).grow(slots, ends)
         return None if isinstance(grown, Shortage) else grown
 
     def _save(self, draft: Draft) -> None:
         lefts = [text for text in draft.rows if text.side is Side.LEFT]
         slots = ints(*(text.slot for text in lefts))
         ends = ints(*(len(text.tokens) for text in lefts))
-        draft.copies.extend(self.cache.saves(draft.model.name, slots, ends, draft.job_id))
+        draft.copies.extend(self.cache.of(draft.model.name).saves(slots, ends, draft.job_id))
 
     def _send(self, draft: Draft, worker_id: int) -> None:
         new = [text for text in draft.rows if text.is_new]
         slots = ints(*(text.slot for text in new))
-        tables = [*draft.tables, self.cache.tables(draft.model.name, slots)]
+        tables = [*draft.tables, self.cache.of(draft.model.name).tables(slots)]
         if self._draw.random() < self._failures:
             width = draft.model.shape.blocks_per_column
             tables.append(TableDelta(ints(0), ints(10_000), np.zeros((1, width), dtype=np.int32)))
@@ -255,7 +255,7 @@ class SharingLoop:
             text.tokens.append(token)
             if len(text.output) == text.num_tokens:
                 text.is_done = True
-                self.cache.close(text.model.name, text.slot)
+                self.cache.of(text.model.name).close(text.slot)
 
     def _failed(self, outcome: JobFailed) -> None:
         assert "IndexError" in outcome.message or "process died" in outcome.message, outcome

@@ -29,7 +29,10 @@ class SteppedUnit:
         jobs = self.scheduler.next_jobs(self._now)
         for job in jobs:
             self._now += 0.001
-            output = self.scheduler.complete(job, self.runner.execute(job), self._now)
+            result = self.runner.execute(job)
+            while self.runner.record_next():  # as a worker does that has nothing else to do
+                pass
+            output = self.scheduler.complete(job, result, self._now)
             places = iter(output.tokens.tolist())
             for request_id, count in zip(output.request_ids, output.counts.tolist(), strict=True):
                 self.tokens[request_id] += [next(places) for _ in range(count)]

@@ -13,10 +13,11 @@ from muxcluster.core.unitspec import ModelSpec, UnitSpec
 from muxcluster.demo.models import build_model
 from muxcluster.engine.executor import Executor
 from muxcluster.engine.executors import make_executor
+from tests.blocks import block_tokens
 from tests.engine.hands import Hands, Held
 from tests.models import model_spec
 
-BLOCK_BYTES = 2 * 8 * 128 * 4
+BLOCK_BYTES = 2 * block_tokens(8) * 128 * 4
 """8 tokens of the wide model, 16 of the narrow one, both fp32."""
 NUM_BLOCKS, NUM_HOST_BLOCKS = 600, 100
 UNUSED_SLOT = (NUM_HOST_BLOCKS - 1) * 8

@@ -45,9 +45,12 @@ def test_a_gpu_has_its_own_partitions() -> None:
     assert isinstance(make_executor(replace(on_gpu, partition="green")), GreenExecutor)
 
 
-def test_processes_without_their_protocol_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["msgspec", "msgspec._core"], ids=["absent", "another Python's"])
+def test_processes_without_their_protocol_are_refused(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     def absent(module: str) -> None:
-        raise ModuleNotFoundError(f"no {module}", name="msgspec")
+        raise ModuleNotFoundError(f"no {module}", name=name)
 
     monkeypatch.setattr(executors, "import_module", absent)
     with pytest.raises(ConfigError, match="worker processes, which need msgspec"):

@@ -49,6 +49,9 @@ class Device:
         self.given.append(Given(job))
         return self.given[-1]
 
+    def record_next(self) -> bool:
+        return False
+
 
 @pytest.fixture
 def device() -> Device:

@@ -50,6 +50,8 @@ class SocketOwner:
         self.far[worker_id] = FrameSocket(theirs)
         return FrameSocket(ours), os.getpid()
 
+    load_s = 0.0
+
     def kill(self) -> None:
         self.is_dead = True
 

@@ -2,13 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muxcluster.core.errors import EngineFailure
+from muxcluster.core.backends import ModelBackend
+from muxcluster.core.errors import EngineFailure, LoadError
 from muxcluster.core.job import Job, Phase, WorkerSlot
+from muxcluster.core.padded import PaddedLimit, RowBytes
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine import profiling
 from muxcluster.engine.executor import JobDone
@@ -44,7 +47,7 @@ def by_point(launched: Sequence[Job]) -> dict[tuple[Phase, float, int], list[Job
 def test_every_point_gives_a_prefill_and_a_decode_cell() -> None:
     done: list[Point] = []
     executor = FakeExecutor()
-    cells = measure(lone_spec(), GRID, done.append, executor)
+    cells = measure(lone_spec(), GRID, done.append, executor).cells
     assert tuple(done) == GRID.points()
     expected = [
         (phase, point.share, point.batch, point.tokens)
@@ -106,7 +109,7 @@ def test_each_prefill_has_new_prompts_and_whole_tables() -> None:
 def test_prompts_beyond_the_token_budget_take_several_jobs_that_count_together() -> None:
     executor = FakeExecutor()
     grid = Grid((1.0,), (3,), (40,), repeats=1)
-    cells = measure(lone_spec(token_budget=50), grid, lambda point: None, executor)
+    cells = measure(lone_spec(token_budget=50), grid, lambda point: None, executor).cells
     assert len(cells) == 2
     prefills = [job for job in executor.launched if job.phase is Phase.PREFILL]
     assert [int(job.rows.counts.sum()) for job in prefills] == [50, 50, 20] * 2
@@ -150,14 +153,14 @@ def test_what_fits_is_what_the_cache_can_hold(batch: int, tokens: int, num_block
 
 def test_points_that_do_not_fit_are_left_out() -> None:
     grid = Grid((1.0,), (1, 9), (512, 513), repeats=1)
-    cells = measure(lone_spec(num_blocks=4 * 32), grid, lambda point: None, FakeExecutor())
+    cells = measure(lone_spec(num_blocks=4 * 32), grid, lambda point: None, FakeExecutor()).cells
     assert {(cell.batch, cell.tokens) for cell in cells} == {(1, 512)}
 
 
 def test_a_long_warm_up_counts_as_the_first_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profiling, "LONG_S", 0.0)
     executor = FakeExecutor()
-    cells = measure(lone_spec(), GRID, lambda point: None, executor)
+    cells = measure(lone_spec(), GRID, lambda point: None, executor).cells
     assert all(len(cell.seconds) == GRID.repeats for cell in cells)
     assert len(executor.launched) == len(cells) * GRID.repeats
 
@@ -185,4 +188,43 @@ def test_no_block_leaks_between_points(monkeypatch: pytest.MonkeyPatch) -> None:
         jobs.prefill(point)
         jobs.decode(point)
         cache.check()
-        assert cache.used("wide") == point.batch * -(-point.tokens // 16) * 4
+        assert cache.of("wide").used == point.batch * -(-point.tokens // 16) * 4
+
+
+def padded_spec(limit_bytes: int) -> UnitSpec:
+    """As `lone_spec`, its model loaded with padded batches of a byte a token."""
+    spec = lone_spec()
+    padded = PaddedLimit(RowBytes(fixed=0, per_token=1), limit_bytes)
+    return replace(spec, models=(replace(spec.models[0], padded=padded),))
+
+
+def test_only_what_is_one_padded_batch_fits() -> None:
+    spec = padded_spec(limit_bytes=80)
+    assert fits(spec, Point(1.0, 2, 40))
+    assert not fits(spec, Point(1.0, 3, 40))
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 5, 40])
+def test_decodes_of_a_padded_batch_go_one_token_ahead(tokens: int) -> None:
+    """Else each would take the batch apart: its rows are where it left them, or are read again."""
+    point, jobs = Point(1.0, 2, tokens), ProfileJobs(padded_spec(1000))
+    (prefill,) = jobs.prefill(point)
+    starts = [int(jobs.decode(point).rows.starts[0]) for _ in range(30)]
+    first = max(1, tokens - 9)
+    assert starts[0] == first
+    assert set(starts) == set(range(first, max(tokens, first + 1)))
+    steps = [after - before for before, after in pairwise(starts)]
+    assert all(step == 1 or start == first for step, start in zip(steps, starts[1:], strict=True))
+    assert all(each.num_prompt_tokens <= first + 1 for each in prefill.admissions), "an output"
+    jobs.prefill(point)
+    assert jobs.decode(point).rows.starts.tolist() == [first, first]
+
+
+def test_a_model_that_fits_no_point_once_loaded_is_refused() -> None:
+    executor = FakeExecutor()
+    limit = PaddedLimit(RowBytes(fixed=0, per_token=1), 4)
+    model = lone_spec().models[0].name
+    executor.backends = (ModelBackend(model, "dense", slab_blocks=128, padded=limit),)
+    with pytest.raises(LoadError, match="no batch and length asked for fits"):
+        measure(lone_spec(), GRID, lambda point: None, executor)
+    assert executor.is_closed

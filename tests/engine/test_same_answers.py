@@ -11,10 +11,10 @@ from muxcluster.config import read_facts
 from muxcluster.core.request import Request, ServiceClass
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.offline.blend.resources import resource_model
-from muxcluster.offline.choice import Unplanned
-from muxcluster.offline.feeding import BatchFeeder, Room
-from muxcluster.offline.orders import ORDERS
-from muxcluster.offline.prompts import token_prompts
+from muxcluster.offline.feed.feeder import BatchFeeder, Room
+from muxcluster.offline.order.choice import Unplanned
+from muxcluster.offline.order.orders import ORDERS
+from muxcluster.offline.prefix.prompts import token_prompts
 from placement.hardware import gpu_named
 from tests.engine.conftest import ModelBuilder
 from tests.engine.stepping import SteppedUnit

@@ -14,6 +14,7 @@ from muxcluster.core.job import Job, Side, WorkerSlot
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.executors import make_executor
 from muxcluster.engine.processes import ProcessExecutor
+from tests.blocks import block_tokens
 from tests.engine.live_units import children
 from tests.engine.sharing_loop import SharingLoop, Text
 from tests.models import model_spec
@@ -21,7 +22,7 @@ from tests.oracles import GreedyOracle
 
 DELAYS_S = (0.0, 0.0005, 0.001)
 """From a job's launch to the death of its worker: on its way, in its copies, in its forward."""
-BLOCK_BYTES = 2 * 8 * 128 * 4
+BLOCK_BYTES = 2 * block_tokens(8) * 128 * 4
 NUM_LEFT, NUM_RIGHT = 14, 5
 """Sequences of each model."""
 LEFT_TOKENS, RIGHT_TOKENS = 14, 40

@@ -3,6 +3,7 @@
 import os
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from muxcluster.channel.codec import Done, Failed, Launch, Message, decode, encode
+from muxcluster.channel.codec import Done, Failed, Launch, Message, Serving, decode, encode
 from muxcluster.channel.frames import FrameSocket
 from muxcluster.core.job import Job, JobResult, SlotCopies
 from muxcluster.engine.pipeline import REFUSED
@@ -46,6 +47,9 @@ class Runner:
         result = JobResult(job.job_id, job.rows.slots, job.rows.counts, 0.0, {}, {})
         return Ran(result)
 
+    def record_next(self) -> bool:
+        return False
+
 
 @dataclass
 class Bench:
@@ -73,6 +77,7 @@ def serving(runner: Any) -> Iterator[Bench]:
     thread = threading.Thread(target=worker.serve)
     thread.start()
     unit = FrameSocket(ours)
+    assert decode(unit.recv() or b"") == Serving()
     yield Bench(unit, runner, alive_write, thread)
     unit.close()
     thread.join(20)
@@ -156,3 +161,18 @@ def test_a_job_that_raises_takes_its_follower_along(bench: Bench) -> None:
     assert decode(frame) == Failed(2, REFUSED)
     assert isinstance(bench.run(replace(job_of(0, [4]), job_id=3)), Done)
     assert [job.job_id for job in bench.runner.jobs] == [1, 3]
+
+
+def test_a_worker_records_what_jobs_wanted_when_it_has_none() -> None:
+    runner = BlockedRunner()
+    runner.num_wanted = 2
+    for bench in serving(runner):
+        bench.unit.send(encode(Launch(job_of(0, [4]))))
+        begun = runner.begun.get(timeout=20.0)
+        assert runner.num_idle == 0
+        begun.may_end.set()
+        assert answered(bench) == 1
+        deadline = time.monotonic() + 20.0
+        while runner.num_idle < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert runner.num_idle == 2

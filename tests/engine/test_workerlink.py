@@ -3,12 +3,13 @@
 import os
 import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from muxcluster.channel.codec import Done, Failed, encode
+from muxcluster.channel.codec import Done, Failed, Launch, Serving, decode, encode
 from muxcluster.channel.frames import FrameSocket
 from muxcluster.core.job import JobResult
 from muxcluster.engine.executor import JobDone, JobFailed
@@ -17,6 +18,7 @@ from muxcluster.engine.workerlink import WorkerLink
 from tests.engine.test_admissions import admission, job_of
 
 JOB = job_of(0, [3, 4])
+START_BY_S = 360.0
 
 
 def result(seconds: float) -> JobResult:
@@ -25,20 +27,33 @@ def result(seconds: float) -> JobResult:
 
 class Bench:
     def __init__(self) -> None:
-        ours, theirs = socket.socketpair()
-        ours.settimeout(0.2)
+        self.ours, theirs = socket.socketpair()
+        self.ours.settimeout(0.2)
         self.limits = JobLimits(2.0)
         self.far = FrameSocket(theirs)
         # This very process: whoever reads its own state finds it running.
-        self.link = WorkerLink(0, FrameSocket(ours), os.getpid(), self.limits)
+        self.link = WorkerLink(0, FrameSocket(self.ours), os.getpid(), self.limits, START_BY_S)
+
+    def serve(self, now: float) -> None:
+        """The worker has started."""
+        self.far.send(encode(Serving()))
+        assert self.link.hear(now) == ()
 
 
 @pytest.fixture
-def bench() -> Iterator[Bench]:
+def starting() -> Iterator[Bench]:
+    """A worker that does not take jobs yet."""
     bench = Bench()
     yield bench
     bench.link.frames.close()
     bench.far.close()
+
+
+@pytest.fixture
+def bench(starting: Bench) -> Bench:
+    """One that does."""
+    starting.serve(0.0)
+    return starting
 
 
 def test_a_first_job_gets_long_and_later_ones_what_was_measured() -> None:
@@ -64,7 +79,7 @@ def test_a_finished_job_is_measured_and_frees_the_worker(bench: Bench) -> None:
     bench.link.launch(JOB, 0.0)
     assert bench.link.num_rows == 2
     bench.far.send(encode(Done(result(0.5))))
-    assert isinstance(bench.link.hear(0.0), JobDone)
+    assert [type(each) for each in bench.link.hear(0.0) or ()] == [JobDone]
     assert bench.link.num_rows == 0
     assert bench.limits.limit_s(JOB) == pytest.approx(10.0)
     assert bench.link.check(1e6) is None
@@ -74,7 +89,7 @@ def test_a_finished_job_is_measured_and_frees_the_worker(bench: Bench) -> None:
 def test_a_job_that_raised_counts_as_started(bench: Bench) -> None:
     bench.link.launch(JOB, 0.0)
     bench.far.send(encode(Failed(JOB.job_id, "why")))
-    assert bench.link.hear(0.0) == JobFailed(JOB.job_id, 0, "why", has_started=True)
+    assert bench.link.hear(0.0) == (JobFailed(JOB.job_id, 0, "why", has_started=True),)
 
 
 @pytest.mark.parametrize("has_started", [True, False])
@@ -109,7 +124,7 @@ def test_the_time_of_a_follower_starts_when_the_job_before_it_ends(bench: Bench)
     bench.link.launch(JOB, 100.0)
     bench.link.launch(FOLLOWER, 101.0)
     bench.far.send(encode(Done(result(0.5))))
-    assert isinstance(bench.link.hear(115.0), JobDone)
+    assert [type(each) for each in bench.link.hear(115.0) or ()] == [JobDone]
     assert bench.link.num_rows == 2
     assert bench.link.check(124.0) is None
     assert bench.link.check(126.0) == "its worker process did not come to an end"
@@ -137,12 +152,58 @@ def test_a_job_may_come_behind_one_that_will_be_refused(bench: Bench) -> None:
     bench.link.hear(0.0)
     bench.link.launch(replace(JOB, job_id=3), 0.0)
     bench.far.send(encode(Failed(2, "refused")))
-    assert bench.link.hear(0.0) == JobFailed(2, 0, "refused")
+    assert bench.link.hear(0.0) == (JobFailed(2, 0, "refused"),)
     bench.far.send(encode(Failed(3, "why")))
-    assert bench.link.hear(0.0) == JobFailed(3, 0, "why")
+    assert bench.link.hear(0.0) == (JobFailed(3, 0, "why"),)
 
 
 def test_a_busy_worker_takes_no_other_job(bench: Bench) -> None:
     bench.link.launch(JOB, 0.0)
     with pytest.raises(AssertionError, match="already runs a job"):
         bench.link.launch(replace(JOB, job_id=3), 0.0)
+
+
+def test_a_start_of_70_seconds_is_not_held_against_the_job(starting: Bench) -> None:
+    """Its limit is 20 s; it is sent, and its time begins, when the worker takes jobs."""
+    link = starting.link
+    link.launch(JOB, 0.0)
+    assert [link.check(now) for now in (21.0, 69.0)] == [None, None]
+    starting.serve(70.0)
+    launched = decode(starting.far.recv() or b"")
+    assert isinstance(launched, Launch) and launched.job.job_id == JOB.job_id
+    assert link.check(89.0) is None
+    assert link.check(91.0) == "its worker process did not come to an end"
+
+
+def test_a_worker_that_does_not_start_in_time_took_no_job(starting: Bench) -> None:
+    """The request is not to blame, and the loss counts as that of an idle worker."""
+    link = starting.link
+    link.launch(JOB, 0.0)
+    link.launch(FOLLOWER, 0.0)
+    assert link.check(START_BY_S) is None
+    cause = link.check(START_BY_S + 1.0)
+    assert cause == "its worker process did not start in time"
+    assert link.num_rows == 0
+    assert [failed.has_started for failed in link.lose(cause)] == [False, False]
+
+
+def test_a_large_job_does_not_block_while_the_worker_starts(starting: Bench) -> None:
+    """A frame larger than any socket's buffer; the worker reads it after its start."""
+    long = replace(admission(3, seed=9), tokens=np.zeros(5_000_000, dtype=np.int32))
+    starting.link.launch(replace(JOB, admissions=(long,)), 0.0)
+    assert starting.link.check(0.3) is None
+    starting.ours.settimeout(60.0)
+    starting.far.send(encode(Serving()))
+    with ThreadPoolExecutor(1) as pool:
+        received = pool.submit(starting.far.recv)
+        assert starting.link.hear(1.0) == ()
+        launched = decode(received.result(60) or b"")
+    assert isinstance(launched, Launch)
+    assert len(launched.job.admissions[0].tokens) == 5_000_000
+
+
+def test_a_starting_worker_that_dies_is_gone(starting: Bench) -> None:
+    starting.link.launch(JOB, 0.0)
+    starting.far.close()
+    assert starting.link.hear(0.0) is None
+    assert not starting.link.lose("died")[0].has_started

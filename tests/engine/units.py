@@ -16,6 +16,7 @@ from muxcluster.core.sampling import SamplingParams
 from muxcluster.core.unitspec import SchedulerSpec, UnitSpec
 from muxcluster.engine.executor import Executor
 from muxcluster.engine.unit import Unit
+from tests.blocks import block_tokens
 from tests.engine.fakes import Sink
 from tests.models import model_spec
 
@@ -47,7 +48,7 @@ def spec_of(
         unit_id="unit-0",
         models=models,
         num_blocks=num_columns * max(m.shape.blocks_per_column for m in models),
-        block_bytes=8 * max(2 * m.shape.head_dim * m.shape.itemsize for m in models),
+        block_bytes=block_tokens(8) * max(2 * m.shape.head_dim * m.shape.itemsize for m in models),
         workers=workers,
         scheduler=SchedulerSpec(lane=lane, token_budget=64, quota_period_s=1e4),
         partition=partition,

@@ -25,7 +25,11 @@ case "$1" in
   read command
   echo "ask $command" >>"{notes}"
   if [ ! -e "$pid" ]; then echo 'Cannot find MPS control daemon process'; exit 1; fi
-  case "$command" in quit*) [ {deaf} = 1 ] || kill $(cat "$pid") ;; *) echo 100.0 ;; esac
+  case "$command" in
+  quit*) [ {deaf} = 1 ] || kill $(cat "$pid") ;;
+  get_server_list) printf '%s' '{servers}' ;;
+  *) echo 100.0 ;;
+  esac
   ;;
 esac
 """
@@ -37,10 +41,13 @@ class FakeControl:
 
     folder: Path
 
-    def install(self, *, code: int = 0, words: str = "", deaf: bool = False) -> None:
-        """code, words: how a start ends. deaf: daemons do not heed `quit`."""
+    def install(
+        self, *, code: int = 0, words: str = "", deaf: bool = False, servers: str = "4711"
+    ) -> None:
+        """code, words: how a start ends. deaf: daemons do not heed `quit`. servers: they have."""
         program = self.folder / "nvidia-cuda-mps-control"
-        text = _PROGRAM.format(notes=self.folder / "notes", code=code, words=words, deaf=int(deaf))
+        notes = self.folder / "notes"
+        text = _PROGRAM.format(notes=notes, code=code, words=words, deaf=int(deaf), servers=servers)
         program.write_text(text)
         program.chmod(0o755)
 

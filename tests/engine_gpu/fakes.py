@@ -1,26 +1,53 @@
 """A CUDA driver and a control program that record what they are asked."""
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 SMS = 132
+INVALID_CONFIGURATION = 915
+
+
+@dataclass
+class _Given:
+    """What the driver knows of a resource that a split call gave out."""
+
+    split: int
+    ids: frozenset[int]
 
 
 class FakeCuda:
-    """A card of 132 multiprocessors, granted in groups of 8, and its memory.
+    """A card of `sms` multiprocessors and its memory.
 
-    calls: names in order. refuses: the call that fails, with the error's name. Streams are numbered
-    as they are made; `sms` tells which multiprocessors a stream's work runs on.
+    A split makes groups of 8, as a GPC of 16 or 18 holds them, and leaves what no group has. Each
+    split call deals the multiprocessors anew, so parts of two calls overlap. Resources are known by
+    what the driver keeps in their padding; a context is made of resources of one split and of one
+    alignment, or refused.
+
+    calls: names in order. refuses: the call that fails, with the error's name. rest_alignment: of
+    what no group has. reports: whether the resource says its alignment (drivers from 13.0 on).
+    Streams are numbered as they are made; `sms` says which multiprocessors a stream runs on.
     """
 
-    def __init__(self, refuses: str = "", error: str = "CUDA_ERROR_INVALID_VALUE") -> None:
+    def __init__(
+        self,
+        refuses: str = "",
+        error: str = "CUDA_ERROR_INVALID_VALUE",
+        *,
+        rest_alignment: int = 8,
+        num_groups: int = SMS // 8,
+        reports: bool = True,
+    ) -> None:
         self.calls: list[str] = []
         self.sms: dict[int, frozenset[int]] = {}
         self._refuses = refuses
         self._error = error.encode()
-        self._halves: dict[int, frozenset[int]] = {}
+        self._alignments = (8, rest_alignment) if reports else (0, 0)
+        self._num_groups = num_groups
+        self._num_splits = 0
+        self._given: list[_Given] = []
         self._pending = frozenset[int]()
 
     def __getattr__(self, name: str) -> Any:
@@ -31,29 +58,43 @@ class FakeCuda:
             self.calls.append(name)
             if name == self._refuses:
                 return 1
-            getattr(self, f"_{name}", lambda *_: None)(*arguments)
-            return 0
+            return getattr(self, f"_{name}", lambda *_: 0)(*arguments) or 0
 
         return call
 
-    @staticmethod
-    def _cuDeviceGetDevResource(device: Any, resource: Any, kind: ctypes.c_int) -> None:
+    def _cuDeviceGetDevResource(self, device: Any, resource: Any, kind: ctypes.c_int) -> None:
         assert kind.value == 1
         resource._obj.sm_count = SMS
+        resource._obj.alignment = resource._obj.min_partition = self._alignments[0]
 
-    def _cuDevSmResourceSplitByCount(self, first: Any, groups: Any, whole: Any, *rest: Any) -> None:
-        remainder, flags, count = rest
-        assert (groups._obj.value, flags.value) == (1, 0)
-        granted = -(-count.value // 8) * 8
-        first._obj.sm_count, remainder._obj.sm_count = granted, SMS - granted
-        self._halves = {
-            granted: frozenset(range(granted)),
-            SMS - granted: frozenset(range(granted, SMS)),
-        }
+    def _cuDevSmResourceSplitByCount(self, groups: Any, count: Any, whole: Any, *rest: Any) -> None:
+        remainder, flags, least = rest
+        assert (whole._obj.sm_count, flags.value, least.value) == (SMS, 0, 8)
+        if groups is None:
+            count._obj.value = self._num_groups
+            return
+        assert len(groups) == count._obj.value == self._num_groups
+        self._num_splits += 1
+        shift = 5 * (self._num_splits - 1)
+        dealt = [(number + shift) % SMS for number in range(SMS)]
+        for number, group in enumerate(groups):
+            self._give(group, dealt[8 * number : 8 * number + 8], self._alignments[0])
+        self._give(remainder._obj, dealt[8 * self._num_groups :], self._alignments[1])
 
-    def _cuDevResourceGenerateDesc(self, descriptor: Any, resource: Any, count: Any) -> None:
-        assert count.value == 1
-        self._pending = self._halves[resource._obj.sm_count]
+    def _give(self, resource: Any, ids: Sequence[int], alignment: int) -> None:
+        resource.type, resource.sm_count, resource.alignment = 1, len(ids), alignment
+        self._given.append(_Given(self._num_splits, frozenset(ids)))
+        resource.padding[:4] = list(len(self._given).to_bytes(4, "little"))
+
+    def _cuDevResourceGenerateDesc(self, descriptor: Any, resources: Any, count: Any) -> int:
+        assert len(resources) == count.value > 0
+        keys = [int.from_bytes(bytes(each.padding[:4]), "little") for each in resources]
+        assert len(set(keys)) == len(keys) and min(keys) > 0
+        given = [self._given[key - 1] for key in keys]
+        if len({each.split for each in given}) > 1 or len({r.alignment for r in resources}) > 1:
+            return INVALID_CONFIGURATION
+        self._pending = frozenset().union(*(each.ids for each in given))
+        return 0
 
     def _cuGreenCtxStreamCreate(self, stream: Any, *_: Any) -> None:
         stream._obj.value = 100 + len(self.sms)

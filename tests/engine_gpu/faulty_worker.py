@@ -1,11 +1,13 @@
 """A GPU worker that breaks where a fate is in the environment; run in the place of the real one.
 
 MUXCLUSTER_FATE: "lost" (its context is lost in its third job, once: the file MUXCLUSTER_FATE_DONE
-says so), "whole" (sees all multiprocessors whatever its share).
+says so), "whole" (sees all multiprocessors whatever its share), "slow" (once MUXCLUSTER_FATE_DONE
+is there, it sleeps MUXCLUSTER_START_S seconds before it starts).
 """
 
 import os
 import sys
+import time
 from pathlib import Path
 
 from muxcluster.core.job import Job
@@ -37,6 +39,8 @@ def open_whole(device, spec, environment) -> None:
 if __name__ == "__main__":
     if FATE == "whole":
         worker.open_context = open_whole
+    if FATE == "slow" and DONE.exists():
+        time.sleep(float(os.environ["MUXCLUSTER_START_S"]))
     if FATE == "lost":
         worker.SettledRunner = LosingRunner
-    sys.exit(worker.main(int(sys.argv[1])))
+    sys.exit(worker.main(int(sys.argv[1]), int(sys.argv[2])))

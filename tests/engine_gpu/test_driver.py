@@ -1,5 +1,6 @@
 """Green contexts and IPC through a fake driver: order of calls, arguments, refusals."""
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,16 +13,18 @@ from muxcluster.core.job import WorkerSlot
 from muxcluster.engine.gpu import parts
 from muxcluster.engine.gpu.allocator import check_configuration, check_segments
 from muxcluster.engine.gpu.driver import Driver, DriverError
+from muxcluster.engine.gpu.ends import TwoEnds
 from muxcluster.engine.gpu.files import SharedFiles, opened
 from muxcluster.engine.gpu.ipc import DeviceExports, DeviceImports
 from muxcluster.engine.gpu.manifest import Region, manifest_of, tensors_of
-from muxcluster.engine.gpu.parts import GreenParts
-from muxcluster.engine.gpu.seating import Seating, decode, encode
+from muxcluster.engine.gpu.parts import GreenParts, Part
+from muxcluster.engine.gpu.seating import Seating, read, written
 from muxcluster.engine.seats import Seat, rung_seats
-from tests.engine_gpu.fakes import SMS, FakeCuda
+from tests.engine.fakes import fake_spec
+from tests.engine_gpu.fakes import INVALID_CONFIGURATION, SMS, FakeCuda
 
 BEGUN = ["cuInit", "cuDeviceGet"]
-SPLIT = ["cuDeviceGetDevResource", "cuDevSmResourceSplitByCount"]
+SPLIT = ["cuDeviceGetDevResource", "cuDevSmResourceSplitByCount", "cuDevSmResourceSplitByCount"]
 MADE = [
     "cuDevResourceGenerateDesc",
     "cuGreenCtxCreate",
@@ -32,28 +35,54 @@ GONE = ["cuStreamDestroy_v2", "cuGreenCtxDestroy"]
 CPU = torch.device("cpu")
 
 
-def test_the_rest_is_what_the_first_leaves() -> None:
+def test_one_split_into_groups_and_a_context_of_several() -> None:
     fake = FakeCuda()
     driver = Driver(fake)
-    first, rest = driver.first(60), driver.rest(60)
-    assert (first.sm_count, rest.sm_count) == (64, SMS - 64)
-    assert not fake.sms[first.stream] & fake.sms[rest.stream]
+    split = driver.split()
+    assert (len(split.groups), split.group_sms, split.num_sms) == (16, 8, SMS)
+    first, second = driver.create(split.groups[:5]), driver.create(split.groups[5:])
+    assert split.rest is not None and split.rest.sm_count == 4
+    third = driver.create([split.rest])
+    assert [green.sm_count for green in (first, second, third)] == [40, 88, 4]
+    parts = [fake.sms[green.stream] for green in (first, second, third)]
+    assert sum(map(len, parts)) == len(frozenset().union(*parts)) == SMS
     driver.destroy(first)
-    assert fake.calls == BEGUN + 2 * (SPLIT + MADE) + GONE
+    assert fake.calls == BEGUN + SPLIT + 3 * MADE + GONE
 
 
-def test_a_split_is_into_two_parts_that_are_the_whole() -> None:
-    fake = FakeCuda()
-    one, other = Driver(fake).split(33)
-    assert (one.sm_count, other.sm_count) == (40, SMS - 40)
-    assert fake.sms[one.stream] | fake.sms[other.stream] == frozenset(range(SMS))
-    assert fake.calls == BEGUN + SPLIT + MADE + MADE
+def test_resources_of_two_splits_are_not_combined() -> None:
+    driver = Driver(FakeCuda())
+    one, other = driver.split(), driver.split()
+    with pytest.raises(DriverError, match="cuDevResourceGenerateDesc: .*915"):
+        driver.create([one.groups[0], other.groups[1]])
+
+
+@pytest.mark.parametrize(
+    ("fake", "combines"),
+    [
+        (FakeCuda(), True),
+        (FakeCuda(rest_alignment=2), False),
+        (FakeCuda(reports=False), True),  # a driver before 13.0; a refusal is found at the creation
+    ],
+)
+def test_the_rest_is_combined_where_its_alignment_is_that_of_the_groups(
+    fake: FakeCuda, combines: bool
+) -> None:
+    split = Driver(fake).split()
+    assert split.combines_rest == combines
+    assert split.group_sms == 8
+
+
+def test_a_card_that_makes_no_group_is_refused() -> None:
+    with pytest.raises(DriverError, match="132 multiprocessors make no group of 8"):
+        Driver(FakeCuda(num_groups=0)).split()
 
 
 def test_a_refusal_names_the_call_and_the_reason() -> None:
     fake = FakeCuda("cuGreenCtxCreate", "CUDA_ERROR_INVALID_RESOURCE_TYPE")
+    driver = Driver(fake)
     with pytest.raises(DriverError, match=r"cuGreenCtxCreate: CUDA_ERROR_INVALID_RESOURCE_TYPE"):
-        Driver(fake).split(33)
+        driver.create(driver.split().groups)
 
 
 class FakeProbe:
@@ -100,22 +129,79 @@ def green_parts(
 LADDERS = (WorkerSlot(0, (0.3, 0.5, 1.0)), WorkerSlot(1, (0.3, 0.5, 0.7, 1.0)))
 
 
+def granted(parts: Mapping[int, Part]) -> list[int | None]:
+    return [part.green and part.green.sm_count for part in parts.values()]
+
+
 def test_the_first_two_slots_take_the_card_from_its_two_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fake = FakeCuda()
     made = green_parts(monkeypatch, fake)
-    seats = rung_seats(LADDERS)
-    opened_parts = made.open(seats)
-    greens = {seat_id: part.green for seat_id, part in opened_parts.items()}
-    assert [green and green.sm_count for green in greens.values()] == [
-        *(40, 72, None),
-        *(36, 60, 92, None),
-    ]
-    assert fake.calls == BEGUN + 5 * (SPLIT + MADE)
+    found = made.open(rung_seats(LADDERS))
+    assert granted(found) == [40, 64, None, 36, 68, 92, None]
+    assert fake.calls == BEGUN + SPLIT + 5 * MADE
     made.close()
     made.close()
-    assert fake.calls == BEGUN + 5 * (SPLIT + MADE) + 5 * GONE
+    assert fake.calls == BEGUN + SPLIT + 5 * MADE + 5 * GONE
+
+
+@pytest.mark.parametrize("num_groups", [16, 14, 3])
+def test_shares_that_fill_the_card_are_apart_and_use_all_of_it(num_groups: int) -> None:
+    """For every pair of shares, on cards whose GPCs leave few or many multiprocessors ungrouped."""
+    fake = FakeCuda(num_groups=num_groups)
+    split = Driver(fake).split()
+    ends = TwoEnds(split)
+    for percent in range(1, 100):
+        mine, theirs = percent / 100, 1.0 - percent / 100
+        driver = Driver(fake)
+        one, other = driver.create(ends.from_start(mine)), driver.create(ends.from_end(theirs))
+        parts = fake.sms[one.stream], fake.sms[other.stream]
+        assert not parts[0] & parts[1]
+        assert len(parts[0] | parts[1]) == SMS
+        smaller = driver.create(ends.from_end(0.9 * theirs))
+        assert fake.sms[smaller.stream] <= parts[1]
+
+
+@pytest.mark.parametrize(
+    ("rest_alignment", "says"), [(2, "4 of 132 multiprocessors are in no group"), (8, "")]
+)
+def test_a_rest_that_cannot_be_combined_is_left_to_whole_card_jobs(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    rest_alignment: int,
+    says: str,
+) -> None:
+    made = green_parts(monkeypatch, FakeCuda(rest_alignment=rest_alignment))
+    with caplog.at_level(logging.INFO):
+        found = made.open(rung_seats(LADDERS))
+    assert granted(found)[3:6] == ([32, 64, 88] if says else [36, 68, 92])
+    assert (says in caplog.text) and ("are in no group" in caplog.text) == bool(says)
+
+
+def test_a_driver_that_refuses_the_rest_is_asked_again_without_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It does not report alignments, so the refusal comes as a surprise."""
+
+    class Refusing(FakeCuda):
+        def _cuDevResourceGenerateDesc(self, descriptor: Any, resources: Any, count: Any) -> int:
+            if any(resource.sm_count != 8 for resource in resources):
+                return INVALID_CONFIGURATION
+            return super()._cuDevResourceGenerateDesc(descriptor, resources, count)
+
+    fake = Refusing(reports=False)
+    made = green_parts(monkeypatch, fake)
+    assert granted(made.open(rung_seats(LADDERS))) == [40, 64, None, 32, 64, 88, None]
+    assert "were not combined" in caplog.text
+    made.close()
+    assert fake.calls.count("cuGreenCtxDestroy") == fake.calls.count("cuCtxFromGreenCtx")
+
+
+def test_a_card_of_one_group_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = green_parts(monkeypatch, FakeCuda(num_groups=1))
+    with pytest.raises(EngineFailure, match="132 multiprocessors make 1 group"):
+        made.open(rung_seats(LADDERS))
 
 
 def test_contexts_that_do_not_confine_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,9 +313,9 @@ def test_tensors_are_found_again_over_the_same_memory() -> None:
     manifest = manifest_of(tensors, files.find)
     assert len(manifest.regions) == 2
     # As it travels.
-    seating = decode(encode(Seating(Seat(3, 1, 0.5), manifest)))
-    assert isinstance(seating, Seating)
-    assert seating.manifest == manifest
+    sent = Seating(fake_spec(), Seat(3, 1, 0.5), manifest)
+    seating = read(written(sent))
+    assert seating == sent
     found = tensors_of(seating.manifest, CPU, opened)
     assert {name: tensor.tolist() for name, tensor in found.items()} == {
         name: tensor.tolist() for name, tensor in tensors.items()
@@ -240,6 +326,20 @@ def test_tensors_are_found_again_over_the_same_memory() -> None:
     moved["tied"][0, 2] = 50
     assert found["weight"][0, 2] == found["column"][0] == 50
     assert found["none"].shape == (0, 8)
+
+
+def test_neighbours_in_one_storage_are_neighbours_in_the_file() -> None:
+    """Whatever order they come in; others begin at a multiple of 64 bytes."""
+    first, alone, second = torch.arange(10.0).split((3, 4, 3))
+    alone = alone.clone()
+    joint = torch.cat((first, second))
+    first, second = joint.split((3, 3))
+    files = SharedFiles()
+    moved = files.moved({"second": second, "alone": alone, "first": first})
+    assert moved["second"].data_ptr() == moved["first"].data_ptr() + first.nbytes
+    assert moved["alone"].data_ptr() % 64 == moved["first"].data_ptr() % 64 == 0
+    for name, tensor in (("first", first), ("second", second), ("alone", alone)):
+        assert torch.equal(moved[name], tensor)
 
 
 def test_memory_of_nobodys_file_cannot_be_exported() -> None:

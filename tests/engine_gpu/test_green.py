@@ -61,8 +61,11 @@ class FakeRunner:
     def launch(self, job) -> PendingJob:
         if self.error is not None:
             raise self.error
-        nothing = RowsResult(np.empty((1, 0), dtype=np.int32), {}, {}, 0)
+        nothing = RowsResult(np.empty((1, 0), dtype=np.int32), {}, {}, np.empty(0, dtype=np.bool_))
         return PendingJob(job, 0.0, Ready(nothing))
+
+    def record_next(self) -> bool:
+        return False
 
 
 @dataclass

@@ -13,6 +13,7 @@ from muxcluster.core.job import Job, Phase, WorkerSlot
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.executor import OwnerLost
 from muxcluster.engine.gpu.mps import GPU_PATIENCE, MpsGround
+from muxcluster.engine.liveness import Patience
 from muxcluster.engine.unit import Unit
 from tests.conftest import ROOT
 from tests.engine.conftest import ModelBuilder
@@ -39,9 +40,11 @@ FAULTY = "tests.engine_gpu.faulty_owner"
 class ShareRecorder(RecordingExecutor):
     """On the CPU what `MpsExecutor` is on a GPU; notes where jobs ran."""
 
-    def __init__(self, spec: UnitSpec, module: str | None = None) -> None:
+    def __init__(
+        self, spec: UnitSpec, module: str | None = None, patience: Patience = GPU_PATIENCE
+    ) -> None:
         ground = MpsGround("0") if module is None else MpsGround("0", module)
-        super().__init__(spec, GPU_PATIENCE, ground)
+        super().__init__(spec, patience, ground)
         self.places: set[tuple[int, float]] = set()
 
     def launch(self, job: Job) -> None:
@@ -134,10 +137,12 @@ def test_nothing_is_left_after_close(
     assert live.control.asked().count("start") == 1
 
 
-def faulty(spec: UnitSpec, patch: pytest.MonkeyPatch, fate: str) -> ShareRecorder:
+def faulty(
+    spec: UnitSpec, patch: pytest.MonkeyPatch, fate: str, patience: Patience = GPU_PATIENCE
+) -> ShareRecorder:
     patch.setenv("MUXCLUSTER_FATE", fate)
     patch.setenv("PYTHONPATH", f"{ROOT}")
-    return ShareRecorder(spec, FAULTY)
+    return ShareRecorder(spec, FAULTY, patience)
 
 
 def test_a_share_that_had_no_effect_refuses_the_unit(
@@ -173,3 +178,33 @@ def test_a_lost_context_restarts_owner_daemon_and_workers_and_no_token_changes(
         *("start", "ask quit -t 5"),
         *("start", "ask quit -t 5"),
     ]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_replaced_worker_may_take_longer_to_start_than_a_job(
+    spec: UnitSpec,
+    control: FakeControl,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    expected: dict[str, list[int]],
+) -> None:
+    """Its imports alone take longer than the shortest limit of a job, and silence, here."""
+    monkeypatch.setenv("MUXCLUSTER_FATE_DONE", str(tmp_path / "done"))
+    monkeypatch.setenv("MUXCLUSTER_START_S", "7")
+    patience = replace(GPU_PATIENCE, silence_s=2.0, job_s=0.2)
+    executor = faulty(spec, monkeypatch, "slow", patience)
+    asked = asked_of(spec, 8)
+    with running(spec, executor) as (unit, sink):
+        for _ in range(2):
+            sink.clear()
+            submit(unit, asked, SAMPLED, seeded=True)
+            sink.wait_for_ends(len(asked), timeout_s=300.0)
+            check_lengths(sink, asked, NUM_TOKENS)
+            assert sink.tokens == expected
+            if not (tmp_path / "done").exists():
+                (tmp_path / "done").touch()
+                for victim in workers_of(executor.owner_pid, NUM_SEATS):
+                    os.kill(victim, signal.SIGKILL)
+    assert {each.message for each in executor.misfortunes} <= {"its worker process died"}
+    assert len(executor.misfortunes) <= NUM_SEATS

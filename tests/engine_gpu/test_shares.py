@@ -3,9 +3,9 @@
 import pytest
 
 from muxcluster.core.errors import EngineFailure
-from muxcluster.core.job import Phase, WorkerSlot
+from muxcluster.core.job import WorkerSlot
 from muxcluster.engine.gpu.shares import check_apart, check_shares
-from muxcluster.engine.seats import SeatPlan, rung_seats, runs_decodes, slot_seats
+from muxcluster.engine.seats import SeatPlan, rung_seats, slot_seats
 from tests.engine_gpu.jobs import job_of
 
 WHOLE = 132
@@ -30,16 +30,6 @@ def test_a_seat_a_rung_or_a_seat_a_slot() -> None:
         rungs.seat_of(job_of(0, 1.0))
     slots = SeatPlan(slot_seats([WorkerSlot(0, (0.5, 1.0)), WorkerSlot(7, (0.5, 1.0))]))
     assert [slots.seat_of(job_of(7, share)) for share in (0.5, 1.0)] == [7, 7]
-
-
-def test_decode_steps_are_expected_where_they_may_run() -> None:
-    workers = [
-        WorkerSlot(0, (0.3, 1.0), frozenset({Phase.PREFILL, Phase.MIXED})),
-        WorkerSlot(1, (0.3, 0.7), frozenset({Phase.DECODE})),
-        WorkerSlot(2, (0.5, 1.0), frozenset({Phase.PREFILL})),
-    ]
-    expected = [runs_decodes(seat, workers) for seat in rung_seats(workers)]
-    assert expected == [False, True, True, True, False, False]
 
 
 def test_shares_that_took_effect_pass() -> None:

@@ -1,26 +1,28 @@
 """Workers are spawned together and believed only when all are ready and their shares differ."""
 
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from muxcluster.core.errors import EngineFailure
 from muxcluster.core.job import WorkerSlot
-from muxcluster.engine.gpu.manifest import Manifest
-from muxcluster.engine.gpu.seating import Seated
+from muxcluster.engine.gpu.manifest import Manifest, Placed
+from muxcluster.engine.gpu.seating import Seated, Seating, encode
 from muxcluster.engine.gpu.staff import Staff
+from muxcluster.engine.seats import Seat, rung_seats
 from tests.conftest import ROOT
 from tests.engine.fakes import fake_spec
 
 NOTHING = SimpleNamespace(manifest=Manifest((), ()))
+SPEC = replace(fake_spec(), workers=(WorkerSlot(0, (0.3, 1.0)),))
 
 
 def staff_of(monkeypatch: pytest.MonkeyPatch, says: str) -> Staff:
     monkeypatch.setenv("MUXCLUSTER_SAYS", says)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    spec = replace(fake_spec(), workers=(WorkerSlot(0, (0.3, 1.0)),))
-    return Staff(spec, NOTHING, 100, "tests.engine_gpu.light_worker")
+    return Staff(SPEC, NOTHING, 100, "tests.engine_gpu.light_worker")
 
 
 def test_workers_with_their_shares_are_ready(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,3 +51,26 @@ def test_why_workers_are_not_ready(
     with pytest.raises(EngineFailure, match=message):
         staff.assemble(limit_s)
     staff.dismiss()
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("num_bytes", [400_000, 4_000_000])
+def test_workers_that_read_late_hold_up_nobody(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, num_bytes: int
+) -> None:
+    """None reads its manifest, which fits in no socket's buffer, before all are spawned."""
+    monkeypatch.setenv("MUXCLUSTER_SAYS", "sized")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("MUXCLUSTER_READS_AFTER", str(tmp_path / "spawned"))
+    tensor = Placed("weights/llama/model.layers.0.mlp.weight", None, 0, "bfloat16", (0,), (1,))
+    manifest = Manifest((), (tensor,) * (num_bytes // 60))
+    assert len(encode(Seating(SPEC, Seat(0, 0, 0.3), manifest))) > num_bytes
+    memory = SimpleNamespace(manifest=manifest)
+    staff = Staff(SPEC, memory, 100, "tests.engine_gpu.light_worker")
+    try:
+        workers = [staff.spawn(seat) for seat in rung_seats(SPEC.workers)]
+        (tmp_path / "spawned").touch()
+        counts = [len(said.sm_ids) for each in workers if isinstance(said := each.hear(), Seated)]
+        assert counts == [len(manifest.tensors)] * len(workers)
+    finally:
+        staff.dismiss()

@@ -16,6 +16,7 @@ from kernels.paged_decode import paged_decode
 from kernels.prefix_attention import prefix_attention
 from kernels.sample import sample
 from muxcluster.engine import attention_paged
+from muxcluster.engine.capture_lint import NotCapturable
 from muxcluster.engine.captures import Step
 from muxcluster.engine.sampling import plain
 
@@ -52,7 +53,7 @@ class _Tape(TorchDispatchMode):
         self, func: Operator, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         if func in _ASKING or _has_mask(args):
-            raise RuntimeError(f"{func} asks the device while it is being captured")
+            raise NotCapturable(f"{func} asks the device while it is being captured")
         return self.note(func, args, kwargs or {})
 
     def note(self, func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -90,10 +91,25 @@ class TapeCapture:
         ):
             monkeypatch.setattr(module, kernel.__name__, self.as_one(kernel))
 
+    def check(self, step: Step) -> None:
+        """As `Capture.check`."""
+        before = self.num_calls.copy()
+        self._record(step)
+        self.num_calls = before
+
     def capture(self, step: Step) -> Step:
         """As `Capture.capture`."""
         self.captures += 1
         step()
+        tape = self._record(step)
+
+        def replay() -> None:
+            self.replays += 1
+            tape.replay()
+
+        return replay
+
+    def _record(self, step: Step) -> _Tape:
         tape = _Tape()
         self._here.tape = tape
         try:
@@ -101,12 +117,7 @@ class TapeCapture:
                 step()
         finally:
             self._here.tape = None
-
-        def replay() -> None:
-            self.replays += 1
-            tape.replay()
-
-        return replay
+        return tape
 
     def as_one(self, kernel: Operator) -> Operator:
         """`kernel` as a single operator of the tape that the calling thread records, if any."""

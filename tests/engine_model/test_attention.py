@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernels.prompt_attention import prompt_attention
 from muxcluster.core.job import Side
-from muxcluster.engine import runner
+from muxcluster.engine import attention_paged, runner
 from muxcluster.engine.arena import ModelArena
 from muxcluster.engine.attention import LayerAttention, LayerCall
 from muxcluster.engine.attention_cpu import PlannedAttention
@@ -24,6 +25,9 @@ BATCHES = {
     "many singles": SINGLES,
     "few singles": SINGLES[:4],
     "chunks": CHUNKS,
+    "one prompt": [(5, 0, 64)],
+    "prompts": [(5, 0, 64), (6, 0, 2), (8, 0, 96), (7, 0, 31)],
+    "prompts and singles": [SINGLES[0], (6, 0, 2), (5, 0, 64), SINGLES[1]],
     "both": [
         CHUNKS[0],
         *SINGLES[1:5],
@@ -126,6 +130,31 @@ def test_both_paths_give_dense_attention(rows, calls, dtype) -> None:
         for case, call in zip(layers.cases, calls, strict=True):
             check_layer(attention, case, rows, 8, call)
     assert torch.equal(layers.pool, pool)
+
+
+def test_prompts_that_begin_attend_to_their_own_keys(monkeypatch) -> None:
+    """Not to the pool, but where there is a soft cap."""
+    asked = []
+
+    def noted(query: Tensor, *args: object, **options: object) -> Tensor:
+        asked.append((query, options["sliding_window"]))
+        return prompt_attention(query, *args, **options)
+
+    monkeypatch.setattr(attention_paged, "prompt_attention", noted)
+    layers = TwoLayers(2, torch.float32)
+    for rows, calls, num_tokens in (
+        (BATCHES["prompts"], CALLS["window"], 193),
+        (BATCHES["both"], CALLS["plain"], 66),
+        (BATCHES["prompts"], CALLS["windows and cap"], 0),
+        (SINGLES, CALLS["plain"], 0),
+    ):
+        batch = token_batch(*arrays(rows), CPU)
+        attention = PagedAttention(layers.pool, layers.arena, batch)
+        for case, call in zip(layers.cases, calls, strict=True):
+            check_layer(attention, case, rows, 8, call)
+        assert [len(query) for query, _ in asked] == ([num_tokens] * 2 if num_tokens else [])
+        assert not asked or [w for _, w in asked] == [call.sliding_window for call in calls]
+        asked.clear()
 
 
 @pytest.mark.parametrize(("kv_heads", "heads"), [(1, 1), (3, 3), (1, 7), (2, 6)])

@@ -7,12 +7,16 @@ from hypothesis import strategies as st
 
 from muxcluster.core.job import Admission
 from muxcluster.core.sampling import SamplingParams
-from muxcluster.engine.batch import token_batch
+from muxcluster.engine.batch import ManyRows, token_batch
 from muxcluster.engine.prompt_positions import PromptPositions
 
 CPU = torch.device("cpu")
 ROWS = st.lists(
-    st.tuples(st.integers(0, 99), st.integers(0, 500), st.sampled_from([1, 1, 2, 9])),
+    st.tuples(
+        st.integers(0, 99),
+        st.one_of(st.just(0), st.integers(0, 500)),
+        st.sampled_from([1, 1, 2, 9]),
+    ),
     min_size=1,
     max_size=12,
 )
@@ -21,6 +25,18 @@ ROWS = st.lists(
 def arrays(rows: list[tuple[int, int, int]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     slots, starts, counts = np.array(rows, dtype=np.int32).T
     return slots, starts, counts
+
+
+def check_several(
+    many: ManyRows, rows: list[tuple[int, int, int]], flat: list[tuple[int, int]]
+) -> None:
+    """`many` is of `rows`; flat: slot and position of each token of the batch."""
+    bounds, tokens = many.query_offsets.tolist(), many.tokens.tolist()
+    assert many.slots.tolist() == [slot for slot, _, _ in rows]
+    assert many.starts.tolist() == [start for _, start, _ in rows]
+    for i, (slot, start, count) in enumerate(rows):
+        own = [flat[t] for t in tokens[bounds[i] : bounds[i + 1]]]
+        assert own == [(slot, start + k) for k in range(count)]
 
 
 @given(ROWS)
@@ -37,18 +53,17 @@ def test_every_token_is_in_its_row_and_place(rows: list[tuple[int, int, int]]) -
         lengths = zip(batch.single.slots.tolist(), batch.single.lengths.tolist(), strict=True)
         assert list(lengths) == [(slot, start + 1) for slot, start, _ in singles]
         assert [flat[i] for i in batch.single.tokens.tolist()] == [r[:2] for r in singles]
-    if batch.many is not None:
-        many, bounds = batch.many, batch.many.query_offsets.tolist()
-        tokens = many.tokens.tolist()
-        covered += tokens
-        longer = [row for row in rows if row[2] > 1]
-        assert (many.slots.tolist(), many.starts.tolist()) == (
-            [slot for slot, _, _ in longer],
-            [start for _, start, _ in longer],
-        )
-        for i, (slot, start, count) in enumerate(longer):
-            own = [flat[t] for t in tokens[bounds[i] : bounds[i + 1]]]
-            assert own == [(slot, start + k) for k in range(count)]
+    fresh = batch.fresh
+    for several, is_fresh in ((batch.many, False), (fresh and fresh.rows, True)):
+        own = [row for row in rows if row[2] > 1 and (row[1] == 0) == is_fresh]
+        assert (several is None) == (not own)
+        if several is not None:
+            covered += several.tokens.tolist()
+            check_several(several, own, flat)
+    if fresh is not None:
+        assert fresh.offsets.dtype == torch.int32
+        assert torch.equal(fresh.offsets, fresh.rows.query_offsets)
+        assert fresh.max_tokens == max(n for _, start, n in rows if n > 1 and start == 0)
     assert sorted(covered) == list(range(len(flat)))
 
 

@@ -1,11 +1,15 @@
 """Packed linears compute what plain ones do, and stay plain where packing does not work."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import nn
 
 from muxcluster.engine import packing_cpu
 from muxcluster.engine.packing_cpu import PackedLinear, pack_linears
+from tests.conftest import ROOT
 
 
 class Net(nn.Module):
@@ -26,7 +30,9 @@ class Net(nn.Module):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("shape", [(70,), (1, 1, 70), (1, 129, 70), (0, 70)])
+@pytest.mark.parametrize(
+    "shape", [(70,), (1, 1, 70), (1, 35, 70), (1, 129, 70), (3, 201, 70), (0, 70)]
+)
 def test_packed_equals_plain(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     torch.manual_seed(0)
     net = Net(dtype)
@@ -68,3 +74,56 @@ def test_a_torch_that_packs_wrongly_is_not_trusted(monkeypatch: pytest.MonkeyPat
         assert type(net.again) is nn.Linear
     finally:
         packing_cpu.packs_correctly.cache_clear()
+
+
+def test_products_are_of_few_numbers_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """oneDNN keeps a kernel for every number for good."""
+    seen: set[int] = set()
+    apply, plus = packing_cpu._apply, packing_cpu._apply_plus
+
+    def noted(inputs: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+        seen.add(inputs.numel() // inputs.shape[-1])
+        return apply(inputs, *others)
+
+    def noted_plus(inputs: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+        seen.add(len(inputs))
+        return plus(inputs, *others)
+
+    linear = nn.Linear(7, 5)
+    packed = PackedLinear(linear)
+    monkeypatch.setattr(packing_cpu, "_apply", noted)
+    monkeypatch.setattr(packing_cpu, "_apply_plus", noted_plus)
+    with torch.inference_mode():
+        for num_rows in range(1, 2049):
+            assert packed(torch.ones(num_rows, 7)).shape == (num_rows, 5)
+        num_alone = len(seen)
+        for shape in ((1, 30), (1, 67), (130,)):
+            inputs, added = torch.randn(*shape, 7), torch.randn(*shape, 5)
+            found = packed.plus(inputs, added)
+            assert found.shape == added.shape
+            torch.testing.assert_close(found, linear(inputs) + added)
+    assert len(seen) == num_alone <= 128
+    assert set(range(1, 33)) <= seen, "decode steps are as they are"
+
+
+def test_a_process_does_not_grow_with_every_number_of_rows() -> None:
+    """In a process of its own: what oneDNN keeps is the process's."""
+    script = """
+import torch
+from muxcluster.engine.packing_cpu import PackedLinear
+
+def resident_mib() -> float:
+    return int(open("/proc/self/statm").read().split()[1]) * 4096 / 2**20
+
+torch.set_num_threads(1)
+with torch.inference_mode():
+    linear = PackedLinear(torch.nn.Linear(192, 192))
+    linear(torch.randn(1, 192))
+    before = resident_mib()
+    for num_rows in range(1, 601):
+        linear(torch.randn(num_rows, 192))
+    print(resident_mib() - before)
+"""
+    command = (sys.executable, "-c", script)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+    assert float(done.stdout) < 150, "it was 370 MiB with a kernel for each"

@@ -2,11 +2,12 @@
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from muxcluster.core.job import Rows, SharedPrefixes, TokenLogprobs
-from muxcluster.engine.batch import host_batch
+from muxcluster.engine.batch import token_batch
 from muxcluster.engine.pending import Ready, RowsResult
 from muxcluster.engine.pieces import part
 from muxcluster.engine.prefix_rows import (
@@ -90,12 +91,16 @@ def test_results_come_back_by_the_rows_of_the_job(groups: list[int | None]) -> N
     sampling = np.flatnonzero(ordered.samples)
     steps = np.stack([ordered.slots[sampling], ordered.slots[sampling] + 1000])
     entry = {row: (TokenLogprobs(int(ordered.slots[row]), 0.0, 1),) for row in range(len(groups))}
-    done = Reordered(Ready(RowsResult(steps, entry, entry, 3)), order, ordered.samples)
+    done = Reordered(
+        Ready(RowsResult(steps, entry, entry, ordered.slots[sampling] % 3 == 0)),
+        order,
+        ordered.samples,
+    )
     assert done.is_done
     result = done.result()
     expected = rows.slots[rows.samples]
     assert result.tokens.tolist() == [expected.tolist(), (expected + 1000).tolist()]
-    assert result.num_broken == 3
+    assert result.is_broken.tolist() == (expected % 3 == 0).tolist()
     for entries in (result.logprobs, result.prompt_logprobs):
         assert {row: each[0].token for row, each in entries.items()} == dict(
             enumerate(rows.slots.tolist())
@@ -105,7 +110,9 @@ def test_results_come_back_by_the_rows_of_the_job(groups: list[int | None]) -> N
 def test_nothing_shared_leaves_rows_alone() -> None:
     rows = Rows(ints([3, 4]), ints([0, 1]), ints([1, 1]), np.ones(2, bool))
     assert side_by_side(rows) == (rows, None)
-    assert len(host_batch(rows.slots, rows.starts, rows.counts).arrays) == 9
+    batch = token_batch(rows.slots, rows.starts, rows.counts, torch.device("cpu"))
+    assert batch.single is not None
+    assert batch.single.groups is None
 
 
 @pytest.mark.parametrize("counts", [[1] * 6, [1, 5, 1, 1, 2, 1]])
@@ -113,10 +120,14 @@ def test_a_batch_groups_its_rows_of_one_token(counts: list[int]) -> None:
     groups = [0 if count == 1 else None for count in counts]
     rows, _ = side_by_side(rows_of(groups, counts))
     assert rows.prefixes is not None
-    batch = host_batch(rows.slots, rows.starts, rows.counts, rows.prefixes)
-    num_single = counts.count(1)
-    assert [each.tolist() for each in batch.arrays[9:]] == [[0, num_single], [8]]
-    assert all(array.dtype == np.int64 for array in batch.arrays)
+    cpu = torch.device("cpu")
+    batch = token_batch(rows.slots, rows.starts, rows.counts, cpu, rows.prefixes)
+    assert batch.single is not None
+    groups = batch.single.groups
+    assert groups is not None
+    assert groups.offsets.tolist() == [0, counts.count(1)]
+    assert groups.prefix_lengths.tolist() == [8]
+    assert groups.offsets.dtype == groups.prefix_lengths.dtype == torch.int64
 
 
 def test_a_piece_keeps_its_part_of_a_group() -> None:

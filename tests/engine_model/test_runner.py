@@ -105,6 +105,9 @@ def test_arrays_of_a_job_may_be_read_only(tiny: ModelBuilder) -> None:
             frozen.append(job)
             return runner.execute(job)
 
+        def record_next(self) -> bool:
+            return runner.record_next()
+
     runner, driver.runner = driver.runner, Freezing()
     (s,) = driver.run([list(range(20))], 4)
     assert len(s.output) == 4

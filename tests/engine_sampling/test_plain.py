@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from muxcluster.core.sampling import SamplingParams
+from muxcluster.engine.pending import Readback
 from muxcluster.engine.sampling.plain import draw, is_plain, limits, random_numbers
 from tests.engine_sampling.sampling_cases import build_case
 
@@ -39,7 +40,7 @@ def test_tokens_are_the_samplers(vocab_size: int) -> None:
     assert outcome[0] == 0
 
 
-def test_broken_rows_are_counted_among_the_live_ones() -> None:
+def test_broken_rows_are_marked_and_counted_among_the_live_ones() -> None:
     params = [SamplingParams(temperature=float(i % 2), seed=i) for i in range(8)]
     case = build_case(params, vocab_size=40)
     case.logits[1, 3] = torch.nan
@@ -54,7 +55,15 @@ def test_broken_rows_are_counted_among_the_live_ones() -> None:
     draw(case.logits, drawing, live, outcome)
     expected = case.sample()
     assert expected.broken_rows == (1, 2, 4, 6)
-    assert outcome.tolist() == [3, *expected.tokens.tolist()]
+    assert outcome[1:].to(torch.int32).tolist() == expected.tokens.tolist()
+    assert outcome[0] == 3
+    readback = Readback(2, 6, outcome.device)
+    readback.take(0, outcome)
+    draw(build_case(params, vocab_size=40).logits, drawing, live, outcome)
+    readback.take(1, outcome)
+    result = readback.close({}).result()
+    assert result.tokens[0].tolist() == expected.tokens[:6].tolist()
+    assert np.flatnonzero(result.is_broken).tolist() == [1, 2, 4], "in any step, fillers aside"
 
 
 @pytest.mark.parametrize(

@@ -30,11 +30,16 @@ class KvWriteRules:
     def test_every_token_lands_in_its_place(self, head_dim, dtype):
         self.check_every_token(head_dim, dtype)
 
-    def check_every_token(self, head_dim, dtype):
-        block = empty_case([1], 1, head_dim, dtype=dtype).block_tokens
+    @pytest.mark.parametrize("block", [32, 64])
+    @pytest.mark.parametrize("head_dim", [64, 80, 128])
+    def test_every_token_lands_in_its_place_in_larger_blocks(self, head_dim, block):
+        self.check_every_token(head_dim, torch.float16, size=block)
+
+    def check_every_token(self, head_dim, dtype, size=None):
+        block = empty_case([1], 1, head_dim, dtype=dtype, block=size).block_tokens
         lengths = [1, block - 1, block, block + 1, 3 * block + 5]
         rights = [False, True, False, True, True]
-        case = empty_case(lengths, 2, head_dim, dtype=dtype, rights=rights)
+        case = empty_case(lengths, 2, head_dim, dtype=dtype, rights=rights, block=size)
         pairs = [(slot, p) for slot, length in enumerate(lengths) for p in range(length)]
         shuffled = [pairs[i] for i in torch.randperm(len(pairs)).tolist()]
         key = torch.randn(len(pairs), 2, head_dim).to(dtype)

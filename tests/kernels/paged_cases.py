@@ -6,6 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tests.blocks import block_tokens
+
 
 @dataclass
 class PagedCase:
@@ -65,23 +67,26 @@ def empty_case(
     *,
     dtype: torch.dtype = torch.float32,
     rights: list[bool] | None = None,
-    block_bytes: int | None = None,
+    block: int | None = None,
 ) -> PagedCase:
-    """Tables for the lengths over a pool of nothing but NaN, blocks in random order."""
-    block_bytes = block_bytes or 2 * 128 * 16 * dtype.itemsize
-    block_tokens = block_bytes // (2 * head_dim * dtype.itemsize) // 8 * 8
-    columns = [-(-length // block_tokens) for length in lengths]
+    """Tables for the lengths over a pool of nothing but NaN, blocks in random order.
+
+    block: tokens of a block at head_dim 128 (`policy.block_tokens`).
+    """
+    half = 128 * (block or block_tokens(16))
+    width = half // head_dim // 8 * 8
+    columns = [-(-length // width) for length in lengths]
     num_blocks = sum(columns) * kv_heads + 5
-    pool = torch.full((num_blocks, block_bytes), 0xFF, dtype=torch.uint8)
+    pool = torch.full((num_blocks, 2 * half * dtype.itemsize), 0xFF, dtype=torch.uint8)
     # Layer 1 of 2: the kernels see a strided view. Entries not in use are no block's id.
     tables = torch.full((len(lengths), 2, kv_heads, max(columns) + 2), 2**30, dtype=torch.int32)
     ids = iter(np.random.default_rng(0).permutation(num_blocks).tolist())
-    for slot, width in enumerate(columns):
+    for slot, num_columns in enumerate(columns):
         for head in range(kv_heads):
-            for column in range(width):
+            for column in range(num_columns):
                 tables[slot, 1, head, column] = next(ids)
     from_right = torch.tensor(rights or [False] * len(lengths))
-    return PagedCase(pool, tables[:, 1], from_right, dtype, head_dim, block_tokens)
+    return PagedCase(pool, tables[:, 1], from_right, dtype, head_dim, width)
 
 
 def filled_case(lengths: list[int], kv_heads: int, head_dim: int, **options) -> PagedCase:

@@ -55,11 +55,22 @@ class PagedDecodeRules:
     def test_odd_lengths_on_both_sides(self, head_dim, dtype):
         self.check_odd_lengths(head_dim, dtype)
 
-    def check_odd_lengths(self, head_dim, dtype):
-        block = filled_case([1], 1, head_dim, dtype=dtype).block_tokens
-        lengths = [1, block - 1, block, block + 1] * 2
+    @pytest.mark.parametrize("block", [32, 64])
+    @pytest.mark.parametrize("head_dim", [64, 80, 128, 256])
+    def test_odd_lengths_of_larger_blocks(self, head_dim, block):
+        self.check_odd_lengths(head_dim, torch.float16, block)
+
+    def check_odd_lengths(self, head_dim, dtype, block=None, **options):
+        tokens = filled_case([1], 1, head_dim, dtype=dtype, block=block).block_tokens
+        lengths = [1, tokens - 1, tokens, tokens + 1] * 2
         rights = [False] * 4 + [True] * 4
-        self.check(filled_case(lengths, 2, head_dim, dtype=dtype, rights=rights), heads=4)
+        case = filled_case(lengths, 2, head_dim, dtype=dtype, rights=rights, block=block)
+        self.check(case, heads=4, **options)
+
+    @pytest.mark.parametrize("block", [16, 32, 64])
+    @pytest.mark.parametrize("window", [1, 31, 64, 100])
+    def test_windows_in_blocks_of_any_size(self, window, block):
+        self.check_odd_lengths(128, torch.float16, block, sliding_window=window, soft_cap=2.0)
 
     @pytest.mark.parametrize("group", [1, 3, 4, 8, 17, 35])
     def test_grouped_queries(self, group):

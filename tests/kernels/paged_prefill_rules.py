@@ -58,15 +58,24 @@ class PagedPrefillRules:
     def test_odd_lengths_on_both_sides(self, head_dim, dtype):
         self.check_odd_lengths(head_dim, dtype)
 
-    def check_odd_lengths(self, head_dim, dtype):
-        block = filled_case([1], 1, head_dim, dtype=dtype).block_tokens
-        lengths = [1, block - 1, block, block + 1] * 2
+    @pytest.mark.parametrize("block", [32, 64])
+    @pytest.mark.parametrize("head_dim", [64, 80, 128, 256])
+    def test_odd_lengths_of_larger_blocks(self, head_dim, block):
+        self.check_odd_lengths(head_dim, torch.float16, block)
+
+    def check_odd_lengths(self, head_dim, dtype, block=None, **options):
+        tokens = filled_case([1], 1, head_dim, dtype=dtype, block=block).block_tokens
+        lengths = [1, tokens - 1, tokens, tokens + 1] * 2
         rights = [False] * 4 + [True] * 4
-        case = filled_case(lengths, 2, head_dim, dtype=dtype, rights=rights)
-        check(self.paged_prefill, case, heads=4)
-        check(
-            self.paged_prefill, case, heads=4, starts=[0, 3, block - 1, block, 0, block - 2, 1, 5]
-        )
+        case = filled_case(lengths, 2, head_dim, dtype=dtype, rights=rights, block=block)
+        starts = [0, tokens // 3, tokens - 1, tokens, 0, tokens - 2, 1, 5]
+        check(self.paged_prefill, case, heads=4, **options)
+        check(self.paged_prefill, case, heads=4, starts=starts, **options)
+
+    @pytest.mark.parametrize("block", [16, 32, 64])
+    @pytest.mark.parametrize("window", [1, 31, 64, 100])
+    def test_windows_in_blocks_of_any_size(self, window, block):
+        self.check_odd_lengths(128, torch.float16, block, sliding_window=window, soft_cap=2.0)
 
     @pytest.mark.parametrize("group", [1, 4, 8])
     def test_grouped_queries(self, group):

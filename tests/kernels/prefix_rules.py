@@ -15,6 +15,20 @@ class PrefixAttentionRules:
 
     prefix_attention: Callable[..., Tensor]
 
+    @pytest.mark.parametrize("block", [16, 32, 64])
+    @pytest.mark.parametrize("head_dim", [64, 80, 128])
+    def test_odd_lengths_in_blocks_of_any_size(self, head_dim, block):
+        options = {"dtype": torch.float16, "block": block}
+        tokens = grouped_case([decodes(0, 1)], 1, head_dim, **options).case.block_tokens
+        groups = [decodes(2, 1, tokens, tokens + 1), decodes(0, tokens - 1), decodes(1, 3)]
+        check(self.prefix_attention, grouped_case(groups, 1, head_dim, **options), heads=2)
+
+    @pytest.mark.parametrize("block", [16, 32, 64])
+    def test_prompt_chunks_in_blocks_of_any_size(self, block):
+        options = {"dtype": torch.float16, "block": block}
+        groups = [Group(1, [(33, 33), (70, 20), (64, 1)]), Group(0, [(40, 40), (65, 2)])]
+        check(self.prefix_attention, grouped_case(groups, 1, 128, **options), heads=2)
+
     def test_soft_cap(self):
         grouped = grouped_case([decodes(2, 9, 65), decodes(0, 5)], 2, 64)
         check(self.prefix_attention, grouped, heads=2, soft_cap=1.5)

@@ -17,6 +17,12 @@ def norm_expected(
     return normed.to(dtype).double() * weight.double(), total
 
 
+def heads_normed(tensor: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Heads [tokens, heads, head_dim] after their norm, rounded to their type."""
+    normed, _ = norm_expected(tensor.flatten(0, 1), weight, eps, None, False)
+    return normed.to(tensor.dtype).view(tensor.shape)
+
+
 def rotary_expected(tensor: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
     """Pairs as complex numbers, multiplied by their angle; float64 [tokens, heads, head_dim]."""
     pairs = cos.shape[1] // 2

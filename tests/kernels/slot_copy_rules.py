@@ -18,12 +18,14 @@ class SlotCopyRules:
     slot_copy: Callable[..., None]
     num_random = 20
 
+    @pytest.mark.parametrize("block", [16, 32, 64])
     @pytest.mark.parametrize("itemsize", [2, 4])
     @pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
-    def test_gather_then_scatter(self, head_dim, itemsize):
+    def test_gather_then_scatter(self, head_dim, itemsize, block):
         width = head_dim * itemsize
-        tokens = 4096 * itemsize // (2 * width) // 8 * 8
-        pool, staging = random_blocks(6, 4096 * itemsize), random_blocks(40, 2 * width, seed=1)
+        tokens = 128 * block // head_dim // 8 * 8
+        pool = random_blocks(6, 2 * 128 * block * itemsize)
+        staging = random_blocks(tokens + 8, 2 * width, seed=1)
         runs = [(1, 4, 3), (tokens, 7, tokens), (5 * tokens + 2, 0, 1)]
         sizes = {"slot_bytes": width, "destination_tokens": 1, "source_tokens": tokens}
         check(self.slot_copy, staging, pool, runs, **sizes)

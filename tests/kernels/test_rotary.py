@@ -6,9 +6,10 @@ from transformers.models.cohere import modeling_cohere
 from transformers.models.glm import modeling_glm
 from transformers.models.gpt_neox import modeling_gpt_neox
 from transformers.models.llama import modeling_llama
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
-from kernels.rotary import rotary
-from tests.kernels.row_cases import assert_rounded, rotary_expected
+from kernels.rotary import HeadNorms, rotary
+from tests.kernels.row_cases import assert_rounded, heads_normed, rotary_expected
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
@@ -56,6 +57,54 @@ def test_against_float64(head_dim, rotary_dim, interleaved, dtype):
     rotary(query, key, cos, sin, interleaved)
     assert_rounded(query, expected[0])
     assert_rounded(key, expected[1])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_norms_of_heads_against_float64(interleaved, dtype):
+    query, key = (torch.randn(3, heads, 96).to(dtype) for heads in (5, 1))
+    norms = HeadNorms(*(torch.randn(96).to(dtype) for _ in range(2)), 1e-5)
+    cos, sin = tables(3, 96)
+    expected = [
+        rotary_expected(heads_normed(each, weight, norms.eps), cos, sin, interleaved)
+        for each, weight in ((query, norms.query), (key, norms.key))
+    ]
+    rotary(query, key, cos, sin, interleaved, norms)
+    for actual, wanted in zip((query, key), expected, strict=True):
+        assert_rounded(actual, wanted)
+
+
+def test_norms_of_heads_are_transformers_own():
+    joint = torch.randn(4, 8, 32)
+    query, key = joint[:, :4], joint[:, 4:6]  # views of one projection
+    modules = Qwen3RMSNorm(32), Qwen3RMSNorm(32)
+    with torch.no_grad():
+        for module in modules:
+            module.weight.normal_()
+        normed = [module(each) for module, each in zip(modules, (query, key), strict=True)]
+        cos, sin = tables(4, 32)
+        expected = modeling_llama.apply_rotary_pos_emb(*normed, cos, sin, unsqueeze_dim=1)
+        norms = HeadNorms(modules[0].weight.detach(), modules[1].weight.detach(), 1e-6)
+        value = joint[:, 6:].clone()
+        rotary(query, key, cos, sin, norms=norms)
+    torch.testing.assert_close((query, key), expected, rtol=1e-6, atol=1e-6)
+    assert torch.equal(joint[:, 6:], value)
+
+
+@pytest.mark.parametrize(
+    ("norms", "rotary_dim"),
+    [
+        (HeadNorms(torch.ones(8), torch.ones(8), 1e-6), 4),
+        (HeadNorms(torch.ones(4), torch.ones(8), 1e-6), 8),
+        (HeadNorms(torch.ones(8), torch.ones(8).half(), 1e-6), 8),
+        (HeadNorms(torch.ones(8), torch.ones(16)[::2], 1e-6), 8),
+    ],
+)
+def test_norms_that_do_not_fit_are_refused(norms, rotary_dim):
+    query, key = torch.ones(2, 2, 8), torch.ones(2, 1, 8)
+    with pytest.raises(ValueError, match="norm"):
+        rotary(query, key, torch.ones(2, rotary_dim), torch.ones(2, rotary_dim), norms=norms)
+    assert torch.equal(query, torch.ones(2, 2, 8))
 
 
 def test_views_of_one_projection_and_no_tokens():

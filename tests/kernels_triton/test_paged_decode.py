@@ -27,6 +27,26 @@ def test_window_and_soft_cap(window, soft_cap, choices):
     check(way, case, heads=2, sliding_window=window, soft_cap=soft_cap)
 
 
+@pytest.mark.parametrize("block", [24, 96, 128])
+@pytest.mark.parametrize("window", [None, 1, 45, 100])
+def test_blocks_that_are_no_tile(window, block):
+    """Tiles span blocks of 24, and are parts of blocks of 96 and 128."""
+    lengths = [1, block - 1, block, block + 1, 3 * block + 5]
+    rights = [True, False, True, False, True]
+    case = filled_case(lengths, 1, 128, dtype=torch.float16, rights=rights, block=block)
+    check(paged_decode, case, heads=2, sliding_window=window)
+    check(partial(split_decode, num_splits=3, split_tokens=64), case, 2, sliding_window=window)
+
+
+@pytest.mark.parametrize("window", [None, 1, 63, 64, 100, 150])
+def test_splits_of_tiles_in_one_block(window):
+    lengths = [1, 63, 64, 65, 400]
+    rights = [True, False, True, False, True]
+    case = filled_case(lengths, 1, 128, dtype=torch.float16, rights=rights, block=64)
+    way = partial(split_decode, num_splits=3, split_tokens=64)
+    check(way, case, heads=2, sliding_window=window)
+
+
 @pytest.mark.parametrize("num_splits", [2, 5, 17, 40])
 @pytest.mark.parametrize("window", [None, 50])
 def test_any_number_of_splits_of_a_ragged_batch(num_splits, window):

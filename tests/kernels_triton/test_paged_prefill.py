@@ -11,7 +11,7 @@ from muxcluster.scheduling.packing.prompts import TILE_TOKENS
 from tests.kernels.paged_cases import filled_case, random_query
 from tests.kernels.paged_prefill_rules import PagedPrefillRules, check
 
-SMALL = Tiling(members=16, keys=16, num_warps=4, num_stages=3)
+SMALL = Tiling(members=16, keys=16, num_warps=4, tiles_in_flight=1)
 small = partial(paged_prefill, tiling=SMALL)
 
 

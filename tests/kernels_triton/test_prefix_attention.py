@@ -25,8 +25,7 @@ class TestPrefixAttention(PrefixAttentionRules):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
 def test_odd_lengths_behind_prefixes(head_dim, dtype):
-    block_bytes = 2 * 128 * 8 * dtype.itemsize if head_dim < 256 else None
-    options = {"dtype": dtype, "block_bytes": block_bytes}
+    options = {"dtype": dtype, "block": 8 if head_dim < 256 else None}
     block = grouped_case([decodes(0, 1)], 1, head_dim, **options).case.block_tokens
     groups = [decodes(2, 1, block, block + 1), decodes(0, block - 1, 1), decodes(1, 3)]
     check(prefix_attention, grouped_case(groups, 1, head_dim, **options), heads=2)

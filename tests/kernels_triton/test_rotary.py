@@ -3,10 +3,12 @@
 import pytest
 import torch
 
+from kernels.rotary import HeadNorms
 from kernels.triton_ops.rotary import rotary
 from tests.kernels.row_cases import (
     assert_rounded,
     assert_surroundings_untouched,
+    heads_normed,
     rotary_expected,
     surrounded,
 )
@@ -42,6 +44,42 @@ def test_against_float64(heads, kv_heads, head_dim, rotary_dim, interleaved, dty
             assert_rounded(actual, wanted)
             assert torch.equal(actual[..., rotary_dim:], wanted[..., rotary_dim:].to(dtype))
             assert_surroundings_untouched(actual)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim"), [(1, 1, 64), (15, 5, 80), (16, 1, 128), (17, 3, 96)]
+)
+def test_norms_of_heads_against_float64(heads, kv_heads, head_dim, interleaved, dtype):
+    query = surrounded((3, heads, head_dim), dtype)
+    key = surrounded((3, kv_heads, head_dim), dtype)
+    norms = HeadNorms(*(torch.randn(head_dim).to(dtype) for _ in range(2)), 1e-5)
+    cos, sin = torch.randn(2, 3, head_dim)
+    expected = [
+        rotary_expected(heads_normed(each, weight, norms.eps), cos, sin, interleaved)
+        for each, weight in ((query, norms.query), (key, norms.key))
+    ]
+    rotary(query, key, cos, sin, interleaved, norms)
+    for actual, wanted in zip((query, key), expected, strict=True):
+        assert_rounded(actual, wanted)
+        assert_surroundings_untouched(actual)
+
+
+def test_views_of_one_product_are_turned_where_they_lie():
+    """Queries and keys as a merged product leaves them: side by side, before the values."""
+    joint = torch.randn(3, 8, 64)
+    query, key, value = joint.split((5, 1, 2), dim=1)
+    kept = value.clone()
+    norms = HeadNorms(torch.randn(64), torch.randn(64), 1e-6)
+    cos, sin = torch.randn(2, 3, 64)
+    expected = [
+        rotary_expected(heads_normed(each, weight, norms.eps), cos, sin, False)
+        for each, weight in ((query, norms.query), (key, norms.key))
+    ]
+    rotary(query, key, cos, sin, norms=norms)
+    assert_rounded(joint[:, :6], torch.cat(expected, dim=1))
+    assert torch.equal(joint[:, 6:], kept)
 
 
 def test_heads_laid_out_before_tokens():

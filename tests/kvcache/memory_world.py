@@ -7,13 +7,15 @@ import numpy as np
 from muxcluster.core.job import Side
 from muxcluster.core.kvshape import KvShape
 from muxcluster.kvcache.model import KvModel
+from tests.blocks import block_tokens
 
 UNIT_BYTES = 64
-BLOCK_BYTES = 2 * 128 * 16 * 4
+BLOCK = block_tokens(16)
+BLOCK_BYTES = 2 * 128 * BLOCK * 4
 UNITS = BLOCK_BYTES // 2 // UNIT_BYTES
-# 16 places of 512 bytes, and 24 of 320, which leave 512 bytes of each half unused.
-WIDE = KvModel("wide", KvShape(2, 2, 128, 4), max_seqs=6, max_model_len=96)
-ODD = KvModel("odd", KvShape(3, 1, 80, 4), max_seqs=6, max_model_len=120)
+# At 16 tokens 16 places of 512 bytes, and 24 of 320, which leave 512 bytes of each half unused.
+WIDE = KvModel("wide", KvShape(2, 2, 128, 4), max_seqs=6, max_model_len=6 * BLOCK)
+ODD = KvModel("odd", KvShape(3, 1, 80, 4), max_seqs=6, max_model_len=15 * BLOCK // 2)
 
 
 @dataclass(frozen=True)

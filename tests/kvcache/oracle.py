@@ -10,13 +10,21 @@ from muxcluster.core.job import Side, TableDelta
 from muxcluster.core.kvshape import KvShape, block_bytes
 from muxcluster.kvcache.cache import KvCache
 from muxcluster.kvcache.model import KvModel, Shortage
+from tests.blocks import block_tokens
 
-BLOCK_BYTES = block_bytes(16, 4)
+BLOCK = block_tokens(16)
+BLOCK_BYTES = block_bytes(BLOCK, 4)
 
 MODELS = (
-    KvModel("wide", KvShape(2, 2, 128, 4), max_seqs=6, max_model_len=100),
-    KvModel("narrow", KvShape(3, 1, 64, 4), max_seqs=5, max_model_len=150),
-    KvModel("uncached", KvShape(1, 5, 64, 4), max_seqs=4, max_model_len=64, prefix_caching=False),
+    KvModel("wide", KvShape(2, 2, 128, 4), max_seqs=6, max_model_len=100 * BLOCK // 16),
+    KvModel("narrow", KvShape(3, 1, 64, 4), max_seqs=5, max_model_len=150 * BLOCK // 16),
+    KvModel(
+        "uncached",
+        KvShape(1, 5, 64, 4),
+        max_seqs=4,
+        max_model_len=4 * BLOCK,
+        prefix_caching=False,
+    ),
 )
 
 
@@ -185,14 +193,14 @@ class Pair:
         self.tables: dict[tuple[str, int, int], tuple[int, ...]] = {}
 
     def open(self, model: str, slot: int, path: Sequence[int], salt: str, side: Side) -> None:
-        hashes = chain(model, path, self.cache.block_tokens(model), salt)
-        attached = self.cache.open(model, slot, hashes, side)
+        hashes = chain(model, path, self.cache.of(model).block_tokens, salt)
+        attached = self.cache.of(model).open(slot, hashes, side)
         assert attached == self.oracle.open(model, slot, hashes, side)
-        self._apply(model, self.cache.tables(model, np.array([slot], dtype=np.int32)))
+        self._apply(model, self.cache.of(model).tables(np.array([slot], dtype=np.int32)))
 
     def grow(self, model: str, wanted: Mapping[int, int]) -> None:
         slots = np.array(list(wanted), dtype=np.int32)
-        answer = self.cache.grow(model, slots, np.array(list(wanted.values()), dtype=np.int32))
+        answer = self.cache.of(model).grow(slots, np.array(list(wanted.values()), dtype=np.int32))
         expected = self.oracle.grow(model, wanted)
         if isinstance(answer, Shortage):
             assert answer == expected
@@ -210,11 +218,11 @@ class Pair:
         for i, key in enumerate(hashes, start):
             for block in self.tables[model, slot, i]:
                 self.memory[block, sequence.side] = key
-        self.cache.commit(model, slot, hashes)
+        self.cache.of(model).commit(slot, hashes)
         self.oracle.commit(model, slot, len(hashes))
 
     def close(self, model: str, slot: int) -> None:
-        self.cache.close(model, slot)
+        self.cache.of(model).close(slot)
         self.oracle.close(model, slot)
 
     def set_quota(self, model: str, quota: int) -> None:
@@ -222,7 +230,7 @@ class Pair:
         self.oracle.quotas[model] = quota
 
     def pin(self, pin_id: str, model: str, path: Sequence[int], salt: str, side: Side) -> None:
-        hashes = chain(model, path, self.cache.block_tokens(model), salt)
+        hashes = chain(model, path, self.cache.of(model).block_tokens, salt)
         self.cache.pins.add(pin_id, model, hashes, side)
         self.oracle.pin(pin_id, model, side, hashes)
 
@@ -249,13 +257,13 @@ class Pair:
         assert cache.pins.idle_blocks == sum(oracle.per_column(c.model) for c in idle)
         for name in oracle.models:
             used, cached = oracle.used(name), oracle.cached_blocks(name)
-            assert (cache.used(name), cache.cached(name)) == (used, cached)
+            assert (cache.of(name).used, cache.of(name).num_cached) == (used, cached)
             left = max(0, oracle.quotas[name] - used)
-            assert cache.headroom(name) == min(left, oracle.free + oracle.evictable)
+            assert cache.of(name).headroom() == min(left, oracle.free + oracle.evictable)
         for (name, slot), sequence in oracle.sequences.items():
             width = oracle.block_tokens(name)
-            assert cache.capacity(name)[slot] == len(sequence.columns) * width
-            assert cache.num_committed(name)[slot] == sequence.committed * width
+            assert cache.of(name).capacity[slot] == len(sequence.columns) * width
+            assert cache.of(name).num_committed[slot] == sequence.committed * width
             for i, key in enumerate(sequence.hashes[: sequence.committed]):
                 blocks = self.tables[name, slot, i]
                 assert {self.memory[block, sequence.side] for block in blocks} == {key}

@@ -31,13 +31,13 @@ class Script:
         world, text, job_id = self.world, self.world.texts[model, slot], self.world.next()
         copies: list[SlotCopies] = []
         slots, end = np.array([slot], dtype=np.int32), len(text.tokens) + count
-        if self.cache.num_lent(model)[slot]:
+        if self.cache.of(model).num_lent[slot]:
             restored = world.restore(model, [slot], job_id)
             assert not isinstance(restored, Shortage)
             copies.append(restored)
         assert world.grow(model, {slot: end})
         if text.side is Side.LEFT:
-            copies += self.cache.saves(model, slots, np.array([end], dtype=np.int32), job_id)
+            copies += self.cache.of(model).saves(slots, np.array([end], dtype=np.int32), job_id)
         world.launch(job_id, model, {slot: count}, copies)
         world.check()
         return job_id, copies

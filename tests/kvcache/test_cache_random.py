@@ -35,7 +35,7 @@ class Walk:
         model = self.draw.choice(MODELS)
         closed = [s for s in range(model.max_seqs) if (model.name, s) not in self._open]
         if closed:
-            length = model.max_model_len // self.pair.cache.block_tokens(model.name)
+            length = model.max_model_len // self.pair.cache.of(model.name).block_tokens
             path = self.draw.choices((1, 2), (4, 1), k=length)
             salt = self.draw.choice(("", "", "tenant"))
             side = self.draw.choice(self.sides)
@@ -67,7 +67,7 @@ class Walk:
 
     def pin(self) -> None:
         model = self.draw.choice(MODELS)
-        length = model.max_model_len // self.pair.cache.block_tokens(model.name)
+        length = model.max_model_len // self.pair.cache.of(model.name).block_tokens
         path = self.draw.choices((1, 2), (4, 1), k=self.draw.randint(1, length))
         pin_id = str(self.draw.randrange(5))
         self.pair.pin(pin_id, model.name, path, "", self.draw.choice(self.sides))

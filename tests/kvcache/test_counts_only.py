@@ -5,6 +5,7 @@ import pytest
 
 from muxcluster.core.job import TableDelta
 from muxcluster.kvcache.cache import KvCache
+from muxcluster.kvcache.model_cache import ModelCache
 from muxcluster.kvcache.pins import Pins
 from tests.kvcache.oracle import BLOCK_BYTES, MODELS, Pair
 from tests.kvcache.test_cache_random import Walk
@@ -15,7 +16,9 @@ QUOTAS = {"wide": 36, "narrow": 30, "uncached": 20}
 class Twins:
     """Two caches under the same calls; every answer must be the same but for table entries."""
 
-    def __init__(self, addressed: KvCache | Pins, counted: KvCache | Pins) -> None:
+    def __init__(
+        self, addressed: KvCache | ModelCache | Pins, counted: KvCache | ModelCache | Pins
+    ) -> None:
         self._both = addressed, counted
 
     def __getattr__(self, name: str):
@@ -23,11 +26,13 @@ class Twins:
         if isinstance(first, Pins):
             return Twins(first, second)
         if not callable(first):
-            assert first == second, name
+            assert np.array_equal(first, second), name
             return first
 
         def call(*arguments):
             answer, counted = first(*arguments), second(*arguments)
+            if isinstance(answer, ModelCache):
+                return Twins(answer, counted)
             if isinstance(answer, TableDelta):
                 assert isinstance(counted, TableDelta)
                 assert len(counted) == 0

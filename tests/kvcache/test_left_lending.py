@@ -7,7 +7,10 @@ import numpy as np
 
 from muxcluster.core.job import Side
 from muxcluster.kvcache.model import Shortage
+from tests.blocks import only_with
 from tests.kvcache.script import Script, num_saved
+
+pytestmark = only_with(16)
 
 LEFT, RIGHT = Side.LEFT, Side.RIGHT
 FIRST = np.zeros(1, dtype=np.int32)
@@ -27,21 +30,21 @@ def lent_pair(filled: int) -> Script:
 def test_a_lent_left_column_is_charged_to_nobody_until_it_is_restored() -> None:
     script = Script(6)
     script.begin("odd", 0, LEFT, 30)
-    assert script.cache.used("odd") == 6
+    assert script.cache.of("odd").used == 6
     assert script.lend("odd", 0, 3) == 3
-    assert (script.cache.used("odd"), script.cache.lent, script.cache.batch_used("odd")) == (
+    assert (script.cache.of("odd").used, script.cache.lent, script.cache.of("odd").batch_used) == (
         3,
         3,
         0,
     )
     script.compute("odd", 0, 1)
-    assert (script.cache.used("odd"), script.cache.lent) == (6, 0)
+    assert (script.cache.of("odd").used, script.cache.lent) == (6, 0)
 
 
 def test_the_first_token_over_it_takes_all_that_it_holds() -> None:
     script = lent_pair(20)
     assert num_saved(script.compute("odd", 1, 1)) == 3 * 20
-    assert script.cache.restore_cost("odd", 0) == 3
+    assert script.cache.of("odd").restore_cost(0) == 3
     assert num_saved(script.compute("odd", 1, 5)) == 0
     script.close("odd", 1)
     assert (script.cache.free, script.cache.lent) == (3, 0)
@@ -64,10 +67,10 @@ def test_what_nobody_wrote_over_is_moved_and_the_taker_waits() -> None:
     script.world.cache.drop_cache()
     job_id, (copies,) = script.start("odd", 0, 1)
     assert copies.moves[:, 2].tolist() == [20, 20, 20]
-    assert script.cache.blocked("odd").tolist() == [False, True] + [False] * 4
-    assert script.cache.lendable("odd", 1) == 0
+    assert script.cache.of("odd").blocked().tolist() == [False, True] + [False] * 4
+    assert script.cache.of("odd").lendable(1) == 0
     script.finish(job_id)
-    assert script.cache.blocked("odd") is None
+    assert script.cache.of("odd").blocked() is None
     assert num_saved(script.compute("odd", 1, 5)) == 0
 
 
@@ -82,8 +85,8 @@ def test_a_restored_left_column_may_take_lent_batch_blocks() -> None:
     restored, saved = script.compute("odd", 0, 1)
     assert restored.restores[:, 2].tolist() == [20, 20, 20]
     assert num_saved([saved]) == 3 * 21
-    assert (script.cache.used("odd"), script.cache.lent) == (6, 0)
-    assert script.cache.restore_cost("odd", 3) == 3
+    assert (script.cache.of("odd").used, script.cache.lent) == (6, 0)
+    assert script.cache.of("odd").restore_cost(3) == 3
 
 
 def test_after_a_failed_restore_it_is_lent_again_and_so_is_what_it_took() -> None:
@@ -95,12 +98,12 @@ def test_after_a_failed_restore_it_is_lent_again_and_so_is_what_it_took() -> Non
     script.world.open("odd", 1, [], LEFT)
     script.compute("odd", 1, 1)
     script.lend("odd", 3, 3)
-    before = script.cache.used("odd"), script.cache.free
+    before = script.cache.of("odd").used, script.cache.free
     job_id, _ = script.start("odd", 0, 1)
     script.fail(job_id)
     assert ("odd", 3) not in script.world.texts, "its saves are lost"
-    assert script.cache.num_lent("odd")[0] == 1
-    assert script.cache.used("odd") == before[0]
+    assert script.cache.of("odd").num_lent[0] == 1
+    assert script.cache.of("odd").used == before[0]
     assert script.cache.free == before[1] + 3
     script.compute("odd", 0, 1)
 
@@ -112,26 +115,26 @@ def test_a_column_over_batch_tokens_is_kept_and_others_are_lent() -> None:
     script.begin("odd", 1, LEFT, 48)
     script.lend("odd", 0, 3)
     script.compute("odd", 1, 4)
-    assert script.cache.lend("odd", 1, 52, 6) == 6
+    assert script.cache.of("odd").lend(1, 52, 6) == 6
     script.world.check()
-    assert script.cache.num_lent("odd")[1] == 3
-    assert (script.cache.used("odd"), script.cache.lent) == (3, 6)
+    assert script.cache.of("odd").num_lent[1] == 3
+    assert (script.cache.of("odd").used, script.cache.lent) == (3, 6)
     script.compute("odd", 1, 2)
-    assert (script.cache.used("odd"), script.cache.lent) == (9, 0)
-    assert script.cache.restore_cost("odd", 0) == 3
+    assert (script.cache.of("odd").used, script.cache.lent) == (9, 0)
+    assert script.cache.of("odd").restore_cost(0) == 3
     script.lend("odd", 1, 6)
     script.close("odd", 1)
-    assert (script.cache.used("odd"), script.cache.lent, script.cache.free) == (0, 3, 6)
+    assert (script.cache.of("odd").used, script.cache.lent, script.cache.free) == (0, 3, 6)
     script.compute("odd", 0, 0)
 
 
 def test_an_empty_column_over_lent_tokens_is_given_up() -> None:
     script = lent_pair(20)
     assert script.world.grow("odd", {1: 24})
-    assert (script.cache.lent, script.cache.used("odd")) == (0, 6)
+    assert (script.cache.lent, script.cache.of("odd").used) == (0, 6)
     assert script.lend("odd", 1, 3) == 3
-    assert (script.cache.lent, script.cache.used("odd")) == (3, 3)
-    assert script.cache.restore_cost("odd", 0) == 0
+    assert (script.cache.lent, script.cache.of("odd").used) == (3, 3)
+    assert script.cache.of("odd").restore_cost(0) == 0
 
 
 def test_a_column_with_another_reader_is_not_lent() -> None:
@@ -139,7 +142,7 @@ def test_a_column_with_another_reader_is_not_lent() -> None:
     script.begin("odd", 0, LEFT, 30, path=(1,))
     script.begin("odd", 1, LEFT, 30, path=(1,))
     assert script.lend("odd", 0, 6) == 3
-    assert script.cache.lendable("odd", 0) == 0
+    assert script.cache.of("odd").lendable(0) == 0
 
 
 def test_a_restore_is_bound_by_the_quota() -> None:
@@ -147,7 +150,7 @@ def test_a_restore_is_bound_by_the_quota() -> None:
     script.begin("odd", 0, LEFT, 20)
     script.lend("odd", 0, 3)
     script.cache.set_quotas({"odd": 2})
-    assert script.cache.restore("odd", FIRST, 99) == Shortage(1, by_quota=True)
+    assert script.cache.of("odd").restore(FIRST, 99) == Shortage(1, by_quota=True)
     script.cache.set_quotas({"odd": 5})
-    assert script.cache.restore_shortage("odd", 0, 0) is None
-    assert script.cache.restore_shortage("odd", 0, 3) == Shortage(1, by_quota=True)
+    assert script.cache.of("odd").restore_shortage(0, 0) is None
+    assert script.cache.of("odd").restore_shortage(0, 3) == Shortage(1, by_quota=True)

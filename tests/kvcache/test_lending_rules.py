@@ -8,9 +8,12 @@ import numpy as np
 from muxcluster.core.job import Side
 from muxcluster.kvcache.cache import KvCache
 from muxcluster.kvcache.model import Shortage
+from tests.blocks import only_with
 from tests.kvcache.memory_world import BLOCK_BYTES
 from tests.kvcache.script import Script
 from tests.kvcache.world import MODELS
+
+pytestmark = only_with(16)
 
 LEFT, RIGHT = Side.LEFT, Side.RIGHT
 
@@ -23,26 +26,26 @@ def test_lending_copies_nothing_and_charges_nobody() -> None:
     script = Script(20)
     script.begin("wide", 0, RIGHT, 40)
     cache = script.cache
-    assert (cache.used("wide"), cache.batch_used("wide"), cache.free) == (0, 12, 8)
-    assert cache.lendable("wide", 0) == 12
+    assert (cache.of("wide").used, cache.of("wide").batch_used, cache.free) == (0, 12, 8)
+    assert cache.of("wide").lendable(0) == 12
     assert script.lend("wide", 0, 5) == 8
-    assert (cache.lent, cache.batch_used("wide"), cache.free) == (8, 4, 8)
-    assert cache.num_lent("wide").tolist() == [2, 0, 0, 0, 0, 0]
-    assert cache.headroom("wide") == 16
-    assert cache.headroom("wide", RIGHT) == 8
-    assert cache.restore_cost("wide", 0) == 0
-    assert cache.untaken("wide", 0) == 8
+    assert (cache.lent, cache.of("wide").batch_used, cache.free) == (8, 4, 8)
+    assert cache.of("wide").num_lent.tolist() == [2, 0, 0, 0, 0, 0]
+    assert cache.of("wide").headroom() == 16
+    assert cache.of("wide").headroom(RIGHT) == 8
+    assert cache.of("wide").restore_cost(0) == 0
+    assert cache.of("wide").untaken(0) == 8
 
 
 def test_lending_ends_with_the_host_frames() -> None:
     script = Script(20, num_frames=5)
     script.begin("wide", 0, RIGHT, 40)
-    assert script.cache.lendable("wide", 0) == 4
+    assert script.cache.of("wide").lendable(0) == 4
     assert script.lend("wide", 0, 12) == 4
     assert script.lend("wide", 0, 12) == 0
     script.close("wide", 0)
     script.begin("wide", 1, RIGHT, 40)
-    assert script.cache.lendable("wide", 1) == 4
+    assert script.cache.of("wide").lendable(1) == 4
 
 
 def test_columns_without_tokens_are_freed_at_once_and_need_no_frame() -> None:
@@ -51,7 +54,7 @@ def test_columns_without_tokens_are_freed_at_once_and_need_no_frame() -> None:
     assert script.world.grow("wide", {0: 40})
     assert script.lend("wide", 0, 12) == 12
     assert (script.cache.free, script.cache.lent) == (20, 0)
-    assert script.cache.restore_cost("wide", 0) == 12
+    assert script.cache.of("wide").restore_cost(0) == 12
     assert script.compute("wide", 0, 20)[0].restores.size == 0
 
 
@@ -60,7 +63,7 @@ def test_columns_without_tokens_are_lent_up_to_the_size_of_the_pool() -> None:
     for slot, lent in enumerate((8, 0)):
         script.world.open("wide", slot, [], RIGHT)
         assert script.world.grow("wide", {slot: 30})
-        assert script.cache.lendable("wide", slot) == lent
+        assert script.cache.of("wide").lendable(slot) == lent
         assert script.lend("wide", slot, 8) == lent
     script.close("wide", 0)
     assert script.lend("wide", 1, 8) == 8
@@ -70,9 +73,9 @@ def test_lending_stops_at_a_column_that_somebody_else_reads() -> None:
     script = Script(40)
     script.begin("wide", 0, RIGHT, 48, path=(1, 2, 3))
     script.begin("wide", 1, RIGHT, 20, path=(1,))
-    assert script.cache.lendable("wide", 0) == 8
+    assert script.cache.of("wide").lendable(0) == 8
     assert script.lend("wide", 0, 12) == 8
-    assert script.cache.num_committed("wide")[0] == 16
+    assert script.cache.of("wide").num_committed[0] == 16
     script.close("wide", 1)
     assert script.lend("wide", 0, 12) == 4
 
@@ -81,14 +84,14 @@ def test_lent_columns_leave_the_prefix_cache_and_may_come_back() -> None:
     script = Script(40)
     script.begin("wide", 0, RIGHT, 48, path=(1, 2, 3))
     script.lend("wide", 0, 8)
-    assert script.cache.open("wide", 2, script.world.texts["wide", 0].hashes, RIGHT) == 16
-    script.cache.close("wide", 2)
+    assert script.cache.of("wide").open(2, script.world.texts["wide", 0].hashes, RIGHT) == 16
+    script.cache.of("wide").close(2)
     script.world._commit("wide", 0)
-    assert script.cache.num_committed("wide")[0] == 16
+    assert script.cache.of("wide").num_committed[0] == 16
     script.compute("wide", 0, 1)
-    assert script.cache.num_committed("wide")[0] == 48
+    assert script.cache.of("wide").num_committed[0] == 48
     script.close("wide", 0)
-    assert script.cache.cached("wide") == 12
+    assert script.cache.of("wide").num_cached == 12
 
 
 def test_left_growth_takes_free_then_cached_then_lent_blocks() -> None:
@@ -106,7 +109,7 @@ def test_left_growth_takes_free_then_cached_then_lent_blocks() -> None:
     assert (cache.free, cache.evictable, cache.lent) == (1, 0, 4)
     script.world.open("wide", 1, [], LEFT)
     assert script.world.grow("wide", {1: 16})
-    assert (cache.free, cache.lent, cache.restore_cost("wide", 0)) == (0, 1, 3)
+    assert (cache.free, cache.lent, cache.of("wide").restore_cost(0)) == (0, 1, 3)
     script.world.check()
 
 
@@ -117,9 +120,9 @@ def test_lent_blocks_are_taken_when_nothing_else_is_there() -> None:
     script.world.open("odd", 0, [], LEFT)
     assert script.world.grow("odd", {0: 24})
     cache = script.cache
-    assert (cache.lent, cache.used("odd"), cache.restore_cost("wide", 0)) == (5, 3, 3)
+    assert (cache.lent, cache.of("odd").used, cache.of("wide").restore_cost(0)) == (5, 3, 3)
     script.world.open("odd", 1, [], RIGHT)
-    answer = cache.grow("odd", slots(1), slots(1))
+    answer = cache.of("odd").grow(slots(1), slots(1))
     assert answer == Shortage(3, by_quota=False)
 
 
@@ -127,31 +130,31 @@ def test_a_quota_binds_the_left_side_only() -> None:
     script = Script(40)
     script.cache.set_quotas({"wide": 8})
     script.begin("wide", 0, RIGHT, 64)
-    assert script.cache.batch_used("wide") == 16
+    assert script.cache.of("wide").batch_used == 16
     script.world.open("wide", 1, [], LEFT)
-    assert script.cache.grow("wide", slots(1), slots(48)) == Shortage(4, by_quota=True)
-    assert script.cache.headroom("wide") == 8
-    assert script.cache.headroom("wide", RIGHT) == 24
+    assert script.cache.of("wide").grow(slots(1), slots(48)) == Shortage(4, by_quota=True)
+    assert script.cache.of("wide").headroom() == 8
+    assert script.cache.of("wide").headroom(RIGHT) == 24
 
 
 def test_nothing_is_lent_where_blocks_are_not_shared() -> None:
     cache = KvCache(20, BLOCK_BYTES, tuple(MODELS.values()), {"wide": 20})
-    cache.open("wide", 0, [], RIGHT)
-    cache.grow("wide", slots(0), slots(40))
-    assert (cache.used("wide"), cache.batch_used("wide"), cache.lent) == (12, 0, 0)
-    assert cache.lendable("wide", 0) == cache.lend("wide", 0, 40, 4) == 0
-    assert cache.headroom("wide", RIGHT) == cache.headroom("wide") == 8
-    assert cache.saves("wide", slots(0), slots(1), 1) == ()
-    assert cache.blocked("wide") is None
+    cache.of("wide").open(0, [], RIGHT)
+    cache.of("wide").grow(slots(0), slots(40))
+    assert (cache.of("wide").used, cache.of("wide").batch_used, cache.lent) == (12, 0, 0)
+    assert cache.of("wide").lendable(0) == cache.of("wide").lend(0, 40, 4) == 0
+    assert cache.of("wide").headroom(RIGHT) == cache.of("wide").headroom() == 8
+    assert cache.of("wide").saves(slots(0), slots(1), 1) == ()
+    assert cache.of("wide").blocked() is None
     assert cache.end_copies(1, True) == []
-    assert not cache.num_lent("wide").any()
+    assert not cache.of("wide").num_lent.any()
 
 
 def test_a_lent_block_with_tokens_takes_a_frame_until_it_is_back() -> None:
     script = Script(20, num_frames=10)
     script.begin("wide", 0, RIGHT, 20)
-    assert script.cache.free_frames == 10
+    assert script.cache.free_host_blocks == 10
     script.lend("wide", 0, 8)
-    assert script.cache.free_frames == 2
+    assert script.cache.free_host_blocks == 2
     script.compute("wide", 0, 1)
-    assert script.cache.free_frames == 10
+    assert script.cache.free_host_blocks == 10

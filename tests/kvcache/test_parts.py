@@ -6,10 +6,13 @@ import numpy as np
 import pytest
 
 from muxcluster.core.job import Side
+from muxcluster.kvcache.ledger import BlockLedger
 from muxcluster.kvcache.model import Shortage
 from muxcluster.kvcache.pool import OWNER_BIT, BlockPool
-from muxcluster.kvcache.quota import BlockLedger
+from tests.blocks import only_with
 from tests.kvcache.oracle import Pair
+
+pytestmark = only_with(16)
 
 LEFT, RIGHT = OWNER_BIT[Side.LEFT], OWNER_BIT[Side.RIGHT]
 
@@ -66,16 +69,16 @@ def test_the_ledger_tells_quota_from_pool() -> None:
 
 
 def _forget_reader(pair: Pair) -> None:
-    pair.cache._models["wide"].columns.refs[0] += 1
+    pair.cache.of("wide")._kv.columns.refs[0] += 1
 
 
 def _share_a_block(pair: Pair) -> None:
-    blocks = pair.cache._models["wide"].columns.blocks
+    blocks = pair.cache.of("wide")._kv.columns.blocks
     blocks[1, 0] = blocks[0, 0]
 
 
 def _lose_a_block(pair: Pair) -> None:
-    pair.cache._pool._stack.take(1)
+    pair.cache._sharing.pool._stack.take(1)
 
 
 def _miscount(pair: Pair) -> None:
@@ -83,7 +86,7 @@ def _miscount(pair: Pair) -> None:
 
 
 def _misplace(pair: Pair) -> None:
-    pair.cache._models["wide"].sequences.columns[0, 0] = 1
+    pair.cache.of("wide")._kv.sequences.columns[0, 0] = 1
 
 
 def _forget_cached(pair: Pair) -> None:
@@ -91,7 +94,7 @@ def _forget_cached(pair: Pair) -> None:
 
 
 def _unpublish(pair: Pair) -> None:
-    prefix = pair.cache._models["wide"].prefix
+    prefix = pair.cache.of("wide")._kv.prefix
     prefix._published[LEFT].clear()
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from muxcluster.core.job import SharedPrefixes
 from muxcluster.kvcache.columns import ColumnStore
-from muxcluster.kvcache.prefixgroups import PrefixGroups
+from muxcluster.kvcache.prefix_groups import PrefixGroups
 from muxcluster.kvcache.sequences import SequenceTable
 
 BLOCK = 8

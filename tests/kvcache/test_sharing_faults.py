@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 from muxcluster.kvcache.cache import KvCache
-from muxcluster.kvcache.copies import NO_RUNS
-from muxcluster.kvcache.frames import HostFrames
-from muxcluster.kvcache.lentcolumns import LentColumns
-from muxcluster.kvcache.restoring import Restoring
-from muxcluster.kvcache.saving import Saving
+from muxcluster.kvcache.lending.columns import LentColumns
+from muxcluster.kvcache.lending.copies import NO_RUNS
+from muxcluster.kvcache.lending.host_blocks import HostFrames
+from muxcluster.kvcache.lending.restore import Restoring
+from muxcluster.kvcache.lending.save import Saving
+from tests.blocks import only_with
 from tests.kvcache.script import Script
 from tests.kvcache.test_sharing_random import CONDITIONS, QUOTAS
 from tests.kvcache.test_sharing_rules import (
@@ -22,6 +23,8 @@ from tests.kvcache.test_sharing_rules import (
 )
 from tests.kvcache.walk import SharingWalk
 from tests.kvcache.world import World
+
+pytestmark = only_with(16)
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 
@@ -154,7 +157,7 @@ def _sharing(script: Script):
 
 
 def _lent(script: Script):
-    return script.cache._models["odd"].lent
+    return script.cache.of("odd")._kv.lent
 
 
 def _taken_block(script: Script) -> int:
@@ -170,7 +173,7 @@ def _lose_a_frame(script: Script) -> None:
 
 
 def _name_a_frame_twice(script: Script) -> None:
-    column = script.cache._models["odd"].sequences.columns[2, 0]
+    column = script.cache.of("odd")._kv.sequences.columns[2, 0]
     _lent(script).frames[column, 0] = _lent(script).frames[column, 1]
 
 
@@ -179,11 +182,11 @@ def _lower_a_watermark(script: Script) -> None:
 
 
 def _pass_a_watermark(script: Script) -> None:
-    script.cache._models["odd"].shared.safe[:] = 23
+    script.cache.of("odd")._kv.shared.safe[:] = 23
 
 
 def _forget_a_shared_column(script: Script) -> None:
-    shared = script.cache._models["odd"].shared
+    shared = script.cache.of("odd")._kv.shared
     shared.keep(np.zeros(len(shared), dtype=np.bool_))
 
 
@@ -208,9 +211,7 @@ def _invent_a_source(script: Script) -> None:
 
 
 def _lend_a_reader(script: Script) -> None:
-    script.cache._models["odd"].columns.refs[
-        script.cache._models["odd"].sequences.columns[2, 0]
-    ] = 2
+    script.cache.of("odd")._kv.columns.refs[script.cache.of("odd")._kv.sequences.columns[2, 0]] = 2
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import pytest
 
 from muxcluster.core.job import Side, TableDelta
 from muxcluster.kvcache.cache import KvCache
+from muxcluster.kvcache.model_cache import ModelCache
 from muxcluster.kvcache.pins import Pins
 from tests.kvcache.oracle import BLOCK_BYTES, MODELS, Pair
 from tests.kvcache.test_cache_random import Walk
@@ -15,7 +16,9 @@ QUOTAS = {"wide": 36, "narrow": 30, "uncached": 20}
 class Doubles:
     """Two caches under the same calls; every answer, ids included, must be the same."""
 
-    def __init__(self, plain: KvCache | Pins, shared: KvCache | Pins) -> None:
+    def __init__(
+        self, plain: KvCache | ModelCache | Pins, shared: KvCache | ModelCache | Pins
+    ) -> None:
         self._both = plain, shared
 
     def __getattr__(self, name: str):
@@ -23,11 +26,13 @@ class Doubles:
         if isinstance(first, Pins):
             return Doubles(first, second)
         if not callable(first):
-            assert first == second, name
+            assert np.array_equal(first, second), name
             return first
 
         def call(*arguments):
             answer, other = first(*arguments), second(*arguments)
+            if isinstance(answer, ModelCache):
+                return Doubles(answer, other)
             if isinstance(answer, TableDelta):
                 for field in ("slots", "columns", "blocks"):
                     assert np.array_equal(getattr(answer, field), getattr(other, field))

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from muxcluster.kvcache.copies import runs
-from muxcluster.kvcache.frames import HostFrames
-from muxcluster.kvcache.lentblocks import LentBlocks
+from muxcluster.kvcache.ledger import BlockLedger
+from muxcluster.kvcache.lending.blocks import LentBlocks
+from muxcluster.kvcache.lending.copies import runs
+from muxcluster.kvcache.lending.host_blocks import HostFrames
+from muxcluster.kvcache.lending.shared_columns import SharedColumns
 from muxcluster.kvcache.model import Shortage
-from muxcluster.kvcache.quota import BlockLedger
-from muxcluster.kvcache.sharedcolumns import SharedColumns
 
 
 def ids(*numbers: int) -> np.ndarray:

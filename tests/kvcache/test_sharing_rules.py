@@ -8,7 +8,10 @@ import pytest
 
 from muxcluster.core.job import Side
 from muxcluster.kvcache.model import Shortage
+from tests.blocks import only_with
 from tests.kvcache.script import Script, num_saved
+
+pytestmark = only_with(16)
 
 LEFT, RIGHT = Side.LEFT, Side.RIGHT
 FIRST = np.zeros(1, dtype=np.int32)
@@ -50,7 +53,7 @@ def test_a_slot_is_saved_once() -> None:
 def test_eager_saving_takes_all_with_the_first_write() -> None:
     script = shared_pair(20, saves_lazily=False)
     assert num_saved(script.compute("odd", 1, 1)) == 60
-    assert script.cache.restore_cost("odd", 0) == 3
+    assert script.cache.of("odd").restore_cost(0) == 3
     script.close("odd", 1)
     assert (script.cache.free, script.cache.lent) == (3, 0)
 
@@ -64,17 +67,17 @@ def test_a_full_left_column_leaves_no_right_owner() -> None:
     assert num_saved(script.compute("odd", 0, 23)) == 3 * 15
     assert num_saved(script.compute("odd", 0, 1)) == 3
     script.close("odd", 0)
-    assert (script.cache.cached("odd"), script.cache.lent) == (3, 1)
+    assert (script.cache.of("odd").num_cached, script.cache.lent) == (3, 1)
 
 
 def test_a_block_without_left_owner_is_restored_in_place() -> None:
     script = shared_pair(24)
     script.compute("odd", 1, 4)
     script.close("odd", 1)
-    assert script.cache.restore_cost("odd", 0) == 0
+    assert script.cache.of("odd").restore_cost(0) == 0
     (copies,) = script.compute("odd", 0, 0)
     assert (copies.restores[:, 2].tolist(), len(copies.moves)) == ([4, 4, 4], 0)
-    assert script.cache.batch_used("odd") == 3
+    assert script.cache.of("odd").batch_used == 3
 
 
 def test_a_taken_block_is_restored_into_a_fresh_one() -> None:
@@ -84,10 +87,10 @@ def test_a_taken_block_is_restored_into_a_fresh_one() -> None:
     script.world.open("odd", 1, [], LEFT)
     script.compute("odd", 1, 4)
     script.world.check()
-    assert script.cache.restore_cost("odd", 0) == 3
-    answer = script.cache.restore("odd", FIRST, 99)
+    assert script.cache.of("odd").restore_cost(0) == 3
+    answer = script.cache.of("odd").restore(FIRST, 99)
     assert answer == Shortage(3, by_quota=False)
-    assert script.cache.num_lent("odd")[0] == 2
+    assert script.cache.of("odd").num_lent[0] == 2
 
 
 def test_a_restore_moves_what_was_not_saved() -> None:
@@ -101,10 +104,10 @@ def test_a_restore_moves_what_was_not_saved() -> None:
     job_id, (copies,) = script.start("odd", 0, 1)
     assert copies.restores[:, 2].tolist() == [4, 4, 4]
     assert copies.moves[:, 2].tolist() == [20, 20, 20]
-    assert script.cache.blocked("odd").tolist() == [False, True] + [False] * 4
-    assert script.cache.blocked("wide") is None
+    assert script.cache.of("odd").blocked().tolist() == [False, True] + [False] * 4
+    assert script.cache.of("wide").blocked() is None
     script.finish(job_id)
-    assert script.cache.blocked("odd") is None
+    assert script.cache.of("odd").blocked() is None
     assert num_saved(script.compute("odd", 1, 5)) == 0
 
 
@@ -118,9 +121,9 @@ def test_a_left_sequence_may_end_while_its_block_is_restored_from() -> None:
     script.close("odd", 2)
     job_id, _ = script.start("odd", 0, 0)
     script.close("odd", 1)
-    assert (script.cache.lent, script.cache.batch_used("odd"), script.cache.free) == (0, 6, 3)
+    assert (script.cache.lent, script.cache.of("odd").batch_used, script.cache.free) == (0, 6, 3)
     script.finish(job_id)
-    assert (script.cache.batch_used("odd"), script.cache.free) == (3, 6)
+    assert (script.cache.of("odd").batch_used, script.cache.free) == (3, 6)
 
 
 def test_after_a_failed_restore_the_sequence_is_lent_as_before() -> None:
@@ -131,24 +134,24 @@ def test_after_a_failed_restore_the_sequence_is_lent_as_before() -> None:
     script.world.open("odd", 1, [], LEFT)
     script.compute("odd", 1, 4)
     script.close("odd", 2)
-    before = (script.cache.lent, script.cache.free, script.cache.batch_used("odd"))
+    before = (script.cache.lent, script.cache.free, script.cache.of("odd").batch_used)
     job_id, _ = script.start("odd", 0, 2)
-    assert script.cache.capacity("odd")[0] == 48
+    assert script.cache.of("odd").capacity[0] == 48
     script.fail(job_id)
-    assert (script.cache.lent, script.cache.free, script.cache.batch_used("odd")) == before
-    assert script.cache.num_lent("odd")[0] == 1
-    assert script.cache.capacity("odd")[0] == 24
-    assert script.cache.restore_cost("odd", 0) == 3
+    assert (script.cache.lent, script.cache.free, script.cache.of("odd").batch_used) == before
+    assert script.cache.of("odd").num_lent[0] == 1
+    assert script.cache.of("odd").capacity[0] == 24
+    assert script.cache.of("odd").restore_cost(0) == 3
     script.compute("odd", 0, 2)
 
 
 def test_while_it_is_saved_a_sequence_can_only_be_closed() -> None:
     script = shared_pair(24)
     job_id, _ = script.start("odd", 1, 4)
-    assert not script.cache.can_restore("odd", 0)
-    assert script.cache.lendable("odd", 0) == 0
+    assert not script.cache.of("odd").can_restore(0)
+    assert script.cache.of("odd").lendable(0) == 0
     script.finish(job_id)
-    assert script.cache.can_restore("odd", 0)
+    assert script.cache.of("odd").can_restore(0)
 
 
 def test_a_frame_that_a_running_job_fills_waits_for_its_end() -> None:
@@ -159,12 +162,12 @@ def test_a_frame_that_a_running_job_fills_waits_for_its_end() -> None:
     script.world.open("odd", 1, [], LEFT)
     late, _ = script.start("odd", 1, 4)
     script.close("odd", 0)
-    assert script.cache.lendable("odd", 2) == 3
+    assert script.cache.of("odd").lendable(2) == 3
     script.lend("odd", 2, 3)
     script.world.open("odd", 3, [], LEFT)
     script.compute("odd", 3, 24)
     script.world.open("odd", 0, [], RIGHT)
-    assert script.cache.lendable("odd", 0) == 0
+    assert script.cache.of("odd").lendable(0) == 0
     script.finish(late)
     script.close("odd", 3)
     script.compute("odd", 2, 0)
@@ -190,7 +193,7 @@ def test_a_failed_save_of_a_closed_sequence_is_nobodys_business() -> None:
     script.world.open("odd", 0, [], RIGHT)
     script.world.runs.pop(job_id)
     assert script.cache.end_copies(job_id, False) == []
-    assert script.cache.can_restore("odd", 0)
+    assert script.cache.of("odd").can_restore(0)
     script.cache.check()
 
 
@@ -214,15 +217,15 @@ def test_blocks_that_are_swapped_out_are_free_and_their_tokens_come_back() -> No
     script.begin("wide", 1, RIGHT, 16)
     script.lend("wide", 0, 5)
     cache, world = script.cache, script.world
-    assert (cache.untaken("wide", 0), cache.restore_cost("wide", 0), cache.free) == (8, 0, 4)
+    assert (cache.of("wide").untaken(0), cache.of("wide").restore_cost(0), cache.free) == (8, 0, 4)
     job_id = world.next()
-    saves = cache.swap_out("wide", 0, 3, job_id)
+    saves = cache.of("wide").swap_out(0, 3, job_id)
     assert saves.saves[:, 2].tolist() == [8, 8, 8]
-    assert (cache.untaken("wide", 0), cache.restore_cost("wide", 0), cache.free) == (5, 3, 7)
-    assert not cache.can_restore("wide", 0)
+    assert (cache.of("wide").untaken(0), cache.of("wide").restore_cost(0), cache.free) == (5, 3, 7)
+    assert not cache.of("wide").can_restore(0)
     assert world.grow("wide", {1: 32})
     world.launch(job_id, "wide", {1: 16}, [saves])
     script.finish(job_id)
     (copies,) = script.compute("wide", 0, 1)
     assert (copies.restores[:, 2].tolist(), len(copies.moves)) == ([8, 8, 8], 0)
-    assert (cache.lent, cache.free, cache.free_frames) == (0, 0, 40)
+    assert (cache.lent, cache.free, cache.free_host_blocks) == (0, 0, 40)

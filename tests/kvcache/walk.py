@@ -48,7 +48,11 @@ class SharingWalk:
     def close(self) -> None:
         """Mostly of those that cannot grow any more, as in life, or are being saved."""
         idle = self._idle()
-        saving = [key for key in idle if not self.world.cache.can_restore(*key)]
+        saving = [
+            (model, slot)
+            for model, slot in idle
+            if not self.world.cache.of(model).can_restore(slot)
+        ]
         if saving and self.draw.random() < 0.5:
             self._note("closed while saving")
             self.world.close(*self.draw.choice(saving))
@@ -67,7 +71,7 @@ class SharingWalk:
 
     def room(self) -> None:
         """A left sequence is admitted: it takes blocks long before it writes there."""
-        num_lent = {name: self.world.cache.num_lent(name) for name in MODELS}
+        num_lent = {name: self.world.cache.of(name).num_lent for name in MODELS}
         if idle := [key for key in self._idle(Side.LEFT) if not num_lent[key[0]][key[1]]]:
             model, slot = self.draw.choice(idle)
             self.world.grow(model, {slot: self.draw.randint(1, MODELS[model].max_model_len)})
@@ -154,7 +158,7 @@ class SharingWalk:
         if side is Side.LEFT and self.lend():
             return True
         idle = [key for key in self._idle() if key not in self._rows]
-        lent = {key for key in idle if self.world.cache.num_lent(key[0])[key[1]]}
+        lent = {key for key in idle if self.world.cache.of(key[0]).num_lent[key[1]]}
         idle = [key for key in idle if key not in lent]
         if idle and self.draw.random() < (0.1 if side is Side.LEFT else 0.6):
             self.world.close(*self.draw.choice(idle))
@@ -163,17 +167,17 @@ class SharingWalk:
 
     def _left(self, model, job_id, slots, counts, copies) -> None:
         """Those that are whole, then those that lent columns: see Restoring.restore."""
-        blocked = self.world.cache.blocked(model)
+        blocked = self.world.cache.of(model).blocked()
         if blocked is not None:
             self._note("blocked", sum(bool(blocked[slot]) for slot in slots))
             slots = [slot for slot in slots if not blocked[slot]]
-        num_lent = self.world.cache.num_lent(model)
+        num_lent = self.world.cache.of(model).num_lent
         lent = [slot for slot in slots if num_lent[slot]]
         wanted = self._counts(model, [slot for slot in slots if slot not in lent])
         if wanted and self._grow(model, Side.LEFT, wanted):
             self._save(model, job_id, wanted, copies)
             counts.update(wanted)
-        lent = [slot for slot in lent if self.world.cache.can_restore(model, slot)]
+        lent = [slot for slot in lent if self.world.cache.of(model).can_restore(slot)]
         wanted = self._counts(model, lent)
         if wanted and self._restore(model, job_id, Side.LEFT, list(wanted), copies):
             restored = dict.fromkeys(wanted, 0)
@@ -187,21 +191,21 @@ class SharingWalk:
     def _save(self, model, job_id, wanted, copies) -> None:
         texts = self.world.texts
         ends = [len(texts[model, slot].tokens) + n for slot, n in wanted.items()]
-        saved = self.world.cache.saves(
-            model, np.array(list(wanted), dtype=np.int32), np.array(ends, dtype=np.int32), job_id
+        saved = self.world.cache.of(model).saves(
+            np.array(list(wanted), dtype=np.int32), np.array(ends, dtype=np.int32), job_id
         )
         self._note("saves", sum(len(each.saves) for each in saved))
         copies += saved
 
     def _restore(self, model, job_id, side, lent, copies) -> bool:
         cache = self.world.cache
-        cost = sum(cache.restore_cost(model, slot) for slot in lent)
+        cost = sum(cache.of(model).restore_cost(slot) for slot in lent)
         restored = self.world.restore(model, lent, job_id)
         while isinstance(restored, Shortage):
-            assert side is Side.LEFT or restored.blocks == cost - cache.headroom(model, side)
+            assert side is Side.LEFT or restored.blocks == cost - cache.of(model).headroom(side)
             if not self._make_room(side):
                 return False
-            cost = sum(cache.restore_cost(model, slot) for slot in lent)
+            cost = sum(cache.of(model).restore_cost(slot) for slot in lent)
             restored = self.world.restore(model, lent, job_id)
         self._note(f"{side.name} restores", len(restored.restores))
         self._note(f"{side.name} moves", len(restored.moves))
@@ -222,32 +226,32 @@ class SharingWalk:
         texts = self.world.texts
         ends = [len(texts[model, slot].tokens) + count for slot, count in wanted.items()]
         slots = np.array(list(wanted), dtype=np.int32)
-        return self.world.cache.lack(model, slots, np.array(ends, dtype=np.int32))
+        return self.world.cache.of(model).lack(slots, np.array(ends, dtype=np.int32))
 
     def _swap(self, lack: Callable[[], int], job_id, copies) -> None:
         """The job needs so many blocks: others lend, and are swapped out for it at once."""
         cache = self.world.cache
         idle = [key for key in self._idle() if key not in self._rows]
-        if lack() <= cache.headroom("wide", Side.RIGHT) or self.draw.random() < 0.5:
+        if lack() <= cache.of("wide").headroom(Side.RIGHT) or self.draw.random() < 0.5:
             return
         for key in self.draw.sample(idle, len(idle)):
-            untaken = sum(cache.untaken(*each) for each in idle)
-            short = lack() - cache.headroom("wide", Side.RIGHT)
+            untaken = sum(cache.of(model).untaken(slot) for model, slot in idle)
+            short = lack() - cache.of("wide").headroom(Side.RIGHT)
             if untaken < short:
                 self.world.lend(*key, short - untaken)
-        short = lack() - cache.headroom("wide", Side.RIGHT)
+        short = lack() - cache.of("wide").headroom(Side.RIGHT)
         swapped = self.world.swap_out(idle, short, job_id) if short > 0 else None
         if swapped is not None:
             copies += swapped
             self._note("swaps", len(swapped))
-            assert lack() == cache.headroom("wide", Side.RIGHT)
+            assert lack() == cache.of("wide").headroom(Side.RIGHT)
 
     def _right(self, model, job_id, slots, counts, copies) -> None:
         cache = self.world.cache
-        slots = [slot for slot in slots if cache.can_restore(model, slot)]
+        slots = [slot for slot in slots if cache.of(model).can_restore(slot)]
         wanted = self._counts(model, slots)
-        lent = [slot for slot in slots if cache.num_lent(model)[slot] and slot in wanted]
-        self._swap(lambda: sum(cache.restore_cost(model, slot) for slot in lent), job_id, copies)
+        lent = [slot for slot in slots if cache.of(model).num_lent[slot] and slot in wanted]
+        self._swap(lambda: sum(cache.of(model).restore_cost(slot) for slot in lent), job_id, copies)
         if lent and not self._restore(model, job_id, Side.RIGHT, lent, copies):
             return
         self._swap(lambda: self._lack(model, wanted), job_id, copies)

@@ -88,10 +88,10 @@ class World:
         layout = LAYOUTS[model]
         tokens = np.repeat(np.array(path, dtype=np.int32), layout.block_tokens)
         hashes = list(extend_hashes(root_hash(model, side), tokens, layout.block_tokens))
-        attached = self.cache.open(model, slot, hashes, side)
+        attached = self.cache.of(model).open(slot, hashes, side)
         text = self.texts[model, slot] = Text(side, hashes, [])
         self.tables[model, slot] = {}
-        self._apply(model, self.cache.tables(model, np.array([slot], dtype=np.int32)))
+        self._apply(model, self.cache.of(model).tables(np.array([slot], dtype=np.int32)))
         for i in range(attached // layout.block_tokens):
             found = self.memory.column(self.tables[model, slot][i], layout, side)
             assert tuple(found) in self.published[hashes[i]], "a cached column was damaged"
@@ -100,16 +100,16 @@ class World:
     def grow(self, model: str, wanted: Mapping[int, int]) -> bool:
         """Room for so many tokens in these slots; False where blocks are short."""
         slots = np.array(list(wanted), dtype=np.int32)
-        grown = self.cache.grow(model, slots, np.array(list(wanted.values()), dtype=np.int32))
+        grown = self.cache.of(model).grow(slots, np.array(list(wanted.values()), dtype=np.int32))
         if isinstance(grown, Shortage):
             return False
         self._apply(model, grown)
         return True
 
     def lend(self, model: str, slot: int, blocks: int) -> int:
-        promised = self.cache.lendable(model, slot)
+        promised = self.cache.of(model).lendable(slot)
         before = self.cache.lent + self.cache.free
-        lent = self.cache.lend(model, slot, len(self.texts[model, slot].tokens), blocks)
+        lent = self.cache.of(model).lend(slot, len(self.texts[model, slot].tokens), blocks)
         assert self.cache.lent + self.cache.free == before + lent
         assert lent >= min(promised, blocks)
         return lent
@@ -118,21 +118,22 @@ class World:
         self, lenders: list[Key], blocks: int, job_id: int
     ) -> tuple[SlotCopies, ...] | None:
         """So many more blocks are free, for that job; None where the lenders have not as many."""
-        untaken = {key: self.cache.untaken(*key) for key in lenders}
+        untaken = {(model, slot): self.cache.of(model).untaken(slot) for model, slot in lenders}
         if sum(untaken.values()) < blocks:
             return None
         free, copies = self.cache.free + blocks, []
-        for key, count in untaken.items():
+        for (model, slot), count in untaken.items():
             if taken := min(blocks, count):
-                copies.append(self.cache.swap_out(*key, taken, job_id))
-                assert self.cache.untaken(*key) == count - taken
+                kv = self.cache.of(model)
+                copies.append(kv.swap_out(slot, taken, job_id))
+                assert kv.untaken(slot) == count - taken
                 blocks -= taken
         assert self.cache.free == free
         return tuple(copies)
 
     def restore(self, model: str, slots: list[int], job_id: int) -> SlotCopies | Shortage:
         """Lent slots get their blocks back with a job."""
-        restored = self.cache.restore(model, np.array(slots, dtype=np.int32), job_id)
+        restored = self.cache.of(model).restore(np.array(slots, dtype=np.int32), job_id)
         if isinstance(restored, Shortage):
             return restored
         delta, copies = restored
@@ -196,25 +197,25 @@ class World:
             if succeeded:
                 text.tokens += tokens
                 self._commit(run.model, slot)
-        for key in lost:
-            assert not self.cache.can_restore(*key)
-            self.close(*key)
+        for model, slot in lost:
+            assert not self.cache.of(model).can_restore(slot)
+            self.close(model, slot)
 
     def _commit(self, model: str, slot: int) -> None:
         text, width = self.texts[model, slot], LAYOUTS[model].block_tokens
-        start = int(self.cache.num_committed(model)[slot]) // width
+        start = int(self.cache.of(model).num_committed[slot]) // width
         hashes = text.hashes[start : len(text.tokens) // width]
         for i, key in enumerate(hashes, start):
             values = tuple(text.tokens[i * width : (i + 1) * width])
             self.published.setdefault(key, set()).add(values)
-        self.cache.commit(model, slot, hashes)
+        self.cache.of(model).commit(slot, hashes)
 
     def close(self, model: str, slot: int) -> None:
         text = self.texts.pop((model, slot))
         assert text.job is None, "a sequence in a running job is closed"
         del self.tables[model, slot]
         self.restoring.discard((model, slot))
-        self.cache.close(model, slot)
+        self.cache.of(model).close(slot)
 
     def reset(self) -> None:
         """The owner of the memory died: nothing of it is left."""
@@ -245,7 +246,7 @@ class World:
         job = self.texts[key].job
         if job is not None and key in self.restoring and self.runs[job].stage < 2:
             return False
-        return self.cache.num_lent(model)[slot] == 0
+        return self.cache.of(model).num_lent[slot] == 0
 
     def check(self) -> None:
         """The cache's own invariants, and every token of every sequence that is whole."""
@@ -253,9 +254,9 @@ class World:
         for model, slot in self.texts:
             if self.is_readable((model, slot)):
                 self._check_text(model, slot, self.tables[model, slot])
-                held = int(self.cache.capacity(model)[slot]) // LAYOUTS[model].block_tokens
+                held = int(self.cache.of(model).capacity[slot]) // LAYOUTS[model].block_tokens
                 slots = np.array([slot], dtype=np.int32)
-                whole = self.cache.tables(model, slots)
+                whole = self.cache.of(model).tables(slots)
                 assert len(whole) == held
                 for i, blocks in enumerate(whole.blocks):
                     assert (self.tables[model, slot][i] == blocks).all()

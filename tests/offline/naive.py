@@ -8,8 +8,8 @@ from itertools import chain, combinations
 import numpy as np
 from hypothesis import strategies as st
 
-from muxcluster.offline.prompts import Prompts, token_prompts
-from muxcluster.offline.tree import PrefixTree
+from muxcluster.offline.prefix.prompts import Prompts, token_prompts
+from muxcluster.offline.prefix.tree import PrefixTree
 
 Prompt = tuple[int, ...]
 

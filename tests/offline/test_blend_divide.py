@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from muxcluster.offline.blend.divide import divide
 from muxcluster.offline.blend.pieces import cut
-from muxcluster.offline.tree import build_tree
+from muxcluster.offline.prefix.tree import build_tree
 from tests.offline.blend_cases import MODEL, Case, case_of, cases, cost
 from tests.offline.naive import prompts_of
 

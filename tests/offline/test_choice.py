@@ -8,18 +8,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from muxcluster.offline.choice import (
+from bench.traces.batchmix import Kind, mixed_job
+from muxcluster.offline.feed.feeder import BatchFeeder, Room
+from muxcluster.offline.order.choice import (
     Choice,
     Unplanned,
     compare_orders,
     nature_of,
     sample_job,
 )
-from muxcluster.offline.feeding import BatchFeeder, Room
-from muxcluster.offline.orders import ORDERS
+from muxcluster.offline.order.orders import ORDERS
 from muxcluster.offline.predictor import Prediction, UseOverTime
-from muxcluster.offline.prompts import Prompts, flat_prompts, take_prompts
-from muxcluster.workload.batchmix import Kind, mixed_job
+from muxcluster.offline.prefix.prompts import Prompts, flat_prompts, take_prompts
 from tests.offline.blend_cases import MODEL
 from tests.offline.naive import few_prompts, prompts_of
 

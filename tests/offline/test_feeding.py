@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench.traces.batchmix import Kind, mixed_job
 from muxcluster.offline.blend.lengths import known_lengths, sample_places
-from muxcluster.offline.feeding import BatchFeeder, Fed, Room
-from muxcluster.offline.orders import ORDERS, OfflineJob, order_requests
-from muxcluster.offline.prompts import flat_prompts
-from muxcluster.offline.tree import PrefixTree, build_tree
-from muxcluster.workload.batchmix import Kind, mixed_job
+from muxcluster.offline.feed.feeder import BatchFeeder, Fed, Room
+from muxcluster.offline.order.orders import ORDERS, OfflineJob, order_requests
+from muxcluster.offline.prefix.prompts import flat_prompts
+from muxcluster.offline.prefix.tree import PrefixTree, build_tree
 from tests.offline.blend_cases import MODEL, Case, cases
 
 FIXED = ("dfs", "fcfs", "random")

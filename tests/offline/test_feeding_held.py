@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muxcluster.offline.blend.peak import peak_tokens
-from muxcluster.offline.feeding_clock import TokenClock
+from muxcluster.offline.feed.clock import TokenClock
 
 REQUESTS = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)), min_size=1, max_size=12)
 

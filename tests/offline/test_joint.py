@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from muxcluster.offline.blend.lengths import known_lengths
 from muxcluster.offline.blend.scan import share_memory
-from muxcluster.offline.feeding import BatchFeeder, Room
+from muxcluster.offline.feed.feeder import BatchFeeder, Room
 from muxcluster.offline.joint import JointMemory, Want, divide_memory
-from muxcluster.offline.orders import OfflineJob
+from muxcluster.offline.order.orders import OfflineJob
 from tests.offline.blend_cases import MODEL, Case, cases
 
 SECONDS = st.floats(0.1, 1000)

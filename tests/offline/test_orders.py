@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muxcluster.offline.blend.lengths import known_lengths
-from muxcluster.offline.lifetimes import prefix_lifetimes
-from muxcluster.offline.lru import lru_saved_tokens
-from muxcluster.offline.orders import ORDERS, OfflineJob, order_requests
+from muxcluster.offline.order.lifetimes import prefix_lifetimes
+from muxcluster.offline.order.lru import lru_saved_tokens
+from muxcluster.offline.order.orders import ORDERS, OfflineJob, order_requests
 from tests.offline.blend_cases import MODEL, Case, case_of, cases
 
 

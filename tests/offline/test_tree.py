@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muxcluster.core.errors import InvalidValue
-from muxcluster.offline.prompts import block_prompts, flat_prompts, token_prompts
-from muxcluster.offline.tree import build_tree
+from muxcluster.offline.prefix.prompts import block_prompts, flat_prompts, token_prompts
+from muxcluster.offline.prefix.tree import build_tree
 from tests.offline.naive import (
     Prompt,
     few_prompts,

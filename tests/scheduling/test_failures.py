@@ -89,6 +89,24 @@ def test_a_request_that_kills_the_owner_is_found_and_harms_nobody(lane: str) -> 
     rig.check_empty()
 
 
+def test_after_a_lost_owner_prompts_that_had_run_are_computed_in_company() -> None:
+    """Suspected of a decode step, they run alone in one again, but not in their prefills."""
+    rig = Rig(unit_spec(lane="temporal", token_budget=200))
+    asked = [request(f"r{i}", num_output=30) for i in range(5)]
+    rig.add(*asked)
+    while not (rig.running and rig.running[0][1].phase is Phase.DECODE):
+        rig.step()
+        rig.launch()
+    rig.reset()
+    first = len(rig.jobs)
+    rig.run()
+    phases = [(job.phase, len(job.rows)) for job in rig.jobs[first:]]
+    assert phases[0] == (Phase.PREFILL, 5)
+    assert phases[1:6] == [(Phase.DECODE, 1)] * 5
+    assert phases[6] == (Phase.DECODE, 5)
+    rig.check_outputs(asked)
+
+
 @pytest.mark.parametrize("lane", LANES)
 def test_suspects_run_alone_and_then_together_again(lane: str) -> None:
     rig = Rig(unit_spec(lane=lane))

@@ -7,7 +7,7 @@ import pytest
 
 from muxcluster.core.job import WorkerSlot
 from muxcluster.core.request import ServiceClass
-from muxcluster.scheduling import memory
+from muxcluster.scheduling.memory import admission
 from tests.scheduling.rig import Rig, model_spec, request, unit_spec
 
 BATCH = ServiceClass.BATCH
@@ -50,17 +50,17 @@ def copied(rig: Rig) -> int:
 def losers(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, bool, bool]]:
     """Of each victim of interactive growth: by quota, is batch, has a block that is not lent."""
     seen: list[tuple[bool, bool, bool]] = []
-    choose = memory.least_senior
+    choose = admission.least_senior
 
-    def watched(kv, models, *, is_left=False, by_quota=False):
-        model, slot = choose(kv, models, is_left=is_left, by_quota=by_quota)
+    def watched(models, *, is_left=False, by_quota=False):
+        model, slot = choose(models, is_left=is_left, by_quota=by_quota)
         if is_left:
-            lent_tokens = kv.num_lent(model.name)[slot] * model.block_tokens
-            has_whole = kv.capacity(model.name)[slot] > lent_tokens
+            lent_tokens = model.kv.num_lent[slot] * model.block_tokens
+            has_whole = model.kv.capacity[slot] > lent_tokens
             seen.append((by_quota, bool(model.slots.is_batch[slot]), bool(has_whole)))
         return model, slot
 
-    monkeypatch.setattr(memory, "least_senior", watched)
+    monkeypatch.setattr(admission, "least_senior", watched)
     return seen
 
 

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from muxcluster.core.job import Job, Phase, Rows, SlotCopies, TableDelta
-from muxcluster.scheduling.prediction import StepTimes
-from muxcluster.scheduling.prediction_copies import CopyTimes
-from muxcluster.scheduling.prediction_fit import Line
-from muxcluster.scheduling.prediction_work import JobWork, work_of
+from muxcluster.scheduling.steptime.copies import CopyTimes
+from muxcluster.scheduling.steptime.line import Line
+from muxcluster.scheduling.steptime.step_times import StepTimes
+from muxcluster.scheduling.steptime.work import JobWork, work_of
 
 DECODE = Line(0.01, 1e-4, 2e-7)
 PREFILL = Line(0.002, 1.5e-4, 3e-8, floor_s=0.02)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from muxcluster.scheduling.prediction_fit import LEAST, MOST, Fit, Line
+from muxcluster.scheduling.steptime.line import LEAST, MOST, Fit, Line
 
 PRIOR = Line(0.01, 1e-4, 2e-7)
 FACTORS = st.floats(0.5, 2.0)

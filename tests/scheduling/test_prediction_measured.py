@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from muxcluster.core.job import Job, Phase, Rows, TableDelta
-from muxcluster.scheduling.prediction import StepTimes
-from muxcluster.scheduling.prediction_measured import MeasuredSeed
+from muxcluster.scheduling.steptime.measured import MeasuredSeed
+from muxcluster.scheduling.steptime.step_times import StepTimes
 
 _NONE = np.empty(0, dtype=np.int32)
 NO_TABLES = TableDelta(_NONE, _NONE, np.empty((0, 4), dtype=np.int32))

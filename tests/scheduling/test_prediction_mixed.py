@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from muxcluster.core.job import Job, Phase
-from muxcluster.scheduling.prediction import StepTimes
-from muxcluster.scheduling.prediction_fit import Line
-from muxcluster.scheduling.prediction_mixed import each_together_s, part_within, together_s
-from muxcluster.scheduling.prediction_work import JobWork, work_of
+from muxcluster.scheduling.steptime.line import Line
+from muxcluster.scheduling.steptime.mixed import each_together_s, part_within, together_s
+from muxcluster.scheduling.steptime.step_times import StepTimes
+from muxcluster.scheduling.steptime.work import JobWork, work_of
 from tests.scheduling.test_prediction import make
 
 Truth = Callable[[JobWork], float]

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from muxcluster.core.job import Phase
-from muxcluster.scheduling.prediction import StepTimes
-from muxcluster.scheduling.prediction_seed import CostSeed, SeedModel
+from muxcluster.scheduling.steptime.seed import CostSeed, SeedModel
+from muxcluster.scheduling.steptime.step_times import StepTimes
 from placement.cost import Profile, Roofline, cost_for
 from placement.hardware import gpu_named
 from placement.known_shapes import SHAPES

@@ -6,10 +6,10 @@ import pytest
 
 from muxcluster.core.events import Finished, Rejected
 from muxcluster.core.job import Phase
-from muxcluster.scheduling.prediction import StepTimes
-from muxcluster.scheduling.prediction_seed import CostSeed, SeedModel
-from muxcluster.sim.driver import UnitDriver
-from muxcluster.sim.requests import request_of
+from muxcluster.scheduling.steptime.seed import CostSeed, SeedModel
+from muxcluster.scheduling.steptime.step_times import StepTimes
+from muxcluster.sim.core.driver import UnitDriver
+from muxcluster.sim.core.requests import request_of
 from placement.cost import Cost, Roofline, Tuning
 from placement.hardware import GPUS
 from tests.sim.cases import SHAPE, arrivals, sim_unit

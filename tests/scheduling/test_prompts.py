@@ -6,7 +6,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from muxcluster.scheduling.memory import Memory
+from muxcluster.scheduling.memory.admission import Memory
 from muxcluster.scheduling.packing.batch import Limits
 from muxcluster.scheduling.packing.draft import Draft
 from muxcluster.scheduling.packing.prompts import LEAST_CHUNK, TILE_TOKENS, Prompts, whole_tiles

@@ -3,8 +3,8 @@
 import random
 
 from muxcluster.core.request import ServiceClass, Slo
-from muxcluster.scheduling.live import LiveRequest
-from muxcluster.scheduling.queues import Waiting, WaitingQueue
+from muxcluster.scheduling.state.live import LiveRequest
+from muxcluster.scheduling.state.waiting import Waiting, WaitingQueue
 from tests.scheduling.rig import request
 
 

@@ -6,19 +6,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muxcluster.core.kvshape import KvShape, block_bytes
+from muxcluster.core.unitspec import ModelSpec
 from muxcluster.kvcache.cache import KvCache
 from muxcluster.kvcache.model import KvModel
-from muxcluster.scheduling.balancer import QuotaBalancer
-from muxcluster.scheduling.modelstate import ModelState
-from muxcluster.scheduling.quotas import floors, split, weights
-from muxcluster.scheduling.rates import LoadMeter
+from muxcluster.scheduling.memory.balancer import QuotaBalancer
+from muxcluster.scheduling.memory.quotas import floors, split, weights
+from muxcluster.scheduling.state.model import ModelState
+from muxcluster.scheduling.state.rates import LoadMeter
 from tests.scheduling.rig import model_spec
 
 
 def state(name: str, layers: int = 2, rate: float = 1.0, max_model_len: int = 64) -> ModelState:
     shape = KvShape(num_layers=layers, num_kv_heads=2, head_dim=128, itemsize=2)
     spec = model_spec(name, shape=shape, max_model_len=max_model_len)
-    return ModelState(spec, block_bytes(8, 2), LoadMeter(rate, 32.0, 10.0))
+    return ModelState(spec, own_cache(spec).of(name), LoadMeter(rate, 32.0, 10.0))
+
+
+def own_cache(spec: ModelSpec) -> KvCache:
+    """A cache that serves this model alone."""
+    kv_model = KvModel(spec.name, spec.shape, 6, spec.max_model_len)
+    return KvCache(1000, block_bytes(8, 2), [kv_model], {})
 
 
 def test_floor_is_one_sequence_of_full_length() -> None:
@@ -60,6 +67,8 @@ def test_split_keeps_floors_and_the_pool(loads, extra) -> None:
 def balancer(models, quotas, num_blocks=400) -> tuple[QuotaBalancer, KvCache]:
     kv_models = [KvModel(m.name, m.spec.shape, 6, 64) for m in models]
     kv = KvCache(num_blocks, block_bytes(8, 2), kv_models, quotas)
+    for model in models:
+        model.kv = kv.of(model.name)
     return QuotaBalancer(kv, models, floors(models, num_blocks)), kv
 
 
@@ -69,10 +78,10 @@ def test_idle_blocks_move_to_the_model_that_lacks_some() -> None:
     models[1].is_short = True
     moves.adapt()
     moves.check()
-    assert kv.quota("idle") == 300 - 132
-    assert kv.quota("short") == 100 + 132
+    assert kv.of("idle").quota == 300 - 132
+    assert kv.of("short").quota == 100 + 132
     moves.adapt()
-    assert kv.quota("short") == 232, "nobody is short any more: nothing moves"
+    assert kv.of("short").quota == 232, "nobody is short any more: nothing moves"
 
 
 def test_the_floor_is_never_given_away() -> None:
@@ -83,7 +92,7 @@ def test_the_floor_is_never_given_away() -> None:
         moves.adapt()
         moves.check()
     floor = floors(models, 400)["idle"]
-    assert floor <= kv.quota("idle") <= floor + 2 * models[0].blocks_per_column
+    assert floor <= kv.of("idle").quota <= floor + 2 * models[0].blocks_per_column
 
 
 def test_blocks_in_use_are_not_given() -> None:
@@ -92,7 +101,7 @@ def test_blocks_in_use_are_not_given() -> None:
     models[0].peak_blocks = 280
     models[1].is_short = True
     moves.adapt()
-    assert kv.quota("busy") == 292
+    assert kv.of("busy").quota == 292
 
 
 @pytest.mark.parametrize(("rate", "wanted"), [(1.0, 200), (3.0, 300)])
@@ -102,10 +111,10 @@ def test_two_short_models_even_out_by_measured_rate(rate: float, wanted: int) ->
     for _ in range(60):
         for model in models:
             model.is_short = True
-            model.peak_blocks = kv.quota(model.name)
+            model.peak_blocks = kv.of(model.name).quota
         moves.adapt()
         moves.check()
-    assert abs(kv.quota("a") - wanted) <= 16
+    assert abs(kv.of("a").quota - wanted) <= 16
 
 
 def test_a_lowered_quota_waits_for_its_sequences() -> None:
@@ -113,20 +122,20 @@ def test_a_lowered_quota_waits_for_its_sequences() -> None:
     moves, kv = balancer(models, {"a": 100, "b": 300})
     slots = np.arange(6, dtype=np.int32)
     for slot in slots.tolist():
-        kv.open("b", slot, [])
-    kv.grow("b", slots, np.full(6, 64, dtype=np.int32))
+        kv.of("b").open(slot, [])
+    kv.of("b").grow(slots, np.full(6, 64, dtype=np.int32))
     for _ in range(60):
         for model in models:
             model.is_short = True
         moves.adapt()
         moves.check()
-    assert (kv.quota("a"), kv.quota("b")) == (400 - 192, 192)
+    assert (kv.of("a").quota, kv.of("b").quota) == (400 - 192, 192)
     for slot in (0, 1, 2):
-        kv.close("b", slot)
+        kv.of("b").close(slot)
     moves.settle()
     moves.check()
-    assert kv.quota("b") == pytest.approx(100, abs=16)
-    assert kv.quota("a") == pytest.approx(300, abs=16)
+    assert kv.of("b").quota == pytest.approx(100, abs=16)
+    assert kv.of("a").quota == pytest.approx(300, abs=16)
 
 
 def test_measured_rates_replace_planned_ones() -> None:

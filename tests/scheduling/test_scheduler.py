@@ -206,9 +206,11 @@ def test_stats_count() -> None:
     ended = rig.scheduler.stats(rig.now, "unit").models[0]
     assert (ended.prompt_tokens, ended.output_tokens) == (17, 9)
     assert ended.rate_per_s == 1.0, "the planned rate until the first measurement"
+    assert not ended.is_rate_measured
     rig.now += 10.0
     rig.launch()
-    assert rig.scheduler.stats(rig.now, "unit").models[0].rate_per_s < 0.21
+    measured = rig.scheduler.stats(rig.now, "unit").models[0]
+    assert measured.is_rate_measured and measured.rate_per_s < 0.21
 
 
 def test_what_waits_falls_with_each_chunk_of_a_prompt() -> None:

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from muxcluster.core.request import ServiceClass, Slo
-from muxcluster.scheduling.deadlines import leeway_s, set_deadlines
-from muxcluster.scheduling.slots import SlotTable
+from muxcluster.scheduling.state.deadlines import leeway_s, set_deadlines
+from muxcluster.scheduling.state.slots import SlotTable
 from tests.scheduling.rig import Rig, model_spec, request, unit_spec
 
 SLO = Slo(ttft_s=2.0, tpot_s=0.5)

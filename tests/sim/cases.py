@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from muxcluster.core.job import Job, Phase, WorkerSlot
 from muxcluster.core.kvshape import KvShape, block_bytes
 from muxcluster.core.unitspec import ModelSpec, SchedulerSpec, UnitSpec
-from muxcluster.sim.timing import Work
-from muxcluster.sim.unit import SimModel, SimUnit
+from muxcluster.sim.core.timing import Work
+from muxcluster.sim.core.unit import SimModel, SimUnit
 from muxcluster.workload.arrival import Arrival
 from placement.cost import Roofline, slowdown
 from placement.hardware import GPUS

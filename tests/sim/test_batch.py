@@ -5,16 +5,16 @@ from functools import cache
 import numpy as np
 import pytest
 
+from bench.traces.batchmix import Kind, mixed_job
 from muxcluster.offline.blend.lengths import known_lengths
 from muxcluster.offline.blend.resources import resource_model
-from muxcluster.offline.feeding import BatchFeeder
-from muxcluster.offline.orders import ORDERS, OfflineJob
+from muxcluster.offline.feed.feeder import BatchFeeder
+from muxcluster.offline.order.orders import ORDERS, OfflineJob
 from muxcluster.offline.predictor import Prediction
-from muxcluster.offline.prompts import Prompts, block_prompts, flat_prompts, take_prompts
-from muxcluster.offline.tree import build_tree
-from muxcluster.sim.batch import SimPredictor
-from muxcluster.sim.batch_run import NUM_BINS
-from muxcluster.workload.batchmix import Kind, mixed_job
+from muxcluster.offline.prefix.prompts import Prompts, block_prompts, flat_prompts, take_prompts
+from muxcluster.offline.prefix.tree import build_tree
+from muxcluster.sim.batch.run import NUM_BINS
+from muxcluster.sim.batch.simulate import SimPredictor
 from placement.hardware import GPUS
 from tests.sim.cases import SHAPE, sim_unit
 

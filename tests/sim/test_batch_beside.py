@@ -5,17 +5,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from bench.traces.batchmix import Kind, mixed_job
 from muxcluster.core.request import ServiceClass
 from muxcluster.offline.blend.resources import resource_model
-from muxcluster.offline.choice import Unplanned, feeder_of
-from muxcluster.offline.prompts import flat_prompts
-from muxcluster.sim.batch import SimPredictor
-from muxcluster.sim.feeding import UnitJob
-from muxcluster.sim.fleet import Fleet
-from muxcluster.sim.simulate import simulate
-from muxcluster.sim.unit import SimUnit
+from muxcluster.offline.order.choice import Unplanned, feeder_of
+from muxcluster.offline.prefix.prompts import flat_prompts
+from muxcluster.sim.batch.feeding import UnitJob
+from muxcluster.sim.batch.simulate import SimPredictor
+from muxcluster.sim.core.fleet import Fleet
+from muxcluster.sim.core.simulate import simulate
+from muxcluster.sim.core.unit import SimUnit
 from muxcluster.workload.arrival import Arrival
-from muxcluster.workload.batchmix import Kind, mixed_job
 from placement.hardware import GPUS
 from tests.sim.cases import SHAPE, sim_unit
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from muxcluster.core.job import Job, Phase, Rows, TableDelta
-from muxcluster.sim.concurrency import Concurrency
-from muxcluster.sim.timing import Work
+from muxcluster.sim.core.concurrency import Concurrency
+from muxcluster.sim.core.timing import Work
 from placement.cost import slowdown
 
 

@@ -4,9 +4,9 @@ import math
 
 import pytest
 
-from muxcluster.sim.driver import UnitDriver
-from muxcluster.sim.requests import request_of
-from muxcluster.sim.timing import Work
+from muxcluster.sim.core.driver import UnitDriver
+from muxcluster.sim.core.requests import request_of
+from muxcluster.sim.core.timing import Work
 from muxcluster.workload.arrival import Arrival
 from tests.sim.cases import FixedTiming, sim_unit
 

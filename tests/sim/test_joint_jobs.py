@@ -4,12 +4,12 @@ from functools import cache
 
 import numpy as np
 
+from bench.traces.batchmix import Kind, mixed_job
 from muxcluster.offline.blend.resources import resource_model
-from muxcluster.offline.choice import Unplanned
-from muxcluster.offline.feeding import BatchFeeder
-from muxcluster.offline.prompts import flat_prompts
-from muxcluster.sim.joint import JointPrediction, JointPredictor, ModelJob
-from muxcluster.workload.batchmix import Kind, mixed_job
+from muxcluster.offline.feed.feeder import BatchFeeder
+from muxcluster.offline.order.choice import Unplanned
+from muxcluster.offline.prefix.prompts import flat_prompts
+from muxcluster.sim.batch.joint import JointPrediction, JointPredictor, ModelJob
 from placement.hardware import GPUS
 from tests.sim.cases import SHAPE, sim_unit
 

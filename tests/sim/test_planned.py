@@ -4,9 +4,9 @@ import pytest
 
 from muxcluster.core.job import Phase
 from muxcluster.core.unitspec import SchedulerSpec
-from muxcluster.sim.planned import units_of
-from muxcluster.sim.routing import shortest_wait
-from muxcluster.sim.simulate import simulate
+from muxcluster.sim.core.planned import units_of
+from muxcluster.sim.core.routing import shortest_wait
+from muxcluster.sim.core.simulate import simulate
 from placement.hardware import GPUS
 from placement.known_shapes import SHAPES
 from placement.planner import place

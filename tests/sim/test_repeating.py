@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from muxcluster.sim.driver import UnitDriver
-from muxcluster.sim.requests import request_of
-from muxcluster.sim.simulate import SimResult, simulate
-from muxcluster.sim.timeline import JobSpan
-from muxcluster.sim.timing import Work
-from muxcluster.sim.unit import SimUnit
+from muxcluster.sim.core.driver import UnitDriver
+from muxcluster.sim.core.requests import request_of
+from muxcluster.sim.core.simulate import SimResult, simulate
+from muxcluster.sim.core.timing import Work
+from muxcluster.sim.core.unit import SimUnit
+from muxcluster.sim.report.timeline import JobSpan
 from muxcluster.workload.arrival import Arrival
 from tests.sim.cases import FixedTiming, arrivals, sim_unit
 

@@ -3,18 +3,18 @@
 import numpy as np
 import pytest
 
-from muxcluster.core.metrics import Window
-from muxcluster.core.metrics_records import Ending, Record, RecordLog
-from muxcluster.sim.case import Case, run_case
-from muxcluster.sim.loads import Synthetic
-from muxcluster.sim.report import CaseReport
-from muxcluster.sim.report_judge import fairness_report, group_report, worst_model
-from muxcluster.sim.report_slo import base_latencies, base_s
-from muxcluster.sim.systems import system_named
-from muxcluster.sim.systems_units import plan_of
+from muxcluster.sim.cases.case import Case, run_case
+from muxcluster.sim.cases.systems import system_named
+from muxcluster.sim.cases.systems_units import plan_of
+from muxcluster.sim.core.loads import Synthetic
+from muxcluster.sim.report.judge import fairness_report, group_report, worst_model
+from muxcluster.sim.report.report import CaseReport
+from muxcluster.sim.report.slo import base_latencies, base_s
 from muxcluster.workload.generate import Source
 from muxcluster.workload.lengths import Independent
 from muxcluster.workload.marginals import Constant
+from muxcluster.workload.metrics.records import Ending, Record, RecordLog
+from muxcluster.workload.metrics.window import Window
 from muxcluster.workload.processes import Deterministic
 from placement.cost import Roofline
 from placement.hardware import GPUS

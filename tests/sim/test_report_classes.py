@@ -6,21 +6,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from muxcluster.core.metrics import Window
-from muxcluster.core.metrics_records import Ending, Record, RecordLog
 from muxcluster.core.request import ServiceClass
 from muxcluster.core.served import ModelStats, UnitStats
 from muxcluster.core.unitspec import SchedulerSpec
-from muxcluster.sim.case import Case, run_case
-from muxcluster.sim.loads import Synthetic
-from muxcluster.sim.report import CaseReport
-from muxcluster.sim.report_classes import classes_report
-from muxcluster.sim.systems import system_named
-from muxcluster.sim.systems_units import plan_of
-from muxcluster.sim.waves import Waves
+from muxcluster.sim.cases.case import Case, run_case
+from muxcluster.sim.cases.systems import system_named
+from muxcluster.sim.cases.systems_units import plan_of
+from muxcluster.sim.core.loads import Synthetic
+from muxcluster.sim.core.waves import Waves
+from muxcluster.sim.report.classes import classes_report
+from muxcluster.sim.report.report import CaseReport
 from muxcluster.workload.generate import Source
 from muxcluster.workload.lengths import Independent
 from muxcluster.workload.marginals import Constant
+from muxcluster.workload.metrics.records import Ending, Record, RecordLog
+from muxcluster.workload.metrics.window import Window
 from muxcluster.workload.processes import Poisson
 from placement.hardware import GPUS
 from placement.known_shapes import SHAPES

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from muxcluster.sim import sweep as sweeping
-from muxcluster.sim.case import Case, run_case
-from muxcluster.sim.case_key import code_key, key_of
-from muxcluster.sim.report import CaseReport
-from muxcluster.sim.sweep import Cache, sweep
-from muxcluster.sim.systems import system_named
+from muxcluster.sim.cases import sweep as sweeping
+from muxcluster.sim.cases.case import Case, run_case
+from muxcluster.sim.cases.case_key import code_key, key_of
+from muxcluster.sim.cases.sweep import Cache, sweep
+from muxcluster.sim.cases.systems import system_named
+from muxcluster.sim.report.report import CaseReport
 from muxcluster.workload.marginals import Resampled
 from tests.sim.test_report import small_case
 
@@ -65,12 +65,43 @@ def test_two_processes_give_what_one_gives_in_the_order_of_the_cases(cases: list
     assert seen == [(0, 3), (1, 3), (2, 3), (3, 3)]
 
 
+@pytest.mark.parametrize("num_processes", [1, 2])
+def test_parts_of_a_case_are_told(
+    cases: list[Case], num_processes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweeping, "_TELL_PERIOD_S", 0.01)
+    long = [replace(case, duration_s=20 * case.duration_s) for case in cases[:2]]
+    whole: list[tuple[int, int]] = []
+    parts: list[tuple[float, int]] = []
+    found = sweep(
+        long,
+        num_processes=num_processes,
+        progress=lambda done, total: whole.append((done, total)),
+        parts=lambda done, total: parts.append((done, total)),
+    )
+    assert same(found) == same([run_case(case) for case in long])
+    assert whole == [(0, 2), (1, 2), (2, 2)]
+    done = [each for each, _ in parts]
+    assert len(set(done)) > 10 and all(0 <= each <= 2 for each in done)
+    assert any(0 < each < 1 and each != int(each) for each in done)
+    assert {total for _, total in parts} == {2}
+
+
+def test_how_far_a_case_is_grows_to_its_end(cases: list[Case]) -> None:
+    parts: list[float] = []
+    case = replace(cases[0], duration_s=20 * cases[0].duration_s)
+    report = run_case(case, on_part=parts.append)
+    assert parts == sorted(parts) and len(parts) > 10
+    assert parts[0] < 0.2 and 0.8 < parts[-1] <= 1
+    assert same([report]) == same([run_case(case)])
+
+
 def test_a_broken_sweep_goes_on_where_it_was(
     cases: list[Case], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran: list[int] = []
 
-    def counted(case: Case) -> CaseReport:
+    def counted(case: Case, on_part: None = None) -> CaseReport:
         ran.append(case.seed)
         return run_case(case)
 

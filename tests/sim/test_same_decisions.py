@@ -19,10 +19,10 @@ from muxcluster.core.unitspec import UnitSpec
 from muxcluster.demo.models import build_model
 from muxcluster.engine import unit as engine_unit
 from muxcluster.scheduling.scheduler import UnitScheduler
-from muxcluster.sim import driver as sim_driver
-from muxcluster.sim.driver import UnitDriver
-from muxcluster.sim.timing import Work
-from muxcluster.sim.unit import SimUnit
+from muxcluster.sim.core import driver as sim_driver
+from muxcluster.sim.core.driver import UnitDriver
+from muxcluster.sim.core.timing import Work
+from muxcluster.sim.core.unit import SimUnit
 from tests.engine.units import greedy, prompts, request_of, running, spec_of
 
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from muxcluster.core.metrics_records import PARTS, Ending
-from muxcluster.sim.simulate import simulate
+from muxcluster.sim.core.simulate import simulate
 from muxcluster.workload.arrival import Arrival, Prefix
+from muxcluster.workload.metrics.records import PARTS, Ending
 from tests.sim.cases import arrivals, sim_unit
 
 LANES = ("adbs", "temporal", "round-robin", "mixed")

@@ -8,9 +8,9 @@ import pytest
 from muxcluster.core.job import Phase
 from muxcluster.core.unitspec import SchedulerSpec
 from muxcluster.scheduling.scheduler import UnitScheduler
-from muxcluster.sim.simulate import simulate
-from muxcluster.sim.systems import METHODS, SYSTEMS, System, system_named
-from muxcluster.sim.systems_units import plan_of, units_for
+from muxcluster.sim.cases.systems import METHODS, SYSTEMS, System, system_named
+from muxcluster.sim.cases.systems_units import plan_of, units_for
+from muxcluster.sim.core.simulate import simulate
 from placement.hardware import GPUS
 from placement.known_shapes import SHAPES
 from placement.memory import DoesNotFit

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from muxcluster.sim.simulate import simulate
-from muxcluster.sim.timeline import JobSpan, write_timeline
+from muxcluster.sim.core.simulate import simulate
+from muxcluster.sim.report.timeline import JobSpan, write_timeline
 from tests.sim.cases import arrivals, sim_unit
 
 

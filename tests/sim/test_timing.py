@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from muxcluster.core.job import Job, Phase, Rows, SlotCopies, TableDelta
-from muxcluster.sim.timing import CostTiming, Work
+from muxcluster.sim.core.timing import CostTiming, Work
 from placement.hardware import GPUS, cpu
 from tests.sim.cases import SHAPE, sim_unit
 

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
+from bench.traces.batchmix import Kind, mixed_job
 from muxcluster.offline.blend.resources import resource_model
-from muxcluster.offline.choice import Unplanned, feeder_of
-from muxcluster.offline.prompts import flat_prompts
-from muxcluster.sim.batch import SimPredictor
-from muxcluster.sim.joint import JointPredictor, ModelJob
-from muxcluster.sim.together import OrderedJob, Together, compare_together
-from muxcluster.workload.batchmix import Kind, mixed_job
+from muxcluster.offline.order.choice import Unplanned, feeder_of
+from muxcluster.offline.prefix.prompts import flat_prompts
+from muxcluster.sim.batch.joint import JointPredictor, ModelJob
+from muxcluster.sim.batch.simulate import SimPredictor
+from muxcluster.sim.batch.together import OrderedJob, Together, compare_together
 from placement.hardware import GPUS
 from tests.sim.cases import SHAPE, sim_unit
 

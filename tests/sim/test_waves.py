@@ -5,13 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from muxcluster.core.metrics_records import CLASSES, Ending
 from muxcluster.core.request import ServiceClass
-from muxcluster.sim.simulate import simulate
-from muxcluster.sim.unit import SimUnit
-from muxcluster.sim.waves import Waves
+from muxcluster.sim.core.simulate import simulate
+from muxcluster.sim.core.unit import SimUnit
+from muxcluster.sim.core.waves import Waves
 from muxcluster.workload.lengths import Independent
 from muxcluster.workload.marginals import Constant, LogNormal
+from muxcluster.workload.metrics.records import CLASSES, Ending
 from tests.sim.cases import arrivals, sim_unit
 
 LENGTHS = Independent(LogNormal(5.5, 0.5), LogNormal(3.0, 0.5))

@@ -4,7 +4,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from muxcluster.core.errors import InvalidValue, LoadError
-from muxcluster.text.template import ChatTemplate
+from muxcluster.text.template import ChatTemplate, RenderOptions
 
 CHATML = """{%- if not messages %}{{ raise_exception('no messages') }}{% endif %}
 {% for message in messages %}
@@ -20,6 +20,7 @@ LLAMA = """{{ bos_token }}{% for message in messages %}{% if message['role'] == 
 {% generation %}{{ ' ' + message['content'] | trim + ' ' + eos_token }}{% endgeneration %}
 {% endif %}{% endfor %}{% set ns = namespace(n=1) %}{{ ns.n }}{{ messages | tojson }}
 """
+CONTINUE = RenderOptions(add_generation_prompt=False, continue_final_message=True)
 TALK = [
     {"role": "user", "content": "  Hé <b>there</b> & 'you' "},
     {"role": "skip", "content": "x"},
@@ -36,9 +37,10 @@ def both(directory, messages, **options):
     """(ours, theirs)."""
     kwargs = options.pop("kwargs", {})
     ours = ChatTemplate.load(directory)
+    settings = RenderOptions(**options, kwargs=kwargs)
     theirs = AutoTokenizer.from_pretrained(directory)
     expected = theirs.apply_chat_template(messages, tokenize=False, **options, **kwargs)
-    return ours.render(messages, **options, kwargs=kwargs), expected
+    return ours.render(messages, settings), expected
 
 
 @pytest.mark.parametrize("generate", [True, False])
@@ -111,10 +113,10 @@ def test_a_broken_template_is_refused_at_load(text_directory, template) -> None:
 def test_bad_options_name_the_field(directory) -> None:
     chat = ChatTemplate.load(directory)
     with pytest.raises(InvalidValue) as caught:
-        chat.render(TALK, kwargs={"messages": []})
+        chat.render(TALK, RenderOptions(kwargs={"messages": []}))
     assert caught.value.param == "chat_template_kwargs"
     with pytest.raises(InvalidValue) as caught:
-        chat.render(TALK, continue_final_message=True)
+        chat.render(TALK, RenderOptions(continue_final_message=True))
     assert caught.value.param == "continue_final_message"
     with pytest.raises(InvalidValue, match="no text"):
-        chat.render([], add_generation_prompt=False, continue_final_message=True)
+        chat.render([], CONTINUE)

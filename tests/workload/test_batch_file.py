@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bench.traces.batchmix import Kind, mixed_job
 from muxcluster.core.errors import ConfigError
-from muxcluster.workload.batchfile import read_batch
 from muxcluster.workload.batchjob import BatchJob
-from muxcluster.workload.batchmix import Kind, mixed_job
+from muxcluster.workload.files.batchfile import read_batch
 
 
 def _file(tmp_path: Path, *lines: object) -> Path:

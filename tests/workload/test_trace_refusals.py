@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
+from bench.traces.alpaca import read_alpaca_lengths
+from bench.traces.muxserve import read_chatlmsys_rates, read_point_rates
+from bench.traces.servegen import read_servegen, read_total_rates
+from bench.traces.servegen_offline import read_servegen_offline
+from bench.traces.vidur import read_vidur_lengths
 from muxcluster.core.errors import ConfigError
-from muxcluster.workload.alpaca import read_alpaca_lengths
-from muxcluster.workload.azure import read_azure
-from muxcluster.workload.mooncake import read_mooncake
-from muxcluster.workload.muxserve import read_chatlmsys_rates, read_point_rates
-from muxcluster.workload.servegen import read_servegen, read_total_rates
-from muxcluster.workload.servegen_offline import read_servegen_offline
-from muxcluster.workload.vidur import read_vidur_lengths
+from muxcluster.workload.files.azure import read_azure
+from muxcluster.workload.files.mooncake import read_mooncake
 
 Read = Callable[[Path], object]
 

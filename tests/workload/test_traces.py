@@ -9,21 +9,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from muxcluster.core.metrics import rate_weighted
-from muxcluster.core.request import ServiceClass
-from muxcluster.workload.alpaca import read_alpaca_lengths
-from muxcluster.workload.azure import read_azure
-from muxcluster.workload.mooncake import CONVERSATION_SPREAD_S, read_mooncake
-from muxcluster.workload.muxserve import (
+from bench.traces.alpaca import read_alpaca_lengths
+from bench.traces.muxserve import (
     read_arena_rates,
     read_chatlmsys_rates,
     read_point_rates,
 )
+from bench.traces.servegen import read_servegen, read_total_rates
+from bench.traces.servegen_offline import read_servegen_offline
+from bench.traces.vidur import read_vidur_lengths
+from muxcluster.core.request import ServiceClass
+from muxcluster.workload.files.azure import read_azure
+from muxcluster.workload.files.mooncake import CONVERSATION_SPREAD_S, read_mooncake
+from muxcluster.workload.metrics.window import rate_weighted
 from muxcluster.workload.popularity import power_law_rates
-from muxcluster.workload.servegen import read_servegen, read_total_rates
-from muxcluster.workload.servegen_offline import read_servegen_offline
 from muxcluster.workload.summary import summarise
-from muxcluster.workload.vidur import read_vidur_lengths
 
 
 @pytest.mark.parametrize(("name", "rows"), [("conv", 10_108), ("code", 5_740)])

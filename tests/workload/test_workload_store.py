@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from muxcluster.core.errors import ConfigError
 from muxcluster.core.request import ServiceClass
 from muxcluster.workload.arrival import Arrival, Prefix
-from muxcluster.workload.store import load, save
+from muxcluster.workload.files.store import load, save
 
 
 @st.composite

@@ -34,8 +34,13 @@ def file_card(file: StoredFile) -> dict[str, Any]:
     }
 
 
-def batch_card(batch: Batch, finish_s: float | None) -> dict[str, Any]:
-    """A batch object. finish_s: when it should end, Unix seconds, where that is known."""
+def batch_card(
+    batch: Batch, finish_s: float | None, waits_for: str | None = None
+) -> dict[str, Any]:
+    """A batch object. finish_s: when it should end, Unix seconds, where that is known.
+
+    waits_for: why the disk takes no results of it at the moment.
+    """
     order, is_over = batch.order, batch.status not in OPEN
     metadata = dict(order.metadata)
     if finish_s is not None and not is_over:
@@ -44,7 +49,7 @@ def batch_card(batch: Batch, finish_s: float | None) -> dict[str, Any]:
         "id": batch.batch_id,
         "object": "batch",
         "endpoint": order.endpoint,
-        "errors": _errors(batch),
+        "errors": _errors(batch, waits_for),
         "input_file_id": order.input_file_id,
         "completion_window": order.window,
         "status": batch.status.value,
@@ -72,8 +77,14 @@ def _usage(use: Use) -> dict[str, Any]:
     }
 
 
-def _errors(batch: Batch) -> dict[str, Any] | None:
-    if not batch.problem:
+def _errors(batch: Batch, waits_for: str | None) -> dict[str, Any] | None:
+    """Why the batch failed, or why it does not go on at the moment."""
+    if batch.problem:
+        code, message = "invalid_file", batch.problem
+    elif waits_for is not None and batch.status in OPEN:
+        code = "storage_full"
+        message = f"the server cannot store results: {waits_for}; the batch goes on when it can"
+    else:
         return None
-    error = {"code": "invalid_file", "message": batch.problem, "param": None, "line": None}
+    error = {"code": code, "message": message, "param": None, "line": None}
     return {"object": "list", "data": [error]}

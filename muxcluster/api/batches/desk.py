@@ -24,11 +24,14 @@ class BatchRequest:
 @dataclass(frozen=True, slots=True)
 class Figures:
     """Counts for metrics. by_status: batches of all time. num_lines: theirs, by result. num_tokens:
-    of answers since the desk started, by kind; "cached" ones are prompt tokens too."""
+    of answers since the desk started, by kind; "cached" ones are prompt tokens too. num_waiting:
+    batches that wait for the disk; num_storage_failures: writes that it refused since then."""
 
     by_status: Mapping[str, int]
     num_lines: Mapping[str, int]
     num_tokens: Mapping[str, int]
+    num_waiting: int = 0
+    num_storage_failures: int = 0
 
 
 class Desk(Protocol):

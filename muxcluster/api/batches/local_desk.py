@@ -85,9 +85,10 @@ class LocalDesk:
         while True:
             try:
                 await self._runner.run(batch_id)
+                self._runner.waits.end(batch_id)
                 return
             except StorageFailed as error:
-                logger.error("%s waits: %s", batch_id, error)
+                self._runner.waits.begin(batch_id, error)
                 await asyncio.sleep(STORAGE_RETRY_S)
             except Exception:
                 logger.exception("%s failed and is run again", batch_id)
@@ -170,7 +171,8 @@ class LocalDesk:
         used = self._answerer.used
         num_tokens = {"prompt": used.prompt, "cached": used.cached, "output": used.output}
         by_status = {status.value: found.get(status.value, 0) for status in Status}
-        return Figures(by_status, num_lines, num_tokens)
+        waits = self._runner.waits
+        return Figures(by_status, num_lines, num_tokens, len(waits), waits.num_failures)
 
     def _owned(self, owner: str, batch_id: str) -> Batch:
         try:
@@ -183,8 +185,9 @@ class LocalDesk:
 
     def _card(self, batch: Batch) -> Card:
         progress = self._runner.progress(batch.batch_id)
-        left_s = None if progress is None else progress.left_s()
-        return batch_card(batch, None if left_s is None else time.time() + left_s)
+        waits_for = self._runner.waits.reason(batch.batch_id)
+        left_s = None if progress is None or waits_for is not None else progress.left_s()
+        return batch_card(batch, None if left_s is None else time.time() + left_s, waits_for)
 
 
 def _now() -> int:

@@ -1,20 +1,21 @@
 """Results on their way to the disk: all that wait are written together."""
 
 import asyncio
-import logging
 
+from muxcluster.api.batches.storage import StorageWaits
 from muxcluster.batch.store import BatchStore, Result
 from muxcluster.core.errors import StorageFailed
-
-logger = logging.getLogger(__name__)
 
 
 class Recorder:
     """Records the results of one batch. retry_s: how soon what the disk would not take is tried
-    again; None raises."""
+    again, which `waits` is told; None raises."""
 
-    def __init__(self, store: BatchStore, batch_id: str, retry_s: float | None) -> None:
+    def __init__(
+        self, store: BatchStore, batch_id: str, retry_s: float | None, waits: StorageWaits
+    ) -> None:
         self._store = store
+        self._waits = waits
         self._batch_id = batch_id
         self._retry_s = retry_s
         self._waiting: dict[int, Result] = {}
@@ -39,9 +40,10 @@ class Recorder:
         while True:
             try:
                 await asyncio.to_thread(self._store.record, self._batch_id, results)
+                self._waits.end(self._batch_id)
                 return
             except StorageFailed as error:
                 if self._retry_s is None:
                     raise
-                logger.error("%s waits: %s", self._batch_id, error)
+                self._waits.begin(self._batch_id, error)
                 await asyncio.sleep(self._retry_s)

@@ -14,6 +14,7 @@ from muxcluster.api.batches.planning import LivePlan, Planner, Read
 from muxcluster.api.batches.progress import Progress
 from muxcluster.api.batches.recorder import Recorder
 from muxcluster.api.batches.slots import Slots
+from muxcluster.api.batches.storage import StorageWaits
 from muxcluster.batch.entry import custom_id_of, output_guess, parse_entry
 from muxcluster.batch.intake import Intake, Limits
 from muxcluster.batch.job import OPEN, Batch, Status
@@ -63,7 +64,10 @@ class Ended:
 
 
 class BatchRunner:
-    """Runs batches of `store` through `answerer` on one event loop."""
+    """Runs batches of `store` through `answerer` on one event loop.
+
+    waits: which batches wait for the disk.
+    """
 
     def __init__(
         self,
@@ -74,6 +78,7 @@ class BatchRunner:
         settings: RunnerSettings,
     ) -> None:
         """models: names that are served at the moment."""
+        self.waits = StorageWaits()
         self._store = store
         self._answerer = answerer
         self._planner = planner
@@ -102,6 +107,7 @@ class BatchRunner:
         if batch.status is Status.VALIDATING:
             intake = Intake(self._store, batch, self._models(), self._settings.limits)
             batch = await asyncio.to_thread(intake.run, _now())
+            self.waits.end(batch_id)
         if batch.status not in OPEN:
             return Ended(batch, None)
         progress = None
@@ -124,7 +130,7 @@ class BatchRunner:
         run = _Run(
             batch,
             read,
-            Recorder(self._store, batch_id, self._settings.retry_s),
+            Recorder(self._store, batch_id, self._settings.retry_s, self.waits),
             Progress(batch.num_total, batch.num_ended, sum(each.weight for each in pending)),
             self._cancelled[batch_id],
         )

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from muxcluster.batch.store import Pending
 from muxcluster.core.pinning import PinnedPrefix, Unpin
 from muxcluster.core.unitspec import UnitSpec
-from muxcluster.offline.feeding import BatchFeeder, Fed, Room
+from muxcluster.offline.feed.feeder import BatchFeeder, Fed, Room
 from muxcluster.offline.joint import JointMemory
-from muxcluster.scheduling.batch_memory import BatchSpace
+from muxcluster.scheduling.memory.batch_memory import BatchSpace
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -28,7 +28,9 @@ class ResultFiles:
         return self.output.with_name(f"{self.output.stem}.errors{self.output.suffix}")
 
     def check_free(self) -> None:
-        """Raises ConfigError where something is in their way."""
+        """Raises ConfigError where something is in their way, or `output` names no file."""
+        if not self.output.name or "\0" in str(self.output):
+            raise ConfigError("--output", "", f"{str(self.output)!r} is not the name of a file")
         for path in (self.output, self.errors):
             if path.exists():
                 raise ConfigError(path, "", "is there already: move it, or choose another --output")
@@ -54,7 +56,7 @@ def opened(files: JobFiles, now: int) -> Iterator[tuple[BatchStore, Batch]]:
     input, and where another process runs it; StorageFailed.
     """
     digest = _digest(files.input)
-    if not files.state.exists():
+    if not (files.output.name and files.state.exists()):
         files.check_free()
     store = BatchStore(files.state)
     try:

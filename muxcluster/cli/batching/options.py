@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from muxcluster.cli.keys import key_option
+
 Url = Annotated[
     str,
     typer.Option(
@@ -16,7 +18,11 @@ Url = Annotated[
 ]
 Key = Annotated[
     str | None,
-    typer.Option(envvar=["MUXCLUSTER_API_KEY", "OPENAI_API_KEY"], help="The server's key."),
+    typer.Option(
+        envvar=["MUXCLUSTER_API_KEY", "OPENAI_API_KEY"],
+        callback=key_option,
+        help="The server's key.",
+    ),
 ]
 BatchId = Annotated[str, typer.Argument(help="As submit printed it, batch_...")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON. Example: --json | jq .status")]

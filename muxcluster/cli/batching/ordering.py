@@ -17,13 +17,13 @@ from muxcluster.batch.store import Pending
 from muxcluster.cli.batching.feeding import Asked, FedPlan, FedUnit
 from muxcluster.cli.batching.planning import AUTO
 from muxcluster.core.errors import RequestError
-from muxcluster.offline.choice import Unplanned, compare_orders, sample_job
-from muxcluster.offline.feeding import BatchFeeder
-from muxcluster.offline.orders import ORDERS, order_requests
-from muxcluster.offline.prompts import token_prompts
-from muxcluster.sim.batch import SimPredictor
-from muxcluster.sim.setting import Setting
-from muxcluster.sim.together import OrderedJob, compare_together
+from muxcluster.offline.feed.feeder import BatchFeeder
+from muxcluster.offline.order.choice import Unplanned, compare_orders, sample_job
+from muxcluster.offline.order.orders import ORDERS, order_requests
+from muxcluster.offline.prefix.prompts import token_prompts
+from muxcluster.sim.batch.setting import Setting
+from muxcluster.sim.batch.simulate import SimPredictor
+from muxcluster.sim.batch.together import OrderedJob, compare_together
 from muxcluster.text.schemas import GenerationBody
 
 SAMPLED = 500

@@ -13,15 +13,16 @@ from muxcluster.cli.batching.planning import AUTO, LENGTHS, Wish, compare
 from muxcluster.cli.batching.setting import settings_of
 from muxcluster.cli.batching.several import (
     compare_several,
-    models_in,
     several_content,
     several_lines,
+    surveyed,
 )
 from muxcluster.cli.batching.table import plan_content, plan_lines
 from muxcluster.cli.placing.inputs import ProfileOption, with_profile
 from muxcluster.config import load_config
-from muxcluster.offline.orders import ORDERS
+from muxcluster.offline.order.orders import ORDERS
 from muxcluster.scheduling.lanes import LANES
+from muxcluster.workload.files.batchfile import BadLines, Skips
 
 
 def plan(  # noqa: PLR0913 - each parameter is an option of the command line
@@ -86,7 +87,8 @@ def plan(  # noqa: PLR0913 - each parameter is an option of the command line
     The engine's own scheduler runs it on a virtual clock, alone on the units that serve the model,
     among which it is divided; no GPU is needed. Where its lines name several models, those that
     share units are predicted at once and one after the other, too. Text is taken as four bytes a
-    token. Exit code 2 where a file or an option is wrong or the models do not fit.
+    token. Lines that are no requests are told of and left out, as `batch run` does. Exit code 2
+    where a file or an option is wrong, no line is a request or the models do not fit.
 
     Example: muxcluster batch plan job.jsonl --config muxcluster.yaml --order auto
     """
@@ -97,22 +99,31 @@ def plan(  # noqa: PLR0913 - each parameter is an option of the command line
     read = load_config(config)
     read = read if profile is None else with_profile(read, profile)
     wish = Wish(order, sample, seed, lengths == LENGTHS[1])
-    models = models_in(file, read) if model is None else ()
-    if len(models) > 1:
-        several = compare_several(read, models, file, wish, (plan, lane))
-        _print(several_content(several), several_lines(several), as_json=as_json)
+    asked = surveyed(file, read, model)
+    if len(asked.models) > 1:
+        several = compare_several(read, asked.models, file, wish, (plan, lane))
+        content, lines = several_content(several), several_lines(several)
     else:
-        found = compare(settings_of(read, models[0] if models else model, plan, lane), file, wish)
-        _print(plan_content(found), plan_lines(found), as_json=as_json)
+        name = asked.models[0] if asked.models else model
+        found = compare(settings_of(read, name, plan, lane), file, wish, Skips(bad=True))
+        content, lines = plan_content(found), plan_lines(found)
+    _print(content, lines, asked.bad, as_json=as_json)
 
 
-def _print(content: dict[str, Any], lines: Iterable[Text], *, as_json: bool) -> None:
+def _print(content: dict[str, Any], lines: Iterable[Text], bad: BadLines, *, as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps(content, indent=2))
+        told = {"num": bad.num, "first": [str(error) for error in bad.first]}
+        typer.echo(json.dumps({**content, "bad_lines": told}, indent=2))
         return
     console = Console(highlight=False)
     for line in lines:
         console.print(line, soft_wrap=True)
+    if bad.num:
+        typer.echo(f"muxcluster: {bad.num} lines are no requests and are left out:", err=True)
+        for error in bad.first:
+            typer.echo(f"  {error}", err=True)
+        if bad.num > len(bad.first):
+            typer.echo(f"  and {bad.num - len(bad.first)} more", err=True)
 
 
 def _check_named(option: str, name: str, names: tuple[str, ...]) -> None:

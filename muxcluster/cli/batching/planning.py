@@ -4,12 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from muxcluster.offline.choice import Choice, Nature, compare_orders, nature_of, sample_job
-from muxcluster.offline.orders import ORDERS
+from muxcluster.offline.order.choice import Choice, Nature, compare_orders, nature_of, sample_job
+from muxcluster.offline.order.orders import ORDERS
 from muxcluster.offline.predictor import Prediction
-from muxcluster.sim.batch import SimPredictor
-from muxcluster.sim.division import Part, divide_job
-from muxcluster.sim.setting import Setting
+from muxcluster.sim.batch.division import Part, divide_job
+from muxcluster.sim.batch.setting import Setting
+from muxcluster.sim.batch.simulate import SimPredictor
+from muxcluster.workload.files.batchfile import NOTHING, Skips
 
 AUTO = "auto"
 """The order that stands for all of them: the fastest by prediction is taken."""
@@ -84,13 +85,13 @@ class Comparison:
 
 
 def compare(
-    settings: Sequence[Setting], path: Path, wish: Wish, *, is_mixed: bool = False
+    settings: Sequence[Setting], path: Path, wish: Wish, skips: Skips = NOTHING
 ) -> Comparison:
     """The orders of the job in a file, side by side, on the units of `settings`.
 
-    is_mixed: lines of other models are left out. Raises ConfigError.
+    skips: lines that are left out. Raises ConfigError.
     """
-    read = replace(settings[0].file(path), is_mixed=is_mixed).read(wish.seed)
+    read = replace(settings[0].file(path), skips=skips).read(wish.seed)
     whole = read.job.with_tree()
     first, *others = divide_job(read.job, whole, settings)
     names = tuple(ORDERS) if wish.order == AUTO else (wish.order,)

@@ -21,7 +21,7 @@ from muxcluster.cli.batching.ordering import LocalPlanner
 from muxcluster.cli.batching.setting import settings_of
 from muxcluster.cli.batching.units import LocalService, local_service, local_specs
 from muxcluster.config import Config
-from muxcluster.sim.setting import Setting
+from muxcluster.sim.batch.setting import Setting
 
 REFRESH_S = 0.5
 _MOST_OPEN = 10_000

@@ -9,9 +9,10 @@ import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import quote, urlencode
 
 from muxcluster.core.errors import ConfigError, StorageFailed, Unavailable
+from muxcluster.core.weburl import checked_url
 
 Card = Mapping[str, Any]
 """An object as OpenAI's API shows it."""
@@ -31,9 +32,7 @@ class BatchServer:
 
     def __init__(self, url: str, api_key: str | None) -> None:
         """url: with or without `/v1`. Raises ConfigError where it is none."""
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError("--url", "", f"{url!r} is not http://host:port")
+        checked_url(url)
         self.url = url.rstrip("/").removesuffix("/v1")
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
 
@@ -43,7 +42,7 @@ class BatchServer:
         head = (
             f'--{mark}\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
             f'--{mark}\r\nContent-Disposition: form-data; name="file"; '
-            f'filename="{quote(path.name)}"\r\n\r\n'
+            f'filename="{quote(os.fsencode(path.name))}"\r\n\r\n'
         ).encode()
         tail = f"\r\n--{mark}--\r\n".encode()
         try:
@@ -99,7 +98,7 @@ class BatchServer:
         with self._answer(path, data, headers) as answer:
             try:
                 found = json.loads(answer.read())
-            except (OSError, ValueError, http.client.HTTPException) as error:
+            except (OSError, ValueError, RecursionError, http.client.HTTPException) as error:
                 raise Unavailable(f"{self.url} does not answer in JSON: {error}") from error
         if not isinstance(found, dict):
             raise Unavailable(f"{self.url} is not a server with batches")
@@ -156,6 +155,6 @@ def _message(error: urllib.error.HTTPError) -> str:
     """What the server says is wrong."""
     try:
         found = json.loads(error.read())["error"]["message"]
-    except (OSError, ValueError, KeyError, TypeError, http.client.HTTPException):
+    except (OSError, ValueError, LookupError, TypeError, RecursionError, http.client.HTTPException):
         return f"answers {error.code} {error.reason}"
     return str(found)

@@ -16,7 +16,7 @@ from muxcluster.cli.batching.setting import settings_in
 from muxcluster.cluster.desired import Desired
 from muxcluster.config.planning import problem
 from muxcluster.core.errors import MuxClusterError
-from muxcluster.sim.setting import Setting
+from muxcluster.sim.batch.setting import Setting
 from placement.plan import Plan
 
 logger = logging.getLogger(__name__)

@@ -7,9 +7,9 @@ from muxcluster.cli.simulating.comparison import policy_of, whole_plan
 from muxcluster.config import Config
 from muxcluster.config.planning import nodes_of, problem, refusals
 from muxcluster.core.errors import ConfigError
-from muxcluster.sim.planned import units_of
-from muxcluster.sim.setting import Setting, settings_among
-from muxcluster.sim.systems_units import plan_of
+from muxcluster.sim.batch.setting import Setting, settings_among
+from muxcluster.sim.cases.systems_units import plan_of
+from muxcluster.sim.core.planned import units_of
 from placement.names import nearest
 from placement.plan import Plan
 from placement.problem import Problem

@@ -13,10 +13,9 @@ from muxcluster.cli.batching.setting import settings_of
 from muxcluster.cli.batching.table import plan_content, plan_lines
 from muxcluster.cli.placing.words import seconds_text
 from muxcluster.config import Config
-from muxcluster.core.errors import ConfigError
-from muxcluster.sim.together import OrderedJob, Together, compare_together
-from muxcluster.sim.unit import SimUnit
-from muxcluster.workload.batchfile import named_models
+from muxcluster.sim.batch.together import OrderedJob, Together, compare_together
+from muxcluster.sim.core.unit import SimUnit
+from muxcluster.workload.files.batchfile import Skips, Survey, survey
 from placement.names import nearest
 
 Ways = tuple[Path | None, str | None]
@@ -53,24 +52,21 @@ class Several:
     shared: tuple[Shared, ...]
 
 
-def models_in(path: Path, config: Config) -> tuple[str, ...]:
-    """Those that the lines of a file name; none where that leaves no choice: there is one model.
+def surveyed(path: Path, config: Config, model: str | None) -> Survey:
+    """What the lines of a file ask for; `model`: the only one they may, None for any of `config`.
 
-    Raises ConfigError for a name that the configuration has not, and where lines have none while
-    others name several.
+    Raises ConfigError where no line is a request, or `model` is not there.
     """
-    named = named_models(path)
-    found = tuple(name for name in named if name is not None)
-    known = [model.name for model in config.models]
-    if len(known) == 1 and len(found) < 2:
-        return ()
-    for name in found:
-        if name not in known:
-            hint = nearest(name, known)
-            raise ConfigError(path, "model", f"no model {name!r} in {config.file}{hint}")
-    if len(found) > 1 and None in named:
-        raise ConfigError(path, "model", "some lines name no model, and others several")
-    return found
+    known = [each.name for each in config.models] if model is None else [model]
+
+    def why_not(name: str) -> str | None:
+        if name in known:
+            return None
+        if model is not None:
+            return f"a job is for one model: expected {model!r}, found {name!r:.80}"
+        return f"no model {name!r:.80} in {config.file}{nearest(name[:80], known)}"
+
+    return survey(path, why_not)
 
 
 def compare_several(
@@ -85,7 +81,7 @@ def compare_several(
     ways: as `settings_of`'s plan and lane. Raises ConfigError, InfeasiblePlan.
     """
     comparisons = {
-        model: compare(settings_of(config, model, *ways), path, wish, is_mixed=True)
+        model: compare(settings_of(config, model, *ways), path, wish, Skips(True, True))
         for model in models
     }
     return Several(comparisons, tuple(_shared(comparisons, wish)))

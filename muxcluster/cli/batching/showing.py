@@ -42,12 +42,16 @@ def batch_line(batch: Card) -> str:
     remaining_s = left_s(batch, time.time())
     if remaining_s is not None:
         parts.append(f"{duration_text(remaining_s)} left")
-    parts += [error["message"] for error in (batch.get("errors") or {}).get("data", ())]
-    return ", ".join(parts)
+    return ", ".join([*parts, *problems_of(batch)])
+
+
+def problems_of(batch: Card) -> list[str]:
+    """Why the batch failed, or cannot go on at the moment."""
+    return [error["message"] for error in (batch.get("errors") or {}).get("data", ())]
 
 
 def show_batches(console: Console, batches: Sequence[Card]) -> None:
-    """A row each, the newest first."""
+    """A row each, the newest first; below, what keeps open ones from going on."""
     if not batches:
         console.print("no batches")
         return
@@ -61,6 +65,9 @@ def show_batches(console: Console, batches: Sequence[Card]) -> None:
     for batch in batches:
         table.add_row(*_row(batch, now_s))
     console.print(table)
+    for batch in batches:
+        if batch["status"] not in OVER and (problems := problems_of(batch)):
+            console.print(f"{batch['id']}: {', '.join(problems)}", markup=False, highlight=False)
 
 
 def _row(batch: Mapping[str, Any], now_s: float) -> list[str]:

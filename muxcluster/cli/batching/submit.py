@@ -52,7 +52,7 @@ def submit(  # noqa: PLR0913 - each parameter is an option of the command line
         files.check_free()
     server = BatchServer(url, api_key)
     batch = server.create(server.upload(file), endpoint or _first_url(file), window)
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
     if wait or files is not None:
         console.print(f"{batch['id']} is submitted")
         try:

@@ -8,7 +8,7 @@ from rich.text import Text
 from muxcluster.cli.batching.planning import Comparison, Predicted
 from muxcluster.cli.placing.words import gib_text, percent_text, seconds_text
 from muxcluster.cli.simulating.table import line_of
-from muxcluster.offline.choice import Nature
+from muxcluster.offline.order.choice import Nature
 from muxcluster.offline.predictor import Prediction
 
 _ORDERS = (

@@ -6,7 +6,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from muxcluster.cli.batching.server import BatchServer, Card
-from muxcluster.cli.batching.showing import OVER, duration_text, left_s, num_ended
+from muxcluster.cli.batching.showing import (
+    OVER,
+    duration_text,
+    left_s,
+    num_ended,
+    problems_of,
+)
 from muxcluster.core.errors import Unavailable
 
 POLL_S = 1.0
@@ -51,5 +57,8 @@ def wait_for(server: BatchServer, batch_id: str, console: Console) -> Card:
 
 
 def _left_text(batch: Card) -> str:
+    """What keeps the batch from going on, or when it should end."""
+    if problems := problems_of(batch):
+        return ", ".join(problems)
     remaining_s = left_s(batch, time.time())
     return "" if remaining_s is None else f"{duration_text(remaining_s)} left"

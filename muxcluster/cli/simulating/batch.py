@@ -10,8 +10,8 @@ from muxcluster.cli.batching.planning import AUTO, LENGTHS, Wish, compare
 from muxcluster.cli.batching.setting import settings_of
 from muxcluster.cli.simulating.demand import digest_of
 from muxcluster.config import Config
-from muxcluster.offline.orders import ORDERS
-from muxcluster.sim.batch_beside import JobBeside
+from muxcluster.offline.order.orders import ORDERS
+from muxcluster.sim.batch.with_interactive import JobBeside
 
 _SAMPLE = 2000
 """Requests that `--order auto` compares the orders on."""

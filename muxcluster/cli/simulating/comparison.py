@@ -11,11 +11,11 @@ from muxcluster.config.planfile import read_plan
 from muxcluster.config.planning import nodes_of, problem, refusals
 from muxcluster.core.errors import ConfigError, InfeasiblePlan, MuxClusterError
 from muxcluster.core.unitspec import SchedulerSpec
-from muxcluster.sim.batch_beside import JobBeside
-from muxcluster.sim.case import Case
-from muxcluster.sim.report import CaseReport
-from muxcluster.sim.sweep import Cache, Progress, sweep
-from muxcluster.sim.systems import System
+from muxcluster.sim.batch.with_interactive import JobBeside
+from muxcluster.sim.cases.case import Case
+from muxcluster.sim.cases.sweep import Cache, PartProgress, sweep
+from muxcluster.sim.cases.systems import System
+from muxcluster.sim.report.report import CaseReport
 from placement.memory import DoesNotFit
 from placement.plan import Plan
 from placement.problem import Problem
@@ -95,12 +95,18 @@ def prepare(config: Config, grid: Grid, cache: Cache) -> Prepared:
 
 
 def reports_of(
-    prepared: Prepared, cache: Cache, num_processes: int, progress: Progress
+    prepared: Prepared, cache: Cache, num_processes: int, progress: PartProgress
 ) -> list[CaseReport]:
     """The report of each case. Raises ConfigError for a cache that cannot be written,
     MuxClusterError where a process is lost."""
     try:
-        return sweep(prepared.cases, cache, num_processes=num_processes, progress=progress)
+        return sweep(
+            prepared.cases,
+            cache,
+            num_processes=num_processes,
+            progress=progress,
+            parts=progress,
+        )
     except BrokenProcessPool as error:
         raise MuxClusterError(f"a simulating process ended: {error}") from error
 

@@ -6,7 +6,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from muxcluster.core.errors import ConfigError
-from muxcluster.sim.loads import Load, Synthetic, Trace, form_of
+from muxcluster.sim.core.loads import Load, Synthetic, Trace, form_of
 from muxcluster.workload.arrival import Arrival
 from muxcluster.workload.generate import Source
 from muxcluster.workload.lengths import Independent

@@ -8,7 +8,7 @@ import typer
 from muxcluster.cli.simulating.demand import Wish, log_normal
 from muxcluster.core.errors import ConfigError
 from muxcluster.scheduling.packing import PACKINGS
-from muxcluster.sim.waves import Waves
+from muxcluster.sim.core.waves import Waves
 from muxcluster.workload.lengths import Independent
 from placement.problem import Demand, Problem
 

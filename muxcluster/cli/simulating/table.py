@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from rich.text import Text
 
 from muxcluster.cli.placing.words import percent_text, seconds_text
-from muxcluster.sim.report import CaseReport, GroupReport, Number, SpreadReport
+from muxcluster.sim.report.report import CaseReport, GroupReport, Number, SpreadReport
 
 _NOTHING = "-"
 _FULL = 0.995

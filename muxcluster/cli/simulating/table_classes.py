@@ -6,7 +6,7 @@ from rich.text import Text
 
 from muxcluster.cli.placing.words import seconds_text
 from muxcluster.cli.simulating.table import line_of, seconds_cell, share_cell
-from muxcluster.sim.report import CaseReport, ClassesReport
+from muxcluster.sim.report.report import CaseReport, ClassesReport
 
 _HEAD = (
     "system",

@@ -7,24 +7,28 @@ from pathlib import Path
 
 from muxcluster.cli.simulating.comparison import Prepared
 from muxcluster.core.errors import ConfigError
-from muxcluster.sim.case import Case, run_case
-from muxcluster.sim.report import CaseReport
-from muxcluster.sim.sweep import Progress
-from muxcluster.sim.timeline import JobSpan, write_timeline
+from muxcluster.sim.cases.case import Case, PartSink, run_case
+from muxcluster.sim.cases.sweep import PartProgress
+from muxcluster.sim.report.report import CaseReport
+from muxcluster.sim.report.timeline import JobSpan, write_timeline
 
 SPAN_S = 60.0
 """A longer file opens slowly; the last minute under load shows the steady state."""
 
 
-def traced(prepared: Prepared, path: Path, progress: Progress) -> list[CaseReport]:
+def traced(prepared: Prepared, path: Path, progress: PartProgress) -> list[CaseReport]:
     """The reports, simulated anew one by one, their jobs written to `path`, whole or not at all.
 
     Raises ConfigError where the file cannot be written.
     """
     spans: list[JobSpan] = []
-    reports = []
+    reports: list[CaseReport] = []
     for case in prepared.cases:
-        reports.append(_run(case, spans))
+
+        def tell(part: float, num_done: int = len(reports)) -> None:
+            progress(num_done + part, len(prepared.cases))
+
+        reports.append(_run(case, spans, tell))
         progress(len(reports), len(prepared.cases))
     try:
         _write(spans, Path(os.path.realpath(path)))
@@ -46,7 +50,7 @@ def _write(spans: Sequence[JobSpan], target: Path) -> None:
         part.unlink(missing_ok=True)
 
 
-def _run(case: Case, spans: list[JobSpan]) -> CaseReport:
+def _run(case: Case, spans: list[JobSpan], tell: PartSink) -> CaseReport:
     start_s = max(0.0, case.duration_s - SPAN_S)
     label = f"{case.system.name} x{case.rate_scale:g}"
 
@@ -54,4 +58,4 @@ def _run(case: Case, spans: list[JobSpan]) -> CaseReport:
         if span.end_s >= start_s and span.start_s < case.duration_s:
             spans.append(replace(span, unit_id=f"{label} {span.unit_id}"))
 
-    return run_case(case, keep)
+    return run_case(case, keep, tell)

@@ -2,24 +2,31 @@
 
 from pathlib import Path
 
+import numpy as np
 import torch
+from torch import Tensor, nn
 
 from muxcluster.core.errors import LoadError
 from muxcluster.core.unitspec import ModelSpec
+from muxcluster.engine.dense.forward import DenseForward
 from muxcluster.engine.dense.model import DenseModel, NotDense
+from muxcluster.engine.dense.padding import Padding
 from muxcluster.engine.dummy import DummyWeights
 from muxcluster.engine.filling import fill, whole
+from muxcluster.engine.finite import check_logits
 from muxcluster.engine.hf_config import any_config
 from muxcluster.engine.loading import check_load_format, read_weights
 from muxcluster.engine.packing_cpu import pack_linears
 from muxcluster.engine.quiet import quiet_loading
 from muxcluster.engine.skeleton import skeleton
 
+_NUM_TOKENS = 4
+
 
 def load_dense(spec: ModelSpec, device: str) -> DenseModel:
     """The model in `spec.path` on `device` in `spec.dtype`, as `loading.load_model` reads it.
 
-    Raises LoadError as that does, and where its rows cannot be batched.
+    Raises LoadError as that does, and naming config.json where its rows cannot be batched.
     """
     check_load_format(spec)
     directory = Path(spec.path)
@@ -36,5 +43,16 @@ def load_dense(spec: ModelSpec, device: str) -> DenseModel:
         try:
             return DenseModel.of(model)
         except NotDense as error:
+            check_logits(_plain_logits(model), spec)  # else NaN reads as a matter of padding
             message = f"this model cannot be re-batched: {error}"
             raise LoadError(directory / "config.json", message) from error
+
+
+@torch.inference_mode()
+def _plain_logits(model: nn.Module) -> Tensor:
+    """fp32 [1, vocab] after a few tokens; zeros where the model cannot even run those."""
+    tokens = np.ones((1, _NUM_TOKENS), dtype=np.int64)
+    try:
+        return DenseForward(model).run(tokens, Padding.of([_NUM_TOKENS]), None).logits
+    except Exception:  # noqa: BLE001 - foreign code; why it fails is told by whoever asks
+        return torch.zeros(1, 1)

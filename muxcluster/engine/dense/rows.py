@@ -27,7 +27,7 @@ from muxcluster.engine.dense.padding import Padding
 from muxcluster.engine.dense.prefill import similar
 from muxcluster.engine.dense.store import RowStore
 from muxcluster.engine.prompt_positions import Asked
-from muxcluster.scheduling.batch_scaling import BatchScaling
+from muxcluster.scheduling.memory.batch_scaling import BatchScaling
 
 
 @dataclass(frozen=True, slots=True)

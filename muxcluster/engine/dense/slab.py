@@ -12,10 +12,8 @@ from muxcluster.core.errors import LoadError
 from muxcluster.core.padded import PaddedLimit
 from muxcluster.core.unitspec import ModelSpec, UnitSpec
 from muxcluster.engine.dense.model import DenseModel
+from muxcluster.engine.dense.places import num_batches
 from muxcluster.engine.dense.store import planes
-
-_COPIES = 2
-"""Of a batch: while rows are put together there are those before, too."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,24 +40,17 @@ def slab_for(model: DenseModel, spec: ModelSpec, unit: UnitSpec) -> Slab:
             f"{spec.shape.blocks_per_column}"
         )
         raise LoadError(file, message)
-    num_batches = _COPIES * _num_places(unit)
+    batches = num_batches(unit)
     longest = spec.max_model_len * layout.token_bytes + layout.state_bytes
     most = unit.num_blocks // 2
-    blocks = max(most // len(unit.models), -(-num_batches * longest // unit.block_bytes))
+    blocks = max(most // len(unit.models), -(-batches * longest // unit.block_bytes))
     if blocks > most:
         message = (
             f"a sequence of max_model_len {spec.max_model_len} takes {longest} bytes, and its "
-            f"padded batches {num_batches} times as much, which is more than half of the pool of "
+            f"padded batches {batches} times as much, which is more than half of the pool of "
             f"{unit.num_blocks} blocks: raise policy.kv_gb or lower max_model_len"
         )
         raise LoadError(file, message)
-    limit = PaddedLimit(layout.row_bytes, blocks * unit.block_bytes // num_batches)
+    limit = PaddedLimit(layout.row_bytes, blocks * unit.block_bytes // batches)
     backend = ModelBackend(spec.name, DENSE, blocks, not layout.state_bytes, limit)
     return Slab(model, limit, backend)
-
-
-def _num_places(unit: UnitSpec) -> int:
-    """Runners that may hold a batch of one model at the same time."""
-    if unit.partition == "green":
-        return sum(len(worker.shares) for worker in unit.workers)
-    return len(unit.workers)

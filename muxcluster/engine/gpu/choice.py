@@ -5,38 +5,43 @@ import logging
 import os
 from collections.abc import Callable
 from dataclasses import replace
-from importlib.util import find_spec
+from importlib import import_module
 from typing import Any
 
 from muxcluster.core.errors import EngineFailure
 from muxcluster.core.job import WorkerSlot
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.gpu.card import card_of
-from muxcluster.engine.gpu.guarded import GuardedDaemon
+from muxcluster.engine.gpu.trial import try_mps
 
 logger = logging.getLogger(__name__)
 
 _LIBRARY = "libcuda.so.1"
 _GREEN_CALL = "cuGreenCtxStreamCreate"
+_PROTOCOL = "msgspec"
+"""What worker processes need and a node may lack."""
 
 
 def settled(
     spec: UnitSpec,
-    try_daemon: Callable[[str], None] | None = None,
+    try_daemon: Callable[[str], None] = try_mps,
     load_driver: Callable[[str], Any] = ctypes.CDLL,
 ) -> UnitSpec:
     """The unit with a partition that its node has, and workers that go with it; logs which and
     why. A unit that does not leave the choice is returned as it is.
 
-    try_daemon: starts and stops a daemon for a card, raises EngineFailure where there is none.
+    try_daemon: starts a daemon for a card, runs a client under it and stops both; raises
+    EngineFailure where one of them fails.
     """
     if spec.partition != "auto":
         return spec
     if spec.device == "cpu":
         return replace(spec, partition="threads")
-    no_mps = _why_no_mps(spec, try_daemon or _try_daemon)
+    no_mps = _why_no_mps(spec, try_daemon)
     if no_mps is None:
-        logger.info("%s: partition mps: an MPS daemon can be had", spec.unit_id)
+        logger.info(
+            "%s: partition mps: an MPS daemon can be had, and lets clients in", spec.unit_id
+        )
         return replace(spec, partition="mps")
     no_green = _why_no_green(load_driver)
     if no_green is None:
@@ -47,8 +52,9 @@ def settled(
 
 
 def _why_no_mps(spec: UnitSpec, try_daemon: Callable[[str], None]) -> str | None:
-    if find_spec("msgspec") is None:
-        return "worker processes need msgspec, which is not installed"
+    no_protocol = _why_no_import(_PROTOCOL)
+    if no_protocol is not None:
+        return f"worker processes need {_PROTOCOL}, {no_protocol}"
     try:
         try_daemon(card_of(spec.device, os.environ))
     except (EngineFailure, ValueError) as refusal:
@@ -56,8 +62,17 @@ def _why_no_mps(spec: UnitSpec, try_daemon: Callable[[str], None]) -> str | None
     return None
 
 
-def _try_daemon(card: str) -> None:
-    GuardedDaemon(card).stop()
+def _why_no_import(module: str) -> str | None:
+    """By trying: a module may be found and yet break, for instance one of another Python."""
+    try:
+        import_module(module)
+    except ModuleNotFoundError as missing:
+        if missing.name == module:
+            return "which is not installed"
+        return f"which cannot be imported ({missing})"
+    except Exception as error:  # noqa: BLE001 - a broken module may raise anything
+        return f"which cannot be imported ({type(error).__name__}: {error})"
+    return None
 
 
 def _why_no_green(load_driver: Callable[[str], Any]) -> str | None:

@@ -1,6 +1,7 @@
 """The device as one process sees it: made ready, awaited, and asked whether it still works."""
 
-from collections.abc import Iterator, Mapping
+import logging
+from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 
 import torch
@@ -11,6 +12,15 @@ from muxcluster.engine.gpu.card import PERCENTAGE
 from muxcluster.engine.pending import has_passed, new_event
 from muxcluster.engine.pending_job import PendingJob
 from muxcluster.engine.runner import UnitRunner
+
+logger = logging.getLogger(__name__)
+
+CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
+"""Hardware queues of a context, read by the driver when it is created."""
+
+_NUM_CONNECTIONS = 32
+"""The most there are. The default is 8, and streams that share a queue wait for each other: a unit
+in one process has a stream for each share of each worker."""
 
 CONTEXT_LOST = 86
 """Exit status of a process whose context is lost."""
@@ -31,11 +41,41 @@ def open_context(device: torch.device, spec: UnitSpec, environment: Mapping[str,
     Raises RuntimeError with CUDA's words.
     """
     if device.type == "cuda":
-        torch.cuda.set_device(device)
-        torch.zeros(1, device=device)
+        _create_context(device)
         return
     share = float(environment.get(PERCENTAGE, "100")) / 100
     torch.set_num_threads(max(1, round(share * spec.num_threads)))
+
+
+def open_own_context(device: torch.device, environment: MutableMapping[str, str]) -> None:
+    """Create the context of a unit that runs all its jobs in this process, with as many hardware
+    queues as it may need; a number that the user has set stays.
+
+    Not for processes under MPS: all clients of a server share one set of queues, and one that takes
+    many leaves fewer clients. So the environment, which child processes get, is as before on
+    return. Raises RuntimeError with CUDA's words.
+    """
+    if device.type != "cuda":
+        return
+    if CONNECTIONS in environment:
+        _create_context(device)
+        return
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        logger.warning(
+            "a CUDA context exists already and keeps its hardware queues (8, unless %s said "
+            "otherwise): streams may wait for each other",
+            CONNECTIONS,
+        )
+    environment[CONNECTIONS] = str(_NUM_CONNECTIONS)
+    try:
+        _create_context(device)
+    finally:
+        del environment[CONNECTIONS]
+
+
+def _create_context(device: torch.device) -> None:
+    torch.cuda.set_device(device)
+    torch.zeros(1, device=device)
 
 
 def check_context(device: torch.device) -> None:
@@ -89,6 +129,11 @@ class SettledRunner:
     def waits(self, job: Job) -> bool:
         """As `UnitRunner.waits`."""
         return self._runner.waits(job)
+
+    def record_next(self) -> bool:
+        """As `UnitRunner.record_next`; ContextLost where the context is lost with it."""
+        with watched(self._device):
+            return self._runner.record_next()
 
 
 @contextmanager

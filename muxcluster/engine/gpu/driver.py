@@ -1,16 +1,18 @@
 """Green contexts and memory of other processes, by the CUDA driver API (12.4 and later), by ctypes.
 
-torch.cuda.green_contexts makes a context of the first n multiprocessors and no other, so two of
-its contexts always overlap; complements, which prefill and decode side by side need, are to be had
-from the driver alone.
+torch.cuda.green_contexts splits the device anew for every context, and nothing says that the parts
+of two split calls are apart (pytorch issue 195378). Prefill and decode side by side need contexts
+that are, so the device is split once here, and every context is made of groups of that split.
 """
 
 import ctypes
+from collections.abc import Sequence
 from ctypes import byref, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from dataclasses import dataclass
 from typing import Any
 
 _SM_RESOURCE = 1
+_DEFAULT_GROUP_SMS = 8  # of compute capability 9.0; drivers before 13.0 do not report it
 _DEFAULT_STREAM = 1
 _NON_BLOCKING = 1
 _LAZY_PEER_ACCESS = 1
@@ -21,8 +23,9 @@ class DriverError(Exception):
     """A call that the driver refused, with the driver's own name for the reason."""
 
 
-class _SmResource(ctypes.Structure):
-    """CUdevResource: 144 bytes since 12.4; the SM count stands after the padding."""
+class SmResource(ctypes.Structure):
+    """CUdevResource: 144 bytes since 12.4; the SM count stands after the padding. What the driver
+    keeps in the padding travels with a copy."""
 
     _fields_ = [
         ("type", c_int),
@@ -34,7 +37,7 @@ class _SmResource(ctypes.Structure):
     ]
 
 
-assert ctypes.sizeof(_SmResource) == 144
+assert ctypes.sizeof(SmResource) == 144
 
 
 class IpcHandle(ctypes.Structure):
@@ -52,6 +55,31 @@ class GreenContext:
     stream: int
     context: int
     handle: int
+
+
+@dataclass(frozen=True, slots=True)
+class SmSplit:
+    """All multiprocessors of a device, divided by one call.
+
+    groups: of equal size, no two with a multiprocessor in common. rest: the multiprocessors that no
+    group has, None where there are none. combines_rest: whether a context may have groups and the
+    rest; the driver wants the same alignment of all resources of a context.
+    """
+
+    groups: tuple[SmResource, ...]
+    rest: SmResource | None
+    combines_rest: bool
+
+    @property
+    def group_sms(self) -> int:
+        """Multiprocessors of a group."""
+        return int(self.groups[0].sm_count)
+
+    @property
+    def num_sms(self) -> int:
+        """Multiprocessors of the device."""
+        rest = self.rest.sm_count if self.rest is not None else 0
+        return len(self.groups) * self.group_sms + int(rest)
 
 
 class Driver:
@@ -73,17 +101,41 @@ class Driver:
         self._call("cuDriverGetVersion", byref(number))
         return f"{number.value // 1000}.{number.value % 1000 // 10}"
 
-    def split(self, sm_count: int) -> list[GreenContext]:
-        """Two green contexts: of at least `sm_count` multiprocessors, and of all others."""
-        return [self._create(part) for part in self._halves(sm_count)]
+    def split(self) -> SmSplit:
+        """Divide all multiprocessors into the smallest groups whose blocks may form clusters.
 
-    def first(self, sm_count: int) -> GreenContext:
-        """A green context of the first multiprocessors, at least `sm_count`."""
-        return self._create(self._halves(sm_count)[0])
+        Only resources of one split may be combined in a context, and only they are known to be
+        apart, so call this once.
+        """
+        whole, rest = SmResource(), SmResource()
+        self._call("cuDeviceGetDevResource", self._device, byref(whole), c_int(_SM_RESOURCE))
+        size = c_uint(max(whole.min_partition, whole.alignment) or _DEFAULT_GROUP_SMS)
+        count = c_uint(0)
+        arguments = (byref(whole), byref(rest), c_uint(0), size)
+        self._call("cuDevSmResourceSplitByCount", None, byref(count), *arguments)
+        groups = (SmResource * count.value)()
+        self._call("cuDevSmResourceSplitByCount", groups, byref(count), *arguments)
+        if not count.value:
+            raise DriverError(f"{whole.sm_count} multiprocessors make no group of {size.value}")
+        return SmSplit(
+            tuple(groups[: count.value]),
+            rest if rest.sm_count else None,
+            combines_rest=bool(rest.sm_count) and rest.alignment == groups[0].alignment,
+        )
 
-    def rest(self, sm_count: int) -> GreenContext:
-        """One of all multiprocessors but those of `first(sm_count)`."""
-        return self._create(self._halves(sm_count)[1])
+    def create(self, resources: Sequence[SmResource]) -> GreenContext:
+        """A green context of `resources`, which are of one split."""
+        array = (SmResource * len(resources))(*resources)
+        descriptor, handle, stream, context = (c_void_p() for _ in range(4))
+        self._call("cuDevResourceGenerateDesc", byref(descriptor), array, c_uint(len(resources)))
+        self._call(
+            "cuGreenCtxCreate", byref(handle), descriptor, self._device, c_uint(_DEFAULT_STREAM)
+        )
+        self._call("cuGreenCtxStreamCreate", byref(stream), handle, c_uint(_NON_BLOCKING), c_int(0))
+        self._call("cuCtxFromGreenCtx", byref(context), handle)
+        values = (stream.value, context.value, handle.value)
+        sm_count = sum(int(resource.sm_count) for resource in resources)
+        return GreenContext(sm_count, *(value or 0 for value in values))
 
     def destroy(self, green: GreenContext) -> None:
         """Its stream must be idle."""
@@ -117,32 +169,6 @@ class Driver:
         given = IpcHandle.from_buffer_copy(handle)
         self._call("cuIpcOpenMemHandle_v2", byref(address), given, c_uint(_LAZY_PEER_ACCESS))
         return address.value
-
-    def _halves(self, sm_count: int) -> tuple[_SmResource, _SmResource]:
-        whole, first, rest = _SmResource(), _SmResource(), _SmResource()
-        groups = c_uint(1)
-        self._call("cuDeviceGetDevResource", self._device, byref(whole), c_int(_SM_RESOURCE))
-        self._call(
-            "cuDevSmResourceSplitByCount",
-            byref(first),
-            byref(groups),
-            byref(whole),
-            byref(rest),
-            c_uint(0),
-            c_uint(sm_count),
-        )
-        return first, rest
-
-    def _create(self, resource: _SmResource) -> GreenContext:
-        descriptor, handle, stream, context = (c_void_p() for _ in range(4))
-        self._call("cuDevResourceGenerateDesc", byref(descriptor), byref(resource), c_uint(1))
-        self._call(
-            "cuGreenCtxCreate", byref(handle), descriptor, self._device, c_uint(_DEFAULT_STREAM)
-        )
-        self._call("cuGreenCtxStreamCreate", byref(stream), handle, c_uint(_NON_BLOCKING), c_int(0))
-        self._call("cuCtxFromGreenCtx", byref(context), handle)
-        values = (stream.value, context.value, handle.value)
-        return GreenContext(resource.sm_count, *(value or 0 for value in values))
 
     def _call(self, name: str, *arguments: Any) -> None:
         try:

@@ -32,13 +32,19 @@ class SharedFiles:
         return flat.view(dtype).view(shape)
 
     def moved(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Copies of contiguous CPU tensors in one file; those that shared memory still do."""
+        """Copies of contiguous CPU tensors in one file.
+
+        Those that shared memory still do, and neighbours in one storage are neighbours again.
+        """
         places: dict[int, int] = {}
-        end = 0
-        for tensor in tensors.values():
-            if tensor.data_ptr() not in places:
-                places[tensor.data_ptr()] = end
-                end += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
+        end, last = 0, None
+        for tensor in sorted(tensors.values(), key=Tensor.data_ptr):
+            if tensor.data_ptr() in places:
+                continue
+            if last is None or not _follows(tensor, last):
+                end = -(-end // _ALIGNMENT) * _ALIGNMENT
+            places[tensor.data_ptr()] = end
+            end, last = end + tensor.nbytes, tensor
         flat = self.zeros((end,), torch.uint8)
         copies = {}
         for name, tensor in tensors.items():
@@ -53,6 +59,13 @@ class SharedFiles:
             if start <= tensor.data_ptr() < start + region.num_bytes:
                 return region, tensor.data_ptr() - start
         raise ValueError("a tensor lies in memory that no other process can map")
+
+
+def _follows(tensor: Tensor, other: Tensor) -> bool:
+    """Whether `tensor` begins where `other`, of the same type and storage, ends."""
+    is_same = tensor.untyped_storage()._cdata == other.untyped_storage()._cdata
+    is_next = tensor.data_ptr() == other.data_ptr() + other.nbytes
+    return is_same and is_next and tensor.dtype == other.dtype
 
 
 def opened(region: Region) -> Tensor:

@@ -16,7 +16,7 @@ from muxcluster.engine.gpu.context import ContextLost, SettledJob, SettledRunner
 from muxcluster.engine.gpu.parts import Part, Parts, parts_for
 from muxcluster.engine.hand import Hand
 from muxcluster.engine.runner import UnitRunner
-from muxcluster.engine.seats import SeatPlan, rung_seats, runs_decodes
+from muxcluster.engine.seats import SeatPlan, rung_seats
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,19 +30,28 @@ class _Place:
         with self.part.entered():
             return self.runner.launch(job)
 
+    def record_next(self) -> bool:
+        with self.part.entered():
+            return self.runner.record_next()
+
 
 class _Seated:
-    """Runs each job in its seat."""
+    """Runs the jobs of one worker slot, each in its seat."""
 
-    def __init__(self, plan: SeatPlan, places: Mapping[int, _Place]) -> None:
+    def __init__(self, worker_id: int, plan: SeatPlan, places: Mapping[int, _Place]) -> None:
+        """places: of all seats."""
         self._plan = plan
         self._places = places
+        self._own = [places[seat.seat_id] for seat in plan.seats if seat.worker_id == worker_id]
 
     def launch(self, job: Job) -> SettledJob:
         return self._places[self._plan.seat_of(job)].launch(job)
 
     def waits(self, job: Job) -> bool:
         return self._places[self._plan.seat_of(job)].runner.waits(job)
+
+    def record_next(self) -> bool:
+        return any(place.record_next() for place in self._own)
 
 
 class GreenExecutor:
@@ -74,18 +83,21 @@ class GreenExecutor:
         self._parts = self._make_parts(self._spec)
         parts = self._parts.open(self._plan.seats)  # before the weights: it may be refused
         device, memory = torch.device(self._spec.device), None
+        warm: set[int] = set()
         for seat in self._plan.seats:
             runner = UnitRunner(self._spec, memory)
             memory, self.backends = runner.memory, runner.backends
             place = _Place(SettledRunner(runner, device), parts[seat.seat_id])
-            if device.type == "cuda" and runs_decodes(seat, self._spec.workers):
+            if device.type == "cuda":
                 with place.part.entered():
-                    runner.record(seat.worker_id)
+                    if seat.worker_id not in warm:
+                        runner.warm_up(seat.worker_id)
+                        warm.add(seat.worker_id)
+                    runner.record(seat.worker_id, seat.share or 1.0)
             self._places[seat.seat_id] = place
         for worker in self._spec.workers:
-            hand = Hand(
-                f"worker {worker.worker_id}", _Seated(self._plan, self._places), self._ended.put
-            )
+            seated = _Seated(worker.worker_id, self._plan, self._places)
+            hand = Hand(f"worker {worker.worker_id}", seated, self._ended.put)
             self._hands[worker.worker_id] = hand
             hand.start()
 

@@ -16,10 +16,13 @@ from muxcluster.engine.gpu.ipc import DeviceExports, DeviceImports, check_plain_
 from muxcluster.engine.gpu.manifest import Manifest, Region, manifest_of, tensors_of
 from muxcluster.engine.gpu.modeltensors import put_tensors, tensors_in
 from muxcluster.engine.hf_config import NotPaged, read_config
+from muxcluster.engine.kernel_fusing import forward_on_gpu
 from muxcluster.engine.loading import load_model
+from muxcluster.engine.merging import merge_products
+from muxcluster.engine.pinning import pin
 from muxcluster.engine.runner import UnitMemory
+from muxcluster.engine.sameness import has_llama_layers
 from muxcluster.engine.skeleton import skeleton
-from muxcluster.engine.swapping import forward_on_gpu
 
 _NOT_HERE = "partition mps runs paged models only: use policy.partition green or none"
 
@@ -39,6 +42,8 @@ class OwnedMemory:
         self._models = {}
         for each in spec.models:
             model = self._models[each.name] = _paged(each, spec.device)
+            if spec.fuses_layers and has_llama_layers(model):
+                merge_products(model, spec.device)  # so that no worker makes a copy of its own
             if self._device.type == "cpu":
                 put_tensors(model, self._files.moved(tensors_in(model)))
             named = tensors_in(model).items()
@@ -49,7 +54,8 @@ class OwnedMemory:
             check_plain_memory()
             torch.cuda.synchronize(self._device)  # before anybody else reads
             torch.cuda.empty_cache()  # what loading took in passing is for the workers
-            _pin(self.arena.host)
+            if self.arena.host.numel():  # in the owner alone: workers stage what crosses the bus
+                pin(self.arena.host)
             self._exports = DeviceExports(Driver(index=self._device.index or 0))
         self.manifest = manifest_of(self._tensors, self._find)
 
@@ -94,7 +100,7 @@ def mapped_memory(spec: UnitSpec, manifest: Manifest) -> UnitMemory:
         model = skeleton(read_config(Path(each.path)), each).eval()
         names = tensors_in(model)
         put_tensors(model, {name: tensors[_weight(each.name, name)] for name in names})
-        forwards[each.name] = forward_on_gpu(model, each, swaps=spec.swaps_modules)
+        forwards[each.name] = forward_on_gpu(model, each, fuses=spec.fuses_layers)
     return UnitMemory(forwards, Arena(spec, take))
 
 
@@ -103,14 +109,6 @@ def _opener(device: torch.device) -> Callable[[Region], Tensor]:
         return opened
     imports = DeviceImports(Driver(index=device.index or 0), device)
     return lambda region: opened(region) if region.handle == b"" else imports.opened(region)
-
-
-def _pin(host: Tensor) -> None:
-    """Lock the pages of host memory, in the owner alone: workers stage what crosses the bus."""
-    if not host.numel():
-        return
-    runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    torch.cuda.check_error(int(runtime.cudaHostRegister(host.data_ptr(), host.nbytes, 0)))
 
 
 def _weight(model: str, name: str) -> str:

@@ -15,8 +15,9 @@ from muxcluster.engine.seats import SeatPlan, rung_seats
 
 OWNER_MODULE = "muxcluster.engine.gpu.owner"
 
-GPU_PATIENCE = Patience(load_s=360.0, fork_s=30.0)
-"""An owner that waits for its workers uses no processor time, and it gives up by itself."""
+GPU_PATIENCE = Patience(load_s=360.0, fork_s=30.0, start_s=360.0)
+"""An owner that waits for its workers uses no processor time, and it gives up by itself. A worker
+that replaces another imports torch, maps memory and records decode steps before it takes jobs."""
 
 
 class MpsGround:
@@ -40,6 +41,12 @@ class MpsGround:
             self._daemon = GuardedDaemon(self._card)
             environment |= self._daemon.environment
         return OwnerLink(patience, module=self._owner_module, environment=environment)
+
+    def prepare(self, patience: Patience) -> None:
+        """Nothing: a process that waits would have no context of its own on the new daemon."""
+
+    def close(self) -> None:
+        """Nothing is kept from owner to owner."""
 
     def release(self) -> None:
         if self._daemon is not None:

@@ -1,16 +1,19 @@
 """Green contexts of a unit's seats: which multiprocessors each worker slot gets at each share."""
 
 import logging
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 
 from muxcluster.core.errors import EngineFailure
 from muxcluster.core.unitspec import UnitSpec
-from muxcluster.engine.gpu.driver import Driver, DriverError, GreenContext
+from muxcluster.engine.gpu.context import open_own_context
+from muxcluster.engine.gpu.driver import Driver, DriverError, GreenContext, SmResource, SmSplit
+from muxcluster.engine.gpu.ends import TwoEnds
 from muxcluster.engine.gpu.refusals import NO_GREEN
 from muxcluster.engine.gpu.shares import Seen, check_apart, check_shares
 from muxcluster.engine.gpu.sm_probe import SmProbe
@@ -18,13 +21,15 @@ from muxcluster.engine.seats import Seat
 
 logger = logging.getLogger(__name__)
 
+_EPSILON = 1e-6
+
 
 class Contexts(Protocol):
     """The driver calls that are needed: see driver.Driver."""
 
-    def first(self, sm_count: int) -> GreenContext: ...
+    def split(self) -> SmSplit: ...
 
-    def rest(self, sm_count: int) -> GreenContext: ...
+    def create(self, resources: Sequence[SmResource]) -> GreenContext: ...
 
     def destroy(self, green: GreenContext) -> None: ...
 
@@ -70,14 +75,8 @@ class GreenParts:
     def open(self, seats: Sequence[Seat]) -> Mapping[int, Part]:
         probe = SmProbe(self._device)
         whole = len(probe.run())
-        from_start = {
-            worker_id: index % 2 == 0
-            for index, worker_id in enumerate(sorted({seat.worker_id for seat in seats}))
-        }
         try:
-            parts = {
-                seat.seat_id: self._part(seat, whole, from_start[seat.worker_id]) for seat in seats
-            }
+            parts = self._make(seats)
         except DriverError as reason:
             raise EngineFailure(NO_GREEN.format(reason=reason)) from reason
         seen = {seat_id: _seen(part, probe) for seat_id, part in parts.items()}
@@ -90,14 +89,37 @@ class GreenParts:
         while self._made:
             self._contexts.destroy(self._made.pop())
 
-    def _part(self, seat: Seat, whole: int, is_from_start: bool) -> Part:
+    def _make(self, seats: Sequence[Seat]) -> dict[int, Part]:
+        """Raises DriverError: a call was refused, or the device cannot be divided."""
+        split = self._contexts.split()
+        if split.combines_rest:
+            try:
+                return self._make_of(split, seats)
+            except DriverError as refusal:
+                logger.warning("groups and the rest of a split were not combined: %s", refusal)
+                self.close()
+        if split.rest is not None:
+            logger.info(
+                "%d of %d multiprocessors are in no group: only jobs on the whole card use them",
+                *(split.rest.sm_count, split.num_sms),
+            )
+        return self._make_of(replace(split, combines_rest=False), seats)
+
+    def _make_of(self, split: SmSplit, seats: Sequence[Seat]) -> dict[int, Part]:
+        ends = TwoEnds(split)
+        from_start = {
+            worker_id: index % 2 == 0
+            for index, worker_id in enumerate(sorted({seat.worker_id for seat in seats}))
+        }
+        return {seat.seat_id: self._part(seat, ends, from_start[seat.worker_id]) for seat in seats}
+
+    def _part(self, seat: Seat, ends: TwoEnds, is_from_start: bool) -> Part:
         assert seat.share is not None, "a context has one share"
-        wanted = round(seat.share * whole)
-        if wanted >= whole:  # a stream of its own, or slots would wait for each other
+        if seat.share >= 1.0 - _EPSILON:  # a stream of its own, or slots would wait for each other
             own = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]  # torch leaves it untyped
             return Part(None, own)
-        green = (
-            self._contexts.first(wanted) if is_from_start else self._contexts.rest(whole - wanted)
+        green = self._contexts.create(
+            ends.from_start(seat.share) if is_from_start else ends.from_end(seat.share)
         )
         self._made.append(green)
         stream = torch.cuda.ExternalStream(green.stream, self._device)  # type: ignore[no-untyped-call]  # torch leaves it untyped
@@ -119,8 +141,7 @@ def parts_for(spec: UnitSpec) -> Parts:
     device = torch.device(spec.device)
     if device.type == "cpu":
         return ThreadParts()
-    torch.cuda.set_device(device)
-    torch.zeros(1, device=device)  # the primary context
+    open_own_context(device, os.environ)
     try:
         return GreenParts(Driver(index=device.index or 0), device)
     except (OSError, DriverError) as reason:

@@ -49,6 +49,9 @@ CARD_TAKEN = (
     "card {card} already has a unit of ours (process {holder}): its SM shares are not divided "
     "twice; stop that unit first"
 )
+CLIENT_REFUSED = "the MPS daemon starts, but a client under it fails: {said}"
+CLIENT_LATE = "the MPS daemon starts, but a client under it has done nothing after {seconds:.0f} s"
+NO_CLIENT = "the MPS daemon starts, but a client runs without it: the daemon has no server"
 WORKER_LATE = "worker process {worker} at SM share {share:g} was not ready after {seconds:.0f} s"
 WORKER_ENDED = "worker process {worker} at SM share {share:g} ended at its start: {status}"
 NO_GREEN = "this driver has no green contexts ({reason}): CUDA 12.4 or later is needed"

@@ -9,15 +9,13 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 
-from muxcluster.channel.codec import Start
-from muxcluster.channel.codec import encode as encode_message
 from muxcluster.channel.frames import FrameSocket
 from muxcluster.core.errors import EngineFailure
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.gpu.card import PERCENTAGE
 from muxcluster.engine.gpu.manifest import Manifest
 from muxcluster.engine.gpu.refusals import WORKER_ENDED
-from muxcluster.engine.gpu.seating import Lost, Seated, Seating, Unseated, decode, encode
+from muxcluster.engine.gpu.seating import Lost, Seated, Seating, Unseated, decode, written
 from muxcluster.engine.seats import Seat
 
 WORKER_MODULE = "muxcluster.engine.gpu.worker"
@@ -27,21 +25,23 @@ class SpawnedWorker:
     """A worker from its spawning to its end."""
 
     def __init__(self, spec: UnitSpec, seat: Seat, manifest: Manifest, module: str) -> None:
-        """Returns at once; `hear` tells what became of it."""
+        """Returns at once, however late the worker reads; `hear` tells what became of it."""
         self.seat = seat
         self.has_unit = False
         self._stream, theirs = socket.socketpair()
         files = [r.descriptor for r in manifest.regions if r.descriptor is not None]
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", module, str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                env=environment_of(seat, os.environ),
-                pass_fds=(theirs.fileno(), *files),
-            )
+        seating = written(Seating(spec, seat, manifest))
+        try:
+            with theirs:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", module, str(theirs.fileno()), str(seating)],
+                    stdin=subprocess.DEVNULL,
+                    env=environment_of(seat, os.environ),
+                    pass_fds=(theirs.fileno(), seating, *files),
+                )
+        finally:
+            os.close(seating)
         self._frames = FrameSocket(self._stream)
-        self._frames.send(encode_message(Start(spec)))
-        self._frames.send(encode(Seating(seat, manifest)))
 
     @property
     def pid(self) -> int:

@@ -1,7 +1,7 @@
 """A GPU worker process: maps the owner's memory, says which multiprocessors it has, runs jobs.
 
-Run as `python -m muxcluster.engine.gpu.worker OWNER_FD` by the owner, which has set the SM share
-in its environment: the driver reads it when the context is made.
+Run as `python -m muxcluster.engine.gpu.worker OWNER_FD SEATING_FD` by the owner, which has set the
+SM share in its environment: the driver reads it when the context is made.
 """
 
 import logging
@@ -11,49 +11,41 @@ import sys
 
 import torch
 
-from muxcluster.channel.codec import Start
-from muxcluster.channel.codec import decode as decode_message
 from muxcluster.channel.frames import FrameSocket
-from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.childmain import settle_in
 from muxcluster.engine.gpu.context import ContextLost, SettledRunner, open_context
 from muxcluster.engine.gpu.memory import mapped_memory
-from muxcluster.engine.gpu.seating import Lost, Seated, Seating, Unseated, decode, encode
+from muxcluster.engine.gpu.seating import Lost, Seated, Seating, Unseated, encode, read
 from muxcluster.engine.gpu.sm_probe import SmProbe
 from muxcluster.engine.processname import name_process
 from muxcluster.engine.runner import UnitRunner
-from muxcluster.engine.seats import runs_decodes
 from muxcluster.engine.worker import Worker
 
 logger = logging.getLogger(__name__)
 
 
-def sit_down(spec: UnitSpec, seating: Seating) -> tuple[SettledRunner, frozenset[int]]:
+def sit_down(seating: Seating) -> tuple[SettledRunner, frozenset[int]]:
     """A runner over the owner's memory, and the multiprocessors that its work runs on.
 
     Raises EngineFailure where the memory cannot be mapped, RuntimeError with CUDA's own words.
     """
+    spec = seating.spec
     device = torch.device(spec.device)
     open_context(device, spec, os.environ)
     sm_ids = SmProbe(device).run()
     runner = UnitRunner(spec, mapped_memory(spec, seating.manifest))
-    if device.type == "cuda" and runs_decodes(seating.seat, spec.workers):
-        runner.record(seating.seat.worker_id)
+    if device.type == "cuda":
+        runner.warm_up(seating.seat.worker_id)
+        runner.record(seating.seat.worker_id, seating.seat.share or 1.0)
     return SettledRunner(runner, device), sm_ids
 
 
-def serve(stream: socket.socket) -> int:
-    """Everything from the owner's first word to the end; the exit status."""
+def serve(stream: socket.socket, seating: Seating) -> int:
+    """Everything from sitting down to the end; the exit status."""
     owner = FrameSocket(stream)
-    frames = (owner.recv(), owner.recv())
-    if frames[0] is None or frames[1] is None:
-        return 0
-    start, seating = decode_message(frames[0]), decode(frames[1])
-    assert isinstance(start, Start), f"a worker was sent {type(start).__name__}"
-    assert isinstance(seating, Seating), f"a worker was sent {type(seating).__name__}"
     name_process(f"mux-worker-{seating.seat.seat_id}")
     try:
-        runner, sm_ids = sit_down(start.spec, seating)
+        runner, sm_ids = sit_down(seating)
     except Exception as error:
         logger.exception("worker %d cannot start", seating.seat.seat_id)
         owner.send(encode(Unseated(f"{type(error).__name__}: {error}")))
@@ -71,14 +63,14 @@ def serve(stream: socket.socket) -> int:
     return 0
 
 
-def main(owner_fd: int) -> int:
+def main(owner_fd: int, seating_fd: int) -> int:
     """Serve until the unit or the owner is gone; the exit status."""
     settle_in()
     try:
-        return serve(socket.socket(fileno=owner_fd))
+        return serve(socket.socket(fileno=owner_fd), read(seating_fd))
     except (BrokenPipeError, ConnectionResetError):
         return 0  # the others went first
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1])))
+    sys.exit(main(int(sys.argv[1]), int(sys.argv[2])))

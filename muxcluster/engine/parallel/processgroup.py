@@ -1,12 +1,14 @@
 """The ranks of a unit as processes on one node, by torch.distributed.
 
-Collectives are issued on the current stream and nobody waits for them on the host: from torch 2.8
-on NCCL launches a synchronous call's kernel there, so a CUDA graph captures it like any other (that
-path has not run yet; on the CPU gloo does the same work, and blocks).
+NCCL's collectives are issued on the current stream and nobody waits for them on the host: from
+torch 2.8 on a synchronous call launches its kernel there, so a CUDA graph captures it like any
+other (that path has not run yet). gloo works on host memory and blocks: it is for CPUs, and for
+ranks that share a GPU, which NCCL refuses.
 """
 
 import os
 import socket
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 
@@ -19,29 +21,41 @@ _NEVER = timedelta(days=1)
 
 _LOOPBACK = "lo"
 
+NCCL, GLOO = "nccl", "gloo"
+
+
+def backend_for(devices: Sequence[str]) -> str:
+    """What ranks on `devices`, one each, talk by."""
+    on_gpus = all(torch.device(device).type == "cuda" for device in devices)
+    return NCCL if on_gpus and len(set(devices)) == len(devices) else GLOO
+
 
 class ProcessGroup:
-    """A `RankGroup` of processes on one node, by torch.distributed: NCCL on GPUs, gloo on CPUs."""
+    """A `RankGroup` of processes on one node, by torch.distributed. A group of one is a group."""
 
-    def __init__(self, rank: int, size: int, device: str, meeting_point: Path) -> None:
+    def __init__(
+        self, rank: int, size: int, device: str, meeting_point: Path, backend: str | None = None
+    ) -> None:
         """Blocks until all ranks have come. meeting_point: a file that all of them can reach and
-        that none of them has made; one group a process."""
+        that none of them has made; one group a process. backend: NCCL or GLOO, by default NCCL on
+        GPUs and gloo on CPUs."""
         place = torch.device(device)
-        is_cpu = place.type == "cpu"
-        if is_cpu:
+        backend = backend or backend_for([device])
+        if backend == GLOO:
             _prefer_loopback()
-        else:
+        if place.type == "cuda":
             torch.cuda.set_device(place)
         dist.init_process_group(
-            "gloo" if is_cpu else "nccl",
+            backend,
             init_method=meeting_point.as_uri(),
             rank=rank,
             world_size=size,
             timeout=_NEVER,
-            device_id=None if is_cpu else place,
+            device_id=place if backend == NCCL else None,
         )
         self._rank = rank
         self._size = size
+        self._has_gloo = backend == GLOO
         self._num_calls = 0
 
     @property
@@ -53,20 +67,31 @@ class ProcessGroup:
         return self._size
 
     @property
+    def is_recordable(self) -> bool:
+        """Whether a CUDA graph may hold its collectives."""
+        return not self._has_gloo
+
+    @property
     def num_calls(self) -> int:
         """Collectives this rank has entered; ranks that differ are out of step for good."""
         return self._num_calls
 
     def all_reduce(self, partial: Tensor) -> Tensor:
         self._num_calls += 1
-        dist.all_reduce(partial)
-        return partial
+        here = self._reachable(partial)
+        dist.all_reduce(here)
+        return partial if here is partial else partial.copy_(here)
 
     def gather(self, part: Tensor) -> Tensor:
         self._num_calls += 1
-        whole = part.new_empty((self._size, *part.shape))
-        _all_gather(whole.view(-1), part.contiguous().view(-1))
-        return whole.movedim(0, -2).reshape(*part.shape[:-1], -1)
+        here = self._reachable(part)
+        whole = here.new_empty((self._size, *here.shape))
+        _all_gather(whole.view(-1), here.contiguous().view(-1))
+        return whole.to(part.device).movedim(0, -2).reshape(*part.shape[:-1], -1)
+
+    def _reachable(self, tensor: Tensor) -> Tensor:
+        """It, or a copy in host memory where gloo cannot reach it; waits for the device then."""
+        return tensor.cpu() if self._has_gloo and tensor.is_cuda else tensor
 
     def close(self) -> None:
         """Leave the group; the other ranks should, too."""

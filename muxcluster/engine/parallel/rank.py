@@ -14,8 +14,9 @@ from muxcluster.channel.codec import Done, Failed, Launch, decode, encode
 from muxcluster.channel.frames import FrameSocket
 from muxcluster.core.job import Job
 from muxcluster.core.unitspec import UnitSpec
+from muxcluster.engine.captures import CallAgain
 from muxcluster.engine.childmain import serve_unit
-from muxcluster.engine.parallel.processgroup import ProcessGroup
+from muxcluster.engine.parallel.processgroup import ProcessGroup, backend_for
 from muxcluster.engine.runner import UnitRunner
 
 logger = logging.getLogger(__name__)
@@ -65,8 +66,11 @@ def main(control_fd: int, rank: int, meeting_point: Path) -> int:
 
     def load(spec: UnitSpec) -> tuple[UnitRunner, ProcessGroup]:
         mine = rank_spec(spec, rank)
-        group = ProcessGroup(rank, spec.tp, mine.device, meeting_point)
-        return UnitRunner(mine, group=group), group
+        backend = backend_for(spec.rank_devices or [spec.device])
+        group = ProcessGroup(rank, spec.tp, mine.device, meeting_point, backend)
+        is_cpu = torch.device(mine.device).type == "cpu"
+        capture = None if is_cpu or group.is_recordable else CallAgain()
+        return UnitRunner(mine, capture=capture, group=group), group
 
     def serve(_: UnitSpec, loaded: tuple[UnitRunner, ProcessGroup], control: FrameSocket) -> None:
         runner, group = loaded

@@ -1,5 +1,6 @@
 """All ranks of one unit, from their start to their end."""
 
+import os
 import select
 import shutil
 import tempfile
@@ -13,13 +14,19 @@ from muxcluster.engine.liveness import Patience, Pulse
 from muxcluster.engine.parallel.ranklink import RankLink, RankLost
 
 
+def _server_folder() -> str | None:
+    """The private folder of the server that this unit belongs to, which is cleaned after a kill."""
+    folder = os.environ.get("MUXCLUSTER_FOLDER")
+    return folder if folder is not None and os.path.isdir(folder) else None
+
+
 class RankTeam:
     """The processes of `spec.tp` ranks, which meet at a file in a directory of their own."""
 
     def __init__(self, spec: UnitSpec, patience: Patience) -> None:
         self._spec = spec
         self._patience = patience
-        self._directory = Path(tempfile.mkdtemp(prefix="muxcluster-ranks-"))
+        self._directory = Path(tempfile.mkdtemp(prefix="muxcluster-ranks-", dir=_server_folder()))
         meeting_point = self._directory / "store"
         self.links = tuple(RankLink(rank, meeting_point, patience) for rank in range(spec.tp))
 

@@ -13,6 +13,10 @@ from muxcluster.engine.upload import Array
 
 Numbers = NDArray[np.int32]
 
+BROKEN = 1 << 32
+"""Added to the token of a broken row. As int32 it is the token again, so steps that go on from it
+on the device need not know."""
+
 
 def is_plain(state: SlotSampling, slots: Numbers, lengths: Numbers) -> bool:
     """Whether no row asks for more. slots, lengths: [rows], as of `sampler.sample`."""
@@ -45,7 +49,8 @@ def random_numbers(
 
 
 def draw(logits: Tensor, drawing: Sequence[Tensor], live: Tensor | None, outcome: Tensor) -> None:
-    """Draw a token a row into outcome[1:], and add the broken rows among `live` to outcome[0].
+    """Draw a token a row into outcome[1:], plus BROKEN where the row is broken, and add the broken
+    rows among `live` to outcome[0].
 
     logits: fp32 [rows, vocab]. drawing: `limits` and one step of `random_numbers`. live: int64
     [rows] of ones and zeros, None: all. outcome: int64 [1 + rows]. What a broken row is and gets:
@@ -59,7 +64,8 @@ def draw(logits: Tensor, drawing: Sequence[Tensor], live: Tensor | None, outcome
     # A row's maximum shows NaN, +inf and, with nothing finite, -inf.
     is_broken = ~logits.amax(-1).isfinite()
     outcome[0].add_((is_broken if live is None else is_broken * live).sum())
-    outcome[1:] = sample(logits, temperature, top_k, top_p, min_p, uniform)
+    tokens = sample(logits, temperature, top_k, top_p, min_p, uniform)
+    outcome[1:] = tokens + is_broken * BROKEN
 
 
 def filled(values: Array, num_rows: int, fill: float) -> Array:

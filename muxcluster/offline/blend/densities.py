@@ -7,8 +7,8 @@ from numpy.typing import NDArray
 
 from muxcluster.offline.blend.lengths import OutputLengths
 from muxcluster.offline.blend.resources import ResourceModel
-from muxcluster.offline.ranges import range_sums
-from muxcluster.offline.tree import PrefixTree
+from muxcluster.offline.prefix.ranges import range_sums
+from muxcluster.offline.prefix.tree import PrefixTree
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from muxcluster.offline.blend.pieces import Pieces
-from muxcluster.offline.ranges import joined_ranges
+from muxcluster.offline.prefix.ranges import joined_ranges
 
 _SLICES = 4
 """A piece of more than 1 / (4 * parts) of the job is cut, so that the parts can be even."""

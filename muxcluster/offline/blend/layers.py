@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from muxcluster.offline.blend.densities import Work
-from muxcluster.offline.tree import PrefixTree
+from muxcluster.offline.prefix.tree import PrefixTree
 
 
 def sort_layers(

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from muxcluster.offline.ranges import range_sums
-from muxcluster.offline.tree import PrefixTree
+from muxcluster.offline.prefix.ranges import range_sums
+from muxcluster.offline.prefix.tree import PrefixTree
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from muxcluster.offline.blend.densities import Work, even_parts, node_work
 from muxcluster.offline.blend.layers import sort_layers
 from muxcluster.offline.blend.resources import ResourceModel
-from muxcluster.offline.groups import PrefixGroups
-from muxcluster.offline.ranges import joined_ranges
-from muxcluster.offline.tree import PrefixTree
+from muxcluster.offline.order.groups import PrefixGroups
+from muxcluster.offline.prefix.ranges import joined_ranges
+from muxcluster.offline.prefix.tree import PrefixTree
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -10,7 +10,7 @@ from muxcluster.offline.blend.lengths import OutputLengths
 from muxcluster.offline.blend.pieces import Pieces, cut
 from muxcluster.offline.blend.resources import ResourceModel
 from muxcluster.offline.blend.scan import blend_order
-from muxcluster.offline.tree import PrefixTree
+from muxcluster.offline.prefix.tree import PrefixTree
 
 
 @dataclass(frozen=True, slots=True, eq=False)

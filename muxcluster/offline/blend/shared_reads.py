@@ -5,7 +5,7 @@ from numpy.typing import NDArray
 
 from muxcluster.offline.blend.lengths import OutputLengths
 from muxcluster.offline.blend.resources import ResourceModel
-from muxcluster.offline.tree import PrefixTree
+from muxcluster.offline.prefix.tree import PrefixTree
 
 
 def shared_reads(

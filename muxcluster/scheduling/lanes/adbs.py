@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from functools import partial
 
 from muxcluster.core.job import Job, Phase
-from muxcluster.scheduling.lanes.desk import Desk
-from muxcluster.scheduling.modelstate import ModelState
+from muxcluster.scheduling.lanes.view import LaneView
 from muxcluster.scheduling.shares import Place, ShareLedger
+from muxcluster.scheduling.state.model import ModelState
 
 _EVEN = 0.5
 _LEAST = 0.3
@@ -31,96 +31,96 @@ class AdbsLane:
     uses_quotas = True
     phases = frozenset({Phase.PREFILL, Phase.DECODE})
 
-    def next_jobs(self, desk: Desk, now: float) -> list[Job]:
+    def next_jobs(self, view: LaneView, now: float) -> list[Job]:
         """Launch a prefill where none runs, then decodes unless the prefill waits for SMs."""
-        jobs, is_prefill_waiting = self._prefill(desk, now)
+        jobs, is_prefill_waiting = self._prefill(view, now)
         if not is_prefill_waiting:
-            jobs += self._decodes(desk, now)
+            jobs += self._decodes(view, now)
         return jobs
 
-    def turns(self, desk: Desk) -> list[ModelState]:
+    def turns(self, view: LaneView) -> list[ModelState]:
         """Nobody: a waiting model has other claims than its turn."""
         return []
 
-    def repeats(self, desk: Desk, jobs: Sequence[Job]) -> bool:
+    def repeats(self, view: LaneView, jobs: Sequence[Job]) -> bool:
         """True where their parts of the SMs are what they have."""
-        works = _works(desk, ())
+        works = _works(view, ())
         return all(
-            desk.shares.would_repeat(job, partial(_decode_place, desk.shares, works, job.model))
+            view.shares.would_repeat(job, partial(_decode_place, view.shares, works, job.model))
             for job in jobs
         )
 
-    def may_follow(self, desk: Desk, job: Job) -> bool:
+    def may_follow(self, view: LaneView, job: Job) -> bool:
         """True where no prefill waits for SMs, and its part of them is what it has."""
-        if not desk.shares.has_running(Phase.PREFILL) and desk.could_prefill():
+        if not view.shares.has_running(Phase.PREFILL) and view.could_prefill():
             return False
-        return self.repeats(desk, [job])
+        return self.repeats(view, [job])
 
-    def _prefill(self, desk: Desk, now: float) -> tuple[list[Job], bool]:
-        if desk.shares.has_running(Phase.PREFILL):
+    def _prefill(self, view: LaneView, now: float) -> tuple[list[Job], bool]:
+        if view.shares.has_running(Phase.PREFILL):
             return [], False
-        models = self._in_turn(desk, Phase.PREFILL, now)
+        models = self._in_turn(view, Phase.PREFILL, now)
         if not models:
             return [], False
-        place = self._prefill_place(desk)
+        place = self._prefill_place(view)
         for model in models:
             if place is None:
-                if desk.may_prefill(model):
+                if view.may_prefill(model):
                     return [], True
-            elif (job := desk.launch(model, Phase.PREFILL, place, now)) is not None:
+            elif (job := view.launch(model, Phase.PREFILL, place, now)) is not None:
                 return [job], False
         return [], False
 
-    def _prefill_place(self, desk: Desk) -> Place | None:
+    def _prefill_place(self, view: LaneView) -> Place | None:
         """Part of the SMs where there is something to decode, else all of them."""
-        has_decodes = desk.shares.has_running(Phase.DECODE) or any(
-            desk.has_decode_work(model) for model in desk.models
+        has_decodes = view.shares.has_running(Phase.DECODE) or any(
+            view.has_decode_work(model) for model in view.models
         )
         if has_decodes:
-            share = _EVEN - (_EVEN - _LEAST) * desk.decode_pressure()
-            return desk.shares.beside(Phase.PREFILL, Phase.DECODE, share)
-        return desk.shares.full(Phase.PREFILL)
+            share = _EVEN - (_EVEN - _LEAST) * view.decode_pressure()
+            return view.shares.beside(Phase.PREFILL, Phase.DECODE, share)
+        return view.shares.full(Phase.PREFILL)
 
-    def _decodes(self, desk: Desk, now: float) -> list[Job]:
+    def _decodes(self, view: LaneView, now: float) -> list[Job]:
         jobs: list[Job] = []
-        models = self._in_turn(desk, Phase.DECODE, now)
+        models = self._in_turn(view, Phase.DECODE, now)
         for index, model in enumerate(models):
-            starting = models[index : index + desk.shares.num_free(Phase.DECODE)]
+            starting = models[index : index + view.shares.num_free(Phase.DECODE)]
             if not starting:
                 break
-            place = _decode_place(desk.shares, _works(desk, starting), model.name)
+            place = _decode_place(view.shares, _works(view, starting), model.name)
             if place is None:
                 break
-            if (job := desk.launch(model, Phase.DECODE, place, now)) is not None:
+            if (job := view.launch(model, Phase.DECODE, place, now)) is not None:
                 jobs.append(job)
         return jobs
 
-    def _in_turn(self, desk: Desk, phase: Phase, now: float) -> list[ModelState]:
+    def _in_turn(self, view: LaneView, phase: Phase, now: float) -> list[ModelState]:
         """Models with idle work of `phase` and no running job of it, the next one first."""
-        has_work = desk.has_prefill_work if phase is Phase.PREFILL else desk.has_decode_work
-        slack_s = desk.prefill_slack_s if phase is Phase.PREFILL else desk.decode_slack_s
-        busy = desk.shares.running_models(phase)
-        waiting = [m for m in desk.models if m.name not in busy and has_work(m)]
+        has_work = view.has_prefill_work if phase is Phase.PREFILL else view.has_decode_work
+        slack_s = view.prefill_slack_s if phase is Phase.PREFILL else view.decode_slack_s
+        busy = view.shares.running_models(phase)
+        waiting = [m for m in view.models if m.name not in busy and has_work(m)]
         if len(waiting) < 2:
             return waiting
 
-        patience_ended = desk.num_launches(phase) - _PATIENCE * len(desk.models)
+        patience_ended = view.num_launches(phase) - _PATIENCE * len(view.models)
 
         def rank(model: ModelState) -> tuple[float, int]:
-            last = desk.last_turn(model, phase)
+            last = view.last_turn(model, phase)
             return (-1.0 if last <= patience_ended else slack_s(model, now)), last
 
         return sorted(waiting, key=rank)
 
 
-def _works(desk: Desk, starting: Sequence[ModelState]) -> dict[str, float]:
+def _works(view: LaneView, starting: Sequence[ModelState]) -> dict[str, float]:
     """Work of a decode step of each model with a decode job or about to get one.
 
     Those that find no free worker are left out, or their parts of the SMs would lie idle.
     """
-    running = desk.shares.running_models(Phase.DECODE)
-    models = [model for model in desk.models if model.name in running or model in starting]
-    return {model.name: model.step_work(desk.decode_rows(model)) for model in models}
+    running = view.shares.running_models(Phase.DECODE)
+    models = [model for model in view.models if model.name in running or model in starting]
+    return {model.name: model.step_work(view.decode_rows(model)) for model in models}
 
 
 def _decode_place(shares: ShareLedger, works: dict[str, float], model: str) -> Place | None:

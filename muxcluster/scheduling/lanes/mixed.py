@@ -6,8 +6,8 @@ The right choice where there is one SM partition.
 from collections.abc import Sequence
 
 from muxcluster.core.job import Job, Phase
-from muxcluster.scheduling.lanes.desk import Desk
-from muxcluster.scheduling.modelstate import ModelState
+from muxcluster.scheduling.lanes.view import LaneView
+from muxcluster.scheduling.state.model import ModelState
 
 
 class MixedLane:
@@ -16,26 +16,26 @@ class MixedLane:
     uses_quotas = False
     phases = frozenset({Phase.MIXED})
 
-    def next_jobs(self, desk: Desk, now: float) -> list[Job]:
+    def next_jobs(self, view: LaneView, now: float) -> list[Job]:
         """The next model with work that memory lets run, where nothing runs."""
-        place = desk.shares.full(Phase.MIXED)
-        if place is None or desk.shares.running:
+        place = view.shares.full(Phase.MIXED)
+        if place is None or view.shares.running:
             return []
-        for model in sorted(desk.models, key=lambda m: desk.last_turn(m, Phase.MIXED)):
-            if not desk.has_prefill_work(model) and not desk.has_decode_work(model):
+        for model in sorted(view.models, key=lambda m: view.last_turn(m, Phase.MIXED)):
+            if not view.has_prefill_work(model) and not view.has_decode_work(model):
                 continue
-            if (job := desk.launch(model, Phase.MIXED, place, now)) is not None:
+            if (job := view.launch(model, Phase.MIXED, place, now)) is not None:
                 return [job]
         return []
 
-    def turns(self, desk: Desk) -> list[ModelState]:
+    def turns(self, view: LaneView) -> list[ModelState]:
         """Nobody: a waiting model has other claims than its turn."""
         return []
 
-    def repeats(self, desk: Desk, jobs: Sequence[Job]) -> bool:
+    def repeats(self, view: LaneView, jobs: Sequence[Job]) -> bool:
         """No job of this lane only decodes."""
         return False
 
-    def may_follow(self, desk: Desk, job: Job) -> bool:
+    def may_follow(self, view: LaneView, job: Job) -> bool:
         """True where no chunk of a prompt could be in the next job, or take its turn."""
-        return job.phase is Phase.MIXED and not desk.could_prefill()
+        return job.phase is Phase.MIXED and not view.could_prefill()

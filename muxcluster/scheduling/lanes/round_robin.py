@@ -6,9 +6,9 @@ The ablation baseline of MuxServe §5.4: spatial sharing, no adaptive batch sche
 from collections.abc import Sequence
 
 from muxcluster.core.job import Job, Phase
-from muxcluster.scheduling.lanes.desk import Desk
-from muxcluster.scheduling.modelstate import ModelState
+from muxcluster.scheduling.lanes.view import LaneView
 from muxcluster.scheduling.shares import Place
+from muxcluster.scheduling.state.model import ModelState
 
 _ORDER = (Phase.PREFILL, Phase.DECODE)
 
@@ -26,26 +26,26 @@ class RoundRobinLane:
         self._next = dict.fromkeys(_ORDER, 0)
         self._last_phase = Phase.DECODE
 
-    def next_jobs(self, desk: Desk, now: float) -> list[Job]:
+    def next_jobs(self, view: LaneView, now: float) -> list[Job]:
         """A job of each phase that has none running, the phase that waited longer first."""
         phases = _ORDER if self._last_phase is Phase.DECODE else _ORDER[::-1]
         jobs: list[Job] = []
         for phase in phases:
-            if not desk.shares.has_running(phase):
-                jobs += self._launch(desk, phase, now)
+            if not view.shares.has_running(phase):
+                jobs += self._launch(view, phase, now)
         return jobs
 
-    def turns(self, desk: Desk) -> list[ModelState]:
+    def turns(self, view: LaneView) -> list[ModelState]:
         """Nobody: a waiting model has other claims than its turn."""
         return []
 
-    def repeats(self, desk: Desk, jobs: Sequence[Job]) -> bool:
+    def repeats(self, view: LaneView, jobs: Sequence[Job]) -> bool:
         """True where prompts wait for nothing but the prefill that runs, and the place stays."""
-        shares = desk.shares
+        shares = view.shares
         is_prefilling = shares.has_running(Phase.PREFILL)
         if self._last_phase is not Phase.DECODE:
             return False
-        if not is_prefilling and any(map(desk.has_prefill_work, desk.models)):
+        if not is_prefilling and any(map(view.has_prefill_work, view.models)):
             return False
 
         def place() -> Place | None:
@@ -55,23 +55,23 @@ class RoundRobinLane:
 
         return all(shares.would_repeat(job, place) for job in jobs)
 
-    def may_follow(self, desk: Desk, job: Job) -> bool:
+    def may_follow(self, view: LaneView, job: Job) -> bool:
         """Never: the rotation is strict, and who is next in it is settled when a job ends."""
         return False
 
-    def _launch(self, desk: Desk, phase: Phase, now: float) -> list[Job]:
+    def _launch(self, view: LaneView, phase: Phase, now: float) -> list[Job]:
         """The next model in the rotation that has work which memory lets run."""
         other = Phase.DECODE if phase is Phase.PREFILL else Phase.PREFILL
-        shares = desk.shares
+        shares = view.shares
         place = shares.rest(phase) if shares.running else shares.beside(phase, other)
         if place is None:
             return []
-        has_work = desk.has_prefill_work if phase is Phase.PREFILL else desk.has_decode_work
-        first, num_models = self._next[phase], len(desk.models)
+        has_work = view.has_prefill_work if phase is Phase.PREFILL else view.has_decode_work
+        first, num_models = self._next[phase], len(view.models)
         for step in range(num_models):
             index = (first + step) % num_models
-            model = desk.models[index]
-            if has_work(model) and (job := desk.launch(model, phase, place, now)) is not None:
+            model = view.models[index]
+            if has_work(model) and (job := view.launch(model, phase, place, now)) is not None:
                 self._next[phase] = (index + 1) % num_models
                 self._last_phase = phase
                 return [job]

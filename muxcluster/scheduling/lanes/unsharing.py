@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 from muxcluster.core.job import Job, Phase
 from muxcluster.scheduling.lanes.adbs import AdbsLane
-from muxcluster.scheduling.lanes.desk import Desk
 from muxcluster.scheduling.lanes.mixed import MixedLane
-from muxcluster.scheduling.modelstate import ModelState
-from muxcluster.scheduling.sharing_gain import SharingJudge
+from muxcluster.scheduling.lanes.sharing_gain import SharingJudge
+from muxcluster.scheduling.lanes.view import LaneView
+from muxcluster.scheduling.state.model import ModelState
 
 
 class UnsharingLane:
@@ -23,23 +23,23 @@ class UnsharingLane:
         self._judge = judge
         self._shared, self._mixed = AdbsLane(), MixedLane()
 
-    def next_jobs(self, desk: Desk, now: float) -> list[Job]:
+    def next_jobs(self, view: LaneView, now: float) -> list[Job]:
         """Those of ADBS, or the next mixed one."""
         if self._judge.shares:
-            return self._shared.next_jobs(desk, now)
-        return self._mixed.next_jobs(desk, now)
+            return self._shared.next_jobs(view, now)
+        return self._mixed.next_jobs(view, now)
 
-    def turns(self, desk: Desk) -> Sequence[ModelState]:
+    def turns(self, view: LaneView) -> Sequence[ModelState]:
         """Nobody: a waiting model has other claims than its turn."""
         return []
 
-    def repeats(self, desk: Desk, jobs: Sequence[Job]) -> bool:
+    def repeats(self, view: LaneView, jobs: Sequence[Job]) -> bool:
         """Never: each job that ends may be the one that changes the judge's mind."""
         return False
 
-    def may_follow(self, desk: Desk, job: Job) -> bool:
+    def may_follow(self, view: LaneView, job: Job) -> bool:
         """As the lane that rules now says; a change of mind waits for one job more."""
         is_shared = job.phase is Phase.DECODE
         if is_shared is not self._judge.shares:
             return False
-        return (self._shared if is_shared else self._mixed).may_follow(desk, job)
+        return (self._shared if is_shared else self._mixed).may_follow(view, job)

@@ -6,11 +6,11 @@ The baseline that predicted sizes are measured against (bench/hybrid).
 import math
 
 from muxcluster.core.job import Job
-from muxcluster.scheduling.memory import Memory
+from muxcluster.scheduling.memory.admission import Memory
 from muxcluster.scheduling.packing.batch import Limits, Turn
 from muxcluster.scheduling.packing.draft import Draft
 from muxcluster.scheduling.packing.hybrid import HybridPacking
-from muxcluster.scheduling.prediction import StepTimes
+from muxcluster.scheduling.steptime.step_times import StepTimes
 
 
 class AdditivePacking(HybridPacking):

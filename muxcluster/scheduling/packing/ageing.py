@@ -1,6 +1,6 @@
 """A floor for batch work: however busy the interactive class is, it gets a row now and then."""
 
-from muxcluster.scheduling.modelstate import ModelState
+from muxcluster.scheduling.state.model import ModelState
 
 
 class Ageing:

@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from muxcluster.core.job import Job, SlotCopies, TableDelta
-from muxcluster.scheduling.memory import Memory
-from muxcluster.scheduling.modelstate import ModelState
-from muxcluster.scheduling.prediction import StepTimes
+from muxcluster.scheduling.memory.admission import Memory
+from muxcluster.scheduling.state.model import ModelState
+from muxcluster.scheduling.steptime.step_times import StepTimes
 
 
 @dataclass(slots=True, eq=False)

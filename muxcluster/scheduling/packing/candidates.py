@@ -5,9 +5,9 @@ from typing import Protocol
 import numpy as np
 
 from muxcluster.core.request import ServiceClass
-from muxcluster.scheduling.live import LiveRequest
-from muxcluster.scheduling.modelstate import ModelState
-from muxcluster.scheduling.slots import Slots
+from muxcluster.scheduling.state.live import LiveRequest
+from muxcluster.scheduling.state.model import ModelState
+from muxcluster.scheduling.state.slots import Slots
 
 
 class Candidates(Protocol):

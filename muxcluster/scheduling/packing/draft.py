@@ -3,13 +3,13 @@
 import numpy as np
 
 from muxcluster.core.job import SlotCopies, TableDelta
-from muxcluster.scheduling.lending import Restored
-from muxcluster.scheduling.memory import Memory
-from muxcluster.scheduling.modelstate import ModelState
+from muxcluster.scheduling.memory.admission import Memory
+from muxcluster.scheduling.memory.lending import Restored
 from muxcluster.scheduling.packing.batch import Batch
-from muxcluster.scheduling.prediction import StepTimes
-from muxcluster.scheduling.prediction_work import JobWork
-from muxcluster.scheduling.slots import Slots
+from muxcluster.scheduling.state.model import ModelState
+from muxcluster.scheduling.state.slots import Slots
+from muxcluster.scheduling.steptime.step_times import StepTimes
+from muxcluster.scheduling.steptime.work import JobWork
 
 
 class Draft:

@@ -13,24 +13,24 @@ import numpy as np
 
 from muxcluster.core.job import Job, Phase
 from muxcluster.core.request import ServiceClass
-from muxcluster.scheduling.memory import Memory
-from muxcluster.scheduling.modelstate import ModelState
+from muxcluster.scheduling.memory.admission import Memory
 from muxcluster.scheduling.packing.ageing import Ageing
-from muxcluster.scheduling.packing.batch import Batch, Limits, Turn
-from muxcluster.scheduling.packing.draft import Draft
-from muxcluster.scheduling.packing.glance import (
+from muxcluster.scheduling.packing.backlog import (
     has_lent_prompts,
     has_suspects,
     lacks_batch_prompts,
     lacks_prompts,
     lets_batch_in,
 )
+from muxcluster.scheduling.packing.batch import Batch, Limits, Turn
+from muxcluster.scheduling.packing.draft import Draft
 from muxcluster.scheduling.packing.priority import PriorityPacking
 from muxcluster.scheduling.packing.prompts import LEAST_CHUNK, Prompts
-from muxcluster.scheduling.packing.returns import Returns
+from muxcluster.scheduling.packing.restored_rows import RestoredRows
 from muxcluster.scheduling.packing.slack import Slack
-from muxcluster.scheduling.prediction import StepTimes
-from muxcluster.scheduling.slots import Slots
+from muxcluster.scheduling.state.model import ModelState
+from muxcluster.scheduling.state.slots import Slots
+from muxcluster.scheduling.steptime.step_times import StepTimes
 
 _NOBODY: Slots = np.empty(0, dtype=np.int32)
 
@@ -54,7 +54,7 @@ class HybridPacking:
         self._slack = Slack(memory.models, times, limits.batch_stretch)
         self._ageing = Ageing(limits.ageing_s)
         self._prompts = Prompts(memory, limits)
-        self._returns = Returns(memory, limits, times, self._slack, self._ageing)
+        self._returns = RestoredRows(memory, limits, times, self._slack, self._ageing)
         self._plain = PriorityPacking(memory, limits, times)
 
     def may_prefill(self, model: ModelState) -> bool:

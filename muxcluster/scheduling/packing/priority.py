@@ -8,12 +8,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from muxcluster.core.job import Job
-from muxcluster.scheduling.memory import Memory
-from muxcluster.scheduling.modelstate import ModelState
+from muxcluster.scheduling.memory.admission import Memory
 from muxcluster.scheduling.packing.batch import Batch, Limits, Turn
 from muxcluster.scheduling.packing.candidates import Candidates, Everybody
-from muxcluster.scheduling.prediction import StepTimes
-from muxcluster.scheduling.slots import Slots
+from muxcluster.scheduling.state.model import ModelState
+from muxcluster.scheduling.state.slots import Slots
+from muxcluster.scheduling.steptime.step_times import StepTimes
 
 
 class PriorityPacking:
@@ -99,7 +99,7 @@ class PriorityPacking:
         if len(prefilling := self._candidates.prefilling(model)):
             return bool(model.slots.is_suspect[prefilling[0]])
         head = self._candidates.head(model)
-        return head is not None and head.suspicion is not None
+        return head is not None and head.prefills_alone
 
     def _decodes(self, model: ModelState, now: float, max_rows: int, max_steps: int) -> Batch:
         """The most senior suspect alone, everybody else where there is none or it must wait."""
@@ -158,7 +158,7 @@ class PriorityPacking:
                 admitted.append(slot)
             take(slot)
         while budget and (head := self._candidates.head(model)):
-            if not has_room(head.suspicion is not None) or not self._memory.admit(model, head):
+            if not has_room(head.prefills_alone) or not self._memory.admit(model, head):
                 break
             assert head.slot is not None
             admitted.append(head.slot)

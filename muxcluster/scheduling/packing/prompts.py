@@ -3,11 +3,11 @@
 import math
 
 from muxcluster.core.request import ServiceClass
-from muxcluster.scheduling.memory import Memory
+from muxcluster.scheduling.memory.admission import Memory
+from muxcluster.scheduling.packing.backlog import lets_batch_in
 from muxcluster.scheduling.packing.batch import Limits
 from muxcluster.scheduling.packing.draft import Draft
-from muxcluster.scheduling.packing.glance import lets_batch_in
-from muxcluster.scheduling.slots import Slots
+from muxcluster.scheduling.state.slots import Slots
 
 LEAST_CHUNK = 64
 """A second prompt is not begun with less than so many tokens: a later job can take more."""

@@ -6,12 +6,12 @@ import numpy as np
 
 from muxcluster.core.job import Job
 from muxcluster.core.request import ServiceClass
-from muxcluster.scheduling.memory import Memory
-from muxcluster.scheduling.modelstate import ModelState
+from muxcluster.scheduling.memory.admission import Memory
 from muxcluster.scheduling.packing.batch import Batch, Limits, Turn
 from muxcluster.scheduling.packing.candidates import OnlyClass
 from muxcluster.scheduling.packing.priority import PriorityPacking
-from muxcluster.scheduling.prediction import StepTimes
+from muxcluster.scheduling.state.model import ModelState
+from muxcluster.scheduling.steptime.step_times import StepTimes
 
 _NOBODY = np.empty(0, dtype=np.int32)
 _OTHER = {

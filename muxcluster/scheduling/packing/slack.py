@@ -7,13 +7,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from muxcluster.core.request import ServiceClass
-from muxcluster.scheduling.deadlines import leeway_s
-from muxcluster.scheduling.live import LiveRequest
-from muxcluster.scheduling.modelstate import ModelState
 from muxcluster.scheduling.packing.batch import Turn
 from muxcluster.scheduling.packing.draft import Draft
-from muxcluster.scheduling.prediction import StepTimes
-from muxcluster.scheduling.slots import Slots
+from muxcluster.scheduling.state.deadlines import leeway_s
+from muxcluster.scheduling.state.live import LiveRequest
+from muxcluster.scheduling.state.model import ModelState
+from muxcluster.scheduling.state.slots import Slots
+from muxcluster.scheduling.steptime.step_times import StepTimes
 
 _MARGIN = 0.7
 """Batch rows use so much of the slack at most: predictions are not exact."""

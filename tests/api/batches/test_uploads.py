@@ -9,6 +9,7 @@ import httpx
 import openai
 import pytest
 
+from muxcluster.api.settings import ApiSettings
 from tests.api.batches.conftest import client_of
 from tests.api.fakes import running_server, wait_until
 
@@ -137,3 +138,17 @@ def test_what_a_crash_left_is_swept(batch_app, tmp_path, says):
         assert client.files.content(kept.id).content == b"hello"
     assert _folder(tmp_path, "uploads") == []
     assert [path.name for path in _folder(tmp_path, "files")] == [kept.id]
+
+
+def test_an_upload_that_stalls_is_408_and_leaves_nothing(batch_app, tmp_path):
+    app = batch_app(ApiSettings(min_body_bytes_per_s=100, body_window_s=0.5))
+    with running_server(app) as url:
+        address = httpx.URL(url)
+        with socket.create_connection((address.host, address.port)) as connection:
+            connection.sendall(
+                b"POST /v1/files HTTP/1.1\r\nHost: x\r\nContent-Length: 10000000\r\n"
+                b"Content-Type: multipart/form-data; boundary=x\r\n\r\n--x\r\n"
+                b'Content-Disposition: form-data; name="file"\r\n\r\n' + bytes(3 * 2**20)
+            )
+            assert connection.recv(12) == b"HTTP/1.1 408"
+        assert wait_until(lambda: _folder(tmp_path, "uploads") == [])

@@ -1,8 +1,5 @@
 """The openai client through the whole flow of a batch."""
 
-import errno
-import os
-
 import httpx
 import openai
 import pytest
@@ -11,9 +8,9 @@ from muxcluster.api.settings import ApiSettings
 from tests.api.batches.clients import ended, read_lines, submit
 from tests.api.batches.conftest import client_of
 from tests.api.fakes import served_model, wait_until
+from tests.batch.disks import fill, mounted
 from tests.batch.jobs import line_of
-
-REAL_PWRITE = os.pwrite
+from tests.cli.calls import call
 
 
 def test_from_file_to_answers(batch_client, says):
@@ -298,27 +295,46 @@ def test_metrics(batch_app, says, monkeypatch):
             assert wait_until(lambda text=expected: text in httpx.get(f"{url}/metrics").text)
 
 
-def test_a_full_disk_makes_a_batch_wait(batch_app, says, monkeypatch):
+def test_a_full_disk_makes_a_batch_wait_and_is_told(
+    batch_app, says, tmp_path, monkeypatch, caplog, capsys
+):
+    """In the batch, in `batch status`, in metrics and in the log, there once."""
     says("hello world")
     monkeypatch.setattr("muxcluster.api.batches.local_desk.STORAGE_RETRY_S", 0.01)
-    num_refused = 0
+    monkeypatch.setattr("muxcluster.api.metrics_batches.PERIOD_S", 0.01)
+    with mounted(tmp_path / "batches") as disk, client_of(batch_app()) as client:
+        url = str(client.base_url).removesuffix("/v1/")
 
-    def full(handle, data, offset):
-        nonlocal num_refused
-        num_refused += 1
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        def has_metric(text: str) -> bool:
+            return text in httpx.get(f"{url}/metrics").text
 
-    with client_of(batch_app()) as client:
-        file = client.files.create(file=b"\n".join([line_of("a"), line_of("b")]), purpose="batch")
-        monkeypatch.setattr(os, "pwrite", full)
+        lines = [line_of(f"r{i}") for i in range(400)]
+        file = client.files.create(file=("in.jsonl", b"\n".join(lines)), purpose="batch")
+        ballast = fill(disk, 80 << 10)
         batch = client.batches.create(
-            input_file_id=file.id, endpoint="/v1/completions", completion_window="1h"
+            input_file_id=file.id, endpoint="/v1/completions", completion_window="24h"
         )
-        assert wait_until(lambda: num_refused > 3)
-        assert client.batches.retrieve(batch.id).request_counts.completed == 0
-        monkeypatch.setattr(os, "pwrite", REAL_PWRITE)
-        batch = ended(client, batch.id)
-        assert read_lines(client, batch.output_file_id).keys() == {"a", "b"}
+        assert wait_until(lambda: client.batches.retrieve(batch.id).errors)
+        found = client.batches.retrieve(batch.id)
+        (error,) = found.errors.data
+        assert found.status in ("validating", "in_progress")
+        assert error.code == "storage_full"
+        assert "full" in error.message or "No space left" in error.message
+        assert str(tmp_path) not in error.message, "a path of the server"
+        assert wait_until(lambda: has_metric("muxcluster:batches_waiting_for_disk 1.0"))
+        assert not has_metric("muxcluster:batch_storage_failures_total 0.0")
+        for arguments in ((), (batch.id,)):
+            told = call(capsys, "batch", "status", *arguments, "--url", url)[1]
+            assert "cannot store results" in " ".join(told.split()), told
+        ballast.unlink()
+        found = ended(client, batch.id)
+        assert (found.status, found.errors) == ("completed", None)
+        assert read_lines(client, found.output_file_id).keys() == {f"r{i}" for i in range(400)}
+        assert wait_until(lambda: has_metric("muxcluster:batches_waiting_for_disk 0.0"))
+    waits = [record for record in caplog.records if "waits until the disk" in record.message]
+    assert len(waits) == 1
+    assert str(tmp_path) in waits[0].message, "the log names the file"
+    assert not [record for record in caplog.records if record.exc_info]
 
 
 def test_the_document_has_the_routes(batch_client):

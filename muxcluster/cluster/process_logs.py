@@ -1,0 +1,88 @@
+"""Log lines of the processes behind a server: written to a folder there, shown by the server."""
+
+import logging
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import ray
+
+VARIABLE = "MUXCLUSTER_FOLDER"
+"""Environment variable, on an embedded Ray: the server's private folder (`ServerFolder`)."""
+LOGS = "logs"
+"""The folder in it."""
+FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+PERIOD_S = 0.25
+_SUFFIX = ".log"
+_MOST_BYTES = 16 * 2**20
+"""A file that is longer, and read to its end, begins anew."""
+_READ_BYTES = 2**20
+
+
+def log_as(name: str, level: int = logging.INFO) -> None:
+    """Have this Ray actor's process log from `level` on, its child processes' output included.
+
+    On an embedded Ray that is a file of the server's folder; on other clusters it is the worker's
+    log in Ray's own folder. Outside of Ray's actors nothing happens.
+    """
+    if not ray.is_initialized() or ray.get_runtime_context().get_actor_id() is None:
+        return
+    folder = os.path.join(os.environ.get(VARIABLE, ""), LOGS)
+    if VARIABLE in os.environ and os.path.isdir(folder):
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        handle = os.open(os.path.join(folder, name + _SUFFIX), flags, 0o600)
+        os.dup2(handle, 2)  # what C code and children write there, too
+        os.close(handle)
+    logging.basicConfig(level=logging.WARNING, format=FORMAT)
+    logging.getLogger("muxcluster").setLevel(level)
+    for library in ("ray", "ray.serve"):  # they warn of what is done on purpose here
+        # a filter, since Serve sets its logger's level anew
+        logging.getLogger(library).addFilter(lambda record: record.levelno >= logging.ERROR)
+
+
+class LogFollower:
+    """Hands each new line in the files of `folder` to `show`, with its file's name before it.
+
+    A thread of its own reads them until `close`.
+    """
+
+    def __init__(self, folder: Path, show: Callable[[str], None]) -> None:
+        self._folder = folder
+        self._show = show
+        self._ends: dict[Path, int] = {}
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="log-follower", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Show what is left, and end. Idempotent."""
+        self._is_over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._is_over.wait(PERIOD_S):
+            self._read_all()
+        self._read_all()
+
+    def _read_all(self) -> None:
+        for file in sorted(self._folder.glob(f"*{_SUFFIX}")):
+            try:
+                self._read(file)
+            except OSError:  # removed meanwhile
+                continue
+
+    def _read(self, file: Path) -> None:
+        begin = self._ends.get(file, 0)
+        with file.open("rb") as opened:
+            opened.seek(begin)
+            data = opened.read(_READ_BYTES)
+        whole = data.rfind(b"\n") + 1
+        if not whole and len(data) == _READ_BYTES:
+            whole = len(data)
+        for line in data[:whole].decode(errors="replace").splitlines():
+            self._show(f"{file.stem} | {line}")
+        self._ends[file] = begin + whole
+        if begin + whole > _MOST_BYTES and file.stat().st_size == begin + whole:
+            os.truncate(file, 0)
+            self._ends[file] = 0

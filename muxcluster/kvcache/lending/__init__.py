@@ -1,0 +1,1 @@
+"""Lending of KV blocks between sequences, with their tokens kept (BROS §5)."""

@@ -1,0 +1,134 @@
+"""One model's part of the cache: its columns, sequences and prefixes side by side."""
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from muxcluster.core.job import TableDelta
+from muxcluster.kvcache.columns import ColumnStore
+from muxcluster.kvcache.lending.columns import LentColumns
+from muxcluster.kvcache.lending.shared_columns import SharedColumns
+from muxcluster.kvcache.model import KvModel
+from muxcluster.kvcache.pool import OWNER_BIT
+from muxcluster.kvcache.prefix import PrefixIndex
+from muxcluster.kvcache.prefix_groups import PrefixGroups
+from muxcluster.kvcache.sequences import Lack, SequenceTable
+
+NumTokens = TypeVar("NumTokens", int, NDArray[np.int32])
+Allocate = Callable[[NDArray[np.uint8]], NDArray[np.int32]]
+"""Takes a block for each owner bit, uint8 [n]; their ids, int32 [n]."""
+
+
+class ModelKv:
+    """Column store, sequence table and prefix index of one model, without any quota.
+
+    Where blocks have no ids, a column gets one only when it is published: nobody asks before.
+    capacity, num_committed, num_lent: int32 [max_seqs], what others may read of each slot, live.
+    """
+
+    def __init__(
+        self,
+        model: KvModel,
+        num_blocks: int,
+        block_bytes: int,
+        has_block_ids: bool,
+        num_host_blocks: int | None,
+    ) -> None:
+        """num_host_blocks: host frames for lent columns, None where no column is ever lent."""
+        per_column = model.shape.blocks_per_column
+        self.model = model
+        self.block_bytes = block_bytes
+        self.block_tokens = model.shape.block_tokens(block_bytes)
+        self.slot_bytes = model.shape.head_dim * model.shape.itemsize
+        num_columns = num_blocks // per_column
+        most_empty, self._may_lend = num_columns, num_host_blocks is not None
+        if num_host_blocks is not None:  # lent columns may have frames, or nothing, for blocks
+            num_columns += num_host_blocks // per_column + most_empty
+        self.columns = ColumnStore(num_columns, per_column, has_block_ids=has_block_ids)
+        self.sequences = SequenceTable(
+            model.max_seqs, model.max_model_len, self.block_tokens, names_all=has_block_ids
+        )
+        self._names_all = has_block_ids
+        shape = (num_columns if self._may_lend else 0, per_column)
+        self.lent = LentColumns(model.max_seqs, shape, most_empty)
+        self.shared = SharedColumns(model.max_seqs, self.block_tokens)
+        self.prefix = PrefixIndex()
+        self.groups = PrefixGroups(self.columns, self.sequences, model.shared_prefix_tokens)
+        self.capacity = _read_only(self.sequences.capacity)
+        self.num_committed = _read_only(self.sequences.num_committed)
+        self.num_lent = _read_only(self.lent.counts)
+        self.nothing = self._delta(np.empty(0, np.int32), np.empty(0, np.int32))
+
+    def delta(self, slots: NDArray[np.int32]) -> TableDelta:
+        """The whole tables of `slots` but lent columns; empty where blocks have no ids."""
+        if not self._names_all:
+            return self.nothing
+        entries, positions = self.sequences.entries(slots)
+        if self._may_lend and self.lent.counts[slots].any():
+            whole = self.sequences.num_columns - self.lent.counts
+            is_whole = positions < whole[entries]
+            entries, positions = entries[is_whole], positions[is_whole]
+        return self._delta(entries, positions)
+
+    def _delta(self, slots: NDArray[np.int32], positions: NDArray[np.int32]) -> TableDelta:
+        return TableDelta(
+            slots, positions, self.columns.blocks[self.sequences.columns[slots, positions]]
+        )
+
+    def extend(self, lack: Lack, allocate: Allocate) -> TableDelta:
+        """Give the sequences their columns, of allocated blocks where these have ids."""
+        if not self._names_all:
+            self.sequences.count(lack)
+            return self.nothing
+        growth = self.sequences.growth(lack)
+        owners = self.sequences.owners[growth.slots]
+        rows = allocate(owners.repeat(self.columns.num_ids))
+        rows = rows.reshape(len(growth), self.columns.num_ids)
+        columns = self.columns.add(rows, owners)
+        self.sequences.append(lack, growth, columns)
+        return TableDelta(growth.slots, growth.positions, rows)
+
+    def commit(self, slot: int, hashes: Sequence[bytes]) -> None:
+        """The next len(hashes) columns of `slot` are computed: publish them but lent ones."""
+        sequences, owner = self.sequences, int(self.sequences.owners[slot])
+        if self._may_lend and self.lent.counts[slot]:
+            whole = sequences.num_columns[slot] - self.lent.counts[slot]
+            hashes = hashes[: whole - sequences.num_committed[slot] // self.block_tokens]
+        place = sequences.advance(slot, len(hashes))
+        if not self.model.prefix_caching:
+            return
+        if not self._names_all:
+            blocks = np.empty((len(hashes), 0), dtype=np.int32)
+            owners = np.full(len(hashes), owner, dtype=np.uint8)
+            sequences.name(slot, self.columns.add(blocks, owners))
+        self.prefix.commit(sequences.columns[slot, place], hashes, owner)
+
+    def num_held(self, num_tokens: NumTokens) -> NumTokens:
+        """Places from the first on that so many tokens may fill: see `KvModel.is_positional`."""
+        if self.model.is_positional:
+            return num_tokens
+        return -(-num_tokens // self.block_tokens) * self.block_tokens
+
+    def check(self) -> None:
+        """Raise AssertionError where tables, reference counts and prefixes disagree."""
+        self.columns.check()
+        self.sequences.check()
+        self.prefix.check()
+        slots = np.arange(self.model.max_seqs, dtype=np.int32)
+        held = self.sequences.columns[self.sequences.entries(slots)]
+        refs = np.bincount(held, minlength=len(self.columns.refs))
+        assert (refs == self.columns.refs).all(), "reference counts differ from the tables"
+        owners = np.repeat(self.sequences.owners, self.sequences.num_named)
+        assert (self.columns.owners[held] == owners).all(), "a table holds the other side's column"
+        assert self.columns.owners[self.prefix.keyed()].all(), "a free column has a key"
+        for bit in OWNER_BIT.values():
+            published = self.prefix.published(bit)
+            assert (self.columns.owners[published] == bit).all(), "published on the wrong side"
+
+
+def _read_only(array: NDArray[np.int32]) -> NDArray[np.int32]:
+    view = array.view()
+    view.flags.writeable = False
+    return view

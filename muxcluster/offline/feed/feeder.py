@@ -1,0 +1,284 @@
+"""A planned batch job that hands out its requests while it runs, as memory comes free.
+
+Memory-centric batching (BatchLLM Alg. 2): no number of requests bounds a batch, but the KV that the
+requests under way are expected to hold (the threshold) and the prompt tokens that wait to be
+computed (a few chunks). So the unit's queue is short, and what comes next is decided late.
+"""
+
+from collections import deque
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from muxcluster.offline.blend.lengths import estimate_lengths, known_lengths, sample_places
+from muxcluster.offline.blend.scan import DualScanner, End, Line, Taken
+from muxcluster.offline.feed.forecast import WorkingSetForecast
+from muxcluster.offline.feed.held_memory import HeldMemory
+from muxcluster.offline.feed.lines import (
+    is_planned,
+    keeps_families,
+    plan_line,
+    replanned,
+    sample_line,
+)
+from muxcluster.offline.feed.prefixes import LivePrefixes
+from muxcluster.offline.order.orders import OfflineJob
+
+_CHUNKS_AHEAD = 2
+"""Prompt tokens that wait, in chunks: one job runs and the next is made before we are asked."""
+_CHUNKS_UNDER_WAY = 6
+"""Prompt tokens, in chunks, that the compute-bound end may hold at least: those that wait, and more
+that decode; else prefill would starve beside a few very long requests."""
+_SLOW_SHARE = 0.1
+"""Of a sample, those that are not waited for; they count with what they have got so far."""
+_DOUBT = 4.0
+"""Estimates without a result may be too small by as many times as they are long."""
+_PRIOR_WEIGHT = 2.0
+"""A sub-tree's results are drawn towards those of the tree above as by so many further ones."""
+_LEAST_RESULTS, _MORE_RESULTS = 32, 1.25
+"""Plans are renewed after so many results, then whenever there are so many times as many."""
+
+
+class Room(NamedTuple):
+    """A unit's memory at `now` (seconds, never going back).
+
+    size_bytes: what batch requests of the job's model might hold if nobody else were there: the
+    pool, or the model's quota. other_bytes: what everybody else holds of it. chunk_tokens: most
+    prompt tokens of one of the unit's jobs.
+    """
+
+    now: float
+    size_bytes: float
+    other_bytes: float
+    chunk_tokens: int
+
+
+class Pin(NamedTuple):
+    """The first `num_tokens` of a request's prompt are to stay in the KV cache until `pin_id` is
+    freed: others will need them."""
+
+    pin_id: int
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fed:
+    """A request to submit: its prompt's number, and what to pin before that."""
+
+    number: int
+    pins: tuple[Pin, ...]
+
+
+class BatchFeeder:
+    """What of a job should be submitted now? Every request is handed out once, or put back.
+
+    No clock and no thread; engine and simulator drive the same object. Where output lengths are
+    not known, a sample is handed out first and the order follows from its results; later results
+    refine it (BlendServe §5.3).
+    """
+
+    def __init__(
+        self,
+        job: OfflineJob,
+        order: str,
+        known: NDArray[np.float64] | None = None,
+    ) -> None:
+        """order: a name of `offline.orders`. known: float64 [n] by place, output tokens of each
+        request, NaN where not known; the job's `outputs` are believed until there are results.
+        None: they are the lengths.
+
+        Raises ValueError for an unknown order.
+        """
+        self._job = job
+        self._order = order
+        self._known = job.outputs.mean.copy() if known is None else known.copy()
+        self._num_results = 0
+        self._numbers = job.tree.order.tolist()
+        self._is_out = np.zeros(len(self._numbers), dtype=np.bool_)
+        self._is_over = np.zeros(len(self._numbers), dtype=np.bool_)
+        self.memory_s_left = 0.0
+        """Memory seconds that the requests not over yet are expected to take."""
+        self._prefixes = LivePrefixes(job.tree)
+        self._pins = keeps_families(order)
+        self._depth = job.tree.depth.tolist()
+        self._open: dict[int, int] = {}
+        self._held = HeldMemory(job.tree, self._prefixes, job.model.kv_bytes)
+        self._returned: deque[tuple[int, Taken]] = deque()
+        self._forecast = WorkingSetForecast()
+        self._sample: set[int] = set()
+        self._least = 0.0
+        self._begin()
+
+    def _begin(self) -> None:
+        has_known = not bool(np.isnan(self._known).all())
+        if has_known and np.isnan(self._known).any():
+            self._estimate()
+        line = plan_line(self._job, self._order)
+        if not has_known and is_planned(self._order):
+            sample = sample_places(self._job.tree, np.random.default_rng(self._job.seed))
+            self._sample = set(sample.tolist())
+            line = sample_line(self._job, sample)
+        self._num_slow = self._num_not_waited_for()
+        self._renew_after = 1.0 if self._sample else float(_LEAST_RESULTS)
+        self._scanner = DualScanner(line, is_ramping=not self._sample)
+        self._set_own()
+
+    def __len__(self) -> int:
+        """Requests not handed out yet, those put back among them."""
+        return len(self._scanner) + len(self._returned)
+
+    @property
+    def num_open(self) -> int:
+        """Requests handed out that have not ended."""
+        return len(self._open)
+
+    @property
+    def open_bytes(self) -> float:
+        """KV that these hold, about, what they share counted once."""
+        return self._held.compute_bytes + self._held.memory_bytes
+
+    @property
+    def kv_bytes(self) -> int:
+        """Of one token."""
+        return self._job.model.kv_bytes
+
+    @property
+    def pinned(self) -> frozenset[int]:
+        """The pins that were asked for and not freed: for who gives the job up."""
+        return self._prefixes.needed
+
+    def take(self, room: Room) -> list[Fed]:
+        """The requests to submit now, in this order.
+
+        Together with those under way and with idle pins they are expected to hold no more than
+        `room` has beside what interactive requests held lately, but for one; alone in the unit, one
+        may always run.
+        """
+        expected = self._forecast.expect(room.now, room.other_bytes)
+        size = room.size_bytes - expected
+        self._least = _CHUNKS_UNDER_WAY * room.chunk_tokens * self._job.model.kv_bytes
+        self._held.advance(room.now)
+        self._plan_in_time()
+        size = max(0.0, size - self._prefixes.idle_tokens * self._job.model.kv_bytes)
+        fed: list[Fed] = []
+        while self._held.backlog < _CHUNKS_AHEAD * room.chunk_tokens:
+            is_alone = not self._open and room.other_bytes == 0
+            found = self._next(size, is_alone=is_alone)
+            if found is None:
+                break
+            fed.append(found)
+        return fed
+
+    def started(self, number: int) -> None:
+        """The request got its first token, so its prompt is computed. KeyError: it is not open."""
+        self._held.started(self._open[number])
+
+    def ended(self, number: int, output_tokens: int | None) -> tuple[int, ...]:
+        """The request is over; the ids of pins to free. KeyError: it is not open.
+
+        output_tokens: None where it tells nothing about lengths (refused, aborted).
+        """
+        place = self._open.pop(number)
+        if output_tokens is None:
+            self._held.withdraw(place)
+        else:
+            self._held.ended(place, output_tokens)
+        freed = tuple(self._prefixes.free(place)) if self._pins else ()
+        self._sample.discard(place)
+        self._is_over[place] = True
+        self.memory_s_left = max(0.0, self.memory_s_left - float(self._memory_s[place]))
+        if output_tokens is not None and np.isnan(self._known[place]):
+            self._known[place] = max(1, output_tokens)
+            self._num_results += 1
+        return freed
+
+    def put_back(self, number: int) -> None:
+        """An open request is to be handed out again: its unit was lost. KeyError: it is not open.
+
+        Its pins stay.
+        """
+        place = self._open.pop(number)
+        self._returned.append((number, Taken(place, self._held.withdraw(place))))
+
+    def _next(self, size: float, *, is_alone: bool) -> Fed | None:
+        if self.open_bytes >= size and not is_alone:
+            return None
+        if self._returned:
+            number, again = self._returned.popleft()
+            self._put(number, again)
+            return Fed(number, ())
+        held = self._held
+        taken = self._scanner.take(held.compute_bytes, held.memory_peak, size, self._least)
+        if taken is None and is_alone:
+            taken = self._scanner.take(0.0, 0.0, 1.0)
+        return None if taken is None else self._hand_out(taken)
+
+    def _hand_out(self, taken: Taken) -> Fed:
+        number = self._numbers[taken.place]
+        self._is_out[taken.place] = True
+        self._put(number, taken)
+        # What a sample touches is spread over the whole job: kept, it would fill the memory.
+        pins = self._pins and taken.place not in self._sample
+        nodes = self._prefixes.need(taken.place) if pins else []
+        return Fed(number, tuple(Pin(node, self._depth[node]) for node in nodes))
+
+    def _put(self, number: int, taken: Taken) -> None:
+        self._open[number] = taken.place
+        self._held.put(taken.place, taken.end)
+
+    def _num_not_waited_for(self) -> int:
+        """Requests that share nothing may be few and very long; all others are in families."""
+        count = len(self._sample)
+        alone = np.count_nonzero(self._job.tree.leaf_node[list(self._sample)] == 0)
+        return max(int(_SLOW_SHARE * count), min(count // 2, int(alone)))
+
+    def _plan_in_time(self) -> None:
+        """There are enough results for a new plan. The slowest of a sample are not waited for."""
+        if len(self._sample) <= self._num_slow and self._num_results >= self._renew_after:
+            self._renew()
+
+    def _renew(self) -> None:
+        """Lengths are estimated anew, and what is left is planned with them."""
+        self._renew_after = max(
+            self._num_results + _LEAST_RESULTS, self._num_results * _MORE_RESULTS
+        )
+        self._estimate()
+        self._set_own()
+        if is_planned(self._order):
+            line = plan_line(self._job, self._order)
+            self._move(line)
+            self._scanner = DualScanner(replanned(line, self._scanner, self._is_out))
+
+    def _move(self, line: Line) -> None:
+        """Open requests are counted for the end that they would be taken from now."""
+        is_long = np.zeros(len(line), dtype=np.bool_)
+        is_long[line.places] = line.density < line.target
+        for place in self._open.values():
+            self._held.move(place, End.MEMORY if is_long[place] else End.COMPUTE)
+
+    def _estimate(self) -> None:
+        """Requests that outlive their estimate tell of their kind before they end."""
+        known, tree = self._known, self._job.tree
+        if np.isnan(known).any():
+            so_far = np.zeros(len(known))
+            for place, tokens in self._held.output_tokens().items():
+                so_far[place] = tokens
+            outputs = estimate_lengths(tree, known, _PRIOR_WEIGHT, so_far)
+        else:
+            outputs = known_lengths(known)
+        self._job = replace(self._job, outputs=outputs)
+
+    def _set_own(self) -> None:
+        outputs = self._job.outputs
+        self._memory_s = self._job.leaf_work().memory_s
+        self.memory_s_left = float(self._memory_s[~self._is_over].sum())
+        self._held.expect(outputs, self._known, self._doubts())
+
+    def _doubts(self) -> NDArray[np.float64]:
+        """By how much the estimates may be too small, float64 [n]: nothing but their own results
+        tells about requests that share nothing, and all of them could start at once."""
+        is_alone = self._job.tree.leaf_node == 0
+        results = np.count_nonzero(is_alone & ~np.isnan(self._known))
+        return np.where(is_alone, 1 + _DOUBT / (1 + results) ** 0.75, 1.0)

@@ -1,0 +1,165 @@
+"""What the open requests of a running batch job hold of the KV cache, and will hold."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from muxcluster.offline.blend.lengths import OutputLengths
+from muxcluster.offline.blend.peak import peak_tokens
+from muxcluster.offline.blend.scan import End
+from muxcluster.offline.feed.clock import TokenClock
+from muxcluster.offline.feed.prefixes import LivePrefixes
+from muxcluster.offline.prefix.tree import PrefixTree
+
+_STALE_TOKENS, _STALE_SHARE = 128, 1 / 16
+"""After so many tokens, or when such a share has ended, a peak is foretold anew."""
+
+
+@dataclass(slots=True)
+class _Request:
+    """own_bytes: expected in the mean over its life. backlog: prompt tokens that nobody has
+    computed yet as far as we know. begun: seconds and tokens of the clock at its first token."""
+
+    end: End
+    own_bytes: int
+    backlog: int
+    begun: tuple[float, float] | None = None
+
+
+class HeldMemory:
+    """Open requests by place. What they share is counted once, for who came first.
+
+    Those of the compute-bound end live for a short time, and count with their mean; they come and
+    go. Those of the memory-bound end, few and long, count with the peak that they are heading for:
+    begun together they grow together, and one that outlives its estimate goes on to grow.
+    """
+
+    def __init__(self, tree: PrefixTree, prefixes: LivePrefixes, kv_bytes: int) -> None:
+        self._prefixes = prefixes
+        self._kv_bytes = kv_bytes
+        self._edge_tokens = tree.edge_tokens.tolist()
+        self._own_tokens = tree.lengths - tree.depth[tree.leaf_node]
+        self._open: dict[int, _Request] = {}
+        self._node_ends: dict[int, End] = {}
+        self._held = {End.COMPUTE: 0, End.MEMORY: 0}
+        self._clock = TokenClock()
+        self._long: dict[int, _Request] = {}
+        self._now_bytes = self._peak_bytes = 0.0
+        self._is_stale, self._stale_at, self._num_gone = False, 0.0, 0
+        self.backlog = 0
+        """Prompt tokens that wait to be computed."""
+
+    def expect(
+        self, outputs: OutputLengths, known: NDArray[np.float64], doubts: NDArray[np.float64]
+    ) -> None:
+        """Lengths are estimated anew. known: float64 [n], NaN where not known. doubts: float64 [n],
+        1 or more, how many times as long a request of unknown length may be for all we know.
+
+        A request's output is as long as half of it in the mean over its life, and a long one lives
+        longer.
+        """
+        self._longest, self._known = outputs.mean * doubts, known
+        tokens = self._own_tokens + outputs.square / outputs.mean / 2
+        self._own_bytes = np.ceil(tokens * self._kv_bytes).astype(np.int64)
+        self._is_stale = True
+
+    def advance(self, now: float) -> None:
+        """It is `now` (seconds, never going back)."""
+        self._clock.advance(now)
+        self._is_stale = self._is_stale or self._clock.tokens >= self._stale_at
+
+    @property
+    def compute_bytes(self) -> int:
+        """Of requests of the compute-bound end."""
+        return self._held[End.COMPUTE]
+
+    @property
+    def memory_bytes(self) -> float:
+        """Of those of the memory-bound end, about now."""
+        self._foretell()
+        return self._held[End.MEMORY] + self._now_bytes
+
+    @property
+    def memory_peak(self) -> float:
+        """Of those, the most if no others follow."""
+        self._foretell()
+        return self._held[End.MEMORY] + self._peak_bytes
+
+    def put(self, place: int, end: End) -> None:
+        """The request runs from now on."""
+        request = _Request(end, int(self._own_bytes[place]), int(self._own_tokens[place]))
+        for node in self._prefixes.open(place):
+            self._node_ends[node] = end
+            self._held[end] += self._edge_tokens[node] * self._kv_bytes
+            request.backlog += self._edge_tokens[node]
+        self._open[place] = request
+        self._count(place, request)
+        self.backlog += request.backlog
+
+    def started(self, place: int) -> None:
+        """Its prompt is computed."""
+        request = self._open[place]
+        self.backlog -= request.backlog
+        request.backlog = 0
+        request.begun = request.begun or (self._clock.now, self._clock.tokens)
+
+    def ended(self, place: int, output_tokens: int) -> None:
+        """As `withdraw`, and it got so many tokens."""
+        begun = self._open[place].begun
+        if begun is not None:
+            self._clock.ended(output_tokens, begun[0])
+        self.withdraw(place)
+
+    def withdraw(self, place: int) -> End:
+        """The request does not run any more. Returns the end that it was of."""
+        request = self._open.pop(place)
+        self._discount(place, request)
+        for node in self._prefixes.close(place):
+            end = self._node_ends.pop(node)
+            self._held[end] -= self._edge_tokens[node] * self._kv_bytes
+        self.backlog -= request.backlog
+        return request.end
+
+    def output_tokens(self) -> dict[int, float]:
+        """What the requests that are decoding got so far, about, by place."""
+        tokens = self._clock.tokens
+        begun = {place: request.begun for place, request in self._open.items()}
+        return {place: 1 + tokens - each[1] for place, each in begun.items() if each is not None}
+
+    def move(self, place: int, end: End) -> None:
+        """The request turned out to be of that end."""
+        request = self._open[place]
+        self._discount(place, request)
+        request.end, request.own_bytes = end, int(self._own_bytes[place])
+        self._count(place, request)
+
+    def _count(self, place: int, request: _Request) -> None:
+        if request.end is End.COMPUTE:
+            self._held[End.COMPUTE] += request.own_bytes
+        else:
+            self._long[place], self._is_stale = request, True
+
+    def _discount(self, place: int, request: _Request) -> None:
+        if request.end is End.COMPUTE:
+            self._held[End.COMPUTE] -= request.own_bytes
+        else:
+            del self._long[place]
+            self._num_gone += 1
+            if self._num_gone >= _STALE_SHARE * len(self._long):
+                self._is_stale = True
+
+    def _foretell(self) -> None:
+        if not self._is_stale:
+            return
+        tokens, places = self._clock.tokens, list(self._long)
+        begun = (each.begun for each in self._long.values())
+        got = np.array([tokens - each[1] if each is not None else 0.0 for each in begun])
+        known, longest = self._known[places], self._longest[places]
+        is_sure = ~np.isnan(known)
+        got = np.where(is_sure, np.minimum(got, known), got)
+        left = np.where(is_sure, known - got, longest)
+        held = self._own_tokens[places] + got
+        self._now_bytes = self._kv_bytes * float(held.sum())
+        self._peak_bytes = self._kv_bytes * peak_tokens(held, left, is_sure)
+        self._is_stale, self._stale_at, self._num_gone = False, tokens + _STALE_TOKENS, 0

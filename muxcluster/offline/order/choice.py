@@ -1,0 +1,176 @@
+"""Which order a job runs in: each candidate is predicted on a sample, the fastest is taken."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from muxcluster.offline.blend.densities import node_work
+from muxcluster.offline.blend.lengths import known_lengths
+from muxcluster.offline.blend.resources import ResourceModel
+from muxcluster.offline.feed.feeder import BatchFeeder
+from muxcluster.offline.order.orders import OfflineJob
+from muxcluster.offline.predictor import MakespanPredictor, Prediction
+from muxcluster.offline.prefix.prompts import Prompts, take_prompts
+from muxcluster.offline.prefix.ranges import joined_ranges
+from muxcluster.offline.prefix.tree import PrefixTree, build_tree
+
+_RUNS = (8, 32, 128)
+"""Neighbours in the tree that a sample takes together, of which the most faithful is used."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Unplanned:
+    """A job whose output lengths are taken as known, for one unit.
+
+    output_tokens: int64 [n], by prompt number. size_bytes: KV that the batch may hold.
+    block_tokens: whole blocks alone are reused. shared_prefix_tokens: see `OfflineJob`.
+    """
+
+    prompts: Prompts
+    output_tokens: NDArray[np.int64]
+    model: ResourceModel
+    size_bytes: float
+    block_tokens: int
+    seed: int = 0
+    shared_prefix_tokens: int = 0
+
+    def with_tree(self) -> OfflineJob:
+        """What orders depend on. An engine computes the last token of every prompt."""
+        tree = build_tree(self.prompts, self.block_tokens, own_tokens=1)
+        outputs = known_lengths(self.output_tokens[tree.order].astype(np.float64))
+        return OfflineJob(
+            tree, outputs, self.model, self.size_bytes, self.seed, self.shared_prefix_tokens
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Nature:
+    """What orders work with. sharing: share of prompt tokens that need not be computed.
+
+    compute_s, memory_s: resource seconds of the whole (BlendServe §2.3), shared tokens once.
+    """
+
+    num_requests: int
+    prompt_tokens: int
+    output_tokens: int
+    sharing: float
+    compute_s: float
+    memory_s: float
+
+    @property
+    def density(self) -> float:
+        """Compute over memory seconds."""
+        return self.compute_s / self.memory_s
+
+    @property
+    def optimum_s(self) -> float:
+        """What perfect overlap of compute and memory would take."""
+        return max(self.compute_s, self.memory_s)
+
+
+def nature_of(job: OfflineJob) -> Nature:
+    """Of a whole job."""
+    tree = job.tree
+    work = node_work(tree, job.model, job.leaf_work())
+    return Nature(
+        len(tree.order),
+        tree.prompt_tokens,
+        round(float(job.outputs.mean.sum())),
+        tree.saved_tokens / tree.prompt_tokens,
+        float(work.compute_s[0]),
+        float(work.memory_s[0]),
+    )
+
+
+def sample_job(job: Unplanned, whole: OfflineJob, count: int) -> Unplanned:
+    """About `count` requests of `job`, whose tree is in `whole`: as much sharing, the same density.
+
+    Evenly spaced runs of neighbours in the tree, small families whole, so that they share as they
+    do in the job; of several lengths of runs, the one whose sample is most like it. Requests stay
+    in the order they came in. The job itself where it is no larger.
+    """
+    if count >= len(job.prompts):
+        return job
+    wanted = nature_of(whole)
+    samples = [_runs_of(job, whole.tree, count, run) for run in _RUNS]
+    return min(samples, key=lambda each: _difference(nature_of(each.with_tree()), wanted))
+
+
+def _difference(sample: Nature, whole: Nature) -> float:
+    density = abs(np.log(sample.density / whole.density))
+    return float(density) + abs(sample.sharing - whole.sharing)
+
+
+def _runs_of(job: Unplanned, tree: PrefixTree, count: int, run: int) -> Unplanned:
+    run = min(run, count)
+    num_runs, total = count // run, len(tree.order)
+    start = int(np.random.default_rng(job.seed).integers(total))
+    first = (start + np.arange(num_runs) * total // num_runs) % total
+    edges = _family_starts(tree, run)
+    begins = edges[first]
+    places = np.unique(joined_ranges(begins, edges[np.minimum(first + run, total)] - begins))
+    numbers = np.sort(tree.order[places])
+    return replace(
+        job,
+        prompts=take_prompts(job.prompts, numbers),
+        output_tokens=job.output_tokens[numbers],
+    )
+
+
+def _family_starts(tree: PrefixTree, most: int) -> NDArray[np.int64]:
+    """For each place and the end, where the next family starts there or later; int64 [n + 1].
+
+    A family shares a first token. One of more than `most` counts as requests that share nothing.
+    """
+    edges = np.arange(len(tree.order) + 1)
+    small = np.flatnonzero((tree.parent == 0) & (tree.depth > 0) & (tree.num_leaves <= most))
+    first, sizes = tree.first[small], tree.num_leaves[small]
+    edges[joined_ranges(first + 1, sizes - 1)] = np.repeat(first + sizes, sizes - 1)
+    return edges
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Choice:
+    """predictions: by order, of the sample. sample: what they were made on."""
+
+    predictions: Mapping[str, Prediction]
+    sample: Nature
+
+    @property
+    def best(self) -> str:
+        """The order of least predicted makespan; of equal ones the one asked for first."""
+        return min(self.predictions, key=lambda name: self.predictions[name].makespan_s)
+
+
+def compare_orders(
+    sample: Unplanned, predictor: MakespanPredictor, names: Sequence[str], *, are_known: bool = True
+) -> Choice:
+    """Predict the sample in each of the orders. Raises ValueError for an unknown order.
+
+    are_known: the plans are told the output lengths. Otherwise they learn them while the job runs,
+    and until then expect the mean of all from each request.
+    """
+    job = sample.with_tree()
+    expected = None if are_known else float(sample.output_tokens.mean())
+    predictions = {
+        name: predictor.predict(
+            sample.prompts, sample.output_tokens, feeder_of(job, name, expected)
+        )
+        for name in names
+    }
+    return Choice(predictions, nature_of(job))
+
+
+def feeder_of(job: OfflineJob, order: str, expected: float | None = None) -> BatchFeeder:
+    """A feeder that is told the job's output lengths, or, where `expected` is given, none.
+
+    expected: output tokens that it believes in until there are results. Raises ValueError for an
+    unknown order.
+    """
+    if expected is None:
+        return BatchFeeder(job, order)
+    believed = np.full(len(job.tree.order), expected)
+    untold = replace(job, outputs=known_lengths(believed))
+    return BatchFeeder(untold, order, np.full(len(believed), np.nan))

@@ -1,0 +1,1 @@
+"""The prefix tree of a batch job."""

@@ -1,0 +1,1 @@
+"""What happens to the requests of a job that failed."""

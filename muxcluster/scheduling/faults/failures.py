@@ -1,0 +1,116 @@
+"""What a failed job changes: its rows become suspects and run again, or end where proven guilty."""
+
+from muxcluster.core.errors import PoisonRequest
+from muxcluster.core.events import Event, FinishReason
+from muxcluster.core.job import Job
+from muxcluster.scheduling.faults.isolation import suspicion
+from muxcluster.scheduling.lookahead.surplus import without_ended
+from muxcluster.scheduling.memory.admission import Memory
+from muxcluster.scheduling.state.live import LiveRequest
+from muxcluster.scheduling.state.model import ModelState
+
+
+class Failures:
+    """Blames, and later clears or ends, the rows of failed jobs (the rules are in isolation.py)."""
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+        self._of_loss: set[str] = set()
+
+    @property
+    def is_exclusive(self) -> bool:
+        """True while only one job at a time may run, because suspects of an owner's loss are here.
+
+        With a second job beside it, the next loss would again have two possible causes.
+        """
+        return bool(self._of_loss)
+
+    def fail(
+        self, model: ModelState, job: Job, now: float, cause: str, *, has_started: bool
+    ) -> list[Event]:
+        """The job's worker is gone or raised; keys and values of earlier jobs are still there.
+
+        Its rows keep slot and blocks: a job writes only at the positions it computes, and these
+        are written again. `cause` goes into the message of a request that ends. A job that never
+        started convicts nobody, nor does one with rows of requests that had ended.
+        """
+        events: list[Event] = []
+        whole, job = job, without_ended(self._memory, model, job)
+        is_certain = has_started and job is whole
+        for row in range(len(job.rows)):
+            end = self._blame(model, job, row, now, cause, is_certain=is_certain)
+            if end is not None:
+                events.append(end)
+        return events
+
+    def lose(
+        self, model: ModelState, job: Job, now: float, cause: str, *, was_alone: bool
+    ) -> list[Event]:
+        """The memory's owner is gone; `job` was running, and no other where `was_alone`."""
+        events: list[Event] = []
+        whole, job = job, without_ended(self._memory, model, job)
+        is_certain = was_alone and job is whole
+        for row, slot in enumerate(job.rows.slots.tolist()):
+            end = self._blame(model, job, row, now, cause, is_certain=is_certain)
+            if end is None:
+                live = self._memory.requeue(model, slot, now, is_trusted=False)
+                self._of_loss.add(live.request.request_id)
+            else:
+                events.append(end)
+        return events
+
+    def clear(self, model: ModelState, job: Job) -> None:
+        """The job ran: where its row was a suspect, that may be over. Call before the next job."""
+        if len(job.rows) > 1:
+            return  # suspects run alone
+        slot = int(job.rows.slots[0])
+        live = model.slots.live[slot]
+        if live is None or live.suspicion is None:
+            return
+        if live.suspicion.is_refuted(job.phase, int(model.slots.num_computed[slot])):
+            live.suspicion = None
+            model.slots.is_suspect[slot] = False
+            self.forget(live.request.request_id)
+
+    def forget(self, request_id: str) -> None:
+        """The request has ended, or is a suspect no longer."""
+        self._of_loss.discard(request_id)
+
+    def _blame(
+        self,
+        model: ModelState,
+        job: Job,
+        row: int,
+        now: float,
+        cause: str,
+        *,
+        is_certain: bool,
+    ) -> Event | None:
+        """The end of the row's request, or None: it is a suspect in its slot from now on."""
+        slot = int(job.rows.slots[row])
+        live = model.slots.at(slot)
+        if model.slots.is_aborted[slot]:
+            self._memory.release(model, slot, is_trusted=False)
+            return live.finished(FinishReason.ABORT, now)
+        live.suspicion = suspicion(
+            live.suspicion,
+            job.phase,
+            int(job.rows.starts[row] + job.rows.counts[row]),
+            was_alone=is_certain and len(job.rows) == 1,
+        )
+        if live.suspicion.is_proven:
+            self._memory.release(model, slot, is_trusted=False)
+            return live.finished(
+                FinishReason.ERROR, now, code=PoisonRequest.code, message=_verdict(live, cause)
+            )
+        live.account.set_back(now, keeps_memory=True)
+        model.slots.set_back(slot)
+        return None
+
+
+def _verdict(live: LiveRequest, cause: str) -> str:
+    assert live.suspicion is not None
+    return (
+        f"poison request: of the jobs it ran in alone, {live.suspicion.num_lone_failures} failed "
+        f"in a row ({cause or 'no cause is known'})"
+    )

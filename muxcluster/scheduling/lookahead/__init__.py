@@ -1,0 +1,1 @@
+"""Jobs launched or simulated before the ones they follow have ended."""

@@ -1,0 +1,217 @@
+"""Decode steps that only repeat: while nothing else happens, their outcome needs no decisions."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from muxcluster.core.job import Job, Phase, Rows
+from muxcluster.kvcache.cache import KvCache
+from muxcluster.kvcache.model import Shortage
+from muxcluster.scheduling.lanes.view import Lane, LaneView
+from muxcluster.scheduling.state.deadlines import set_deadlines
+from muxcluster.scheduling.state.model import ModelState
+from muxcluster.scheduling.state.slots import Slots
+
+_NO_ID = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Repetition:
+    """A decode job of `limits` ended `count` times.
+
+    order: of its last launch among all launches of the repetitions, from 0; -1: it had none.
+    start_s: when that was, where it runs (`is_running`). end_s: when it ended last. running_s:
+    seconds of the jobs that ended, together.
+    """
+
+    job: Job
+    count: int
+    order: int
+    start_s: float
+    end_s: float
+    running_s: float
+    is_running: bool
+
+
+class FastForward:
+    """Says how often the running decode jobs would be launched again unchanged, and makes it so.
+
+    A step changes no decision when all rows that decode are in jobs, none of them ends, the lane
+    would give each job its place again, quotas stand, and the blocks come from the free list:
+    lengths grow, memory shrinks, so what could not be admitted before cannot be meanwhile.
+    """
+
+    def __init__(
+        self,
+        models: Mapping[str, ModelState],
+        kv: KvCache,
+        view: LaneView,
+        lane: Lane,
+        max_rows: int,
+    ) -> None:
+        """max_rows: of a decode job."""
+        self._models = models
+        self._kv = kv
+        self._view = view
+        self._lane = lane
+        self._max_rows = max_rows
+
+    def limits(self, launched: Sequence[Job], first: Job) -> dict[Job, int]:
+        """How often each running decode job may end and be followed; empty where none may.
+
+        launched: what `next_jobs` answered last, just now. first: the running job that ends first:
+        where it may not be followed, nobody is. Where models take turns, those that
+        wait come after the one that runs, in turn, as jobs that are not launched yet.
+        """
+        view = self._view
+        if first.phase is not Phase.DECODE or view.shares.is_exclusive:
+            return {}
+        turns = self._lane.turns(view)
+        if self._num_waiting() != len(turns) or self._steps_left(first) == 0:
+            return {}
+        jobs = [job for job in view.shares.running if job.phase is Phase.DECODE]
+        if not self._is_steady(jobs, turns, launched):
+            return {}
+        jobs += [self._waiting(model, first) for model in turns]
+        lefts = {job: self._steps_left(job) for job in jobs}
+        longest = max(lefts.values())
+        while longest and not self._has_blocks(lefts, longest):
+            longest //= 2
+        return {job: min(left, longest) for job, left in lefts.items()} if longest else {}
+
+    def _waiting(self, model: ModelState, running: Job) -> Job:
+        """The decode job that `model` will have at the place of the one that runs."""
+        table, slots = model.slots, model.slots.idle_decoding()
+        ones = np.ones(len(slots), dtype=np.int32)
+        rows = Rows(slots, table.num_computed[slots], ones, ones == 1)
+        return replace(running, job_id=_NO_ID, model=model.name, rows=rows, admissions=())
+
+    @property
+    def lets_in(self) -> bool:
+        """True where a request that comes only waits, until a job ends that is not repeated.
+
+        All that decodes is in jobs then, and no lane computes two jobs of prompts at a time.
+        """
+        shares = self._view.shares
+        if shares.is_exclusive or not shares.has_running(Phase.PREFILL):
+            return False
+        return self._num_waiting() == 0
+
+    def _num_waiting(self) -> int:
+        """Models that could decode and have no job."""
+        return sum([self._view.has_decode_work(model) for model in self._view.models])
+
+    def _is_steady(
+        self, jobs: Sequence[Job], turns: Sequence[ModelState], launched: Sequence[Job]
+    ) -> bool:
+        view = self._view
+        if not all(self._may_wait(model) for model in turns):
+            return False
+        # Prompts were passed over by this very call, or are not asked for while some are computed.
+        if not (
+            view.shares.has_running(Phase.PREFILL)
+            or any(job.phase is Phase.DECODE for job in launched)
+            or not any(map(view.has_prefill_work, view.models))
+        ):
+            return False
+        return all(map(self._is_plain, jobs)) and self._lane.repeats(view, jobs)
+
+    def _may_wait(self, model: ModelState) -> bool:
+        """True where all that a waiting model decodes will be in its next job."""
+        table, slots = model.slots, model.slots.idle_decoding()
+        is_short = len(slots) <= self._max_rows
+        return is_short and not table.has_aborted and not table.has_suspect(slots)
+
+    def _is_plain(self, job: Job) -> bool:
+        table = self._models[job.model].slots
+        return (
+            job.max_steps == 1 and not table.has_aborted and not table.has_suspect(job.rows.slots)
+        )
+
+    def _steps_left(self, job: Job) -> int:
+        """Steps until one of the rows ends, that one not counted."""
+        table, slots = self._models[job.model].slots, job.rows.slots
+        return int((table.max_total[slots] - table.num_tokens[slots]).min()) - 1
+
+    def _has_blocks(self, lefts: Mapping[Job, int], longest: int) -> bool:
+        """True where free and cached blocks, within the quotas, carry all through so many steps.
+
+        Nothing is cached or found meanwhile: one large eviction takes what small ones would.
+        """
+        steps = [(job, min(left, longest)) for job, left in lefts.items()]
+        return self._fits({job: self._most_lacking(job, count) for job, count in steps}) or (
+            self._fits({job: self._lacking(job, count) for job, count in steps})
+        )
+
+    def _fits(self, lacks: Mapping[Job, int]) -> bool:
+        kv = self._kv
+        within_quotas = all(
+            lack <= self._models[job.model].kv.headroom() for job, lack in lacks.items()
+        )
+        return within_quotas and sum(lacks.values()) <= kv.free + kv.evictable
+
+    def _most_lacking(self, job: Job, num_steps: int) -> int:
+        """No fewer than `_lacking`, without a look at the rows."""
+        return len(job.rows) * self._models[job.model].blocks(num_steps + 1)
+
+    def _lacking(self, job: Job, num_steps: int) -> int:
+        slots = job.rows.slots
+        model = self._models[job.model]
+        lengths = model.slots.num_computed[slots] + np.int32(1 + num_steps)
+        return model.kv.lack(slots, lengths)
+
+    def repeat(self, repetitions: Sequence[Repetition]) -> list[Job]:
+        """Everything is as after those steps, each row having got tokens of id 0.
+
+        The jobs that run now, or ran last, in the same order.
+        """
+        first_id = self._view.skip([(each.job, each.order) for each in repetitions])
+        return [self._repeat(each, first_id + each.order) for each in repetitions]
+
+    def _repeat(self, done: Repetition, job_id: int) -> Job:
+        job, count = done.job, done.count
+        model, rows = self._models[job.model], job.rows
+        table, slots = model.slots, rows.slots
+        if not done.is_running:
+            table.end_job(slots, are_decoding=True)
+        elif not table.in_job[slots[0]]:  # its turn came meanwhile
+            table.start_job(slots)
+        if count:
+            self._write(model, rows, done)
+        if done.is_running:
+            self._grow(model, slots, table.num_tokens[slots])
+        again = Job(
+            job_id=job_id,
+            model=job.model,
+            phase=job.phase,
+            worker_id=job.worker_id,
+            share=job.share,
+            rows=Rows(slots, rows.starts + np.int32(count), rows.counts, rows.samples),
+            tables=model.kv.tables(slots[:0]),
+        )
+        if done.is_running:
+            self._view.shares.replace(again, done.start_s)
+        return again
+
+    def _write(self, model: ModelState, rows: Rows, done: Repetition) -> None:
+        """The tokens of the steps that ended, and what they took."""
+        table, slots, count = model.slots, rows.slots, np.int32(done.count)
+        if table.keeps_output:
+            places = table.num_tokens[slots] - table.num_prompt[slots]
+            columns = places[:, None] + np.arange(count, dtype=np.int32)
+            table.outputs[slots[:, None], columns] = 0
+        table.num_tokens[slots] += count
+        table.num_computed[slots] += count
+        set_deadlines(table, slots, done.end_s)
+        table.add_running(slots, done.running_s, are_decoding=True)
+        model.counters.output_tokens += done.count * len(slots)
+        lengths = table.num_computed[slots]
+        used = model.kv.used + model.kv.lack(slots, lengths)
+        model.peak_blocks = max(model.peak_blocks, used)
+        if not done.is_running:
+            self._grow(model, slots, lengths)
+
+    def _grow(self, model: ModelState, slots: Slots, lengths: Slots) -> None:
+        grown = model.kv.grow(slots, lengths)
+        assert not isinstance(grown, Shortage), "repeated beyond the limits"

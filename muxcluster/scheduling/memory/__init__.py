@@ -1,0 +1,1 @@
+"""Who holds KV blocks: admission, growth, lending, restoring, swapping and quotas."""

@@ -1,0 +1,127 @@
+"""Host memory for batch sequences where only batch work is here: juniors are swapped out.
+
+A batch sequence that nobody's blocks are left for takes those of its juniors, the least senior
+first. The job that needs them saves their tokens before it writes there, and they are restored like
+any others that lent. Only where host memory is short, too, a junior is preempted.
+"""
+
+from collections.abc import Callable, Sequence
+
+from muxcluster.core.job import Side, SlotCopies, TableDelta
+from muxcluster.kvcache.model import Shortage
+from muxcluster.scheduling.memory.lending import Lending, Restored
+from muxcluster.scheduling.state.model import ModelState
+from muxcluster.scheduling.state.slots import Slots
+
+Preempt = Callable[[ModelState, int, float], None]
+Grown = tuple[Slots, TableDelta | None, tuple[SlotCopies, ...]]
+
+
+class Swapping:
+    """Room by force: for where no sequence can go on, so that no job runs (`is_stuck`).
+
+    All blocks that come free belong to the job that asks: nobody else may write there before it
+    has saved them.
+    """
+
+    def __init__(self, models: Sequence[ModelState], lending: Lending, preempt: Preempt) -> None:
+        self._models = models
+        self._lending = lending
+        self._preempt = preempt
+
+    def is_stuck(self) -> bool:
+        """True where only batch sequences are here and none is in a job: no block comes free."""
+        return all(
+            model.slots.num_live == model.slots.num_batch and not model.slots.in_job.any()
+            for model in self._models
+        )
+
+    def grow(self, model: ModelState, slots: Slots, job_id: int, now: float) -> Grown:
+        """Room for the next token of whole `slots` but those that give way, and what is saved."""
+        table = model.slots
+        first = int(table.by_seniority(slots)[0])
+
+        def rest() -> Slots:
+            return slots[table.is_live[slots] & ~table.is_lent[slots]]
+
+        def lack() -> int:
+            return model.kv.lack(rest(), table.num_computed[rest()] + 1)
+
+        saves = self._make_room(model, first, lack, job_id, now)
+        if saves is None:
+            return slots[:0], None, ()
+        stays = rest()
+        grown = model.kv.grow(stays, table.num_computed[stays] + 1)
+        assert not isinstance(grown, Shortage), "room was made"
+        return stays, grown, saves
+
+    def restore(self, model: ModelState, slot: int, job_id: int, now: float) -> Restored | None:
+        """Make a lent sequence whole that can decode its next token, or compute its prompt."""
+        table = model.slots
+        lacks = model.kv.capacity[slot] < table.num_computed[slot] + 1
+        column = model.blocks_per_column if lacks else 0
+
+        def lack() -> int:
+            return model.kv.restore_cost(slot) + column
+
+        saves = self._make_room(model, slot, lack, job_id, now)
+        if saves is None:
+            return None
+        restored = self._lending.restore(model, slot, job_id)
+        assert restored is not None, "room was made"
+        tables, copies = restored
+        return tables, (*saves, *copies)
+
+    def _make_room(
+        self, model: ModelState, slot: int, lack: Callable[[], int], job_id: int, now: float
+    ) -> tuple[SlotCopies, ...] | None:
+        """What the job saves so that it can take `lack()` blocks; None where `slot` has to wait."""
+        rank = int(model.slots.seniority[slot])
+
+        def short() -> int:
+            return lack() - model.kv.headroom(Side.RIGHT)
+
+        while not self._lend(rank, short):
+            juniors = self._juniors(rank)
+            if not juniors:
+                return None
+            self._preempt(*juniors[0], now)
+        return self._swap_out(rank, short(), job_id)
+
+    def _juniors(self, rank: int) -> list[tuple[ModelState, int]]:
+        """Sequences junior to `rank`, the least senior first."""
+        ranked: list[tuple[int, ModelState, int]] = []
+        for model in self._models:
+            slots = model.slots.idle_batch()
+            ranks = model.slots.seniority[slots]
+            ranked += [
+                (seniority, model, slot)
+                for seniority, slot in zip(ranks.tolist(), slots.tolist(), strict=True)
+                if seniority > rank
+            ]
+        ranked.sort(key=lambda each: -each[0])
+        return [(model, slot) for _, model, slot in ranked]
+
+    def _lend(self, rank: int, short: Callable[[], int]) -> bool:
+        """Let juniors lend until that covers what is `short`; False: it does not."""
+        juniors = self._juniors(rank)
+        lent = {(model.name, slot): model.kv.untaken(slot) for model, slot in juniors}
+        total, missing = sum(lent.values()), short()
+        for model, slot in juniors:
+            if missing <= total:
+                return True
+            if self._lending.lend_from(model, slot, missing - total):
+                total += model.kv.untaken(slot) - lent[model.name, slot]
+                missing = short()
+        return missing <= total
+
+    def _swap_out(self, rank: int, blocks: int, job_id: int) -> tuple[SlotCopies, ...]:
+        copies: list[SlotCopies] = []
+        for model, slot in self._juniors(rank):
+            if blocks <= 0:
+                break
+            count = min(blocks, model.kv.untaken(slot))
+            if count:
+                copies.append(model.kv.swap_out(slot, count, job_id))
+                blocks -= count
+        return tuple(copies)

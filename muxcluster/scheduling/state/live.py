@@ -1,0 +1,185 @@
+"""One accepted request until its end: the slow facts that no array needs to hold."""
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from muxcluster.core.events import Finished, FinishReason
+from muxcluster.core.hashing import extend_hashes, root_hash
+from muxcluster.core.job import Phase, Side
+from muxcluster.core.request import Request, ServiceClass, Slo
+from muxcluster.scheduling.faults.isolation import Suspicion
+from muxcluster.scheduling.state.account import Stage, TimeAccount
+
+_PRIORITY_LIMIT = 2**20
+_ORDER_BITS = 40
+_NO_TARGET_S = 10.0
+"""Where it has no target, a request waits in a queue by deadlines as if this were its TTFT."""
+_LEAST_TARGET_S = 0.001
+"""A target of nearly nothing would be doubled for ever before it is in the future."""
+
+
+@dataclass(slots=True, eq=False)
+class LiveRequest:
+    """A request that has not ended; it waits, or it holds a slot.
+
+    order: arrival number in the unit; added_s: when that was. slo: its own or its model's, None
+    for the batch class.
+    output: int32 [n], output tokens known when it last began to wait.
+    hashes: chain hashes of its first full blocks, as far as they were needed.
+    deadline_s: when its next token is due, inf without a target.
+    num_cached_tokens: prompt tokens found in the prefix cache at first admission.
+    num_prompt_logprobs: prompt positions already reported, so that recompute repeats none.
+    has_sampled: it got a token here. suspicion: not None after a failed job, until it is cleared.
+    """
+
+    request: Request
+    order: int
+    account: TimeAccount
+    added_s: float
+    slo: Slo | None
+    output: NDArray[np.int32]
+    slot: int | None = None
+    hashes: list[bytes] = field(default_factory=list)
+    deadline_s: float = math.inf
+    has_sampled: bool = False
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+    suspicion: Suspicion | None = None
+    num_prompt_logprobs: int = 0
+    turn: tuple[int, float, int] = (0, 0.0, 0)
+    """Place in the queue: the smallest goes first. By seniority, or by (priority, when the first
+    token is due, order) where the packing goes by deadlines."""
+    seniority: int = 0
+    """One sortable number for (class, priority, order), or the order alone where the packing is
+    blind to classes; the smallest is the most senior."""
+
+    @classmethod
+    def of(
+        cls,
+        request: Request,
+        order: int,
+        now: float,
+        slo: Slo | None,
+        *,
+        is_class_blind: bool = False,
+        by_deadline: bool = False,
+    ) -> "LiveRequest":
+        """`request`, accepted at `now` with the model's target `slo` where it has none.
+
+        is_class_blind, by_deadline: see seniority and turn.
+        """
+        is_batch = request.service_class is ServiceClass.BATCH
+        target = None if is_batch else request.slo or slo
+        account = TimeAccount(now, has_output=len(request.output_tokens) > 0)
+        live = cls(request, order, account, now, target, request.output_tokens)
+        live.deadline_s = math.inf if target is None else now + target.ttft_s
+        live.seniority = order if is_class_blind else order + _rank(request)
+        live.turn = (live.seniority, 0.0, order)
+        if by_deadline and not is_batch:
+            due_s = now + (_NO_TARGET_S if target is None else target.ttft_s)
+            live.turn = (request.priority, due_s, order)
+        if len(request.output_tokens):
+            live.num_prompt_logprobs = live.num_prompt
+        return live
+
+    @property
+    def due_s(self) -> float:
+        """When its first token is due, for its place in the queue; 0 where it is not by that."""
+        return self.turn[1]
+
+    def double_target(self, arrived_s: float, least_s: float) -> None:
+        """It is late: it waits as if its target were twice as long, and `least_s` at least."""
+        priority, due_s, order = self.turn
+        target_s = max(due_s - arrived_s, _LEAST_TARGET_S)
+        self.turn = priority, arrived_s + max(2 * target_s, least_s), order
+
+    def go_first(self) -> None:
+        """It was preempted and has output: it waits no longer than it must."""
+        if self.has_sampled and self.due_s:
+            self.turn = self.turn[0], -math.inf, self.order
+
+    @property
+    def prefills_alone(self) -> bool:
+        """True for a suspect (isolation.py), unless it is suspected of its decode steps alone."""
+        return self.suspicion is not None and self.suspicion.phase is not Phase.DECODE
+
+    @property
+    def side(self) -> Side:
+        """End of a block it fills from: interactive left, batch right (BROS §5)."""
+        return side_of(self.request.service_class)
+
+    @property
+    def num_prompt(self) -> int:
+        """Prompt tokens."""
+        return len(self.request.prompt_tokens)
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and output tokens known when it last began to wait."""
+        return self.num_prompt + len(self.output)
+
+    def extend_hashes(
+        self, output: NDArray[np.int32], num_columns: int, block_tokens: int
+    ) -> list[bytes]:
+        """Hashes of its first `num_columns` blocks, where `output` is all output so far."""
+        if len(self.hashes) < num_columns:
+            start, end = len(self.hashes) * block_tokens, num_columns * block_tokens
+            prompt = self.request.prompt_tokens[start:end]
+            num_prompt = self.num_prompt
+            rest = output[max(start - num_prompt, 0) : max(end - num_prompt, 0)]
+            tokens = np.concatenate((prompt, rest)) if len(rest) else prompt
+            self.hashes.extend(extend_hashes(self._parent(), tokens, block_tokens))
+        return self.hashes[:num_columns]
+
+    def _parent(self) -> bytes:
+        if self.hashes:
+            return self.hashes[-1]
+        return chain_root(self.request.model, self.request.cache_salt, self.side)
+
+    def finished(
+        self,
+        reason: FinishReason,
+        now: float,
+        *,
+        stop_token: int | None = None,
+        code: str = "",
+        message: str = "",
+    ) -> Finished:
+        """The event that ends it at `now`."""
+        seconds = self.account.close(now)
+        return Finished(
+            self.request.request_id,
+            reason,
+            stop_token=stop_token,
+            num_cached_tokens=self.num_cached_tokens,
+            num_preemptions=self.num_preemptions,
+            queue_s=seconds[Stage.QUEUE],
+            prefill_s=seconds[Stage.PREFILL],
+            decode_s=seconds[Stage.DECODE],
+            preempted_s=seconds[Stage.PREEMPTED],
+            restore_s=seconds[Stage.RESTORE],
+            decode_running_s=self.account.decode_running_s,
+            message=message,
+            code=code,
+        )
+
+
+def side_of(service_class: ServiceClass) -> Side:
+    """End of a block that requests of the class fill from."""
+    return Side.RIGHT if service_class is ServiceClass.BATCH else Side.LEFT
+
+
+def chain_root(model: str, cache_salt: str, side: Side) -> bytes:
+    """Where the hashes of a request's blocks begin."""
+    # Sides lay tokens out in opposite order, so they never share a column.
+    return root_hash(model, f"{cache_salt}\0{side}")
+
+
+def _rank(request: Request) -> int:
+    """Class, then priority, above all bits of an order."""
+    priority = max(-_PRIORITY_LIMIT, min(request.priority, _PRIORITY_LIMIT - 1))
+    is_batch = request.service_class is ServiceClass.BATCH
+    return (int(is_batch) * 2 * _PRIORITY_LIMIT + priority + _PRIORITY_LIMIT) << _ORDER_BITS

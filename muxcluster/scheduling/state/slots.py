@@ -1,0 +1,302 @@
+"""The sequences of one model as arrays over slots, so that a step costs no Python per row."""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from muxcluster.core.job import Side
+from muxcluster.scheduling.state.live import LiveRequest
+
+Slots = NDArray[np.int32]
+
+
+_NO_SLOTS: Slots = np.empty(0, dtype=np.int32)
+
+
+class SlotTable:
+    """State per slot; every array has length max_seqs unless said otherwise.
+
+    num_prompt, num_tokens (prompt + output), num_computed (KV written), max_total (num_tokens at
+    which it ends with `length`), most_computed (KV it may ever have, 0 for a free slot): int32.
+    seniority: int64, see LiveRequest.
+    is_live; in_job (part of a running job); is_prefilling (until the last known token is
+    computed); is_aborted (ends with its job); is_suspect (must be alone in its next job, see
+    isolation.py); is_batch (class);
+    is_lent (gave blocks away, so it can be in no job); ignores_eos; has_stops (own stop ids): bool.
+    is_written: bool, a job still writes to a slot, and its blocks, whose sequence has ended.
+    deadline_s, tpot_s: float64, inf without a target. credit_s: float64, seconds by which it was
+    early for the tokens since its first, of at most three. decode_running_s: float64, seconds in
+    decode jobs since it took the slot.
+    outputs: int32 [max_seqs, max_model_len + 1], output tokens so far (pages never written cost
+        no memory); all 0, and not to be written, where they are not kept. request_ids: object
+        array. live: the rest of each sequence.
+    has_targets, has_suspects, has_own_stops: True where some sequence has a deadline, is a suspect,
+        has stop ids, or one since the table was last empty had. Mostly none has, and the arrays
+        need no look.
+
+    Read freely, but write is_live, in_job and is_prefilling only through the methods, and say so
+    where deadline_s was written: a unit asks every model who is idle several times a step, so the
+    answers are kept.
+    """
+
+    def __init__(self, max_seqs: int, max_model_len: int, *, keeps_output: bool = True) -> None:
+        """keeps_output: False where every output token is 0, in a simulator."""
+        self.max_seqs = max_seqs
+        self.keeps_output = keeps_output
+        self.num_prompt = np.zeros(max_seqs, dtype=np.int32)
+        self.num_tokens = np.zeros(max_seqs, dtype=np.int32)
+        self.num_computed = np.zeros(max_seqs, dtype=np.int32)
+        self.max_total = np.zeros(max_seqs, dtype=np.int32)
+        self.most_computed = np.zeros(max_seqs, dtype=np.int32)
+        self.seniority = np.zeros(max_seqs, dtype=np.int64)
+        self.is_live = np.zeros(max_seqs, dtype=np.bool_)
+        self.in_job = np.zeros(max_seqs, dtype=np.bool_)
+        self.is_prefilling = np.zeros(max_seqs, dtype=np.bool_)
+        self.is_aborted = np.zeros(max_seqs, dtype=np.bool_)
+        self.is_suspect = np.zeros(max_seqs, dtype=np.bool_)
+        self.is_batch = np.zeros(max_seqs, dtype=np.bool_)
+        self.is_lent = np.zeros(max_seqs, dtype=np.bool_)
+        self.is_written = np.zeros(max_seqs, dtype=np.bool_)
+        self.ignores_eos = np.zeros(max_seqs, dtype=np.bool_)
+        self.has_stops = np.zeros(max_seqs, dtype=np.bool_)
+        self.deadline_s = np.full(max_seqs, np.inf)
+        self.tpot_s = np.full(max_seqs, np.inf)
+        self.credit_s = np.zeros(max_seqs)
+        self.decode_running_s = np.zeros(max_seqs)
+        shape = max_seqs, max_model_len + 1
+        nothing = np.broadcast_to(np.int32(0), shape)
+        self.outputs = np.zeros(shape, dtype=np.int32) if keeps_output else nothing
+        self.request_ids = np.empty(max_seqs, dtype=np.object_)
+        self.live: list[LiveRequest | None] = [None] * max_seqs
+        self._free = list(range(max_seqs - 1, -1, -1))
+        self.num_prefilling = 0
+        self.num_batch = self.num_lent = self.num_written = 0
+        self.has_aborted = False
+        """False where no live sequence `is_aborted`."""
+        self.has_targets = self.has_suspects = self.has_own_stops = False
+        self.forget_idle()
+
+    def forget_idle(self) -> None:
+        """Who is idle is looked up anew."""
+        self._prefilling: Slots | None = None
+        self._decoding: Slots | None = None
+        self._first_deadline_s: float | None = None
+
+    @property
+    def num_free(self) -> int:
+        """Slots that no sequence holds."""
+        return len(self._free)
+
+    @property
+    def num_live(self) -> int:
+        """Sequences that hold a slot."""
+        return self.max_seqs - len(self._free) - self.num_written
+
+    @property
+    def num_uncomputed(self) -> int:
+        """Tokens still to compute before those that are prefilling decode."""
+        if not self.num_prefilling:
+            return 0
+        slots = self.is_live & self.is_prefilling
+        return int((self.num_tokens[slots] - self.num_computed[slots]).sum())
+
+    @property
+    def next_free(self) -> int:
+        """The slot that `occupy` takes next; there must be one."""
+        return self._free[-1]
+
+    def at(self, slot: int) -> LiveRequest:
+        """The sequence that holds `slot`."""
+        live = self.live[slot]
+        assert live is not None, f"slot {slot} is empty"
+        return live
+
+    def occupy(self, live: LiveRequest, num_computed: int, max_total: int) -> int:
+        """Give `live` the next free slot with `num_computed` tokens' KV already there."""
+        slot = self._free.pop()
+        live.slot = slot
+        sampling = live.request.sampling
+        self.num_prompt[slot] = live.num_prompt
+        self.num_tokens[slot] = live.num_tokens
+        self.num_computed[slot] = num_computed
+        self.max_total[slot] = max_total
+        self.most_computed[slot] = max_total - 1
+        self.seniority[slot] = live.seniority
+        self.is_live[slot] = self.is_prefilling[slot] = True
+        self.num_prefilling += 1
+        self.in_job[slot] = self.is_aborted[slot] = False
+        self.is_batch[slot] = live.side is Side.RIGHT
+        self.num_batch += int(self.is_batch[slot])
+        self._suspect(slot, is_suspect=live.prefills_alone)
+        self.decode_running_s[slot] = self.credit_s[slot] = 0.0
+        self.ignores_eos[slot] = sampling.ignore_eos
+        self.has_stops[slot] = bool(sampling.stop_token_ids)
+        self.has_own_stops |= bool(sampling.stop_token_ids)
+        self.deadline_s[slot] = live.deadline_s
+        self.tpot_s[slot] = np.inf if live.slo is None else live.slo.tpot_s
+        self.has_targets |= live.slo is not None
+        if self.keeps_output:
+            self.outputs[slot, : len(live.output)] = live.output
+        self.request_ids[slot] = live.request.request_id
+        self.live[slot] = live
+        self.forget_idle()
+        return slot
+
+    def vacate(self, slot: int, *, is_written: bool = False) -> LiveRequest:
+        """Take the slot from its sequence, which keeps its output.
+
+        is_written: a running job still writes to it: it is nobody's until `end_writes`.
+        """
+        live = self.at(slot)
+        output = self.output(slot)
+        live.output = output.copy() if self.keeps_output else output
+        live.deadline_s = float(self.deadline_s[slot])
+        live.account.decode_running_s += float(self.decode_running_s[slot])
+        live.slot = self.live[slot] = self.request_ids[slot] = None
+        self.num_prefilling -= int(self.is_prefilling[slot])
+        self.num_batch -= int(self.is_batch[slot])
+        self.is_live[slot] = self.is_batch[slot] = False
+        self.in_job[slot] = self.is_written[slot] = is_written
+        self.most_computed[slot] = 0
+        if self.is_lent[slot]:
+            self.set_whole(slot)
+        if self.has_aborted:
+            self.has_aborted = bool((self.is_aborted & self.is_live).any())
+        if is_written:
+            self.num_written += 1
+        else:
+            self._free.append(slot)
+        if self.num_live == 0:
+            self.has_targets = self.has_suspects = self.has_own_stops = False
+        self.forget_idle()
+        return live
+
+    def end_writes(self, slot: int) -> None:
+        """The job that wrote to the slot of an ended sequence ran: the slot is free."""
+        self.in_job[slot] = self.is_written[slot] = False
+        self.num_written -= 1
+        self._free.append(slot)
+
+    def start_job(self, slots: Slots) -> None:
+        """`slots` are in a running job from now on."""
+        self.in_job[slots.astype(np.intp)] = True
+        if slots is self._decoding:
+            self._decoding, self._first_deadline_s = _NO_SLOTS, None
+        else:
+            self.forget_idle()
+
+    def end_job(self, slots: Slots, *, are_decoding: bool = False) -> None:
+        """The job of `slots` ran. are_decoding: none of them is prefilling."""
+        self.in_job[slots.astype(np.intp)] = False
+        if are_decoding and self._decoding is _NO_SLOTS:
+            self._decoding, self._first_deadline_s = slots, None
+        else:
+            self.forget_idle()
+
+    def abort(self, slot: int) -> None:
+        """The sequence ends with the job that it is in."""
+        self.is_aborted[slot] = self.has_aborted = True
+
+    def set_back(self, slot: int) -> None:
+        """The job of `slot` failed: it is as before the job, and a suspect."""
+        self.is_suspect[slot] = self.has_suspects = True
+        self.in_job[slot] = False
+        self.forget_idle()
+
+    def set_lent(self, slot: int) -> None:
+        """The sequence gave blocks away: see Memory.reclaim."""
+        if not self.is_lent[slot]:
+            self.is_lent[slot] = True
+            self.num_lent += 1
+            self.forget_idle()
+
+    def set_whole(self, slot: int) -> None:
+        """A lent sequence has all its blocks again."""
+        self.is_lent[slot] = False
+        self.num_lent -= 1
+        self.forget_idle()
+
+    def add_running(self, slots: Slots, seconds: float, *, are_decoding: bool = False) -> None:
+        """`slots` were in a job that ended just now and took so long; see `end_job`."""
+        if self.num_prefilling and not are_decoding:
+            slots = slots[~self.is_prefilling[slots]]
+        self.decode_running_s[slots.astype(np.intp)] += seconds
+
+    def end_prefill(self, slot: int) -> None:
+        """The sequence decodes from now on."""
+        self.num_prefilling -= int(self.is_prefilling[slot])
+        self.is_prefilling[slot] = False
+        self._suspect(slot, is_suspect=self.at(slot).suspicion is not None)
+        self.forget_idle()
+
+    def _suspect(self, slot: int, *, is_suspect: bool) -> None:
+        self.is_suspect[slot] = is_suspect
+        self.has_suspects |= is_suspect
+
+    def forget_deadline(self) -> None:
+        """`deadline_s` has changed."""
+        self._first_deadline_s = None
+
+    def has_suspect(self, slots: Slots) -> bool:
+        """True where one of `slots` is a suspect."""
+        return self.has_suspects and bool(self.is_suspect[slots].any())
+
+    def output(self, slot: int) -> NDArray[np.int32]:
+        """Output tokens so far, int32 [n]; a view."""
+        return self.outputs[slot, : self.num_tokens[slot] - self.num_prompt[slot]]
+
+    def tokens(self, slot: int) -> NDArray[np.int32]:
+        """Prompt then output so far, int32 [num_tokens]."""
+        prompt, output = self.at(slot).request.prompt_tokens, self.output(slot)
+        return np.concatenate((prompt, output)) if len(output) else prompt
+
+    def idle(self) -> Slots:
+        """Sequences in no running job, ascending by slot; lent ones too."""
+        return _where(self.is_live & ~self.in_job)
+
+    def idle_batch(self) -> Slots:
+        """Sequences of the batch class in no running job, ascending by slot."""
+        return _where(self.is_batch & ~self.in_job)
+
+    def idle_lent(self) -> Slots:
+        """Sequences that gave blocks away, ascending by slot."""
+        return _where(self.is_lent) if self.num_lent else _NO_SLOTS
+
+    def idle_prefilling(self) -> Slots:
+        """Sequences in no running job with prompt left to compute, most senior first.
+
+        Not to be written, like `idle_decoding`.
+        """
+        if self._prefilling is None:
+            if not self.num_prefilling:
+                return _NO_SLOTS
+            slots = _where(self.is_live & ~self.in_job & self.is_prefilling & ~self.is_lent)
+            self._prefilling = self.by_seniority(slots)
+        return self._prefilling
+
+    def idle_decoding(self) -> Slots:
+        """Sequences in no running job whose next token can be decoded, ascending by slot."""
+        if self._decoding is None:
+            busy = self.in_job | self.is_prefilling | self.is_lent
+            self._decoding = _where(self.is_live & ~busy)
+        return self._decoding
+
+    def first_deadline_s(self) -> float:
+        """The earliest deadline among `idle_decoding`, inf where there is none."""
+        if not self.has_targets:
+            return math.inf
+        if self._first_deadline_s is None:
+            deadlines = self.deadline_s[self.idle_decoding()]
+            self._first_deadline_s = float(deadlines.min(initial=np.inf))
+        return self._first_deadline_s
+
+    def by_seniority(self, slots: Slots) -> Slots:
+        """`slots`, most senior first."""
+        if len(slots) < 2:
+            return slots
+        return slots[self.seniority[slots].argsort()]
+
+
+def _where(mask: NDArray[np.bool_]) -> Slots:
+    return mask.nonzero()[0].astype(np.int32)

@@ -1,0 +1,90 @@
+"""Requests that wait, per class: priority first, then arrival; a preempted one keeps its place."""
+
+from heapq import heappop, heappush, heapreplace
+
+from muxcluster.core.request import ServiceClass
+from muxcluster.scheduling.state.live import LiveRequest
+
+
+class WaitingQueue:
+    """A priority queue of live requests by turn; removal is lazy.
+
+    head: the most senior request, None where nothing waits; it is looked at many times a step.
+    """
+
+    def __init__(self) -> None:
+        self.head: LiveRequest | None = None
+        self._heap: list[tuple[tuple[int, float, int], LiveRequest]] = []
+        self._members: dict[int, LiveRequest] = {}
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def _find_head(self) -> None:
+        while self._heap and not self._is_valid(*self._heap[0]):
+            heappop(self._heap)
+        self.head = self._heap[0][1] if self._heap else None
+
+    def _is_valid(self, turn: tuple[int, float, int], live: LiveRequest) -> bool:
+        return live.order in self._members and live.turn == turn
+
+    def push(self, live: LiveRequest) -> None:
+        """`live` waits, at the place that its turn gives it."""
+        self._members[live.order] = live
+        heappush(self._heap, (live.turn, live))
+        self._find_head()
+
+    def renew(self, now: float, least_s: float) -> None:
+        """Who is late for the first token lets those go first who can still be in time.
+
+        It waits as if its target were `least_s`, then twice that, again and again: it falls behind,
+        but not for ever. Serving the oldest first under overload would make everybody late. Costs
+        nothing while nobody is late.
+        """
+        while (head := self.head) is not None and 0.0 < head.due_s < now:
+            head.double_target(head.added_s, least_s)
+            heapreplace(self._heap, (head.turn, head))
+            self._find_head()
+
+    def remove(self, live: LiveRequest) -> None:
+        """`live`, which is here, waits no longer."""
+        del self._members[live.order]
+        if self.head is live:
+            self._find_head()
+
+
+class Waiting:
+    """The waiting requests of one model, by class."""
+
+    def __init__(self) -> None:
+        self._interactive, self._batch = WaitingQueue(), WaitingQueue()
+        self.by_class = {
+            ServiceClass.INTERACTIVE: self._interactive,
+            ServiceClass.BATCH: self._batch,
+        }
+        self._length = 0
+        self.num_tokens = 0
+        """Tokens to compute before all of them have decoded one."""
+
+    def __len__(self) -> int:
+        return self._length
+
+    @property
+    def head(self) -> LiveRequest | None:
+        """The most senior request of any class."""
+        interactive, batch = self._interactive.head, self._batch.head
+        if interactive is None or (batch is not None and batch.seniority < interactive.seniority):
+            return batch
+        return interactive
+
+    def push(self, live: LiveRequest) -> None:
+        """`live` waits (again)."""
+        self._length += 1
+        self.num_tokens += live.num_tokens
+        self.by_class[live.request.service_class].push(live)
+
+    def remove(self, live: LiveRequest) -> None:
+        """`live` waits no longer."""
+        self.by_class[live.request.service_class].remove(live)
+        self._length -= 1
+        self.num_tokens -= live.num_tokens

@@ -1,0 +1,1 @@
+"""Batch jobs in the simulator, alone or beside interactive requests."""

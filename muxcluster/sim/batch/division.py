@@ -1,0 +1,56 @@
+"""A batch job divided over the units that serve its model."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from muxcluster.offline.blend.divide import divide
+from muxcluster.offline.blend.pieces import cut
+from muxcluster.offline.order.choice import Nature, Unplanned, nature_of
+from muxcluster.offline.order.orders import OfflineJob
+from muxcluster.offline.prefix.prompts import take_prompts
+from muxcluster.sim.batch.setting import Setting
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """What one unit gets of a job. planned: `job` with its tree; nature: what it is like."""
+
+    setting: Setting
+    job: Unplanned
+    planned: OfflineJob
+    nature: Nature
+
+
+def divide_job(job: Unplanned, whole: OfflineJob, settings: Sequence[Setting]) -> list[Part]:
+    """`job`, whose tree is in `whole`, for the units of `settings` (BlendServe §6.1).
+
+    Families stay together and every part has about the density of the whole, so that all units
+    end at about the same time. Requests stay in the order they came in. Units that would get none
+    (there are fewer requests than units) are left out.
+    """
+    if len(settings) == 1:
+        return [Part(settings[0], job, whole, nature_of(whole))]
+    leaves = whole.leaf_work()
+    resources = [setting.resources for setting in settings]
+    speeds = np.array([(1 / each.token_s, 1 / each.kv_s) for each in resources])
+    parts = divide(cut(whole.tree, whole.model, leaves), len(settings), speeds)
+    return [
+        _part(job, np.sort(whole.tree.order[places]), setting)
+        for places, setting in zip(parts, settings, strict=True)
+        if len(places)
+    ]
+
+
+def _part(job: Unplanned, numbers: NDArray[np.int64], setting: Setting) -> Part:
+    part = replace(
+        job,
+        prompts=take_prompts(job.prompts, numbers),
+        output_tokens=job.output_tokens[numbers],
+        model=setting.resources,
+        size_bytes=setting.size_bytes,
+    )
+    planned = part.with_tree()
+    return Part(setting, part, planned, nature_of(planned))

@@ -1,0 +1,109 @@
+"""Runs the batch jobs that a feed hands out on one unit, to the end, on the virtual clock."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from muxcluster.core.events import Finished, Rejected
+from muxcluster.core.request import Request
+from muxcluster.offline.blend.resources import ResourceModel
+from muxcluster.offline.predictor import Prediction, UseOverTime
+from muxcluster.scheduling.scheduler import UnitScheduler
+from muxcluster.sim.batch.feeding import Ran
+from muxcluster.sim.batch.use import ResourceMeter
+from muxcluster.sim.core.concurrency import Running
+from muxcluster.sim.core.driver import UnitDriver
+from muxcluster.sim.core.unit import SimUnit
+from muxcluster.workload.metrics.series import step_means
+
+NUM_BINS = 100
+"""Spans that the use over time is told for."""
+
+
+class BatchFeed(Protocol):
+    """What hands out requests, and is told what becomes of them."""
+
+    def __call__(self, scheduler: UnitScheduler, now: float) -> Sequence[Request]:
+        """The requests to submit now."""
+        ...
+
+    def first_token(self, request_id: str) -> None:
+        """A request that was fed got a token from a job that computes prompts."""
+        ...
+
+    def end(self, event: Finished | Rejected, now: float) -> None:
+        """A request that was fed has ended."""
+        ...
+
+    @property
+    def ran(self) -> Ran:
+        """What has ended so far."""
+        ...
+
+
+def predicted(unit: SimUnit, resources: Mapping[str, ResourceModel], feed: BatchFeed) -> Prediction:
+    """What comes of all that `feed` hands out; nothing else runs on the unit.
+
+    resources: by model, what use over time is counted by. Raises ValueError as `UnitScheduler`.
+    """
+    run = _Run(unit, resources, feed)
+    run.driver.advance(math.inf)
+    run.driver.settle()
+    return run.prediction()
+
+
+class _Run:
+    """One simulation: the sink of its driver."""
+
+    def __init__(
+        self, unit: SimUnit, resources: Mapping[str, ResourceModel], feed: BatchFeed
+    ) -> None:
+        self.driver = UnitDriver(unit, self, exact=False, feed=feed)
+        self._feed = feed
+        self._held: list[tuple[float, float]] = []
+        self._meter = ResourceMeter(resources)
+
+    def first_token(self, request_id: str, now: float) -> None:
+        """A prompt is computed."""
+        self._feed.first_token(request_id)
+
+    def end(self, event: Finished | Rejected, now: float) -> None:
+        """A request has ended."""
+        self._feed.end(event, now)
+
+    def launched(self, driver: UnitDriver, entries: Sequence[Running]) -> None:
+        """Jobs started."""
+        self._note_held()
+
+    def ran(self, driver: UnitDriver, entry: Running) -> None:
+        """A job ended."""
+        self._note_held()
+        self._meter.ran(entry, driver.now)
+
+    def _note_held(self) -> None:
+        driver = self.driver
+        used = sum(driver.scheduler.used_blocks().values())
+        self._held.append((driver.now, used / driver.unit.spec.num_blocks))
+
+    def prediction(self) -> Prediction:
+        """What came of it; the run has ended."""
+        now, unit_id = self.driver.now, self.driver.unit.spec.unit_id
+        models = self.driver.scheduler.stats(now, unit_id).models
+        ran = self._feed.ran
+        return Prediction(
+            makespan_s=now,
+            prompt_tokens=ran.prompt_tokens,
+            output_tokens=ran.output_tokens,
+            saved_tokens=sum(model.prefix_hits for model in models),
+            recomputed_tokens=sum(model.num_recomputed_tokens for model in models),
+            num_refused=ran.num_refused,
+            use=self._use(now),
+        )
+
+    def _use(self, now: float) -> UseOverTime:
+        edges = np.linspace(0.0, now, NUM_BINS + 1) if now > 0 else np.array([0.0, 1.0])
+        compute, memory = self._meter.means(edges)
+        times, held = np.array(self._held, dtype=np.float64).reshape(-1, 2).T
+        return UseOverTime(float(edges[1]), compute, memory, step_means(times, held, edges))

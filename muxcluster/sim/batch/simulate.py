@@ -1,0 +1,33 @@
+"""A batch job on one unit on the virtual clock: the engine's scheduler runs what a plan feeds."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from muxcluster.offline.blend.resources import ResourceModel
+from muxcluster.offline.feed.feeder import BatchFeeder
+from muxcluster.offline.predictor import Prediction
+from muxcluster.offline.prefix.prompts import Prompts
+from muxcluster.sim.batch.feeding import SimFeed, fitting
+from muxcluster.sim.batch.run import predicted
+from muxcluster.sim.core.unit import SimUnit
+
+
+class SimPredictor:
+    """`MakespanPredictor` by simulation: `UnitScheduler` with the requests as batch class.
+
+    A feeder hands them out while the job runs, as in the engine. Nothing else runs on the unit.
+    """
+
+    def __init__(self, unit: SimUnit, model: str, resources: ResourceModel) -> None:
+        """model: one of the unit's. resources: what use over time is counted by."""
+        self._unit = unit
+        self._model = model
+        self._resources = resources
+
+    def predict(
+        self, prompts: Prompts, output_tokens: NDArray[np.int64], feeder: BatchFeeder
+    ) -> Prediction:
+        """As the protocol says. Raises ValueError as `UnitScheduler` does."""
+        outputs = fitting(self._unit.spec, self._model, prompts, output_tokens)
+        feed = SimFeed(feeder, self._unit.spec, self._model, prompts, outputs)
+        return predicted(self._unit, {self._model: self._resources}, feed)

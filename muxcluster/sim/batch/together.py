@@ -1,0 +1,80 @@
+"""Whether batch jobs of several models should run in their unit at once or one after the other."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from muxcluster.offline.feed.feeder import BatchFeeder
+from muxcluster.offline.order.choice import Unplanned, feeder_of, nature_of, sample_job
+from muxcluster.sim.batch.joint import JointPredictor, ModelJob
+from muxcluster.sim.batch.simulate import SimPredictor
+from muxcluster.sim.core.unit import SimUnit
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OrderedJob:
+    """A model's job and the order that it runs in. are_known: output lengths, to its plan."""
+
+    job: Unplanned
+    order: str
+    are_known: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Together:
+    """Predicted seconds of all jobs at once, and of each by itself in the same unit, by model."""
+
+    joint_s: float
+    apart_s: Mapping[str, float]
+
+    @property
+    def one_after_other_s(self) -> float:
+        """The jobs one by one; nothing is loaded in between."""
+        return sum(self.apart_s.values())
+
+    @property
+    def is_faster(self) -> bool:
+        """True where all at once ends earlier."""
+        return self.joint_s < self.one_after_other_s
+
+
+def compare_together(unit: SimUnit, jobs: Mapping[str, OrderedJob], num_sampled: int) -> Together:
+    """Both ways predicted, on about `num_sampled` requests of all jobs together.
+
+    jobs: by model of the unit. Of each job about the same share is taken, so that they weigh as
+    they do; what is gained by all at once is that of the samples.
+    Raises ValueError as `UnitScheduler` does.
+    """
+    total = sum(len(each.job.prompts) for each in jobs.values())
+    share = min(1.0, num_sampled / total)
+    samples = {model: _Sample(each, share) for model, each in jobs.items()}
+    predictor = JointPredictor(unit, {model: each.job.model for model, each in jobs.items()})
+    joint = predictor.predict({model: each.model_job() for model, each in samples.items()})
+    alone = {model: each.alone_s(unit, model) for model, each in samples.items()}
+    apart = {model: samples[model].scale * seconds for model, seconds in alone.items()}
+    gain = sum(alone.values()) / joint.together.makespan_s
+    return Together(sum(apart.values()) / gain, apart)
+
+
+class _Sample:
+    """A share of a job. scale: how many times its work the whole has."""
+
+    def __init__(self, asked: OrderedJob, share: float) -> None:
+        whole = asked.job.with_tree()
+        self._asked = asked
+        self._job = sample_job(asked.job, whole, max(1, round(share * len(asked.job.prompts))))
+        self._planned = whole if self._job is asked.job else self._job.with_tree()
+        self.scale = nature_of(whole).optimum_s / nature_of(self._planned).optimum_s
+
+    def model_job(self) -> ModelJob:
+        """For a prediction beside others."""
+        return ModelJob(self._job.prompts, self._job.output_tokens, self._feeder())
+
+    def alone_s(self, unit: SimUnit, model: str) -> float:
+        """By itself."""
+        predictor, job = SimPredictor(unit, model, self._job.model), self._job
+        return predictor.predict(job.prompts, job.output_tokens, self._feeder()).makespan_s
+
+    def _feeder(self) -> BatchFeeder:
+        are_known = self._asked.are_known
+        expected = None if are_known else float(self._job.output_tokens.mean())
+        return feeder_of(self._planned, self._asked.order, expected)

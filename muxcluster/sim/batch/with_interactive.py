@@ -1,0 +1,41 @@
+"""A batch job fed to the units that serve its model, beside whatever else they are asked."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from muxcluster.sim.batch.division import Part, divide_job
+from muxcluster.sim.batch.feeding import UnitJob
+from muxcluster.sim.batch.load import BatchFile
+from muxcluster.sim.batch.setting import settings_among
+from muxcluster.sim.core.unit import SimUnit
+from placement.plan import Plan
+from placement.problem import Problem
+
+
+@dataclass(frozen=True, slots=True)
+class JobBeside:
+    """A job's file and how it runs. order: of `offline.orders`. are_known: its output lengths, to
+    the plan; otherwise it learns them while the job runs."""
+
+    file: BatchFile
+    order: str
+    are_known: bool = False
+
+    def given_to(
+        self, units: Sequence[SimUnit], plan: Plan, problem: Problem, seed: int
+    ) -> list[SimUnit]:
+        """`units`, which are those of the plan, each with its part of the job, if it has one.
+
+        Raises ConfigError for a file that is wrong.
+        """
+        job = self.file.read(seed).job
+        settings = settings_among(units, plan, problem, self.file.model)
+        first = settings[0]
+        job = replace(job, model=first.resources, size_bytes=first.size_bytes)
+        parts = divide_job(job, job.with_tree(), settings)
+        jobs = {part.setting.unit.spec.unit_id: self._of(part) for part in parts}
+        return [replace(unit, job=jobs.get(unit.spec.unit_id)) for unit in units]
+
+    def _of(self, part: Part) -> UnitJob:
+        expected = None if self.are_known else float(part.job.output_tokens.mean())
+        return UnitJob(part.setting.spec.name, part.planned, part.job, self.order, expected)

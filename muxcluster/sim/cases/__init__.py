@@ -1,0 +1,1 @@
+"""Comparisons: which systems run under which load, and many cases at once."""

@@ -1,0 +1,147 @@
+"""One case of a comparison: a system with its plan, under a load, for a while."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+
+from muxcluster.core.unitspec import SchedulerSpec
+from muxcluster.sim.batch.with_interactive import JobBeside
+from muxcluster.sim.cases.systems import System
+from muxcluster.sim.cases.systems_units import units_for
+from muxcluster.sim.core.fleet import JobSink
+from muxcluster.sim.core.loads import Load
+from muxcluster.sim.core.simulate import SimResult, simulate
+from muxcluster.sim.core.unit import SimUnit
+from muxcluster.sim.core.waves import Waves
+from muxcluster.sim.report.classes import classes_report
+from muxcluster.sim.report.judge import fairness_report, group_report, worst_model
+from muxcluster.sim.report.report import CaseReport, GroupReport
+from muxcluster.sim.report.slo import base_latencies
+from muxcluster.sim.report.use import NUM_BINS, use_report
+from muxcluster.workload.arrival import Arrival
+from muxcluster.workload.metrics.records import Records
+from muxcluster.workload.metrics.window import Window
+from placement.plan import Plan
+from placement.problem import Problem
+
+_DRAIN = 2.0
+"""Simulations stop at so many times the duration: what has not ended by then counts as a miss."""
+_PART_STEP = 0.01
+_MOST_BY_ARRIVALS = 0.95
+PartSink = Callable[[float], None]
+SCALES = (1.0, 2.0, 3.0, 5.0, 8.0, 10.0, 15.0, 20.0, 30.0, 50.0, 100.0)
+"""SLO scales at which attainment is always reported."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Everything that decides the outcome.
+
+    rate_scale: what the load was scaled by, for the report alone. duration_s: requests come so
+    long, and throughput is counted so long. slo_scale: the one that the report goes by. waves:
+    batch load in a closed loop, of each unit that has the model; where they are given, be it none,
+    all requests run to their ends, for latencies of those that got through would flatter whoever
+    lets the others wait, and the report tells the classes of service apart. job: a batch job that
+    is there from the start; waves must be given then.
+    """
+
+    system: System
+    plan: Plan
+    problem: Problem
+    load: Load
+    policy: SchedulerSpec = SchedulerSpec()
+    rate_scale: float = 1.0
+    duration_s: float = 1200.0
+    seed: int = 0
+    slo_scale: float = 8.0
+    waves: tuple[Waves, ...] | None = None
+    job: JobBeside | None = None
+
+
+def run_case(
+    case: Case, on_job: JobSink | None = None, on_part: PartSink | None = None
+) -> CaseReport:
+    """Simulate it. on_job: gets each job as it ends. on_part: gets, now and then, the part of it
+    (0 to 1) that is simulated.
+
+    Raises ConfigError for a trace that is malformed, KeyError where plan, problem and load name
+    different models.
+    """
+    start = time.perf_counter()
+    units = _units(case)
+    arrivals = case.load.arrivals(case.seed, case.duration_s)
+    result = simulate(
+        units,
+        arrivals if on_part is None else _watched(arrivals, case.duration_s, on_part),
+        until_s=_DRAIN * case.duration_s if case.waves is None else inf,
+        on_job=on_job,
+        usage_bin_s=case.duration_s / NUM_BINS,
+    )
+    return _report(case, units, result, time.perf_counter() - start)
+
+
+def _watched(
+    arrivals: Iterable[Arrival], duration_s: float, on_part: PartSink
+) -> Iterator[Arrival]:
+    """`arrivals`, by whose times it is told how far the simulation is. Requests that are open when
+    the last has come take a while as well, so that is not the whole."""
+    told = 0.0
+    for arrival in arrivals:
+        part = _MOST_BY_ARRIVALS * arrival.time_s / duration_s
+        if part >= told + _PART_STEP:
+            told = part
+            on_part(min(part, 1.0))
+        yield arrival
+
+
+def _units(case: Case) -> list[SimUnit]:
+    waves = case.waves or ()
+    units = [
+        replace(unit, waves=tuple(each for each in waves if each.model in unit.models))
+        for unit in units_for(case.system, case.plan, case.problem, case.policy)
+    ]
+    if case.job is None:
+        return units
+    return case.job.given_to(units, case.plan, case.problem, case.seed)
+
+
+def _report(case: Case, units: Sequence[SimUnit], result: SimResult, wall_s: float) -> CaseReport:
+    window = Window(0.0, case.duration_s)
+    bases = base_latencies(case.problem)
+    demands = {demand.name: demand for demand in case.problem.demands}
+    scales = sorted({*SCALES, case.slo_scale})
+
+    def judged(records: Records) -> GroupReport:
+        return group_report(records, window, bases, demands, scales)
+
+    models = {name: judged(result.records.of_model(name)) for name in result.records.models}
+    served = {name: group.requests_per_s for name, group in models.items()}
+    offered = {name: group.offered_per_s for name, group in models.items()}
+    return CaseReport(
+        system=case.system.name,
+        rate_scale=case.rate_scale,
+        seed=case.seed,
+        duration_s=case.duration_s,
+        slo_scale=case.slo_scale,
+        units=_unit_lines(case.plan),
+        total=judged(result.records),
+        models=models,
+        fairness=fairness_report(served, offered),
+        worst_model=worst_model(models, case.slo_scale),
+        use=use_report(units, result.usage, case.duration_s, offered),
+        num_jobs=result.num_jobs,
+        wall_s=wall_s,
+        classes=(
+            None
+            if case.waves is None
+            else classes_report(result.records, window, demands, result.stats)
+        ),
+    )
+
+
+def _unit_lines(plan: Plan) -> tuple[str, ...]:
+    return tuple(
+        f"{unit.id} (tp {unit.tp}): {', '.join(model.name for model in unit.models)}"
+        for unit in plan.units
+    )

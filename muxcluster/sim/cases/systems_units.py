@@ -1,0 +1,58 @@
+"""What a system runs on: its plan for a problem, and the units of that plan with its policies."""
+
+import math
+from dataclasses import replace
+
+from muxcluster.core.unitspec import SchedulerSpec
+from muxcluster.sim.cases.systems import System
+from muxcluster.sim.core.planned import units_of
+from muxcluster.sim.core.unit import SimUnit
+from placement.plan import Plan
+from placement.planner import Method, place
+from placement.problem import Problem
+
+_OVERLOAD = 100.0
+"""Rates so high that every mesh is full: growing one then helps by the size of its model alone."""
+_METHODS: dict[str, Method] = {
+    "greedy": "greedy",
+    "memory-greedy": "memory-greedy",
+    "spatial": "spatial",
+    "spatial-load": "spatial",
+}
+_NEVER_S = math.inf
+
+
+def plan_of(method: str, problem: Problem) -> Plan:
+    """The plan that `method` (of `systems.METHODS`) makes; no time is spent on proving.
+
+    "spatial" plans for equal rates, all too high: meshes then grow by how slow their models are,
+    that is by size, as in MuxServe's baseline, whose meshes do not depend on rates. What its plan
+    says of throughput is therefore of no use. Raises placement.memory.DoesNotFit.
+    """
+    asked = problem
+    if method == "spatial":
+        highest = _OVERLOAD * sum(demand.rate for demand in problem.demands)
+        same = tuple(replace(demand, rate=highest, weight=1.0) for demand in problem.demands)
+        asked = replace(problem, demands=same, objective="throughput")
+    return place(asked, _METHODS[method], time_limit_s=0.0)
+
+
+def units_for(
+    system: System, plan: Plan, problem: Problem, policy: SchedulerSpec
+) -> tuple[SimUnit, ...]:
+    """The units of `plan` as the system runs them. policy: its limits; the lane is the
+    system's, and the packing where it names one.
+
+    Raises KeyError where the plan has a model or node that the problem has not.
+    """
+    period_s = policy.quota_period_s if system.lends_blocks else _NEVER_S
+    packing = system.packing or policy.packing
+    policy = replace(policy, lane=system.lane, packing=packing, quota_period_s=period_s)
+    units = units_of(plan, problem, policy)
+    return units if system.shares_sms else tuple(map(_whole, units))
+
+
+def _whole(unit: SimUnit) -> SimUnit:
+    """The same workers, each on all SMs or none."""
+    workers = tuple(replace(worker, shares=(1.0,)) for worker in unit.spec.workers)
+    return replace(unit, spec=replace(unit.spec, workers=workers))

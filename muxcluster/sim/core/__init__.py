@@ -1,0 +1,1 @@
+"""The simulator: the engine's scheduler on a virtual clock, jobs timed by the cost model."""

@@ -1,0 +1,186 @@
+"""Drives one unit's scheduler on a virtual clock, in the order in which the engine drives it."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from muxcluster.core.events import Finished, Rejected, StepOutput
+from muxcluster.core.job import JobResult, Phase
+from muxcluster.core.request import Request
+from muxcluster.scheduling.scheduler import UnitScheduler
+from muxcluster.scheduling.steptime.seed import CostSeed, SeedModel
+from muxcluster.sim.core.concurrency import Concurrency, Running
+from muxcluster.sim.core.fast_forward import FastForward
+from muxcluster.sim.core.requests import TOKENS
+from muxcluster.sim.core.timing import CostTiming, Timing
+from muxcluster.sim.core.unit import SimUnit
+
+_MIN_WAIT_S = 0.001
+"""As in the engine: a wake-up already past must not make the loop spin."""
+
+
+Feed = Callable[[UnitScheduler, float], Sequence[Request]]
+"""Which requests come now by themselves; asked again until there are none."""
+
+
+class Sink(Protocol):
+    """Who is told what happens in a unit."""
+
+    def first_token(self, request_id: str, now: float) -> None:
+        """The request got a token from a job that computes prompts."""
+        ...
+
+    def end(self, event: Finished | Rejected, now: float) -> None:
+        """The request has ended."""
+        ...
+
+    def launched(self, driver: "UnitDriver", entries: Sequence[Running]) -> None:
+        """Jobs started at `driver.now`."""
+        ...
+
+    def ran(self, driver: "UnitDriver", entry: Running) -> None:
+        """A job ended at `driver.now`."""
+        ...
+
+
+class UnitDriver:
+    """One `UnitScheduler` and its running jobs.
+
+    Per moment the order is that of `engine.unit.Unit`: jobs that end are completed one by one, then
+    requests are added, then `next_jobs` is asked once.
+    """
+
+    def __init__(
+        self,
+        unit: SimUnit,
+        sink: Sink,
+        timing: Timing | None = None,
+        *,
+        exact: bool = True,
+        feed: Feed | None = None,
+    ) -> None:
+        """timing: what times the jobs, by default the unit's cost models. feed: asked for requests
+        at the beginning and before each launch.
+
+        exact: every decode step is asked for and told to the sink; otherwise those that change no
+        decision are one entry of several steps, see repeating.py: nothing else differs. Raises
+        ValueError as `UnitScheduler` does.
+        """
+        self.unit = unit
+        self.scheduler = UnitScheduler(unit.spec, only_counts=True, seed=_seed(unit))
+        self.now = 0.0
+        self._sink = sink
+        self._timing = timing or CostTiming(unit)
+        self._jobs = Concurrency(self._timing.slowdown)
+        self._repeating = None if exact else FastForward(self.scheduler, self._jobs, self._timing)
+        self._feed = feed
+        self._is_stirred = feed is not None
+        self._wakeup_s = math.inf
+
+    def submit(self, request: Request, now: float) -> None:
+        """Accept a request at `now`, up to which the unit has been advanced."""
+        lets_in = not self._is_stirred and self._lets_in(now)
+        if not lets_in:
+            self.settle()
+        self.now = now
+        output = self.scheduler.add(request, now)
+        if output is not None:
+            self._tell(output)
+        self._is_stirred = not lets_in
+
+    def _lets_in(self, now: float) -> bool:
+        return self._repeating is not None and self._repeating.lets_in(now)
+
+    def advance(self, until_s: float) -> None:
+        """All that happens up to `until_s`, except that jobs are launched before it only."""
+        while True:
+            if self._repeating is not None and not self._is_stirred:
+                if self._repeating.advance(until_s):
+                    return
+                self.settle()
+            end_s = self._jobs.next_end_s
+            next_s = min(end_s, self._wakeup_s)
+            if self._is_stirred and self.now < min(until_s, next_s):
+                self._launch()
+                continue
+            if next_s > until_s or next_s == math.inf:
+                return
+            self.now = next_s
+            self._is_stirred = True
+            if end_s <= next_s:
+                self._finish()
+            else:
+                self._wakeup_s = math.inf
+
+    def settle(self) -> None:
+        """The scheduler and the sink know of all steps so far."""
+        if self._repeating is None:
+            return
+        now = self.now
+        for ran, running, end_s in self._repeating.end():
+            self.now = end_s
+            self._sink.ran(self, ran)
+            self._sink.launched(self, [running])
+        self.now = max(now, self.now)
+
+    def _launch(self) -> None:
+        now = self.now
+        self._is_stirred = False
+        self._take_feed(now)
+        jobs = self.scheduler.next_jobs(now)
+        launched = [self._jobs.start(job, self._timing.work(job, now), now) for job in jobs]
+        self._sink.launched(self, launched)
+        wakeup_s = self.scheduler.next_wakeup(now)
+        self._wakeup_s = math.inf if wakeup_s is None else max(wakeup_s, now + _MIN_WAIT_S)
+        if self._repeating is not None:
+            self._repeating.begin(jobs)
+
+    def _take_feed(self, now: float) -> None:
+        while self._feed is not None and (requests := self._feed(self.scheduler, now)):
+            for request in requests:
+                output = self.scheduler.add(request, now)
+                if output is not None:
+                    self._tell(output)
+
+    def _finish(self) -> None:
+        entry = self._jobs.finish(self.now)
+        result = _result(entry, self.now)
+        output = self.scheduler.complete(entry.job, result, self.now)
+        if entry.job.phase is not Phase.DECODE:
+            self._tell_first_tokens(output)
+        self._sink.ran(self, entry)
+        self._tell(output)
+
+    def _tell_first_tokens(self, output: StepOutput) -> None:
+        for request_id, count in zip(output.request_ids, output.counts.tolist(), strict=True):
+            if count:
+                self._sink.first_token(request_id, self.now)
+
+    def _tell(self, output: StepOutput) -> None:
+        for event in output.events:
+            if isinstance(event, Finished | Rejected):
+                self._sink.end(event, self.now)
+
+
+def _seed(unit: SimUnit) -> CostSeed:
+    """What is known of step times before the first: the unit's cost models."""
+    spec = unit.spec
+    return CostSeed(
+        {name: SeedModel(model.shape, model.cost) for name, model in unit.models.items()},
+        unit.tp,
+        max_rows=spec.scheduler.max_decode_rows,
+        max_tokens=spec.scheduler.token_budget,
+        max_len=max(model.max_model_len for model in spec.models),
+    )
+
+
+def _result(entry: Running, now: float) -> JobResult:
+    job = entry.job
+    if job.phase is Phase.DECODE:
+        counts, num_tokens = job.rows.counts, len(job.rows)
+    else:
+        counts = job.rows.samples.astype(np.int32)
+        num_tokens = int(counts.sum())
+    return JobResult(job.job_id, TOKENS[:num_tokens], counts, now - entry.start_s, {}, {})

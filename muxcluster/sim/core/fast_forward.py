@@ -1,0 +1,100 @@
+"""Runs of decode steps that change no decision, at the times at which they would happen one by one.
+
+After a decode step that ended nobody, the scheduler mostly launches the same rows at the same
+place. `scheduling.repeating` tells how often it would; so many steps need no scheduler. Each keeps
+its own duration and its own slowdown by the neighbours of that moment: nothing is approximated.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+
+from muxcluster.core.job import Job
+from muxcluster.scheduling.lookahead.fast_forward import Repetition
+from muxcluster.scheduling.scheduler import UnitScheduler
+from muxcluster.sim.core.concurrency import Concurrency, Repeated, Running
+from muxcluster.sim.core.timing import Timing, Work
+
+_MARGIN_S = 0.002
+"""Fast-forwarding stops a little before time alone may change a decision."""
+
+
+class FastForward:
+    """The repetitions under way in one unit."""
+
+    def __init__(self, scheduler: UnitScheduler, jobs: Concurrency, timing: Timing) -> None:
+        self._scheduler = scheduler
+        self._jobs = jobs
+        self._timing = timing
+        self._repeated: dict[Running, Repeated] = {}
+        self._turns: deque[Repeated] = deque()
+        self._before_s = 0.0
+        self._lets_in = False
+
+    def begin(self, launched: Sequence[Job]) -> None:
+        """`next_jobs` has just answered `launched`; the last repetitions have ended."""
+        self._before_s = self._scheduler.undisturbed_until_s - _MARGIN_S
+        self._lets_in = self._scheduler.lets_in
+        first = self._jobs.first
+        if first is None or self._before_s < self._jobs.next_end_s:
+            return
+        lefts = self._scheduler.repeats(launched, first.job)
+        if not lefts:
+            return
+        running = {entry.job: entry for entry in self._jobs.running}
+        for job, left in lefts.items():
+            work_after = self._timing.repeated(job)
+            entry = running.get(job) or Running(job, work_after(0), 0.0, 0.0, 1)
+            self._repeated[entry] = repeated = Repeated(entry, left, work_after)
+            if job not in running:
+                self._turns.append(repeated)
+
+    def lets_in(self, now: float) -> bool:
+        """True where a request that comes at `now` only waits, if nothing happened since `begin`
+        but repetitions, and these go on.
+        """
+        return self._lets_in and now < self._before_s
+
+    def advance(self, until_s: float) -> bool:
+        """Steps that end before `until_s`. True where no more is to be done until then."""
+        if not self._repeated:
+            return False
+        before_s = min(until_s, self._before_s)
+        return self._jobs.repeat(self._repeated, self._turns, before_s) and before_s == until_s
+
+    def end(self) -> list[tuple[Running, Running, float]]:
+        """Tell the scheduler what ran.
+
+        Returns that as jobs of several steps, in the order of their ends, each with the one that
+        has its place then; where models take turns, with the next to be told of.
+        And when each ended.
+        """
+        if not self._repeated:
+            return []
+        changed = [each for each in self._repeated.values() if each.count or each.order >= 0]
+        has_turns = len(self._turns) > 0
+        self._repeated.clear()
+        self._turns.clear()
+        if not changed:
+            return []
+        done = sorted((each for each in changed if each.count), key=lambda each: each.end_s)
+        before = [_ran(each) for each in done]
+        ends_s = [each.end_s for each in done]
+        now_running = set(self._jobs.running)
+        again = self._scheduler.repeat([_repetition(e, e.entry in now_running) for e in changed])
+        self._jobs.replace({each.entry: job for each, job in zip(changed, again, strict=True)})
+        if has_turns:
+            following = [each.entry for each in done[1:]] + self._jobs.running
+            return list(zip(before, following, ends_s, strict=True))
+        return list(zip(before, (each.entry for each in done), ends_s, strict=True))
+
+
+def _repetition(each: Repeated, is_running: bool) -> Repetition:
+    entry = each.entry
+    return Repetition(
+        entry.job, each.count, each.order, entry.start_s, each.end_s, each.running_s, is_running
+    )
+
+
+def _ran(each: Repeated) -> Running:
+    mean = Work(each.alone_s / each.count, each.entry.work.draw)
+    return Running(each.entry.job, mean, each.begun_s, each.entry.begun, each.count)

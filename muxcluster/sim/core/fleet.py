@@ -1,0 +1,200 @@
+"""All units of a simulation: who serves which model, and what is recorded."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from muxcluster.core.events import Finished, Rejected
+from muxcluster.core.request import Request, ServiceClass
+from muxcluster.core.served import UnitStats
+from muxcluster.scheduling.scheduler import UnitScheduler
+from muxcluster.sim.batch.feeding import SimFeed
+from muxcluster.sim.core.concurrency import Running
+from muxcluster.sim.core.driver import Feed, UnitDriver
+from muxcluster.sim.core.records import RequestTable
+from muxcluster.sim.core.requests import request_of
+from muxcluster.sim.core.routing import shortest_wait
+from muxcluster.sim.core.unit import SimUnit
+from muxcluster.sim.core.usage import Usage, UsageMeter
+from muxcluster.sim.core.waves import WaveSource
+from muxcluster.sim.report.timeline import JobSpan
+from muxcluster.workload.arrival import Arrival
+
+JobSink = Callable[[JobSpan], None]
+
+
+class _Replica:
+    """One model on one unit. outstanding: tokens of its requests that have not ended."""
+
+    def __init__(self, driver: UnitDriver, model: str) -> None:
+        self.driver = driver
+        self.outstanding = 0
+        spec = next(m for m in driver.unit.spec.models if m.name == model)
+        mean_tokens = spec.mean_prompt_tokens + spec.mean_output_tokens
+        self.speed = max(spec.rate_per_s * mean_tokens, 1e-9)
+
+
+class Fleet:
+    """Units, each advanced only as far as the next request that may go to it needs.
+
+    So between two arrivals a unit runs undisturbed by the others. exact: as in `UnitDriver`.
+    """
+
+    def __init__(
+        self,
+        units: Sequence[SimUnit],
+        *,
+        exact: bool,
+        on_job: JobSink | None = None,
+        usage_bin_s: float | None = None,
+    ) -> None:
+        self.num_jobs = 0
+        self._counts_steps = exact
+        self._on_job = on_job
+        is_watched = on_job is not None
+        self._feed_of: dict[str, SimFeed] = {}
+        self.drivers = [
+            UnitDriver(unit, self, exact=exact and is_watched, feed=self._feed(unit))
+            for unit in units
+        ]
+        self._meters: dict[UnitDriver, UsageMeter] = {}
+        if usage_bin_s is not None:
+            self._meters = {driver: UsageMeter(driver, usage_bin_s) for driver in self.drivers}
+        self._replicas: dict[str, list[_Replica]] = {}
+        self._replica_of: dict[str, _Replica] = {}
+        self._replica_on: dict[tuple[str, str], _Replica] = {}
+        self._source_of: dict[str, WaveSource] = {}
+        context: dict[str, int] = {}
+        for driver in self.drivers:
+            for model in driver.unit.spec.models:
+                context[model.name] = max(context.get(model.name, 0), model.max_model_len)
+                replica = _Replica(driver, model.name)
+                self._replicas.setdefault(model.name, []).append(replica)
+                self._replica_on[driver.unit.spec.unit_id, model.name] = replica
+        self.table = RequestTable(context)
+
+    def _feed(self, unit: SimUnit) -> Feed | None:
+        """What hands out the unit's batch job; its requests count as having come at 0."""
+        job = unit.job
+        if job is None:
+            return None
+        feed = job.feed(unit.spec)
+
+        def hand_out(scheduler: UnitScheduler, now: float) -> list[Request]:
+            requests = feed(scheduler, now)
+            for request in requests:
+                self._count(request, feed, unit.spec.unit_id)
+            return requests
+
+        return hand_out
+
+    def _count(self, request: Request, feed: SimFeed, unit_id: str) -> None:
+        lengths = len(request.prompt_tokens), request.sampling.max_tokens
+        arrival = Arrival(0.0, request.request_id, request.model, *lengths, ServiceClass.BATCH)
+        replica = self._replica_on[unit_id, request.model]
+        replica.outstanding += sum(lengths)
+        self._replica_of[arrival.request_id] = replica
+        self._feed_of[arrival.request_id] = feed
+        self.table.add(arrival)
+
+    def begin(self) -> None:
+        """The first waves come, at 0. Raises KeyError for waves of a model that their unit has not.
+
+        Waves stay with their unit, so that units go on undisturbed by one another.
+        """
+        for driver in self.drivers:
+            for waves in driver.unit.waves:
+                replica = self._replica_on[driver.unit.spec.unit_id, waves.model]
+                self._start(WaveSource(waves, driver.unit.spec.unit_id), replica, 0.0)
+
+    def _start(self, source: WaveSource, replica: _Replica, now: float) -> None:
+        for arrival in source.start(now):
+            self._source_of[arrival.request_id] = source
+            self._put(arrival, replica)
+
+    def submit(self, arrival: Arrival) -> None:
+        """A request comes. Raises KeyError where no unit has its model."""
+        now = arrival.time_s
+        replicas = self._replicas[arrival.model]
+        for replica in replicas:
+            replica.driver.advance(now)
+        tokens = arrival.prompt_tokens + arrival.output_tokens
+        chosen = replicas[0]
+        if len(replicas) > 1:
+            held = [replica.outstanding for replica in replicas]
+            chosen = replicas[shortest_wait(held, [r.speed for r in replicas], tokens)]
+        self._put(arrival, chosen)
+
+    def _put(self, arrival: Arrival, replica: _Replica) -> None:
+        """The request goes to a replica whose unit has been advanced to its time."""
+        replica.outstanding += arrival.prompt_tokens + arrival.output_tokens
+        self._replica_of[arrival.request_id] = replica
+        self.table.add(arrival)
+        replica.driver.submit(request_of(arrival), arrival.time_s)
+
+    def stop(self, now: float) -> None:
+        """Nothing is recorded after `now`."""
+        for driver in self.drivers:
+            driver.advance(now)
+            driver.settle()
+        self.table.leave(self._num_output, now)
+
+    def usage(self, now: float) -> Mapping[str, Usage]:
+        """By unit, where it was asked for."""
+        return {d.unit.spec.unit_id: meter.usage(now) for d, meter in self._meters.items()}
+
+    def stats(self, now: float) -> tuple[UnitStats, ...]:
+        """Of every unit."""
+        return tuple(d.scheduler.stats(now, d.unit.spec.unit_id) for d in self.drivers)
+
+    def first_token(self, request_id: str, now: float) -> None:
+        """The request got a token from a job that computes prompts."""
+        self.table.first_token(request_id, now)
+        if (feed := self._feed_of.get(request_id)) is not None:
+            feed.first_token(request_id)
+
+    def end(self, event: Finished | Rejected, now: float) -> None:
+        """The request has ended."""
+        if isinstance(event, Finished):
+            arrival = self.table.finish(event, now)
+        else:
+            arrival = self.table.reject(event.request_id)
+        replica = self._replica_of.pop(arrival.request_id)
+        replica.outstanding -= arrival.prompt_tokens + arrival.output_tokens
+        feed = self._feed_of.pop(arrival.request_id, None)
+        if feed is not None:
+            feed.end(event, now)
+        source = self._source_of.pop(arrival.request_id, None)
+        if source is not None and source.end_one(now):
+            self._start(source, replica, now)
+
+    def launched(self, driver: UnitDriver, entries: Sequence[Running]) -> None:
+        """Jobs started."""
+        if self._meters:
+            self._meters[driver].launched(driver, entries)
+
+    def ran(self, driver: UnitDriver, entry: Running) -> None:
+        """A job ended."""
+        self.num_jobs += entry.num_steps if self._counts_steps else 1
+        if self._meters:
+            self._meters[driver].ran(driver, entry)
+        if self._on_job is not None:
+            self._on_job(_span(driver, entry))
+
+    def _num_output(self, arrival: Arrival) -> int:
+        driver = self._replica_of[arrival.request_id].driver
+        return driver.scheduler.num_output(arrival.request_id)
+
+
+def _span(driver: UnitDriver, entry: Running) -> JobSpan:
+    job, steps = entry.job, entry.num_steps
+    return JobSpan(
+        unit_id=driver.unit.spec.unit_id,
+        model=job.model,
+        phase=job.phase.value,
+        share=job.share,
+        start_s=entry.start_s,
+        end_s=driver.now,
+        num_rows=len(job.rows),
+        num_tokens=int(job.rows.counts.sum()) * steps,
+        num_steps=steps,
+        alone_s=entry.work.seconds * steps,
+    )

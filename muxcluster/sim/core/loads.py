@@ -1,0 +1,91 @@
+"""Where the requests of a simulation come from, as a value that another process can be sent."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+from muxcluster.core.errors import ConfigError
+from muxcluster.workload.arrival import Arrival
+from muxcluster.workload.files.azure import read_azure
+from muxcluster.workload.files.mooncake import CONVERSATION_SPREAD_S, read_mooncake
+from muxcluster.workload.files.store import load
+from muxcluster.workload.files.streams import open_text
+from muxcluster.workload.generate import Source, generate
+from muxcluster.workload.reshape import assigned, between, sped_up
+
+Form = Literal["muxcluster", "azure", "mooncake"]
+_LONGEST_LINE = 1 << 20
+_FORMS = "muxcluster's own JSONL, Azure's CSV or Mooncake's JSONL"
+
+
+class Load(Protocol):
+    """A stream of requests, the same for the same seed."""
+
+    def arrivals(self, seed: int, end_s: float) -> Iterator[Arrival]:
+        """Those before `end_s`, in order of time."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Synthetic:
+    """Drawn from distributions, a source a model."""
+
+    sources: tuple[Source, ...]
+
+    def arrivals(self, seed: int, end_s: float) -> Iterator[Arrival]:
+        """As `muxcluster.workload.generate`."""
+        return generate(self.sources, seed, end_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """A recorded stream. popularity: (model, requests/s) by which requests of a trace that names no
+    models are given to models. speed: times are divided by it. digest: of the file's content."""
+
+    path: Path
+    form: Form
+    popularity: tuple[tuple[str, float], ...]
+    speed: float = 1.0
+    digest: str = ""
+
+    def arrivals(self, seed: int, end_s: float) -> Iterator[Arrival]:
+        """From the file's beginning. Raises ConfigError where it is malformed."""
+        return between(sped_up(self._read(seed), self.speed), 0.0, end_s)
+
+    def _read(self, seed: int) -> Iterator[Arrival]:
+        if self.form == "muxcluster":
+            return load(self.path)
+        if self.form == "azure":
+            found = read_azure(self.path, "trace")
+        else:
+            found = read_mooncake(self.path, "trace", CONVERSATION_SPREAD_S, seed)
+        return assigned(found, dict(self.popularity), seed)
+
+
+def form_of(path: Path) -> Form:
+    """The format of a trace by its first line. Raises ConfigError for a file that is none."""
+    try:
+        with open_text(path) as file:
+            line = file.readline(_LONGEST_LINE)
+    except FileNotFoundError as error:
+        raise ConfigError(path, "", "no such file") from error
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        raise ConfigError(path, "", f"cannot be read as a trace: {error}") from error
+    if {"TIMESTAMP", "ContextTokens", "GeneratedTokens"} <= set(line.strip().split(",")):
+        return "azure"
+    keys = _keys(line)
+    if "muxcluster_workload" in keys:
+        return "muxcluster"
+    if {"timestamp", "input_length", "hash_ids"} <= keys:
+        return "mooncake"
+    raise ConfigError(path, "", f"no known trace: expected {_FORMS}")
+
+
+def _keys(line: str) -> set[str]:
+    try:
+        fields = json.loads(line)
+    except (ValueError, RecursionError):
+        return set()
+    return set(fields) if isinstance(fields, dict) else set()

@@ -1,0 +1,89 @@
+"""What became of each simulated request, in columns; an ended request is forgotten."""
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from muxcluster.core.events import Finished, FinishReason
+from muxcluster.workload.arrival import Arrival
+from muxcluster.workload.metrics.records import CLASSES, Ending, Records, RowLog
+
+_NO_PARTS = (0.0,) * 5
+_CLASS = {service_class: index for index, service_class in enumerate(CLASSES)}
+
+
+class RequestTable:
+    """Open requests as objects, ended ones as rows of `ROW` (78 bytes each).
+
+    context: most tokens of a sequence, by model.
+    """
+
+    def __init__(self, context: Mapping[str, int]) -> None:
+        self._context = context
+        self._index = {name: index for index, name in enumerate(context)}
+        self._open: dict[str, Arrival] = {}
+        self._first_s: dict[str, float] = {}
+        self._log = RowLog()
+
+    def __len__(self) -> int:
+        """Requests that have not ended."""
+        return len(self._open)
+
+    def add(self, arrival: Arrival) -> None:
+        """A request has come. Raises ValueError where an open one has the same id."""
+        if arrival.request_id in self._open:
+            raise ValueError(f"two open requests have the id {arrival.request_id!r}")
+        self._open[arrival.request_id] = arrival
+
+    def first_token(self, request_id: str, now: float) -> None:
+        """The request got a token at `now`; one that had some before keeps its time."""
+        self._first_s.setdefault(request_id, now)
+
+    def finish(self, event: Finished, now: float) -> Arrival:
+        """A request got its last token at `now`; returns it."""
+        assert event.reason is FinishReason.LENGTH, f"{event} in a simulation"
+        arrival = self._open.pop(event.request_id)
+        first_s = self._first_s.pop(event.request_id)
+        prompt = arrival.prompt_tokens
+        longest = max(self._context[arrival.model] - prompt, 1)
+        parts = event.queue_s, event.prefill_s, event.decode_s, event.preempted_s, event.restore_s
+        self._keep(
+            arrival, (first_s, now, min(arrival.output_tokens, longest)), Ending.FINISHED, parts
+        )
+        return arrival
+
+    def reject(self, request_id: str) -> Arrival:
+        """A request was refused; returns it."""
+        arrival = self._open.pop(request_id)
+        self._keep(arrival, (np.nan, np.nan, 0), Ending.REJECTED, _NO_PARTS)
+        return arrival
+
+    def leave(self, num_output: Callable[[Arrival], int], now: float) -> None:
+        """The recording stops at `now`: what is open is unfinished, with so many output tokens.
+
+        Its last token is taken as having come just now.
+        """
+        for request_id, arrival in self._open.items():
+            first_s = self._first_s.get(request_id)
+            output = (np.nan, np.nan, 0) if first_s is None else (first_s, now, num_output(arrival))
+            self._keep(arrival, output, Ending.UNFINISHED, _NO_PARTS)
+        self._open.clear()
+        self._first_s.clear()
+
+    def records(self) -> Records:
+        """All that ended, in the order of their ends."""
+        return Records(tuple(self._index), self._log.rows())
+
+    def _keep(
+        self,
+        arrival: Arrival,
+        output: tuple[float, float, int],
+        ending: Ending,
+        parts: tuple[float, ...],
+    ) -> None:
+        """output: time of the first token, of the last one, number of tokens."""
+        first_s, last_s, num_output = output
+        lengths = arrival.prompt_tokens, num_output
+        times = arrival.time_s, first_s, last_s
+        kind = _CLASS[arrival.service_class], int(ending)
+        self._log.add((self._index[arrival.model], *times, *lengths, *kind, *parts))

@@ -1,0 +1,176 @@
+"""How long a job would take alone on its SMs, and what it draws of the memory bandwidth."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from muxcluster.core.job import Job, Phase
+from muxcluster.sim.core.unit import SimModel, SimUnit
+from placement.cost import Cost
+from placement.shapes import ModelShape
+
+_CONTEXT_STEP = 8
+"""Mean contexts are looked up to the nearest 8 tokens: a decode step of 300 tokens of context
+differs by less than 0.3 % in that."""
+Ints = NDArray[np.int32]
+_Steps = dict[int, "Work"]
+"""Decode steps by mean context, in steps of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """seconds: of one step of the job without neighbours. draw: share of the bandwidth, 0 to 1."""
+
+    seconds: float
+    draw: float
+
+
+class Timing(Protocol):
+    """What times the jobs of one unit."""
+
+    def work(self, job: Job, now: float) -> Work:
+        """Of `job`, by its actual rows; it is launched at `now`."""
+        ...
+
+    def repeated(self, job: Job) -> Callable[[int], Work]:
+        """What a decode job of one step takes when it is launched again after so many of them."""
+        ...
+
+    def slowdown(self, draws: Sequence[float]) -> float:
+        """Factor ≥ 1 by which jobs that run at the same time, with these draws, are slower."""
+        ...
+
+
+class CostTiming:
+    """Asks `placement.cost` (DESIGN.md §7).
+
+    decode: rows at their mean context, halfway through its steps. prefill: as many equal prompts
+    as have the same tokens and the same attention, Σ count · (start + count / 2); rows that are
+    less than one such prompt (a late chunk of a long one) as what the whole costs more than its
+    beginning. mixed: the larger of its prefill and decode parts plus half of the smaller one,
+    because they read the weights once and share the launches. Copies between pool and host run
+    beside the forward, each GPU copying its own heads, so the longer of the two counts (BROS §5);
+    what moves inside the pool is taken as free, for GPU memory is 60 times as fast.
+    """
+
+    def __init__(self, unit: SimUnit) -> None:
+        self._models = unit.models
+        self._slowdown = next(iter(unit.models.values())).cost.slowdown
+        self._tp = unit.tp
+        self._host_link = unit.host_link * unit.tp
+        self._slot_bytes = {
+            model.name: 2 * model.shape.head_dim * model.shape.itemsize
+            for model in unit.spec.models
+        }
+        self._decodes = {
+            name: _decodes(model.cost, model.shape, unit.tp) for name, model in unit.models.items()
+        }
+
+    def slowdown(self, draws: Sequence[float]) -> float:
+        """As `placement.cost` has it."""
+        return self._slowdown(draws)
+
+    def work(self, job: Job, now: float) -> Work:
+        """Of `job`, by its actual rows and copies, whenever it is launched."""
+        work = self._forward(job)
+        return work if not job.copies else self._beside(work, job)
+
+    def _beside(self, work: Work, job: Job) -> Work:
+        """`work` while the job's copies run."""
+        num_bytes = sum(
+            self._slot_bytes[each.model] * int(moved[:, 2].sum())
+            for each in job.copies
+            for moved in (each.saves, each.restores)
+        )
+        seconds = max(work.seconds, num_bytes / self._host_link / job.max_steps)
+        return Work(seconds, work.draw * work.seconds / seconds)
+
+    def _forward(self, job: Job) -> Work:
+        rows = job.rows
+        if job.phase is Phase.DECODE:
+            return self.repeated(job)(0)
+        counts, starts_of = rows.counts, rows.starts
+        if job.phase is Phase.MIXED:
+            is_chunk = counts > 1
+            num_decodes = len(rows) - int(is_chunk.sum())
+            if num_decodes:
+                context = float(starts_of[~is_chunk].mean()) + 1
+                decode = self._mixed_decode(job, num_decodes, context)
+                if num_decodes == len(rows):
+                    return decode
+                counts, starts_of = counts[is_chunk], starts_of[is_chunk]
+                return _together(decode, self._prefill(job, *_sums(counts, starts_of)))
+        return self._prefill(job, *_sums(counts, starts_of))
+
+    def repeated(self, job: Job) -> Callable[[int], Work]:
+        """Of a decode job; every row is a token longer each time."""
+        num_rows, starts = len(job.rows), int(job.rows.starts.sum())
+        half = (job.max_steps + 1) / 2
+        works = self._steps(job, num_rows)
+
+        def work_after(count: int) -> Work:
+            context = (starts + count * num_rows) / num_rows + half
+            step = round(context / _CONTEXT_STEP)
+            if (work := works.get(step)) is None:
+                work = works[step] = self._decode(job, num_rows, step)
+            return work
+
+        return work_after
+
+    def _steps(self, job: Job, num_rows: int) -> _Steps:
+        """What is known of decode steps of so many rows at the job's place."""
+        return self._decodes[job.model].setdefault((job.share, num_rows), {})
+
+    def _decode(self, job: Job, num_rows: int, step: int) -> Work:
+        model, tokens = self._models[job.model], max(1, step * _CONTEXT_STEP)
+        case = model.shape, self._tp, job.share, num_rows, tokens
+        return Work(model.cost.decode_s(*case), model.cost.decode_draw(*case))
+
+    def _mixed_decode(self, job: Job, num_rows: int, context: float) -> Work:
+        step = round(context / _CONTEXT_STEP)
+        works = self._steps(job, num_rows)
+        if (work := works.get(step)) is None:
+            work = works[step] = self._decode(job, num_rows, step)
+        return work
+
+    def _prefill(self, job: Job, num_tokens: float, attention: float) -> Work:
+        """attention: Σ count · (start + count / 2) of the rows."""
+        model = self._models[job.model]
+        prompt = 2 * attention / num_tokens
+        if prompt > num_tokens:
+            return self._late_chunk(model, job.share, num_tokens, attention)
+        case = model.shape, self._tp, job.share, num_tokens / prompt, prompt
+        return Work(model.cost.prefill_s(*case), model.cost.prefill_draw(*case))
+
+    def _late_chunk(
+        self, model: SimModel, share: float, num_tokens: float, attention: float
+    ) -> Work:
+        cost, shape, tp = model.cost, model.shape, self._tp
+        start = attention / num_tokens - num_tokens / 2
+        alone = cost.prefill_s(shape, tp, share, 1, num_tokens)
+        more = cost.prefill_s(shape, tp, share, 1, start + num_tokens)
+        more -= cost.prefill_s(shape, tp, share, 1, max(1.0, start))
+        draw = cost.prefill_draw(shape, tp, share, 1, num_tokens)
+        return Work(max(alone, more), draw * alone / max(alone, more))
+
+
+@lru_cache(maxsize=256)
+def _decodes(cost: Cost, shape: ModelShape, tp: int) -> dict[tuple[float, int], _Steps]:
+    """By (SM share, rows): decode steps asked for so far, for all units and runs that ask alike."""
+    return {}
+
+
+def _sums(counts: Ints, starts: Ints) -> tuple[float, float]:
+    return float(counts.sum()), float((counts * (starts + counts / 2)).sum())
+
+
+def _together(first: Work, second: Work) -> Work:
+    """One forward over the rows of both."""
+    large, small = sorted((first.seconds, second.seconds), reverse=True)
+    seconds = large + small / 2
+    drawn = first.seconds * first.draw + second.seconds * second.draw
+    return Work(seconds, min(1.0, drawn / seconds))

@@ -1,0 +1,1 @@
+"""Pictures of comparisons and of jobs over time."""

@@ -1,0 +1,84 @@
+"""Base latencies: what each request would take alone, on GPUs of its own."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from muxcluster.workload.metrics.records import Records
+from placement.cost import Cost, cost_for
+from placement.problem import Demand, Node, Problem
+
+Floats = NDArray[np.float64]
+_FULLEST = 0.4
+"""Part of a mesh's memory that the weights may take: with it, LLaMA 7B and 13B have one A100, 30B
+four and 65B eight, the meshes of MuxServe's own base latencies."""
+_PLACES = 96
+"""Lengths at which costs are asked for; straight lines between them."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BaseLatency:
+    """Of one model: full prefill and decode of a single request, all SMs (MuxServe §4.1).
+
+    lengths: tokens, ascending from 1. prefill_s: of a prompt of so many. decoded_s: of decoding
+    from a context of 1 token to one of so many.
+    """
+
+    lengths: Floats
+    prefill_s: Floats
+    decoded_s: Floats
+
+    def seconds(self, prompt_tokens: Floats, output_tokens: Floats) -> Floats:
+        """[n] seconds; the first output token is the prefill's."""
+        ends = prompt_tokens + np.maximum(output_tokens, 1) - 1
+        prefill = np.interp(prompt_tokens, self.lengths, self.prefill_s)
+        before, after = (
+            np.interp(each, self.lengths, self.decoded_s) for each in (prompt_tokens, ends)
+        )
+        return np.asarray(prefill + after - before, dtype=np.float64)
+
+
+def base_latencies(problem: Problem) -> dict[str, BaseLatency]:
+    """By model, each on the fewest of the fastest GPUs whose memory its weights leave free enough
+    (all of a node's where they never do)."""
+    return {demand.name: _of(demand, problem) for demand in problem.demands}
+
+
+def base_s(records: Records, bases: Mapping[str, BaseLatency]) -> Floats:
+    """[n] seconds in the order of the records, by the output each was to have.
+
+    A request without output counts as one of one token. Raises KeyError for a model without base.
+    """
+    found = np.empty(len(records))
+    for index, name in enumerate(records.models):
+        is_its = records.rows["model"] == index
+        rows = records.rows[is_its]
+        lengths = (rows[column].astype(np.float64) for column in ("prompt_tokens", "output_tokens"))
+        found[is_its] = bases[name].seconds(*lengths)
+    return found
+
+
+def _of(demand: Demand, problem: Problem) -> BaseLatency:
+    node = max(problem.nodes, key=lambda each: (each.gpu.flops, each.num_gpus))
+    cost = cost_for(node.gpu, demand.itemsize, problem.profiles)
+    return _measured(cost, demand, _mesh(demand, node))
+
+
+def _mesh(demand: Demand, node: Node) -> int:
+    room = _FULLEST * node.gpu.memory_bytes * node.gpu.usable_share
+    tp = 1
+    while demand.shape.num_params * demand.itemsize > room * tp and 2 * tp <= node.num_gpus:
+        tp *= 2
+    return tp
+
+
+def _measured(cost: Cost, demand: Demand, tp: int) -> BaseLatency:
+    longest = max(2, demand.max_model_len)
+    lengths = np.unique(np.rint(np.geomspace(1, longest, _PLACES)))
+    shape = demand.shape
+    prefill = np.array([cost.prefill_s(shape, tp, 1.0, 1, length) for length in lengths])
+    steps = np.array([cost.decode_s(shape, tp, 1.0, 1, length) for length in lengths])
+    stretches = np.diff(lengths) * (steps[1:] + steps[:-1]) / 2
+    return BaseLatency(lengths, prefill, np.concatenate(([0.0], np.cumsum(stretches))))

@@ -1,0 +1,1 @@
+"""Files of workloads and traces, read with every field checked."""

@@ -1,0 +1,37 @@
+"""Text files, gzip-compressed where the name ends in .gz, written whole or not at all."""
+
+import gzip
+import io
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TextIO
+
+
+def open_text(path: Path, errors: str = "strict") -> TextIO:
+    """For reading, UTF-8. errors: as of `open`. Raises OSError."""
+    if path.suffix == ".gz":
+        return io.TextIOWrapper(gzip.open(path, "rb"), "utf-8", errors, newline="")
+    return path.open(encoding="utf-8", errors=errors, newline="")
+
+
+@contextmanager
+def new_text(path: Path) -> Iterator[TextIO]:
+    """For writing, UTF-8; `path` appears, or is replaced, only when the block ends well.
+
+    The same text gives the same bytes: gzip's header bears neither name nor time. Raises OSError.
+    """
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with part.open("wb") as raw:
+            if path.suffix == ".gz":
+                packed = gzip.GzipFile("", "wb", compresslevel=6, fileobj=raw, mtime=0)
+                with packed, io.TextIOWrapper(packed, encoding="utf-8", newline="\n") as text:
+                    yield text
+            else:
+                with io.TextIOWrapper(raw, encoding="utf-8", newline="\n") as text:
+                    yield text
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)

@@ -1,0 +1,1 @@
+"""Throughput, latency, SLO attainment and fairness of requests that were served."""

@@ -1,0 +1,96 @@
+"""How many decode steps the systems of bench/gpu/multiplex.py record before they are ready.
+
+Each takes 0.1 to 0.3 s on a GPU, so that their number decides how long a start takes.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton's wheels are for Linux")
+
+from bench.fake_cuda import FakeCuda
+from bench.gpu.multiplex_systems import GPU_SITE, SYSTEMS, System, shared_unit
+from bench.gpu.multiplex_work import Work, tenants_of
+from muxcluster.core.unitspec import UnitSpec
+from muxcluster.engine.captures import CudaGraphs, Step
+from muxcluster.engine.gpu.green import GreenExecutor
+from muxcluster.engine.gpu.parts import Part
+from muxcluster.engine.inprocess import InProcessExecutor
+from muxcluster.engine.runner import UnitRunner
+from muxcluster.engine.seats import Seat, rung_seats
+
+SIZES = ("1b", "1b", "1b", "1b")
+BY_NAME = {system.name: system for system in SYSTEMS}
+
+
+class Streams:
+    """A stream a seat, as of green contexts."""
+
+    def open(self, seats: Sequence[Seat]) -> Mapping[int, Part]:
+        device = torch.device("cuda:0")
+        return {
+            seat.seat_id: Part(None, torch.cuda.ExternalStream(100 + seat.seat_id, device))
+            for seat in seats
+        }
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[int]]:
+    """How many were recorded, by place; no step is run."""
+    counts: Counter[int] = Counter()
+
+    def capture(self: CudaGraphs, step: Step) -> Step:
+        counts[self.place] += 1
+        return step
+
+    monkeypatch.setattr(CudaGraphs, "capture", capture)
+    with torch.inference_mode(), FakeCuda():
+        yield counts
+
+
+def unit_of(folder: Path, system: System) -> UnitSpec:
+    work = Work(tenants_of(SIZES, 1.0, tiny=False), 8.0, 20.0, 1.0, 0)
+    return shared_unit(folder, work, GPU_SITE, system)
+
+
+def test_green_contexts_record_a_third_of_what_they_did(
+    tmp_path: Path, graphs: Counter[int]
+) -> None:
+    """468 in one thread before: 13 sizes of 4 models in 9 contexts."""
+    executor = GreenExecutor(unit_of(tmp_path, BY_NAME["adbs-green"]), lambda spec: Streams())
+    executor.start()
+    executor.close()
+    assert graphs.total() <= 150
+    # Seats in order: prefill at 0.3, 0.5 and 1.0, then twice decode at 0.3, 0.5, 0.7 and 1.0.
+    assert sorted(graphs) == list(range(103, 111))
+    assert graphs[103] <= graphs[104] <= graphs[105] < graphs[106]
+
+
+def test_no_process_of_mps_records_more_than_one_model_has_sizes_for(
+    tmp_path: Path, graphs: Counter[int]
+) -> None:
+    unit = unit_of(tmp_path, BY_NAME["adbs-mps"])
+    memory = UnitRunner(unit).memory
+    counts = []
+    for seat in rung_seats(unit.workers):
+        graphs.clear()
+        UnitRunner(unit, memory).record(seat.worker_id, seat.share or 1.0)
+        counts.append(graphs.total())
+    assert len(counts) == 11
+    assert counts[:3] == [0, 0, 0]
+    assert max(counts) <= 8 * len(SIZES)
+    assert sum(counts) <= 150
+
+
+def test_one_process_records_one_set(tmp_path: Path, graphs: Counter[int]) -> None:
+    executor = InProcessExecutor(unit_of(tmp_path, BY_NAME["temporal"]))
+    executor.start()
+    executor.close()
+    assert graphs.total() == 8 * len(SIZES)

@@ -1,0 +1,132 @@
+"""What a confused or hostile user types: one line and exit code 2, or 1 where no server answers."""
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from muxcluster.cli.serving import announce
+from muxcluster.core.errors import ConfigError
+from muxcluster.core.served import ServedModel
+from muxcluster.core.weburl import checked_url
+from tests.cli.calls import call, refusal
+
+URLS = (
+    "",
+    "x",
+    "http://",
+    "http://127.0.0.1:x",
+    "http://127.0.0.1:99999",
+    "http://127.0.0.1:0",
+    "http://[::1",
+    "http://a b",
+    "http://a\n",
+    "http://" + "a" * 300,
+    "ftp://x",
+    "file:///etc/passwd",
+)
+
+
+@pytest.mark.parametrize("url", URLS)
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("status",),
+        ("batch", "status"),
+        ("bench", "serve", "--model", "m", "--num-prompts", "1"),
+    ],
+    ids=" ".join,
+)
+def test_urls_that_are_none(capsys, command: tuple[str, ...], url: str) -> None:
+    err = refusal(capsys, *command, "--url", url)
+    assert "--url" in err and "is not http://host:port" in err and len(err) < 400
+
+
+def test_urls_of_every_form() -> None:
+    for url in ("http://127.0.0.1", "https://[::1]:80/base", "http://user:word@host:1/"):
+        assert checked_url(url).hostname
+    with pytest.raises(ConfigError, match="--server"):
+        checked_url("x", "--server")
+
+
+@pytest.mark.parametrize("key", ["key\n", "", "é", " key", "k\x00"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("status",),
+        ("batch", "status"),
+        ("bench", "serve", "--model", "m"),
+        ("serve", "muxcluster.yaml"),
+    ],
+    ids=" ".join,
+)
+def test_keys_that_no_header_can_carry(capsys, command: tuple[str, ...], key: str) -> None:
+    err = refusal(capsys, *command, "--api-key", key)
+    assert "key is" in err
+
+
+def test_a_key_from_the_environment_is_checked_too(capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MUXCLUSTER_API_KEY", "from a file of secrets\n")
+    assert "line break" in refusal(capsys, "status", "--url", "http://127.0.0.1:9")
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:9", "nosuch.invalid:1"])
+def test_a_cluster_that_is_not_there_is_given_up_soon(capsys, address: str) -> None:
+    code, out, err = call(capsys, "status", "--address", address)
+    assert (code, out) == (1, "")
+    assert err == f"muxcluster: no Ray cluster answers at {address}: nothing listens there\n"
+
+
+@pytest.mark.parametrize("address", ["ray://127.0.0.1:9", "nonsense"])
+def test_addresses_of_another_form(capsys, address: str) -> None:
+    code, _, err = call(capsys, "status", "--address", address)
+    assert code == 1 and err.endswith("expected host:port or auto\n")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--port", "-1"),
+        ("--port", "65536"),
+        ("--seed", "-1"),
+        ("--seed", str(10**22)),
+        ("--requests", str(10**9)),
+        ("--seconds", "inf"),
+        ("--seconds", "nan"),
+        ("--out", "/dev/null"),
+    ],
+    ids=" ".join,
+)
+def test_the_demo_refuses_what_it_cannot_do(capsys, options: tuple[str, str]) -> None:
+    assert options[0] in refusal(capsys, "demo", *options)
+
+
+@pytest.mark.parametrize("burstiness", ["inf", "1e308", "nan"])
+def test_gaps_that_cannot_be_drawn(capsys, burstiness: str) -> None:
+    command = ("bench", "serve", "--model", "m", "--request-rate", "9", "--burstiness", burstiness)
+    assert "--burstiness" in refusal(capsys, *command, "--url", "http://127.0.0.1:9")
+
+
+@pytest.mark.parametrize("output", ["", ".", "a\0b"])
+def test_an_output_without_a_name(capsys, tmp_path: Path, output: str) -> None:
+    job, config = tmp_path / "job.jsonl", tmp_path / "muxcluster.yaml"
+    job.write_text("{}\n")
+    config.write_text("models: []\n")
+    for command in (("run", str(job), "--config", str(config)), ("submit", str(job))):
+        refusal(capsys, "batch", *command, "-o", output)
+
+
+def test_a_file_whose_name_is_no_text_can_be_submitted(capsys, tmp_path: Path) -> None:
+    path = Path(f"{tmp_path}/\udcff.jsonl")
+    path.write_text('{"custom_id": "a"}\n')
+    code, _, err = call(capsys, "batch", "submit", str(path), "--url", "http://127.0.0.1:9")
+    assert code == 1 and "no server answers" in err
+
+
+def test_a_path_with_brackets_is_shown_as_it_is() -> None:
+    shown = io.StringIO()
+    model = ServedModel("m", "/models/[red]/x", 128, 100, (0,))
+    console = Console(file=shown, soft_wrap=True)
+    announce(console, [model], "http://127.0.0.1:1")
+    assert "from /models/[red]/x\n" in shown.getvalue()

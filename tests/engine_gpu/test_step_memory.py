@@ -1,0 +1,147 @@
+"""What steps of real models take while they run, on a fake device, fits what is left for them."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton's wheels are for Linux")
+
+from transformers import LlamaConfig, MistralConfig, Qwen3Config
+
+from bench.fake_cuda import FakeCuda, load
+from muxcluster.config import read_facts
+from muxcluster.config.partitions import recorded_bytes
+from muxcluster.core.job import Rows, WorkerSlot
+from muxcluster.core.kvshape import KvShape
+from muxcluster.core.unitspec import ModelSpec, UnitSpec
+from muxcluster.engine.captures import CudaGraphs
+from muxcluster.engine.device_steps import DeviceSteps
+from muxcluster.engine.loaded_model import LoadedModel
+from placement.memory import activation_bytes
+from placement.problem import Demand, Limits
+
+LIMITS = Limits()
+MAX_SEQS, MAX_TOKENS, NUM_LAYERS = 256, 4096, 2
+SHAPES: Mapping[str, tuple[Any, Mapping[str, Any]]] = {
+    "Llama-3-8B": (
+        LlamaConfig,
+        {"hidden_size": 4096, "intermediate_size": 14336, "vocab_size": 128256},
+    ),
+    "Llama-2-7B": (
+        LlamaConfig,
+        {
+            "hidden_size": 4096,
+            "intermediate_size": 11008,
+            "vocab_size": 32000,
+            "num_key_value_heads": 32,
+        },
+    ),
+    "Llama-3.2-1B": (
+        LlamaConfig,
+        {"hidden_size": 2048, "intermediate_size": 8192, "vocab_size": 128256, "head_dim": 64},
+    ),
+    "Qwen3-8B": (
+        Qwen3Config,
+        {"hidden_size": 4096, "intermediate_size": 12288, "vocab_size": 151936},
+    ),
+    "Mistral-7B": (
+        MistralConfig,
+        {"hidden_size": 4096, "intermediate_size": 14336, "vocab_size": 32000},
+    ),
+}
+"""Configurations, each with 32 query heads and, unless it says so, 8 of keys and values."""
+
+JOBS = {
+    "a fresh prompt": ([2048], 0),
+    "a chunk": ([2048], 100),
+    "many short prompts": ([8] * 256, 0),
+    "a chunk beside decodes": ([1] * 255 + [1793], 100),
+}
+
+
+def spec_of(directory: Path, name: str) -> ModelSpec:
+    kind, fields = SHAPES[name]
+    heads = {"num_attention_heads": 32, "num_key_value_heads": 8}
+    config = kind(
+        **{
+            "num_hidden_layers": NUM_LAYERS,
+            "max_position_embeddings": MAX_TOKENS,
+            "architectures": [kind.__name__.replace("Config", "ForCausalLM")],
+            "sliding_window": None,
+            **heads,
+            **fields,
+        }
+    )
+    config.save_pretrained(directory)
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // 32
+    return ModelSpec(
+        name,
+        str(directory),
+        KvShape(NUM_LAYERS, config.num_key_value_heads, head_dim, 2),
+        config.vocab_size,
+        MAX_TOKENS,
+        (2,),
+        dtype="bfloat16",
+        load_format="dummy",
+        max_seqs=MAX_SEQS,
+    )
+
+
+def unit_of(model: ModelSpec, *, fuses: bool) -> UnitSpec:
+    worker = WorkerSlot(0, (1.0,))
+    unit = UnitSpec("u", (model,), 1000, 8192, (worker,), device="cuda:0", partition="none")
+    return replace(unit, fuses_layers=fuses)
+
+
+def job_bytes(cuda: FakeCuda, model: LoadedModel, counts: list[int], start: int) -> int:
+    """Most that an eager step holds beside what is there before."""
+    steps, num_rows = DeviceSteps(model, CudaGraphs(cuda.device)), len(counts)
+    rows = Rows(
+        np.arange(num_rows, dtype=np.int32),
+        np.full(num_rows, start, dtype=np.int32),
+        np.array(counts, dtype=np.int32),
+        np.ones(num_rows, dtype=np.bool_),
+    )
+    steps.launch(rows, 1)  # checks of kernels are made once
+    with cuda.recording() as recording:
+        steps.launch(rows, 1)
+    return recording.peak_bytes
+
+
+def graph_bytes(cuda: FakeCuda, model: LoadedModel) -> int:
+    """Most that a place holds when it has recorded all sizes, cuBLAS aside."""
+    with cuda.recording() as recording:
+        steps = DeviceSteps(model, CudaGraphs(cuda.device))
+        steps.record(MAX_SEQS, 1.0)
+    assert len(cuda.graphs.captures) == 9
+    return recording.peak_bytes
+
+
+@pytest.mark.parametrize("fuses", [True, False], ids=["fused", "stock"])
+@pytest.mark.parametrize("name", SHAPES)
+def test_jobs_fit_the_planners_reserve(tmp_path: Path, name: str, fuses: bool) -> None:
+    model = spec_of(tmp_path, name)
+    shape = read_facts(tmp_path).shape
+    demand = Demand(name, shape, 1.0, 161.0, 338.0, MAX_TOKENS, MAX_SEQS)
+    reserve = activation_bytes(demand, LIMITS)
+    with torch.inference_mode(), FakeCuda() as cuda:
+        (loaded,) = load(unit_of(model, fuses=fuses))
+        for job, (counts, start) in JOBS.items():
+            assert sum(counts) <= LIMITS.token_budget
+            taken = job_bytes(cuda, loaded, counts, start)
+            assert 0.1 * reserve < taken <= reserve, job
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_recorded_steps_fit_what_the_pool_leaves_for_them(tmp_path: Path, name: str) -> None:
+    model = spec_of(tmp_path, name)
+    with torch.inference_mode(), FakeCuda() as cuda:
+        (loaded,) = load(unit_of(model, fuses=True))
+        taken = graph_bytes(cuda, loaded)
+    workspace = 32 * 2**20
+    assert 0.8 * recorded_bytes([model]) - workspace < taken <= recorded_bytes([model]) - workspace

@@ -1,0 +1,100 @@
+"""The engine's steps for GPUs on interpreted Triton kernels: Hugging Face's greedy tokens.
+
+Everything is as on a GPU (layouts, index types, upload, rows that fill up) but for the device, and
+for graphs, in whose place a step is called again.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from kernels.on_gpu import triton_kernel
+from muxcluster.core.unitspec import UnitSpec
+from muxcluster.engine import attention_paged, kernel_decoder
+from muxcluster.engine.arena import Arena
+from muxcluster.engine.captures import CallAgain
+from muxcluster.engine.forward import Forward
+from muxcluster.engine.kernel_fusing import forward_on_gpu
+from muxcluster.engine.loading import load_model
+from muxcluster.engine.runner import UnitMemory, UnitRunner
+from muxcluster.engine.sampling import plain
+from tests.engine.stepping import SteppedUnit
+from tests.engine.test_prefix_shared import groups, serve, spec
+from tests.engine_model.conftest import ModelBuilder, tiny
+from tests.engine_model.driver import Driver, ragged, unit_of
+from tests.oracles import GreedyOracle
+
+__all__ = ["tiny"]
+
+ATTENTION = ("kv_write", "paged_decode", "paged_prefill", "prefix_attention")
+LAYERS = ("add_rms_norm", "rotary", "silu_mul")
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
+    """How often each Triton kernel was called; all are interpreted, on tensors of the CPU."""
+    counts: Counter[str] = Counter()
+
+    def counted(name: str) -> Any:
+        def call(*args: Any, **options: Any) -> Any:
+            counts[name] += 1
+            return triton_kernel(name)(*args, **options)
+
+        return call
+
+    modules = {attention_paged: ATTENTION, kernel_decoder: LAYERS, plain: ("sample",)}
+    for module, names in modules.items():
+        for name in names:
+            monkeypatch.setattr(module, name, counted(name))
+    # Whole prompts go through our kernel too, as where torch's attention does not take them.
+    monkeypatch.setattr(attention_paged, "takes_prompts", lambda *args: False)
+    yield counts
+
+
+def runner_of(unit: UnitSpec, *, fuses: bool) -> UnitRunner:
+    (model,) = unit.models
+    forward = forward_on_gpu(load_model(model, "cpu"), model, fuses=fuses)
+    assert isinstance(forward, Forward) == (not fuses)
+    return UnitRunner(unit, UnitMemory({model.name: forward}, Arena(unit)), CallAgain())
+
+
+@pytest.mark.parametrize(
+    ("family", "fuses"),
+    [
+        ("llama", True),
+        ("llama", False),
+        ("qwen3", True),
+        ("qwen2", True),
+        ("mistral", True),
+        ("opt", False),
+        ("gemma2", False),
+        ("mixtral", False),
+    ],
+)
+def test_prompts_chunks_and_decodes_in_one_job(
+    tiny: ModelBuilder, calls: Counter[str], family: str, fuses: bool
+) -> None:
+    directory = tiny(family, num_hidden_layers=2)
+    unit = unit_of(directory, max_seqs=4)
+    driver = Driver(runner_of(unit, fuses=fuses), unit.models[0], iter(range(unit.num_blocks)))
+    prompts = [prompt[:40] for prompt in ragged(driver.spec.vocab_size, 4)]
+    oracle = GreedyOracle(directory)
+    for sequence in driver.run(prompts, 5, chunk=17):
+        oracle.check(sequence.tokens[: sequence.num_prompt], sequence.output)
+    assert oracle.num_near_ties <= 1
+    asked = {"kv_write", "paged_decode", "paged_prefill", "sample"} | (
+        set(LAYERS) if fuses else set()
+    )
+    assert set(calls) == asked
+
+
+@pytest.mark.parametrize("fuses", [True, False], ids=["fused", "stock"])
+def test_rows_that_share_a_prefix(tiny: ModelBuilder, calls: Counter[str], fuses: bool) -> None:
+    directory = tiny("llama")
+    unit_spec = spec(directory)
+    unit = SteppedUnit(unit_spec, runner_of(unit_spec, fuses=fuses))
+    assert serve(unit, groups("llama", 4), GreedyOracle(directory)) > 0
+    assert calls["prefix_attention"] > 0
+    assert calls["paged_prefill"] > 0
