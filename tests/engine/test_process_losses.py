@@ -1,6 +1,7 @@
 """What the process executor makes of dying workers and owners, with an owner of sockets alone."""
 
 import os
+import select
 import socket
 import threading
 from collections.abc import Mapping
@@ -8,7 +9,7 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from muxcluster.channel.codec import Done, Launch, decode, encode
+from muxcluster.channel.codec import Done, Launch, Serving, decode, encode
 from muxcluster.channel.frames import FrameSocket
 from muxcluster.core.errors import EngineFailure
 from muxcluster.core.job import JobResult
@@ -48,6 +49,7 @@ class SocketOwner:
         self.num_forks += 1
         ours, theirs = socket.socketpair()
         self.far[worker_id] = FrameSocket(theirs)
+        self.far[worker_id].send(encode(Serving()))
         return FrameSocket(ours), os.getpid()
 
     load_s = 0.0
@@ -90,8 +92,14 @@ def replaced(executor: ProcessExecutor, num_forks: int) -> None:
     raise AssertionError("nobody was forked")
 
 
-def answer(worker: FrameSocket) -> Launch:
-    """Take a launch as a worker would and say that it is done."""
+def answer(executor: ProcessExecutor, worker_id: int) -> Launch:
+    """Take a launch as a worker would and say that it is done. It is sent to a worker that has
+    started, which the executor must have heard."""
+    worker = SocketOwner.latest.far[worker_id]
+    for _ in range(20):
+        if select.select([worker.fileno()], [], [], 0)[0]:
+            break
+        assert all(isinstance(o, StillRunning) for o in executor.wait(1))
     frame = worker.recv()
     assert frame is not None
     launch = decode(frame)
@@ -105,7 +113,7 @@ def answer(worker: FrameSocket) -> Launch:
 def test_a_replaced_worker_is_told_the_rules_again(executor: ProcessExecutor) -> None:
     owner = SocketOwner.latest
     executor.launch(job_of(0, [3], (admission(3, seed=9),)))
-    answer(owner.far[0])
+    answer(executor, 0)
     (done,) = heard(executor)
     assert isinstance(done, JobDone)
     assert np.array_equal(done.result.tokens, [3])
@@ -113,7 +121,7 @@ def test_a_replaced_worker_is_told_the_rules_again(executor: ProcessExecutor) ->
     owner.far[0].close()
     assert heard(executor) == [JobFailed(1, 0, "its worker process died", has_started=False)]
     executor.launch(job_of(0, [3]))
-    (told,) = answer(owner.far[0]).job.admissions
+    (told,) = answer(executor, 0).job.admissions
     assert told.sampling.seed == 9
     assert len(told.tokens) == 0
     executor.close()
@@ -138,7 +146,7 @@ def test_an_owner_that_cannot_fork_is_lost_with_all_workers(executor: ProcessExe
     executor.restart()
     assert SocketOwner.latest is not owner
     executor.launch(job_of(1, [4], (admission(4, seed=1),)))
-    answer(SocketOwner.latest.far[1])
+    answer(executor, 1)
     assert isinstance(heard(executor)[0], JobDone)
     executor.close()
     executor.close()
@@ -162,7 +170,7 @@ def test_a_finished_job_forgives_earlier_losses(executor: ProcessExecutor) -> No
             owner.far[0].close()
             replaced(executor, owner.num_forks)
         executor.launch(job_of(0, [3], (admission(3, seed=9),)))
-        answer(owner.far[0])
+        answer(executor, 0)
         assert isinstance(heard(executor)[0], JobDone)
     executor.close()
 
@@ -197,7 +205,7 @@ def test_a_start_that_fails_leaves_nothing_behind(
     executor.start()
     assert SocketOwner.latest is not failed
     executor.launch(job_of(0, [3], (admission(3, seed=9),)))
-    answer(SocketOwner.latest.far[0])
+    answer(executor, 0)
     assert isinstance(heard(executor)[0], JobDone)
     executor.close()
 
