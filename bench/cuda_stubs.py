@@ -8,7 +8,7 @@ from unittest import mock
 
 import torch
 
-from muxcluster.engine.captures import CudaGraphs
+from muxcluster.engine.steps.device.captures import CudaGraphs
 
 
 class _Stream:

@@ -67,7 +67,7 @@ from bench.harness import ROOT, Bench, make_parser
 from muxcluster.core.padded import RowBytes
 from muxcluster.demo.models import build_model
 from muxcluster.engine.dense.model import DenseModel
-from muxcluster.engine.packing_cpu import pack_linears
+from muxcluster.engine.load.packing_cpu import pack_linears
 from muxcluster.scheduling.memory.batch_scaling import BatchScaling
 
 SHAPE = {

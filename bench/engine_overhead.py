@@ -23,7 +23,7 @@ from typing import Any
 sys.path.pop(0)  # the script's folder, whose http.py would hide Python's
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from muxcluster.engine.ownerlink import ONE_THREAD
+from muxcluster.engine.processes.owner_link import ONE_THREAD
 
 if __name__ == "__main__" and any(os.environ.get(name) != ONE_THREAD[name] for name in ONE_THREAD):
     # The C library and OpenMP read these at start: all is measured as in a worker.
@@ -43,10 +43,10 @@ from muxcluster.core.kvshape import KvShape, block_bytes
 from muxcluster.core.request import Request
 from muxcluster.core.sampling import SamplingParams
 from muxcluster.core.unitspec import ModelSpec, SchedulerSpec, UnitSpec
-from muxcluster.engine.attention import LayerCall
-from muxcluster.engine.fused import FusedDecoder
-from muxcluster.engine.runner import UnitRunner
-from muxcluster.engine.unit import Unit
+from muxcluster.engine.decoders.torch_decoder import FusedDecoder
+from muxcluster.engine.forward.attention import LayerCall
+from muxcluster.engine.steps.runner import UnitRunner
+from muxcluster.engine.unit.unit import Unit
 
 NAME = "llama-56m"
 THREADS = len(os.sched_getaffinity(0))

@@ -37,15 +37,15 @@ from bench.compiled import KernelTypes
 from bench.cuda_stubs import GraphStubs
 from kernels.triton_ops import prefill_tiling, splits
 from muxcluster.core.unitspec import ModelSpec, UnitSpec
-from muxcluster.engine.capture_lint import CaptureLint, NotCapturable
-from muxcluster.engine.decode_step import DecodeStep, buffers_of, decode_arrays
-from muxcluster.engine.dummy import DummyWeights
-from muxcluster.engine.forward import TokenForward
-from muxcluster.engine.loaded_model import LoadedModel
-from muxcluster.engine.prompt_positions import PromptPositions
-from muxcluster.engine.runner import UnitRunner
-from muxcluster.engine.sampling.slots import SlotSampling
-from muxcluster.engine.upload import PackedUpload
+from muxcluster.engine.forward.loaded_model import LoadedModel
+from muxcluster.engine.forward.paged_forward import TokenForward
+from muxcluster.engine.load.dummy import DummyWeights
+from muxcluster.engine.memory.upload import PackedUpload
+from muxcluster.engine.sampling.parameters import SlotSampling
+from muxcluster.engine.sampling.prompt_positions import PromptPositions
+from muxcluster.engine.steps.device.capture_lint import CaptureLint, NotCapturable
+from muxcluster.engine.steps.device.decode_step import DecodeStep, buffers_of, decode_arrays
+from muxcluster.engine.steps.runner import UnitRunner
 
 Kind = Literal["kernel", "operator", "library", "copy", "sync"]
 

@@ -39,7 +39,7 @@ from muxcluster.core.request import Request
 from muxcluster.core.sampling import SamplingParams
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.demo.models import build_model
-from muxcluster.engine.local import LocalUnitClient
+from muxcluster.engine.unit.local import LocalUnitClient
 from muxcluster.text.tokenizer import Tokenizer
 
 GOAL_TOKENS_PER_S = 10_000

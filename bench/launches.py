@@ -15,10 +15,10 @@ from bench.fake_cuda import FakeCuda, Recording, decode_step, load
 from muxcluster.core.job import WorkerSlot
 from muxcluster.core.kvshape import KvShape
 from muxcluster.core.unitspec import ModelSpec, UnitSpec
-from muxcluster.engine.attention_paged import PagedAttention
-from muxcluster.engine.batch import host_batch
-from muxcluster.engine.loaded_model import LoadedModel
-from muxcluster.engine.upload import PackedUpload
+from muxcluster.engine.forward.batch import host_batch
+from muxcluster.engine.forward.loaded_model import LoadedModel
+from muxcluster.engine.forward.paged_attention import PagedAttention
+from muxcluster.engine.memory.upload import PackedUpload
 
 MOST_LAUNCHES: Mapping[str, int] = {"llama": 12, "qwen3": 14}
 """Launches a layer may take, by family; a call of a library counts once."""

@@ -34,8 +34,8 @@ from muxcluster.core.events import TokenDelta
 from muxcluster.core.request import Request
 from muxcluster.core.sampling import SamplingParams
 from muxcluster.core.unitspec import UnitSpec
-from muxcluster.engine.processes import ProcessExecutor
-from muxcluster.engine.unit import Unit
+from muxcluster.engine.processes.executor import ProcessExecutor
+from muxcluster.engine.unit.unit import Unit
 
 NUM_STREAMS, QUICK_STREAMS = 64, 8
 PROMPT_TOKENS = 80
@@ -155,7 +155,7 @@ def main() -> None:
     options = bench.options
     count = QUICK_STREAMS if options.quick else NUM_STREAMS
     restart = Restart()
-    log = logging.getLogger("muxcluster.engine.processes")
+    log = logging.getLogger("muxcluster.engine.processes.executor")
     log.setLevel(logging.INFO)
     log.addHandler(restart)
     with tempfile.TemporaryDirectory(prefix="bench-owner-") as folder:

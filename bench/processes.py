@@ -42,7 +42,7 @@ def _name(pid: int) -> str:
         return "other"
     if "http_client.py" in command:
         return "client"
-    if "muxcluster.engine.owner" in command:
+    if "muxcluster.engine.workers.owner" in command:
         return "workers"
     if "ServeReplica:muxcluster:" in command:
         title = command.split("ServeReplica:muxcluster:", 1)[1]

@@ -24,7 +24,7 @@ from muxcluster.config import load_config
 from muxcluster.core.events import TokenDelta
 from muxcluster.core.request import Request
 from muxcluster.core.sampling import SamplingParams
-from muxcluster.engine.unit import Unit
+from muxcluster.engine.unit.unit import Unit
 
 TIMEOUT_S = 600.0
 

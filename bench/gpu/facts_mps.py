@@ -17,8 +17,8 @@ from bench.gpu.children import run_child
 from bench.gpu.probe import Probe, Products
 from muxcluster.core.errors import EngineFailure
 from muxcluster.engine.gpu.card import PERCENTAGE, card_of
-from muxcluster.engine.gpu.control import ControlProgram
-from muxcluster.engine.gpu.daemon import MpsDaemon
+from muxcluster.engine.gpu.mps.control import ControlProgram
+from muxcluster.engine.gpu.mps.daemon import MpsDaemon
 
 _SCRIPT = str(Path(__file__).resolve().parent / "fact.py")
 _CONTROL = ControlProgram()

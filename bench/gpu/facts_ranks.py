@@ -26,9 +26,9 @@ def group_of_one(device: str = "cuda:0") -> Answer:
     device: `cpu` tries the script out, by gloo and without a recording.
     """
     # The facts must load where what this needs is missing.
-    processgroup = import_module("muxcluster.engine.parallel.processgroup")
-    layers = import_module("muxcluster.engine.parallel.layers")
-    captures = import_module("muxcluster.engine.captures")
+    processgroup = import_module("muxcluster.engine.parallel.process_group")
+    layers = import_module("muxcluster.engine.load.division.layers")
+    captures = import_module("muxcluster.engine.steps.device.captures")
     place = torch.device(device)
     with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
         group = processgroup.ProcessGroup(0, 1, device, Path(folder) / "store")
@@ -70,7 +70,7 @@ def two_ranks(device: str = "cuda:0") -> Answer:
         return Answer("no", f"not run: rank processes need msgspec ({missing})")
     jobs = import_module("bench.gpu.partitions_jobs")
     play = import_module("bench.gpu.partitions_part").play
-    inprocess = import_module("muxcluster.engine.inprocess")
+    inprocess = import_module("muxcluster.engine.unit.in_process")
     ranks = import_module("muxcluster.engine.parallel.executor")
     with tempfile.TemporaryDirectory(prefix="bench-gpu-") as folder:
         jobs.write_models(Path(folder))

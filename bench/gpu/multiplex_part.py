@@ -34,9 +34,9 @@ from bench.gpu.split import Split
 from muxcluster.core.errors import ConfigError, EngineFailure
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.executor import Executor
-from muxcluster.engine.executors import make_executor
-from muxcluster.engine.gpu.choice import settled
-from muxcluster.engine.unit import Unit
+from muxcluster.engine.unit.executor_choice import make_executor
+from muxcluster.engine.unit.partition_choice import settled
+from muxcluster.engine.unit.unit import Unit
 from placement.cost import Profile
 
 _CLOSE_S = 8.0

@@ -11,7 +11,7 @@ from bench.gpu.listener import Heard, Listener
 from bench.gpu.multiplex_work import Work
 from muxcluster.core.request import Request
 from muxcluster.core.sampling import SamplingParams
-from muxcluster.engine.unit import Unit
+from muxcluster.engine.unit.unit import Unit
 from muxcluster.workload.arrival import Arrival
 from muxcluster.workload.metrics.records import Ending, Record, RecordLog, Records
 from muxcluster.workload.metrics.slo import attainment_at_scales

@@ -12,11 +12,11 @@ from muxcluster.core.errors import ConfigError, EngineFailure
 from muxcluster.core.job import WorkerSlot
 from muxcluster.core.unitspec import SchedulerSpec, UnitSpec
 from muxcluster.engine.executor import Executor
-from muxcluster.engine.executors import make_executor
-from muxcluster.engine.profiling import cells_at
-from muxcluster.engine.profiling_grid import Grid
-from muxcluster.engine.profiling_jobs import Books, Post, ProfileJobs
-from muxcluster.engine.profiling_pairs import pair_at, pair_points
+from muxcluster.engine.profile.grid import Grid
+from muxcluster.engine.profile.jobs import Books, Post, ProfileJobs
+from muxcluster.engine.profile.model import cells_at
+from muxcluster.engine.profile.pairs import pair_at, pair_points
+from muxcluster.engine.unit.executor_choice import make_executor
 from placement.cost import Cell, Profile, ProfiledModel
 
 GPU_GRID = Grid((), batches=(1, 8, 48), lengths=(64, 384), repeats=2)

@@ -22,7 +22,7 @@ from bench.gpu.partitions_jobs import pairs, unit_of
 from muxcluster.core.job import Job
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.executor import Executor, JobDone, StillRunning
-from muxcluster.engine.executors import make_executor
+from muxcluster.engine.unit.executor_choice import make_executor
 
 OUTPUT_TOKENS, DRY_TOKENS = 24, 6
 SEEN = "multiprocessors seen: "
@@ -33,12 +33,12 @@ def executor_of(spec: UnitSpec) -> Executor:
     if spec.device != "cpu" or spec.partition == "none":
         return make_executor(spec)
     if spec.partition == "green":
-        from muxcluster.engine.gpu.green import GreenExecutor
+        from muxcluster.engine.gpu.green.executor import GreenExecutor
 
         return GreenExecutor(spec)
     # The protocol of child processes needs msgspec, which is asked for only here.
-    from muxcluster.engine.gpu.mps import GPU_PATIENCE, MpsGround
-    from muxcluster.engine.processes import ProcessExecutor
+    from muxcluster.engine.gpu.mps.launcher import GPU_PATIENCE, MpsGround
+    from muxcluster.engine.processes.executor import ProcessExecutor
 
     return ProcessExecutor(spec, GPU_PATIENCE, MpsGround(None))
 

@@ -15,7 +15,7 @@ from muxcluster.core.job import WorkerSlot
 from muxcluster.core.request import Request
 from muxcluster.core.sampling import SamplingParams
 from muxcluster.core.unitspec import ModelSpec, SchedulerSpec, UnitSpec
-from muxcluster.engine.unit import Unit
+from muxcluster.engine.unit.unit import Unit
 
 TOKEN_BUDGET = 8192
 """Prompt tokens of a job: enough to make a prefill of an 8B model bound by the matrix rate."""

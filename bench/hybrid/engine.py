@@ -35,7 +35,7 @@ from typing import Any
 sys.path.pop(0)  # the script's folder
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
-from muxcluster.engine.ownerlink import ONE_THREAD
+from muxcluster.engine.processes.owner_link import ONE_THREAD
 
 if __name__ == "__main__" and any(os.environ.get(name) != ONE_THREAD[name] for name in ONE_THREAD):
     # The C library and OpenMP read these at start: all is measured as in a worker.
@@ -69,7 +69,7 @@ from bench.hybrid.engine_unit import (
     write_configs,
 )
 from muxcluster.core.request import Slo
-from muxcluster.engine.unit import Unit
+from muxcluster.engine.unit.unit import Unit
 
 BASELINES = ("priority", "fcfs")
 LOAD = 0.75

@@ -11,7 +11,7 @@ import numpy as np
 from muxcluster.core.events import TokenDelta
 from muxcluster.core.request import Request, ServiceClass
 from muxcluster.core.sampling import SamplingParams
-from muxcluster.engine.unit import Unit
+from muxcluster.engine.unit.unit import Unit
 
 _LIMIT_S = 300.0
 

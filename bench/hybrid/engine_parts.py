@@ -11,7 +11,7 @@ from bench.harness import Claim, percentiles
 from bench.hybrid.engine_load import INTERACTIVE, Answer, Draws, Traffic
 from muxcluster.core.request import ServiceClass, Slo
 from muxcluster.core.served import JobRecord
-from muxcluster.engine.unit import Unit
+from muxcluster.engine.unit.unit import Unit
 from muxcluster.scheduling.packing.hybrid import HybridPacking
 
 ALONE, BATCH_ALONE, OURS = "alone", "batch alone", "hybrid"

@@ -17,7 +17,7 @@ from muxcluster.core.job import WorkerSlot
 from muxcluster.core.kvshape import KvShape, block_bytes
 from muxcluster.core.request import Slo
 from muxcluster.core.unitspec import ModelSpec, SchedulerSpec, UnitSpec
-from muxcluster.engine.unit import Unit
+from muxcluster.engine.unit.unit import Unit
 
 THREADS = 1
 """Of every phase. The other core is for whoever sends the requests."""

@@ -20,7 +20,7 @@ from muxcluster.config import load_config, plan_for
 from muxcluster.config.planning import nodes_of
 from muxcluster.core.errors import ConfigError, EngineFailure
 from muxcluster.core.served import ServedModel
-from muxcluster.engine.weights import check_weight_files
+from muxcluster.engine.load.weights import check_weight_files
 from muxcluster.text.rendering.pool import RenderPool
 
 READY_TIMEOUT_S = 60.0

@@ -31,8 +31,8 @@ from muxcluster.cli.profile_pairs import measured_pairs, points_of, show_pairs
 from muxcluster.cli.signals import Stopped, stoppable
 from muxcluster.config import Config, load_config
 from muxcluster.core.errors import ConfigError
-from muxcluster.engine.profiling import measure
-from muxcluster.engine.profiling_grid import Grid, Point, fits
+from muxcluster.engine.profile.grid import Grid, Point, fits
+from muxcluster.engine.profile.model import measure
 from placement.cost import Cost, Pair, Profile, ProfiledModel, cost_for
 from placement.problem import Node
 from placement.shapes import ModelShape

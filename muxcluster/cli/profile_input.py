@@ -13,8 +13,8 @@ from muxcluster.config.schema import ClusterSection
 from muxcluster.core.errors import ConfigError
 from muxcluster.core.job import WorkerSlot
 from muxcluster.core.unitspec import UnitSpec
-from muxcluster.engine.gpu.choice import settled
-from muxcluster.engine.profiling_grid import Grid, fits
+from muxcluster.engine.profile.grid import Grid, fits
+from muxcluster.engine.unit.partition_choice import settled
 from placement.hardware import gpu_named, local_cores
 from placement.names import nearest
 from placement.problem import Node
@@ -22,7 +22,7 @@ from placement.problem import Node
 _MOST = 2**20
 GPU_SHARES = (0.3, 0.5, 0.7, 1.0)
 """Measured by default: every rung is a process or a context of its own."""
-_DEVICES = "muxcluster.engine.profiling_device"
+_DEVICES = "muxcluster.engine.profile.device"
 """Imports torch, which a profile of CPUs does without."""
 
 Number = TypeVar("Number", int, float)

@@ -7,8 +7,8 @@ from rich.console import Console
 from rich.table import Table
 
 from muxcluster.cli.profile_input import Subject
-from muxcluster.engine.profiling_grid import Grid, Point
-from muxcluster.engine.profiling_pairs import (
+from muxcluster.engine.profile.grid import Grid, Point
+from muxcluster.engine.profile.pairs import (
     PairPoint,
     measure_pairs,
     pair_points,

@@ -20,8 +20,8 @@ from muxcluster.core.errors import EngineFailure, MuxClusterError
 from muxcluster.core.events import TokenDelta
 from muxcluster.core.served import JobRecord, UnitState, UnitStats
 from muxcluster.core.unitspec import UnitSpec
-from muxcluster.engine.gpu.choice import settled
-from muxcluster.engine.unit import Unit
+from muxcluster.engine.unit.partition_choice import settled
+from muxcluster.engine.unit.unit import Unit
 
 logger = logging.getLogger(__name__)
 

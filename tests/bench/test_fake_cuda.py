@@ -15,7 +15,7 @@ from kernels.silu_mul import silu_mul
 from muxcluster.core.job import WorkerSlot
 from muxcluster.core.kvshape import KvShape
 from muxcluster.core.unitspec import ModelSpec, UnitSpec
-from muxcluster.engine.capture_lint import NotCapturable
+from muxcluster.engine.steps.device.capture_lint import NotCapturable
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from bench.gpu.split import Split
 from muxcluster.core.errors import ConfigError
 from muxcluster.core.job import Job
 from muxcluster.core.unitspec import UnitSpec
-from muxcluster.engine.unit import Unit
+from muxcluster.engine.unit.unit import Unit
 from placement.cost import Roofline
 from placement.hardware import GPUS
 from tests.engine.fakes import FakeExecutor, next_token

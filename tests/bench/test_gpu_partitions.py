@@ -10,9 +10,9 @@ from bench.gpu.partitions import LIMITS_S, verdict
 from bench.gpu.partitions_jobs import WORKERS, pairs, unit_of, write_models
 from bench.gpu.partitions_part import DRY_TOKENS, executor_of, play
 from muxcluster.core.job import Phase
-from muxcluster.engine.gpu.green import GreenExecutor
-from muxcluster.engine.inprocess import InProcessExecutor
-from muxcluster.engine.processes import ProcessExecutor
+from muxcluster.engine.gpu.green.executor import GreenExecutor
+from muxcluster.engine.processes.executor import ProcessExecutor
+from muxcluster.engine.unit.in_process import InProcessExecutor
 from tests.bench.gpu_scripts import record_of, run_bare
 
 

@@ -16,12 +16,12 @@ from bench.fake_cuda import FakeCuda
 from bench.gpu.multiplex_systems import GPU_SITE, SYSTEMS, System, shared_unit
 from bench.gpu.multiplex_work import Work, tenants_of
 from muxcluster.core.unitspec import UnitSpec
-from muxcluster.engine.captures import CudaGraphs, Step
-from muxcluster.engine.gpu.green import GreenExecutor
-from muxcluster.engine.gpu.parts import Part
-from muxcluster.engine.inprocess import InProcessExecutor
-from muxcluster.engine.runner import UnitRunner
-from muxcluster.engine.seats import Seat, rung_seats
+from muxcluster.engine.gpu.green.executor import GreenExecutor
+from muxcluster.engine.gpu.green.parts import Part
+from muxcluster.engine.processes.rungs import Seat, rung_seats
+from muxcluster.engine.steps.device.captures import CudaGraphs, Step
+from muxcluster.engine.steps.runner import UnitRunner
+from muxcluster.engine.unit.in_process import InProcessExecutor
 
 SIZES = ("1b", "1b", "1b", "1b")
 BY_NAME = {system.name: system for system in SYSTEMS}

@@ -22,10 +22,10 @@ from muxcluster.config import load_config
 from muxcluster.config.planning import nodes_of
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.demo.models import build_model
-from muxcluster.engine import profiling_device
-from muxcluster.engine.profiling import Profiled
-from muxcluster.engine.profiling_grid import Grid
-from muxcluster.engine.profiling_pairs import PairPoint
+from muxcluster.engine.profile import device as profiling_device
+from muxcluster.engine.profile.grid import Grid
+from muxcluster.engine.profile.model import Profiled
+from muxcluster.engine.profile.pairs import PairPoint
 from placement.cost import Cell, Pair, Profile, cost_for
 from placement.cost.measured import MeasuredCost
 from placement.hardware import cpu, local_cores

@@ -64,7 +64,7 @@ def test_rotary_kinds_that_depend_on_length_are_cut(model_directory, entries, ex
 def test_transformers_reads_the_same(tmp_path, family) -> None:
     """Oracle: transformers' own configuration classes, defaults filled in."""
     model = pytest.importorskip("muxcluster.demo.models")
-    engine = pytest.importorskip("muxcluster.engine.hf_config")
+    engine = pytest.importorskip("muxcluster.engine.load.hf_config")
     directory = model.build_model(tmp_path / family, family)
     facts, config = read_facts(directory), engine.read_config(directory)
     shape = facts.shape

@@ -9,9 +9,9 @@ import signal
 import sys
 
 from muxcluster.core.job import Job
-from muxcluster.engine import owner
-from muxcluster.engine.pending_job import PendingJob
-from muxcluster.engine.runner import UnitRunner
+from muxcluster.engine.steps.pending_job import PendingJob
+from muxcluster.engine.steps.runner import UnitRunner
+from muxcluster.engine.workers import owner
 
 MARKS = {
     "dies": [11, 12, 11, 12, 13],

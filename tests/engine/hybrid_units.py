@@ -10,7 +10,7 @@ from muxcluster.core.job import Job, WorkerSlot
 from muxcluster.core.request import Request, ServiceClass
 from muxcluster.core.served import ModelStats, UnitStats
 from muxcluster.core.unitspec import SchedulerSpec, UnitSpec
-from muxcluster.engine.unit import Unit
+from muxcluster.engine.unit.unit import Unit
 from tests.blocks import block_tokens
 from tests.engine.fakes import Sink
 from tests.engine.lockstep import Lockstep, Script

@@ -10,10 +10,10 @@ from muxcluster.core.job import Job
 from muxcluster.core.sampling import SamplingParams
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.executor import JobDone, JobFailed, Outcome, OwnerLost, StillRunning
-from muxcluster.engine.grounds import Ground
-from muxcluster.engine.liveness import Patience
-from muxcluster.engine.processes import ProcessExecutor
-from muxcluster.engine.unit import Unit
+from muxcluster.engine.processes.executor import ProcessExecutor
+from muxcluster.engine.processes.launcher import Ground
+from muxcluster.engine.processes.liveness import Patience
+from muxcluster.engine.unit.unit import Unit
 from tests.engine.fakes import PATIENCE_S, Sink
 from tests.engine.units import check_lengths, check_nothing_leaks, prompts, submit
 

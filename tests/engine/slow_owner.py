@@ -7,8 +7,8 @@ import os
 import sys
 import time
 
-from muxcluster.engine import owner
-from muxcluster.engine.worker import Worker
+from muxcluster.engine.workers import owner
+from muxcluster.engine.workers.worker import Worker
 
 START_S = float(os.environ["MUXCLUSTER_START_S"])
 MADE: set[int] = set()

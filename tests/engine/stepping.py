@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from muxcluster.core.job import Job
 from muxcluster.core.request import Request
 from muxcluster.core.unitspec import UnitSpec
-from muxcluster.engine.runner import UnitRunner
+from muxcluster.engine.steps.runner import UnitRunner
 from muxcluster.scheduling.scheduler import UnitScheduler
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from muxcluster.core.job import Admission, Job, Phase, Rows, TableDelta
 from muxcluster.core.sampling import SamplingParams
-from muxcluster.engine.admissions import AdmissionLedger
+from muxcluster.engine.processes.admissions import AdmissionLedger
 from tests.engine.fakes import fake_spec
 
 EMPTY = np.empty(0, dtype=np.int32)

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from muxcluster.core.job import SlotCopies
 from muxcluster.core.unitspec import UnitSpec
-from muxcluster.engine.arena import Arena
-from muxcluster.engine.copies import DirectTransfer, StagedTransfer, Transfer, UnitCopies
+from muxcluster.engine.memory.arena import Arena
+from muxcluster.engine.memory.copies import DirectTransfer, StagedTransfer, Transfer, UnitCopies
 from tests.engine.fakes import fake_spec
 from tests.kernels.slot_copy_cases import copied, random_blocks
 

@@ -6,8 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muxcluster.engine import copies_cpu
-from muxcluster.engine.copies_cpu import copy_between_blocks
+from muxcluster.engine.memory import copies_cpu
+from muxcluster.engine.memory.copies_cpu import copy_between_blocks
 from tests.kernels.slot_copy_cases import copied, random_blocks
 
 NUM_BLOCKS = 9

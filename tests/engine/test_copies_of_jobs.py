@@ -12,7 +12,7 @@ from muxcluster.core.job import Side, SlotCopies, WorkerSlot
 from muxcluster.core.unitspec import ModelSpec, UnitSpec
 from muxcluster.demo.models import build_model
 from muxcluster.engine.executor import Executor
-from muxcluster.engine.executors import make_executor
+from muxcluster.engine.unit.executor_choice import make_executor
 from tests.blocks import block_tokens
 from tests.engine.hands import Hands, Held
 from tests.models import model_spec

@@ -4,7 +4,7 @@ import numpy as np
 
 from muxcluster.core.events import Finished, FinishReason, Preempted, StepOutput, TokenDelta
 from muxcluster.core.job import TokenLogprobs
-from muxcluster.engine.deltas import deltas_of
+from muxcluster.engine.unit.deltas import deltas_of
 
 A_LOGPROB = TokenLogprobs(token=5, logprob=-0.5, rank=1)
 

@@ -8,13 +8,13 @@ import pytest
 from muxcluster.core.errors import ConfigError, EngineFailure
 from muxcluster.core.job import Admission, Job, Phase, Rows, TableDelta
 from muxcluster.core.sampling import SamplingParams
-from muxcluster.engine import executors
 from muxcluster.engine.executor import JobDone, JobFailed
-from muxcluster.engine.executors import make_executor
-from muxcluster.engine.gpu.green import GreenExecutor
-from muxcluster.engine.gpu.mps import MpsExecutor
-from muxcluster.engine.inprocess import InProcessExecutor
-from muxcluster.engine.processes import ProcessExecutor
+from muxcluster.engine.gpu.green.executor import GreenExecutor
+from muxcluster.engine.gpu.mps.launcher import MpsExecutor
+from muxcluster.engine.processes.executor import ProcessExecutor
+from muxcluster.engine.unit import executor_choice as executors
+from muxcluster.engine.unit.executor_choice import make_executor
+from muxcluster.engine.unit.in_process import InProcessExecutor
 from tests.engine.conftest import ModelBuilder
 from tests.engine.fakes import fake_spec
 from tests.engine.units import spec_of

@@ -10,13 +10,14 @@ import pytest
 
 from muxcluster.core.job import Job, JobResult
 from muxcluster.core.unitspec import UnitSpec
-from muxcluster.engine import inprocess, pending
-from muxcluster.engine.captures import CallAgain
 from muxcluster.engine.executor import JobDone, JobFailed, OwnerLost
-from muxcluster.engine.inprocess import InProcessExecutor
-from muxcluster.engine.joblog import JobLog
-from muxcluster.engine.pending_job import PendingJob
-from muxcluster.engine.runner import UnitRunner
+from muxcluster.engine.sampling import results as pending
+from muxcluster.engine.steps.device.captures import CallAgain
+from muxcluster.engine.steps.pending_job import PendingJob
+from muxcluster.engine.steps.runner import UnitRunner
+from muxcluster.engine.unit import in_process as inprocess
+from muxcluster.engine.unit.in_process import InProcessExecutor
+from muxcluster.engine.unit.job_log import JobLog
 from tests.engine.conftest import ModelBuilder
 from tests.engine.fakes import FakeExecutor, expected, fake_spec, request
 from tests.engine.live_units import (

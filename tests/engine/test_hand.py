@@ -9,11 +9,11 @@ from dataclasses import replace
 import pytest
 
 from muxcluster.core.job import Job
-from muxcluster.engine import inprocess
 from muxcluster.engine.executor import JobDone
-from muxcluster.engine.hand import Hand
-from muxcluster.engine.inprocess import InProcessExecutor
-from muxcluster.engine.pipeline import IDLE_S
+from muxcluster.engine.unit import in_process as inprocess
+from muxcluster.engine.unit.in_process import InProcessExecutor
+from muxcluster.engine.workers.pipeline import IDLE_S
+from muxcluster.engine.workers.worker_thread import Hand
 from tests.engine.blocked import Blocked, BlockedRunner
 from tests.engine.fakes import fake_spec
 from tests.engine.test_admissions import job_of

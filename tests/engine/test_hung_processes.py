@@ -14,10 +14,10 @@ from muxcluster.core.errors import NotReady
 from muxcluster.core.events import FinishReason
 from muxcluster.core.served import UnitState
 from muxcluster.core.unitspec import UnitSpec
-from muxcluster.engine import ownerlink
 from muxcluster.engine.executor import JobFailed, OwnerLost
-from muxcluster.engine.liveness import Patience
-from muxcluster.engine.losses import MAX_IN_A_ROW
+from muxcluster.engine.processes import owner_link as ownerlink
+from muxcluster.engine.processes.liveness import Patience
+from muxcluster.engine.processes.losses import MAX_IN_A_ROW
 from tests.engine.conftest import ModelBuilder
 from tests.engine.faulty_owner import MARKS
 from tests.engine.live_units import (

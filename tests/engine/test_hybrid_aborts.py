@@ -7,7 +7,7 @@ import pytest
 
 from muxcluster.core.events import FinishReason
 from muxcluster.core.job import Job
-from muxcluster.engine.executors import make_executor
+from muxcluster.engine.unit.executor_choice import make_executor
 from tests.engine.hybrid_units import Crowd, hybrid_spec, serve_both, total
 from tests.engine.lockstep import Lockstep, Script
 from tests.engine.units import check_nothing_leaks, running

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from muxcluster.core.job import Job, WorkerSlot
-from muxcluster.engine.executors import make_executor
-from muxcluster.engine.inprocess import InProcessExecutor
-from muxcluster.engine.processes import ProcessExecutor
+from muxcluster.engine.processes.executor import ProcessExecutor
+from muxcluster.engine.unit.executor_choice import make_executor
+from muxcluster.engine.unit.in_process import InProcessExecutor
 from tests.engine.hybrid_units import (
     NUM_BLOCKS,
     Crowd,

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from muxcluster.engine.liveness import Pulse
+from muxcluster.engine.processes.liveness import Pulse
 
 
 @contextmanager

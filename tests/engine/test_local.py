@@ -6,7 +6,7 @@ import pytest
 
 from muxcluster.core.errors import NotReady
 from muxcluster.core.events import FinishReason
-from muxcluster.engine.local import LocalUnitClient
+from muxcluster.engine.unit.local import LocalUnitClient
 from tests.engine.fakes import FakeExecutor, expected, fake_spec, request
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from muxcluster.core.errors import EngineFailure
-from muxcluster.engine.losses import (
+from muxcluster.engine.processes.losses import (
     MAX_BLANK,
     MAX_IN_A_ROW,
     MAX_OWNERS,

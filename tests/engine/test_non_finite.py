@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from muxcluster.core.errors import LoadError
 from muxcluster.core.events import FinishReason
 from muxcluster.demo.models import build_model
-from muxcluster.engine.backends import load
+from muxcluster.engine.load.backends import load
 from tests.engine.units import (
     check_lengths,
     check_nothing_leaks,

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from muxcluster.engine.arena import Arena
-from muxcluster.engine.copies import StagedTransfer, UnitCopies
-from muxcluster.engine.pinning import pinned_zeros
+from muxcluster.engine.memory.arena import Arena
+from muxcluster.engine.memory.copies import StagedTransfer, UnitCopies
+from muxcluster.engine.memory.pinning import pinned_zeros
 from tests.engine.fakes import fake_spec
 from tests.engine.test_copies import copies_of
 from tests.kernels.slot_copy_cases import random_blocks

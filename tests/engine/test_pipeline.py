@@ -8,7 +8,7 @@ import pytest
 
 from muxcluster.core.job import Job, JobResult
 from muxcluster.engine.executor import JobDone, JobFailed
-from muxcluster.engine.pipeline import REFUSED, Pipeline
+from muxcluster.engine.workers.pipeline import REFUSED, Pipeline
 from tests.engine.test_admissions import job_of
 
 FIRST = job_of(0, [3, 4])

@@ -14,11 +14,12 @@ from muxcluster.channel.frames import FrameSocket
 from muxcluster.core.errors import EngineFailure
 from muxcluster.core.job import JobResult
 from muxcluster.core.unitspec import UnitSpec
-from muxcluster.engine import grounds, processes
 from muxcluster.engine.executor import JobDone, JobFailed, Outcome, OwnerLost, StillRunning
-from muxcluster.engine.liveness import Patience, Pulse
-from muxcluster.engine.losses import MAX_BLANK
-from muxcluster.engine.processes import ProcessExecutor
+from muxcluster.engine.processes import executor as processes
+from muxcluster.engine.processes import launcher as grounds
+from muxcluster.engine.processes.executor import ProcessExecutor
+from muxcluster.engine.processes.liveness import Patience, Pulse
+from muxcluster.engine.processes.losses import MAX_BLANK
 from tests.engine.fakes import fake_spec
 from tests.engine.test_admissions import admission, job_of
 

@@ -15,11 +15,11 @@ from muxcluster.core.errors import EngineFailure, LoadError
 from muxcluster.core.events import FinishReason
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.executor import JobFailed, OwnerLost
-from muxcluster.engine.grounds import ForkGround
-from muxcluster.engine.liveness import Patience
-from muxcluster.engine.ownerlink import OwnerLink
-from muxcluster.engine.processes import ProcessExecutor
-from muxcluster.engine.unit import Unit
+from muxcluster.engine.processes.executor import ProcessExecutor
+from muxcluster.engine.processes.launcher import ForkGround
+from muxcluster.engine.processes.liveness import Patience
+from muxcluster.engine.processes.owner_link import OwnerLink
+from muxcluster.engine.unit.unit import Unit
 from tests.engine.conftest import ModelBuilder
 from tests.engine.live_units import (
     NUM_TOKENS,
@@ -161,7 +161,7 @@ import sys, time
 from pathlib import Path
 from muxcluster.channel.codec import decode
 from muxcluster.engine.executor import JobDone, JobFailed, Outcome, OwnerLost
-from muxcluster.engine.processes import ProcessExecutor
+from muxcluster.engine.processes.executor import ProcessExecutor
 
 executor = ProcessExecutor(decode(Path(sys.argv[1]).read_bytes()).spec)
 executor.start()

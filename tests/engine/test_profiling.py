@@ -13,11 +13,11 @@ from muxcluster.core.errors import EngineFailure, LoadError
 from muxcluster.core.job import Job, Phase, WorkerSlot
 from muxcluster.core.padded import PaddedLimit, RowBytes
 from muxcluster.core.unitspec import UnitSpec
-from muxcluster.engine import profiling
 from muxcluster.engine.executor import JobDone
-from muxcluster.engine.profiling import measure
-from muxcluster.engine.profiling_grid import Grid, Point, fits
-from muxcluster.engine.profiling_jobs import ProfileJobs, prompt_rows
+from muxcluster.engine.profile import model as profiling
+from muxcluster.engine.profile.grid import Grid, Point, fits
+from muxcluster.engine.profile.jobs import ProfileJobs, prompt_rows
+from muxcluster.engine.profile.model import measure
 from muxcluster.kvcache.cache import KvCache
 from tests.engine.fakes import FakeExecutor, fake_spec, next_token
 

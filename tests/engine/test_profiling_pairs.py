@@ -7,8 +7,8 @@ import pytest
 from muxcluster.core.errors import EngineFailure
 from muxcluster.core.job import Job, Phase, WorkerSlot
 from muxcluster.core.unitspec import UnitSpec
-from muxcluster.engine.profiling_grid import Grid, Point
-from muxcluster.engine.profiling_pairs import PairPoint, measure_pairs, pair_points, paired_spec
+from muxcluster.engine.profile.grid import Grid, Point
+from muxcluster.engine.profile.pairs import PairPoint, measure_pairs, pair_points, paired_spec
 from placement.cost import Pair
 from tests.engine.fakes import FakeExecutor, fake_spec
 

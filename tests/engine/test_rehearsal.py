@@ -11,8 +11,8 @@ import pytest
 from muxcluster.core.job import Job, Phase, WorkerSlot
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.executor import Outcome
-from muxcluster.engine.processes import ProcessExecutor
-from muxcluster.engine.unit import Unit
+from muxcluster.engine.processes.executor import ProcessExecutor
+from muxcluster.engine.unit.unit import Unit
 from tests.engine.fakes import FakeExecutor, Sink, expected, fake_spec, request
 from tests.engine.hybrid_units import hybrid_spec
 from tests.engine.live_units import children

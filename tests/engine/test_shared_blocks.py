@@ -12,8 +12,8 @@ import pytest
 
 from muxcluster.core.job import Job, Side, WorkerSlot
 from muxcluster.core.unitspec import UnitSpec
-from muxcluster.engine.executors import make_executor
-from muxcluster.engine.processes import ProcessExecutor
+from muxcluster.engine.processes.executor import ProcessExecutor
+from muxcluster.engine.unit.executor_choice import make_executor
 from tests.blocks import block_tokens
 from tests.engine.live_units import children
 from tests.engine.sharing_loop import SharingLoop, Text

@@ -9,9 +9,9 @@ import pytest
 
 from muxcluster.core.served import UnitState
 from muxcluster.core.unitspec import UnitSpec
-from muxcluster.engine import ownerlink
 from muxcluster.engine.executor import JobFailed
-from muxcluster.engine.liveness import Patience
+from muxcluster.engine.processes import owner_link as ownerlink
+from muxcluster.engine.processes.liveness import Patience
 from tests.conftest import ROOT
 from tests.engine.conftest import ModelBuilder
 from tests.engine.live_units import NUM_TOKENS, SAMPLED, Live, RecordingExecutor, asked_of

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import pytest
 
 from muxcluster.core.unitspec import UnitSpec
-from muxcluster.engine import processes
-from muxcluster.engine.grounds import ForkGround
-from muxcluster.engine.liveness import Patience
-from muxcluster.engine.processes import ProcessExecutor
+from muxcluster.engine.processes import executor as processes
+from muxcluster.engine.processes.executor import ProcessExecutor
+from muxcluster.engine.processes.launcher import ForkGround
+from muxcluster.engine.processes.liveness import Patience
 from tests.engine.conftest import ModelBuilder
 from tests.engine.fakes import PATIENCE_S
 from tests.engine.live_units import asked_of, children, wait_until_gone

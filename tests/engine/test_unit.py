@@ -13,7 +13,7 @@ from muxcluster.core.events import FinishReason, TokenDelta
 from muxcluster.core.served import UnitState
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.executor import Outcome, StillRunning
-from muxcluster.engine.unit import Unit
+from muxcluster.engine.unit.unit import Unit
 from tests.engine.fakes import FakeExecutor, Sink, expected, fake_spec, request
 
 PROMPTS = {f"r{i}": list(range(i + 1, 3 * i + 5)) for i in range(6)}

@@ -6,7 +6,7 @@ import pytest
 
 from muxcluster.core.pinning import PinnedPrefix, Unpin
 from muxcluster.core.request import Request, ServiceClass
-from muxcluster.engine.unit import Unit
+from muxcluster.engine.unit.unit import Unit
 from tests.engine.fakes import FakeExecutor, Sink, expected, fake_spec, request
 
 SHARED = list(range(100, 164))

@@ -14,8 +14,8 @@ import pytest
 from muxcluster.channel.codec import Done, Failed, Launch, Message, Serving, decode, encode
 from muxcluster.channel.frames import FrameSocket
 from muxcluster.core.job import Job, JobResult, SlotCopies
-from muxcluster.engine.pipeline import REFUSED
-from muxcluster.engine.worker import Worker
+from muxcluster.engine.workers.pipeline import REFUSED
+from muxcluster.engine.workers.worker import Worker
 from tests.engine.blocked import BlockedRunner
 from tests.engine.test_admissions import job_of
 

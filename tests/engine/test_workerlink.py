@@ -13,8 +13,8 @@ from muxcluster.channel.codec import Done, Failed, Launch, Serving, decode, enco
 from muxcluster.channel.frames import FrameSocket
 from muxcluster.core.job import JobResult
 from muxcluster.engine.executor import JobDone, JobFailed
-from muxcluster.engine.joblimits import JobLimits
-from muxcluster.engine.workerlink import WorkerLink
+from muxcluster.engine.processes.job_limits import JobLimits
+from muxcluster.engine.processes.worker_link import WorkerLink
 from tests.engine.test_admissions import admission, job_of
 
 JOB = job_of(0, [3, 4])

@@ -15,7 +15,7 @@ from muxcluster.core.request import Request
 from muxcluster.core.sampling import SamplingParams
 from muxcluster.core.unitspec import SchedulerSpec, UnitSpec
 from muxcluster.engine.executor import Executor
-from muxcluster.engine.unit import Unit
+from muxcluster.engine.unit.unit import Unit
 from tests.blocks import block_tokens
 from tests.engine.fakes import Sink
 from tests.models import model_spec

@@ -17,7 +17,7 @@ from muxcluster.config import load_config, plan_for, served_models, unit_specs
 from muxcluster.core.events import TokenDelta
 from muxcluster.core.request import Request
 from muxcluster.core.unitspec import UnitSpec
-from muxcluster.engine.local import LocalUnitClient
+from muxcluster.engine.unit.local import LocalUnitClient
 from tests.engine.units import check_nothing_leaks, prompts
 from tests.engine_dense.conftest import ModelBuilder
 from tests.engine_dense.units import VOCAB, generated

@@ -7,10 +7,10 @@ import pytest
 from muxcluster.core.backends import as_loaded
 from muxcluster.core.request import ServiceClass
 from muxcluster.core.unitspec import SchedulerSpec
-from muxcluster.engine.deltas import deltas_of
 from muxcluster.engine.dense.store import RowStore
 from muxcluster.engine.executor import JobDone
-from muxcluster.engine.inprocess import InProcessExecutor
+from muxcluster.engine.unit.deltas import deltas_of
+from muxcluster.engine.unit.in_process import InProcessExecutor
 from muxcluster.scheduling.scheduler import UnitScheduler
 from tests.engine.units import greedy, prompts, request_of
 from tests.engine_dense.conftest import ModelBuilder

@@ -10,11 +10,11 @@ from torch import nn
 from muxcluster.core.errors import LoadError
 from muxcluster.core.kvshape import KvShape
 from muxcluster.core.unitspec import ModelSpec
-from muxcluster.engine.backends import load
 from muxcluster.engine.dense.model import DenseModel
-from muxcluster.engine.gpu.memory import OwnedMemory
-from muxcluster.engine.hf_config import NotPaged
-from muxcluster.engine.packing_cpu import PackedLinear
+from muxcluster.engine.gpu.memory.shared import OwnedMemory
+from muxcluster.engine.load.backends import load
+from muxcluster.engine.load.hf_config import NotPaged
+from muxcluster.engine.load.packing_cpu import PackedLinear
 from tests.engine_dense.conftest import ModelBuilder
 from tests.engine_dense.units import unit_of
 
@@ -43,9 +43,9 @@ def spec_of(directory: Path, shape: KvShape = OTHER, **fields: object) -> ModelS
 def test_dense_where_paged_cannot_be(
     tiny: ModelBuilder, caplog: pytest.LogCaptureFixture, family: str, reason: str
 ) -> None:
-    with caplog.at_level(logging.INFO, "muxcluster.engine.backends"):
+    with caplog.at_level(logging.INFO, "muxcluster.engine.load.backends"):
         assert isinstance(load(spec_of(tiny(family)), "cpu"), DenseModel)
-    (record,) = [each for each in caplog.records if each.name == "muxcluster.engine.backends"]
+    (record,) = [each for each in caplog.records if each.name == "muxcluster.engine.load.backends"]
     assert record.getMessage().startswith("m: dense backend: ")
     with pytest.raises(NotPaged, match=reason):
         load(spec_of(tiny(family), backend="paged"), "cpu")
@@ -54,7 +54,7 @@ def test_dense_where_paged_cannot_be(
 def test_paged_where_it_can_be_unless_asked_otherwise(
     tiny: ModelBuilder, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.INFO, "muxcluster.engine.backends"):
+    with caplog.at_level(logging.INFO, "muxcluster.engine.load.backends"):
         assert isinstance(load(spec_of(tiny("llama"), LLAMA), "cpu"), nn.Module)
         assert isinstance(load(spec_of(tiny("llama"), LLAMA, backend="dense"), "cpu"), DenseModel)
     said = [each.getMessage() for each in caplog.records]

@@ -8,10 +8,10 @@ from torch import Tensor
 
 from muxcluster.core.job import Rows
 from muxcluster.core.padded import PaddedLimit
-from muxcluster.engine.arena import Arena
 from muxcluster.engine.dense.rows import DenseRows
 from muxcluster.engine.dense.store import RowStore
-from muxcluster.engine.prompt_positions import Asked
+from muxcluster.engine.memory.arena import Arena
+from muxcluster.engine.sampling.prompt_positions import Asked
 from tests.engine_dense.conftest import ModelBuilder
 from tests.engine_dense.models import dense_model
 from tests.engine_dense.units import unit_of

@@ -16,7 +16,7 @@ from muxcluster.engine.dense.cachetree import rebuilt
 from muxcluster.engine.dense.forward import DenseForward
 from muxcluster.engine.dense.store import RowStore
 from muxcluster.engine.executor import JobDone
-from muxcluster.engine.inprocess import InProcessExecutor
+from muxcluster.engine.unit.in_process import InProcessExecutor
 from muxcluster.scheduling.scheduler import UnitScheduler
 from tests.engine.fakes import Sink
 from tests.engine.units import (

@@ -8,9 +8,9 @@ from muxcluster.core.backends import as_loaded
 from muxcluster.core.events import StepOutput
 from muxcluster.core.job import Job
 from muxcluster.core.unitspec import UnitSpec
-from muxcluster.engine.admissions import AdmissionLedger
-from muxcluster.engine.deltas import deltas_of
-from muxcluster.engine.runner import UnitRunner
+from muxcluster.engine.processes.admissions import AdmissionLedger
+from muxcluster.engine.steps.runner import UnitRunner
+from muxcluster.engine.unit.deltas import deltas_of
 from muxcluster.scheduling.scheduler import UnitScheduler
 from tests.engine.units import greedy, prompts, request_of
 from tests.engine_dense.conftest import ModelBuilder

@@ -11,8 +11,9 @@ import time
 from pathlib import Path
 
 from muxcluster.core.job import Job
-from muxcluster.engine.gpu import context, worker
+from muxcluster.engine.gpu import context
 from muxcluster.engine.gpu.context import ContextLost
+from muxcluster.engine.gpu.mps import worker
 
 FATE = os.environ.get("MUXCLUSTER_FATE", "")
 DONE = Path(os.environ.get("MUXCLUSTER_FATE_DONE", "/nonexistent"))

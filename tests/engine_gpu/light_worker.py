@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from muxcluster.channel.frames import FrameSocket
-from muxcluster.engine.gpu.seating import Seated, Unseated, encode, read
+from muxcluster.engine.gpu.mps.messages import Seated, Unseated, encode, read
 
 BUSY = "RuntimeError: CUDA-capable device(s) is/are busy or unavailable"
 

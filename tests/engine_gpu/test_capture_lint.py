@@ -11,8 +11,8 @@ pytest.importorskip("triton", reason="Triton's wheels are for Linux")
 
 from bench.fake_cuda import FakeCuda, decode_step, load
 from muxcluster.core.unitspec import UnitSpec
-from muxcluster.engine.capture_lint import CaptureLint, NotCapturable
-from muxcluster.engine.inprocess import InProcessExecutor
+from muxcluster.engine.steps.device.capture_lint import CaptureLint, NotCapturable
+from muxcluster.engine.unit.in_process import InProcessExecutor
 from tests.engine_model.conftest import ModelBuilder, tiny
 from tests.engine_model.driver import unit_of
 

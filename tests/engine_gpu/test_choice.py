@@ -15,8 +15,8 @@ import torch
 
 from muxcluster.core.errors import EngineFailure
 from muxcluster.core.unitspec import UnitSpec
-from muxcluster.engine.gpu.choice import settled
-from muxcluster.engine.gpu.trial import try_mps
+from muxcluster.engine.gpu.mps.trial import try_mps
+from muxcluster.engine.unit.partition_choice import settled
 from tests.conftest import ROOT
 from tests.engine.fakes import fake_spec
 from tests.engine_gpu.conftest import FakeControl
@@ -130,7 +130,7 @@ def test_a_client_that_runs_without_the_daemon_is_no_proof(
 @pytest.mark.parametrize("device", ["cpu", "cuda:7"])
 def test_the_real_client_says_whether_it_worked(device: str) -> None:
     ended = subprocess.run(
-        [sys.executable, "-m", "muxcluster.engine.gpu.trial_client", device],
+        [sys.executable, "-m", "muxcluster.engine.gpu.mps.trial_client", device],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         text=True,
@@ -143,7 +143,7 @@ _SETTLE = """
 import logging, sys
 from dataclasses import replace
 from types import SimpleNamespace
-from muxcluster.engine.gpu.choice import settled
+from muxcluster.engine.unit.partition_choice import settled
 from tests.engine.fakes import fake_spec
 
 logging.basicConfig(level=logging.INFO, stream=sys.stdout)
@@ -183,7 +183,7 @@ def test_a_protocol_that_is_found_but_breaks_is_none(
 
 
 def test_a_units_own_process_needs_no_torch_for_mps() -> None:
-    code = "import sys, muxcluster.engine.gpu.mps; sys.exit('torch' in sys.modules)"
+    code = "import sys, muxcluster.engine.gpu.mps.launcher; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
 

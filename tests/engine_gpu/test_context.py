@@ -7,9 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from muxcluster.engine import inprocess
-from muxcluster.engine.executors import make_executor
-from muxcluster.engine.gpu import context, parts
+from muxcluster.engine.gpu import context
 from muxcluster.engine.gpu.context import (
     CONNECTIONS,
     CONTEXT_LOST,
@@ -17,9 +15,12 @@ from muxcluster.engine.gpu.context import (
     SettledRunner,
     open_own_context,
 )
-from muxcluster.engine.gpu.explaining import explained
-from muxcluster.engine.gpu.spawned import environment_of
-from muxcluster.engine.seats import Seat
+from muxcluster.engine.gpu.green import parts
+from muxcluster.engine.gpu.mps.explaining import explained
+from muxcluster.engine.gpu.mps.spawned import environment_of
+from muxcluster.engine.processes.rungs import Seat
+from muxcluster.engine.unit import in_process as inprocess
+from muxcluster.engine.unit.executor_choice import make_executor
 from tests.engine.fakes import fake_spec
 from tests.engine_gpu.jobs import job_of
 

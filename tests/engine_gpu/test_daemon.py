@@ -12,8 +12,8 @@ import pytest
 
 from muxcluster.core.errors import EngineFailure
 from muxcluster.engine.gpu.card import card_of, seen_by_clients
-from muxcluster.engine.gpu.daemon import LOG_DIRECTORY, PIPE_DIRECTORY, MpsDaemon
-from muxcluster.engine.gpu.guarded import GuardedDaemon
+from muxcluster.engine.gpu.mps.daemon import LOG_DIRECTORY, PIPE_DIRECTORY, MpsDaemon
+from muxcluster.engine.gpu.mps.guarded import GuardedDaemon
 from tests.conftest import ROOT
 from tests.engine_gpu.conftest import FakeControl
 from tests.engine_gpu.fakes import FakeDaemons
@@ -142,7 +142,7 @@ def test_a_daemon_that_does_not_heed_quit_is_ended(
 
 UNIT = """
 import sys, time
-from muxcluster.engine.gpu.guarded import GuardedDaemon
+from muxcluster.engine.gpu.mps.guarded import GuardedDaemon
 print(GuardedDaemon("0").environment["CUDA_MPS_PIPE_DIRECTORY"], flush=True)
 time.sleep(60)
 """

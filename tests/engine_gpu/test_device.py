@@ -11,7 +11,7 @@ pytest.importorskip("triton", reason="Triton's wheels are for Linux")
 
 from bench.fake_cuda import FakeCuda
 from muxcluster.core.unitspec import UnitSpec
-from muxcluster.engine.inprocess import InProcessExecutor
+from muxcluster.engine.unit.in_process import InProcessExecutor
 from tests.engine_model.conftest import ModelBuilder, tiny
 from tests.engine_model.driver import drivers, unit_of
 

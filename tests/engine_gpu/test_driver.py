@@ -10,16 +10,16 @@ from torch import Tensor
 
 from muxcluster.core.errors import EngineFailure
 from muxcluster.core.job import WorkerSlot
-from muxcluster.engine.gpu import parts
-from muxcluster.engine.gpu.allocator import check_configuration, check_segments
 from muxcluster.engine.gpu.driver import Driver, DriverError
-from muxcluster.engine.gpu.ends import TwoEnds
-from muxcluster.engine.gpu.files import SharedFiles, opened
-from muxcluster.engine.gpu.ipc import DeviceExports, DeviceImports
-from muxcluster.engine.gpu.manifest import Region, manifest_of, tensors_of
-from muxcluster.engine.gpu.parts import GreenParts, Part
-from muxcluster.engine.gpu.seating import Seating, read, written
-from muxcluster.engine.seats import Seat, rung_seats
+from muxcluster.engine.gpu.green import parts
+from muxcluster.engine.gpu.green.ends import TwoEnds
+from muxcluster.engine.gpu.green.parts import GreenParts, Part
+from muxcluster.engine.gpu.memory.allocator import check_configuration, check_segments
+from muxcluster.engine.gpu.memory.files import SharedFiles, opened
+from muxcluster.engine.gpu.memory.ipc import DeviceExports, DeviceImports
+from muxcluster.engine.gpu.memory.manifest import Region, manifest_of, tensors_of
+from muxcluster.engine.gpu.mps.messages import Seating, read, written
+from muxcluster.engine.processes.rungs import Seat, rung_seats
 from tests.engine.fakes import fake_spec
 from tests.engine_gpu.fakes import INVALID_CONFIGURATION, SMS, FakeCuda
 

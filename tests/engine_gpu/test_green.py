@@ -12,12 +12,12 @@ from muxcluster.core.errors import EngineFailure
 from muxcluster.core.job import Phase, WorkerSlot
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.executor import JobDone, JobFailed
-from muxcluster.engine.gpu import green
 from muxcluster.engine.gpu.context import CONTEXT_LOST, ContextLost
-from muxcluster.engine.gpu.green import GreenExecutor
-from muxcluster.engine.pending import Ready, RowsResult
-from muxcluster.engine.pending_job import PendingJob
-from muxcluster.engine.seats import Seat
+from muxcluster.engine.gpu.green import executor as green
+from muxcluster.engine.gpu.green.executor import GreenExecutor
+from muxcluster.engine.processes.rungs import Seat
+from muxcluster.engine.sampling.results import Ready, RowsResult
+from muxcluster.engine.steps.pending_job import PendingJob
 from tests.engine.conftest import ModelBuilder
 from tests.engine.live_units import NUM_TOKENS, SAMPLED, asked_of
 from tests.engine.units import check_lengths, check_nothing_leaks, running, spec_of, submit

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from muxcluster.core.unitspec import UnitSpec
-from muxcluster.engine.forward import Forward
-from muxcluster.engine.gpu.memory import OwnedMemory, mapped_memory
-from muxcluster.engine.kernel_decoder import KernelDecoder
-from muxcluster.engine.sameness import WholeAttention
+from muxcluster.engine.decoders.kernel_decoder import KernelDecoder
+from muxcluster.engine.forward.paged_forward import Forward
+from muxcluster.engine.gpu.memory.shared import OwnedMemory, mapped_memory
+from muxcluster.engine.load.parity import WholeAttention
 from tests.engine.conftest import ModelBuilder
 from tests.engine.units import spec_of
 

@@ -12,9 +12,9 @@ from muxcluster.core.errors import EngineFailure
 from muxcluster.core.job import Job, Phase, WorkerSlot
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.executor import OwnerLost
-from muxcluster.engine.gpu.mps import GPU_PATIENCE, MpsGround
-from muxcluster.engine.liveness import Patience
-from muxcluster.engine.unit import Unit
+from muxcluster.engine.gpu.mps.launcher import GPU_PATIENCE, MpsGround
+from muxcluster.engine.processes.liveness import Patience
+from muxcluster.engine.unit.unit import Unit
 from tests.conftest import ROOT
 from tests.engine.conftest import ModelBuilder
 from tests.engine.fakes import Sink

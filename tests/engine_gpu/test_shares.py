@@ -5,7 +5,7 @@ import pytest
 from muxcluster.core.errors import EngineFailure
 from muxcluster.core.job import WorkerSlot
 from muxcluster.engine.gpu.shares import check_apart, check_shares
-from muxcluster.engine.seats import SeatPlan, rung_seats, slot_seats
+from muxcluster.engine.processes.rungs import SeatPlan, rung_seats, slot_seats
 from tests.engine_gpu.jobs import job_of
 
 WHOLE = 132

@@ -8,10 +8,10 @@ import pytest
 
 from muxcluster.core.errors import EngineFailure
 from muxcluster.core.job import WorkerSlot
-from muxcluster.engine.gpu.manifest import Manifest, Placed
-from muxcluster.engine.gpu.seating import Seated, Seating, encode
-from muxcluster.engine.gpu.staff import Staff
-from muxcluster.engine.seats import Seat, rung_seats
+from muxcluster.engine.gpu.memory.manifest import Manifest, Placed
+from muxcluster.engine.gpu.mps.messages import Seated, Seating, encode
+from muxcluster.engine.gpu.mps.worker_pool import Staff
+from muxcluster.engine.processes.rungs import Seat, rung_seats
 from tests.conftest import ROOT
 from tests.engine.fakes import fake_spec
 

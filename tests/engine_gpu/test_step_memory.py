@@ -19,9 +19,9 @@ from muxcluster.config.partitions import recorded_bytes
 from muxcluster.core.job import Rows, WorkerSlot
 from muxcluster.core.kvshape import KvShape
 from muxcluster.core.unitspec import ModelSpec, UnitSpec
-from muxcluster.engine.captures import CudaGraphs
-from muxcluster.engine.device_steps import DeviceSteps
-from muxcluster.engine.loaded_model import LoadedModel
+from muxcluster.engine.forward.loaded_model import LoadedModel
+from muxcluster.engine.steps.device.captures import CudaGraphs
+from muxcluster.engine.steps.device.steps import DeviceSteps
 from placement.memory import activation_bytes
 from placement.problem import Demand, Limits
 

@@ -17,9 +17,9 @@ pytest.importorskip("triton", reason="Triton's wheels are for Linux")
 from bench.fake_cuda import FakeCuda, KernelKey
 from muxcluster.core.job import Phase, Rows, SharedPrefixes, WorkerSlot
 from muxcluster.core.unitspec import SchedulerSpec, UnitSpec
-from muxcluster.engine.captures import CallAgain
-from muxcluster.engine.prefix_rows import side_by_side
-from muxcluster.engine.runner import UnitRunner
+from muxcluster.engine.forward.prefix_rows import side_by_side
+from muxcluster.engine.steps.device.captures import CallAgain
+from muxcluster.engine.steps.runner import UnitRunner
 from tests.engine_model.conftest import ModelBuilder, tiny
 from tests.engine_model.driver import unit_of
 

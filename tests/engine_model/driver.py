@@ -20,8 +20,8 @@ from muxcluster.core.job import (
 )
 from muxcluster.core.sampling import SamplingParams
 from muxcluster.core.unitspec import ModelSpec, UnitSpec
-from muxcluster.engine.captures import Capture
-from muxcluster.engine.runner import UnitRunner
+from muxcluster.engine.steps.device.captures import Capture
+from muxcluster.engine.steps.runner import UnitRunner
 from tests.blocks import block_tokens
 from tests.models import model_spec
 

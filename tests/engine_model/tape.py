@@ -15,10 +15,10 @@ from kernels.kv_write import kv_write
 from kernels.paged_decode import paged_decode
 from kernels.prefix_attention import prefix_attention
 from kernels.sample import sample
-from muxcluster.engine import attention_paged
-from muxcluster.engine.capture_lint import NotCapturable
-from muxcluster.engine.captures import Step
+from muxcluster.engine.forward.attention import paged as attention_paged
 from muxcluster.engine.sampling import plain
+from muxcluster.engine.steps.device.capture_lint import NotCapturable
+from muxcluster.engine.steps.device.captures import Step
 
 Operator = Callable[..., Any]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from muxcluster.engine.arena import Arena
+from muxcluster.engine.memory.arena import Arena
 from tests.engine_model.conftest import ModelBuilder
 from tests.engine_model.driver import BLOCK_BYTES, drivers, ragged, unit_of
 

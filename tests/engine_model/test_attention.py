@@ -6,12 +6,13 @@ from torch import Tensor
 
 from kernels.prompt_attention import prompt_attention
 from muxcluster.core.job import Side
-from muxcluster.engine import attention_paged, runner
-from muxcluster.engine.arena import ModelArena
-from muxcluster.engine.attention import LayerAttention, LayerCall
-from muxcluster.engine.attention_cpu import PlannedAttention
-from muxcluster.engine.attention_paged import PagedAttention
-from muxcluster.engine.batch import TokenBatch, token_batch
+from muxcluster.engine.forward.attention import LayerAttention, LayerCall
+from muxcluster.engine.forward.attention import paged as attention_paged
+from muxcluster.engine.forward.batch import TokenBatch, token_batch
+from muxcluster.engine.forward.cpu_attention import PlannedAttention
+from muxcluster.engine.forward.paged_attention import PagedAttention
+from muxcluster.engine.memory.arena import ModelArena
+from muxcluster.engine.steps import runner
 from tests.engine_model.conftest import ModelBuilder
 from tests.engine_model.driver import drivers, ragged, unit_of
 from tests.engine_model.test_batch import CPU, arrays

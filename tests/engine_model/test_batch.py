@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from muxcluster.core.job import Admission
 from muxcluster.core.sampling import SamplingParams
-from muxcluster.engine.batch import ManyRows, token_batch
-from muxcluster.engine.prompt_positions import PromptPositions
+from muxcluster.engine.forward.batch import ManyRows, token_batch
+from muxcluster.engine.sampling.prompt_positions import PromptPositions
 
 CPU = torch.device("cpu")
 ROWS = st.lists(

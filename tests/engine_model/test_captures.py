@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bench.cuda_stubs import GraphStubs, capture_streams_per_place
-from muxcluster.engine.captures import NUM_WARM_UPS, CudaGraphs, capture_for
+from muxcluster.engine.steps.device.captures import NUM_WARM_UPS, CudaGraphs, capture_for
 
 DEVICE = torch.device("cuda:1")
 

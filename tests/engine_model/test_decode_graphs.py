@@ -12,9 +12,9 @@ import torch
 
 from muxcluster.core.job import Side
 from muxcluster.core.sampling import SamplingParams
-from muxcluster.engine import runner
-from muxcluster.engine.captures import Step
-from muxcluster.engine.decode_graphs import MOST_FAILURES, batch_sizes, sizes_ahead
+from muxcluster.engine.steps import runner
+from muxcluster.engine.steps.device.captures import Step
+from muxcluster.engine.steps.device.decode_graphs import MOST_FAILURES, batch_sizes, sizes_ahead
 from tests.engine_model.conftest import ModelBuilder
 from tests.engine_model.driver import Driver, Running, drivers, ragged, unit_of
 from tests.engine_model.tape import TapeCapture

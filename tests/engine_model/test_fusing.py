@@ -5,12 +5,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from muxcluster.engine import fusing, runner
-from muxcluster.engine.forward import Forward
-from muxcluster.engine.fusing import fuse, is_fusible
-from muxcluster.engine.loading import load_model
-from muxcluster.engine.runner import UnitRunner
-from muxcluster.engine.sameness import NotTheSame, WholeAttention
+from muxcluster.engine.decoders import torch_fusing as fusing
+from muxcluster.engine.decoders.torch_fusing import fuse, is_fusible
+from muxcluster.engine.forward.paged_forward import Forward
+from muxcluster.engine.load.paged_loading import load_model
+from muxcluster.engine.load.parity import NotTheSame, WholeAttention
+from muxcluster.engine.steps import runner
+from muxcluster.engine.steps.runner import UnitRunner
 from tests.engine_model.conftest import ModelBuilder
 from tests.engine_model.driver import drivers, ragged, unit_of
 from tests.models import model_spec

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from muxcluster.core.errors import LoadError
-from muxcluster.engine.hf_config import read_config
+from muxcluster.engine.load.hf_config import read_config
 from tests.engine_model.conftest import ModelBuilder
 
 

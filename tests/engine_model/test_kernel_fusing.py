@@ -8,15 +8,15 @@ import pytest
 import torch
 
 from muxcluster.core.unitspec import UnitSpec
-from muxcluster.engine import kernel_decoder as decoder_module
-from muxcluster.engine.arena import Arena
-from muxcluster.engine.captures import CallAgain, Capture
-from muxcluster.engine.forward import Forward
-from muxcluster.engine.kernel_decoder import KernelDecoder
-from muxcluster.engine.kernel_fusing import forward_on_gpu, kernel_decoder
-from muxcluster.engine.loading import load_model
-from muxcluster.engine.runner import UnitMemory, UnitRunner
-from muxcluster.engine.sameness import NotFusible, NotTheSame, WholeAttention
+from muxcluster.engine.decoders import kernel_decoder as decoder_module
+from muxcluster.engine.decoders.kernel_decoder import KernelDecoder
+from muxcluster.engine.decoders.kernel_fusing import forward_on_gpu, kernel_decoder
+from muxcluster.engine.forward.paged_forward import Forward
+from muxcluster.engine.load.paged_loading import load_model
+from muxcluster.engine.load.parity import NotFusible, NotTheSame, WholeAttention
+from muxcluster.engine.memory.arena import Arena
+from muxcluster.engine.steps.device.captures import CallAgain, Capture
+from muxcluster.engine.steps.runner import UnitMemory, UnitRunner
 from tests.engine_model.conftest import ModelBuilder
 from tests.engine_model.driver import Driver, ragged, unit_of
 from tests.engine_model.tape import TapeCapture

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from muxcluster.core.errors import LoadError
-from muxcluster.engine.loading import load_model
+from muxcluster.engine.load.paged_loading import load_model
 from tests.engine_model.conftest import ModelBuilder
 from tests.models import model_spec
 

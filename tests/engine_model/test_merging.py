@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from muxcluster.engine import merging
-from muxcluster.engine.loading import load_model
-from muxcluster.engine.merging import merge_products, merged, same_input
+from muxcluster.engine.load import merging
+from muxcluster.engine.load.merging import merge_products, merged, same_input
+from muxcluster.engine.load.paged_loading import load_model
 from tests.engine_model.conftest import ModelBuilder
 from tests.models import model_spec
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from muxcluster.engine import packing_cpu
-from muxcluster.engine.packing_cpu import PackedLinear, pack_linears
+from muxcluster.engine.load import packing_cpu
+from muxcluster.engine.load.packing_cpu import PackedLinear, pack_linears
 from tests.conftest import ROOT
 
 
@@ -110,7 +110,7 @@ def test_a_process_does_not_grow_with_every_number_of_rows() -> None:
     """In a process of its own: what oneDNN keeps is the process's."""
     script = """
 import torch
-from muxcluster.engine.packing_cpu import PackedLinear
+from muxcluster.engine.load.packing_cpu import PackedLinear
 
 def resident_mib() -> float:
     return int(open("/proc/self/statm").read().split()[1]) * 4096 / 2**20

@@ -11,8 +11,8 @@ import torch
 
 from muxcluster.core.job import Rows, TokenLogprobs
 from muxcluster.core.sampling import SamplingParams
-from muxcluster.engine.pending import RowsResult
-from muxcluster.engine.pieces import PieceThreads, cut
+from muxcluster.engine.sampling.results import RowsResult
+from muxcluster.engine.steps.pieces import PieceThreads, cut
 from tests.engine_model.conftest import ModelBuilder
 from tests.engine_model.driver import Driver, Running, drivers, ragged, unit_of
 

@@ -7,10 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muxcluster.core.job import Rows, SharedPrefixes, TokenLogprobs
-from muxcluster.engine.batch import token_batch
-from muxcluster.engine.pending import Ready, RowsResult
-from muxcluster.engine.pieces import part
-from muxcluster.engine.prefix_rows import (
+from muxcluster.engine.forward.batch import token_batch
+from muxcluster.engine.forward.prefix_rows import (
     Reordered,
     fits,
     fixed_groups,
@@ -18,6 +16,8 @@ from muxcluster.engine.prefix_rows import (
     most_groups,
     side_by_side,
 )
+from muxcluster.engine.sampling.results import Ready, RowsResult
+from muxcluster.engine.steps.pieces import part
 
 LEADERS = st.lists(st.sampled_from([None, None, 0, 1, 2]), min_size=1, max_size=14)
 """The group of each row, or none."""

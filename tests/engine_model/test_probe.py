@@ -8,7 +8,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from muxcluster.core.errors import LoadError
 from muxcluster.core.kvshape import KvShape
 from muxcluster.core.unitspec import ModelSpec
-from muxcluster.engine.loading import load_model
+from muxcluster.engine.load.paged_loading import load_model
 
 SMALL = {
     "vocab_size": 64,

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from muxcluster.core.job import Job, JobResult, Phase, Rows, TableDelta
 from muxcluster.core.sampling import SamplingParams
-from muxcluster.engine.runner import UnitRunner
+from muxcluster.engine.steps.runner import UnitRunner
 from tests.engine_model.conftest import ModelBuilder
 from tests.engine_model.driver import Driver, drivers, ragged, unit_of
 

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from muxcluster.core.job import Admission, Side, TableDelta
 from muxcluster.core.sampling import SamplingParams
-from muxcluster.engine.arena import ModelArena
-from muxcluster.engine.news import News
-from muxcluster.engine.upload import PackedUpload, num_words
+from muxcluster.engine.memory.arena import ModelArena
+from muxcluster.engine.memory.pending_writes import News
+from muxcluster.engine.memory.upload import PackedUpload, num_words
 
 CPU = torch.device("cpu")
 SHAPES = st.lists(

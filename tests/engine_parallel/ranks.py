@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from muxcluster.core.unitspec import ModelSpec, UnitSpec
-from muxcluster.engine.parallel.group import RankGroup
+from muxcluster.engine.load.division.group import RankGroup
 
 T = TypeVar("T")
 

@@ -14,10 +14,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from muxcluster.core.errors import LoadError
 from muxcluster.core.kvshape import KvShape
 from muxcluster.core.unitspec import ModelSpec
-from muxcluster.engine.loading import load_model
-from muxcluster.engine.parallel.division import bounds
-from muxcluster.engine.parallel.group import RankGroup
-from muxcluster.engine.weights import WeightFiles
+from muxcluster.engine.load.division.division import bounds
+from muxcluster.engine.load.division.group import RankGroup
+from muxcluster.engine.load.paged_loading import load_model
+from muxcluster.engine.load.weights import WeightFiles
 from tests.engine_parallel.conftest import ModelBuilder
 from tests.engine_parallel.ranks import on_ranks, rank_model
 from tests.models import model_spec

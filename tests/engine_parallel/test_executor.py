@@ -17,11 +17,11 @@ from muxcluster.core.errors import EngineFailure, LoadError
 from muxcluster.core.job import JobResult
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.executor import JobDone, JobFailed, Outcome, OwnerLost, StillRunning
-from muxcluster.engine.liveness import Patience, Pulse
-from muxcluster.engine.losses import MAX_BLANK
 from muxcluster.engine.parallel import team
 from muxcluster.engine.parallel.executor import RanksExecutor
-from muxcluster.engine.parallel.ranklink import RankLink
+from muxcluster.engine.parallel.rank_link import RankLink
+from muxcluster.engine.processes.liveness import Patience, Pulse
+from muxcluster.engine.processes.losses import MAX_BLANK
 from tests.engine.fakes import fake_spec
 from tests.engine.test_admissions import job_of
 from tests.engine_parallel.ranks import over_ranks

@@ -7,17 +7,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from muxcluster.engine import kernel_decoder as decoder_module
-from muxcluster.engine.arena import Arena
-from muxcluster.engine.forward import Forward
-from muxcluster.engine.kernel_decoder import KernelDecoder
-from muxcluster.engine.kernel_fusing import forward_on_gpu, kernel_decoder, packed_decoder
-from muxcluster.engine.loading import load_model
-from muxcluster.engine.packing_cpu import PackedLinear
-from muxcluster.engine.parallel.group import RankGroup
-from muxcluster.engine.parallel.layers import SummedLinear
-from muxcluster.engine.runner import UnitMemory, UnitRunner
-from muxcluster.engine.sameness import WholeAttention
+from muxcluster.engine.decoders import kernel_decoder as decoder_module
+from muxcluster.engine.decoders.kernel_decoder import KernelDecoder
+from muxcluster.engine.decoders.kernel_fusing import forward_on_gpu, kernel_decoder, packed_decoder
+from muxcluster.engine.forward.paged_forward import Forward
+from muxcluster.engine.load.division.group import RankGroup
+from muxcluster.engine.load.division.layers import SummedLinear
+from muxcluster.engine.load.packing_cpu import PackedLinear
+from muxcluster.engine.load.paged_loading import load_model
+from muxcluster.engine.load.parity import WholeAttention
+from muxcluster.engine.memory.arena import Arena
+from muxcluster.engine.steps.runner import UnitMemory, UnitRunner
 from tests.engine_model.driver import Driver, Running, ragged, unit_of
 from tests.engine_model.tape import TapeCapture
 from tests.engine_model.test_decode_graphs import check

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from muxcluster.engine.parallel.division import bounds
-from muxcluster.engine.parallel.group import RankGroup
-from muxcluster.engine.parallel.layers import GatheredLinear, SummedEmbedding, SummedLinear
+from muxcluster.engine.load.division.division import bounds
+from muxcluster.engine.load.division.group import RankGroup
+from muxcluster.engine.load.division.layers import GatheredLinear, SummedEmbedding, SummedLinear
 from tests.engine_parallel.ranks import on_ranks
 
 SIZES = (2, 4)

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 from bench.gpu.answer import last_answer
 from bench.gpu.children import run_child
-from muxcluster.engine.parallel import processgroup, rank
-from muxcluster.engine.parallel.layers import GatheredLinear, SummedEmbedding, SummedLinear
-from muxcluster.engine.parallel.processgroup import GLOO, NCCL, ProcessGroup, backend_for
+from muxcluster.engine.load.division.layers import GatheredLinear, SummedEmbedding, SummedLinear
+from muxcluster.engine.parallel import process_group as processgroup
+from muxcluster.engine.parallel import rank
+from muxcluster.engine.parallel.process_group import GLOO, NCCL, ProcessGroup, backend_for
 from tests.conftest import ROOT
 
 FACT = str(ROOT / "bench" / "gpu" / "fact.py")

@@ -11,10 +11,10 @@ import pytest
 from muxcluster.core.errors import ConfigError, EngineFailure, LoadError
 from muxcluster.core.job import WorkerSlot
 from muxcluster.core.unitspec import UnitSpec
-from muxcluster.engine.executors import make_executor
-from muxcluster.engine.liveness import Patience
 from muxcluster.engine.parallel.executor import RanksExecutor
-from muxcluster.engine.unit import Unit
+from muxcluster.engine.processes.liveness import Patience
+from muxcluster.engine.unit.executor_choice import make_executor
+from muxcluster.engine.unit.unit import Unit
 from tests.engine.fakes import Sink
 from tests.engine.hybrid_units import SavedBlocks, hybrid_spec, serve_both, total
 from tests.engine.live_units import SAMPLED, wait_until_gone

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from muxcluster.engine.parallel.group import RankGroup
-from muxcluster.engine.runner import UnitRunner
+from muxcluster.engine.load.division.group import RankGroup
+from muxcluster.engine.steps.runner import UnitRunner
 from tests.engine_model.driver import Driver, unit_of
 from tests.engine_model.tape import TapeCapture
 from tests.engine_model.test_decode_graphs import DRAWN, check, grow_and_shrink

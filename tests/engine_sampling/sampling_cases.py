@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from muxcluster.core.sampling import SamplingParams
+from muxcluster.engine.sampling.parameters import SlotSampling
 from muxcluster.engine.sampling.sampler import Sampled, sample
-from muxcluster.engine.sampling.slots import SlotSampling
 
 EOS = 2
 

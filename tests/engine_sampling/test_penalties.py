@@ -7,8 +7,8 @@ from transformers.generation.logits_process import RepetitionPenaltyLogitsProces
 
 from muxcluster.core.sampling import SamplingParams
 from muxcluster.engine.sampling.batch import Batch
+from muxcluster.engine.sampling.parameters import SlotSampling
 from muxcluster.engine.sampling.penalties import penalise_counts, penalise_repetition
-from muxcluster.engine.sampling.slots import SlotSampling
 from tests.engine_sampling.sampling_cases import EOS, build_case
 
 

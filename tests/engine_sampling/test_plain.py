@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from muxcluster.core.sampling import SamplingParams
-from muxcluster.engine.pending import Readback
 from muxcluster.engine.sampling.plain import draw, is_plain, limits, random_numbers
+from muxcluster.engine.sampling.results import Readback
 from tests.engine_sampling.sampling_cases import build_case
 
 WAYS = (

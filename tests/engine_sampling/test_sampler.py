@@ -17,8 +17,8 @@ from transformers.generation.logits_process import (
 )
 
 from muxcluster.core.sampling import SamplingParams
+from muxcluster.engine.sampling.parameters import SlotSampling
 from muxcluster.engine.sampling.sampler import sample
-from muxcluster.engine.sampling.slots import SlotSampling
 from tests.engine_sampling.sampling_cases import build_case, many_draws
 
 VOCAB = 40

@@ -12,14 +12,15 @@ import pytest
 
 from kernels.on_gpu import triton_kernel
 from muxcluster.core.unitspec import UnitSpec
-from muxcluster.engine import attention_paged, kernel_decoder
-from muxcluster.engine.arena import Arena
-from muxcluster.engine.captures import CallAgain
-from muxcluster.engine.forward import Forward
-from muxcluster.engine.kernel_fusing import forward_on_gpu
-from muxcluster.engine.loading import load_model
-from muxcluster.engine.runner import UnitMemory, UnitRunner
+from muxcluster.engine.decoders import kernel_decoder
+from muxcluster.engine.decoders.kernel_fusing import forward_on_gpu
+from muxcluster.engine.forward.attention import paged as attention_paged
+from muxcluster.engine.forward.paged_forward import Forward
+from muxcluster.engine.load.paged_loading import load_model
+from muxcluster.engine.memory.arena import Arena
 from muxcluster.engine.sampling import plain
+from muxcluster.engine.steps.device.captures import CallAgain
+from muxcluster.engine.steps.runner import UnitMemory, UnitRunner
 from tests.engine.stepping import SteppedUnit
 from tests.engine.test_prefix_shared import groups, serve, spec
 from tests.engine_model.conftest import ModelBuilder, tiny

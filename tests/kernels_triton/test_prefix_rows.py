@@ -7,7 +7,7 @@ import torch
 from kernels.triton_ops.paged_decode import paged_decode
 from kernels.triton_ops.prefix_attention import prefix_attention
 from muxcluster.core.job import Rows, SharedPrefixes
-from muxcluster.engine.prefix_rows import fits, fixed_groups, group_arrays, side_by_side
+from muxcluster.engine.forward.prefix_rows import fits, fixed_groups, group_arrays, side_by_side
 from tests.kernels.paged_cases import random_query
 from tests.kernels.prefix_cases import GroupedCase, decodes, grouped_case
 

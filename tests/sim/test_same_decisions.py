@@ -17,7 +17,7 @@ from muxcluster.core.job import Job, JobResult
 from muxcluster.core.request import Request
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.demo.models import build_model
-from muxcluster.engine import unit as engine_unit
+from muxcluster.engine.unit import unit as engine_unit
 from muxcluster.scheduling.scheduler import UnitScheduler
 from muxcluster.sim.core import driver as sim_driver
 from muxcluster.sim.core.driver import UnitDriver

@@ -19,8 +19,8 @@ from muxcluster.core.events import TokenDelta
 from muxcluster.core.request import Request
 from muxcluster.core.served import UnitState, UnitStats
 from muxcluster.core.unitspec import UnitSpec
-from muxcluster.engine.local import LocalUnitClient
-from muxcluster.engine.weights import check_weight_files
+from muxcluster.engine.load.weights import check_weight_files
+from muxcluster.engine.unit.local import LocalUnitClient
 
 
 class _LeastOpen:

@@ -20,13 +20,13 @@ from torch import Tensor
 
 from muxcluster.core.job import Rows
 from muxcluster.core.padded import PaddedBatch, PaddedLimit
-from muxcluster.engine.arena import ModelArena
 from muxcluster.engine.dense.batch import KeptRow, end_aligned
 from muxcluster.engine.dense.model import DenseModel
 from muxcluster.engine.dense.padding import Padding
 from muxcluster.engine.dense.prefill import similar
 from muxcluster.engine.dense.store import RowStore
-from muxcluster.engine.prompt_positions import Asked
+from muxcluster.engine.memory.arena import ModelArena
+from muxcluster.engine.sampling.prompt_positions import Asked
 from muxcluster.scheduling.memory.batch_scaling import BatchScaling
 
 

@@ -5,7 +5,7 @@ from itertools import combinations, pairwise
 
 from muxcluster.core.errors import EngineFailure
 from muxcluster.engine.gpu.refusals import EQUAL_SHARES, NOT_HONOURED, OVERLAP
-from muxcluster.engine.seats import Seat
+from muxcluster.engine.processes.rungs import Seat
 
 _TOLERANCE = 0.1
 """Of all multiprocessors: they are granted in groups (of 2 by MPS, of 8 on Hopper by contexts)."""

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 
 from muxcluster.core.job import Job
 from muxcluster.core.unitspec import UnitSpec
-from muxcluster.engine.childexecutor import ChildExecutor
 from muxcluster.engine.executor import JobDone, Outcome, StillRunning
-from muxcluster.engine.liveness import Patience
 from muxcluster.engine.parallel.answers import Answers, OutOfStep
-from muxcluster.engine.parallel.ranklink import RankLink, RankLost
+from muxcluster.engine.parallel.rank_link import RankLink, RankLost
 from muxcluster.engine.parallel.team import RankTeam
+from muxcluster.engine.processes.child_executor import ChildExecutor
+from muxcluster.engine.processes.liveness import Patience
 
 
 class RanksExecutor(ChildExecutor):

@@ -14,10 +14,10 @@ from muxcluster.channel.codec import Done, Failed, Launch, decode, encode
 from muxcluster.channel.frames import FrameSocket
 from muxcluster.core.job import Job
 from muxcluster.core.unitspec import UnitSpec
-from muxcluster.engine.captures import CallAgain
-from muxcluster.engine.childmain import serve_unit
-from muxcluster.engine.parallel.processgroup import ProcessGroup, backend_for
-from muxcluster.engine.runner import UnitRunner
+from muxcluster.engine.parallel.process_group import ProcessGroup, backend_for
+from muxcluster.engine.steps.device.captures import CallAgain
+from muxcluster.engine.steps.runner import UnitRunner
+from muxcluster.engine.workers.child_main import serve_unit
 
 logger = logging.getLogger(__name__)
 

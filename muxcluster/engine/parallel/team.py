@@ -9,9 +9,9 @@ from pathlib import Path
 
 from muxcluster.core.errors import EngineFailure
 from muxcluster.core.unitspec import UnitSpec
-from muxcluster.engine.childprocess import STOP_GRACE_S
-from muxcluster.engine.liveness import Patience, Pulse
-from muxcluster.engine.parallel.ranklink import RankLink, RankLost
+from muxcluster.engine.parallel.rank_link import RankLink, RankLost
+from muxcluster.engine.processes.child_process import STOP_GRACE_S
+from muxcluster.engine.processes.liveness import Patience, Pulse
 
 
 def _server_folder() -> str | None:

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from muxcluster.engine.sampling.slots import SlotSampling
+from muxcluster.engine.sampling.parameters import SlotSampling
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -7,9 +7,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kernels.sample import sample
+from muxcluster.engine.memory.upload import Array
+from muxcluster.engine.sampling.parameters import SlotSampling
 from muxcluster.engine.sampling.randomness import uniforms
-from muxcluster.engine.sampling.slots import SlotSampling
-from muxcluster.engine.upload import Array
 
 Numbers = NDArray[np.int32]
 

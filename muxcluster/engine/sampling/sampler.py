@@ -14,6 +14,7 @@ from muxcluster.engine.sampling.best import best_tokens
 from muxcluster.engine.sampling.bias import add_bias, hold_end_tokens, rows_to_bias, rows_to_hold
 from muxcluster.engine.sampling.draw import draw
 from muxcluster.engine.sampling.logprobs import token_logprobs
+from muxcluster.engine.sampling.parameters import SlotSampling
 from muxcluster.engine.sampling.penalties import (
     penalise_counts,
     penalise_repetition,
@@ -21,7 +22,6 @@ from muxcluster.engine.sampling.penalties import (
     rows_repeating,
 )
 from muxcluster.engine.sampling.randomness import uniforms
-from muxcluster.engine.sampling.slots import SlotSampling
 from muxcluster.engine.sampling.truncation import thresholds
 
 _EDITS: tuple[

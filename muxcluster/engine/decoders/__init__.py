@@ -1,0 +1,1 @@
+"""Decoders that replace transformers' layers of the Llama kind by fewer operators."""

@@ -1,0 +1,110 @@
+"""A decoder of Llama's kind on our kernels, with as few launches a layer as they allow.
+
+Q, K and V are one product, so are gate and up; the sum of a sublayer's output and the residual is
+part of the next norm, the norms of queries and keys are part of rotary. Ten launches a layer and
+one for splits of long contexts, where transformers' modules take about forty.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from kernels.add_rms_norm import add_rms_norm
+from kernels.rotary import HeadNorms, rotary
+from kernels.silu_mul import silu_mul
+from muxcluster.engine.forward.attention import LayerAttention, LayerCall
+from muxcluster.engine.forward.paged_forward import finished
+
+Linear = Callable[[Tensor], Tensor]
+"""[tokens, in_features] to [tokens, out_features]."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Norm:
+    """RMSNorm of the residual stream. weight: [hidden_size]. eps: added to the mean square."""
+
+    weight: Tensor
+    eps: float
+
+    def __call__(self, residual: Tensor, added: Tensor | None) -> Tensor:
+        """Norm of `residual + added`, [tokens, hidden_size]; `residual` becomes that sum."""
+        if added is None:
+            return add_rms_norm(residual, self.weight, self.eps)
+        return add_rms_norm(added, self.weight, self.eps, residual)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KernelLayer:
+    """One decoder layer, or one rank's part of it.
+
+    qkv: to [heads + 2 * kv_heads, head_dim]. head_norms: of queries and keys, None where the model
+    has none. gate_up: to the gate's columns, then up's. output, down: may sum over ranks.
+    """
+
+    call: LayerCall
+    heads: int
+    kv_heads: int
+    input_norm: Norm
+    qkv: Linear
+    head_norms: HeadNorms | None
+    output: Linear
+    mlp_norm: Norm
+    gate_up: Linear
+    down: Linear
+
+    def __call__(
+        self,
+        residual: Tensor,
+        added: Tensor | None,
+        turns: tuple[Tensor, Tensor],
+        attention: LayerAttention,
+    ) -> Tensor:
+        """What is to be added to `residual` after this layer, [tokens, hidden_size].
+
+        residual: [tokens, hidden_size], changed in place. added: what the layer before returned.
+        turns: cosines and sines [tokens, head_dim], as of `rotary`.
+        """
+        tokens, heads, kv_heads = len(residual), self.heads, self.kv_heads
+        projected = self.qkv(self.input_norm(residual, added))
+        by_head = projected.view(tokens, heads + 2 * kv_heads, -1)
+        query, key, value = torch.split(by_head, [heads, kv_heads, kv_heads], dim=1)
+        rotary(query, key, *turns, norms=self.head_norms)
+        attended = attention.attend(query, key, value, self.call)
+        normed = self.mlp_norm(residual, self.output(attended.reshape(tokens, -1)))
+        return self.down(silu_mul(self.gate_up(normed)))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KernelDecoder:
+    """A `TokenForward`. model: whose parameters the layers use, by their names.
+
+    embeddings: int64 [tokens] to new [tokens, hidden_size]. rotary: module of the model that makes
+    cosines and sines [1, tokens, head_dim] of positions [1, tokens].
+    """
+
+    model: nn.Module
+    embeddings: Linear
+    rotary: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+    layers: tuple[KernelLayer, ...]
+    norm: Norm
+    head: Linear
+
+    def logits(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        attention: LayerAttention,
+        wanted: Tensor | None,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """As `TokenForward.logits`."""
+        residual = self.embeddings(tokens)
+        cosines, sines = self.rotary(residual, positions.unsqueeze(0))
+        added = None
+        for layer in self.layers:
+            added = layer(residual, added, (cosines[0], sines[0]), attention)
+        if wanted is not None and added is not None:
+            residual, added = residual[wanted], added[wanted]
+        return finished(self.head(self.norm(residual, added)), out)

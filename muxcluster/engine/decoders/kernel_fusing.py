@@ -1,0 +1,149 @@
+"""Makes a `KernelDecoder` of a loaded model that it can stand for, and proves it on the spot."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from kernels.rotary import HeadNorms
+from muxcluster.core.unitspec import ModelSpec
+from muxcluster.engine.decoders.kernel_decoder import KernelDecoder, KernelLayer, Linear, Norm
+from muxcluster.engine.decoders.torch_fusing import joined
+from muxcluster.engine.forward.attention import LayerCall
+from muxcluster.engine.forward.paged_forward import Forward, TokenForward
+from muxcluster.engine.load.merging import Product, merge_products, merged, same_input
+from muxcluster.engine.load.packing_cpu import PackedLinear, pack_linears
+from muxcluster.engine.load.parity import Foreign, NotFusible, ask, has_llama_layers
+
+logger = logging.getLogger(__name__)
+
+
+def forward_on_gpu(model: nn.Module, spec: ModelSpec, *, fuses: bool = True) -> TokenForward:
+    """A forward of `model` on our kernels where they fit and prove it, else on its own modules.
+
+    Logs why a model stays on its own modules. fuses: False asks for that.
+    """
+    if fuses:
+        try:
+            return kernel_decoder(model, spec.max_model_len)
+        except NotFusible as reason:
+            logger.warning("%s runs unfused, on transformers' own layers: %s", spec.name, reason)
+    return Forward(model)
+
+
+@torch.inference_mode()
+def kernel_decoder(model: Foreign, num_positions: int) -> KernelDecoder:
+    """`model` on our kernels; its weights are merged in place if they are not yet.
+
+    num_positions: most tokens of a sequence.
+    Raises NotFusible where the model is not of a known kind, or the logits of random tokens differ;
+    it then computes what it did.
+    """
+    if not has_llama_layers(model):
+        raise NotFusible(f"{type(model).__name__} as configured is of no kind that we know")
+    merge_products(model, str(next(model.parameters()).device))
+    before = ask(Forward(model), model, num_positions)
+    decoder = _decoder(model, before.calls, [_merged(layer) for layer in model.model.layers])
+    before.check(ask(decoder, model, num_positions))
+    return decoder
+
+
+@torch.inference_mode()
+def packed_decoder(model: Foreign, num_positions: int) -> KernelDecoder:
+    """One rank's part of a model on our kernels' twins, its products merged and packed for oneDNN.
+
+    model: as `is_fusible` wants it; it loses its weights on the way, layer by layer.
+    num_positions: most tokens of a sequence.
+    Raises NotTheSame where the logits of random tokens differ; the model is then used up.
+    """
+    before = ask(Forward(model), model, num_positions)
+    products = [_packed(layer) for layer in model.model.layers]
+    pack_linears(model)
+    decoder = _decoder(model, before.calls, products)
+    before.check(ask(decoder, model, num_positions))
+    return decoder
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Products:
+    """Merged products of one layer. heads, kv_heads: of this rank."""
+
+    heads: int
+    kv_heads: int
+    qkv: Linear
+    gate_up: Linear
+
+
+def _heads(layer: Foreign) -> tuple[int, int]:
+    attention = layer.self_attn
+    rows = (len(each.weight) for each in (attention.q_proj, attention.k_proj))
+    heads, kv_heads = (number // attention.head_dim for number in rows)
+    return heads, kv_heads
+
+
+def _merged(layer: Foreign) -> _Products:
+    """Raises NotFusible where linears are not merged."""
+    found: list[Product] = []
+    for linears in same_input(layer):
+        product = merged(linears)
+        if product is None:
+            kinds = ", ".join(sorted({type(each).__name__ for each in linears}))
+            raise NotFusible(f"{len(linears)} linears ({kinds}) of a layer cannot be merged")
+        found.append(product)
+    return _Products(*_heads(layer), *found)
+
+
+def _packed(layer: Foreign) -> _Products:
+    """The layer loses the linears that were merged."""
+    products = (PackedLinear(joined(linears)) for linears in same_input(layer))
+    packed = _Products(*_heads(layer), *products)
+    for name in ("q_proj", "k_proj", "v_proj"):
+        delattr(layer.self_attn, name)
+    for name in ("gate_proj", "up_proj"):
+        delattr(layer.mlp, name)
+    return packed
+
+
+def _decoder(
+    model: Foreign, calls: Sequence[LayerCall], products: Sequence[_Products]
+) -> KernelDecoder:
+    body = model.model
+    layers = zip(body.layers, calls, products, strict=True)
+    return KernelDecoder(
+        model=model,
+        embeddings=body.embed_tokens,
+        rotary=body.rotary_emb,
+        layers=tuple(_layer(*each) for each in layers),
+        norm=_norm(body.norm),
+        head=model.lm_head,
+    )
+
+
+def _layer(layer: Foreign, call: LayerCall, products: _Products) -> KernelLayer:
+    return KernelLayer(
+        call=call,
+        heads=products.heads,
+        kv_heads=products.kv_heads,
+        input_norm=_norm(layer.input_layernorm),
+        qkv=products.qkv,
+        head_norms=_head_norms(layer.self_attn),
+        output=layer.self_attn.o_proj,
+        mlp_norm=_norm(layer.post_attention_layernorm),
+        gate_up=products.gate_up,
+        down=layer.mlp.down_proj,
+    )
+
+
+def _norm(norm: Foreign) -> Norm:
+    return Norm(norm.weight.detach(), norm.variance_epsilon)
+
+
+def _head_norms(attention: Foreign) -> HeadNorms | None:
+    if not hasattr(attention, "q_norm"):
+        return None
+    query, key = attention.q_norm, attention.k_norm
+    if query.variance_epsilon != key.variance_epsilon:
+        raise NotFusible("norms of queries and keys have different epsilons")
+    return HeadNorms(query.weight.detach(), key.weight.detach(), query.variance_epsilon)

@@ -1,0 +1,102 @@
+"""A decoder of Llama's kind with as few operators a layer as torch offers on the CPU.
+
+Q, K and V are one packed product, so are gate and up; residuals are added by the product that
+precedes them; rotary is one product of complex numbers, for which the rows of Q and K lie in pairs
+(scores do not depend on the order inside a head, so nobody else sees it).
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import embedding, silu
+
+from muxcluster.engine.forward.attention import LayerAttention, LayerCall
+from muxcluster.engine.forward.paged_forward import finished
+from muxcluster.engine.load.packing_cpu import PackedLinear
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RmsNorm:
+    """Root mean square normalisation over the last axis (Zhang and Sennrich 2019), in fp32."""
+
+    weight: Tensor
+    eps: Tensor
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        """[..., size] to the same, in the inputs' type."""
+        wide = inputs.float()
+        length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+        mean = torch.addcmul(self.eps, length, length, value=1 / inputs.shape[-1])
+        scaled = wide * mean.rsqrt_()
+        normed: Tensor = scaled.to(inputs.dtype).mul_(self.weight)
+        return normed
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FusedLayer:
+    """One decoder layer.
+
+    qkv: to [heads + 2 * kv_heads, head_dim], heads of Q and K in pairs. query_norm, key_norm: of
+    each head, None where the model has none.
+    """
+
+    call: LayerCall
+    heads: int
+    kv_heads: int
+    attention_norm: RmsNorm
+    qkv: PackedLinear
+    query_norm: RmsNorm | None
+    key_norm: RmsNorm | None
+    output: PackedLinear
+    mlp_norm: RmsNorm
+    gate_up: PackedLinear
+    down: PackedLinear
+
+    def __call__(self, hidden: Tensor, turns: Tensor, attention: LayerAttention) -> Tensor:
+        """hidden: [tokens, hidden_size]. turns: complex64 [tokens, 1, head_dim / 2]."""
+        tokens, heads, kv_heads = len(hidden), self.heads, self.kv_heads
+        projected = self.qkv(self.attention_norm(hidden)).view(tokens, heads + 2 * kv_heads, -1)
+        query, key, value = projected.split((heads, kv_heads, kv_heads), dim=1)
+        if self.query_norm is not None and self.key_norm is not None:
+            query.copy_(self.query_norm(query))
+            key.copy_(self.key_norm(key))
+        _rotate(projected[:, : heads + kv_heads], turns)
+        attended = attention.attend(query, key, value, self.call)
+        hidden = self.output.plus(attended.reshape(tokens, -1), hidden)
+        gate, up = self.gate_up(self.mlp_norm(hidden)).chunk(2, dim=-1)
+        return self.down.plus(silu(gate).mul_(up), hidden)
+
+
+def _rotate(heads: Tensor, turns: Tensor) -> None:
+    """Turn pairs of [tokens, heads, head_dim] in place."""
+    wide = heads.float()  # the same tensor in fp32
+    torch.view_as_complex(wide.view(*wide.shape[:-1], -1, 2)).mul_(turns)
+    if wide is not heads:
+        heads.copy_(wide)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FusedDecoder:
+    """embeddings: [vocab, hidden_size]. turns: complex64 [positions, 1, head_dim / 2]."""
+
+    embeddings: Tensor
+    turns: Tensor
+    layers: tuple[FusedLayer, ...]
+    norm: RmsNorm
+    head: PackedLinear
+
+    def logits(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        attention: LayerAttention,
+        wanted: Tensor | None,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """As `TokenForward.logits`."""
+        hidden = embedding(tokens, self.embeddings)
+        turns = self.turns[positions]
+        for layer in self.layers:
+            hidden = layer(hidden, turns, attention)
+        return finished(self.head(self.norm(hidden if wanted is None else hidden[wanted])), out)

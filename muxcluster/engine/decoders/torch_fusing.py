@@ -1,0 +1,124 @@
+"""Makes a `FusedDecoder` of a loaded model that it can stand for, and proves it on the spot."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from muxcluster.engine.decoders.torch_decoder import FusedDecoder, FusedLayer, RmsNorm
+from muxcluster.engine.forward.attention import LayerCall
+from muxcluster.engine.forward.paged_forward import Forward
+from muxcluster.engine.load.packing_cpu import PackedLinear, packs_correctly
+from muxcluster.engine.load.parity import Foreign, ask, has_llama_layers
+
+
+def is_fusible(model: Foreign) -> bool:
+    """Whether `fuse` knows this kind of model, and oneDNN packs its weights' type here."""
+    return has_llama_layers(model) and packs_correctly(next(model.parameters()).dtype)
+
+
+@torch.inference_mode()
+def fuse(model: Foreign, num_positions: int) -> FusedDecoder:
+    """The fused model; `model` loses its weights on the way, layer by layer.
+
+    model: as `is_fusible` wants it. num_positions: most tokens of a sequence.
+    Raises NotTheSame where the logits of random tokens are not those of `model`, which is used up.
+    """
+    expected = ask(Forward(model), model, num_positions)
+    fused = _fused(model, expected.calls, num_positions)
+    expected.check(ask(fused, model, num_positions))
+    return fused
+
+
+def _fused(model: Foreign, calls: Sequence[LayerCall], num_positions: int) -> FusedDecoder:
+    body = model.model
+    turns = _turns(body.rotary_emb, num_positions)
+    config = model.config
+    heads = (config.num_attention_heads, config.num_key_value_heads)
+    layers = [_layer(layer, call, heads) for layer, call in zip(body.layers, calls, strict=True)]
+    return FusedDecoder(
+        embeddings=body.embed_tokens.weight.detach(),
+        turns=turns,
+        layers=tuple(layers),
+        norm=_norm(body.norm),
+        head=PackedLinear(model.lm_head),
+    )
+
+
+def _turns(rotary: Foreign, num_positions: int) -> Tensor:
+    """complex64 [positions, 1, head_dim / 2], as the model's own module has them."""
+    positions = torch.arange(num_positions).unsqueeze(0)
+    cosines, sines = rotary(torch.empty(0), positions)
+    half = cosines.shape[-1] // 2
+    return torch.complex(cosines[0, :, :half], sines[0, :, :half]).unsqueeze(1)
+
+
+def _layer(layer: Foreign, call: LayerCall, heads: tuple[int, int]) -> FusedLayer:
+    attention, mlp = layer.self_attn, layer.mlp
+    num_heads, num_kv_heads = heads
+    norms = [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
+    query_norm, key_norm = (norm and _norm(norm, in_pairs=True) for norm in norms)
+    parts = [
+        _in_pairs(attention.q_proj, num_heads),
+        _in_pairs(attention.k_proj, num_kv_heads),
+        attention.v_proj,
+    ]
+    fused = FusedLayer(
+        call=call,
+        heads=num_heads,
+        kv_heads=num_kv_heads,
+        attention_norm=_norm(layer.input_layernorm),
+        qkv=PackedLinear(joined(parts)),
+        query_norm=query_norm,
+        key_norm=key_norm,
+        output=PackedLinear(attention.o_proj),
+        mlp_norm=_norm(layer.post_attention_layernorm),
+        gate_up=PackedLinear(joined([mlp.gate_proj, mlp.up_proj])),
+        down=PackedLinear(mlp.down_proj),
+    )
+    for linear in (*attention.children(), *mlp.children()):
+        if isinstance(linear, nn.Linear):
+            del linear.weight  # a layer's plain weights go before the next one is packed
+    return fused
+
+
+def _norm(norm: Foreign, *, in_pairs: bool = False) -> RmsNorm:
+    weight = norm.weight.detach()
+    if in_pairs:
+        weight = weight[_pairs(len(weight))]
+    return RmsNorm(weight, torch.tensor([norm.variance_epsilon]))
+
+
+def _pairs(head_dim: int) -> Tensor:
+    """The order in which the halves of a head, which rotary turns together, alternate."""
+    return torch.arange(head_dim).view(2, -1).T.flatten()
+
+
+def _in_pairs(linear: nn.Linear, num_heads: int) -> nn.Linear:
+    head_dim = linear.out_features // num_heads
+    order = (torch.arange(num_heads).unsqueeze(1) * head_dim + _pairs(head_dim)).flatten()
+    bias = None if linear.bias is None else linear.bias[order]
+    return _linear(linear.weight[order], bias)
+
+
+def joined(linears: Sequence[nn.Linear]) -> nn.Linear:
+    """One linear that yields what `linears` do, one after the other."""
+    biases = [linear.bias for linear in linears]
+    bias = None
+    if any(each is not None for each in biases):
+        bias = torch.cat(
+            [
+                linear.weight.new_zeros(linear.out_features) if each is None else each
+                for linear, each in zip(linears, biases, strict=True)
+            ]
+        )
+    return _linear(torch.cat([linear.weight for linear in linears]), bias)
+
+
+def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    """A linear of given weights, none of its own being drawn."""
+    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
+    linear.weight = nn.Parameter(weight, requires_grad=False)
+    if bias is not None:
+        linear.bias = nn.Parameter(bias, requires_grad=False)
+    return linear

@@ -1,0 +1,1 @@
+"""One forward of a model: the flattened batch and attention over the unit's KV pool."""

@@ -1,0 +1,177 @@
+"""The tokens of one forward, flattened, with what attention needs to know about their rows."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from muxcluster.core.job import SharedPrefixes
+from muxcluster.engine.forward.prefix_rows import fits, fixed_groups, group_arrays
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GroupOffsets:
+    """Rows that share prefixes, as `prefix_attention` wants them.
+
+    offsets: int64 [groups + 1]; group i is rows offsets[i] to offsets[i + 1], possibly none.
+    prefix_lengths: int64 [groups], 0 for rows that share nothing.
+    """
+
+    offsets: Tensor
+    prefix_lengths: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SingleRows:
+    """Rows of one token each. tokens: int64 [rows], where they lie in the flattened batch.
+
+    slots: int64 [rows]. lengths: int64 [rows], context including the token itself.
+    groups: None where no prefix is shared.
+    """
+
+    tokens: Tensor
+    slots: Tensor
+    lengths: Tensor
+    groups: GroupOffsets | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ManyRows:
+    """Rows of several tokens. tokens: int64 [sum of counts], where they lie in the batch.
+
+    slots, starts: int64 [rows]. query_offsets: int64 [rows + 1] into `tokens`.
+    """
+
+    tokens: Tensor
+    slots: Tensor
+    starts: Tensor
+    query_offsets: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FreshRows:
+    """Rows of several tokens that start at position 0: all keys that they see are their own.
+
+    rows: as of others of several tokens. offsets: its query_offsets in int32. max_tokens: of the
+    longest row.
+    """
+
+    rows: ManyRows
+    offsets: Tensor
+    max_tokens: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenBatch:
+    """token_slots, positions: int64 [tokens]. ends: int64 [rows], each row's last token.
+
+    single, many, fresh: the rows by kind; None where there is none of it, never all. many: those
+    of several tokens that follow others, of a chunk before or of a cached prefix.
+    """
+
+    token_slots: Tensor
+    positions: Tensor
+    ends: NDArray[np.int64]
+    single: SingleRows | None
+    many: ManyRows | None
+    fresh: FreshRows | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HostBatch:
+    """A `TokenBatch` in arrays: the same fields, those of rows by kind one after the other, then
+    those of groups where there are any.
+
+    most_fresh: tokens of the longest fresh row, 0 where there is none.
+    """
+
+    arrays: tuple[NDArray[np.integer], ...]
+    ends: NDArray[np.int64]
+    num_single: int
+    num_many: int
+    most_fresh: int
+
+    def on_device(self, tensors: Sequence[Tensor]) -> TokenBatch:
+        """The batch; tensors: `arrays`, on the device."""
+        token_slots, positions = tensors[:2]
+        single, many, fresh, grouped = tensors[2:5], tensors[5:9], tensors[9:14], tensors[14:]
+        groups = GroupOffsets(*grouped) if grouped else None
+        first = FreshRows(ManyRows(*fresh[:4]), fresh[4], self.most_fresh)
+        return TokenBatch(
+            token_slots=token_slots,
+            positions=positions,
+            ends=self.ends,
+            single=SingleRows(single[0], single[1], single[2], groups) if self.num_single else None,
+            many=ManyRows(*many) if self.num_many else None,
+            fresh=first if self.most_fresh else None,
+        )
+
+
+def host_batch(
+    slots: NDArray[np.int32],
+    starts: NDArray[np.int32],
+    counts: NDArray[np.int32],
+    prefixes: SharedPrefixes | None = None,
+    *,
+    has_fixed_groups: bool = False,
+) -> HostBatch:
+    """The batch of rows that process `counts` tokens each from position `starts` on.
+
+    prefixes: the rows of a group are side by side, rows of several tokens are in none.
+    has_fixed_groups: as many groups as `prefix_rows.fixed_groups` has, by the number of rows of one
+    token alone, or none where they do not fit.
+    """
+    counts = counts.astype(np.int64)
+    offsets = np.concatenate(([0], np.cumsum(counts)))
+    row_of = np.repeat(np.arange(len(slots)), counts)
+    positions = np.arange(offsets[-1]) - offsets[row_of] + starts[row_of]
+    is_single = counts == 1
+    is_fresh = ~is_single & (starts == 0)
+    is_many = ~(is_single | is_fresh)
+    single = np.flatnonzero(is_single)
+
+    def several(chosen: NDArray[np.bool_]) -> tuple[NDArray[np.integer], ...]:
+        """The fields of `ManyRows` of the chosen rows."""
+        rows = np.flatnonzero(chosen)
+        tokens = np.flatnonzero(chosen[row_of])
+        return tokens, slots[rows], starts[rows], np.concatenate(([0], np.cumsum(counts[rows])))
+
+    fresh = several(is_fresh)
+    arrays: tuple[NDArray[np.integer], ...] = (
+        slots[row_of],
+        positions,
+        offsets[single],
+        slots[single],
+        starts[single] + 1,
+        *several(is_many),
+        *fresh,
+    )
+    grouped: tuple[NDArray[np.integer], ...] = ()
+    if prefixes is not None and not has_fixed_groups:
+        grouped = group_arrays(prefixes.of(single))
+    elif prefixes is not None and len(single) and fits(prefixes.of(single), len(single)):
+        grouped = fixed_groups(prefixes.of(single), len(single))
+    wide = [array.astype(np.int64) for array in (*arrays, *grouped)]
+    wide.insert(len(arrays), fresh[-1].astype(np.int32))
+    return HostBatch(
+        arrays=tuple(wide),
+        ends=offsets[1:] - 1,
+        num_single=len(single),
+        num_many=int(is_many.sum()),
+        most_fresh=int(counts[is_fresh].max(initial=0)),
+    )
+
+
+def token_batch(
+    slots: NDArray[np.int32],
+    starts: NDArray[np.int32],
+    counts: NDArray[np.int32],
+    device: torch.device,
+    prefixes: SharedPrefixes | None = None,
+) -> TokenBatch:
+    """As `host_batch`, each array copied to `device` by itself: free on the CPU only."""
+    batch = host_batch(slots, starts, counts, prefixes)
+    return batch.on_device([torch.from_numpy(array).to(device) for array in batch.arrays])

@@ -1,0 +1,86 @@
+"""Paged attention on the CPU, where small operators cost most: one plan a step, not one a layer."""
+
+from torch import Tensor
+
+from kernels.decode_direct import DirectPlan
+from kernels.decode_plan import DecodePlan
+from kernels.decode_plans import decode_plan
+from kernels.kv_write import WritePlan
+from kernels.layout import half_rows
+from kernels.prefix_plan import PrefixPlan
+from muxcluster.engine.forward.attention import LayerCall
+from muxcluster.engine.forward.batch import ManyRows, TokenBatch
+from muxcluster.engine.forward.paged_attention import attend_many, by_kind, picked
+from muxcluster.engine.memory.arena import ModelArena
+
+
+class PlannedAttention:
+    """`PagedAttention` for one batch, the same numbers with fewer operators."""
+
+    def __init__(self, pool: Tensor, arena: ModelArena, batch: TokenBatch) -> None:
+        """pool: uint8 [num_blocks, block_bytes]."""
+        self._pool = pool
+        self._arena = arena
+        self._batch = batch
+        self._halves: Tensor | None = None
+        self._write = WritePlan(
+            arena.tables, batch.token_slots, batch.positions, arena.from_right, arena.block_tokens
+        )
+        self._decodes: dict[int | None, DirectPlan | DecodePlan | PrefixPlan] = {}
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: LayerCall) -> Tensor:
+        """Writes the new keys and values into the pool, then attends over it."""
+        halves = self._halves
+        if halves is None:
+            block_tokens = self._arena.block_tokens
+            halves = half_rows(self._pool, key.dtype, block_tokens, key.shape[-1])
+            self._halves = halves
+        self._write.write(key, value, halves, call.layer)
+        return by_kind(
+            query,
+            self._batch,
+            single=lambda tokens: self._single(picked(query, tokens), halves, call),
+            many=lambda tokens: self._many(picked(query, tokens), self._batch.many, call),
+            fresh=lambda tokens: self._fresh((query, key, value), tokens, call),
+        )
+
+    def _many(self, query: Tensor, rows: ManyRows | None, call: LayerCall) -> Tensor:
+        assert rows is not None
+        return attend_many(query, self._pool, self._arena, rows, call)
+
+    def _fresh(
+        self, heads: tuple[Tensor, Tensor, Tensor], tokens: Tensor | None, call: LayerCall
+    ) -> Tensor:
+        fresh = self._batch.fresh
+        assert fresh is not None
+        return self._many(picked(heads[0], tokens), fresh.rows, call)
+
+    def _single(self, query: Tensor, halves: Tensor, call: LayerCall) -> Tensor:
+        rows, heads, head_dim = query.shape
+        kv_heads = self._arena.tables.shape[2]
+        grouped = query.reshape(rows, kv_heads, heads // kv_heads, head_dim)
+        plan = self._decode_plan(call.sliding_window, grouped, halves)
+        attended = plan.attend(
+            grouped, halves, call.layer, scale=call.scale, soft_cap=call.soft_cap
+        )
+        return attended.to(query.dtype).view(query.shape)
+
+    def _decode_plan(
+        self, window: int | None, query: Tensor, halves: Tensor
+    ) -> DirectPlan | DecodePlan | PrefixPlan:
+        """One for all layers of a window; most models have one window or none."""
+        plan = self._decodes.get(window)
+        if plan is None:
+            plan = self._decodes[window] = self._new_plan(window, query, halves)
+        return plan
+
+    def _new_plan(
+        self, window: int | None, query: Tensor, halves: Tensor
+    ) -> DirectPlan | DecodePlan | PrefixPlan:
+        rows, arena = self._batch.single, self._arena
+        assert rows is not None
+        where = (query, halves, arena.tables, rows.slots, rows.lengths, arena.from_right)
+        if rows.groups is not None and window is None:
+            offsets, lengths = rows.groups.offsets, rows.groups.prefix_lengths
+            return PrefixPlan(*where, offsets, lengths, block_tokens=arena.block_tokens)
+        return decode_plan(*where, block_tokens=arena.block_tokens, sliding_window=window)

@@ -1,0 +1,152 @@
+"""Attention of one batch over the unit's pool, and what its twin on the CPU does likewise."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from kernels.kv_write import kv_write
+from kernels.paged_decode import paged_decode
+from kernels.paged_prefill import paged_prefill
+from kernels.prefix_attention import prefix_attention
+from kernels.prompt_attention import prompt_attention, takes_prompts
+from muxcluster.engine.forward.attention import LayerCall
+from muxcluster.engine.forward.batch import ManyRows, TokenBatch
+from muxcluster.engine.memory.arena import ModelArena
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PagedAttention:
+    """Attention of one batch over the unit's pool (uint8 [num_blocks, block_bytes])."""
+
+    pool: Tensor
+    arena: ModelArena
+    batch: TokenBatch
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: LayerCall) -> Tensor:
+        """Writes the new keys and values into the pool, then attends over it.
+
+        Rows that start at position 0 attend to the new keys themselves, where that is faster.
+        """
+        arena, batch = self.arena, self.batch
+        table = arena.tables[:, call.layer]
+        kv_write(
+            self.pool,
+            key,
+            value,
+            table,
+            batch.token_slots,
+            batch.positions,
+            arena.from_right,
+            arena.block_tokens,
+        )
+        return by_kind(
+            query,
+            batch,
+            single=lambda tokens: self._single(picked(query, tokens), table, call),
+            many=lambda tokens: self._many(picked(query, tokens), batch.many, call),
+            fresh=lambda tokens: self._fresh((query, key, value), tokens, call),
+        )
+
+    def _many(self, query: Tensor, rows: ManyRows | None, call: LayerCall) -> Tensor:
+        assert rows is not None
+        return attend_many(query, self.pool, self.arena, rows, call)
+
+    def _fresh(
+        self, heads: tuple[Tensor, Tensor, Tensor], tokens: Tensor | None, call: LayerCall
+    ) -> Tensor:
+        """heads: queries, keys and values of the whole batch."""
+        fresh = self.batch.fresh
+        assert fresh is not None
+        query, key, value = heads
+        if not takes_prompts(query, key, call.scale, call.soft_cap):
+            return self._many(picked(query, tokens), fresh.rows, call)
+        return prompt_attention(
+            picked(query, tokens),
+            picked(key, tokens),
+            picked(value, tokens),
+            fresh.offsets,
+            fresh.max_tokens,
+            scale=call.scale,
+            sliding_window=call.sliding_window,
+        )
+
+    def _single(self, query: Tensor, table: Tensor, call: LayerCall) -> Tensor:
+        rows = self.batch.single
+        assert rows is not None
+        if rows.groups is not None and call.sliding_window is None:
+            return prefix_attention(
+                query,
+                self.pool,
+                table,
+                rows.slots,
+                rows.lengths,
+                self.arena.from_right,
+                rows.groups.offsets,
+                rows.groups.prefix_lengths,
+                block_tokens=self.arena.block_tokens,
+                scale=call.scale,
+                soft_cap=call.soft_cap,
+            )
+        return paged_decode(
+            query,
+            self.pool,
+            table,
+            rows.slots,
+            rows.lengths,
+            self.arena.from_right,
+            block_tokens=self.arena.block_tokens,
+            scale=call.scale,
+            sliding_window=call.sliding_window,
+            soft_cap=call.soft_cap,
+        )
+
+
+Attend = Callable[[Tensor | None], Tensor]
+"""Attention of the batch's tokens at the given places, None: of all; [tokens, heads, head_dim]."""
+
+
+def by_kind(
+    query: Tensor, batch: TokenBatch, *, single: Attend, many: Attend, fresh: Attend
+) -> Tensor:
+    """Each kind of rows through its own function; where all are of one kind, without a copy.
+
+    query: [tokens, heads, head_dim], and what is returned likewise.
+    """
+    kinds: list[tuple[Tensor, Attend]] = []
+    if batch.single is not None:
+        kinds.append((batch.single.tokens, single))
+    if batch.many is not None:
+        kinds.append((batch.many.tokens, many))
+    if batch.fresh is not None:
+        kinds.append((batch.fresh.rows.tokens, fresh))
+    if len(kinds) == 1:
+        return kinds[0][1](None)
+    output = query.new_empty(query.shape)
+    for tokens, attend in kinds:
+        output[tokens] = attend(tokens)
+    return output
+
+
+def picked(heads: Tensor, tokens: Tensor | None) -> Tensor:
+    """Those of [tokens, heads, head_dim] at the given places; None: all, without a copy."""
+    return heads if tokens is None else heads[tokens]
+
+
+def attend_many(
+    query: Tensor, pool: Tensor, arena: ModelArena, rows: ManyRows, call: LayerCall
+) -> Tensor:
+    """Attention of `rows` over the pool; query: theirs, [tokens, heads, head_dim]."""
+    return paged_prefill(
+        query,
+        pool,
+        arena.tables[:, call.layer],
+        rows.slots,
+        rows.query_offsets,
+        rows.starts,
+        arena.from_right,
+        block_tokens=arena.block_tokens,
+        scale=call.scale,
+        sliding_window=call.sliding_window,
+        soft_cap=call.soft_cap,
+    )

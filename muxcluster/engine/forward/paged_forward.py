@@ -1,0 +1,65 @@
+"""One forward of one model over a flattened batch of tokens."""
+
+import inspect
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from muxcluster.engine.forward.attention import LayerAttention
+
+
+class TokenForward(Protocol):
+    """What runs a batch of tokens through a model."""
+
+    def logits(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        attention: LayerAttention,
+        wanted: Tensor | None,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """fp32 logits [len(wanted), vocab] of the tokens at `wanted`.
+
+        tokens, positions: int64 [tokens]. wanted: int64, indices into them; only for these is
+        the output layer computed. None: all of them. out: fp32, of the result's shape; where the
+        logits go, which are then returned in it. None: a new tensor.
+        """
+        ...
+
+
+def finished(logits: Tensor, out: Tensor | None) -> Tensor:
+    """`logits` in fp32, in `out` where it is given: one pass over them at most."""
+    return logits.to(torch.float32) if out is None else out.copy_(logits)
+
+
+class Forward:
+    """Runs a model on the attention interface without its own cache."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._picks_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
+
+    def logits(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        attention: LayerAttention,
+        wanted: Tensor | None,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """As `TokenForward.logits`."""
+        picks = self._picks_logits and wanted is not None
+        options = {"logits_to_keep": wanted} if picks else {}
+        output = self._model(
+            input_ids=tokens.unsqueeze(0),
+            position_ids=positions.unsqueeze(0),
+            use_cache=False,
+            attention_batch=attention,
+            **options,
+        )
+        logits: Tensor = output.logits[0]
+        if not picks and wanted is not None:
+            logits = logits[wanted]
+        return finished(logits, out)

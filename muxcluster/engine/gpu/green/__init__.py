@@ -1,0 +1,1 @@
+"""Partition `green`: worker threads on green contexts of one process."""

@@ -1,0 +1,1 @@
+"""Device memory that the processes of a unit share."""

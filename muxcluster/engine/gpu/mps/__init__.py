@@ -1,0 +1,1 @@
+"""Partition `mps`: worker processes under an MPS daemon of our own."""

@@ -1,0 +1,67 @@
+"""Partition `mps`: a worker process per worker slot and SM share, under a daemon of our own."""
+
+import os
+from dataclasses import replace
+
+from muxcluster.core.errors import EngineFailure
+from muxcluster.core.unitspec import UnitSpec
+from muxcluster.engine.gpu.card import PERCENTAGE, card_of
+from muxcluster.engine.gpu.memory.allocator import check_configuration
+from muxcluster.engine.gpu.mps.guarded import GuardedDaemon
+from muxcluster.engine.processes.executor import ProcessExecutor
+from muxcluster.engine.processes.liveness import Patience
+from muxcluster.engine.processes.owner_link import OwnerLink
+from muxcluster.engine.processes.rungs import SeatPlan, rung_seats
+
+OWNER_MODULE = "muxcluster.engine.gpu.mps.owner"
+
+GPU_PATIENCE = Patience(load_s=360.0, fork_s=30.0, start_s=360.0)
+"""An owner that waits for its workers uses no processor time, and it gives up by itself. A worker
+that replaces another imports torch, maps memory and records decode steps before it takes jobs."""
+
+
+class MpsGround:
+    """The daemon first, then the owner; the other way round at the end. Both are new after a loss:
+    a server whose client broke takes no work until all clients are gone."""
+
+    def __init__(self, card: str | None, owner_module: str = OWNER_MODULE) -> None:
+        """card: as `CUDA_VISIBLE_DEVICES` names it; None: no daemon, for a unit on the CPU."""
+        self._card = card
+        self._owner_module = owner_module
+        self._daemon: GuardedDaemon | None = None
+
+    def plan(self, spec: UnitSpec) -> SeatPlan:
+        return SeatPlan(rung_seats(spec.workers))
+
+    def owner(self, patience: Patience) -> OwnerLink:
+        check_configuration(os.environ)
+        environment = dict(os.environ)
+        environment.pop(PERCENTAGE, None)  # the owner has the whole card
+        if self._card is not None:
+            self._daemon = GuardedDaemon(self._card)
+            environment |= self._daemon.environment
+        return OwnerLink(patience, module=self._owner_module, environment=environment)
+
+    def prepare(self, patience: Patience) -> None:
+        """Nothing: a process that waits would have no context of its own on the new daemon."""
+
+    def close(self) -> None:
+        """Nothing is kept from owner to owner."""
+
+    def release(self) -> None:
+        if self._daemon is not None:
+            self._daemon.stop()
+            self._daemon = None
+
+
+class MpsExecutor(ProcessExecutor):
+    """`ProcessExecutor` on that ground."""
+
+    def __init__(self, spec: UnitSpec) -> None:
+        """Raises EngineFailure where the unit's card is not visible."""
+        try:
+            card = card_of(spec.device, os.environ)
+        except ValueError as error:
+            raise EngineFailure(str(error)) from error
+        # The daemon shows its clients one card.
+        super().__init__(replace(spec, device="cuda:0"), GPU_PATIENCE, MpsGround(card))

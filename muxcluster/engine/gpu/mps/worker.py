@@ -1,0 +1,76 @@
+"""A GPU worker process: maps the owner's memory, says which multiprocessors it has, runs jobs.
+
+Run as `python -m muxcluster.engine.gpu.mps.worker OWNER_FD SEATING_FD` by the owner, which has set
+the SM share in its environment: the driver reads it when the context is made.
+"""
+
+import logging
+import os
+import socket
+import sys
+
+import torch
+
+from muxcluster.channel.frames import FrameSocket
+from muxcluster.engine.gpu.context import ContextLost, SettledRunner, open_context
+from muxcluster.engine.gpu.memory.shared import mapped_memory
+from muxcluster.engine.gpu.mps.messages import Lost, Seated, Seating, Unseated, encode, read
+from muxcluster.engine.gpu.sm_probe import SmProbe
+from muxcluster.engine.steps.runner import UnitRunner
+from muxcluster.engine.workers.child_main import settle_in
+from muxcluster.engine.workers.process_name import name_process
+from muxcluster.engine.workers.worker import Worker
+
+logger = logging.getLogger(__name__)
+
+
+def sit_down(seating: Seating) -> tuple[SettledRunner, frozenset[int]]:
+    """A runner over the owner's memory, and the multiprocessors that its work runs on.
+
+    Raises EngineFailure where the memory cannot be mapped, RuntimeError with CUDA's own words.
+    """
+    spec = seating.spec
+    device = torch.device(spec.device)
+    open_context(device, spec, os.environ)
+    sm_ids = SmProbe(device).run()
+    runner = UnitRunner(spec, mapped_memory(spec, seating.manifest))
+    if device.type == "cuda":
+        runner.warm_up(seating.seat.worker_id)
+        runner.record(seating.seat.worker_id, seating.seat.share or 1.0)
+    return SettledRunner(runner, device), sm_ids
+
+
+def serve(stream: socket.socket, seating: Seating) -> int:
+    """Everything from sitting down to the end; the exit status."""
+    owner = FrameSocket(stream)
+    name_process(f"mux-worker-{seating.seat.seat_id}")
+    try:
+        runner, sm_ids = sit_down(seating)
+    except Exception as error:
+        logger.exception("worker %d cannot start", seating.seat.seat_id)
+        owner.send(encode(Unseated(f"{type(error).__name__}: {error}")))
+        return 1
+    owner.send(encode(Seated(tuple(sorted(sm_ids)))))
+    request, descriptors, _, _ = socket.recv_fds(stream, 1, 1)
+    if not request:
+        return 0
+    unit = FrameSocket(socket.socket(fileno=descriptors[0]))
+    try:
+        Worker(runner, unit, owner.fileno()).serve()
+    except ContextLost as lost:
+        owner.send(encode(Lost(lost.reason)))  # before the unit sees that we are gone
+        raise
+    return 0
+
+
+def main(owner_fd: int, seating_fd: int) -> int:
+    """Serve until the unit or the owner is gone; the exit status."""
+    settle_in()
+    try:
+        return serve(socket.socket(fileno=owner_fd), read(seating_fd))
+    except (BrokenPipeError, ConnectionResetError):
+        return 0  # the others went first
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]), int(sys.argv[2])))

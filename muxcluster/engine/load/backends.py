@@ -1,0 +1,46 @@
+"""Which backend runs a model: paged where our attention can serve it, else dense."""
+
+import logging
+from pathlib import Path
+
+from torch import nn
+
+from muxcluster.core.errors import LoadError
+from muxcluster.core.unitspec import ModelSpec
+from muxcluster.engine.dense.model import DenseModel
+from muxcluster.engine.load.dense_loading import load_dense
+from muxcluster.engine.load.division.group import RankGroup
+from muxcluster.engine.load.hf_config import NotPaged
+from muxcluster.engine.load.paged_loading import load_model
+
+logger = logging.getLogger(__name__)
+
+BACKENDS = ("auto", "paged", "dense")
+"""Names that `ModelSpec.backend` may have."""
+
+
+def load(spec: ModelSpec, device: str, group: RankGroup | None = None) -> nn.Module | DenseModel:
+    """The model on its backend; logs which and why.
+
+    Raises LoadError as `load_model` and `load_dense`, and where a dense model is to be divided
+    over ranks; ValueError for an unknown backend.
+    """
+    if spec.backend not in BACKENDS:
+        raise ValueError(f"unknown backend {spec.backend!r}: one of {', '.join(BACKENDS)}")
+    reason = "its configuration asks for it"
+    if spec.backend != "dense":
+        try:
+            model = load_model(spec, device, group)
+        except NotPaged as refusal:
+            if spec.backend == "paged":
+                raise
+            reason = refusal.reason
+        else:
+            logger.info("%s: paged backend: its layers use the attention interface", spec.name)
+            return model
+    if group is not None:
+        message = f"only the paged backend divides a model over GPUs, and not this one: {reason}"
+        raise LoadError(Path(spec.path, "config.json"), message)
+    dense = load_dense(spec, device)
+    logger.info("%s: dense backend: %s", spec.name, reason)
+    return dense

@@ -1,0 +1,1 @@
+"""Tensor parallelism of weights: which part of a model a rank holds."""

@@ -1,0 +1,68 @@
+"""Layers whose weights are divided over ranks (Megatron-LM, Shoeybi et al. 2019, section 3).
+
+A linear divided by output features needs no class: it is a smaller `nn.Linear`.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import embedding, pad
+
+from muxcluster.engine.load.division.group import RankGroup
+
+
+class SummedLinear(nn.Module):
+    """A linear divided by input features: the ranks' results are added, then the bias once."""
+
+    def __init__(self, part: nn.Linear, group: RankGroup) -> None:
+        """part: of this rank's columns; its bias is whole and is taken away from it."""
+        super().__init__()
+        self.bias = part.bias
+        part.register_parameter("bias", None)
+        self.part = part
+        self._group = group
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """[..., in_features / ranks] to [..., out_features], the same on every rank."""
+        summed = self._group.all_reduce(self.part(inputs))
+        return summed if self.bias is None else summed.add_(self.bias)
+
+
+class GatheredLinear(nn.Module):
+    """A linear divided by output features whose result every rank gets whole.
+
+    Logits are bit by bit the same on all ranks, so all of them sample the same tokens.
+    """
+
+    def __init__(self, part: nn.Linear, out_features: int, group: RankGroup) -> None:
+        """part: of this rank's rows, which are fewer on the last rank where they do not divide."""
+        super().__init__()
+        self.part = part
+        self.out_features = out_features
+        self._group = group
+        self._rows = -(-out_features // group.size)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """[..., in_features] to [..., out_features]."""
+        part = self.part(inputs)
+        missing = self._rows - part.shape[-1]
+        whole = self._group.gather(pad(part, (0, missing)) if missing else part)
+        return whole[..., : self.out_features]
+
+
+class SummedEmbedding(nn.Module):
+    """Token embeddings divided by vocabulary: a token's row is one rank's, and zero elsewhere."""
+
+    def __init__(self, part: nn.Embedding, first: int, group: RankGroup) -> None:
+        """part: of the tokens from `first` on."""
+        super().__init__()
+        self.part = part
+        self._first = first
+        self._group = group
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """int64 [...] to [..., hidden_size]."""
+        weight = self.part.weight
+        places = tokens - self._first
+        is_here = (places >= 0) & (places < len(weight))
+        rows = embedding(torch.where(is_here, places, 0), weight)
+        return self._group.all_reduce(rows.masked_fill_(~is_here.unsqueeze(-1), 0))

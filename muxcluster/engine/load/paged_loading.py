@@ -1,0 +1,117 @@
+"""Loads a model's weights into transformers' own definition of it, with our attention.
+
+The library does the reading: it knows renamed and fused weights (mixtures of experts), ties, and
+which buffers to rebuild. We check the files before and its findings after. Parts of a model that is
+divided over several GPUs, and random weights, are our own work (filling.py).
+"""
+
+import logging
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, PretrainedConfig
+
+from muxcluster.core.errors import LoadError
+from muxcluster.core.unitspec import ModelSpec
+from muxcluster.engine.forward.attention import ATTENTION_NAME
+from muxcluster.engine.load.division.group import RankGroup
+from muxcluster.engine.load.dummy import DummyWeights
+from muxcluster.engine.load.filling import fill, whole
+from muxcluster.engine.load.hf_config import DTYPES, read_config
+from muxcluster.engine.load.merging import merge_products
+from muxcluster.engine.load.parity import check_forward, has_llama_layers
+from muxcluster.engine.load.probe import probe
+from muxcluster.engine.load.quiet import quiet_loading
+from muxcluster.engine.load.rank_loading import load_part
+from muxcluster.engine.load.skeleton import refusal, skeleton
+from muxcluster.engine.load.weights import check_weight_files
+
+logger = logging.getLogger(__name__)
+
+
+def load_model(spec: ModelSpec, device: str, group: RankGroup | None = None) -> nn.Module:
+    """The model in `spec.path` on `device` in `spec.dtype`, for inference only.
+
+    load_format "auto" reads safetensors, single or sharded; "dummy" needs config.json alone and
+    draws weights from `spec.seed`. group: of the ranks that the model is divided over; all of them
+    must load it, and each holds and reads its part alone.
+    Raises LoadError naming the file that is missing, corrupt, lacks a tensor or has one of a
+    wrong shape, or whose model cannot be divided, the directory where its logits are not finite,
+    NotPaged where it cannot be served from a paged
+    cache; ValueError for an unknown load_format.
+    """
+    check_load_format(spec)
+    directory = Path(spec.path)
+    config = read_config(directory, trust_remote_code=spec.trust_remote_code)
+    with quiet_loading():
+        if group is not None:
+            model = load_part(config, spec, device, group)
+        elif spec.load_format == "dummy":
+            model = fill(skeleton(config, spec), DummyWeights(spec.seed, device), whole, device)
+        else:
+            model = _on_device(read_weights(config, spec, ATTENTION_NAME), device)
+        model.eval().requires_grad_(False)
+        probe(model, spec, directory / "config.json")
+        check_forward(model, spec)
+    return model
+
+
+def _on_device(model: nn.Module, device: str) -> nn.Module:
+    """`model` moved to `device`; on a GPU its merged products are laid out on the way."""
+    if torch.device(device).type == "cuda" and has_llama_layers(model):
+        merge_products(model, device)
+    return model.to(device)
+
+
+def check_load_format(spec: ModelSpec) -> None:
+    """Raises ValueError for an unknown one."""
+    if spec.load_format not in ("auto", "dummy"):
+        raise ValueError(f"unknown load_format {spec.load_format!r}: use 'auto' or 'dummy'")
+
+
+def read_weights(config: PretrainedConfig, spec: ModelSpec, attention: str | None) -> nn.Module:
+    """The model in `spec.path` with the named attention, None: as transformers chooses it.
+
+    Raises LoadError, as `load_model` of the file at fault.
+    """
+    file = check_weight_files(Path(spec.path))
+    try:
+        model, findings = AutoModelForCausalLM.from_pretrained(
+            file.parent,
+            config=config,
+            dtype=DTYPES[spec.dtype],
+            attn_implementation=attention,
+            use_safetensors=True,
+            local_files_only=True,
+            trust_remote_code=spec.trust_remote_code,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+        )
+    except Exception as error:  # transformers raises whatever a bad file leads to
+        raise refusal(error, file) from error
+    _check(findings, file)
+    loaded: nn.Module = model
+    return loaded
+
+
+def _check(findings: dict[str, Any], file: Path) -> None:
+    """`findings` of the library: sets of names, and (name, in file, in model) for mismatches."""
+    for name, in_file, in_model in sorted(findings["mismatched_keys"]):
+        raise LoadError(
+            file, f"{name} has shape {tuple(in_file)}, config.json asks for {tuple(in_model)}"
+        )
+    if findings["missing_keys"]:
+        raise LoadError(file, f"lacks {_some(findings['missing_keys'])}")
+    if findings["error_msgs"]:
+        raise LoadError(file, f"cannot be loaded: {findings['error_msgs'][0]}")
+    if findings["unexpected_keys"]:
+        unused = _some(findings["unexpected_keys"])
+        logger.warning("%s: config.json has no place for %s", file, unused)
+
+
+def _some(names: Collection[str]) -> str:
+    first, *more = sorted(names)
+    return f"tensor {first}" + (f" and {len(more)} more" if more else "")

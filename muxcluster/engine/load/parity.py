@@ -1,0 +1,122 @@
+"""Runs random tokens through a loaded model: its logits must be finite, and a rebuilt model must
+give those of the model that it was made of."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+
+from muxcluster.core.errors import LoadError
+from muxcluster.core.unitspec import ModelSpec
+from muxcluster.engine.forward.attention import LayerCall
+from muxcluster.engine.forward.paged_forward import Forward, TokenForward
+
+_MODELS = frozenset(
+    {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
+)
+
+_ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn"})
+"""Kinds of rotary embedding whose angles depend on the position alone."""
+
+_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.1, torch.float16: 0.02}
+"""Most by which a logit may differ, over the largest logit."""
+
+NUM_TOKENS = 9
+
+Foreign = Any
+"""A module of transformers, of whose attributes mypy knows nothing."""
+
+
+class NotFusible(Exception):
+    """The model cannot be rebuilt; the text says why."""
+
+
+class NotTheSame(NotFusible):
+    """The rebuilt model computes something else."""
+
+
+@dataclass(slots=True)
+class WholeAttention:
+    """Attention of one sequence to itself, and what the layers asked for."""
+
+    calls: list[LayerCall] = field(default_factory=list)
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: LayerCall) -> Tensor:
+        """As `LayerAttention.attend`."""
+        self.calls.append(call)
+        attended = scaled_dot_product_attention(
+            query.transpose(0, 1),
+            key.transpose(0, 1),
+            value.transpose(0, 1),
+            is_causal=True,
+            scale=call.scale,
+            enable_gqa=True,
+        )
+        return attended.transpose(0, 1)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Answer:
+    """What a model says to random tokens. logits: fp32 [NUM_TOKENS, vocab]; calls: of its layers.
+
+    dtype: of its weights.
+    """
+
+    logits: Tensor
+    calls: Sequence[LayerCall]
+    dtype: torch.dtype
+
+    def check(self, other: "Answer") -> None:
+        """Raises NotTheSame unless `other` is this one but for rounding."""
+        difference = float((other.logits - self.logits).abs().max() / self.logits.abs().max())
+        if other.calls != self.calls or not difference <= _TOLERANCE[self.dtype]:
+            raise NotTheSame(f"logits of the fused model differ by {difference:.2g}")
+
+
+def ask(forward: TokenForward, model: Foreign, num_positions: int) -> Answer:
+    """Runs `forward`, made of `model`; num_positions: most tokens of a sequence."""
+    weight = next(model.parameters())
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(0, model.config.vocab_size, (NUM_TOKENS,), generator=generator)
+    positions = torch.linspace(0, num_positions - 1, NUM_TOKENS).long()
+    wanted = torch.arange(NUM_TOKENS)
+    attention = WholeAttention()
+    places = [each.to(weight.device) for each in (tokens, positions, wanted)]
+    logits = forward.logits(places[0], places[1], attention, places[2])
+    return Answer(logits, attention.calls, weight.dtype)
+
+
+@torch.inference_mode()
+def check_forward(model: nn.Module, spec: ModelSpec) -> None:
+    """Run random tokens through a model on the attention interface. Raises as `check_logits`."""
+    device, count = next(model.parameters()).device, min(NUM_TOKENS, spec.max_model_len)
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(0, spec.vocab_size, (count,), generator=generator).to(device)
+    positions = torch.arange(count, device=device)
+    check_logits(Forward(model).logits(tokens, positions, WholeAttention(), None), spec)
+
+
+def check_logits(logits: Tensor, spec: ModelSpec) -> None:
+    """Raises LoadError naming the model's folder where a row of `logits` [rows, vocab] holds NaN or
+    +inf, or nothing finite."""
+    num_broken = int((~logits.amax(-1).isfinite()).sum())
+    if not num_broken:
+        return
+    hint = ", or too large for float16: try dtype bfloat16" if spec.dtype == "float16" else ""
+    message = f"its logits are not finite (NaN or infinite): the weights are broken{hint}"
+    raise LoadError(Path(spec.path), message)
+
+
+def has_llama_layers(model: Foreign) -> bool:
+    """Whether the model is transformers' own and its layers are Llama's, with or without biases
+    and norms of queries and keys."""
+    kind, config = type(model), model.config
+    if kind.__name__ not in _MODELS or not kind.__module__.startswith("transformers.models."):
+        return False
+    rope = (config.rope_parameters or {}).get("rope_type")
+    is_alike: bool = config.hidden_act == "silu" and rope in _ROPE_TYPES
+    return is_alike

@@ -1,0 +1,72 @@
+"""Asks a loaded model whether a paged cache can serve it, by running one token through it."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from muxcluster.core.unitspec import ModelSpec
+from muxcluster.engine.forward.attention import LayerCall
+from muxcluster.engine.load.hf_config import NotPaged
+
+_CHANGES_SCORES = frozenset({"attention_mask", "position_bias", "s_aux", "head_mask"})
+"""Arguments of a layer that our kernels do not honour: masks, biases, attention sinks."""
+
+NUM_TOKENS = 2
+
+
+@dataclass(slots=True)
+class _Recorder:
+    """Stands in for the attention of every layer. calls: in order, with key and value shapes."""
+
+    calls: list[tuple[LayerCall, torch.Size, torch.Size]] = field(default_factory=list)
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: LayerCall) -> Tensor:
+        self.calls.append((call, key.shape, value.shape))
+        return query.new_zeros((*query.shape[:2], value.shape[-1]))
+
+
+@torch.inference_mode()
+def probe(model: nn.Module, spec: ModelSpec, config_file: Path) -> None:
+    """Raises NotPaged naming `config_file` unless every layer hands our attention ordinary keys
+    and values of the specified shape, all layers once and none for another."""
+    recorder = _Recorder()
+    device = next(model.parameters()).device
+    tokens = torch.zeros((1, NUM_TOKENS), dtype=torch.int64, device=device)
+    try:
+        model(
+            input_ids=tokens,
+            position_ids=torch.arange(NUM_TOKENS, device=device).unsqueeze(0),
+            use_cache=False,
+            attention_batch=recorder,
+        )
+    except Exception as error:  # foreign code: whatever it raises means the same
+        reason = f"its forward fails: {type(error).__name__}: {error}"
+        raise NotPaged(config_file, _refusal(reason)) from error
+    reason = _fault(recorder, spec)
+    if reason:
+        raise NotPaged(config_file, _refusal(reason))
+
+
+def _fault(recorder: _Recorder, spec: ModelSpec) -> str:
+    """Why the recorded calls cannot be served; empty where they can."""
+    shape = spec.shape
+    layers = [call.layer for call, _, _ in recorder.calls]
+    if layers != list(range(shape.num_layers)):
+        return f"its {shape.num_layers} layers asked for attention as layers {layers}"
+    expected = (NUM_TOKENS, shape.num_kv_heads, shape.head_dim)
+    for call, key, value in recorder.calls:
+        if key != expected or value != expected:
+            return (
+                f"layer {call.layer} has keys {tuple(key)} and values {tuple(value)}, "
+                f"not {expected}"
+            )
+        if call.extras & _CHANGES_SCORES:
+            changes = ", ".join(sorted(call.extras & _CHANGES_SCORES))
+            return f"layer {call.layer} changes its scores by {changes}"
+    return ""
+
+
+def _refusal(reason: str) -> str:
+    return f"this model cannot be served from a paged cache: {reason}"

@@ -1,0 +1,46 @@
+"""Loads one rank's part of a model; no rank ever holds all of it."""
+
+from pathlib import Path
+
+import torch
+from torch import nn
+from transformers import PretrainedConfig
+
+from muxcluster.core.unitspec import ModelSpec
+from muxcluster.engine.load.division.division import Division, bounds, connect, divide
+from muxcluster.engine.load.division.group import RankGroup
+from muxcluster.engine.load.dummy import DummyWeights
+from muxcluster.engine.load.filling import Cut, WeightSource, fill, whole
+from muxcluster.engine.load.skeleton import skeleton
+from muxcluster.engine.load.weights import WeightFiles, check_weight_files
+
+
+def load_part(
+    config: PretrainedConfig, spec: ModelSpec, device: str, group: RankGroup
+) -> nn.Module:
+    """This rank's part of the model on `device`, joined to the others' by `group`.
+
+    Raises LoadError as `divide`, and naming the file that is missing, broken or lacks a tensor.
+    """
+    directory = Path(spec.path)
+    model = skeleton(config, spec)
+    division = divide(model, directory / "config.json", group)
+    source: WeightSource = (
+        DummyWeights(spec.seed, device)
+        if spec.load_format == "dummy"
+        else WeightFiles(check_weight_files(directory), str(model.base_model_prefix))
+    )
+    fill(model, source, _cut(division, group), device)
+    connect(model, division, group)
+    return model
+
+
+def _cut(division: Division, group: RankGroup) -> Cut:
+    def cut(name: str, shape: torch.Size) -> tuple[slice, ...]:
+        slices = list(whole(name, shape))
+        axis = division.axes.get(name)
+        if axis is not None:
+            slices[axis] = slice(*bounds(shape[axis], group))
+        return tuple(slices)
+
+    return cut

@@ -1,0 +1,80 @@
+"""Models without their weights: modules, small tables and ties are there, large tensors are not."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from transformers import AutoModelForCausalLM, PretrainedConfig
+
+from muxcluster.core.errors import LoadError
+from muxcluster.core.unitspec import ModelSpec
+from muxcluster.engine.forward.attention import ATTENTION_NAME
+from muxcluster.engine.load.hf_config import DTYPES, NotPaged
+
+
+class _NothingAllocated(TorchFunctionMode):
+    """`torch.empty` makes tensors without data.
+
+    Weights are made so, to be filled later. What a module computes while it is made (rotary
+    frequencies, which no file has) is real at once, unlike under `torch.device("meta")`.
+    """
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        options = dict(kwargs or {})
+        if func is torch.empty:
+            options["device"] = "meta"
+        return func(*args, **options)
+
+
+def skeleton(
+    config: PretrainedConfig, spec: ModelSpec, attention: str | None = ATTENTION_NAME
+) -> nn.Module:
+    """transformers' model of `config`, which is that of `spec`, with our attention, or another
+    (None: its own choice); ties are one parameter in two places.
+
+    Parameters on the "meta" device wait for data, others (norms of most models) have the values
+    they start from. Raises LoadError naming config.json, NotPaged where `attention` is at fault.
+    """
+    try:
+        with torch.random.fork_rng([]), _NothingAllocated():
+            torch.default_generator.manual_seed(0)  # for what is drawn at once, alike on all ranks
+            model: nn.Module = AutoModelForCausalLM.from_config(
+                config,
+                dtype=DTYPES[spec.dtype],
+                attn_implementation=attention,
+                trust_remote_code=spec.trust_remote_code,
+            )
+    except Exception as error:  # transformers raises whatever a bad value leads to
+        raise refusal(error, Path(spec.path, "config.json")) from error
+    return model
+
+
+def refusal(error: Exception, file: Path) -> LoadError:
+    """Models written before the attention interface look our name up in a table of their own."""
+    if isinstance(error, KeyError) and error.args == (ATTENTION_NAME,):
+        config_file = file.parent / "config.json"
+        return NotPaged(config_file, "this type of model is not on the attention interface")
+    return LoadError(file, f"cannot be loaded: {error}")
+
+
+def tied_names(model: nn.Module) -> Iterator[tuple[str, ...]]:
+    """Names of every parameter, those of one parameter together."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    yield from map(tuple, names.values())
+
+
+def put(model: nn.Module, name: str, tensor: Tensor) -> None:
+    """Make `tensor` the parameter or buffer `name`, in place of what is there."""
+    owner, _, leaf = name.rpartition(".")
+    setattr(model.get_submodule(owner), leaf, tensor)

@@ -1,0 +1,91 @@
+"""Memory of one unit that its workers share: KV pool, block tables, token histories."""
+
+import math
+import mmap
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from muxcluster.core.unitspec import ModelSpec, UnitSpec
+from muxcluster.engine.memory.pinning import pinned_zeros
+
+HOST = "host"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ModelArena:
+    """One model's part.
+
+    tables: int32 [max_seqs, layers, kv_heads, max_columns], block ids.
+    history: int32 [max_seqs + 1, max_model_len + 1], prompt then output tokens of each slot; the
+        last row is no slot's: rows that fill up a batch of fixed size write there.
+    from_right: bool [max_seqs], True where a sequence fills its blocks from the last place.
+    block_tokens: token places of a block for this model.
+    """
+
+    tables: Tensor
+    history: Tensor
+    from_right: Tensor
+    block_tokens: int
+
+
+Take = Callable[[str, tuple[int, ...], torch.dtype], Tensor]
+"""Memory by name, shape and type; "host" is wanted in host memory, all else where models run."""
+
+
+class Arena:
+    """Pool, tables and histories. By default they are allocated here, on the CPU as anonymous
+    shared mappings: children that are forked later see the same memory, and it is gone with the
+    last of them.
+
+    pool: uint8 [num_blocks, block_bytes], all models' blocks. All memory starts as zeros.
+    host: uint8 [num_host_blocks, block_bytes] for saved slots; where the pool is on a GPU it
+        is pinned, at just this size, else a mapping too, so that blocks never written take no
+        memory.
+    """
+
+    def __init__(self, spec: UnitSpec, take: Take | None = None) -> None:
+        """take: where the memory comes from. Its contents are left as they are.
+
+        Raises ValueError where a model's tokens do not fit `spec.block_bytes`.
+        """
+        take = take or partial(_allocate, torch.device(spec.device))
+        self.pool = take("pool", (spec.num_blocks, spec.block_bytes), torch.uint8)
+        self.host = take(HOST, (spec.num_host_blocks, spec.block_bytes), torch.uint8)
+        self._models = {
+            model.name: _model_arena(model, spec.block_bytes, take) for model in spec.models
+        }
+
+    def model(self, name: str) -> ModelArena:
+        """The part of the unit's model `name`."""
+        return self._models[name]
+
+
+def _model_arena(spec: ModelSpec, block_bytes: int, take: Take) -> ModelArena:
+    shape = spec.shape
+    block_tokens = shape.block_tokens(block_bytes)
+    max_columns = -(-spec.max_model_len // block_tokens)
+    tables = (spec.max_seqs, shape.num_layers, shape.num_kv_heads, max_columns)
+    history = (spec.max_seqs + 1, spec.max_model_len + 1)
+    return ModelArena(
+        tables=take(f"{spec.name}/tables", tables, torch.int32),
+        history=take(f"{spec.name}/history", history, torch.int32),
+        from_right=take(f"{spec.name}/from_right", (spec.max_seqs,), torch.bool),
+        block_tokens=block_tokens,
+    )
+
+
+def _allocate(
+    device: torch.device, name: str, shape: tuple[int, ...], dtype: torch.dtype
+) -> Tensor:
+    """Zeros; host memory such that `device` reaches it fast."""
+    if name == HOST and device.type != "cpu":
+        return pinned_zeros(shape, dtype)
+    num_bytes = math.prod(shape) * dtype.itemsize
+    if device.type != "cpu" or not num_bytes:  # nobody can map nothing
+        return torch.zeros(shape, dtype=dtype, device=device)
+    mapping = mmap.mmap(-1, num_bytes)  # MAP_SHARED and anonymous; the tensor keeps it alive
+    return torch.frombuffer(mapping, dtype=dtype).view(shape)

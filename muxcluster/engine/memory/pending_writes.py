@@ -1,0 +1,64 @@
+"""What jobs told of sequences and blocks, until it is written to a model's arena on its device."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from torch import Tensor
+
+from muxcluster.core.job import Admission, Side, TableDelta
+from muxcluster.engine.memory.arena import ModelArena
+from muxcluster.engine.memory.upload import Array
+
+_NO_NUMBERS = np.empty(0, dtype=np.int64)
+_NO_TOKENS = np.empty(0, dtype=np.int32)
+
+
+class News:
+    """Tokens and sides of admitted sequences, and table entries; one indexed write of each."""
+
+    def __init__(self, arena: ModelArena) -> None:
+        self._arena = arena
+        self._admissions: list[Admission] = []
+        self._deltas: list[TableDelta] = []
+
+    def admit(self, admission: Admission) -> None:
+        """The slot's side, and its tokens where they came along."""
+        self._admissions.append(admission)
+
+    def add_tables(self, delta: TableDelta) -> None:
+        """Entries for the block tables."""
+        if len(delta):
+            self._deltas.append(delta)
+
+    def take(self) -> list[Array]:
+        """All there is, forgotten here, as `write` wants it; empty where there is none."""
+        admissions, deltas = self._admissions, self._deltas
+        self._admissions, self._deltas = [], []
+        arrays: list[Array] = []
+        if admissions:
+            width = self._arena.history.shape[1]
+            starts = [each.slot * width + np.arange(len(each.tokens)) for each in admissions]
+            arrays += [
+                np.array([each.slot for each in admissions], dtype=np.int64),
+                np.array([each.side is Side.RIGHT for each in admissions]),
+                np.concatenate([_NO_NUMBERS, *starts]),
+                np.concatenate([_NO_TOKENS, *(each.tokens for each in admissions)]),
+            ]
+        if deltas:
+            arrays += [
+                np.concatenate([each.slots for each in deltas]).astype(np.int64),
+                np.concatenate([each.columns for each in deltas]).astype(np.int64),
+                np.concatenate([each.blocks for each in deltas]),
+            ]
+        return arrays
+
+    def write(self, news: Sequence[Tensor]) -> None:
+        """Enter what `take` gave, now on the device."""
+        if len(news) in (4, 7):
+            slots, rights, places, tokens = news[:4]
+            self._arena.from_right[slots] = rights
+            self._arena.history.view(-1)[places] = tokens
+        if len(news) in (3, 7):
+            slots, columns, blocks = news[-3:]
+            tables = self._arena.tables
+            tables[slots, :, :, columns] = blocks.view(len(blocks), *tables.shape[1:3])

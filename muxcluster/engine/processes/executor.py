@@ -1,0 +1,193 @@
+"""The executor whose workers are child processes of a memory owner (DESIGN.md §4)."""
+
+import logging
+import math
+import selectors
+import time
+from collections.abc import Sequence
+
+from muxcluster.core.errors import EngineFailure
+from muxcluster.core.job import Job
+from muxcluster.core.unitspec import UnitSpec
+from muxcluster.engine.executor import JobDone, Outcome, OwnerLost, StillRunning
+from muxcluster.engine.processes.admissions import AdmissionLedger
+from muxcluster.engine.processes.child_executor import ChildExecutor
+from muxcluster.engine.processes.launcher import ForkGround, Ground
+from muxcluster.engine.processes.liveness import Patience
+from muxcluster.engine.processes.owner_link import OwnerLink
+from muxcluster.engine.processes.worker_link import GONE, WorkerLink
+
+logger = logging.getLogger(__name__)
+
+SETTLED_S = 10.0
+"""Seconds without a loss before a spare is made, or looked after, while no job runs."""
+MOST_PREPARING_S = 30.0
+"""So much later it is made though jobs run: its imports take a core some seconds."""
+
+
+class ProcessExecutor(ChildExecutor):
+    """One owner, one worker per seat; a lost worker is replaced, a lost owner reported.
+
+    Lost means dead or hung: every process has a pulse, taken several times within
+    `patience.silence_s`; a job has a time limit, and so has the owner when it is asked for a
+    worker. What hangs is killed, and from then on it is as if it had died by itself.
+    """
+
+    def __init__(
+        self, spec: UnitSpec, patience: Patience | None = None, ground: Ground | None = None
+    ) -> None:
+        """ground: what the processes are, by default forks on the CPU."""
+        super().__init__(spec, patience)
+        self._ground = ground or ForkGround()
+        self._plan = self._ground.plan(spec)
+        self._owner: OwnerLink | None = None
+        self._workers: dict[int, WorkerLink] = {}
+        self._ledger = self._new_ledger()
+        self._prepare_s = math.inf
+
+    @property
+    def owner_pid(self) -> int:
+        """Process id of the memory owner; its children are the workers."""
+        assert self._owner is not None, "not started"
+        return self._owner.pid
+
+    def launch(self, job: Job) -> None:
+        seat_id = self._plan.seat_of(job)
+        self._workers[seat_id].launch(self._ledger.complete(job, seat_id), time.monotonic())
+
+    def wait(self, timeout_s: float | None) -> Sequence[Outcome]:
+        ready = self._speaking(timeout_s)
+        if any(isinstance(link, OwnerLink) for link in ready):
+            return [self._lose_owner("died")]
+        outcomes: list[Outcome] = []
+        try:
+            for worker in ready:
+                outcomes.extend(self._hear(worker))
+            if self._is_beat_due():
+                outcomes.extend(self._beat())
+                self._prepare_in_time(time.monotonic())
+        except TimeoutError:
+            return [self._lose_owner("hung")]
+        except GONE:  # no new worker for a dead one: the owner is dead too
+            return [self._lose_owner("died")]
+        return outcomes
+
+    def _make_processes(self) -> None:
+        started_s = time.monotonic()
+        self._owner = self._ground.owner(self._patience)
+        self.backends = self._owner.load(self._spec)
+        loaded_s = time.monotonic()
+        self._ledger = self._new_ledger()
+        self._selector.register(self._owner.control, selectors.EVENT_READ, self._owner)
+        try:
+            for seat in self._plan.seats:
+                self._fork(seat.seat_id)
+        except (*GONE, TimeoutError) as error:
+            message = f"the memory owner of {self._spec.unit_id} was lost before it made a worker"
+            raise EngineFailure(message) from error
+        now = time.monotonic()
+        self._prepare_s = now + SETTLED_S
+        logger.info(
+            "%s: its processes are ready after %.1f s: %.1f s until the owner ran, %.1f s loading, "
+            "%.1f s for the workers",
+            self._spec.unit_id,
+            now - started_s,
+            loaded_s - started_s - self._owner.load_s,
+            self._owner.load_s,
+            now - loaded_s,
+        )
+
+    def prepare(self) -> None:
+        """Have the ground ready for the next owner now."""
+        self._ground.prepare(self._patience)
+
+    def _prepare_in_time(self, now: float) -> None:
+        """When nothing runs, at last all the same."""
+        is_busy = any(worker.is_busy for worker in self._workers.values())
+        if now > self._prepare_s + (MOST_PREPARING_S if is_busy else 0.0):
+            self._prepare_s = now + SETTLED_S
+            self.prepare()
+
+    def close(self) -> None:
+        super().close()
+        self._ground.close()
+
+    def _kill_processes(self) -> None:
+        owner = self._owner
+        if owner is not None:
+            owner.kill()
+
+    def _fork(self, seat_id: int) -> None:
+        assert self._owner is not None, "a worker without an owner"
+        frames, pid = self._owner.fork(seat_id)
+        start_by_s = time.monotonic() + self._patience.start_s
+        worker = WorkerLink(seat_id, frames, pid, self._limits, start_by_s)
+        self._ledger.forget_worker(seat_id)
+        self._workers[seat_id] = worker
+        self._selector.register(worker.frames, selectors.EVENT_READ, worker)
+
+    def _hear(self, worker: WorkerLink) -> Sequence[Outcome]:
+        outcomes = worker.hear(time.monotonic())
+        if outcomes is None:
+            return self._replace(worker, "its worker process died")
+        if not outcomes:  # it has started
+            self._is_doubtful = self._has_doubts()
+        if any(isinstance(outcome, JobDone) for outcome in outcomes):
+            self._losses.job_finished()
+        return outcomes
+
+    def _has_doubts(self) -> bool:
+        """Whether some process may be lost, or has not started yet."""
+        assert self._owner is not None, "not started"
+        workers = self._workers.values()
+        pulses = [self._owner.pulse, *(worker.pulse for worker in workers)]
+        is_starting = not all(worker.is_serving for worker in workers)
+        return is_starting or any(pulse.is_doubtful for pulse in pulses)
+
+    def _beat(self) -> Sequence[Outcome]:
+        """Take every pulse, replace workers that hang. Raises TimeoutError: the owner hangs."""
+        assert self._owner is not None, "not started"
+        self._owner.pulse.beat(is_busy=False)
+        if self._owner.pulse.is_silent:
+            raise TimeoutError
+        outcomes: list[Outcome] = []
+        for worker in list(self._workers.values()):
+            cause = worker.check(time.monotonic())
+            if cause is not None:
+                outcomes.extend(self._replace(worker, cause))
+        self._is_doubtful = self._has_doubts()
+        busy = [worker for worker in self._workers.values() if worker.is_busy]
+        if busy and not any(worker.pulse.has_missed for worker in busy):
+            outcomes.append(StillRunning())
+        return outcomes
+
+    def _replace(self, worker: WorkerLink, cause: str) -> Sequence[Outcome]:
+        """A new worker in the lost one's place, which the owner kills if it still lives. The unit
+        recovers until it has started."""
+        logger.warning("worker %d of %s: %s", worker.worker_id, self._spec.unit_id, cause)
+        self._is_doubtful = True
+        self._drop(worker)
+        self._losses.worker_lost(worker.worker_id, worker.num_rows, time.monotonic())
+        self._fork(worker.worker_id)
+        return worker.lose(cause)
+
+    def _lose_owner(self, how: str) -> OwnerLost:
+        return self._lose_all(f"the memory owner of {self._spec.unit_id} {how}")
+
+    def _drop_processes(self) -> None:
+        for worker in list(self._workers.values()):
+            self._drop(worker)
+        if self._owner is not None:
+            if self._owner.control in self._selector.get_map():
+                self._selector.unregister(self._owner.control)
+            self._owner.stop()
+            self._owner = None
+        self._ground.release()
+
+    def _new_ledger(self) -> AdmissionLedger:
+        return AdmissionLedger.of(self._spec, [seat.seat_id for seat in self._plan.seats])
+
+    def _drop(self, worker: WorkerLink) -> None:
+        del self._workers[worker.worker_id]
+        self._selector.unregister(worker.frames)
+        worker.frames.close()

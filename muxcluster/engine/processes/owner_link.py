@@ -1,0 +1,118 @@
+"""The unit's end of its memory owner: start the process, ask it for workers, end it."""
+
+import select
+import socket
+from collections.abc import Mapping
+
+from muxcluster.channel.codec import Ready, Start, decode, encode
+from muxcluster.channel.frames import FrameSocket
+from muxcluster.core.backends import ModelBackend
+from muxcluster.core.errors import EngineFailure
+from muxcluster.core.unitspec import UnitSpec
+from muxcluster.engine.processes.child_process import STOP_GRACE_S, ChildProcess, check_ready
+from muxcluster.engine.processes.liveness import Patience, Pulse
+
+OWNER_MODULE = "muxcluster.engine.workers.owner"
+
+ONE_THREAD = {
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "OMP_WAIT_POLICY": "PASSIVE",
+    "GOMP_SPINCOUNT": "30000",
+    "TOKENIZERS_PARALLELISM": "false",
+    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
+}
+"""The owner forks, so no library may start a thread in it; workers raise the count per job.
+
+PASSIVE: idle threads of one worker must not spin on the cores of another, but for a moment (half a
+millisecond or so): between two products a thread that sleeps wakes up too late (measured: 52 to 62
+tokens/s at one stream, 525 to 559 at 32). hugetlb: weights in large
+pages, where the kernel grants them on request (measured: a fifth less time a step at one row).
+"""
+
+
+class OwnerLink(ChildProcess):
+    """One owner process; the workers are in its process group.
+
+    control: a stream whose EOF means the other side is gone; it carries Start, then Ready or
+    LoadFailed. forks: a stream of worker ids, each with the worker's socket attached, answered by
+    the new worker's process id (both 4 bytes, little-endian).
+    """
+
+    def __init__(
+        self,
+        patience: Patience,
+        *,
+        module: str | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """module: the owner's program, by default the one that forks. environment: all of it."""
+        self._patience = patience
+        unit_control, owner_control = socket.socketpair()
+        self._forks, owner_forks = socket.socketpair()
+        super().__init__(
+            module or OWNER_MODULE, (owner_control, owner_forks), environment=environment
+        )
+        self.control = FrameSocket(unit_control)
+        self.load_s = 0.0
+        """Seconds that the owner took to load, of those that `load` took."""
+
+    def load(self, spec: UnitSpec) -> tuple[ModelBackend, ...]:
+        """Tell the owner what to load and block until it has; how the models run.
+
+        Raises LoadError with the owner's words, EngineFailure where it raised something else, died
+        (its standard error is ours, so the reason can be read there) or hung.
+        """
+        try:
+            self.control.send(encode(Start(spec)))
+            self._await_answer(spec)
+            frame = self.control.recv()
+        except OSError:
+            frame = None
+        if frame is None:
+            status = self.reap(STOP_GRACE_S)
+            raise EngineFailure(f"the memory owner of {spec.unit_id} died loading: exit {status}")
+        message = decode(frame)
+        if isinstance(message, Ready):
+            self.load_s = message.load_s
+        return check_ready(message, spec.unit_id)
+
+    def _await_answer(self, spec: UnitSpec) -> None:
+        """Block until the loading owner says something or dies; raises EngineFailure: it hung."""
+        pulse = Pulse(self.pid)
+        while not select.select([self.control], [], [], self._patience.load_beat_s)[0]:
+            pulse.beat(is_busy=True)
+            if pulse.is_silent:
+                self.kill()
+                raise EngineFailure(f"the memory owner of {spec.unit_id} hung while loading")
+
+    def fork(self, worker_id: int) -> tuple[FrameSocket, int]:
+        """Have a (new) worker process made; the stream to it and its process id.
+
+        An earlier one of that id is killed first. Raises OSError where the owner is dead, and
+        TimeoutError, which is one, where it does not answer.
+        """
+        ours, theirs = socket.socketpair()
+        # A worker that is stopped in mid-frame must not stop the unit too.
+        ours.settimeout(self._patience.silence_s)
+        with theirs:
+            try:
+                return FrameSocket(ours), self._ask_for_worker(worker_id, theirs)
+            except OSError:
+                ours.close()
+                raise
+
+    def _ask_for_worker(self, worker_id: int, stream: socket.socket) -> int:
+        self._forks.settimeout(self._patience.fork_s)
+        socket.send_fds(self._forks, [worker_id.to_bytes(4, "little")], [stream.fileno()])
+        answer = self._forks.recv(4, socket.MSG_WAITALL)
+        if len(answer) < 4:
+            raise ConnectionResetError("the memory owner died")
+        return int.from_bytes(answer, "little")
+
+    def stop(self) -> None:
+        """Let the owner end its workers and itself; kill the group where that takes long."""
+        self.control.close()
+        self._forks.close()
+        self.reap(STOP_GRACE_S)

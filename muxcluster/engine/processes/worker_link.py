@@ -1,0 +1,140 @@
+"""The unit's end of one worker process: its stream, its job and its pulse."""
+
+from collections import deque
+from collections.abc import Sequence
+
+from muxcluster.channel.codec import Done, Failed, Launch, Serving, decode, encode
+from muxcluster.channel.frames import FrameSocket
+from muxcluster.core.job import Job
+from muxcluster.engine.executor import JobDone, JobFailed, Outcome
+from muxcluster.engine.processes.job_limits import JobLimits
+from muxcluster.engine.processes.liveness import Pulse
+
+GONE = (BrokenPipeError, ConnectionResetError)
+"""What a stream raises whose other end is a dead process."""
+
+
+class WorkerLink:
+    """A worker from its fork to its replacement; it runs its jobs one after the other.
+
+    Jobs that come while it starts (on a GPU that may take minutes) are sent when it says that it
+    takes them, and their time limits begin then.
+
+    worker_id: by which the owner knows it, its seat; several seats may belong to one worker slot.
+    """
+
+    def __init__(
+        self, worker_id: int, frames: FrameSocket, pid: int, limits: JobLimits, start_by_s: float
+    ) -> None:
+        """start_by_s: when it must have started."""
+        self.worker_id = worker_id
+        self.frames = frames
+        self.pulse = Pulse(pid)
+        self._jobs: deque[Job] = deque()
+        self._limits = limits
+        self._start_by_s = start_by_s
+        self._give_up_s = 0.0
+        self._is_serving = False
+        self._untaken: int | None = None
+        self._is_stuck = False
+
+    @property
+    def is_busy(self) -> bool:
+        """True while it has a job."""
+        return len(self._jobs) > 0
+
+    @property
+    def is_serving(self) -> bool:
+        """True once it has started."""
+        return self._is_serving
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the job that it runs, 0 where it runs none."""
+        return len(self._jobs[0].rows) if self._jobs and self._is_serving else 0
+
+    def launch(self, job: Job, now: float) -> None:
+        """Give it `job`; a dead or hung worker is not reported here but by `hear` or `check`."""
+        last = self._jobs[-1] if self._jobs else None
+        is_refused = last is not None and last.follows is not None  # or will be, or follows itself
+        assert last is None or is_refused or job.follows == last.job_id, (
+            f"worker {self.worker_id} already runs a job"
+        )
+        self._jobs.append(job)
+        if not self._is_serving:
+            return
+        if last is None:
+            self._begin(now)
+        self._send(job)
+
+    def _send(self, job: Job) -> None:
+        try:
+            self.frames.send(encode(Launch(job)))
+        except TimeoutError:
+            self._is_stuck = True
+        except GONE:
+            self._untaken = job.job_id
+
+    def _begin(self, now: float) -> None:
+        """Its time starts for the first of its jobs."""
+        if self._jobs:
+            self._give_up_s = now + self._limits.limit_s(self._jobs[0])
+
+    def hear(self, now: float) -> Sequence[Outcome] | None:
+        """What became of its first job, nothing where it says that it takes jobs; None: the worker
+        is dead, or stuck in mid-frame."""
+        try:
+            frame = self.frames.recv()
+        except ConnectionResetError:
+            # The kernel says so where the worker died with our frame unread: the last one.
+            self._untaken = self._jobs[-1].job_id if self._jobs else None
+            frame = None
+        except TimeoutError:
+            frame = None
+        if frame is None:
+            return None
+        self.pulse.heard()
+        message = decode(frame)
+        if isinstance(message, Serving):
+            self._start_serving(now)
+            return ()
+        assert self._jobs, "an idle worker spoke"
+        job = self._jobs.popleft()
+        if isinstance(message, Done):
+            self._limits.measured(job, message.result.seconds)
+        self._begin(now)
+        if isinstance(message, Done):
+            return (JobDone(message.result),)
+        assert isinstance(message, Failed), f"a worker sent {type(message).__name__}"
+        return (JobFailed(message.job_id, job.worker_id, message.message),)
+
+    def _start_serving(self, now: float) -> None:
+        assert not self._is_serving, "a worker started twice"
+        self._is_serving = True
+        self._begin(now)
+        for job in self._jobs:
+            self._send(job)
+
+    def check(self, now: float) -> str | None:
+        """Take its pulse; why it must be replaced, or None."""
+        is_working = self.is_busy and self._is_serving
+        self.pulse.beat(is_busy=is_working)
+        if self.pulse.is_silent or self._is_stuck:
+            return "its worker process hung" if is_working else "it was stopped"
+        if not self._is_serving and now > self._start_by_s:
+            return "its worker process did not start in time"
+        if is_working and now > self._give_up_s:
+            return "its worker process did not come to an end"
+        return None
+
+    def lose(self, cause: str) -> Sequence[JobFailed]:
+        """The worker is gone: its jobs, where it had some, have failed."""
+        return tuple(
+            JobFailed(
+                job.job_id,
+                job.worker_id,
+                cause,
+                has_started=self._is_serving and self._untaken != job.job_id,
+            )
+            for job in self._jobs
+        )

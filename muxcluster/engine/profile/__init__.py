@@ -1,0 +1,1 @@
+"""Measures how long jobs take on this machine, for the planner's cost models."""

@@ -1,0 +1,166 @@
+"""Jobs of a known size, made as the scheduler makes them: blocks, tables, admissions, rows."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+
+import numpy as np
+from numpy.typing import NDArray
+
+from muxcluster.core.job import Admission, Job, Phase, Rows, TableDelta
+from muxcluster.core.sampling import SamplingParams
+from muxcluster.core.unitspec import UnitSpec
+from muxcluster.engine.profile.grid import Point
+from muxcluster.kvcache.cache import KvCache
+from muxcluster.kvcache.model import KvModel, Shortage
+
+_FORMING_STEPS = 2
+_STEPS_AHEAD = 8
+"""Steps of a padded batch in a row, before it is formed again at its first context."""
+_GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
+
+
+class Books:
+    """What all jobs of a unit have in common: who holds which block, and the next job's id."""
+
+    def __init__(self, spec: UnitSpec) -> None:
+        models = tuple(
+            KvModel(
+                model.name, model.shape, model.max_seqs, model.max_model_len, prefix_caching=False
+            )
+            for model in spec.models
+        )
+        self.kv = KvCache(spec.num_blocks, spec.block_bytes, models, {})
+        self.ids = count()
+
+
+@dataclass(frozen=True, slots=True)
+class Post:
+    """Whose jobs, where they run, and from which slot of the model on its sequences sit."""
+
+    model: str
+    worker_id: int
+    first_slot: int = 0
+
+
+class ProfileJobs:
+    """Jobs of one model for one worker.
+
+    Invariant: n slots from the first on are open, n the batch of the last `prefill`.
+    """
+
+    def __init__(
+        self, spec: UnitSpec, post: Post | None = None, books: Books | None = None
+    ) -> None:
+        """post: by default the unit's only model on its first worker. books: those that others
+        write in too."""
+        if post is None:
+            (only,) = spec.models
+            post = Post(only.name, spec.workers[0].worker_id)
+        books = books or Books(spec)
+        self._post = post
+        self._model = next(model for model in spec.models if model.name == post.model)
+        self._budget = spec.scheduler.token_budget
+        self._kv, self._ids = books.kv.of(self._model.name), books.ids
+        self._open: NDArray[np.int32] = np.empty(0, dtype=np.int32)
+        self._random = np.random.default_rng(self._model.seed)
+        self._num_decodes = 0
+
+    @property
+    def num_forming_steps(self) -> int:
+        """Decodes after a prefill that take longer than those that follow."""
+        return 0 if self._model.padded is None else _FORMING_STEPS
+
+    def prefill(self, point: Point) -> list[Job]:
+        """Random new prompts in the place of the last ones: one job where the token budget allows,
+        else as few as it needs. `point` must fit (profiling_grid.fits)."""
+        self._num_decodes = 0
+        slots = self._reopen(point.batch)
+        tables = self._grow(slots, point.tokens)
+        admissions = tuple(self._admission(slot, point.tokens) for slot in slots.tolist())
+        first, *others = self._prompt_rows(point)
+        jobs = [self._job(Phase.PREFILL, point.share, first, tables, admissions)]
+        nothing = self._grow(slots, point.tokens)
+        jobs += (self._job(Phase.PREFILL, point.share, rows, nothing) for rows in others)
+        return jobs
+
+    def decode(self, point: Point) -> Job:
+        """One step of the sequences of the last `prefill` of the same batch and length.
+
+        Each row attends to `point.tokens` tokens, its own included. In a padded batch, which stays
+        together only where every step goes one token ahead, to some fewer: the last of
+        `_STEPS_AHEAD` + 1 steps attends to so many.
+        """
+        slots = self._open
+        last = point.tokens - 1
+        start = last
+        if self._model.padded is not None:
+            first = max(1, last - _STEPS_AHEAD)
+            start = first + self._num_decodes % max(1, last - first + 1)
+        self._num_decodes += 1
+        rows = Rows(
+            slots=slots,
+            starts=np.full_like(slots, start),
+            counts=np.ones_like(slots),
+            samples=np.ones(len(slots), dtype=np.bool_),
+        )
+        return self._job(Phase.DECODE, point.share, rows, self._grow(slots, point.tokens))
+
+    def _reopen(self, batch: int) -> NDArray[np.int32]:
+        for slot in self._open.tolist():
+            self._kv.close(slot)
+        self._open = np.arange(batch, dtype=np.int32) + np.int32(self._post.first_slot)
+        for slot in self._open.tolist():
+            self._kv.open(slot, ())
+        return self._open
+
+    def _prompt_rows(self, point: Point) -> Sequence[Rows]:
+        rows = prompt_rows(point.batch, point.tokens, self._budget)
+        first = np.int32(self._post.first_slot)
+        return [replace(each, slots=each.slots + first) for each in rows]
+
+    def _grow(self, slots: NDArray[np.int32], tokens: int) -> TableDelta:
+        grown = self._kv.grow(slots, np.full_like(slots, tokens))
+        assert not isinstance(grown, Shortage), "a point that does not fit"
+        return grown
+
+    def _admission(self, slot: int, tokens: int) -> Admission:
+        prompt = self._random.integers(self._model.vocab_size, size=tokens, dtype=np.int32)
+        # decodes of padded batches begin before its end, and only outputs are sampled
+        num_prompt = tokens if self._model.padded is None else max(1, tokens - _STEPS_AHEAD)
+        return Admission(slot, f"profile-{slot}", prompt, num_prompt, _GREEDY)
+
+    def _job(
+        self,
+        phase: Phase,
+        share: float,
+        rows: Rows,
+        tables: TableDelta,
+        admissions: tuple[Admission, ...] = (),
+    ) -> Job:
+        return Job(
+            job_id=next(self._ids),
+            model=self._model.name,
+            phase=phase,
+            worker_id=self._post.worker_id,
+            share=share,
+            rows=rows,
+            tables=tables,
+            admissions=admissions,
+        )
+
+
+def prompt_rows(batch: int, tokens: int, budget: int) -> Sequence[Rows]:
+    """`batch` prompts of `tokens` tokens on slots 0, 1, ..., cut into jobs of `budget` tokens.
+
+    First come, first served: each job but the last is full, and a prompt may span several.
+    """
+    total = batch * tokens
+    jobs = []
+    for begin in range(0, total, budget):
+        end = min(begin + budget, total)
+        slots = np.arange(begin // tokens, -(-end // tokens), dtype=np.int32)
+        starts = np.maximum(begin - slots * tokens, 0).astype(np.int32)
+        ends = np.minimum(end - slots * tokens, tokens).astype(np.int32)
+        jobs.append(Rows(slots, starts, ends - starts, samples=ends == tokens))
+    return jobs

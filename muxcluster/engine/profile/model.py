@@ -1,0 +1,129 @@
+"""Measures how long prefill jobs and decode steps of one model take on this machine."""
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from muxcluster.core.backends import as_loaded
+from muxcluster.core.errors import EngineFailure, LoadError
+from muxcluster.core.job import Job
+from muxcluster.core.unitspec import UnitSpec
+from muxcluster.engine.executor import Executor, JobDone, JobFailed, Outcome, OwnerLost
+from muxcluster.engine.profile.grid import Grid, Point, fits
+from muxcluster.engine.profile.jobs import ProfileJobs
+from muxcluster.engine.unit.executor_choice import make_executor
+from placement.cost import Cell
+
+LONG_S = 1.0
+"""A warm-up that takes this long counts as the first repeat: what only a first run pays (memory
+touched, kernels chosen for a new size, some milliseconds) is lost in it."""
+
+
+class Profiled(NamedTuple):
+    """What was measured of a unit. spec: the unit as it is with its model loaded."""
+
+    cells: tuple[Cell, ...]
+    spec: UnitSpec
+
+
+def measure(
+    spec: UnitSpec,
+    grid: Grid,
+    on_point: Callable[[Point], None],
+    executor: Executor | None = None,
+) -> Profiled:
+    """A prefill and a decode cell for each point of `grid` that fits the unit, in the grid's order.
+
+    spec: a unit of one model, whose first worker may run at every share of the grid. Seconds are
+    those from launching a job to its outcome, as the unit sees them. `on_point` is
+    called after each point. executor: where jobs run, by default what `spec.partition` names;
+    closed at the end.
+    Raises LoadError naming the file at fault, also where no point fits the loaded model,
+    EngineFailure where a job or process was lost.
+    """
+    executor = executor or make_executor(spec)
+    try:
+        executor.start()
+        spec = as_loaded(spec, executor.backends)
+        points = [point for point in grid.points() if fits(spec, point)]
+        if not points:
+            raise _nothing_fits(spec)
+        jobs = ProfileJobs(spec)
+        cells: list[Cell] = []
+        for point in points:
+            cells.extend(cells_at(executor, jobs, point, grid.repeats))
+            on_point(point)
+        return Profiled(tuple(cells), spec)
+    finally:
+        executor.close()
+
+
+def _nothing_fits(spec: UnitSpec) -> LoadError:
+    message = (
+        "no batch and length asked for fits its padded batches: ask for shorter --lengths or "
+        "raise policy.kv_gb"
+    )
+    return LoadError(Path(spec.models[0].path, "config.json"), message)
+
+
+def cells_at(
+    executor: Executor, jobs: ProfileJobs, point: Point, repeats: int
+) -> tuple[Cell, Cell]:
+    """A prefill and a decode, which reads the prefill's keys and values. Raises as `measure`."""
+    prefill_s = samples_of(repeats, lambda: run_jobs(executor, jobs.prefill(point)))
+    warm_up_decode(executor, jobs, point)
+    decode_s = samples_of(repeats, lambda: run_jobs(executor, [jobs.decode(point)]))
+    return _cell("prefill", point, prefill_s), _cell("decode", point, decode_s)
+
+
+def warm_up_decode(executor: Executor, jobs: ProfileJobs, point: Point) -> None:
+    """After a prefill: let a model with a cache of its own form the batch that decodes.
+
+    The first step may compute the sequences anew (models with states), the second one puts them
+    together. Raises as `check_outcome`.
+    """
+    for _ in range(jobs.num_forming_steps):
+        run_jobs(executor, [jobs.decode(point)])
+
+
+def _cell(phase: Literal["prefill", "decode"], point: Point, seconds: tuple[float, ...]) -> Cell:
+    return Cell(
+        phase=phase,
+        tp=1,
+        share=point.share,
+        batch=point.batch,
+        tokens=point.tokens,
+        seconds=seconds,
+    )
+
+
+def samples_of(repeats: int, run: Callable[[], float]) -> tuple[float, ...]:
+    """Seconds of `repeats` runs after a warm-up."""
+    warm_up_s = run()
+    seconds = [warm_up_s] if warm_up_s >= LONG_S else []
+    while len(seconds) < repeats:
+        seconds.append(run())
+    return tuple(seconds)
+
+
+def run_jobs(executor: Executor, jobs: Sequence[Job]) -> float:
+    """Seconds that the jobs take, one after the other. Raises as `check_outcome`."""
+    started = time.perf_counter()
+    for job in jobs:
+        executor.launch(job)
+        while not any(_is_end(outcome) for outcome in executor.wait(None)):
+            continue
+    return time.perf_counter() - started
+
+
+def _is_end(outcome: Outcome) -> bool:
+    """True where the one job that runs is done. Raises as `check_outcome`."""
+    check_outcome(outcome)
+    return isinstance(outcome, JobDone)
+
+
+def check_outcome(outcome: Outcome) -> None:
+    """Raises EngineFailure where a job or all memory is lost."""
+    if isinstance(outcome, JobFailed | OwnerLost):
+        raise EngineFailure(f"profiling stopped: {outcome.message}")

@@ -1,0 +1,1 @@
+"""Execution of jobs: forward, sampling, results, on the CPU."""

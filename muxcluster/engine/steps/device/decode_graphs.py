@@ -1,0 +1,284 @@
+"""Decode steps of a model, recorded once a batch size and replayed on the same buffers."""
+
+import logging
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from muxcluster.core.job import SharedPrefixes
+from muxcluster.engine.forward.loaded_model import LoadedModel, Numbers
+from muxcluster.engine.forward.prefix_rows import fits
+from muxcluster.engine.memory.pending_writes import News
+from muxcluster.engine.memory.upload import Array, PackedUpload, num_words
+from muxcluster.engine.sampling.plain import is_plain, random_numbers
+from muxcluster.engine.sampling.results import Pending, Readback, Ready, result_of
+from muxcluster.engine.sampling.sampler import Sampled, sample
+from muxcluster.engine.steps.device.capture_lint import NotCapturable
+from muxcluster.engine.steps.device.captures import Capture, Step
+from muxcluster.engine.steps.device.decode_step import (
+    NUM_BUFFERS,
+    DecodeStep,
+    buffers_of,
+    decode_arrays,
+)
+
+logger = logging.getLogger(__name__)
+
+_NEWS_WORDS = 1 << 16
+"""Room behind a step's inputs for table entries: more of them are copied apart."""
+
+_NOBODY = np.empty(0, dtype=np.int32)
+
+MOST_FAILURES = 3
+"""Captures that fail one after another until no more are tried."""
+
+_EAGER_COST, _PADDED_COST, _RECORDING_COST = 10, 1, 300
+"""What a step costs that is not recorded, and what recording one does, in about half milliseconds:
+without a graph the host takes some 5 ms longer for a model of 8 billion parameters, with up to
+twice the rows the device less than one; to record is to run the step four times (estimates, to be
+measured on a GPU)."""
+
+
+def batch_sizes(most: int) -> list[int]:
+    """Sizes of recorded batches up to `most`, such that few rows fill up."""
+    sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, most, 64)]
+    return [size for size in sizes if size < most] + [most]
+
+
+def sizes_ahead(most: int, share: float) -> list[int]:
+    """Sizes of batches of up to `most` rows to record before the worker is ready, ascending.
+
+    share: of the SMs that the worker may have at most. On all of them: powers of two and `most`,
+    so that less than half of the rows fill up. On a part: powers of four of up to `share * most`
+    rows, because every rung of every worker has graphs of its own (each takes 0.1 to 0.3 s to
+    record, and some MiB), and because arithmetic bounds a step from about `share` times as many
+    rows on: more rows take longer in proportion there, so that large batches gain nothing on small
+    rungs. What is missing is recorded when it is met: see `DecodeGraphs`.
+    """
+    is_whole = share >= 1.0
+    factor, limit = (2, most) if is_whole else (4, max(1, int(share * most)))
+    sizes, size = [], 1
+    while size <= limit:
+        sizes.append(size)
+        size *= factor
+    return sizes if not is_whole or sizes[-1] == most else [*sizes, most]
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """A step that can be recorded. size: rows. shares: its attention reads shared prefixes once.
+
+    draws: the whole step; else its first part, behind which the host's sampler chooses.
+    """
+
+    size: int
+    shares: bool
+    draws: bool
+
+    def can_run(self, wanted: "_Kind") -> bool:
+        """Whether it computes what `wanted` does: with more rows that fill up, and perhaps reading
+        a shared prefix once for each row."""
+        is_large = self.size >= wanted.size and self.draws == wanted.draws
+        return is_large and (wanted.shares or not self.shares)
+
+
+class DecodeGraphs:
+    """The steps that one place (see `Capture`) has recorded; one launch at a time.
+
+    All batch sizes use the same buffers, one after another.
+
+    A step that is not recorded runs on the smallest recorded one that can do its work, else
+    operator by operator. It is then wanted: `record_next` records it when the worker has nothing
+    else to do, and `launch` once that has cost about as much time as recording takes.
+    """
+
+    def __init__(
+        self, model: LoadedModel, capture: Capture, upload: PackedUpload, news: News
+    ) -> None:
+        self._model = model
+        self._capture = capture
+        self._upload = upload
+        self._news = news
+        self._sizes = batch_sizes(len(model.arena.tables))
+        most, device = self._sizes[-1], model.pool.device
+        inputs = num_words(decode_arrays(model, _NOBODY, _NOBODY, np.empty(most)))
+        self._words = torch.zeros(inputs + _NEWS_WORDS, dtype=torch.int64, device=device)
+        vocab_size = model.sampling.vocab_size
+        self._logits = torch.empty((most, vocab_size), dtype=torch.float32, device=device)
+        self._steps: dict[tuple[int, bool], DecodeStep] = {}
+        self._recorded: dict[_Kind, Step] = {}
+        self._wanted: Counter[_Kind] = Counter()
+        self._failed: set[_Kind] = set()
+        self._num_failures_in_a_row = 0
+        self._is_checked = False
+
+    @property
+    def num_recorded(self) -> int:
+        """Steps that are recorded."""
+        return len(self._recorded)
+
+    def record(self, num_rows: int, share: float = 1.0) -> None:
+        """Record the likeliest steps of up to `num_rows` rows, the largest first, whose memory
+        serves the others too. share: as of `sizes_ahead`."""
+        for size in reversed(sizes_ahead(min(num_rows, self._sizes[-1]), share)):
+            self._record(_Kind(self._size(size), shares=False, draws=True))
+
+    def record_next(self) -> bool:
+        """Record what was wanted most and is not recorded; whether there was anything."""
+        if not self._wanted:
+            return False
+        ((kind, _),) = self._wanted.most_common(1)
+        self._record(kind)
+        return True
+
+    def launch(
+        self,
+        slots: Numbers,
+        starts: Numbers,
+        num_steps: int,
+        prefixes: SharedPrefixes | None = None,
+    ) -> Pending:
+        """Rows of one token each at `starts`, all sampling, then on from their own tokens.
+
+        prefixes: what they share, rows of a group side by side. Steps that share are recorded
+        apart: fixed in shape like the others, they read the groups from their buffers. Where there
+        are too many small groups each row reads its own.
+        """
+        lengths = starts + 1
+        is_drawn = is_plain(self._model.sampling, slots, lengths)
+        size = self._size(len(slots))
+        kind, run = self._runnable(_Kind(size, fits(prefixes, size), is_drawn))
+        step = self._step_of(kind)
+        if not is_drawn:
+            self._begin(slots, starts, np.full((1, kind.size), 0.5), prefixes)
+            return self._with_host(step, run, slots, lengths, num_steps)
+        numbers = random_numbers(self._model.sampling, slots, lengths, num_steps, kind.size)
+        following = self._begin(slots, starts, numbers, prefixes)
+        readback = Readback(num_steps, len(slots), self._words.device)
+        for number in range(num_steps):
+            if number:
+                step.buffers.drawing[-1].copy_(following[number - 1])
+            run()
+            readback.take(number, step.buffers.outcome)
+        return readback.close({})
+
+    def _begin(
+        self,
+        slots: Numbers,
+        starts: Numbers,
+        numbers: NDArray[np.float64],
+        prefixes: SharedPrefixes | None,
+    ) -> Tensor:
+        """Fill the buffers, write the news; the random numbers of the steps after the first."""
+        inputs = decode_arrays(self._model, slots, starts, numbers[0], prefixes)
+        more: list[Array] = [numbers[1:], *self._news.take()]
+        if num_words([*inputs, *more]) <= len(self._words):
+            following, *news = self._upload([*inputs, *more], self._words, NUM_BUFFERS)
+        else:
+            following, *news = self._upload(more)
+            self._upload(inputs, self._words)
+        self._news.write(news)
+        return following
+
+    def _with_host(
+        self, step: DecodeStep, compute: Step, slots: Numbers, lengths: Numbers, num_steps: int
+    ) -> Pending:
+        """Steps whose tokens the host's sampler chooses."""
+        model, num_rows = self._model, len(slots)
+        steps: list[Sampled] = []
+        for number in range(num_steps):
+            compute()
+            sampled = sample(
+                step.logits[:num_rows], slots, model.arena.history, lengths + number, model.sampling
+            )
+            (tokens,) = self._upload([sampled.tokens])
+            step.buffers.outcome[1 : 1 + num_rows] = tokens
+            step.go_on()
+            steps.append(sampled)
+        return Ready(result_of(steps, np.arange(num_rows), {}))
+
+    def _size(self, num_rows: int) -> int:
+        return next(size for size in self._sizes if size >= num_rows)
+
+    def _runnable(self, wanted: _Kind) -> tuple[_Kind, Step]:
+        """What runs a step of the wanted kind: it, one that can stand in for it, or no graph."""
+        if wanted not in self._recorded:
+            able = [kind for kind in self._recorded if kind.can_run(wanted)]
+            self._want(wanted, _PADDED_COST if able else _EAGER_COST)
+        if wanted in self._recorded:
+            return wanted, self._recorded[wanted]
+        if able:
+            kind = min(able, key=lambda kind: (kind.shares != wanted.shares, kind.size))
+            return kind, self._recorded[kind]
+        return wanted, self._plain_step(wanted)
+
+    def _want(self, kind: _Kind, cost: int) -> None:
+        """Note what it cost not to have `kind`; record it if that was too much by now."""
+        if kind in self._failed or self._gives_up():
+            return
+        self._wanted[kind] += cost
+        if self._wanted[kind] >= _RECORDING_COST:
+            self._record(kind)
+
+    def _gives_up(self) -> bool:
+        return self._num_failures_in_a_row >= MOST_FAILURES
+
+    def _record(self, kind: _Kind) -> None:
+        """Record it, unless that fails: then it runs as it is, and one line says so."""
+        self._wanted.pop(kind, None)
+        if self._gives_up() or kind in self._recorded or kind in self._failed:
+            return
+        step = self._plain_step(kind)
+        self._idle(kind.size)
+        if not self._is_checked and not self._can_be_captured(step):
+            return
+        try:
+            self._recorded[kind] = self._capture.capture(step)
+            self._num_failures_in_a_row = 0
+        except RuntimeError as error:
+            self._note_failure(kind, error)
+
+    def _can_be_captured(self, step: Step) -> bool:
+        """Whether the model's steps can be; if not, one line says so, and none is tried.
+
+        A capture that fails leaves its memory behind.
+        """
+        self._is_checked = True
+        try:
+            self._capture.check(step)
+        except NotCapturable as reason:
+            name = self._model.name
+            logger.warning("%s decodes without CUDA graphs, which cannot capture %s", name, reason)
+            self._num_failures_in_a_row = MOST_FAILURES
+            self._wanted.clear()
+            return False
+        return True
+
+    def _note_failure(self, kind: _Kind, error: RuntimeError) -> None:
+        self._failed.add(kind)
+        self._num_failures_in_a_row += 1
+        name = self._model.name
+        logger.error("%s decodes %d rows without a CUDA graph: %s", name, kind.size, error)
+        if self._gives_up():
+            self._wanted.clear()
+            logger.error("%s: no more CUDA graphs after %d failures", name, MOST_FAILURES)
+
+    def _plain_step(self, kind: _Kind) -> Step:
+        step = self._step_of(kind)
+        return step.run if kind.draws else step.compute
+
+    def _step_of(self, kind: _Kind) -> DecodeStep:
+        key = kind.size, kind.shares
+        if key not in self._steps:
+            buffers, logits = buffers_of(self._idle(kind.size)), self._logits[: kind.size]
+            self._steps[key] = DecodeStep(self._model, buffers, logits, shares=kind.shares)
+        return self._steps[key]
+
+    def _idle(self, size: int) -> list[Tensor]:
+        """The buffers with rows that only fill up: to run them touches no sequence."""
+        arrays = decode_arrays(self._model, _NOBODY, _NOBODY, np.full(size, 0.5))
+        return self._upload(arrays, self._words)

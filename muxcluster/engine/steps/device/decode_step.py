@@ -1,0 +1,134 @@
+"""One decode step of a model on buffers that stay where they are, so that it can be recorded."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from muxcluster.core.job import SharedPrefixes
+from muxcluster.engine.forward.batch import GroupOffsets, SingleRows, TokenBatch
+from muxcluster.engine.forward.loaded_model import LoadedModel, Numbers
+from muxcluster.engine.forward.paged_attention import PagedAttention
+from muxcluster.engine.forward.prefix_rows import fixed_groups
+from muxcluster.engine.memory.upload import Array
+from muxcluster.engine.sampling.plain import draw, filled, limits
+
+_NOWHERE = -1
+"""The position of a row that only fills up: its key and value are not written, it sees nothing."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DecodeBuffers:
+    """What a step reads and changes, of [rows] each.
+
+    outcome: int64 [1 + rows], broken rows so far, then the tokens of the last step.
+    slots, positions: int64, where the step's tokens are; a row that fills up is nowhere.
+    places: int64, the same in the flattened history; such a row's is in the history's last row.
+    advances: int64, 1, and 0 for such a row.
+    group_offsets, prefix_lengths: int64, as of `prefix_rows.fixed_groups`.
+    drawing: as of `plain.draw`.
+    """
+
+    outcome: Tensor
+    slots: Tensor
+    positions: Tensor
+    places: Tensor
+    advances: Tensor
+    group_offsets: Tensor
+    prefix_lengths: Tensor
+    drawing: Sequence[Tensor]
+
+
+NUM_BUFFERS = 12
+
+
+def decode_arrays(
+    model: LoadedModel,
+    slots: Numbers,
+    starts: Numbers,
+    uniform: NDArray[np.float64],
+    prefixes: SharedPrefixes | None = None,
+) -> list[Array]:
+    """What `buffers_of` wants of the rows that process one token each at `starts`.
+
+    uniform: [rows of the step], as many as the slots or more; the others fill up. prefixes: what
+    the rows share, those of a group side by side.
+    """
+    num_rows = len(uniform)
+    num_slots, width = model.arena.history.shape
+    wide = slots.astype(np.int64)
+    return [
+        np.zeros(1 + num_rows, dtype=np.int64),
+        filled(wide, num_rows, 0),
+        filled(starts.astype(np.int64), num_rows, _NOWHERE),
+        filled(wide * width + starts, num_rows, (num_slots - 1) * width),
+        filled(np.ones_like(wide), num_rows, 0),
+        *fixed_groups(prefixes, num_rows),
+        *limits(model.sampling, slots, num_rows),
+        uniform,
+    ]
+
+
+def buffers_of(tensors: Sequence[Tensor]) -> DecodeBuffers:
+    """The buffers that `decode_arrays` were copied to."""
+    outcome, slots, positions, places, advances, group_offsets, prefix_lengths = tensors[:7]
+    return DecodeBuffers(
+        outcome, slots, positions, places, advances, group_offsets, prefix_lengths, tensors[7:]
+    )
+
+
+class DecodeStep:
+    """Computes, draws, and goes one token ahead; nothing but its buffers tells it where it is.
+
+    logits: fp32 [rows, vocab], where it puts them.
+    """
+
+    def __init__(
+        self, model: LoadedModel, buffers: DecodeBuffers, logits: Tensor, *, shares: bool = False
+    ) -> None:
+        """shares: its attention reads the prefixes of the buffers' groups once."""
+        self.buffers = buffers
+        self.logits = logits
+        self._groups = GroupOffsets(buffers.group_offsets, buffers.prefix_lengths)
+        self._shares = shares
+        self._model = model
+        self._rows = torch.arange(len(buffers.slots), device=logits.device)
+        self._ends = np.arange(len(buffers.slots))
+
+    def run(self) -> None:
+        """The whole step."""
+        self.compute()
+        draw(self.logits, self.buffers.drawing, self.buffers.advances, self.buffers.outcome)
+        self.go_on()
+
+    def compute(self) -> None:
+        """Logits of the tokens where the rows are; run again, it does the same."""
+        model, own = self._model, self.buffers
+        tokens = model.arena.history.view(-1)[own.places].long()
+        batch = TokenBatch(
+            token_slots=own.slots,
+            positions=own.positions,
+            ends=self._ends,
+            single=SingleRows(
+                tokens=self._rows,
+                slots=own.slots,
+                lengths=own.positions + 1,
+                groups=self._groups if self._shares else None,
+            ),
+            many=None,
+            fresh=None,
+        )
+        attention = PagedAttention(model.pool, model.arena, batch)
+        positions = own.positions.clamp(min=0)  # models look them up
+        model.forward.logits(tokens, positions, attention, None, out=self.logits)
+
+    def go_on(self) -> None:
+        """Enter the outcome's tokens into the history behind the rows, and step onto them."""
+        own = self.buffers
+        tokens = own.outcome[1:].to(torch.int32)
+        self._model.arena.history.view(-1).scatter_(0, own.places + 1, tokens)
+        own.positions.add_(own.advances)
+        own.places.add_(own.advances)

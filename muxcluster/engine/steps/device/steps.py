@@ -1,0 +1,171 @@
+"""Steps on a GPU, given to it without waiting: prompts and mixed batches as they come, decodes
+replayed."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from muxcluster.core.job import Admission, Rows, TableDelta
+from muxcluster.engine.forward.batch import HostBatch, TokenBatch, host_batch
+from muxcluster.engine.forward.loaded_model import LoadedModel, Numbers
+from muxcluster.engine.forward.paged_attention import PagedAttention
+from muxcluster.engine.memory.pending_writes import News
+from muxcluster.engine.memory.upload import Array, PackedUpload
+from muxcluster.engine.sampling.plain import draw, is_plain, limits, random_numbers
+from muxcluster.engine.sampling.results import InOrder, Pending, Readback, Ready, result_of
+from muxcluster.engine.sampling.sampler import sample
+from muxcluster.engine.steps.device.captures import Capture
+from muxcluster.engine.steps.device.decode_graphs import DecodeGraphs
+from muxcluster.engine.steps.device.warm_up import WarmUp
+
+_NOBODY = np.empty(0, dtype=np.int32)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Inputs:
+    """wanted: int64, tokens whose logits are. places: int64 [sampling rows], in the flattened
+    history, where their tokens go. outcome, drawing: as of `plain.draw`."""
+
+    batch: TokenBatch
+    wanted: Tensor
+    places: Tensor
+    outcome: Tensor
+    drawing: Sequence[Tensor]
+
+
+class DeviceSteps:
+    """Runs a model's rows, one launch at a time; launches are ordered by the calling stream."""
+
+    def __init__(self, model: LoadedModel, capture: Capture) -> None:
+        self._model = model
+        self._capture = capture
+        self._upload = PackedUpload(model.pool.device)
+        self._news = News(model.arena)
+        self._decodes: dict[int, DecodeGraphs] = {}
+
+    def admit(self, admission: Admission) -> None:
+        """As `News.admit`; written with the next rows."""
+        self._news.admit(admission)
+
+    def write_tables(self, delta: TableDelta) -> None:
+        """As `News.add_tables`; written with the next rows."""
+        self._news.add_tables(delta)
+
+    def record(self, num_rows: int, share: float) -> None:
+        """As `DecodeGraphs.record`, for the calling thread's stream."""
+        self._decode().record(num_rows, share)
+
+    def record_next(self) -> bool:
+        """As `DecodeGraphs.record_next`, for the calling thread's stream."""
+        return self._decode().record_next()
+
+    def warm_up(self, steps: Sequence[WarmUp]) -> None:
+        """Run steps that touch no sequence, and draw a token of each."""
+        for step in steps:
+            batch, arrays = step.batch(), self._of_nobody()
+            inputs = _inputs(batch, self._upload([*batch.arrays, *arrays]))
+            logits = self._logits(inputs, inputs.batch.positions.clamp(min=0))
+            self._draw(logits, inputs)
+
+    def launch(self, rows: Rows, num_steps: int) -> Pending:
+        """As `ModelRunner.launch`."""
+        if np.all(rows.samples) and np.all(rows.counts == 1):
+            return self._decode().launch(rows.slots, rows.starts, num_steps, rows.prefixes)
+        first = self._once(rows)
+        if num_steps == 1:
+            return first
+        starts = rows.starts + rows.counts
+        more = self._decode().launch(rows.slots, starts, num_steps - 1, rows.prefixes)
+        return InOrder((first, more))
+
+    def waits(self, rows: Rows) -> bool:
+        """Where the host's sampler chooses the token of some row."""
+        return not is_plain(self._model.sampling, rows.slots, rows.starts + rows.counts)
+
+    def _decode(self) -> DecodeGraphs:
+        place = self._capture.place
+        decode = self._decodes.get(place)
+        if decode is None:
+            decode = DecodeGraphs(self._model, self._capture, self._upload, self._news)
+            self._decodes[place] = decode
+        return decode
+
+    def _once(self, rows: Rows) -> Pending:
+        """One step of rows of any number of tokens."""
+        model = self._model
+        batch = host_batch(
+            rows.slots, rows.starts, rows.counts, rows.prefixes, has_fixed_groups=True
+        )
+        asked = model.prompts.of(rows.slots, rows.starts, rows.counts)
+        sampling = np.flatnonzero(rows.samples)
+        slots, lengths = rows.slots[sampling], (rows.starts + rows.counts)[sampling]
+        wanted = np.concatenate((batch.ends[sampling], asked.tokens))
+        inputs = self._begin(batch, wanted, slots, lengths)
+        logits = self._logits(inputs, inputs.batch.positions)
+        own, history = logits[: len(slots)], model.arena.history
+        prompt_logprobs = asked.logprobs(logits[len(slots) :], history) if asked.rows else {}
+        if is_plain(model.sampling, slots, lengths):
+            self._draw(own, inputs)
+            readback = Readback(1, len(slots), history.device)
+            readback.take(0, inputs.outcome)
+            return readback.close(prompt_logprobs)
+        sampled = sample(own, slots, history, lengths, model.sampling)
+        (tokens,) = self._upload([sampled.tokens])
+        history.view(-1)[inputs.places] = tokens
+        return Ready(result_of([sampled], sampling, prompt_logprobs))
+
+    def _begin(
+        self, batch: HostBatch, wanted: NDArray[np.int64], slots: Numbers, lengths: Numbers
+    ) -> _Inputs:
+        """All that the step reads, on the device, and the news written."""
+        model, num_rows = self._model, len(slots)
+        width = model.arena.history.shape[1]
+        arrays = [
+            wanted if len(wanted) else np.zeros(1, dtype=np.int64),
+            slots.astype(np.int64) * width + lengths,
+            np.zeros(1 + num_rows, dtype=np.int64),
+            *limits(model.sampling, slots, num_rows),
+            random_numbers(model.sampling, slots, lengths, 1, num_rows)[0],
+        ]
+        tensors = self._upload([*batch.arrays, *arrays, *self._news.take()])
+        num_inputs = len(batch.arrays) + len(arrays)
+        self._news.write(tensors[num_inputs:])
+        return _inputs(batch, tensors[:num_inputs])
+
+    def _of_nobody(self) -> list[Array]:
+        """The arrays behind a batch's own, where the first token's logits are wanted and no
+        sequence gets a token."""
+        num_slots, width = self._model.arena.history.shape
+        return [
+            np.zeros(1, dtype=np.int64),
+            np.full(1, (num_slots - 1) * width),
+            np.zeros(2, dtype=np.int64),
+            *limits(self._model.sampling, _NOBODY, 1),
+            np.full(1, 0.5),
+        ]
+
+    def _draw(self, logits: Tensor, inputs: _Inputs) -> None:
+        """A token a row, into the history too."""
+        history = self._model.arena.history
+        draw(logits, inputs.drawing, None, inputs.outcome)
+        history.view(-1)[inputs.places] = inputs.outcome[1:].to(history.dtype)
+
+    def _logits(self, inputs: _Inputs, positions: Tensor) -> Tensor:
+        """fp32 [wanted, vocab]; one row too many where none is wanted.
+
+        positions: int64 [tokens], the batch's, as the model looks them up.
+        """
+        model, batch = self._model, inputs.batch
+        tokens = model.arena.history[batch.token_slots, batch.positions].long()
+        attention = PagedAttention(model.pool, model.arena, batch)
+        return model.forward.logits(tokens, positions, attention, inputs.wanted)
+
+
+def _inputs(batch: HostBatch, tensors: Sequence[Tensor]) -> _Inputs:
+    """tensors: the batch's arrays and those of the other fields, on the device."""
+    num_batch = len(batch.arrays)
+    wanted, places, outcome, *drawing = tensors[num_batch:]
+    return _Inputs(batch.on_device(tensors[:num_batch]), wanted, places, outcome, drawing)

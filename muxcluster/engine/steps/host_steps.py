@@ -1,0 +1,158 @@
+"""Steps on the CPU: inputs as they are, attention planned a step, sampling on arrays."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from muxcluster.core.job import Admission, Rows, Side, TableDelta, TokenLogprobs
+from muxcluster.core.padded import PaddedBatch
+from muxcluster.engine.forward.attention import LayerAttention
+from muxcluster.engine.forward.batch import TokenBatch, token_batch
+from muxcluster.engine.forward.cpu_attention import PlannedAttention
+from muxcluster.engine.forward.loaded_model import Numbers
+from muxcluster.engine.forward.paged_forward import TokenForward
+from muxcluster.engine.memory.arena import ModelArena
+from muxcluster.engine.sampling.parameters import SlotSampling
+from muxcluster.engine.sampling.prompt_positions import Asked, PromptPositions
+from muxcluster.engine.sampling.results import Pending, Ready, result_of
+from muxcluster.engine.sampling.sampler import Sampled, sample
+from muxcluster.engine.steps.device.warm_up import WarmUp
+
+
+class RowsForward(Protocol):
+    """Runs rows through a model, whose cache has what was computed of them before.
+
+    padded: the batch of the rows that decoded just now; None where none did, or none is padded.
+    """
+
+    @property
+    def padded(self) -> PaddedBatch | None: ...
+
+    def logits(self, rows: Rows, asked: Asked) -> Tensor:
+        """fp32 [sampling rows + asked.tokens, vocab], each in order.
+
+        The forward runs even where no logits are wanted.
+        """
+        ...
+
+    def forget(self, slot: int) -> None:
+        """Another sequence has the slot."""
+        ...
+
+
+class PagedRows:
+    """Rows of a model whose keys and values are in the pool, written and read by our attention."""
+
+    padded = None
+
+    def __init__(self, forward: TokenForward, pool: Tensor, arena: ModelArena) -> None:
+        """pool: uint8 [num_blocks, block_bytes]; arena: the model's part."""
+        self._forward = forward
+        self._pool = pool
+        self._arena = arena
+        self._attention: Callable[[Tensor, ModelArena, TokenBatch], LayerAttention]
+        self._attention = PlannedAttention
+
+    def logits(self, rows: Rows, asked: Asked) -> Tensor:
+        """As `RowsForward.logits`."""
+        device, arena = self._pool.device, self._arena
+        batch = token_batch(rows.slots, rows.starts, rows.counts, device, rows.prefixes)
+        wanted = np.concatenate((batch.ends[rows.samples], asked.tokens))
+        tokens = arena.history[batch.token_slots, batch.positions].long()
+        attention = self._attention(self._pool, arena, batch)
+        some = wanted if len(wanted) else np.zeros(1, dtype=np.int64)
+        where = torch.from_numpy(some).to(device)
+        return self._forward.logits(tokens, batch.positions, attention, where)[: len(wanted)]
+
+    def forget(self, slot: int) -> None:
+        """Nothing is kept beside the pool."""
+
+
+class HostSteps:
+    """Runs a model's rows; several threads may run rows of their own at a time."""
+
+    def __init__(
+        self,
+        forward: RowsForward,
+        arena: ModelArena,
+        sampling: SlotSampling,
+        prompts: PromptPositions,
+    ) -> None:
+        """arena: the model's part. sampling, prompts: what was admitted to its slots."""
+        self._forward = forward
+        self._arena = arena
+        self._sampling = sampling
+        self._prompts = prompts
+        self._device = arena.history.device
+
+    def admit(self, admission: Admission) -> None:
+        """Enter the slot's side, and its tokens where they came along."""
+        slot, tokens, arena = admission.slot, admission.tokens, self._arena
+        self._forward.forget(slot)
+        arena.from_right[slot] = admission.side is Side.RIGHT
+        if len(tokens):
+            arena.history[slot, : len(tokens)] = self._tensor(tokens)
+
+    def write_tables(self, delta: TableDelta) -> None:
+        """Enter the delta's blocks into the block tables."""
+        if not len(delta):
+            return
+        tables = self._arena.tables
+        blocks = self._tensor(delta.blocks).to(tables.dtype)
+        slots, columns = self._index(delta.slots), self._index(delta.columns)
+        tables[slots, :, :, columns] = blocks.view(len(delta), *tables.shape[1:3])
+
+    def warm_up(self, steps: Sequence[WarmUp]) -> None:
+        """Nothing is compiled."""
+
+    def record(self, num_rows: int, share: float) -> None:
+        """Nothing is recorded."""
+
+    def record_next(self) -> bool:
+        """Nothing is recorded."""
+        return False
+
+    def launch(self, rows: Rows, num_steps: int) -> Pending:
+        """As `ModelRunner.launch`; done on return."""
+        sampling = np.flatnonzero(rows.samples)
+        starts, counts = rows.starts, rows.counts
+        steps: list[Sampled] = []
+        prompt_logprobs: Mapping[int, tuple[TokenLogprobs, ...]] = {}
+        for _ in range(num_steps):
+            # Rows that decode take several steps, so who is in a group stays so.
+            now = Rows(rows.slots, starts, counts, rows.samples, rows.prefixes)
+            asked = self._prompts.of(rows.slots, starts, counts)
+            logits = self._forward.logits(now, asked)
+            lengths = (starts + counts)[sampling]
+            steps.append(self._sample(logits[: len(sampling)], rows.slots[sampling], lengths))
+            if len(asked.rows):
+                history = self._arena.history
+                prompt_logprobs = asked.logprobs(logits[len(sampling) :], history)
+            starts, counts = starts + counts, np.ones_like(counts)
+        result = result_of(steps, sampling, prompt_logprobs)
+        padded = self._forward.padded
+        return Ready(result if padded is None else replace(result, padded=padded))
+
+    def waits(self, rows: Rows) -> bool:
+        """Always: the host is the device."""
+        return True
+
+    def _sample(self, logits: Tensor, slots: Numbers, lengths: Numbers) -> Sampled:
+        if not len(slots):
+            return Sampled(np.empty(0, dtype=np.int32), {})
+        history = self._arena.history
+        sampled = sample(logits, slots, history, lengths, self._sampling)
+        history[self._index(slots), self._index(lengths)] = self._tensor(sampled.tokens)
+        return sampled
+
+    def _index(self, array: NDArray[np.integer]) -> Tensor:
+        return self._tensor(array.astype(np.int64))
+
+    def _tensor(self, array: NDArray[np.integer]) -> Tensor:
+        """A copy: arrays of a decoded message are read-only, which torch does not know."""
+        return torch.from_numpy(array.copy()).to(self._device)

@@ -1,0 +1,138 @@
+"""One model of a unit in this process: applies a job's news, runs its forwards, samples."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+from torch import Tensor
+
+from muxcluster.core.job import Admission, Rows, TableDelta
+from muxcluster.core.unitspec import ModelSpec
+from muxcluster.engine.decoders.torch_decoder import FusedDecoder
+from muxcluster.engine.dense.rows import DenseRows
+from muxcluster.engine.dense.slab import Slab
+from muxcluster.engine.dense.store import RowStore
+from muxcluster.engine.forward.loaded_model import LoadedModel
+from muxcluster.engine.forward.paged_forward import TokenForward
+from muxcluster.engine.memory.arena import ModelArena
+from muxcluster.engine.sampling.parameters import SlotSampling
+from muxcluster.engine.sampling.prompt_positions import PromptPositions
+from muxcluster.engine.sampling.results import Pending, RowsResult
+from muxcluster.engine.steps.device.captures import Capture
+from muxcluster.engine.steps.device.steps import DeviceSteps
+from muxcluster.engine.steps.device.warm_up import WarmUp
+from muxcluster.engine.steps.host_steps import HostSteps, PagedRows, RowsForward
+
+
+class Steps(Protocol):
+    """Runs the steps of one model on its device, after the news it was told."""
+
+    def admit(self, admission: Admission) -> None:
+        """The slot's side and tokens."""
+        ...
+
+    def write_tables(self, delta: TableDelta) -> None:
+        """Entries of block tables."""
+        ...
+
+    def warm_up(self, steps: Sequence[WarmUp]) -> None:
+        """As `ModelRunner.warm_up`."""
+        ...
+
+    def record(self, num_rows: int, share: float) -> None:
+        """As `ModelRunner.record`."""
+        ...
+
+    def record_next(self) -> bool:
+        """As `ModelRunner.record_next`."""
+        ...
+
+    def launch(self, rows: Rows, num_steps: int) -> Pending:
+        """As `ModelRunner.launch`."""
+        ...
+
+    def waits(self, rows: Rows) -> bool:
+        """As `ModelRunner.waits`."""
+        ...
+
+
+class ModelRunner:
+    """Runs one model's rows, on the CPU step by step, on a GPU without waiting for it."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        forward: TokenForward | Slab,
+        pool: Tensor,
+        arena: ModelArena,
+        capture: Capture | None = None,
+    ) -> None:
+        """pool: uint8 [num_blocks, block_bytes], shared by all models; arena: this model's part.
+
+        capture: how decode steps are recorded. None: the CPU's way, with no device to wait for,
+        which is that of a model with a cache of its own (Slab) everywhere.
+        """
+        self._sampling = SlotSampling(spec.max_seqs, spec.vocab_size, spec.eos_token_ids)
+        self._prompts = PromptPositions()
+        self._runs_in_pieces = capture is None and isinstance(forward, FusedDecoder)
+        self._steps: Steps
+        if capture is not None and not isinstance(forward, Slab):
+            model = LoadedModel(spec.name, forward, pool, arena, self._sampling, self._prompts)
+            self._steps = DeviceSteps(model, capture)
+            return
+        rows: RowsForward
+        if isinstance(forward, Slab):
+            store = RowStore(pool, arena, spec.shape, forward.model.layout)
+            rows = DenseRows(forward.model, store, arena, forward.limit)
+        else:
+            rows = PagedRows(forward, pool, arena)
+        self._steps = HostSteps(rows, arena, self._sampling, self._prompts)
+
+    @property
+    def is_fused(self) -> bool:
+        """True where the forward is our own, which several threads may run at a time."""
+        return self._runs_in_pieces
+
+    def admit(self, admission: Admission) -> None:
+        """Learn the sampling rules of a slot; its side, and its tokens where they came along."""
+        self._sampling.admit(admission.slot, admission.sampling, admission.num_prompt_tokens)
+        self._prompts.admit(admission)
+        self._steps.admit(admission)
+
+    def write_tables(self, delta: TableDelta) -> None:
+        """The delta's blocks are in the block tables before the next rows run."""
+        self._steps.write_tables(delta)
+
+    def warm_up(self, steps: Sequence[WarmUp]) -> None:
+        """Run steps that touch no sequence: what kernels they need is compiled."""
+        self._steps.warm_up(steps)
+
+    def record(self, num_rows: int, share: float) -> None:
+        """Record the likeliest decode steps of up to `num_rows` rows now, for the calling thread's
+        stream. share: as of `decode_graphs.sizes_ahead`."""
+        self._steps.record(num_rows, share)
+
+    def record_next(self) -> bool:
+        """Record one more decode step that was met and is not recorded; whether there was one.
+
+        It takes some forwards; the calling thread's stream is the one of the steps.
+        """
+        return self._steps.record_next()
+
+    def launch(self, rows: Rows, num_steps: int) -> Pending:
+        """Give the rows to the device; with `num_steps` > 1 each goes on from its sampled token.
+
+        Sampled tokens are written to the history before anything that is launched later, so the
+        next steps may go on from them unseen. Waits for the device only where a row asks for what
+        the host computes: penalties, bias, logprobs.
+        """
+        assert num_steps == 1 or np.all(rows.samples), "only decode rows take several steps"
+        return self._steps.launch(rows, num_steps)
+
+    def waits(self, rows: Rows) -> bool:
+        """True where `launch` returns when the rows that decode have ended."""
+        return self._steps.waits(rows)
+
+    def run(self, rows: Rows, num_steps: int) -> RowsResult:
+        """Launch the rows and wait for what they come to."""
+        return self.launch(rows, num_steps).result()

@@ -1,0 +1,43 @@
+"""A job that was given to the device, and what becomes of it."""
+
+import logging
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from muxcluster.core.job import Job, JobResult
+from muxcluster.engine.sampling.results import Pending
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PendingJob:
+    """A job whose rows were given to the device. started: by the monotonic clock."""
+
+    job: Job
+    started: float
+    pending: Pending
+
+    @property
+    def is_done(self) -> bool:
+        """True where `result` need not wait."""
+        return self.pending.is_done
+
+    def result(self) -> JobResult:
+        """Waits for the job's end. Its seconds count from the launch."""
+        job, done = self.job, self.pending.result()
+        broken = np.flatnonzero(job.rows.samples)[done.is_broken].tolist()
+        if broken:
+            logger.error("job %d: %s computed NaN or inf logits", job.job_id, job.model)
+        return JobResult(
+            job_id=job.job_id,
+            tokens=done.tokens.T.ravel(),
+            counts=(job.rows.samples * job.max_steps).astype(np.int32),
+            seconds=time.monotonic() - self.started,
+            logprobs=done.logprobs,
+            prompt_logprobs=done.prompt_logprobs,
+            padded=done.padded,
+            broken_rows=tuple(broken),
+        )

@@ -1,0 +1,213 @@
+"""All models of a unit in this process: weights, shared memory, and the execution of jobs."""
+
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from muxcluster.core.backends import ModelBackend, as_loaded
+from muxcluster.core.job import Job, JobResult, Phase
+from muxcluster.core.unitspec import ModelSpec, UnitSpec
+from muxcluster.engine.decoders.kernel_fusing import forward_on_gpu, packed_decoder
+from muxcluster.engine.decoders.torch_fusing import fuse, is_fusible
+from muxcluster.engine.dense.model import DenseModel
+from muxcluster.engine.dense.slab import Slab, slab_for
+from muxcluster.engine.forward.paged_forward import Forward, TokenForward
+from muxcluster.engine.forward.prefix_rows import Reordered, side_by_side
+from muxcluster.engine.load.backends import load
+from muxcluster.engine.load.division.group import RankGroup
+from muxcluster.engine.load.packing_cpu import pack_linears
+from muxcluster.engine.load.paged_loading import load_model
+from muxcluster.engine.load.parity import NotTheSame
+from muxcluster.engine.memory.arena import Arena
+from muxcluster.engine.memory.copies import UnitCopies
+from muxcluster.engine.sampling.results import Pending, Ready
+from muxcluster.engine.steps.device.captures import Capture, capture_for
+from muxcluster.engine.steps.device.warm_up import prompt_steps, token_steps
+from muxcluster.engine.steps.model_runner import ModelRunner
+from muxcluster.engine.steps.pending_job import PendingJob
+from muxcluster.engine.steps.pieces import PieceThreads, cut
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class UnitMemory:
+    """What the runners of a unit share. forwards: by model name."""
+
+    forwards: Mapping[str, TokenForward | Slab]
+    arena: Arena
+
+
+class UnitRunner:
+    """Loads the unit's models and runs its jobs, one at a time.
+
+    On the CPU a process may fork after construction: children share weights, pool, tables and
+    histories, but each has its own sampling rules (see `Admission`).
+    """
+
+    def __init__(
+        self,
+        spec: UnitSpec,
+        memory: UnitMemory | None = None,
+        capture: Capture | None = None,
+        group: RankGroup | None = None,
+    ) -> None:
+        """memory: what is loaded already, here or in another process; None: load and allocate.
+        capture: how decode steps are recorded; None: as suits the device.
+        group: of the ranks that the models are divided over, which run the same jobs in one order.
+
+        Raises LoadError naming the file of a model that cannot be loaded.
+        """
+        self._spec = spec
+        self._device = torch.device(spec.device)
+        capture = capture or capture_for(self._device)
+        self._group = group
+        self._is_cpu = self._device.type == "cpu"
+        self._use_device()
+        self.memory = memory or self._all_loaded()
+        models, self.arena = self.memory.forwards, self.memory.arena
+        self._copies = UnitCopies(spec, self.arena)
+        self._pieces = PieceThreads()
+        self._models = {
+            model.name: ModelRunner(
+                model, models[model.name], self.arena.pool, self.arena.model(model.name), capture
+            )
+            for model in spec.models
+        }
+
+    @property
+    def backends(self) -> tuple[ModelBackend, ...]:
+        """How the models run, in order."""
+        return _backends(self.memory.forwards)
+
+    def execute(self, job: Job) -> JobResult:
+        """Launch the job and wait for its result."""
+        return self.launch(job).result()
+
+    @torch.inference_mode()
+    def launch(self, job: Job) -> PendingJob:
+        """Make the job's copies, apply its admissions and table entries, run its rows, sample.
+
+        Sampled tokens are in the history afterwards, so a following job may go on from them: on a
+        GPU it may be launched on the same stream before this one's result was asked for. A job
+        with copies has ended on return.
+        """
+        started = time.monotonic()
+        self._use_device()
+        self._use_share(job.share)
+        if job.copies:
+            self._copies.run(job.copies)
+        model = self._models[job.model]
+        for admission in job.admissions:
+            model.admit(admission)
+        model.write_tables(job.tables)
+        pending = self._run(model, job)
+        if job.copies:
+            pending = Ready(pending.result())
+            self._copies.settle()
+        return PendingJob(job, started, pending)
+
+    def waits(self, job: Job) -> bool:
+        """True where `launch` returns when the job has ended."""
+        return bool(job.copies) or self._models[job.model].waits(job.rows)
+
+    @torch.inference_mode()
+    def warm_up(self, worker_id: int) -> None:
+        """Compile what kernels the jobs of `worker_id` can need, by steps that touch no sequence.
+
+        Other runners of this process, at other shares too, need not do it again.
+        """
+        self._use_device()
+        (worker,) = (each for each in self._spec.workers if each.worker_id == worker_id)
+        policy = self._spec.scheduler
+        for model in self._spec.models:
+            most = min(model.max_seqs, max(policy.max_decode_rows, policy.token_budget))
+            shares = policy.shared_prefix_tokens > 0 and model.prefix_caching
+            steps = token_steps(most, shares=shares)
+            if not worker.phases <= {Phase.DECODE}:
+                steps = [*prompt_steps(most, model.max_model_len), *steps]
+            self._models[model.name].warm_up(steps)
+
+    @torch.inference_mode()
+    def record(self, worker_id: int, share: float = 1.0) -> None:
+        """Record the likeliest decode steps of all models for the calling thread's stream.
+
+        share: of the SMs that it has. Nothing where `worker_id` has no decode jobs: what steps a
+        worker of mixed jobs decodes in is recorded when it is met.
+        """
+        self._use_device()
+        (worker,) = (each for each in self._spec.workers if each.worker_id == worker_id)
+        if Phase.DECODE not in worker.phases:
+            return
+        for model in self._spec.models:
+            most = min(model.max_seqs, self._spec.scheduler.max_decode_rows)
+            self._models[model.name].record(most, share / worker.shares[-1])
+
+    @torch.inference_mode()
+    def record_next(self) -> bool:
+        """Record one more decode step that was met and is not recorded; whether there was one.
+
+        For the calling thread's stream, when it has nothing else to do.
+        """
+        self._use_device()
+        return any(model.record_next() for model in self._models.values())
+
+    def _run(self, model: ModelRunner, job: Job) -> Pending:
+        """The rows at once, or in pieces side by side where the CPU is faster so."""
+        threads = self._threads(job.share)
+        rows, order = side_by_side(job.rows)
+        pieces = cut(rows, threads if model.is_fused else 1)
+        if len(pieces) == 1:
+            pending = model.launch(rows, job.max_steps)
+        else:
+            work = partial(model.run, num_steps=job.max_steps)
+            pending = Ready(self._pieces.run(work, rows, pieces, threads))
+        return pending if order is None else Reordered(pending, order, rows.samples)
+
+    def _all_loaded(self) -> UnitMemory:
+        """The pool is allocated last, without what models borrow from it."""
+        forwards = {model.name: self._load(model) for model in self._spec.models}
+        return UnitMemory(forwards, Arena(as_loaded(self._spec, _backends(forwards))))
+
+    def _load(self, spec: ModelSpec) -> TokenForward | Slab:
+        model = load(spec, self._spec.device, self._group)
+        if isinstance(model, DenseModel):
+            return slab_for(model, spec, self._spec)
+        fuses = self._spec.fuses_layers
+        if not self._is_cpu:
+            return forward_on_gpu(model, spec, fuses=fuses)
+        if fuses and is_fusible(model):
+            make = fuse if self._group is None else packed_decoder
+            try:
+                return make(model, spec.max_model_len)
+            except NotTheSame as error:
+                logger.warning("%s runs unfused: %s", spec.name, error)
+                model = load_model(spec, self._spec.device, self._group)
+        pack_linears(model)
+        return Forward(model)
+
+    def _use_device(self) -> None:
+        """Make the unit's device the calling thread's: Triton launches on that one, wherever the
+        tensors are, and a new thread begins with the first."""
+        if self._device.type == "cuda" and self._device.index is not None:
+            torch.cuda.set_device(self._device)
+
+    def _use_share(self, share: float) -> None:
+        """An SM share of a CPU is a number of threads."""
+        threads = self._threads(share)
+        if self._is_cpu and torch.get_num_threads() != threads:
+            torch.set_num_threads(threads)
+
+    def _threads(self, share: float) -> int:
+        return max(1, round(share * self._spec.num_threads))
+
+
+def _backends(forwards: Mapping[str, TokenForward | Slab]) -> tuple[ModelBackend, ...]:
+    return tuple(
+        each.backend if isinstance(each, Slab) else ModelBackend(name)
+        for name, each in forwards.items()
+    )

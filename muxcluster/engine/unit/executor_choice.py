@@ -1,0 +1,69 @@
+"""Chooses the executor that a unit's partition asks for."""
+
+from muxcluster.core.errors import ConfigError
+from muxcluster.core.unitspec import UnitSpec
+from muxcluster.engine.executor import Executor
+from muxcluster.engine.unit.partition_choice import settled
+
+_ON_CPU = frozenset({"threads", "none"})
+_ON_GPU = frozenset({"mps", "green", "none"})
+
+
+def make_executor(spec: UnitSpec) -> Executor:
+    """Not started. "auto" is settled here at the latest (partition_choice.py); who also makes the unit's
+    scheduler settles it before. Raises ConfigError for an unknown partition, or one the device
+    cannot have."""
+    spec = settled(spec)
+    known = _ON_CPU if spec.device == "cpu" else _ON_GPU
+    if spec.partition not in known:
+        message = f"{spec.partition!r} is none of device {spec.device!r}: use "
+        raise ConfigError(spec.unit_id, "partition", message + " or ".join(sorted(known)))
+    if spec.tp > 1:
+        _check_ranks(spec)
+    try:
+        return _executor(spec)
+    except ImportError as missing:
+        if (missing.name or "").partition(".")[0] != "msgspec":
+            raise
+        message = (
+            f"{spec.partition!r} runs worker processes, which need msgspec for this Python "
+            f"({missing}): pip install 'muxcluster[serve]'"
+        )
+        raise ConfigError(spec.unit_id, "partition", message) from missing
+
+
+def _executor(spec: UnitSpec) -> Executor:
+    # Imported here: a unit with child processes runs no model in its own process and never imports
+    # torch, which saves seconds at each start and some 300 MB.
+    if spec.tp > 1:
+        from muxcluster.engine.parallel.executor import RanksExecutor
+
+        return RanksExecutor(spec)
+    if spec.partition == "threads":
+        from muxcluster.engine.processes.executor import ProcessExecutor
+
+        return ProcessExecutor(spec)
+    if spec.partition == "mps":
+        from muxcluster.engine.gpu.mps.launcher import MpsExecutor
+
+        return MpsExecutor(spec)
+    if spec.partition == "green":
+        from muxcluster.engine.gpu.green.executor import GreenExecutor
+
+        return GreenExecutor(spec)
+    from muxcluster.engine.unit.in_process import InProcessExecutor
+
+    return InProcessExecutor(spec)
+
+
+def _check_ranks(spec: UnitSpec) -> None:
+    """Raises ConfigError where the unit cannot be divided over ranks as it says."""
+    if spec.partition != "none":
+        message = f"a unit of {spec.tp} ranks runs one job at a time: use 'none'"
+        raise ConfigError(spec.unit_id, "partition", message)
+    if spec.scheduler.pipeline_depth > 1:
+        message = f"a unit of {spec.tp} ranks is given one job at a time: use 1"
+        raise ConfigError(spec.unit_id, "pipeline_depth", message)
+    if len(set(spec.rank_devices)) != spec.tp and spec.device != "cpu":
+        message = f"{spec.tp} ranks need as many GPUs: {', '.join(spec.rank_devices) or 'none'}"
+        raise ConfigError(spec.unit_id, "rank_devices", message)

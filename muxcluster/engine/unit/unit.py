@@ -1,0 +1,299 @@
+"""The unit: a thread that turns requests into jobs and jobs' results into token deltas."""
+
+import logging
+import math
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from muxcluster.core.backends import ModelBackend, as_loaded
+from muxcluster.core.clock import Clock, MonotonicClock
+from muxcluster.core.errors import InvalidValue, NotReady
+from muxcluster.core.events import Finished, FinishReason, StepOutput, TokenDelta
+from muxcluster.core.pinning import PinnedPrefix, Unpin
+from muxcluster.core.request import Request
+from muxcluster.core.served import SharingStats, UnitState, UnitStats
+from muxcluster.core.unitspec import UnitSpec
+from muxcluster.engine.executor import Executor, JobDone, Outcome, OwnerLost, StillRunning
+from muxcluster.engine.unit.deltas import deltas_of
+from muxcluster.engine.unit.executor_choice import make_executor
+from muxcluster.engine.unit.inbox import Inbox, Message
+from muxcluster.engine.unit.job_log import JobLog
+from muxcluster.engine.unit.warm_up import rehearse
+from muxcluster.scheduling.memory.batch_memory import BatchSpace
+from muxcluster.scheduling.packing import PACKINGS
+from muxcluster.scheduling.scheduler import UnitScheduler
+from muxcluster.scheduling.steptime.measured import MeasuredSeed
+
+logger = logging.getLogger(__name__)
+
+OutputSink = Callable[[Mapping[str, TokenDelta]], None]
+
+_MIN_WAIT_S = 0.001
+"""A deadline already past must not make the loop spin."""
+
+
+class Unit:
+    """Drives `UnitScheduler` with the real clock and real workers.
+
+    Every request that `submit` accepts gets exactly one last delta (finished or rejected) through
+    `on_output`, which is called on the unit's thread with one delta per request and step. The
+    next jobs are launched before the outputs of the last ones are delivered. One lock guards
+    scheduler and inbox; it is never held while a job runs or `on_output` is called.
+    """
+
+    def __init__(
+        self,
+        spec: UnitSpec,
+        on_output: OutputSink,
+        clock: Clock | None = None,
+        *,
+        executor: Executor | None = None,
+    ) -> None:
+        """executor: where jobs run, by default what `spec.partition` names. Nothing starts yet.
+
+        Raises ConfigError where the partition is unknown or unfit for the device, ValueError for
+        an unknown policy, or a pool or workers that cannot do what it needs.
+        """
+        self._spec = spec
+        self._on_output = on_output
+        self._clock = clock or MonotonicClock()
+        self._executor = executor or make_executor(spec)
+        self._measured = MeasuredSeed()
+        self._scheduler = UnitScheduler(spec, seed=self._measured)
+        self._jobs = JobLog()
+        self._lock = threading.Lock()
+        self._inbox = Inbox()
+        self._open: set[str] = set()
+        self._outputs: list[StepOutput] = []
+        self._is_closing = False
+        self._refusal: NotReady | None = NotReady(f"{spec.unit_id} has not started")
+        self._has_failed = False
+        self._is_reloading = False
+        self._is_sharing: bool | None = None
+        self._progress_s = self._clock.now()
+        self._thread = threading.Thread(target=self._run, name=f"unit {spec.unit_id}", daemon=True)
+
+    def start(self) -> None:
+        """Load the models, measure step times where they are asked for, then take requests.
+
+        Blocks until ready.
+
+        Raises LoadError naming the file at fault, EngineFailure where loading died.
+        """
+        try:
+            self._executor.start()
+            self._take(self._executor.backends)
+            if PACKINGS[self._spec.scheduler.packing].predicts:
+                rehearse(self._spec, self._executor, self._clock, self._measured)
+        except BaseException:
+            self._executor.close()
+            raise
+        self._refusal = None
+        self._thread.start()
+
+    def _take(self, backends: Sequence[ModelBackend]) -> None:
+        """The unit is what could be loaded; nobody has asked its scheduler for anything yet."""
+        spec = as_loaded(self._spec, backends)
+        if spec != self._spec:
+            self._spec, self._scheduler = spec, UnitScheduler(spec, seed=self._measured)
+
+    def close(self, timeout_s: float = 10.0) -> None:
+        """End every open request with `abort`, then the thread and the worker processes.
+
+        Child processes are killed where that takes longer than `timeout_s` seconds. Idempotent.
+        """
+        with self._lock:
+            self._is_closing = True
+            if self._refusal is None:
+                self._executor.wake()
+        if self._thread.ident is None:
+            self._executor.close()
+            return
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            logger.error("%s did not end in %g s: its workers are killed", self._name, timeout_s)
+            self._executor.kill()
+            self._thread.join(timeout_s)
+
+    def submit(self, request: Request) -> None:
+        """Accept a request, from any thread.
+
+        Raises NotReady before start, after close and after a failure of the unit, InvalidValue
+        where an open request has the same id.
+        """
+        with self._lock:
+            if self._refusal is not None:
+                raise self._refusal
+            if request.request_id in self._open:
+                raise InvalidValue(f"request id {request.request_id!r} is in use", "request_id")
+            if not self._open:
+                self._progress_s = self._clock.now()
+            self._open.add(request.request_id)
+            self._post(request)
+
+    def abort(self, request_id: str) -> None:
+        """End a request with `abort`, from any thread; an unknown or ended one is ignored."""
+        with self._lock:
+            if request_id in self._open:
+                self._post(request_id)
+
+    def pin(self, message: PinnedPrefix | Unpin) -> None:
+        """A planned batch's wish, from any thread; a unit that takes no requests ignores it."""
+        with self._lock:
+            if self._refusal is None:
+                self._post(message)
+
+    def batch_space(self, model: str | None) -> BatchSpace:
+        """The memory that a model's batch requests, or all, find now, from any thread."""
+        with self._lock:
+            return self._scheduler.batch_memory.space(model)
+
+    def stats(self) -> UnitStats:
+        """The unit now, with the jobs that ended since the last call; from any thread."""
+        with self._lock:
+            stats = self._scheduler.stats(self._clock.now(), self._spec.unit_id)
+            self._say_if_changed(stats.sharing)
+            return replace(stats, jobs=self._jobs.take(), state=self.state)
+
+    def _say_if_changed(self, sharing: SharingStats | None) -> None:
+        if sharing is None or sharing.is_on is self._is_sharing:
+            return
+        self._is_sharing = sharing.is_on
+        how = "share the SMs" if sharing.is_on else "run one after another on all SMs"
+        logger.info(
+            "%s: jobs %s (gain of sharing %.2f, of mixed jobs %.2f)",
+            self._name,
+            how,
+            sharing.gain,
+            sharing.mixed_gain,
+        )
+
+    @property
+    def state(self) -> UnitState:
+        """Ready from `start` on; recovering while child processes are silent or replaced."""
+        if self._has_failed:
+            return UnitState.FAILED
+        is_recovering = self._is_reloading or self._executor.is_recovering
+        return UnitState.RECOVERING if is_recovering else UnitState.READY
+
+    def last_step_age_s(self) -> float:
+        """Seconds without progress while requests are open; 0 when idle.
+
+        Progress is a job that ended, or jobs whose workers show signs of life. 0 too while a lost
+        memory owner loads again: a new unit would have to do the same. Infinite once the unit has
+        failed: a health check compares it with its limit.
+        """
+        with self._lock:
+            if self._has_failed:
+                return math.inf
+            if self._is_reloading or not self._open:
+                return 0.0
+            return self._clock.now() - self._progress_s
+
+    @property
+    def num_open(self) -> int:
+        """Accepted requests that have not ended."""
+        return len(self._open)
+
+    @property
+    def _name(self) -> str:
+        return self._spec.unit_id
+
+    def _post(self, message: Message) -> None:
+        """Caller holds the lock, and the thread goes on, so the executor is not closed yet."""
+        self._inbox.post(message)
+        self._executor.wake()
+
+    def _run(self) -> None:
+        reason, message = FinishReason.ABORT, f"{self._name} was closed"
+        code = "server_shutting_down"
+        try:
+            while not self._is_closing:
+                self._turn()
+        except Exception as error:
+            logger.exception("%s failed", self._name)
+            reason, message = FinishReason.ERROR, f"{self._name} failed: {error}"
+            code = "replica_lost"
+            self._has_failed = True
+        finally:
+            self._end(reason, NotReady(message, code=code))
+
+    def _turn(self) -> None:
+        with self._lock:
+            now = self._clock.now()
+            self._outputs.extend(self._inbox.hand_to(self._scheduler, now))
+            for job in self._scheduler.next_jobs(now):
+                self._jobs.start(job, now)
+                self._executor.launch(job)
+            timeout_s = self._timeout_s(now)
+        self._deliver()
+        for outcome in self._executor.wait(timeout_s):
+            self._settle(outcome)
+
+    def _timeout_s(self, now: float) -> float | None:
+        wakeup_s = self._scheduler.next_wakeup(now)
+        return None if wakeup_s is None else max(_MIN_WAIT_S, wakeup_s - now)
+
+    def _settle(self, outcome: Outcome) -> None:
+        if isinstance(outcome, OwnerLost):
+            self._reload(outcome)
+            return
+        with self._lock:
+            now = self._progress_s = self._clock.now()
+            if isinstance(outcome, StillRunning):
+                return
+            if isinstance(outcome, JobDone):
+                job = self._jobs.finish(outcome.result, now)
+                self._outputs.append(self._scheduler.complete(job, outcome.result, now))
+            else:
+                job = self._jobs.fail(outcome.job_id)
+                logger.warning("job %d of %s failed: %s", job.job_id, job.model, outcome.message)
+                failed = self._scheduler.fail(
+                    job, now, outcome.message, has_started=outcome.has_started
+                )
+                self._outputs.append(failed)
+
+    def _reload(self, loss: OwnerLost) -> None:
+        """All memory is gone: requests wait from now on, until a new owner has loaded."""
+        logger.warning("%s loads again: %s", self._name, loss.message)
+        self._is_reloading = True
+        with self._lock:
+            self._jobs.forget_running()
+            self._outputs.append(self._scheduler.reset(self._clock.now(), loss.message))
+        self._deliver()
+        self._executor.restart()
+        self._progress_s = self._clock.now()
+        self._is_reloading = False
+
+    def _deliver(self) -> None:
+        outputs, self._outputs = self._outputs, []
+        deltas = deltas_of(outputs)
+        if not deltas:
+            return
+        with self._lock:
+            for request_id, delta in deltas.items():
+                if delta.finished is not None or delta.rejected is not None:
+                    self._open.discard(request_id)
+        self._on_output(deltas)
+
+    def _end(self, reason: FinishReason, refusal: NotReady) -> None:
+        """Last outputs, an end for every request still open, then no process is left."""
+        with self._lock:
+            self._refusal = refusal
+            self._inbox.clear()
+        try:
+            self._deliver()
+            left = sorted(self._open)
+            ends = [
+                Finished(request_id, reason, message=refusal.message, code=refusal.code)
+                for request_id in left
+            ]
+            if ends:
+                self._on_output({end.request_id: TokenDelta(finished=end) for end in ends})
+        except Exception:
+            logger.exception("%s could not deliver its last outputs", self._name)
+        finally:
+            with self._lock:
+                self._open.clear()
+            self._executor.close()

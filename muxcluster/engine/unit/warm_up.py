@@ -1,0 +1,102 @@
+"""Jobs tried before a unit is ready, so that step times are measured before the first request."""
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from muxcluster.core.clock import Clock
+from muxcluster.core.job import Phase, WorkerSlot
+from muxcluster.core.unitspec import ModelSpec, UnitSpec
+from muxcluster.engine.executor import Executor, OwnerLost
+from muxcluster.engine.unit.warm_up_scheduler import LostInRehearsal, Stage
+from muxcluster.scheduling.steptime.measured import MeasuredSeed
+
+logger = logging.getLogger(__name__)
+
+_MOST_S = 2.0
+"""Seconds a model, but for what has begun by then, and for the first jobs of each worker."""
+_LONGEST_S = 0.25
+"""Prompts that would take longer together are left out."""
+_SCRIPT = (
+    *((1, 16), (4, 8), (1, 64), (2, 16), (8, 8), (1, 32), (2, 32), (8, 4)),
+    *((1, 32), (1, 64), (16, 4), (4, 16), (4, 16), (1, 16), (1, 48), (2, 32)),
+    *((1, 24), (2, 8), (8, 32), (1, 128), (32, 8), (2, 64), (1, 512), (4, 64)),
+    *((64, 16), (1, 256), (2, 512), (16, 16)),
+)
+"""Prompts, and tokens of each. Those at even places come while nobody is here, the next ones while
+these decode. Eight of the first kind make prefill known, eight decode steps that; small ones come
+first, as time may run out."""
+_WARM_UP = (1, 16)
+
+
+def rehearse(spec: UnitSpec, executor: Executor, clock: Clock, seed: MeasuredSeed) -> None:
+    """Run jobs of every model on every worker and rung of a started `executor`; `seed` learns.
+
+    The jobs are those of schedulers of their own, so the unit's knows nothing of them; what they
+    leave in the pool and in the workers' slots is overwritten as by any ended request. Gives up
+    after some losses, without a word to whoever called. Raises as `Executor.wait` and `restart`.
+    """
+    try:
+        for workers in _stages(spec.workers):
+            _warm_up(spec, workers, executor, clock)
+        rungs: dict[frozenset[tuple[Phase, float]], tuple[WorkerSlot, ...]] = {}
+        for workers in sorted(_stages(spec.workers), key=_share, reverse=True):
+            rungs.setdefault(_rungs(workers), workers)
+        for model in spec.models:
+            for workers in rungs.values():
+                stage = Stage(_alone(spec, workers), executor, clock, seed)
+                _learn(stage, model, _MOST_S / len(rungs))
+    except LostInRehearsal as loss:
+        logger.warning("%s starts with fewer step times known: %s", spec.unit_id, loss)
+        if isinstance(loss.outcome, OwnerLost):
+            executor.restart()
+
+
+def _stages(workers: Sequence[WorkerSlot]) -> Iterator[tuple[WorkerSlot, ...]]:
+    """Each worker at each of its rungs, the largest first, and others for what it may not run."""
+    for worker in workers:
+        others = tuple(
+            replace(other, phases=lacking, shares=other.shares[-1:])
+            for other in workers
+            if (lacking := other.phases - worker.phases)
+        )
+        for share in reversed(worker.shares):
+            yield (replace(worker, shares=(share,)), *others)
+
+
+def _share(workers: Sequence[WorkerSlot]) -> float:
+    return workers[0].shares[0]
+
+
+def _rungs(workers: Sequence[WorkerSlot]) -> frozenset[tuple[Phase, float]]:
+    return frozenset((phase, worker.shares[0]) for worker in workers for phase in worker.phases)
+
+
+def _alone(spec: UnitSpec, workers: tuple[WorkerSlot, ...]) -> UnitSpec:
+    """The same models and pool, one job at a time, in the order of arrival."""
+    lane = "mixed" if spec.scheduler.lane == "mixed" else "temporal"
+    policy = replace(spec.scheduler, lane=lane, packing="priority", pipeline_depth=1)
+    return replace(spec, workers=workers, scheduler=policy, num_host_blocks=0)
+
+
+def _warm_up(
+    spec: UnitSpec, workers: tuple[WorkerSlot, ...], executor: Executor, clock: Clock
+) -> None:
+    """The first jobs of a process are slow, and nothing is to be learnt from them."""
+    stage = Stage(_alone(spec, workers), executor, clock)
+    for model in spec.models:
+        stage.add(model, *_WARM_UP)
+        stage.run()
+
+
+def _learn(stage: Stage, model: ModelSpec, seconds: float) -> None:
+    end_s = stage.now + seconds
+    for first, second in list(pairwise(_SCRIPT))[::2]:
+        if stage.now >= end_s:
+            return
+        for prompts, length in (first, second):
+            if stage.prefill_s(model.name, prompts, length) < _LONGEST_S:
+                stage.add(model, prompts, length)
+                stage.run(num_jobs=2)
+        stage.run()

@@ -1,0 +1,1 @@
+"""Where jobs run: the programs of child processes, and workers that are threads."""

@@ -1,0 +1,70 @@
+"""The program of a child process that loads a unit's models and then serves the unit."""
+
+import faulthandler
+import logging
+import signal
+import socket
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from muxcluster.channel.codec import LoadFailed, Ready, Start, decode, encode
+from muxcluster.channel.frames import FrameSocket
+from muxcluster.core.backends import ModelBackend
+from muxcluster.core.errors import EngineFailure, LoadError
+from muxcluster.core.unitspec import UnitSpec
+from muxcluster.engine.workers.process_name import name_process
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+def settle_in() -> None:
+    """What every child process does first: show where it crashed, log, and outlive a Ctrl-C."""
+    faulthandler.enable()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the unit decides when we end
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+
+
+def serve_unit(
+    name: str,
+    control_fd: int,
+    load: Callable[[UnitSpec], T],
+    serve: Callable[[UnitSpec, T, FrameSocket], None],
+    explain: Callable[[str], str] = str,
+    backends: Callable[[T], tuple[ModelBackend, ...]] | None = None,
+) -> int:
+    """Serve one unit to its end; the exit status.
+
+    name: of the process. load: what to do between Start and Ready; what it raises is told to the
+    unit, an error that nobody foresaw as `explain` puts it. serve: the rest, with what was loaded.
+    backends: how its models run; None: all of them paged.
+    """
+    name_process(f"{name}-idle")
+    settle_in()
+    control = FrameSocket(socket.socket(fileno=control_fd))
+    frame = control.recv()
+    if frame is None:
+        return 0
+    message = decode(frame)
+    assert isinstance(message, Start), f"{name} was sent {type(message).__name__}"
+    name_process(name)
+    started_s = time.monotonic()
+    try:
+        loaded = load(message.spec)
+    except LoadError as error:
+        refusal = LoadFailed(str(error.path), error.reason)
+    except EngineFailure as error:
+        refusal = LoadFailed("", str(error))
+    except Exception as error:
+        logger.exception("%s of %s cannot start", name, message.spec.unit_id)
+        refusal = LoadFailed("", explain(f"{type(error).__name__}: {error}"))
+    else:
+        paged = tuple(ModelBackend(model.name) for model in message.spec.models)
+        found = paged if backends is None else backends(loaded)
+        control.send(encode(Ready(found, time.monotonic() - started_s)))
+        serve(message.spec, loaded, control)
+        return 0
+    control.send(encode(refusal))
+    return 1

@@ -1,0 +1,70 @@
+"""A worker process: takes jobs from its socket, runs them in order, answers."""
+
+import selectors
+import time
+
+from muxcluster.channel.codec import Done, Failed, Launch, Serving, decode, encode
+from muxcluster.channel.frames import FrameSocket
+from muxcluster.engine.executor import JobDone
+from muxcluster.engine.workers.pipeline import IDLE_S, JobRunner, Pipeline
+
+_NAP_S = 5e-5
+"""Between two looks at device and socket, while the device works and nothing follows yet."""
+
+
+class Worker:
+    """Runs in a child of the memory owner, which shares weights, pool and tables with it.
+
+    frames: the stream to the unit. owner_alive: read end of a pipe whose only write end the owner
+    holds, so EOF means that the owner died.
+    """
+
+    def __init__(self, runner: JobRunner, frames: FrameSocket, owner_alive: int) -> None:
+        self._pipeline = Pipeline(runner)
+        self._frames = frames
+        self._owner_alive = owner_alive
+        self._may_record = False
+
+    def serve(self) -> None:
+        """Say that jobs are taken, and run them until the unit or the owner is gone."""
+        self._frames.send(encode(Serving()))
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._frames, selectors.EVENT_READ)
+            selector.register(self._owner_alive, selectors.EVENT_READ)
+            while True:
+                if self._pipeline.must_end:
+                    self._answer()
+                    continue
+                ready = {key.fd for key, _ in selector.select(self._wait_s())}
+                if self._owner_alive in ready:
+                    return
+                if not ready:
+                    self._nap()
+                    continue
+                frame = self._frames.recv()
+                if frame is None:
+                    return
+                message = decode(frame)
+                assert isinstance(message, Launch), f"a worker was sent {type(message).__name__}"
+                self._pipeline.begin(message.job)
+                self._may_record = True
+
+    def _wait_s(self) -> float | None:
+        """How long to wait for the socket: not at all while the device works."""
+        if len(self._pipeline):
+            return 0.0
+        return IDLE_S if self._may_record else None
+
+    def _nap(self) -> None:
+        """Nothing was heard."""
+        if len(self._pipeline):
+            time.sleep(_NAP_S)
+        else:
+            self._may_record = self._pipeline.record_next()
+
+    def _answer(self) -> None:
+        outcome = self._pipeline.end()
+        if isinstance(outcome, JobDone):
+            self._frames.send(encode(Done(outcome.result)))
+        else:
+            self._frames.send(encode(Failed(outcome.job_id, outcome.message)))

@@ -1,0 +1,69 @@
+"""A worker slot as a thread of the unit's process: takes jobs from a queue, runs them in order."""
+
+import queue
+import threading
+from collections.abc import Callable
+
+from muxcluster.core.job import Job
+from muxcluster.engine.executor import JobDone, JobFailed
+from muxcluster.engine.workers.pipeline import IDLE_S, JobRunner, Pipeline
+
+_NAP_S = 5e-5
+"""Between two looks at device and queue, while the device works and nothing follows yet."""
+
+
+class Hand:
+    """Runs from `start` to `close`; what becomes of its jobs is told on its own thread."""
+
+    def __init__(
+        self,
+        name: str,
+        runner: JobRunner,
+        tell: Callable[[JobDone | JobFailed | SystemExit], None],
+    ) -> None:
+        """tell: of every job; of SystemExit where a job raised it, and then nothing runs here."""
+        self._pipeline = Pipeline(runner)
+        self._tell = tell
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._is_closing = False
+        self._may_record = False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Call it once."""
+        self._thread.start()
+
+    def give(self, job: Job) -> None:
+        """It runs after those given before."""
+        self._jobs.put(job)
+
+    def close(self) -> None:
+        """Wait for what has begun; the rest is dropped."""
+        self._is_closing = True
+        self._jobs.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while not self._is_closing:
+                self._turn()
+            while len(self._pipeline):
+                self._pipeline.end()
+        except SystemExit as end:
+            self._tell(end)
+
+    def _turn(self) -> None:
+        if self._pipeline.must_end:
+            self._tell(self._pipeline.end())
+            return
+        is_idle = not len(self._pipeline)
+        wait_s = _NAP_S if not is_idle else IDLE_S if self._may_record else None
+        try:
+            job = self._jobs.get(timeout=wait_s)
+        except queue.Empty:
+            if is_idle:
+                self._may_record = self._pipeline.record_next()
+            return
+        if job is not None:
+            self._pipeline.begin(job)
+            self._may_record = True
