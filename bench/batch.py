@@ -36,13 +36,13 @@ from bench.batch_kills import run_killed
 from bench.batch_streams import SLO, Streams
 from bench.harness import Bench, Claim, make_parser
 from bench.traces.batchmix import Kind, mixed_job
-from muxcluster.api.settings import ApiSettings, QueueLimits
-from muxcluster.batch.job import Order
-from muxcluster.batch.store import BatchStore
-from muxcluster.cli.batching.running import local_planner, local_runner
-from muxcluster.cli.batching.setting import settings_of
-from muxcluster.cli.batching.units import LocalService, local_service, local_specs
+from muxcluster.batch.plan.setting import settings_of
+from muxcluster.batch.store.job import Order
+from muxcluster.batch.store.store import BatchStore
+from muxcluster.cli.batch_local.running import local_planner, local_runner
+from muxcluster.cli.batch_local.units import LocalService, local_service, local_specs
 from muxcluster.config import Config, load_config
+from muxcluster.http.settings import ApiSettings, QueueLimits
 from tests.cli.batches import FAMILIES, build_models, write_config
 
 COUNT, QUICK_COUNT = 2000, 240

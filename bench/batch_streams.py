@@ -8,7 +8,7 @@ from contextlib import aclosing, asynccontextmanager
 import numpy as np
 
 from bench.harness import percentiles
-from muxcluster.api.service import CompletionService
+from muxcluster.http.service import CompletionService
 
 NUM_STREAMS = 64
 SLO = {"ttft": 0.5, "tpot": 0.1}

@@ -16,10 +16,10 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-import kernels.triton_ops
 from bench.occupancy import WARP, BlockNeeds, blocks_per_multiprocessor
 from bench.sass import instructions_of, working_loops
-from kernels.triton_ops.specimen import Specimen
+from muxcluster.kernels import triton_ops
+from muxcluster.kernels.triton_ops.specimens.specimen import Specimen
 
 SHARED_LIMITS = {80: 166_912, 90: 232_448, 100: 232_448}
 """Most shared memory of a thread block in bytes, by compute capability (CUDA C++ Programming Guide,
@@ -86,12 +86,12 @@ class CompileFailed(Exception):
 
 
 def modules() -> tuple[str, ...]:
-    """Names of all modules below `kernels.triton_ops`."""
-    return tuple(each.name for each in pkgutil.iter_modules(kernels.triton_ops.__path__))
+    """Names of the modules of `muxcluster.kernels.triton_ops`, its helpers left out."""
+    return tuple(each.name for each in pkgutil.iter_modules(triton_ops.__path__) if not each.ispkg)
 
 
 def specimens(module: str) -> tuple[Specimen, ...]:
-    """Those a module of `kernels.triton_ops` exports, none where it has no kernel."""
+    """Those a module of `muxcluster.kernels.triton_ops` exports, none where it has no kernel."""
     found: tuple[Specimen, ...] = getattr(_loaded(module), "SPECIMENS", ())
     return found
 
@@ -156,7 +156,7 @@ def compile_specimen(specimen: Specimen, capability: int) -> Compiled:
 
 
 def _loaded(module: str) -> ModuleType:
-    return importlib.import_module(f"{kernels.triton_ops.__name__}.{module}")
+    return importlib.import_module(f"{triton_ops.__name__}.{module}")
 
 
 def _compile(specimen: Specimen, capability: int) -> Any:

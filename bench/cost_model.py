@@ -27,9 +27,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bench.cost_vidur import all_reduce_errors, layer_errors
 from bench.harness import Bench, Claim, make_parser
-from placement.cost import Cell, Cost, MeasuredCost, ProfiledModel, Roofline, read_muxserve
-from placement.hardware import GPUS
-from placement.shapes import ModelShape
+from muxcluster.placement.cost import (
+    Cell,
+    Cost,
+    MeasuredCost,
+    ProfiledModel,
+    Roofline,
+    read_muxserve,
+)
+from muxcluster.placement.hardware import GPUS
+from muxcluster.placement.shapes.shape import ModelShape
 
 GPU = GPUS["A100-80GB"]
 ITEMSIZE = 2

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from placement.cost import Tuning
-from placement.cost.roofline import all_reduces_s, job_seconds
-from placement.cost.work import Work
-from placement.hardware import GPUS, Gpu
+from muxcluster.placement.cost import Tuning
+from muxcluster.placement.cost.roofline import all_reduces_s, job_seconds
+from muxcluster.placement.cost.work import Work
+from muxcluster.placement.hardware import GPUS, Gpu
 
 FloatArray = NDArray[np.float64]
 _GPUS = {"a100": GPUS["A100-80GB"], "h100": GPUS["H100"]}

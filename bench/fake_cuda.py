@@ -35,7 +35,6 @@ from triton.runtime import jit
 
 from bench.compiled import KernelTypes
 from bench.cuda_stubs import GraphStubs
-from kernels.triton_ops import prefill_tiling, splits
 from muxcluster.core.unitspec import ModelSpec, UnitSpec
 from muxcluster.engine.forward.loaded_model import LoadedModel
 from muxcluster.engine.forward.paged_forward import TokenForward
@@ -46,6 +45,7 @@ from muxcluster.engine.sampling.prompt_positions import PromptPositions
 from muxcluster.engine.steps.device.capture_lint import CaptureLint, NotCapturable
 from muxcluster.engine.steps.device.decode_step import DecodeStep, buffers_of, decode_arrays
 from muxcluster.engine.steps.runner import UnitRunner
+from muxcluster.kernels.triton_ops.parts import prefill_tiling, splits
 
 Kind = Literal["kernel", "operator", "library", "copy", "sync"]
 

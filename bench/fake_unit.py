@@ -16,9 +16,9 @@ from typing import Any
 
 from muxcluster.channel.curve import Door
 from muxcluster.channel.server import UnitServer
-from muxcluster.cluster.reconcile import Phase
-from muxcluster.cluster.unit_actor import UnitReplica
-from muxcluster.cluster.unit_report import Entrance, UnitReport
+from muxcluster.cluster.state.reconcile import Phase
+from muxcluster.cluster.units.actor import UnitReplica
+from muxcluster.cluster.units.report import Entrance, UnitReport
 from muxcluster.core.directory import UnitAddress
 from muxcluster.core.events import Finished, FinishReason, TokenDelta
 from muxcluster.core.request import Request

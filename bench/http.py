@@ -31,15 +31,16 @@ import yaml
 from bench.fake_unit import UNIT_CLASS, Script, write_scripts
 from bench.harness import ROOT, Bench, Claim, make_parser, percentiles
 from bench.processes import cpu_seconds
-from muxcluster.api.serve_app import Ingresses
-from muxcluster.api.settings import ApiSettings
-from muxcluster.cli.launch import free_address, prepare, url_of, wait_ready
-from muxcluster.cluster.embedded import EmbeddedRay, HttpAddress
+from muxcluster.cli.server.launch import free_address, prepare, url_of, wait_ready
+from muxcluster.cluster.embedded import EmbeddedRay
+from muxcluster.cluster.ingress.serve_app import Ingresses
+from muxcluster.core.inputs.web_url import HttpAddress
 from muxcluster.core.request import Request
 from muxcluster.core.sampling import SamplingParams
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.demo.models import build_model
 from muxcluster.engine.unit.local import LocalUnitClient
+from muxcluster.http.settings import ApiSettings
 from muxcluster.text.tokenizer import Tokenizer
 
 GOAL_TOKENS_PER_S = 10_000

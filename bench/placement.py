@@ -21,11 +21,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from bench.harness import Bench, Claim, make_parser
 from bench.placement_cases import LARGE_FLEET, SMALL_FLEET, Point, fleet, points
 from bench.placement_plot import draw
-from placement.memory import DoesNotFit
-from placement.plan import Plan
-from placement.planner import Method, place
-from placement.problem import Problem
-from placement.verify import violations
+from muxcluster.placement.memory import DoesNotFit
+from muxcluster.placement.plan import Plan
+from muxcluster.placement.planner import Method, place
+from muxcluster.placement.problem import Problem
+from muxcluster.placement.verify import violations
 
 Row = TypeVar("Row", "Compat", "Own", "Scale")
 EXACT_UP_TO = 16

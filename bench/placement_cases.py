@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from placement.cost import Profile, read_muxserve
-from placement.hardware import GPUS
-from placement.known_shapes import SHAPES
-from placement.problem import Demand, Node, Problem
+from muxcluster.placement.cost import Profile, read_muxserve
+from muxcluster.placement.hardware import GPUS
+from muxcluster.placement.problem import Demand, Node, Problem
+from muxcluster.placement.shapes.known import SHAPES
 
 SMALL_FLEET = (100, 128)
 LARGE_FLEET = (1000, 1024)

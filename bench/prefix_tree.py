@@ -27,9 +27,9 @@ from muxcluster.offline.blend.plan import plan_blend
 from muxcluster.offline.blend.resources import resource_model
 from muxcluster.offline.order.batchllm import plan_batch
 from muxcluster.offline.prefix.prompts import flat_prompts
+from muxcluster.placement.hardware import gpu_named
+from muxcluster.placement.shapes.known import shape_named
 from muxcluster.workload.batchjob import BatchJob
-from placement.hardware import gpu_named
-from placement.known_shapes import shape_named
 
 BLOCK_TOKENS = 16
 KV_BYTES = 60e9

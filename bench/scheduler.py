@@ -42,7 +42,7 @@ from bench.scheduler_load import (
 )
 from bench.scheduler_timing import Clock, measure
 from muxcluster.core.kvshape import KvShape
-from placement.known_shapes import SHAPES
+from muxcluster.placement.shapes.known import SHAPES
 
 TARGET_US = 500.0
 """Issue 3: the median step at 1,000 running sequences stays below this."""

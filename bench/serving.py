@@ -35,8 +35,8 @@ import yaml
 from bench.harness import ROOT, Bench, cannot_run, make_parser
 from bench.processes import cpu_seconds
 from bench.serving_rows import Case, Measured, claims_of, row_of
-from muxcluster.cli.launch import free_address, prepare, serving, url_of
-from muxcluster.cluster.embedded import HttpAddress
+from muxcluster.cli.server.launch import free_address, prepare, serving, url_of
+from muxcluster.core.inputs.web_url import HttpAddress
 from muxcluster.demo.models import build_model
 from muxcluster.loadgen.exchange import Target, request_bytes
 from muxcluster.loadgen.load import Outcome, Pace, run_load

@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import numpy as np
 
 from bench.processes import cpu_seconds
-from muxcluster.cli.batching.units import local_specs
+from muxcluster.cli.batch_local.units import local_specs
 from muxcluster.config import load_config
 from muxcluster.core.events import TokenDelta
 from muxcluster.core.request import Request

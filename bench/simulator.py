@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from bench.harness import Bench, Claim, make_parser
 from bench.placement_cases import Point, points
 from bench.simulator_memory import measure_memory
+from muxcluster.placement.planner import place
 from muxcluster.sim.core.planned import units_of
 from muxcluster.sim.core.simulate import SimResult, simulate
 from muxcluster.sim.core.unit import SimUnit
@@ -32,7 +33,6 @@ from muxcluster.workload.lengths import Independent, Limited
 from muxcluster.workload.marginals import LogNormal
 from muxcluster.workload.metrics.window import Window, figures
 from muxcluster.workload.processes import Poisson
-from placement.planner import place
 
 NUM_MODELS = 19
 QUICK = ("synth19_a2.1_s0.5",)

@@ -7,6 +7,10 @@ from pathlib import Path
 from time import process_time
 from typing import Any
 
+from muxcluster.placement.hardware import GPUS
+from muxcluster.placement.planner import place
+from muxcluster.placement.problem import Demand, Node, Problem
+from muxcluster.placement.shapes.known import SHAPES
 from muxcluster.sim.core.planned import units_of
 from muxcluster.sim.core.simulate import simulate
 from muxcluster.workload.arrival import Arrival
@@ -14,10 +18,6 @@ from muxcluster.workload.generate import Source, generate
 from muxcluster.workload.lengths import Independent
 from muxcluster.workload.marginals import LogNormal
 from muxcluster.workload.processes import Poisson
-from placement.hardware import GPUS
-from placement.known_shapes import SHAPES
-from placement.planner import place
-from placement.problem import Demand, Node, Problem
 
 _RATE = 100.0
 _PROMPT, _OUTPUT = LogNormal(3.0, 0.5, 256), LogNormal(1.5, 0.5, 64)

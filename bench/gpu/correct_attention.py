@@ -8,11 +8,11 @@ from torch import Tensor
 from bench.gpu.dense import dense_attention
 from bench.gpu.paged import Heads, Paged, paged
 from bench.gpu.run import Run, relative_error
-from kernels.kv_write import kv_write
-from kernels.paged_decode import paged_decode
-from kernels.paged_prefill import paged_prefill
-from kernels.prefix_attention import prefix_attention
-from kernels.prompt_attention import prompt_attention, takes_prompts
+from muxcluster.kernels.kv_write import kv_write
+from muxcluster.kernels.paged_decode import paged_decode
+from muxcluster.kernels.paged_prefill import paged_prefill
+from muxcluster.kernels.prefix_attention import prefix_attention
+from muxcluster.kernels.prompt_attention import prompt_attention, takes_prompts
 
 ALLOWED = {torch.float16: 3e-3, torch.bfloat16: 2e-2}
 """Relative errors: rounding of the inputs' type alone gives a tenth of this."""

@@ -7,11 +7,11 @@ from torch import Tensor
 
 from bench.gpu.paged import block_tokens_of
 from bench.gpu.run import Run, relative_error
-from kernels.add_rms_norm import add_rms_norm
-from kernels.rotary import HeadNorms, rotary
-from kernels.sample import sample
-from kernels.silu_mul import silu_mul
-from kernels.slot_copy import slot_copy
+from muxcluster.kernels.add_rms_norm import add_rms_norm
+from muxcluster.kernels.rotary import HeadNorms, rotary
+from muxcluster.kernels.sample import sample
+from muxcluster.kernels.silu_mul import silu_mul
+from muxcluster.kernels.slot_copy import slot_copy
 
 ALLOWED = {torch.float16: 1e-3, torch.bfloat16: 8e-3}
 WIDTHS = (1, 127, 128, 4096, 5120)

@@ -21,7 +21,7 @@ from bench.gpu.serving import (
     serving,
     unit_of,
 )
-from placement.shapes import ModelShape
+from muxcluster.placement.shapes.shape import ModelShape
 
 BATCHES = (64, 8, 1)
 CONTEXTS = (128, 2048)

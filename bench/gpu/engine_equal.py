@@ -14,7 +14,7 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 from bench.gpu.models import bytes_of_block, hf_config, spec_of
 from bench.gpu.run import Run
 from bench.gpu.serving import Asked, random_requests, serving, unit_of
-from placement.shapes import ModelShape
+from muxcluster.placement.shapes.shape import ModelShape
 
 SHAPE = ModelShape(4, 256, 8, 2, 64, 512, 512, 1024)
 """Heads as wide as a real model's, so that the kernels are the ones that it would run."""

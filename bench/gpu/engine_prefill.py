@@ -11,8 +11,8 @@ import numpy as np
 from bench.gpu.models import bytes_of_block, shape_of, spec_of, write_model
 from bench.gpu.run import Run
 from bench.gpu.serving import Asked, Serving, dtype_of, random_requests, serving, unit_of
-from placement.cost.work import prefill_work
-from placement.shapes import ModelShape
+from muxcluster.placement.cost.work import prefill_work
+from muxcluster.placement.shapes.shape import ModelShape
 
 PROMPTS = ((8000, 6), (2000, 10), (160, 30))
 """Prompt tokens, and how often: one job each, the token budget is more. The first is warm-up."""

@@ -6,8 +6,8 @@ from typing import Any
 
 from muxcluster.core.kvshape import KvShape, block_bytes
 from muxcluster.core.unitspec import ModelSpec
-from placement.known_shapes import SHAPES
-from placement.shapes import ModelShape
+from muxcluster.placement.shapes.known import SHAPES
+from muxcluster.placement.shapes.shape import ModelShape
 
 KNOWN = {"1b": "llama-3.2-1b", "3b": "llama-3.2-3b", "8b": "llama-3-8b"}
 """What the benches call a shape, and what `placement` calls it."""

@@ -37,7 +37,7 @@ from bench.gpu.multiplex_systems import shared_unit, static_units
 from bench.gpu.multiplex_work import capacity_per_s, static_shares
 from bench.gpu.progress import Progress, parts_parser
 from bench.harness import Bench, Claim
-from placement.cost import Profile
+from muxcluster.placement.cost import Profile
 
 SCRIPT = Path(__file__).resolve().parent / "multiplex_part.py"
 SIZES = ("1b", "3b", "8b", "1b")

@@ -37,7 +37,7 @@ from muxcluster.engine.executor import Executor
 from muxcluster.engine.unit.executor_choice import make_executor
 from muxcluster.engine.unit.partition_choice import settled
 from muxcluster.engine.unit.unit import Unit
-from placement.cost import Profile
+from muxcluster.placement.cost import Profile
 
 _CLOSE_S = 8.0
 """Kept for ending the units' processes."""

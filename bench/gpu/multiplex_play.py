@@ -12,11 +12,11 @@ from bench.gpu.multiplex_work import Work
 from muxcluster.core.request import Request
 from muxcluster.core.sampling import SamplingParams
 from muxcluster.engine.unit.unit import Unit
+from muxcluster.placement.cost import Cost
 from muxcluster.workload.arrival import Arrival
 from muxcluster.workload.metrics.records import Ending, Record, RecordLog, Records
 from muxcluster.workload.metrics.slo import attainment_at_scales
 from muxcluster.workload.metrics.window import Window, figures, latency_s, normalised_s, ttft_s
-from placement.cost import Cost
 
 SLO_SCALE = 8.0
 """Times what a request takes alone on the whole GPU."""

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from bench.gpu.multiplex_play import window_of
 from bench.gpu.multiplex_work import Work
 from muxcluster.core.unitspec import UnitSpec
+from muxcluster.placement.cost import Cost
+from muxcluster.placement.shapes.shape import ModelShape
 from muxcluster.sim.core.simulate import SimResult, simulate
 from muxcluster.sim.core.unit import SimModel, SimUnit
 from muxcluster.sim.report.timeline import JobSpan
 from muxcluster.workload.metrics.window import figures
-from placement.cost import Cost
-from placement.shapes import ModelShape
 
 _ROUNDS = 3
 """Of a static split: how slow a unit is follows from how busy the others are, and back."""

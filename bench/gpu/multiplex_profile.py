@@ -17,7 +17,7 @@ from muxcluster.engine.profile.jobs import Books, Post, ProfileJobs
 from muxcluster.engine.profile.model import cells_at
 from muxcluster.engine.profile.pairs import pair_at, pair_points
 from muxcluster.engine.unit.executor_choice import make_executor
-from placement.cost import Cell, Profile, ProfiledModel
+from muxcluster.placement.cost import Cell, Profile, ProfiledModel
 
 GPU_GRID = Grid((), batches=(1, 8, 48), lengths=(64, 384), repeats=2)
 DRY_GRID = Grid((), batches=(1, 4), lengths=(16, 48), repeats=1)

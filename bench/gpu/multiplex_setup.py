@@ -5,8 +5,8 @@ from typing import Any
 
 from bench.gpu.multiplex_systems import DRY_SITE, DRY_SYSTEMS, GPU_SITE, SYSTEMS, Site, System
 from bench.gpu.multiplex_work import Work, tenants_of
-from placement.cost import Cost, Profile, cost_for
-from placement.hardware import cpu, gpu_named, local_cores, local_memory_bytes
+from muxcluster.placement.cost import Cost, Profile, cost_for
+from muxcluster.placement.hardware import cpu, gpu_named, local_cores, local_memory_bytes
 
 
 def site_of(*, tiny: bool) -> Site:

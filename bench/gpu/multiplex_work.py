@@ -5,14 +5,14 @@ from dataclasses import dataclass
 
 from bench.gpu.models import shape_of
 from bench.traces.muxserve import SHAREGPT_OUTPUT_TOKENS, SHAREGPT_PROMPT_TOKENS
+from muxcluster.placement.cost import Cost
+from muxcluster.placement.shapes.shape import ModelShape
 from muxcluster.workload.arrival import Arrival
 from muxcluster.workload.generate import Source, generate
 from muxcluster.workload.lengths import Independent, Limited
 from muxcluster.workload.marginals import LogNormal
 from muxcluster.workload.popularity import power_law_rates
 from muxcluster.workload.processes import Poisson
-from placement.cost import Cost
-from placement.shapes import ModelShape
 
 _SIGMA = 0.9
 """Of the logarithm of lengths: about as wide as ShareGPT's."""

@@ -11,7 +11,7 @@ from bench.gpu.models import bytes_of_block, hf_config, spec_of
 from muxcluster.core.job import Admission, Job, Phase, Rows, TableDelta, WorkerSlot
 from muxcluster.core.sampling import SamplingParams
 from muxcluster.core.unitspec import ModelSpec, UnitSpec
-from placement.shapes import ModelShape
+from muxcluster.placement.shapes.shape import ModelShape
 
 SHAPE = ModelShape(4, 256, 8, 2, 64, 512, 512, 1024)
 WEIGHT_STD = 0.2

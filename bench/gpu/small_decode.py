@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from bench.gpu.paged import Heads, Paged, paged
-from kernels.add_rms_norm import add_rms_norm
-from kernels.kv_write import kv_write
-from kernels.paged_decode import paged_decode
-from kernels.rotary import rotary
-from kernels.silu_mul import silu_mul
+from muxcluster.kernels.add_rms_norm import add_rms_norm
+from muxcluster.kernels.kv_write import kv_write
+from muxcluster.kernels.paged_decode import paged_decode
+from muxcluster.kernels.rotary import rotary
+from muxcluster.kernels.silu_mul import silu_mul
 
 ROWS = 16
 LENGTH = 500

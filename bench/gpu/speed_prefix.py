@@ -8,9 +8,9 @@ from torch import Tensor
 from bench.gpu.paged import Heads, Paged, paged
 from bench.gpu.run import Run
 from bench.gpu.speed_attention import LLAMA3_8B
-from kernels.paged_decode import paged_decode
-from kernels.paged_prefill import paged_prefill
-from kernels.prefix_attention import prefix_attention
+from muxcluster.kernels.paged_decode import paged_decode
+from muxcluster.kernels.paged_prefill import paged_prefill
+from muxcluster.kernels.prefix_attention import prefix_attention
 
 SHAPES = ((256, 2048), (2048, 256), (4096, 128), (1024, 1024), (8192, 256))
 """Tokens of the shared prefix, and of each row's own text."""

@@ -7,11 +7,11 @@ from torch.nn.functional import rms_norm, silu
 from bench.gpu.paged import paged
 from bench.gpu.run import Run
 from bench.gpu.speed_attention import LLAMA3_8B
-from kernels.add_rms_norm import add_rms_norm
-from kernels.kv_write import kv_write
-from kernels.rotary import rotary
-from kernels.silu_mul import silu_mul
-from kernels.slot_copy import slot_copy
+from muxcluster.kernels.add_rms_norm import add_rms_norm
+from muxcluster.kernels.kv_write import kv_write
+from muxcluster.kernels.rotary import rotary
+from muxcluster.kernels.silu_mul import silu_mul
+from muxcluster.kernels.slot_copy import slot_copy
 
 TOKENS = (8192, 64)
 """A large prefill and a decode step."""

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from bench.gpu.run import Run
-from kernels.sample import sample
+from muxcluster.kernels.sample import sample
 
 SHAPES = ((64, 128_256), (64, 32_000), (1, 128_256), (256, 128_256))
 LIMITS = ("top_p 0.9", "top_k 50, top_p 0.9", "no limit")

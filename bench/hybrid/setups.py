@@ -6,6 +6,11 @@ from typing import Any
 
 from bench.hybrid.lengths import Even, Fitted
 from muxcluster.core.unitspec import SchedulerSpec
+from muxcluster.placement.hardware import GPUS
+from muxcluster.placement.memory import kv_blocks
+from muxcluster.placement.plan import Plan, PlannedModel, PlannedUnit
+from muxcluster.placement.problem import Demand, Limits, Node, Problem
+from muxcluster.placement.shapes.known import SHAPES
 from muxcluster.sim.cases.case import Case
 from muxcluster.sim.cases.systems import system_named
 from muxcluster.sim.core.loads import Load, Synthetic
@@ -13,11 +18,6 @@ from muxcluster.sim.core.waves import Waves
 from muxcluster.workload.generate import Source
 from muxcluster.workload.lengths import Independent, Lengths
 from muxcluster.workload.processes import Poisson
-from placement.hardware import GPUS
-from placement.known_shapes import SHAPES
-from placement.memory import kv_blocks
-from placement.plan import Plan, PlannedModel, PlannedUnit
-from placement.problem import Demand, Limits, Node, Problem
 
 TTFT_S, TPOT_S = 0.4, 0.2
 WAVE = 256

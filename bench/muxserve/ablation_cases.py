@@ -13,13 +13,13 @@ from bench.traces.muxserve import (
     SHAREGPT_PROMPT_TOKENS,
     read_chatlmsys_rates,
 )
+from muxcluster.placement.cost import Profile, read_muxserve
+from muxcluster.placement.hardware import GPUS
+from muxcluster.placement.problem import Demand, Node, Problem
+from muxcluster.placement.shapes.known import SHAPES
 from muxcluster.sim.cases.case import Case
 from muxcluster.sim.cases.sweep import Cache
 from muxcluster.workload.popularity import power_law_rates
-from placement.cost import Profile, read_muxserve
-from placement.hardware import GPUS
-from placement.known_shapes import SHAPES
-from placement.problem import Demand, Node, Problem
 
 GREEDY = "muxserve:placement=memory-greedy"
 CHAT_SYSTEMS = ("muxserve", "spatial", "spatial-load", "temporal")

@@ -8,6 +8,12 @@ import numpy as np
 
 from bench.placement_cases import points
 from muxcluster.core.unitspec import SchedulerSpec
+from muxcluster.placement.cost import Profile, read_muxserve
+from muxcluster.placement.hardware import GPUS
+from muxcluster.placement.memory import kv_blocks
+from muxcluster.placement.plan import Plan, PlannedModel, PlannedUnit
+from muxcluster.placement.problem import Demand, Limits, Node, Problem
+from muxcluster.placement.shapes.known import SHAPES
 from muxcluster.sim.cases.case import Case
 from muxcluster.sim.cases.sweep import Cache
 from muxcluster.sim.cases.systems import system_named
@@ -16,12 +22,6 @@ from muxcluster.workload.generate import Source
 from muxcluster.workload.lengths import Independent, Limited
 from muxcluster.workload.marginals import LogNormal
 from muxcluster.workload.processes import Poisson
-from placement.cost import Profile, read_muxserve
-from placement.hardware import GPUS
-from placement.known_shapes import SHAPES
-from placement.memory import kv_blocks
-from placement.plan import Plan, PlannedModel, PlannedUnit
-from placement.problem import Demand, Limits, Node, Problem
 
 SYSTEMS = ("muxserve", "spatial", "temporal")
 ALPHAS = (0.7, 1.3, 2.1)

@@ -6,11 +6,11 @@ from bench.muxserve.published import Mesh, Run, Served
 from muxcluster.core.job import Phase, WorkerSlot
 from muxcluster.core.kvshape import KvShape, block_bytes
 from muxcluster.core.unitspec import ModelSpec, SchedulerSpec, UnitSpec
+from muxcluster.placement.cost import Cost
+from muxcluster.placement.hardware import GPUS
+from muxcluster.placement.shapes.known import SHAPES
+from muxcluster.placement.shapes.shape import ModelShape
 from muxcluster.sim.core.unit import SimModel, SimUnit
-from placement.cost import Cost
-from placement.hardware import GPUS
-from placement.known_shapes import SHAPES
-from placement.shapes import ModelShape
 
 GPU = GPUS["A100-80GB"]
 _ITEMSIZE = 2

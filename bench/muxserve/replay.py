@@ -10,12 +10,12 @@ from pydantic import BaseModel, ConfigDict
 
 from bench.muxserve.published import Run, Served
 from bench.muxserve.reference import GPU, units_of_run
+from muxcluster.placement.cost import Cost, cost_for, read_muxserve
 from muxcluster.sim.core.simulate import simulate
 from muxcluster.workload.arrival import Arrival, merged
 from muxcluster.workload.marginals import Ints
 from muxcluster.workload.metrics.records import Records
 from muxcluster.workload.seeds import rng_for
-from placement.cost import Cost, cost_for, read_muxserve
 
 PROFILE = Path("muxserve") / "llama_a100_profile.json"
 _LONGEST = 1024

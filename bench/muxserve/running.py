@@ -15,11 +15,11 @@ from bench.muxserve.judging import (
     requests_per_s,
     share_within_slo,
 )
+from muxcluster.placement.problem import Problem
 from muxcluster.sim.cases.case import Case
 from muxcluster.sim.cases.sweep import Cache, sweep
 from muxcluster.sim.report.report import CaseReport
 from muxcluster.workload.metrics.slo import LEVEL, goodput
-from placement.problem import Problem
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,10 @@ from muxcluster.core.kvshape import KvShape, block_bytes
 from muxcluster.core.unitspec import ModelSpec, SchedulerSpec, UnitSpec
 from muxcluster.offline.blend.resources import resource_model
 from muxcluster.offline.order.choice import Nature
+from muxcluster.placement.cost import Roofline
+from muxcluster.placement.hardware import gpu_named
+from muxcluster.placement.shapes.known import shape_named
 from muxcluster.sim.core.unit import SimModel, SimUnit
-from placement.cost import Roofline
-from placement.hardware import gpu_named
-from placement.known_shapes import shape_named
 
 SHAPE, GPU = shape_named("llama-3.1-8b"), gpu_named("A100-80GB")
 RESOURCES = resource_model(SHAPE, GPU)

@@ -11,8 +11,8 @@ from bench.traces.batchmix import Kind, mixed_job
 from muxcluster.offline.blend.resources import ResourceModel
 from muxcluster.offline.order.choice import Nature, Unplanned, nature_of
 from muxcluster.offline.prefix.prompts import flat_prompts
-from placement.known_shapes import shape_named
-from placement.shapes import ModelShape
+from muxcluster.placement.shapes.known import shape_named
+from muxcluster.placement.shapes.shape import ModelShape
 
 CODE = Kind(1.0, 1, 0, 2032, 24, heading=16)
 """Completions of code, as Azure's trace has them."""

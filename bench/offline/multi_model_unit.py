@@ -12,10 +12,10 @@ from muxcluster.core.kvshape import KvShape, block_bytes
 from muxcluster.core.unitspec import ModelSpec, SchedulerSpec, UnitSpec
 from muxcluster.offline.blend.resources import ResourceModel, resource_model
 from muxcluster.offline.order.choice import Nature
+from muxcluster.placement.cost import Roofline
+from muxcluster.placement.hardware import gpu_named
+from muxcluster.placement.shapes.shape import ModelShape
 from muxcluster.sim.core.unit import SimModel, SimUnit
-from placement.cost import Roofline
-from placement.hardware import gpu_named
-from placement.shapes import ModelShape
 
 Shapes = Mapping[str, ModelShape]
 GPU = gpu_named("A100-80GB")

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from bench.offline.engine_jobs import Answered
-from muxcluster.api.choice import CONTEXT_TOKENS
+from muxcluster.http.calls.choice import CONTEXT_TOKENS
 from muxcluster.text.detokenizer import Detokenizer
 from muxcluster.text.tokenizer import Tokenizer
 

@@ -1,4 +1,1 @@
-"""Batch jobs that outlive their process: input files, which lines have ended, result files.
-
-Disk and SQLite are here and not in `offline`, whose planning touches neither.
-"""
+"""Batch jobs: files and results on disk, the service that runs them, their plans."""

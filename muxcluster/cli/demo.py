@@ -22,7 +22,7 @@ def demo(
 
     Example: muxcluster demo --keep
     """
-    from muxcluster.cli.demonstration import demonstrate
+    from muxcluster.cli.server.demonstration import demonstrate
     from muxcluster.demo.workload import BurstSize
 
     demonstrate(out, port, BurstSize(requests, seconds, seed), keep=keep)

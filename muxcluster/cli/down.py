@@ -21,7 +21,7 @@ def down(
     Example: muxcluster down --yes
     """
     from muxcluster.cluster.attach import find_controller, joined, stop_everything
-    from muxcluster.cluster.ray_end import stop_ray
+    from muxcluster.cluster.ray.end import stop_ray
 
     console = Console(highlight=False, soft_wrap=True, markup=False)
     with joined(address):

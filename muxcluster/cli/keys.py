@@ -2,7 +2,7 @@
 
 import typer
 
-from muxcluster.core.apikey import checked_key
+from muxcluster.core.inputs.api_key import checked_key
 
 
 def key_option(value: str | None) -> str | None:

@@ -39,13 +39,12 @@ GROUPS = {
     },
 }
 """Commands of several actions, each with its line of help."""
-_FOLDERS = {"batch": "batching."}
+_FOLDERS = {"batch": "batch."}
 """Where the actions of a command are: `y` is the function `y` of module `y` there."""
 
 _USAGE_ERROR: Any = typer.BadParameter.__base__
 """What typer raises for a wrong command line; it has no public name of its own."""
 _BAD_INPUT = (ConfigError, InfeasiblePlan, LoadError)
-_PACKAGES = ("muxcluster", "placement", "kernels")
 _EXTRAS = {"matplotlib": "plot", "triton": "gpu"}
 """Extras that bring modules; all other modules that the base install lacks come with `serve`."""
 
@@ -75,7 +74,7 @@ def run(arguments: list[str]) -> int:
 def _install_hint(arguments: Sequence[str], error: ImportError) -> str:
     """Which extra brings the library that `error` misses. Reraises where the mistake is ours."""
     library = (error.name or "").partition(".")[0]
-    if not library or library in (*_PACKAGES, *sys.stdlib_module_names):
+    if not library or library in ("muxcluster", *sys.stdlib_module_names):
         raise error
     words = [word for word in arguments if not word.startswith("-")]
     command = " ".join(words[: 2 if words[:1] and words[0] in GROUPS else 1])

@@ -14,19 +14,19 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from muxcluster.cli.placing.explaining import answer_lines
 from muxcluster.cli.placing.files import write_bytes
 from muxcluster.cli.placing.inputs import ProfileOption, curves_file, with_profile
-from muxcluster.cli.placing.moves import difference_lines
 from muxcluster.cli.placing.outcome import REPLANNING, Outcome, Solver, solve
-from muxcluster.cli.placing.pictures import picture_of
 from muxcluster.cli.placing.reports import Judged
-from muxcluster.cli.placing.summary import summary_lines
-from muxcluster.cli.placing.table import plan_lines
+from muxcluster.cli.views.explanation import answer_lines
+from muxcluster.cli.views.moves import difference_lines
+from muxcluster.cli.views.pictures import picture_of
+from muxcluster.cli.views.plan import plan_lines
+from muxcluster.cli.views.plan_summary import summary_lines
 from muxcluster.config import Config, load_config
 from muxcluster.config.planfile import read_plan
 from muxcluster.core.errors import ConfigError, MuxClusterError
-from placement.explain import explain as explain_model
+from muxcluster.placement.explain import explain as explain_model
 
 
 class Method(StrEnum):
@@ -132,7 +132,7 @@ def place(  # noqa: PLR0913 - each parameter is an option of the command line
         raise typer.BadParameter(f"--from needs --method {' or '.join(REPLANNING)}")
     drawn: Callable[[Judged, str], bytes] | None = None
     if plot is not None:
-        drawn = picture_of("muxcluster.cli.placing.plot", plot)
+        drawn = picture_of("muxcluster.cli.views.plot.plan", plot)
     file = _configured(config, objective, profile)
     current = None if from_plan is None else read_plan(from_plan, file)
     curves = curves_file(file, profile) if method is Method.COMPAT else None

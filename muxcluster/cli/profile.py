@@ -33,9 +33,9 @@ from muxcluster.config import Config, load_config
 from muxcluster.core.errors import ConfigError
 from muxcluster.engine.profile.grid import Grid, Point, fits
 from muxcluster.engine.profile.model import measure
-from placement.cost import Cost, Pair, Profile, ProfiledModel, cost_for
-from placement.problem import Node
-from placement.shapes import ModelShape
+from muxcluster.placement.cost import Cost, Pair, Profile, ProfiledModel, cost_for
+from muxcluster.placement.problem import Node
+from muxcluster.placement.shapes.shape import ModelShape
 
 FULL = Grid(shares=(), batches=(1, 2, 4, 8), lengths=(32, 128, 512), repeats=3)
 QUICK = Grid(shares=(), batches=(1, 4), lengths=(32, 128), repeats=1)

@@ -15,9 +15,9 @@ from muxcluster.core.job import WorkerSlot
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.profile.grid import Grid, fits
 from muxcluster.engine.unit.partition_choice import settled
-from placement.hardware import gpu_named, local_cores
-from placement.names import nearest
-from placement.problem import Node
+from muxcluster.placement.hardware import gpu_named, local_cores
+from muxcluster.placement.names import nearest
+from muxcluster.placement.problem import Node
 
 _MOST = 2**20
 GPU_SHARES = (0.3, 0.5, 0.7, 1.0)

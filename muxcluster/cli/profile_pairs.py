@@ -14,7 +14,7 @@ from muxcluster.engine.profile.pairs import (
     pair_points,
     paired_spec,
 )
-from placement.cost import Pair, PairedJob
+from muxcluster.placement.cost import Pair, PairedJob
 
 COLUMNS = ("prefill of", "on", "decode of", "on", "prefill slower", "decode slower")
 

@@ -31,6 +31,6 @@ def serve(
 
     Example: muxcluster serve muxcluster.yaml --port 8000
     """
-    from muxcluster.cli.serving import Overrides, run_server
+    from muxcluster.cli.server.serving import Overrides, run_server
 
     run_server(config, Overrides(host, port, api_key, lenient), drain_timeout)

@@ -20,7 +20,6 @@ from rich.progress import (
 
 from muxcluster.cli.placing.files import check_writable, write_bytes
 from muxcluster.cli.placing.inputs import ProfileOption, with_profile
-from muxcluster.cli.placing.pictures import picture_of
 from muxcluster.cli.simulating.batch import (
     BatchOption,
     LengthsOption,
@@ -39,9 +38,10 @@ from muxcluster.cli.simulating.hybrid import (
     WaveOption,
     batch_wish,
 )
-from muxcluster.cli.simulating.table import comparison_lines
-from muxcluster.cli.simulating.table_classes import class_lines
 from muxcluster.cli.simulating.tracing import traced
+from muxcluster.cli.views.pictures import picture_of
+from muxcluster.cli.views.simulation import comparison_lines
+from muxcluster.cli.views.simulation_classes import class_lines
 from muxcluster.config import load_config
 from muxcluster.sim.cases.sweep import Cache
 from muxcluster.sim.cases.systems import SYSTEMS, System, system_named

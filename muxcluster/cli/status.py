@@ -15,7 +15,7 @@ from rich.table import Table
 
 from muxcluster.cli.keys import key_option
 from muxcluster.core.errors import Unavailable
-from muxcluster.core.weburl import checked_url
+from muxcluster.core.inputs.web_url import checked_url
 
 TIMEOUT_S = 10.0
 COLUMNS = MappingProxyType(

@@ -13,7 +13,11 @@ import ray
 from ray import serve
 from ray.exceptions import RayError
 
-from muxcluster.cluster.actors import (
+from muxcluster.cluster.control.controller import Controller, Wiring
+from muxcluster.cluster.control.roster import CLOSE_S
+from muxcluster.cluster.control.store import clear_state
+from muxcluster.cluster.ray.privacy import found, keep_token_private
+from muxcluster.cluster.units.actors import (
     CONTROLLER,
     NAMESPACE,
     end_unit,
@@ -21,10 +25,6 @@ from muxcluster.cluster.actors import (
     make_on_head,
     unit_names,
 )
-from muxcluster.cluster.controller import Controller, Wiring
-from muxcluster.cluster.ray_privacy import found, keep_token_private
-from muxcluster.cluster.roster import CLOSE_S
-from muxcluster.cluster.store import clear_state
 from muxcluster.core.errors import EngineFailure, Unavailable
 
 POLL_S = 0.2

@@ -8,7 +8,6 @@ import re
 import signal
 import threading
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -17,16 +16,17 @@ from ray import serve
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
-from muxcluster.cluster.actors import NAMESPACE
 from muxcluster.cluster.attach import ask, start_controller, stop_everything, wait_converged
-from muxcluster.cluster.controller import Wiring
-from muxcluster.cluster.desired import Desired
-from muxcluster.cluster.edge import Edge
-from muxcluster.cluster.process_logs import VARIABLE
-from muxcluster.cluster.ray_privacy import keep_token_private, make_token, on_loopback
-from muxcluster.cluster.server_folder import ServerFolder
-from muxcluster.cluster.unit_host import UNIT_CLASS
+from muxcluster.cluster.control.controller import Wiring
+from muxcluster.cluster.ray.privacy import keep_token_private, make_token, on_loopback
+from muxcluster.cluster.ray.process_logs import VARIABLE
+from muxcluster.cluster.ray.server_folder import ServerFolder
+from muxcluster.cluster.state.desired import Desired
+from muxcluster.cluster.state.edge import Edge
+from muxcluster.cluster.units.actors import NAMESPACE
+from muxcluster.cluster.units.host import UNIT_CLASS
 from muxcluster.core.errors import EngineFailure, Unavailable
+from muxcluster.core.inputs.web_url import HttpAddress
 
 APP = "muxcluster"
 SERVE_LOGGING: Mapping[str, Any] = MappingProxyType(
@@ -44,14 +44,6 @@ SERVE_VARIABLES = {
     "RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S": "1",
 }
 """Read by Ray's processes when they start; a value the user set wins."""
-
-
-@dataclass(frozen=True, slots=True)
-class HttpAddress:
-    """Where a server listens."""
-
-    host: str
-    port: int
 
 
 class EmbeddedRay:

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from muxcluster.core.errors import LoadError
-from muxcluster.core.jsonfile import read_json_object
-from placement.known_shapes import shape_named
-from placement.shapes import ModelShape, ShapeError
+from muxcluster.core.inputs.json_file import read_json_object
+from muxcluster.placement.shapes.known import shape_named
+from muxcluster.placement.shapes.shape import ModelShape, ShapeError
 
 _LENGTH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope", "su"})
 

@@ -18,9 +18,9 @@ from muxcluster.config.schema import (
 )
 from muxcluster.config.yamlfile import Location, key_text, read_yaml
 from muxcluster.core.errors import ConfigError
-from placement.hardware import gpu_named
-from placement.names import nearest
-from placement.shapes import ShapeError
+from muxcluster.placement.hardware import gpu_named
+from muxcluster.placement.names import nearest
+from muxcluster.placement.shapes.shape import ShapeError
 
 
 @dataclass(frozen=True, slots=True)

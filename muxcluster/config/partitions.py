@@ -6,9 +6,9 @@ from muxcluster.config.load import Config
 from muxcluster.core.errors import ConfigError
 from muxcluster.core.job import Phase, WorkerSlot
 from muxcluster.core.unitspec import ModelSpec
-from placement.hardware import Gpu
-from placement.memory import CONTEXT_BYTES, NUM_CONTEXTS
-from placement.plan import PlannedUnit
+from muxcluster.placement.hardware import Gpu
+from muxcluster.placement.memory import CONTEXT_BYTES, NUM_CONTEXTS
+from muxcluster.placement.plan import PlannedUnit
 
 _SHARING_LANES = frozenset({"adbs", "round-robin"})
 _ONE_WORKER = (WorkerSlot(0, (1.0,)),)

@@ -8,8 +8,8 @@ from pydantic import ValidationError
 from muxcluster.config.load import Config
 from muxcluster.config.problems import first_problem
 from muxcluster.core.errors import ConfigError
-from muxcluster.core.jsonfile import read_json
-from placement.plan import Plan, PlannedUnit
+from muxcluster.core.inputs.json_file import read_json
+from muxcluster.placement.plan import Plan, PlannedUnit
 
 
 def read_plan(path: Path, config: Config) -> Plan:
@@ -32,6 +32,21 @@ def read_plan(path: Path, config: Config) -> Plan:
                 raise ConfigError(path, f"units[{index}].gpus", message)
             taken[unit.node, gpu] = unit.id
     _check_cluster(path, plan, config)
+    return plan
+
+
+def whole_plan(path: Path, config: Config) -> Plan:
+    """A plan of just the configuration's models, on its nodes."""
+    plan = read_plan(path, config)
+    planned = {model.name for unit in plan.units for model in unit.models}
+    models = {model.name for model in config.models}
+    for name in sorted(planned ^ models):
+        where = "the configuration" if name in planned else "the plan"
+        raise ConfigError(path, "units", f"{where} has no model {name!r}")
+    nodes = {node.name for node in config.cluster.listed()}
+    for unit in plan.units:
+        if unit.node not in nodes:
+            raise ConfigError(path, "units", f"{config.file} has no node {unit.node!r}")
     return plan
 
 

@@ -9,13 +9,14 @@ from muxcluster.config.load import Config, ConfiguredModel
 from muxcluster.config.profiles import read_profile
 from muxcluster.config.schema import NodeSection, PolicySection
 from muxcluster.core.errors import ConfigError, InfeasiblePlan
-from placement.compat import CompatError
-from placement.cost import Profile
-from placement.hardware import GIB, cpu, gpu_named, local_cores, local_memory_bytes
-from placement.memory import DoesNotFit, block_bytes, sequence_blocks
-from placement.plan import Plan
-from placement.planner import Method, place
-from placement.problem import Demand, Limits, Node, Problem
+from muxcluster.core.unitspec import SchedulerSpec
+from muxcluster.placement.compat import CompatError
+from muxcluster.placement.cost import Profile
+from muxcluster.placement.hardware import GIB, cpu, gpu_named, local_cores, local_memory_bytes
+from muxcluster.placement.memory import DoesNotFit, block_bytes, sequence_blocks
+from muxcluster.placement.plan import Plan
+from muxcluster.placement.planner import Method, place
+from muxcluster.placement.problem import Demand, Limits, Node, Problem
 
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
 _POOL_PART = 4
@@ -34,7 +35,7 @@ def plan_for(
     """A plan for the configuration's models.
 
     nodes: hardware found otherwise (by asking Ray, say); None takes the file's own. The others are
-    `placement.planner.place`'s; no time is spent on proving unless some is given.
+    `muxcluster.placement.planner.place`'s; no time is spent on proving unless some is given.
     Raises InfeasiblePlan, one line naming file, key, model and the missing memory; ConfigError
     where `method` cannot plan for these models or a profile cannot be read.
     """
@@ -87,6 +88,17 @@ def nodes_of(config: Config) -> tuple[Node, ...]:
 def runs_on_cpus(config: Config, nodes: Sequence[Node]) -> bool:
     """Whether every unit's engine is that of a CPU, whatever GPUs are declared."""
     return config.cluster.engine == "cpu" or all(node.gpu.is_cpu for node in nodes)
+
+
+def policy_of(config: Config) -> SchedulerSpec:
+    """Its limits; lanes are the systems' own."""
+    policy = config.policy
+    return SchedulerSpec(
+        packing=policy.packing,
+        token_budget=policy.token_budget,
+        max_decode_rows=policy.max_decode_rows,
+        quota_period_s=policy.quota_period_s,
+    )
 
 
 def dtype_of(config: Config, model: ConfiguredModel, nodes: Sequence[Node]) -> str:

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ValidationError
 
 from muxcluster.config.yamlfile import Location, key_text
 from muxcluster.core.errors import ConfigError
-from placement.names import nearest
+from muxcluster.placement.names import nearest
 
 _PREFIX = "Value error, "
 _MOST_SHOWN = 80

@@ -6,8 +6,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from muxcluster.core.jsonfile import read_json
-from placement.cost import Profile, read_muxserve
+from muxcluster.core.inputs.json_file import read_json
+from muxcluster.placement.cost import Profile, read_muxserve
 
 
 def read_profile(path: Path) -> Profile:

@@ -12,7 +12,7 @@ from pydantic import (
     model_validator,
 )
 
-from muxcluster.core.apikey import checked_key
+from muxcluster.core.inputs.api_key import checked_key
 
 
 def _checked_path(text: str) -> str:

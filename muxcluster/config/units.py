@@ -12,10 +12,10 @@ from muxcluster.core.kvshape import KvShape, block_bytes
 from muxcluster.core.request import Slo
 from muxcluster.core.served import ServedModel
 from muxcluster.core.unitspec import ModelSpec, SchedulerSpec, UnitSpec
-from placement.columns import columns
-from placement.hardware import GIB, Gpu, cpu
-from placement.plan import Plan, PlannedUnit
-from placement.problem import Node
+from muxcluster.placement.columns import columns
+from muxcluster.placement.hardware import GIB, Gpu, cpu
+from muxcluster.placement.plan import Plan, PlannedUnit
+from muxcluster.placement.problem import Node
 
 _CPU_HOST_GIB = 1.0
 _GPU_HOST_GIB = 16.0

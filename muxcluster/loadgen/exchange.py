@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 from typing import cast
 
-from muxcluster.core.weburl import checked_url
+from muxcluster.core.inputs.web_url import checked_url
 
 
 @dataclass(frozen=True, slots=True)

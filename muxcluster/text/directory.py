@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from muxcluster.core.jsonfile import read_json_object
+from muxcluster.core.inputs.json_file import read_json_object
 
 _ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 

@@ -15,15 +15,15 @@ import httpx
 from openai import AsyncOpenAI
 from ray.exceptions import RayActorError
 
-from muxcluster.api.ingress import Ingress
-from muxcluster.api.settings import ApiSettings
 from muxcluster.channel.curve import Door, new_keys
 from muxcluster.channel.server import UnitServer
-from muxcluster.cluster.embedded import HttpAddress
+from muxcluster.cluster.ingress.ingress import Ingress
 from muxcluster.core.directory import Directory, UnitAddress
 from muxcluster.core.events import Finished, FinishReason, TokenDelta
+from muxcluster.core.inputs.web_url import HttpAddress
 from muxcluster.core.request import Request
 from muxcluster.core.served import JobRecord, ModelStats, ServedModel, UnitStats
+from muxcluster.http.settings import ApiSettings
 
 CLIENT_KEYS = new_keys()
 STEP_S = 0.004

@@ -8,9 +8,9 @@ import pytest
 from fastapi import FastAPI
 from starlette.testclient import TestClient
 
-from muxcluster.api.app import create_app
-from muxcluster.api.settings import ApiSettings
 from muxcluster.core.served import ServedModel
+from muxcluster.http.app import create_app
+from muxcluster.http.settings import ApiSettings
 from muxcluster.text.tokenizer import Tokenizer
 from tests.api.fakes import FakeBackend, make_tokenizer, running_server, served_model
 

@@ -9,11 +9,11 @@ import httpx
 import pytest
 from starlette.testclient import TestClient
 
-from muxcluster.api import request_log
-from muxcluster.api.account import EngineTime
-from muxcluster.api.app import create_app
 from muxcluster.core.errors import EngineFailure
 from muxcluster.core.events import Finished, FinishReason, TokenDelta
+from muxcluster.http.app import create_app
+from muxcluster.http.calls.account import EngineTime
+from muxcluster.http.metrics import request_log
 from tests.api.test_status_routes import samples
 
 TEXT = {"model": "tiny", "prompt": "hi"}

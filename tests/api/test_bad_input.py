@@ -7,8 +7,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
-from muxcluster.api.app import create_app
-from muxcluster.api.settings import ApiSettings
+from muxcluster.http.app import create_app
+from muxcluster.http.settings import ApiSettings
 from muxcluster.text.tokenizer import Tokenizer
 from tests.api.fakes import served_model
 

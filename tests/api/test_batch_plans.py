@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from muxcluster.api.batches.answering import Answer, Grown
-from muxcluster.api.batches.planning import FileOrder, LivePlan, Read
-from muxcluster.api.batches.runner import BatchRunner, RunnerSettings
-from muxcluster.batch.entry import Entry
-from muxcluster.batch.job import Batch, Status, Use
-from muxcluster.batch.store import BatchStore, Pending
+from muxcluster.batch.service.answers import Answer, Grown
+from muxcluster.batch.service.planning import FileOrder, LivePlan, Read
+from muxcluster.batch.service.runner import BatchRunner, RunnerSettings
+from muxcluster.batch.store.entry import Entry
+from muxcluster.batch.store.job import Batch, Status, Use
+from muxcluster.batch.store.store import BatchStore, Pending
 from tests.batch.jobs import MODELS, line_of, result_of, submit
 
 

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from starlette.types import ASGIApp
 
-from muxcluster.api.app import create_app
-from muxcluster.api.connection import HeadLimits
-from muxcluster.api.listener import Listener
-from muxcluster.api.settings import ApiSettings
-from muxcluster.cluster.embedded import HttpAddress
+from muxcluster.core.inputs.web_url import HttpAddress
+from muxcluster.http.app import create_app
+from muxcluster.http.server.connection import HeadLimits
+from muxcluster.http.server.listener import Listener
+from muxcluster.http.settings import ApiSettings
 
 PATIENCE_S = 30.0
 GET = b"GET /health HTTP/1.1\r\nHost: x\r\n"

@@ -8,10 +8,10 @@ from typing import Any
 import httpx
 import pytest
 
-from muxcluster.api.app import create_app
-from muxcluster.api.batches.answering import Answerer
-from muxcluster.api.settings import ApiSettings
-from muxcluster.batch.entry import CHAT, Entry
+from muxcluster.batch.store.entry import CHAT, Entry
+from muxcluster.http.app import create_app
+from muxcluster.http.batch_lines import LineAnswerer
+from muxcluster.http.settings import ApiSettings
 from tests.api.fakes import FakeBackend, make_tokenizer, served_model
 
 LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
@@ -66,7 +66,7 @@ def test_a_line_of_a_batch_ends_with_it(both: FakeBackend) -> None:
     service = create_app(both, ApiSettings()).state.service
 
     async def run() -> bytes:
-        answerer = Answerer(service, lenient=False)
+        answerer = LineAnswerer(service, lenient=False)
         entry = Entry("one", CHAT, chat("hostile"))
         answer = await answerer.answer(0, entry, "batch", lambda num_tokens, is_first: None)
         return answer.result.data

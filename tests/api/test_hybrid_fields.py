@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from muxcluster.api.app import create_app
 from muxcluster.core.request import ServiceClass, Slo
+from muxcluster.http.app import create_app
 from tests.api.fakes import FakeBackend
 
 NUMBERS = ["-1", "0", "-0.0", "NaN", "Infinity", "-Infinity", "1e999", '"1"', "true", "[1]", "{}"]

@@ -12,10 +12,10 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from muxcluster.api import listener
-from muxcluster.api.listener import Listener
-from muxcluster.cluster.embedded import HttpAddress
 from muxcluster.core.errors import EngineFailure
+from muxcluster.core.inputs.web_url import HttpAddress
+from muxcluster.http.server import listener
+from muxcluster.http.server.listener import Listener
 
 
 async def hello(request: Request) -> Response:

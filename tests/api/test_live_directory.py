@@ -12,13 +12,13 @@ import httpx
 import openai
 import pytest
 
-from muxcluster.api import controller_calls
-from muxcluster.api.links import LinkState, UnitLink
-from muxcluster.api.routing import CHUNK_TOKENS
 from muxcluster.channel import curve
 from muxcluster.channel.client import UnitClient
+from muxcluster.cluster.ingress import controller_calls
 from muxcluster.core.errors import EngineFailure
 from muxcluster.core.served import ServedModel
+from muxcluster.router.routing import CHUNK_TOKENS
+from muxcluster.router.unit_link import LinkState, UnitLink
 from muxcluster.text.tokenizer import Tokenizer
 from tests.api.clusters import PATIENCE_S, Cluster, ScriptedUnit, answer, named, run, until
 from tests.channel.relay import relayed

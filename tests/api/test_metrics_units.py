@@ -5,8 +5,8 @@ from dataclasses import replace
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from muxcluster.api.metrics_units import UnitMetrics
 from muxcluster.core.served import JobRecord, ModelStats, UnitStats
+from muxcluster.http.metrics.units import UnitMetrics
 
 SHARING = ModelStats(
     "chat",

@@ -14,11 +14,11 @@ import httpx
 import pytest
 from starlette.testclient import TestClient
 
-from muxcluster.api.admission import MAX_RETRY_S, UNKNOWN_RETRY_S, Gate
-from muxcluster.api.app import create_app
-from muxcluster.api.settings import ApiSettings, QueueLimits
 from muxcluster.core.errors import InvalidValue, Overloaded
 from muxcluster.core.request import ServiceClass
+from muxcluster.http.app import create_app
+from muxcluster.http.calls.admission import MAX_RETRY_S, UNKNOWN_RETRY_S, Gate
+from muxcluster.http.settings import ApiSettings, QueueLimits
 from tests.api.test_status_routes import samples
 
 TEXT = {"model": "tiny", "prompt": "hi"}
@@ -50,7 +50,7 @@ def test_a_call_that_never_fits_is_wrong_rather_than_early() -> None:
 
 def test_the_time_to_wait_follows_the_queues_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr("muxcluster.api.admission.time.monotonic", lambda: now)
+    monkeypatch.setattr("muxcluster.http.calls.admission.time.monotonic", lambda: now)
     gate = Gate(QueueLimits(interactive=100))
     for _ in range(30):  # three a second
         now += 1 / 3

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from muxcluster.api.recovery import MAX_LOSSES, MAX_LOSSES_IN_A_ROW, Progress, is_loss
 from muxcluster.core.errors import NotReady, Overloaded
 from muxcluster.core.events import Finished, FinishReason, TokenDelta, merge
 from muxcluster.core.request import Request
 from muxcluster.core.sampling import SamplingParams
+from muxcluster.router.recovery import MAX_LOSSES, MAX_LOSSES_IN_A_ROW, Progress, is_loss
 from tests.api.fakes import entry
 
 GONE = NotReady("gone", code="replica_lost")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from muxcluster.api import request_log
+from muxcluster.http.metrics import request_log
 
 
 @pytest.fixture(autouse=True)

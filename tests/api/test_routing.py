@@ -8,7 +8,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muxcluster.api.routing import (
+from muxcluster.core.request import Request
+from muxcluster.core.sampling import SamplingParams
+from muxcluster.router.routing import (
     CHUNK_TOKENS,
     MAX_CHUNKS,
     SLACK_S,
@@ -16,8 +18,6 @@ from muxcluster.api.routing import (
     PrefixMemory,
     choose,
 )
-from muxcluster.core.request import Request
-from muxcluster.core.sampling import SamplingParams
 
 TOKEN_S = 0.001
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from muxcluster.api.routing import CHUNK_TOKENS, Candidate, PrefixMemory, choose
-from muxcluster.api.unit_load import LoadMeter
 from muxcluster.core.request import Request
 from muxcluster.core.sampling import SamplingParams
 from muxcluster.core.served import JobRecord, ModelStats, UnitStats
+from muxcluster.router.routing import CHUNK_TOKENS, Candidate, PrefixMemory, choose
+from muxcluster.router.unit_load import LoadMeter
 
 TOKEN_S = 0.0002
 REPORT_S = 0.5

@@ -7,15 +7,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from muxcluster.api.app import create_app
-from muxcluster.api.call import Arrival
-from muxcluster.api.choice import ChoiceText
-from muxcluster.api.merge import merge
-from muxcluster.api.settings import ApiSettings
 from muxcluster.core.errors import EngineFailure, InvalidValue, RequestTimeout
 from muxcluster.core.events import Finished, FinishReason, TokenDelta
+from muxcluster.http.app import create_app
+from muxcluster.http.calls.call import Arrival
+from muxcluster.http.calls.choice import ChoiceText
+from muxcluster.http.calls.merge import merge
+from muxcluster.http.settings import ApiSettings
 from muxcluster.text.schemas import CompletionBody
-from muxcluster.text.validation import parse
+from muxcluster.text.validation.body import parse
 from tests.api.fakes import entry
 
 LENGTH = Finished("r", FinishReason.LENGTH)

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from muxcluster.api.app import create_app
 from muxcluster.core.request import Request, Slo
+from muxcluster.http.app import create_app
 from tests.api.fakes import FakeBackend
 
 PROMPT = {"prompt": "hi"}

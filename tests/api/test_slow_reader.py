@@ -4,10 +4,11 @@ import asyncio
 import socket
 from typing import Any
 
-from muxcluster.api import routes_generation, streaming
-from muxcluster.api.app import create_app
-from muxcluster.api.merge import merge
-from muxcluster.api.settings import ApiSettings
+from muxcluster.http.answers import streaming
+from muxcluster.http.app import create_app
+from muxcluster.http.calls.merge import merge
+from muxcluster.http.routes import generation as routes_generation
+from muxcluster.http.settings import ApiSettings
 from tests.api.fakes import running_server, wait_until
 
 

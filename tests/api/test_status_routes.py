@@ -7,12 +7,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
 from muxcluster import __version__
-from muxcluster.api.app import create_app
-from muxcluster.api.backend import RoutedBackend
-from muxcluster.api.settings import ApiSettings
 from muxcluster.core.errors import ModelNotFound, NotReady, Overloaded
 from muxcluster.core.events import Finished, FinishReason, TokenDelta
 from muxcluster.core.served import JobRecord, UnitStats
+from muxcluster.http.app import create_app
+from muxcluster.http.settings import ApiSettings
+from muxcluster.router.backend import RoutedBackend
 
 TEXT = {"model": "tiny", "prompt": "hi"}
 

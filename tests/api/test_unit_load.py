@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muxcluster.api.unit_load import UNKNOWN_TOKEN_S, LoadMeter
 from muxcluster.core.served import JobRecord, ModelStats, UnitStats
+from muxcluster.router.unit_load import UNKNOWN_TOKEN_S, LoadMeter
 
 
 def report(now_s: float, *models: ModelStats, jobs: tuple[JobRecord, ...] = ()) -> UnitStats:

@@ -15,13 +15,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-from muxcluster.api.batches.answering import Answer, Answerer, Grown
-from muxcluster.api.batches.planning import FileOrder
-from muxcluster.api.batches.runner import BatchRunner, Ended, RunnerSettings
-from muxcluster.batch.entry import Entry
-from muxcluster.batch.job import Use
-from muxcluster.batch.results import answered
-from muxcluster.batch.store import BatchStore
+from muxcluster.batch.service.answers import Answer, Answerer, Grown
+from muxcluster.batch.service.planning import FileOrder
+from muxcluster.batch.service.runner import BatchRunner, Ended, RunnerSettings
+from muxcluster.batch.store.entry import Entry
+from muxcluster.batch.store.job import Use
+from muxcluster.batch.store.results import answered
+from muxcluster.batch.store.store import BatchStore
 from tests.batch.jobs import MODELS
 
 MOMENTS = ("answering", "half written", "written", "synced", "committing", "committed")

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from muxcluster.batch.intake import Intake, Limits
-from muxcluster.batch.job import Batch, Order
-from muxcluster.batch.store import BatchStore, Pending, Result
+from muxcluster.batch.store.intake import Intake, Limits
+from muxcluster.batch.store.job import Batch, Order
+from muxcluster.batch.store.store import BatchStore, Pending, Result
 
 MODELS = ("tiny", "other")
 

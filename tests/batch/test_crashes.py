@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from muxcluster.batch.job import Status, Use
-from muxcluster.batch.store import BatchStore
+from muxcluster.batch.store.job import Status, Use
+from muxcluster.batch.store.store import BatchStore
 from tests.batch.crashing import MOMENTS, NEVER, Death, run_batch
 from tests.batch.jobs import line_of, read_results, submit
 

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from muxcluster.batch.intake import Intake, Limits
-from muxcluster.batch.job import Status, window_s
-from muxcluster.batch.lines import read_lines
-from muxcluster.batch.store import BatchStore
+from muxcluster.batch.store.intake import Intake, Limits
+from muxcluster.batch.store.job import Status, window_s
+from muxcluster.batch.store.lines import read_lines
+from muxcluster.batch.store.store import BatchStore
 from muxcluster.core.errors import InvalidValue
 from tests.batch.jobs import MODELS, line_of, read_results, submit, taken_in
 

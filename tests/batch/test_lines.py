@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muxcluster.batch.lines import read_lines
+from muxcluster.batch.store.lines import read_lines
 
 
 @given(st.binary(max_size=400).map(lambda data: data.replace(b"\x00", b"\n")), st.integers(1, 40))

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from muxcluster.batch.database import database_path
-from muxcluster.batch.files import Shelf
-from muxcluster.batch.store import BatchStore
+from muxcluster.batch.store.database import database_path
+from muxcluster.batch.store.files import Shelf
+from muxcluster.batch.store.store import BatchStore
 
 
 @pytest.fixture(autouse=True)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from muxcluster.batch.database import database_path
-from muxcluster.batch.job import Order, Status, Use
-from muxcluster.batch.store import BatchStore, Result
+from muxcluster.batch.store.database import database_path
+from muxcluster.batch.store.job import Order, Status, Use
+from muxcluster.batch.store.store import BatchStore, Result
 from muxcluster.core.errors import ConfigError, StorageFailed
 from tests.batch.jobs import line_of, read_results, result_of, taken_in
 
@@ -19,7 +19,7 @@ COUNT = 3000
 WORKER = """
 import random, resource, sys
 from pathlib import Path
-from muxcluster.batch.store import BatchStore
+from muxcluster.batch.store.store import BatchStore
 from muxcluster.core.errors import StorageFailed
 from tests.batch.jobs import result_of
 folder, limit, seed = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]

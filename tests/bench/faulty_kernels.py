@@ -1,12 +1,12 @@
 """Kernels that must not ship: one spills, one asks for too much shared memory, one is no kernel.
 
-Imported as a module of `kernels.triton_ops`, or by itself.
+Imported as a module of `muxcluster.kernels.triton_ops`, or by itself.
 """
 
 import triton
 import triton.language as tl
 
-from kernels.triton_ops.specimen import Specimen
+from muxcluster.kernels.triton_ops.specimens.specimen import Specimen
 
 
 @triton.jit

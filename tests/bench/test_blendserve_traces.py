@@ -7,8 +7,8 @@ from bench.offline.blendserve_traces import GRID, TRACES, Mix, kind_nature, kind
 from bench.traces.batchmix import long_outputs
 from muxcluster.offline.blend.resources import resource_model
 from muxcluster.offline.order.choice import nature_of
-from placement.hardware import gpu_named
-from placement.known_shapes import shape_named
+from muxcluster.placement.hardware import gpu_named
+from muxcluster.placement.shapes.known import shape_named
 
 MODEL = resource_model(shape_named("llama-3.1-8b"), gpu_named("A100-80GB"))
 PUBLISHED = {

@@ -61,10 +61,11 @@ def test_the_script_compiles_a_kernel_and_says_so():
 
 
 def test_the_script_fails_on_a_spill_on_nonsense_and_on_what_is_worse_than_it_was(tmp_path):
-    shutil.copytree(ROOT / "kernels", tmp_path / "kernels")
+    shutil.copytree(ROOT / "muxcluster" / "kernels", tmp_path / "muxcluster" / "kernels")
+    shutil.copy(ROOT / "muxcluster" / "__init__.py", tmp_path / "muxcluster")
     shutil.copytree(ROOT / "bench", tmp_path / "bench", ignore=shutil.ignore_patterns("results"))
     source = ROOT / "tests" / "bench" / "faulty_kernels.py"
-    shutil.copy(source, tmp_path / "kernels" / "triton_ops" / "faulty.py")
+    shutil.copy(source, tmp_path / "muxcluster" / "kernels" / "triton_ops" / "faulty.py")
     bounds = tmp_path / "bench" / "kernel_bounds.json"
     found = json.loads(bounds.read_text())
     found["bounds"]["silu_mul bf16 sm_90"]["registers"] = 10

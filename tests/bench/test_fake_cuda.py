@@ -11,11 +11,11 @@ from transformers import LlamaConfig
 pytest.importorskip("triton", reason="Triton's wheels are for Linux")
 
 from bench.fake_cuda import FakeCuda, decode_step, load
-from kernels.silu_mul import silu_mul
 from muxcluster.core.job import WorkerSlot
 from muxcluster.core.kvshape import KvShape
 from muxcluster.core.unitspec import ModelSpec, UnitSpec
 from muxcluster.engine.steps.device.capture_lint import NotCapturable
+from muxcluster.kernels.silu_mul import silu_mul
 
 
 @pytest.fixture

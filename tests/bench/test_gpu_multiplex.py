@@ -12,7 +12,7 @@ import torch
 from bench.gpu.multiplex import claims
 from bench.gpu.multiplex_setup import cost_of, work_of
 from bench.gpu.multiplex_systems import DRY_SYSTEMS, SYSTEMS
-from placement.cost import MeasuredCost, Profile
+from muxcluster.placement.cost import MeasuredCost, Profile
 from tests.bench.gpu_scripts import ABSENT, record_of, run_bare
 from tests.conftest import ROOT
 

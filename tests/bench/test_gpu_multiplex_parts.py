@@ -25,8 +25,8 @@ from muxcluster.core.errors import ConfigError
 from muxcluster.core.job import Job
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.unit.unit import Unit
-from placement.cost import Roofline
-from placement.hardware import GPUS
+from muxcluster.placement.cost import Roofline
+from muxcluster.placement.hardware import GPUS
 from tests.engine.fakes import FakeExecutor, next_token
 
 COST = Roofline(GPUS["H200"], 2)

@@ -20,6 +20,7 @@ from bench.hybrid.lengths import LONGEST, SHORTEST, Even, Fitted
 from bench.hybrid.picture import draw
 from bench.hybrid.running import Cell, Runner, batch_tokens_per_s, normalised_s
 from bench.hybrid.setups import APART, ENTRIES, LENGTHS, OURS, SETUPS, Point, case_of
+from muxcluster.placement.hardware import GIB
 from muxcluster.sim.cases.sweep import Cache
 from muxcluster.sim.report.report import (
     BatchReport,
@@ -28,7 +29,6 @@ from muxcluster.sim.report.report import (
     InteractiveReport,
     SpreadReport,
 )
-from placement.hardware import GIB
 
 POINT = Point("opt-13b", "sharegpt", 5.0, 10.0)
 

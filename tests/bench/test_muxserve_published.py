@@ -11,8 +11,8 @@ from bench.muxserve.published import SYSTEMS, Mesh, Run, Served, kv_share, read_
 from bench.muxserve.reference import GPU, ReferenceCost, units_of_run
 from bench.muxserve.replay import lengths, replay
 from muxcluster.core.job import Phase
-from placement.cost import Roofline
-from placement.known_shapes import SHAPES
+from muxcluster.placement.cost import Roofline
+from muxcluster.placement.shapes.known import SHAPES
 
 
 @pytest.fixture(scope="module")

@@ -17,9 +17,9 @@ pytest.importorskip("triton", reason="Triton's wheels are for Linux")
 from bench.compiled import KernelTypes, modules, specimens, types_of
 from bench.fake_cuda import FakeCuda
 from bench.launches import decode_rows, prompt_rows, recorded
-from kernels.triton_ops.specimen import Specimen
 from muxcluster.engine.forward.loaded_model import LoadedModel
 from muxcluster.engine.memory.copies import SlotSizes, StagedTransfer
+from muxcluster.kernels.triton_ops.specimens.specimen import Specimen
 
 MIXED = [(0, 700), (512, 64), (90, 1)]
 STEPS: dict[str, Callable[[LoadedModel], None]] = {

@@ -4,15 +4,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from muxcluster.batch.store import Pending
-from muxcluster.cli.batching.feeding import Asked, FedPlan, FedUnit
+from muxcluster.batch.plan.feeding import Asked, FedPlan, FedUnit
+from muxcluster.batch.store.store import Pending
 from muxcluster.core.pinning import PinnedPrefix, Unpin
 from muxcluster.offline.blend.resources import resource_model
 from muxcluster.offline.feed.feeder import BatchFeeder
 from muxcluster.offline.order.choice import Unplanned
 from muxcluster.offline.prefix.prompts import token_prompts
+from muxcluster.placement.hardware import GPUS
 from muxcluster.scheduling.memory.batch_memory import BatchSpace
-from placement.hardware import GPUS
 from tests.scheduling.rig import model_spec, unit_spec
 from tests.sim.cases import SHAPE
 

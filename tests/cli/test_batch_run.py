@@ -89,7 +89,7 @@ def test_models_take_turns_where_all_at_once_is_predicted_to_lose(
         assert set(jobs) == set(FAMILIES) == set(unit.models)
         return Together(joint_s, dict.fromkeys(jobs, 1.0))
 
-    monkeypatch.setattr("muxcluster.cli.batching.ordering.compare_together", predicted)
+    monkeypatch.setattr("muxcluster.batch.plan.ordering.compare_together", predicted)
     asked = prompts(12)
     file, output = write_job(tmp_path / "in.jsonl", asked), tmp_path / "out.jsonl"
     said = _ran(capsys, file, "-o", str(output), "--config", config, "--order", "dfs")

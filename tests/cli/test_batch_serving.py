@@ -9,16 +9,16 @@ from collections.abc import Sequence
 import pytest
 import yaml
 
-from muxcluster.api.model_text import ModelTexts
-from muxcluster.batch.job import Batch, Order, Status
-from muxcluster.batch.store import Pending
-from muxcluster.cli.batching import serving
-from muxcluster.cli.batching.serving import OrderedLines, ServerPlanner
-from muxcluster.cluster.desired import Desired, desired_of
+from muxcluster.batch.store.job import Batch, Order, Status
+from muxcluster.batch.store.store import Pending
+from muxcluster.cluster.ingress import batch_planner as serving
+from muxcluster.cluster.ingress.batch_planner import OrderedLines, ServerPlanner
+from muxcluster.cluster.state.desired import Desired, desired_of
 from muxcluster.config import load_config, plan_for
 from muxcluster.config.planning import nodes_of
 from muxcluster.core.errors import NotReady
 from muxcluster.demo.models import build_model
+from muxcluster.http.calls.model_text import ModelTexts
 
 BATCH = Batch("b", Order("me", "in", None), Status.IN_PROGRESS, {})
 

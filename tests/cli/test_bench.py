@@ -5,9 +5,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from muxcluster.api.app import create_app
-from muxcluster.api.settings import ApiSettings
 from muxcluster.cli.main import run
+from muxcluster.http.app import create_app
+from muxcluster.http.settings import ApiSettings
 from muxcluster.loadgen.prompts import Prompts
 from tests.api.fakes import FakeBackend, make_tokenizer, running_server, served_model
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from muxcluster.cli.serving import announce
+from muxcluster.cli.server.serving import announce
 from muxcluster.core.errors import ConfigError
+from muxcluster.core.inputs.web_url import checked_url
 from muxcluster.core.served import ServedModel
-from muxcluster.core.weburl import checked_url
 from tests.cli.calls import call, refusal
 
 URLS = (

@@ -11,9 +11,9 @@ import pytest
 from muxcluster.cli import main as entry
 from muxcluster.cli.place import Method, Objective
 from muxcluster.core.errors import EngineFailure
-from placement.plan import Plan
-from placement.planner import METHODS
-from placement.problem import Objective as ObjectiveName
+from muxcluster.placement.plan import Plan
+from muxcluster.placement.planner import METHODS
+from muxcluster.placement.problem import Objective as ObjectiveName
 from tests.cli.calls import call, refusal
 
 ROOT = Path(__file__).resolve().parents[2]

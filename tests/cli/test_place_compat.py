@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from placement.plan import Plan
+from muxcluster.placement.plan import Plan
 from tests.cli.calls import call, refusal
 
 CONFIG = """

@@ -2,7 +2,7 @@
 
 import re
 
-from placement.plan import Plan
+from muxcluster.placement.plan import Plan
 from tests.cli.calls import call
 
 

@@ -75,9 +75,9 @@ def test_a_name_that_the_font_lacks(capsys, tmp_path) -> None:
 def test_without_matplotlib_the_install_command_is_named(
     capsys, small, tmp_path, monkeypatch
 ) -> None:
-    for name in [name for name in sys.modules if name.startswith("muxcluster.cli.placing.plot")]:
+    for name in [name for name in sys.modules if name.startswith("muxcluster.cli.views.plot.plan")]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.delitem(sys.modules, "muxcluster.cli.placing.canvas", raising=False)
+    monkeypatch.delitem(sys.modules, "muxcluster.cli.views.plot.canvas", raising=False)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     err = refusal(capsys, "place", small(), "--plot", str(tmp_path / "plan.svg"))
     assert "pip install 'muxcluster[plot]'" in err

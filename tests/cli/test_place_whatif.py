@@ -6,8 +6,8 @@ from muxcluster.cli.placing.whatif import changed
 from muxcluster.config import load_config
 from muxcluster.config.planning import nodes_of, problem
 from muxcluster.core.errors import ConfigError
-from placement.known_shapes import SHAPES
-from placement.plan import Plan
+from muxcluster.placement.plan import Plan
+from muxcluster.placement.shapes.known import SHAPES
 from tests.cli.calls import call, refusal
 
 

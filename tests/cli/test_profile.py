@@ -26,10 +26,10 @@ from muxcluster.engine.profile import device as profiling_device
 from muxcluster.engine.profile.grid import Grid
 from muxcluster.engine.profile.model import Profiled
 from muxcluster.engine.profile.pairs import PairPoint
-from placement.cost import Cell, Pair, Profile, cost_for
-from placement.cost.measured import MeasuredCost
-from placement.hardware import cpu, local_cores
-from placement.shapes import ModelShape
+from muxcluster.placement.cost import Cell, Pair, Profile, cost_for
+from muxcluster.placement.cost.measured import MeasuredCost
+from muxcluster.placement.hardware import cpu, local_cores
+from muxcluster.placement.shapes.shape import ModelShape
 from tests.engine.live_units import children, wait_until_gone, workers_of
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,16 +10,16 @@ from typing import TypeVar
 import numpy as np
 import pytest
 
-from muxcluster.api.cluster_backend import ClusterBackend
-from muxcluster.api.lines import Lines, keep_in_step
-from muxcluster.api.links import LinkState, UnitLink
-from muxcluster.api.recovery import MAX_LOSSES_IN_A_ROW
 from muxcluster.core.directory import Directory, KeyPair, UnitAddress
 from muxcluster.core.errors import NotReady, Overloaded
 from muxcluster.core.events import Finished, FinishReason, TokenDelta
 from muxcluster.core.request import Request
 from muxcluster.core.sampling import SamplingParams
 from muxcluster.core.served import ServedModel, UnitState, UnitStats
+from muxcluster.router.fleet import ClusterBackend
+from muxcluster.router.recovery import MAX_LOSSES_IN_A_ROW
+from muxcluster.router.unit_link import LinkState, UnitLink
+from muxcluster.router.unit_links import Lines, keep_in_step
 
 MODEL = ServedModel("m", "/m", 64, 100, (0,))
 NUM_TOKENS = 6

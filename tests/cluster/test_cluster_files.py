@@ -8,7 +8,7 @@ import pytest
 import yaml
 from ray.autoscaler._private.util import prepare_config, validate_config
 
-from placement.hardware import gpu_named
+from muxcluster.placement.hardware import gpu_named
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = ("cluster.yaml", "examples/cluster-aws.yaml")

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from muxcluster.api.choice import ChoiceDelta
-from muxcluster.api.coalesce import coalesce
+from muxcluster.cluster.ingress.coalesce import coalesce
 from muxcluster.core.errors import EngineFailure
+from muxcluster.http.calls.choice import ChoiceDelta
 
 PIECES = st.lists(st.tuples(st.integers(0, 2), st.text(max_size=3), st.booleans()), max_size=30)
 

@@ -11,8 +11,8 @@ import pytest
 from pydantic import ValidationError
 from ray.serve import Application
 
-from muxcluster.api.serve_app import ServeArgs, app
 from muxcluster.cli.main import run
+from muxcluster.cluster.ingress.serve_app import ServeArgs, app
 from muxcluster.core.errors import ConfigError
 from tests.cluster.conftest import MUXCLUSTER
 

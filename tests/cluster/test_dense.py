@@ -10,8 +10,8 @@ import pytest
 import yaml
 from openai import OpenAI
 
-from muxcluster.api.choice import CONTEXT_TOKENS
 from muxcluster.demo.models import build_model
+from muxcluster.http.calls.choice import CONTEXT_TOKENS
 from muxcluster.text.detokenizer import Detokenizer
 from muxcluster.text.tokenizer import Tokenizer
 from tests.cluster.conftest import STOP_TIMEOUT_S, ServerProcess, held

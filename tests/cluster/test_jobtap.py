@@ -2,7 +2,7 @@
 
 import random
 
-from muxcluster.cluster.jobtap import JobTap
+from muxcluster.cluster.units.job_tap import JobTap
 from muxcluster.core.served import JobRecord, UnitStats
 
 

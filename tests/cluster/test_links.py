@@ -6,14 +6,14 @@ from collections.abc import AsyncGenerator, AsyncIterator
 import numpy as np
 import pytest
 
-from muxcluster.api.cluster_backend import ClusterBackend
-from muxcluster.api.lines import Lines, keep_in_step
 from muxcluster.core.directory import Directory, KeyPair, UnitAddress
 from muxcluster.core.errors import NotReady
 from muxcluster.core.events import Finished, FinishReason, TokenDelta
 from muxcluster.core.request import Request
 from muxcluster.core.sampling import SamplingParams
 from muxcluster.core.served import ServedModel, UnitStats
+from muxcluster.router.fleet import ClusterBackend
+from muxcluster.router.unit_links import Lines, keep_in_step
 
 MODEL = ServedModel("m", "/m", 64, 100, (0,))
 REQUEST = Request("r", "m", np.zeros(3, np.int32), SamplingParams())

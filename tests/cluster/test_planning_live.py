@@ -8,15 +8,22 @@ from typing import Any
 import pytest
 import yaml
 
-from muxcluster.cluster.desired import Desired, Record, at_rates, desired_of, key_of, without
-from muxcluster.cluster.fitting import plan_what_fits
-from muxcluster.cluster.nodes import nodes_from, planning_nodes, remaining_nodes
-from muxcluster.cluster.rates import RateWatch, is_off, to_plan_for
-from muxcluster.cluster.replanner import Replanner
+from muxcluster.cluster.control.replanner import Replanner
+from muxcluster.cluster.ray.nodes import nodes_from, planning_nodes, remaining_nodes
+from muxcluster.cluster.state.desired import (
+    Desired,
+    Record,
+    at_rates,
+    desired_of,
+    key_of,
+    without,
+)
+from muxcluster.cluster.state.fitting import plan_what_fits
+from muxcluster.cluster.state.rates import RateWatch, is_off, to_plan_for
 from muxcluster.config import Config, load_config, plan_for
 from muxcluster.core.errors import ConfigError, InfeasiblePlan
-from placement.hardware import cpu, gpu_named
-from placement.problem import Node
+from muxcluster.placement.hardware import cpu, gpu_named
+from muxcluster.placement.problem import Node
 
 GIB = 2**30
 

@@ -3,7 +3,7 @@
 import asyncio
 import socket
 
-from muxcluster.cluster.nodes import MOST_MISSES, RayNode, Reach
+from muxcluster.cluster.ray.nodes import MOST_MISSES, RayNode, Reach
 
 
 def _node(node_id: str, port: int, *, is_alive: bool = True) -> RayNode:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from muxcluster.cluster.reconcile import (
+from muxcluster.cluster.state.reconcile import (
     Action,
     Drain,
     Limits,

@@ -5,15 +5,15 @@ from pathlib import Path
 import pytest
 import yaml
 
-from muxcluster.cluster.desired import Desired, Record, State, desired_of
-from muxcluster.cluster.reconcile import Phase
-from muxcluster.cluster.routing_table import RETRY_AFTER_S, directory_of
-from muxcluster.cluster.unit_report import UnitReport
-from muxcluster.cluster.watch import UnitWatch
+from muxcluster.cluster.control.routing_table import RETRY_AFTER_S, directory_of
+from muxcluster.cluster.control.watch import UnitWatch
+from muxcluster.cluster.state.desired import Desired, Record, State, desired_of
+from muxcluster.cluster.state.reconcile import Phase
+from muxcluster.cluster.units.report import UnitReport
 from muxcluster.config import load_config, plan_for
 from muxcluster.core.directory import Directory, UnitAddress
-from placement.hardware import gpu_named
-from placement.problem import Node
+from muxcluster.placement.hardware import gpu_named
+from muxcluster.placement.problem import Node
 
 NODES = (Node("n", 1, gpu_named("A100-80GB")),)
 HERE = frozenset({"id-of-n"})

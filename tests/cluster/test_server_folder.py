@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from muxcluster.cluster import process_logs
-from muxcluster.cluster.process_logs import LogFollower
-from muxcluster.cluster.ray_privacy import keep_token_private, make_token
-from muxcluster.cluster.server_folder import ServerFolder, abandoned
+from muxcluster.cluster.ray import process_logs
+from muxcluster.cluster.ray.privacy import keep_token_private, make_token
+from muxcluster.cluster.ray.process_logs import LogFollower
+from muxcluster.cluster.ray.server_folder import ServerFolder, abandoned
 
 HOLDER = """
 import sys, time
 from pathlib import Path
-from muxcluster.cluster.server_folder import ServerFolder
+from muxcluster.cluster.ray.server_folder import ServerFolder
 folder = ServerFolder(Path(sys.argv[1]))
 print(folder.path, flush=True)
 time.sleep(600)

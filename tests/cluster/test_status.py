@@ -7,17 +7,17 @@ from typing import Any
 from rich.console import Console
 
 from muxcluster.cli.status import show
-from muxcluster.cluster.desired import Record, Target
+from muxcluster.cluster.control.status import UnitView, describe
 from muxcluster.cluster.embedded import raised_line
-from muxcluster.cluster.mesh import mesh_request, on_granted_gpu
-from muxcluster.cluster.reconcile import Phase
-from muxcluster.cluster.status import UnitView, describe
-from muxcluster.cluster.unit_actor import as_reported
+from muxcluster.cluster.state.desired import Record, Target
+from muxcluster.cluster.state.reconcile import Phase
+from muxcluster.cluster.units.actor import as_reported
+from muxcluster.cluster.units.mesh import mesh_request, on_granted_gpu
 from muxcluster.core.job import WorkerSlot
 from muxcluster.core.kvshape import KvShape
 from muxcluster.core.served import ModelStats, SharingStats, UnitState, UnitStats
 from muxcluster.core.unitspec import ModelSpec, UnitSpec
-from placement.plan import PlannedUnit
+from muxcluster.placement.plan import PlannedUnit
 
 MODELS = tuple(
     ModelSpec(name, "/m", KvShape(2, 2, 64, 4), 100, 256, (0,)) for name in ("one", "two")

@@ -10,11 +10,11 @@ from muxcluster.config import load_config
 from muxcluster.config.planfile import read_plan
 from muxcluster.config.profiles import read_profile
 from muxcluster.core.errors import ConfigError, LoadError
-from muxcluster.core.jsonfile import MOST_DEPTH, parse_nested, read_json
+from muxcluster.core.inputs.json_file import MOST_DEPTH, parse_nested, read_json
+from muxcluster.placement.compat.curves import read_curves
+from muxcluster.placement.compat.errors import CompatError
+from muxcluster.placement.cost import Profile, read_muxserve
 from muxcluster.workload.files.rows import json_document, json_rows
-from placement.compat.curves import read_curves
-from placement.compat.errors import CompatError
-from placement.cost import Profile, read_muxserve
 
 DEEP = "[" * 3000 + "]" * 3000
 SHAPE = "models: [{name: m, shape: opt-125m}]"

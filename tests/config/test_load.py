@@ -8,8 +8,8 @@ import pytest
 from muxcluster.config import load_config
 from muxcluster.config.planning import nodes_of
 from muxcluster.core.errors import ConfigError, LoadError
-from placement.hardware import GPUS
-from placement.known_shapes import SHAPES
+from muxcluster.placement.hardware import GPUS
+from muxcluster.placement.shapes.known import SHAPES
 
 GOOD = """
 models:

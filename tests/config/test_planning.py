@@ -8,7 +8,7 @@ from muxcluster.config import load_config, plan_for
 from muxcluster.config.planning import nodes_of, problem
 from muxcluster.config.profiles import is_published, read_profile
 from muxcluster.core.errors import ConfigError, InfeasiblePlan
-from placement.known_shapes import SHAPES
+from muxcluster.placement.shapes.known import SHAPES
 
 FILE = """
 models:

@@ -7,10 +7,10 @@ from muxcluster.core.errors import ConfigError, InfeasiblePlan
 from muxcluster.core.job import Phase
 from muxcluster.core.request import Slo
 from muxcluster.core.unitspec import UnitSpec
-from placement.hardware import GPUS
-from placement.memory import block_bytes
-from placement.plan import Plan
-from placement.problem import Demand, Limits, Node
+from muxcluster.placement.hardware import GPUS
+from muxcluster.placement.memory import block_bytes
+from muxcluster.placement.plan import Plan
+from muxcluster.placement.problem import Demand, Limits, Node
 
 TWO = """
 models:

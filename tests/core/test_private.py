@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from muxcluster.core.private import make_private_folder, open_private, tighten
+from muxcluster.core.inputs.private import make_private_folder, open_private, tighten
 
 
 @pytest.fixture(params=[0o000, 0o022, 0o777], ids=oct, autouse=True)

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels.prefix_plan import PrefixPlan
 from muxcluster.core.request import Request, ServiceClass
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.steps import runner
 from muxcluster.engine.steps.runner import UnitRunner
+from muxcluster.kernels.cpu.prefix_plan import PrefixPlan
 from tests.engine.conftest import ModelBuilder
 from tests.engine.stepping import SteppedUnit
 from tests.engine.units import greedy, prompts, request_of, running, spec_of, submit

@@ -9,7 +9,7 @@ from muxcluster.core.job import Job, Phase, WorkerSlot
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.profile.grid import Grid, Point
 from muxcluster.engine.profile.pairs import PairPoint, measure_pairs, pair_points, paired_spec
-from placement.cost import Pair
+from muxcluster.placement.cost import Pair
 from tests.engine.fakes import FakeExecutor, fake_spec
 
 GRID = Grid(shares=(0.3, 0.5, 0.7, 1.0), batches=(1, 4), lengths=(5, 40), repeats=3)

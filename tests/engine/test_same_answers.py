@@ -15,7 +15,7 @@ from muxcluster.offline.feed.feeder import BatchFeeder, Room
 from muxcluster.offline.order.choice import Unplanned
 from muxcluster.offline.order.orders import ORDERS
 from muxcluster.offline.prefix.prompts import token_prompts
-from placement.hardware import gpu_named
+from muxcluster.placement.hardware import gpu_named
 from tests.engine.conftest import ModelBuilder
 from tests.engine.stepping import SteppedUnit
 from tests.engine.units import greedy, prompts, request_of, spec_of

@@ -10,14 +10,14 @@ import httpx
 import pytest
 import uvicorn
 
-from muxcluster.api.app import create_app
-from muxcluster.api.backend import RoutedBackend
-from muxcluster.api.settings import ApiSettings
 from muxcluster.config import load_config, plan_for, served_models, unit_specs
 from muxcluster.core.events import TokenDelta
 from muxcluster.core.request import Request
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.unit.local import LocalUnitClient
+from muxcluster.http.app import create_app
+from muxcluster.http.settings import ApiSettings
+from muxcluster.router.backend import RoutedBackend
 from tests.engine.units import check_nothing_leaks, prompts
 from tests.engine_dense.conftest import ModelBuilder
 from tests.engine_dense.units import VOCAB, generated

@@ -22,8 +22,8 @@ from muxcluster.core.unitspec import ModelSpec, UnitSpec
 from muxcluster.engine.forward.loaded_model import LoadedModel
 from muxcluster.engine.steps.device.captures import CudaGraphs
 from muxcluster.engine.steps.device.steps import DeviceSteps
-from placement.memory import activation_bytes
-from placement.problem import Demand, Limits
+from muxcluster.placement.memory import activation_bytes
+from muxcluster.placement.problem import Demand, Limits
 
 LIMITS = Limits()
 MAX_SEQS, MAX_TOKENS, NUM_LAYERS = 256, 4096, 2

@@ -11,14 +11,14 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
-from kernels.kv_write import kv_write
-from kernels.paged_decode import paged_decode
-from kernels.prefix_attention import prefix_attention
-from kernels.sample import sample
 from muxcluster.engine.forward.attention import paged as attention_paged
 from muxcluster.engine.sampling import plain
 from muxcluster.engine.steps.device.capture_lint import NotCapturable
 from muxcluster.engine.steps.device.captures import Step
+from muxcluster.kernels.kv_write import kv_write
+from muxcluster.kernels.paged_decode import paged_decode
+from muxcluster.kernels.prefix_attention import prefix_attention
+from muxcluster.kernels.sample import sample
 
 Operator = Callable[..., Any]
 

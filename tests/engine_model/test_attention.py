@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.prompt_attention import prompt_attention
 from muxcluster.core.job import Side
 from muxcluster.engine.forward.attention import LayerAttention, LayerCall
 from muxcluster.engine.forward.attention import paged as attention_paged
@@ -13,6 +12,7 @@ from muxcluster.engine.forward.cpu_attention import PlannedAttention
 from muxcluster.engine.forward.paged_attention import PagedAttention
 from muxcluster.engine.memory.arena import ModelArena
 from muxcluster.engine.steps import runner
+from muxcluster.kernels.prompt_attention import prompt_attention
 from tests.engine_model.conftest import ModelBuilder
 from tests.engine_model.driver import drivers, ragged, unit_of
 from tests.engine_model.test_batch import CPU, arrays

@@ -5,7 +5,7 @@ import torch
 from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from kernels.add_rms_norm import add_rms_norm
+from muxcluster.kernels.add_rms_norm import add_rms_norm
 from tests.kernels.row_cases import assert_rounded, norm_expected
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]

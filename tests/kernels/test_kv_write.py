@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kernels.kv_write import kv_write
+from muxcluster.kernels.kv_write import kv_write
 from tests.kernels.kv_write_rules import KvWriteRules
 
 

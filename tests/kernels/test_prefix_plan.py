@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels import decode_direct, prefix_plan
-from kernels.layout import half_rows
-from kernels.prefix_plan import PrefixPlan
+from muxcluster.kernels.cpu import decode_direct, prefix_plan
+from muxcluster.kernels.cpu.prefix_plan import PrefixPlan
+from muxcluster.kernels.layout import half_rows
 from tests.kernels.paged_cases import random_query
 from tests.kernels.prefix_cases import check, decodes, grouped_case
 

@@ -8,7 +8,7 @@ from transformers.models.gpt_neox import modeling_gpt_neox
 from transformers.models.llama import modeling_llama
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
-from kernels.rotary import HeadNorms, rotary
+from muxcluster.kernels.rotary import HeadNorms, rotary
 from tests.kernels.row_cases import assert_rounded, heads_normed, rotary_expected
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]

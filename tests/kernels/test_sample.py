@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.sample import sample
 from muxcluster.engine.sampling.draw import draw
 from muxcluster.engine.sampling.randomness import uniforms
 from muxcluster.engine.sampling.truncation import thresholds
+from muxcluster.kernels.sample import sample
 from tests.kernels.sample_cases import Case, count_excused, one_row, random_case
 
 

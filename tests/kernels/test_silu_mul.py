@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers.activations import ACT2FN
 
-from kernels.silu_mul import silu_mul
+from muxcluster.kernels.silu_mul import silu_mul
 from tests.kernels.row_cases import assert_rounded, glu_expected
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]

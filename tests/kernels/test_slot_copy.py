@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from kernels.paged_decode import paged_decode
-from kernels.slot_copy import slot_copy, widest_word
+from muxcluster.kernels.paged_decode import paged_decode
+from muxcluster.kernels.slot_copy import slot_copy, widest_word
 from tests.kernels.paged_cases import filled_case, random_query
 from tests.kernels.slot_copy_cases import random_blocks
 from tests.kernels.slot_copy_rules import SlotCopyRules

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kernels.sm_ids import sm_ids
+from muxcluster.kernels.sm_ids import sm_ids
 
 
 def test_every_thread_is_seen() -> None:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kernels.triton_ops.add_rms_norm import add_rms_norm
+from muxcluster.kernels.triton_ops.add_rms_norm import add_rms_norm
 from tests.kernels.row_cases import (
     assert_rounded,
     assert_surroundings_untouched,

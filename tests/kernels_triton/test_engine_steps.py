@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from kernels.on_gpu import triton_kernel
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.decoders import kernel_decoder
 from muxcluster.engine.decoders.kernel_fusing import forward_on_gpu
@@ -21,6 +20,7 @@ from muxcluster.engine.memory.arena import Arena
 from muxcluster.engine.sampling import plain
 from muxcluster.engine.steps.device.captures import CallAgain
 from muxcluster.engine.steps.runner import UnitMemory, UnitRunner
+from muxcluster.kernels.on_gpu import triton_kernel
 from tests.engine.stepping import SteppedUnit
 from tests.engine.test_prefix_shared import groups, serve, spec
 from tests.engine_model.conftest import ModelBuilder, tiny

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kernels.triton_ops.kv_write import kv_write
+from muxcluster.kernels.triton_ops.kv_write import kv_write
 from tests.kernels.kv_write_rules import KvWriteRules
 from tests.kernels.paged_cases import empty_case
 

@@ -5,8 +5,8 @@ from functools import partial
 import pytest
 import torch
 
-from kernels.triton_ops import splits as splits_module
-from kernels.triton_ops.paged_decode import paged_decode, split_decode
+from muxcluster.kernels.triton_ops.paged_decode import paged_decode, split_decode
+from muxcluster.kernels.triton_ops.parts import splits as splits_module
 from tests.kernels.paged_cases import filled_case, random_query
 from tests.kernels.paged_decode_rules import PagedDecodeRules, check
 

@@ -5,8 +5,8 @@ from functools import partial
 import pytest
 import torch
 
-from kernels.triton_ops.paged_prefill import paged_prefill
-from kernels.triton_ops.prefill_tiling import Tiling, choose_tiling
+from muxcluster.kernels.triton_ops.paged_prefill import paged_prefill
+from muxcluster.kernels.triton_ops.parts.prefill_tiling import Tiling, choose_tiling
 from muxcluster.scheduling.packing.prompts import TILE_TOKENS
 from tests.kernels.paged_cases import filled_case, random_query
 from tests.kernels.paged_prefill_rules import PagedPrefillRules, check

@@ -6,9 +6,13 @@ from itertools import accumulate, pairwise
 import pytest
 import torch
 
-from kernels.triton_ops.paged_decode import paged_decode
-from kernels.triton_ops.prefix_attention import prefix_attention
-from kernels.triton_ops.prefix_tiling import PrefixShape, PrefixTiling, choose_tiling
+from muxcluster.kernels.triton_ops.paged_decode import paged_decode
+from muxcluster.kernels.triton_ops.parts.prefix_tiling import (
+    PrefixShape,
+    PrefixTiling,
+    choose_tiling,
+)
+from muxcluster.kernels.triton_ops.prefix_attention import prefix_attention
 from tests.kernels.paged_cases import random_query
 from tests.kernels.prefix_cases import Group, check, decodes, grouped_case
 from tests.kernels.prefix_rules import PrefixAttentionRules

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.triton_ops.paged_decode import paged_decode
-from kernels.triton_ops.prefix_attention import prefix_attention
 from muxcluster.core.job import Rows, SharedPrefixes
 from muxcluster.engine.forward.prefix_rows import fits, fixed_groups, group_arrays, side_by_side
+from muxcluster.kernels.triton_ops.paged_decode import paged_decode
+from muxcluster.kernels.triton_ops.prefix_attention import prefix_attention
 from tests.kernels.paged_cases import random_query
 from tests.kernels.prefix_cases import GroupedCase, decodes, grouped_case
 

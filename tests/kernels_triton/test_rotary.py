@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from kernels.rotary import HeadNorms
-from kernels.triton_ops.rotary import rotary
+from muxcluster.kernels.rotary import HeadNorms
+from muxcluster.kernels.triton_ops.rotary import rotary
 from tests.kernels.row_cases import (
     assert_rounded,
     assert_surroundings_untouched,

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.sample import sample as twin
-from kernels.triton_ops.sample import sample
+from muxcluster.kernels.sample import sample as twin
+from muxcluster.kernels.triton_ops.sample import sample
 from tests.kernels.sample_cases import count_excused, one_row, random_case
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kernels.triton_ops.silu_mul import silu_mul
+from muxcluster.kernels.triton_ops.silu_mul import silu_mul
 from tests.kernels.row_cases import assert_rounded, glu_expected, surrounded
 
 # exp of a large number is infinite on a GPU too, and gives the sigmoid 0 that is wanted.

@@ -2,7 +2,7 @@
 
 import torch
 
-from kernels.triton_ops.slot_copy import slot_copy
+from muxcluster.kernels.triton_ops.slot_copy import slot_copy
 from tests.kernels.slot_copy_rules import SlotCopyRules
 
 

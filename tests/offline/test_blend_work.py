@@ -10,8 +10,8 @@ from muxcluster.offline.blend.lengths import estimate_lengths, known_lengths, sa
 from muxcluster.offline.blend.resources import resource_model
 from muxcluster.offline.blend.scan import share_memory
 from muxcluster.offline.prefix.tree import build_tree
-from placement.hardware import gpu_named
-from placement.known_shapes import shape_named
+from muxcluster.placement.hardware import gpu_named
+from muxcluster.placement.shapes.known import shape_named
 from tests.offline.blend_cases import MODEL, Case, case_of, cases, cost
 from tests.offline.naive import node_prefixes, prompts_of
 

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from placement.columns import columns
-from placement.known_shapes import SHAPES
-from placement.shapes import ModelShape
+from muxcluster.placement.columns import columns
+from muxcluster.placement.shapes.known import SHAPES
+from muxcluster.placement.shapes.shape import ModelShape
 
 BLOCK = 8192
 MAMBA = ModelShape.from_hf_config(

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from placement.compat import CompatError, cluster_score, read_curves
-from placement.compat.curves import Curves
-from placement.compat.facts import FACTS
-from placement.compat.mesh import estimate, fits, value
-from placement.compat.solo import Model, Tenant, candidates, fill_share
-from placement.hardware import GPUS
-from placement.known_shapes import SHAPES
-from placement.problem import Demand, Node, Problem
+from muxcluster.placement.compat import CompatError, cluster_score, read_curves
+from muxcluster.placement.compat.curves import Curves
+from muxcluster.placement.compat.facts import FACTS
+from muxcluster.placement.compat.mesh import estimate, fits, value
+from muxcluster.placement.compat.solo import Model, Tenant, candidates, fill_share
+from muxcluster.placement.hardware import GPUS
+from muxcluster.placement.problem import Demand, Node, Problem
+from muxcluster.placement.shapes.known import SHAPES
 
 POINTS = range(17)
 LAYOUTS = ("reference_as_is", "reference_index_bug_fixed", "best_found_hill_climb")

@@ -12,17 +12,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from placement.compat import CompatError, cluster_score, place_compat, read_curves
-from placement.compat.checks import case_of
-from placement.compat.curves import Curves
-from placement.compat.mesh import fits
-from placement.compat.search import divide
-from placement.hardware import GPUS
-from placement.known_shapes import SHAPES
-from placement.memory import DoesNotFit
-from placement.plan import Plan
-from placement.problem import Demand, Limits, Node, Problem
-from placement.verify import violations
+from muxcluster.placement.compat import CompatError, cluster_score, place_compat, read_curves
+from muxcluster.placement.compat.checks import case_of
+from muxcluster.placement.compat.curves import Curves
+from muxcluster.placement.compat.mesh import fits
+from muxcluster.placement.compat.search import divide
+from muxcluster.placement.hardware import GPUS
+from muxcluster.placement.memory import DoesNotFit
+from muxcluster.placement.plan import Plan
+from muxcluster.placement.problem import Demand, Limits, Node, Problem
+from muxcluster.placement.shapes.known import SHAPES
+from muxcluster.placement.verify import violations
 
 A100 = GPUS["A100-80GB"]
 Layout = list[tuple[int, list[str]]]
@@ -273,8 +273,8 @@ def test_many_models_are_placed_without_looking_at_every_column(
     problem = problem_of(kinds, rates, [8, 4])
     best = place_compat(problem, curves)
     case = case_of(problem, curves)
-    monkeypatch.setattr("placement.compat.search._MOST_COLUMNS", 60)
-    monkeypatch.setattr("placement.compat.search._PER_ROUND", 20)
+    monkeypatch.setattr("muxcluster.placement.compat.search._MOST_COLUMNS", 60)
+    monkeypatch.setattr("muxcluster.placement.compat.search._PER_ROUND", 20)
     found = divide(case.tenants, case.meshes)
     assert found.bound is None
     assert found.unplaced == ()

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from placement.cost import Roofline, Tuning, cost_for, read_muxserve, slowdown
-from placement.cost.roofline import saturation
-from placement.hardware import GPUS, cpu
-from placement.known_shapes import SHAPES
+from muxcluster.placement.cost import Roofline, Tuning, cost_for, read_muxserve, slowdown
+from muxcluster.placement.cost.roofline import saturation
+from muxcluster.placement.hardware import GPUS, cpu
+from muxcluster.placement.shapes.known import SHAPES
 
 A100 = GPUS["A100-80GB"]
 LLAMA = SHAPES["llama-2-7b"]

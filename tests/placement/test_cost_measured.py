@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from placement.cost import Cell, Profile, ProfiledModel, Roofline, Tuning, read_muxserve
-from placement.cost.calibrate import calibrated
-from placement.cost.measured import MeasuredCost
-from placement.hardware import GPUS, cpu
-from placement.known_shapes import SHAPES
+from muxcluster.placement.cost import Cell, Profile, ProfiledModel, Roofline, Tuning, read_muxserve
+from muxcluster.placement.cost.calibrate import calibrated
+from muxcluster.placement.cost.measured import MeasuredCost
+from muxcluster.placement.hardware import GPUS, cpu
+from muxcluster.placement.shapes.known import SHAPES
 
 A100 = GPUS["A100-80GB"]
 SHAPE = SHAPES["llama-7b"]

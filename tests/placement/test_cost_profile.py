@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from placement.cost import Cell, Profile, cost_for, read_muxserve, slowdown
-from placement.cost.interference import Slowed, fitted_loss
-from placement.cost.measured import MeasuredCost
-from placement.cost.roofline import Roofline
-from placement.hardware import GPUS
-from placement.known_shapes import SHAPES
-from placement.shapes import ModelShape
+from muxcluster.placement.cost import Cell, Profile, cost_for, read_muxserve, slowdown
+from muxcluster.placement.cost.interference import Slowed, fitted_loss
+from muxcluster.placement.cost.measured import MeasuredCost
+from muxcluster.placement.cost.roofline import Roofline
+from muxcluster.placement.hardware import GPUS
+from muxcluster.placement.shapes.known import SHAPES
+from muxcluster.placement.shapes.shape import ModelShape
 
 VALID = {
     "version": 1,

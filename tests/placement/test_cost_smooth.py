@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import isotonic_regression
 
-from placement.cost.smooth import smoothed
-from placement.cost.surface import Surface, monotone
+from muxcluster.placement.cost.smooth import smoothed
+from muxcluster.placement.cost.surface import Surface, monotone
 
 AXES = np.meshgrid(np.arange(5.0), np.arange(4.0), np.arange(3.0), indexing="ij")
 POINTS = np.stack([axis.ravel() for axis in AXES], axis=1) / 2

@@ -3,11 +3,11 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from placement.difference import difference
-from placement.hardware import GPUS
-from placement.known_shapes import SHAPES
-from placement.plan import Plan, PlannedModel, PlannedUnit
-from placement.problem import Demand, Node, Problem
+from muxcluster.placement.difference import difference
+from muxcluster.placement.hardware import GPUS
+from muxcluster.placement.plan import Plan, PlannedModel, PlannedUnit
+from muxcluster.placement.problem import Demand, Node, Problem
+from muxcluster.placement.shapes.known import SHAPES
 
 NAMES = ("p", "q", "r", "s")
 

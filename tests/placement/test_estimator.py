@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from placement.estimator import BATCHES, Estimator, Loads
-from placement.estimator.fairness import fractions
-from placement.hardware import GPUS
-from placement.known_shapes import SHAPES
-from placement.memory import kv_blocks
-from placement.problem import Demand, Node, Problem
+from muxcluster.placement.estimator import BATCHES, Estimator, Loads
+from muxcluster.placement.estimator.fairness import fractions
+from muxcluster.placement.hardware import GPUS
+from muxcluster.placement.memory import kv_blocks
+from muxcluster.placement.problem import Demand, Node, Problem
+from muxcluster.placement.shapes.known import SHAPES
 
 A100 = GPUS["A100-80GB"]
 SMALL = ("llama-2-7b", "llama-2-13b", "qwen2.5-7b", "mistral-7b")

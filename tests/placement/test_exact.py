@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from placement.estimator import Estimator
-from placement.exact import solve_exact, upper_bound
-from placement.exact.pieces import Split, splits_of
-from placement.hardware import GPUS, Gpu
-from placement.known_shapes import SHAPES
-from placement.memory import DoesNotFit
-from placement.problem import Demand, Node, Problem
-from placement.search.gpus import kinds_of
-from placement.search.layout import Placed, Workshop, merit
-from placement.search.start import search
+from muxcluster.placement.estimator import Estimator
+from muxcluster.placement.exact import solve_exact, upper_bound
+from muxcluster.placement.exact.pieces import Split, splits_of
+from muxcluster.placement.hardware import GPUS, Gpu
+from muxcluster.placement.memory import DoesNotFit
+from muxcluster.placement.problem import Demand, Node, Problem
+from muxcluster.placement.search.gpus import kinds_of
+from muxcluster.placement.search.layout import Placed, Workshop, merit
+from muxcluster.placement.search.start import search
+from muxcluster.placement.shapes.known import SHAPES
 
 Mesh = tuple[Gpu, int]
 

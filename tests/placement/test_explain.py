@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from placement.assess import assess
-from placement.explain import Alternative, Explanation, explain
-from placement.hardware import GPUS
-from placement.known_shapes import SHAPES
-from placement.plan import Plan, PlannedUnit
-from placement.planner import place
-from placement.problem import Demand, Node, Problem
+from muxcluster.placement.assess import assess
+from muxcluster.placement.explain import Alternative, Explanation, explain
+from muxcluster.placement.hardware import GPUS
+from muxcluster.placement.plan import Plan, PlannedUnit
+from muxcluster.placement.planner import place
+from muxcluster.placement.problem import Demand, Node, Problem
+from muxcluster.placement.shapes.known import SHAPES
 
 
 def demand(name: str, shape: str, rate: float) -> Demand:

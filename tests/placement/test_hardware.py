@@ -3,7 +3,7 @@
 import pytest
 from ray.util.accelerators import accelerators
 
-from placement.hardware import GIB, GPUS, cpu, gpu_named
+from muxcluster.placement.hardware import GIB, GPUS, cpu, gpu_named
 
 OF_NO_ONE_SIZE = {"A100", "V100"}
 REPORTED = {

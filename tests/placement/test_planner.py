@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from placement.hardware import GIB, GPUS, cpu
-from placement.known_shapes import SHAPES
-from placement.memory import DoesNotFit, block_bytes, kv_blocks
-from placement.plan import Plan
-from placement.planner import place
-from placement.problem import Demand, Limits, Node, Problem
-from placement.quota import split_blocks
-from placement.verify import violations
+from muxcluster.placement.hardware import GIB, GPUS, cpu
+from muxcluster.placement.memory import DoesNotFit, block_bytes, kv_blocks
+from muxcluster.placement.plan import Plan
+from muxcluster.placement.planner import place
+from muxcluster.placement.problem import Demand, Limits, Node, Problem
+from muxcluster.placement.quota import split_blocks
+from muxcluster.placement.shapes.known import SHAPES
+from muxcluster.placement.verify import violations
 
 
 def demand(name: str, shape: str = "llama-2-7b", rate: float = 1.0, **changes) -> Demand:

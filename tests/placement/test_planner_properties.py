@@ -7,13 +7,13 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from placement.assess import assess
-from placement.hardware import GIB, GPUS, cpu
-from placement.known_shapes import SHAPES
-from placement.memory import DoesNotFit
-from placement.planner import place
-from placement.problem import Demand, Node, Problem
-from placement.verify import violations
+from muxcluster.placement.assess import assess
+from muxcluster.placement.hardware import GIB, GPUS, cpu
+from muxcluster.placement.memory import DoesNotFit
+from muxcluster.placement.planner import place
+from muxcluster.placement.problem import Demand, Node, Problem
+from muxcluster.placement.shapes.known import SHAPES
+from muxcluster.placement.verify import violations
 
 FAST = settings(
     deadline=None, max_examples=20, phases=[Phase.explicit, Phase.reuse, Phase.generate]

@@ -5,14 +5,14 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from placement.estimator import Estimator
-from placement.exact.modes import BANDWIDTH, KV, LANE, PREFILL, SMS, Detail, modes_of
-from placement.exact.relaxation import upper_bound
-from placement.hardware import GPUS
-from placement.known_shapes import SHAPES
-from placement.problem import Demand, Limits, Node, Problem
-from placement.search.gpus import kinds_of
-from placement.search.layout import Placed, Workshop
+from muxcluster.placement.estimator import Estimator
+from muxcluster.placement.exact.modes import BANDWIDTH, KV, LANE, PREFILL, SMS, Detail, modes_of
+from muxcluster.placement.exact.relaxation import upper_bound
+from muxcluster.placement.hardware import GPUS
+from muxcluster.placement.problem import Demand, Limits, Node, Problem
+from muxcluster.placement.search.gpus import kinds_of
+from muxcluster.placement.search.layout import Placed, Workshop
+from muxcluster.placement.shapes.known import SHAPES
 
 _SHAPES = ("llama-7b", "llama-13b", "llama-30b", "mistral-7b", "qwen2.5-1.5b", "mixtral-8x7b")
 _LARGEST_BLOCK = 2 * 128 * 16 * 4

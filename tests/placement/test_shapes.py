@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from placement.known_shapes import SHAPES, shape_named
-from placement.shapes import ShapeError
+from muxcluster.placement.shapes.known import SHAPES, shape_named
+from muxcluster.placement.shapes.shape import ShapeError
 
 BILLIONS = {
     "llama-2-7b": 6.738,

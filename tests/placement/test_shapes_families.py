@@ -7,7 +7,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-from placement.shapes import ModelShape
+from muxcluster.placement.shapes.shape import ModelShape
 
 CHANGES = {
     "llama": {"num_key_value_heads": 4},

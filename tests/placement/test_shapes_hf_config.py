@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from placement.known_shapes import SHAPES
-from placement.shapes import ModelShape, ShapeError
+from muxcluster.placement.shapes.known import SHAPES
+from muxcluster.placement.shapes.shape import ModelShape, ShapeError
 
 LLAMA = {
     "model_type": "llama",

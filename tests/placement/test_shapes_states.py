@@ -8,7 +8,7 @@ import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from muxcluster.engine.dense.cachetree import leaves
-from placement.shapes import ModelShape, ShapeError
+from muxcluster.placement.shapes.shape import ModelShape, ShapeError
 
 SIZES = {"hidden_size": 64, "num_hidden_layers": 4, "vocab_size": 96}
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 96}

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from muxcluster.core.job import Phase
+from muxcluster.placement.cost import Profile, Roofline, cost_for
+from muxcluster.placement.hardware import gpu_named
+from muxcluster.placement.shapes.known import SHAPES
 from muxcluster.scheduling.steptime.seed import CostSeed, SeedModel
 from muxcluster.scheduling.steptime.step_times import StepTimes
-from placement.cost import Profile, Roofline, cost_for
-from placement.hardware import gpu_named
-from placement.known_shapes import SHAPES
 
 MODELS = {"llama-2-7b": 1, "llama-2-13b": 1, "llama-2-70b": 4}
 SHARES = (0.3, 0.5, 1.0)

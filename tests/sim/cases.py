@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from muxcluster.core.job import Job, Phase, WorkerSlot
 from muxcluster.core.kvshape import KvShape, block_bytes
 from muxcluster.core.unitspec import ModelSpec, SchedulerSpec, UnitSpec
+from muxcluster.placement.cost import Roofline, slowdown
+from muxcluster.placement.hardware import GPUS
+from muxcluster.placement.shapes.known import SHAPES
 from muxcluster.sim.core.timing import Work
 from muxcluster.sim.core.unit import SimModel, SimUnit
 from muxcluster.workload.arrival import Arrival
-from placement.cost import Roofline, slowdown
-from placement.hardware import GPUS
-from placement.known_shapes import SHAPES
 
 SHAPE = SHAPES["llama-7b"]
 LADDER = tuple(step / 10 for step in range(1, 11))

@@ -13,9 +13,9 @@ from muxcluster.offline.order.orders import ORDERS, OfflineJob
 from muxcluster.offline.predictor import Prediction
 from muxcluster.offline.prefix.prompts import Prompts, block_prompts, flat_prompts, take_prompts
 from muxcluster.offline.prefix.tree import build_tree
+from muxcluster.placement.hardware import GPUS
 from muxcluster.sim.batch.run import NUM_BINS
 from muxcluster.sim.batch.simulate import SimPredictor
-from placement.hardware import GPUS
 from tests.sim.cases import SHAPE, sim_unit
 
 BLOCK = 16

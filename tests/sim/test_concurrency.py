@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from muxcluster.core.job import Job, Phase, Rows, TableDelta
+from muxcluster.placement.cost import slowdown
 from muxcluster.sim.core.concurrency import Concurrency
 from muxcluster.sim.core.timing import Work
-from placement.cost import slowdown
 
 
 def job(job_id: int, max_steps: int = 1) -> Job:

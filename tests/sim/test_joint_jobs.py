@@ -9,8 +9,8 @@ from muxcluster.offline.blend.resources import resource_model
 from muxcluster.offline.feed.feeder import BatchFeeder
 from muxcluster.offline.order.choice import Unplanned
 from muxcluster.offline.prefix.prompts import flat_prompts
+from muxcluster.placement.hardware import GPUS
 from muxcluster.sim.batch.joint import JointPrediction, JointPredictor, ModelJob
-from placement.hardware import GPUS
 from tests.sim.cases import SHAPE, sim_unit
 
 RESOURCES = resource_model(SHAPE, GPUS["A100-80GB"])

@@ -4,13 +4,13 @@ import pytest
 
 from muxcluster.core.job import Phase
 from muxcluster.core.unitspec import SchedulerSpec
+from muxcluster.placement.hardware import GPUS
+from muxcluster.placement.planner import place
+from muxcluster.placement.problem import Demand, Node, Problem
+from muxcluster.placement.shapes.known import SHAPES
 from muxcluster.sim.core.planned import units_of
 from muxcluster.sim.core.routing import shortest_wait
 from muxcluster.sim.core.simulate import simulate
-from placement.hardware import GPUS
-from placement.known_shapes import SHAPES
-from placement.planner import place
-from placement.problem import Demand, Node, Problem
 from tests.sim.cases import arrivals
 
 PROBLEM = Problem(

@@ -3,6 +3,10 @@
 import numpy as np
 import pytest
 
+from muxcluster.placement.cost import Roofline
+from muxcluster.placement.hardware import GPUS
+from muxcluster.placement.problem import Demand, Node, Problem
+from muxcluster.placement.shapes.known import SHAPES
 from muxcluster.sim.cases.case import Case, run_case
 from muxcluster.sim.cases.systems import system_named
 from muxcluster.sim.cases.systems_units import plan_of
@@ -16,10 +20,6 @@ from muxcluster.workload.marginals import Constant
 from muxcluster.workload.metrics.records import Ending, Record, RecordLog
 from muxcluster.workload.metrics.window import Window
 from muxcluster.workload.processes import Deterministic
-from placement.cost import Roofline
-from placement.hardware import GPUS
-from placement.known_shapes import SHAPES
-from placement.problem import Demand, Node, Problem
 
 GPU = GPUS["A100-80GB"]
 NODES = (Node("a", 8, GPU),)

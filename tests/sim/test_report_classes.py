@@ -9,6 +9,9 @@ import pytest
 from muxcluster.core.request import ServiceClass
 from muxcluster.core.served import ModelStats, UnitStats
 from muxcluster.core.unitspec import SchedulerSpec
+from muxcluster.placement.hardware import GPUS
+from muxcluster.placement.problem import Demand, Node, Problem
+from muxcluster.placement.shapes.known import SHAPES
 from muxcluster.sim.cases.case import Case, run_case
 from muxcluster.sim.cases.systems import system_named
 from muxcluster.sim.cases.systems_units import plan_of
@@ -22,9 +25,6 @@ from muxcluster.workload.marginals import Constant
 from muxcluster.workload.metrics.records import Ending, Record, RecordLog
 from muxcluster.workload.metrics.window import Window
 from muxcluster.workload.processes import Poisson
-from placement.hardware import GPUS
-from placement.known_shapes import SHAPES
-from placement.problem import Demand, Node, Problem
 
 WINDOW = Window(0.0, 50.0)
 

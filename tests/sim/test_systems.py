@@ -7,14 +7,14 @@ import pytest
 
 from muxcluster.core.job import Phase
 from muxcluster.core.unitspec import SchedulerSpec
+from muxcluster.placement.hardware import GPUS
+from muxcluster.placement.memory import DoesNotFit
+from muxcluster.placement.problem import Demand, Node, Problem
+from muxcluster.placement.shapes.known import SHAPES
 from muxcluster.scheduling.scheduler import UnitScheduler
 from muxcluster.sim.cases.systems import METHODS, SYSTEMS, System, system_named
 from muxcluster.sim.cases.systems_units import plan_of, units_for
 from muxcluster.sim.core.simulate import simulate
-from placement.hardware import GPUS
-from placement.known_shapes import SHAPES
-from placement.memory import DoesNotFit
-from placement.problem import Demand, Node, Problem
 from tests.sim.cases import arrivals
 
 POLICY = SchedulerSpec(token_budget=1024, quota_period_s=2.0)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from muxcluster.core.job import Job, Phase, Rows, SlotCopies, TableDelta
+from muxcluster.placement.hardware import GPUS, cpu
 from muxcluster.sim.core.timing import CostTiming, Work
-from placement.hardware import GPUS, cpu
 from tests.sim.cases import SHAPE, sim_unit
 
 LINK = 20e9

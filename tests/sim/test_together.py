@@ -7,10 +7,10 @@ from bench.traces.batchmix import Kind, mixed_job
 from muxcluster.offline.blend.resources import resource_model
 from muxcluster.offline.order.choice import Unplanned, feeder_of
 from muxcluster.offline.prefix.prompts import flat_prompts
+from muxcluster.placement.hardware import GPUS
 from muxcluster.sim.batch.joint import JointPredictor, ModelJob
 from muxcluster.sim.batch.simulate import SimPredictor
 from muxcluster.sim.batch.together import OrderedJob, Together, compare_together
-from placement.hardware import GPUS
 from tests.sim.cases import SHAPE, sim_unit
 
 RESOURCES = resource_model(SHAPE, GPUS["A100-80GB"])

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from placement.assess import UnitReport, assess
-from placement.memory import block_bytes
-from placement.plan import Plan, PlannedUnit
-from placement.problem import Demand, Problem
+from muxcluster.placement.assess import UnitReport, assess
+from muxcluster.placement.memory import block_bytes
+from muxcluster.placement.plan import Plan, PlannedUnit
+from muxcluster.placement.problem import Demand, Problem
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from muxcluster.config.facts import ModelFacts, known_facts
 from muxcluster.config.problems import first_problem
 from muxcluster.config.schema import FileSection, ModelSection, NodeSection
 from muxcluster.core.errors import ConfigError
-from placement.known_shapes import SHAPES
-from placement.names import nearest
-from placement.shapes import ShapeError
+from muxcluster.placement.names import nearest
+from muxcluster.placement.shapes.known import SHAPES
+from muxcluster.placement.shapes.shape import ShapeError
 
 _KEYS = {
     "rate": "rate",

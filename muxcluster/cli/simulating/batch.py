@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from muxcluster.cli.batching.planning import AUTO, LENGTHS, Wish, compare
-from muxcluster.cli.batching.setting import settings_of
+from muxcluster.batch.plan.prediction import AUTO, LENGTHS, Wish, compare
+from muxcluster.batch.plan.setting import settings_of
 from muxcluster.cli.simulating.demand import digest_of
 from muxcluster.config import Config
 from muxcluster.offline.order.orders import ORDERS

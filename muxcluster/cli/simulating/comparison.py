@@ -7,18 +7,17 @@ from pathlib import Path
 from muxcluster.cli.simulating.demand import Wish, demand_of
 from muxcluster.cli.simulating.hybrid import BatchWish, waves_of
 from muxcluster.config import Config
-from muxcluster.config.planfile import read_plan
-from muxcluster.config.planning import nodes_of, problem, refusals
-from muxcluster.core.errors import ConfigError, InfeasiblePlan, MuxClusterError
-from muxcluster.core.unitspec import SchedulerSpec
+from muxcluster.config.planfile import whole_plan
+from muxcluster.config.planning import nodes_of, policy_of, problem, refusals
+from muxcluster.core.errors import InfeasiblePlan, MuxClusterError
+from muxcluster.placement.memory import DoesNotFit
+from muxcluster.placement.plan import Plan
+from muxcluster.placement.problem import Problem
 from muxcluster.sim.batch.with_interactive import JobBeside
 from muxcluster.sim.cases.case import Case
 from muxcluster.sim.cases.sweep import Cache, PartProgress, sweep
 from muxcluster.sim.cases.systems import System
 from muxcluster.sim.report.report import CaseReport
-from placement.memory import DoesNotFit
-from placement.plan import Plan
-from placement.problem import Problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,29 +114,3 @@ def _plan(system: System, given: Plan | None, asked: Problem, cache: Cache) -> P
     if given is not None and system.method == "greedy":
         return given
     return cache.plan(system.method, asked)
-
-
-def whole_plan(path: Path, config: Config) -> Plan:
-    """A plan of just the configuration's models, on its nodes."""
-    plan = read_plan(path, config)
-    planned = {model.name for unit in plan.units for model in unit.models}
-    models = {model.name for model in config.models}
-    for name in sorted(planned ^ models):
-        where = "the configuration" if name in planned else "the plan"
-        raise ConfigError(path, "units", f"{where} has no model {name!r}")
-    nodes = {node.name for node in config.cluster.listed()}
-    for unit in plan.units:
-        if unit.node not in nodes:
-            raise ConfigError(path, "units", f"{config.file} has no node {unit.node!r}")
-    return plan
-
-
-def policy_of(config: Config) -> SchedulerSpec:
-    """Its limits; lanes are the systems' own."""
-    policy = config.policy
-    return SchedulerSpec(
-        packing=policy.packing,
-        token_budget=policy.token_budget,
-        max_decode_rows=policy.max_decode_rows,
-        quota_period_s=policy.quota_period_s,
-    )

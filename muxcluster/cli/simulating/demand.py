@@ -6,6 +6,8 @@ from hashlib import sha256
 from pathlib import Path
 
 from muxcluster.core.errors import ConfigError
+from muxcluster.placement.names import nearest
+from muxcluster.placement.problem import Demand, Problem
 from muxcluster.sim.core.loads import Load, Synthetic, Trace, form_of
 from muxcluster.workload.arrival import Arrival
 from muxcluster.workload.generate import Source
@@ -14,8 +16,6 @@ from muxcluster.workload.marginals import LogNormal
 from muxcluster.workload.popularity import power_law_rates
 from muxcluster.workload.processes import Poisson
 from muxcluster.workload.summary import ModelSummary, summarise
-from placement.names import nearest
-from placement.problem import Demand, Problem
 
 _RAREST_PER_S, _MOST_PER_S = 1e-9, 1e6
 """Requests/s of a model."""

@@ -7,10 +7,10 @@ import typer
 
 from muxcluster.cli.simulating.demand import Wish, log_normal
 from muxcluster.core.errors import ConfigError
+from muxcluster.placement.problem import Demand, Problem
 from muxcluster.scheduling.packing import PACKINGS
 from muxcluster.sim.core.waves import Waves
 from muxcluster.workload.lengths import Independent
-from placement.problem import Demand, Problem
 
 HYBRID_SYSTEMS = ",".join(f"muxserve:packing={name}" for name in PACKINGS)
 """What `--hybrid` compares where nothing else is asked for."""

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from kernels.add_rms_norm import add_rms_norm
-from kernels.rotary import HeadNorms, rotary
-from kernels.silu_mul import silu_mul
 from muxcluster.engine.forward.attention import LayerAttention, LayerCall
 from muxcluster.engine.forward.paged_forward import finished
+from muxcluster.kernels.add_rms_norm import add_rms_norm
+from muxcluster.kernels.rotary import HeadNorms, rotary
+from muxcluster.kernels.silu_mul import silu_mul
 
 Linear = Callable[[Tensor], Tensor]
 """[tokens, in_features] to [tokens, out_features]."""

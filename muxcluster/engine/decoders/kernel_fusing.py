@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from kernels.rotary import HeadNorms
 from muxcluster.core.unitspec import ModelSpec
 from muxcluster.engine.decoders.kernel_decoder import KernelDecoder, KernelLayer, Linear, Norm
 from muxcluster.engine.decoders.torch_fusing import joined
@@ -16,6 +15,7 @@ from muxcluster.engine.forward.paged_forward import Forward, TokenForward
 from muxcluster.engine.load.merging import Product, merge_products, merged, same_input
 from muxcluster.engine.load.packing_cpu import PackedLinear, pack_linears
 from muxcluster.engine.load.parity import Foreign, NotFusible, ask, has_llama_layers
+from muxcluster.kernels.rotary import HeadNorms
 
 logger = logging.getLogger(__name__)
 

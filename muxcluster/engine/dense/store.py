@@ -14,11 +14,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kernels.layout import half_offsets
 from muxcluster.core.kvshape import KvShape
 from muxcluster.engine.dense.batch import KeptRow
 from muxcluster.engine.dense.layout import RowLayout
 from muxcluster.engine.memory.arena import ModelArena
+from muxcluster.kernels.layout import half_offsets
 
 _HEAD_BYTES = 8
 """The number of tokens that states are of, as int64."""

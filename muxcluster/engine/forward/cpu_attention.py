@@ -2,16 +2,16 @@
 
 from torch import Tensor
 
-from kernels.decode_direct import DirectPlan
-from kernels.decode_plan import DecodePlan
-from kernels.decode_plans import decode_plan
-from kernels.kv_write import WritePlan
-from kernels.layout import half_rows
-from kernels.prefix_plan import PrefixPlan
 from muxcluster.engine.forward.attention import LayerCall
 from muxcluster.engine.forward.batch import ManyRows, TokenBatch
 from muxcluster.engine.forward.paged_attention import attend_many, by_kind, picked
 from muxcluster.engine.memory.arena import ModelArena
+from muxcluster.kernels.cpu.decode_direct import DirectPlan
+from muxcluster.kernels.cpu.decode_plan import DecodePlan
+from muxcluster.kernels.cpu.decode_plans import decode_plan
+from muxcluster.kernels.cpu.prefix_plan import PrefixPlan
+from muxcluster.kernels.kv_write import WritePlan
+from muxcluster.kernels.layout import half_rows
 
 
 class PlannedAttention:

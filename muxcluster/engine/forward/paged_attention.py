@@ -5,14 +5,14 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from kernels.kv_write import kv_write
-from kernels.paged_decode import paged_decode
-from kernels.paged_prefill import paged_prefill
-from kernels.prefix_attention import prefix_attention
-from kernels.prompt_attention import prompt_attention, takes_prompts
 from muxcluster.engine.forward.attention import LayerCall
 from muxcluster.engine.forward.batch import ManyRows, TokenBatch
 from muxcluster.engine.memory.arena import ModelArena
+from muxcluster.kernels.kv_write import kv_write
+from muxcluster.kernels.paged_decode import paged_decode
+from muxcluster.kernels.paged_prefill import paged_prefill
+from muxcluster.kernels.prefix_attention import prefix_attention
+from muxcluster.kernels.prompt_attention import prompt_attention, takes_prompts
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -2,7 +2,7 @@
 
 import torch
 
-from kernels.sm_ids import sm_ids
+from muxcluster.kernels.sm_ids import sm_ids
 
 _PROGRAMS_PER_SM = 32
 _LEAST_SMS = 16

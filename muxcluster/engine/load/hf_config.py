@@ -7,7 +7,7 @@ import torch
 from transformers import AutoConfig, PretrainedConfig
 
 from muxcluster.core.errors import LoadError
-from muxcluster.core.jsonfile import read_json_object
+from muxcluster.core.inputs.json_file import read_json_object
 
 DTYPES: Mapping[str, torch.dtype] = {
     "float32": torch.float32,

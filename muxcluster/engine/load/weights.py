@@ -9,7 +9,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from muxcluster.core.errors import LoadError
-from muxcluster.core.jsonfile import read_json_object
+from muxcluster.core.inputs.json_file import read_json_object
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"

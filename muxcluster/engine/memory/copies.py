@@ -9,11 +9,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kernels.slot_copy import slot_copy
 from muxcluster.core.job import SlotCopies
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.memory.arena import Arena
 from muxcluster.engine.memory.copies_cpu import copy_between_blocks
+from muxcluster.kernels.slot_copy import slot_copy
 
 STAGING_BYTES = 64 * 2**20
 """Device memory, and pinned host memory, of one part of a transfer: the reserve beside the pool is

@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kernels.slot_copy import slot_copy
+from muxcluster.kernels.slot_copy import slot_copy
 
 _PART_BYTES = 2**19
 """Copied at once: what numpy gathers on the way stays in the cache."""
@@ -21,7 +21,7 @@ def copy_between_blocks(
     slot_bytes: int,
     block_tokens: int,
 ) -> None:
-    """As kernels.slot_copy with `block_tokens` on both sides, errors included.
+    """As muxcluster.kernels.slot_copy with `block_tokens` on both sides, errors included.
 
     destination, source: uint8 [num_blocks, block_bytes]; may be the same. runs: int64 [n, 3].
     """

@@ -13,7 +13,7 @@ from muxcluster.engine.executor import Executor, JobDone, JobFailed, Outcome, Ow
 from muxcluster.engine.profile.grid import Grid, Point, fits
 from muxcluster.engine.profile.jobs import ProfileJobs
 from muxcluster.engine.unit.executor_choice import make_executor
-from placement.cost import Cell
+from muxcluster.placement.cost import Cell
 
 LONG_S = 1.0
 """A warm-up that takes this long counts as the first repeat: what only a first run pays (memory

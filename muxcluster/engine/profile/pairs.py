@@ -15,7 +15,7 @@ from muxcluster.engine.profile.grid import Grid, Point, fits
 from muxcluster.engine.profile.jobs import Books, Post, ProfileJobs
 from muxcluster.engine.profile.model import check_outcome, run_jobs, samples_of, warm_up_decode
 from muxcluster.engine.unit.executor_choice import make_executor
-from placement.cost import Pair, PairedJob
+from muxcluster.placement.cost import Pair, PairedJob
 
 MOST_SAMPLES = 64
 """Of the quicker of two jobs there are as many as the slower one takes."""

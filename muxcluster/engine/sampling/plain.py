@@ -6,10 +6,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kernels.sample import sample
 from muxcluster.engine.memory.upload import Array
 from muxcluster.engine.sampling.parameters import SlotSampling
 from muxcluster.engine.sampling.randomness import uniforms
+from muxcluster.kernels.sample import sample
 
 Numbers = NDArray[np.int32]
 
@@ -25,7 +25,7 @@ def is_plain(state: SlotSampling, slots: Numbers, lengths: Numbers) -> bool:
 
 
 def limits(state: SlotSampling, slots: Numbers, num_rows: int) -> list[Array]:
-    """Temperature, top_k, top_p and min_p of `num_rows` rows, as `kernels.sample` wants them.
+    """Temperature, top_k, top_p and min_p of `num_rows` rows, as `kernels.sample` takes them.
 
     Rows beyond the slots take the best token.
     """

@@ -10,9 +10,12 @@ _ON_GPU = frozenset({"mps", "green", "none"})
 
 
 def make_executor(spec: UnitSpec) -> Executor:
-    """Not started. "auto" is settled here at the latest (partition_choice.py); who also makes the unit's
-    scheduler settles it before. Raises ConfigError for an unknown partition, or one the device
-    cannot have."""
+    """An executor that is not started yet.
+
+    "auto" is settled here at the latest (partition_choice.py); a caller that also makes the unit's
+    scheduler settles it before. Raises ConfigError for an unknown partition, or one that the device
+    cannot have.
+    """
     spec = settled(spec)
     known = _ON_CPU if spec.device == "cpu" else _ON_GPU
     if spec.partition not in known:

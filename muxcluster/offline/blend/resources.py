@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from placement.hardware import Gpu
-from placement.shapes import ModelShape
+from muxcluster.placement.hardware import Gpu
+from muxcluster.placement.shapes.shape import ModelShape
 
 Tokens = NDArray[np.float64]
 

@@ -1,8 +1,8 @@
 """How much slower jobs are beside others, measured; and whom such a measurement corrects."""
 
 from muxcluster.core.job import Phase
+from muxcluster.placement.cost.interference import COLOCATION_LOSS
 from muxcluster.scheduling.steptime.line import Fit, Line
-from placement.cost.interference import COLOCATION_LOSS
 
 _EXPECTED = Line(1 + COLOCATION_LOSS, 0.0, 0.0)
 _RECENT = 64
@@ -17,7 +17,7 @@ class Interference:
     line is left. Where no lone job comes (a busy unit) it corrects the line too, by the seconds
     divided by the factor: then the line follows the work's shape and the factors differ as the
     numbers of neighbours do; their product is right, their common level is not known. Expected at
-    first: the loss that `placement.cost` assumes at full use.
+    first: the loss that `muxcluster.placement.cost` assumes at full use.
 
     One simulated workload, three models under ADBS, no noise: decode mispredicted by 2.7 to 3.3 %;
     by 3.6 to 6.7 % if a job corrects only one of the two; by 2.5 to 3.1 % if factors are kept by

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from muxcluster.core.job import Phase
+from muxcluster.placement.cost import Cost
+from muxcluster.placement.shapes.shape import ModelShape
 from muxcluster.scheduling.steptime.line import Line
-from placement.cost import Cost
-from placement.shapes import ModelShape
 
 _CUTS = (1.1, 1.3, 1.5, 2.0, 3.0)
 """Multiples of the least prefill tried as the point from which on seconds are linear."""
@@ -37,7 +37,7 @@ class SeedModel:
 
 
 class CostSeed:
-    """Lines nearest to `placement.cost` in relative error, over jobs that may come.
+    """Lines nearest to `muxcluster.placement.cost` in relative error, over jobs that may come.
 
     Decode: rows by powers of 2 up to max_rows, their contexts from 16 to max_len; on A100 the
     median error for Llama models at 30 to 100 % of the SMs is 1 to 4 %, the greatest 15 %. Prefill:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from muxcluster.core.unitspec import ModelSpec
 from muxcluster.offline.blend.resources import ResourceModel, resource_model
+from muxcluster.placement.plan import Plan
+from muxcluster.placement.problem import Problem
 from muxcluster.sim.batch.load import BatchFile
 from muxcluster.sim.core.unit import SimUnit
-from placement.plan import Plan
-from placement.problem import Problem
 
 
 @dataclass(frozen=True, slots=True)

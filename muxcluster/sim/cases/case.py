@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from muxcluster.core.unitspec import SchedulerSpec
+from muxcluster.placement.plan import Plan
+from muxcluster.placement.problem import Problem
 from muxcluster.sim.batch.with_interactive import JobBeside
 from muxcluster.sim.cases.systems import System
 from muxcluster.sim.cases.systems_units import units_for
@@ -22,8 +24,6 @@ from muxcluster.sim.report.use import NUM_BINS, use_report
 from muxcluster.workload.arrival import Arrival
 from muxcluster.workload.metrics.records import Records
 from muxcluster.workload.metrics.window import Window
-from placement.plan import Plan
-from placement.problem import Problem
 
 _DRAIN = 2.0
 """Simulations stop at so many times the duration: what has not ended by then counts as a miss."""

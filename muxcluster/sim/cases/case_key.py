@@ -11,9 +11,8 @@ import numpy as np
 from pydantic import BaseModel
 
 import muxcluster
-import placement
 
-_DECIDING = ("core", "kvcache", "offline", "scheduling", "sim", "workload")
+_DECIDING = ("core", "kvcache", "offline", "placement", "scheduling", "sim", "workload")
 """Packages of muxcluster whose code decides what a simulation gives."""
 _UNTIMED = {"plan": {"solve_seconds", "bound"}}
 """Fields that tell how a plan was found and not what it is."""
@@ -28,8 +27,8 @@ def key_of(*values: object) -> str:
 
 def code_key() -> str:
     """Of the source that simulates and plans (not draws): a result outlives no change to it."""
-    here, planning = (Path(str(each.__file__)).parent for each in (muxcluster, placement))
-    folders = [*(here / name for name in _DECIDING), planning]
+    here = Path(str(muxcluster.__file__)).parent
+    folders = [here / name for name in _DECIDING]
     digest = sha256()
     for folder in folders:
         for path in sorted(folder.rglob("*.py")):

@@ -13,12 +13,12 @@ from typing import TypeVar
 from pydantic import BaseModel, ValidationError
 
 from muxcluster.core.errors import ConfigError
+from muxcluster.placement.plan import Plan
+from muxcluster.placement.problem import Problem
 from muxcluster.sim.cases.case import Case, run_case
 from muxcluster.sim.cases.case_key import code_key, key_of
 from muxcluster.sim.cases.systems_units import plan_of
 from muxcluster.sim.report.report import CaseReport
-from placement.plan import Plan
-from placement.problem import Problem
 
 Kept = TypeVar("Kept", bound=BaseModel)
 Progress = Callable[[int, int], None]

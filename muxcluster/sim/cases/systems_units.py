@@ -4,12 +4,12 @@ import math
 from dataclasses import replace
 
 from muxcluster.core.unitspec import SchedulerSpec
+from muxcluster.placement.plan import Plan
+from muxcluster.placement.planner import Method, place
+from muxcluster.placement.problem import Problem
 from muxcluster.sim.cases.systems import System
 from muxcluster.sim.core.planned import units_of
 from muxcluster.sim.core.unit import SimUnit
-from placement.plan import Plan
-from placement.planner import Method, place
-from placement.problem import Problem
 
 _OVERLOAD = 100.0
 """Rates so high that every mesh is full: growing one then helps by the size of its model alone."""
@@ -27,7 +27,7 @@ def plan_of(method: str, problem: Problem) -> Plan:
 
     "spatial" plans for equal rates, all too high: meshes then grow by how slow their models are,
     that is by size, as in MuxServe's baseline, whose meshes do not depend on rates. What its plan
-    says of throughput is therefore of no use. Raises placement.memory.DoesNotFit.
+    says of throughput is therefore of no use. Raises muxcluster.placement.memory.DoesNotFit.
     """
     asked = problem
     if method == "spatial":

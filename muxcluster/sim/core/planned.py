@@ -4,13 +4,13 @@ from muxcluster.core.job import Phase, WorkerSlot
 from muxcluster.core.kvshape import KvShape, block_bytes
 from muxcluster.core.request import Slo
 from muxcluster.core.unitspec import ModelSpec, SchedulerSpec, UnitSpec
+from muxcluster.placement.cost import cost_for
+from muxcluster.placement.hardware import Gpu
+from muxcluster.placement.memory import columns_of
+from muxcluster.placement.plan import Plan, PlannedModel, PlannedUnit
+from muxcluster.placement.problem import Demand, Problem
 from muxcluster.scheduling.packing import PACKINGS
 from muxcluster.sim.core.unit import SimModel, SimUnit
-from placement.cost import cost_for
-from placement.hardware import Gpu
-from placement.memory import columns_of
-from placement.plan import Plan, PlannedModel, PlannedUnit
-from placement.problem import Demand, Problem
 
 _SHARING_LANES = frozenset({"adbs", "round-robin"})
 

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from muxcluster.core.job import Job, Phase
+from muxcluster.placement.cost import Cost
+from muxcluster.placement.shapes.shape import ModelShape
 from muxcluster.sim.core.unit import SimModel, SimUnit
-from placement.cost import Cost
-from placement.shapes import ModelShape
 
 _CONTEXT_STEP = 8
 """Mean contexts are looked up to the nearest 8 tokens: a decode step of 300 tokens of context
@@ -46,7 +46,7 @@ class Timing(Protocol):
 
 
 class CostTiming:
-    """Asks `placement.cost` (DESIGN.md §7).
+    """Asks `muxcluster.placement.cost` (DESIGN.md §7).
 
     decode: rows at their mean context, halfway through its steps. prefill: as many equal prompts
     as have the same tokens and the same attention, Σ count · (start + count / 2); rows that are
@@ -71,7 +71,7 @@ class CostTiming:
         }
 
     def slowdown(self, draws: Sequence[float]) -> float:
-        """As `placement.cost` has it."""
+        """As `muxcluster.placement.cost` has it."""
         return self._slowdown(draws)
 
     def work(self, job: Job, now: float) -> Work:

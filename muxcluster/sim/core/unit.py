@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from muxcluster.core.unitspec import UnitSpec
+from muxcluster.placement.cost import Cost
+from muxcluster.placement.shapes.shape import ModelShape
 from muxcluster.sim.batch.feeding import UnitJob
 from muxcluster.sim.core.waves import Waves
-from placement.cost import Cost
-from placement.shapes import ModelShape
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import numpy as np
 
 from muxcluster.core.request import ServiceClass
 from muxcluster.core.served import UnitStats
+from muxcluster.placement.problem import Demand
 from muxcluster.sim.report.judge import number, spread_report
 from muxcluster.sim.report.report import (
     BatchReport,
@@ -17,7 +18,6 @@ from muxcluster.workload.metrics import window as metrics
 from muxcluster.workload.metrics.records import Records
 from muxcluster.workload.metrics.slo import attainment_of_targets
 from muxcluster.workload.metrics.window import Floats, Window
-from placement.problem import Demand
 
 
 def classes_report(

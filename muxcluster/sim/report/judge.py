@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from muxcluster.placement.problem import Demand
 from muxcluster.sim.report.report import FairnessReport, GroupReport, Number, SpreadReport
 from muxcluster.sim.report.slo import BaseLatency, base_s
 from muxcluster.workload.metrics import window as metrics
@@ -13,7 +14,6 @@ from muxcluster.workload.metrics.fairness import fairness
 from muxcluster.workload.metrics.records import Ending, Records
 from muxcluster.workload.metrics.slo import attainment_at_scales, attainment_of_targets
 from muxcluster.workload.metrics.window import Window
-from placement.problem import Demand
 
 _PERCENTS = np.arange(101)
 

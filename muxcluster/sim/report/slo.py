@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from muxcluster.placement.cost import Cost, cost_for
+from muxcluster.placement.problem import Demand, Node, Problem
 from muxcluster.workload.metrics.records import Records
-from placement.cost import Cost, cost_for
-from placement.problem import Demand, Node, Problem
 
 Floats = NDArray[np.float64]
 _FULLEST = 0.4

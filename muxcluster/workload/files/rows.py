@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 from zlib import error as ZlibError
 
 from muxcluster.core.errors import ConfigError
-from muxcluster.core.jsonfile import parse_nested
+from muxcluster.core.inputs.json_file import parse_nested
 from muxcluster.workload.files.streams import open_text
 
 _MOST = 2**31

@@ -8,12 +8,14 @@ import openai
 import pytest
 from fastapi import FastAPI
 
-from muxcluster.api.app import create_app
-from muxcluster.api.batches.local_desk import LocalDesk
-from muxcluster.api.metrics import Metrics
-from muxcluster.api.model_text import ModelTexts
-from muxcluster.api.service import CompletionService
-from muxcluster.api.settings import ApiSettings, BatchSettings, QueueLimits
+from muxcluster.batch.service.local import LocalDesk
+from muxcluster.batch.service.settings import BatchSettings
+from muxcluster.http.app import create_app
+from muxcluster.http.batch_lines import LineAnswerer
+from muxcluster.http.calls.model_text import ModelTexts
+from muxcluster.http.metrics.requests import Metrics
+from muxcluster.http.service import CompletionService
+from muxcluster.http.settings import ApiSettings, QueueLimits
 from tests.api.fakes import FakeBackend, running_server
 
 AppOf = Callable[..., FastAPI]
@@ -32,10 +34,9 @@ def batch_app(backend: FakeBackend, tmp_path: Path) -> AppOf:
         service = CompletionService(backend, texts, metrics, own)
         desk = LocalDesk(
             Path(batch.directory),
-            service,
+            LineAnswerer(service, lenient=False),
             lambda: [t.served.name for t in texts],
             batch,
-            lenient=False,
         )
         settings = ApiSettings(api_key=api.api_key, more_keys=api.more_keys, batch=batch)
         return create_app(backend, settings, desk)

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from muxcluster.api.settings import ApiSettings
-from muxcluster.cli.batching import waiting
-from muxcluster.cli.batching.server import BatchServer
-from muxcluster.cli.batching.showing import duration_text
+from muxcluster.cli.batch_server import waiting
+from muxcluster.cli.batch_server.client import BatchServer
+from muxcluster.cli.batch_server.showing import duration_text
 from muxcluster.core.errors import Unavailable
+from muxcluster.http.settings import ApiSettings
 from tests.api.fakes import running_server, wait_until
 from tests.batch.jobs import line_of
 from tests.cli.calls import call, refusal
@@ -249,7 +249,7 @@ def test_interrupted_the_batch_goes_on(capsys, server, tmp_path, backend, says, 
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("muxcluster.cli.batching.submit.wait_for", interrupted)
+    monkeypatch.setattr("muxcluster.cli.batch.submit.wait_for", interrupted)
     code, out, err = call(capsys, "batch", "submit", _job(tmp_path, 3), "--wait")
     assert (code, out) == (130, "")
     batch_id = _json(capsys, "status")[0]["id"]

@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from muxcluster.api.batches import progress as module
-from muxcluster.api.batches.progress import Progress
-from muxcluster.batch.job import Use
+from muxcluster.batch.service import progress as module
+from muxcluster.batch.service.progress import Progress
+from muxcluster.batch.store.job import Use
 
 
 @pytest.fixture

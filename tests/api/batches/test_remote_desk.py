@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
 
-from muxcluster.api.batches import remote_desk
-from muxcluster.api.batches.remote_desk import RemoteDesk
-from muxcluster.api.settings import ApiSettings, BatchSettings
+from muxcluster.batch.service.settings import BatchSettings
+from muxcluster.cluster.ingress import batch_client as remote_desk
+from muxcluster.cluster.ingress.batch_client import RemoteDesk
 from muxcluster.core.errors import NotFound, NotReady, StorageFailed
+from muxcluster.http.settings import ApiSettings
 
 
 class FakeMethod:

@@ -2,7 +2,7 @@
 
 import logging
 
-from muxcluster.api.batches.storage import StorageWaits
+from muxcluster.batch.service.storage import StorageWaits
 from muxcluster.core.errors import StorageFailed
 
 FULL = StorageFailed("/srv/batches.sqlite", "database or disk is full")

@@ -9,7 +9,7 @@ import httpx
 import openai
 import pytest
 
-from muxcluster.api.settings import ApiSettings
+from muxcluster.http.settings import ApiSettings
 from tests.api.batches.conftest import client_of
 from tests.api.fakes import running_server, wait_until
 

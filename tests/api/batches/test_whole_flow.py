@@ -4,7 +4,7 @@ import httpx
 import openai
 import pytest
 
-from muxcluster.api.settings import ApiSettings
+from muxcluster.http.settings import ApiSettings
 from tests.api.batches.clients import ended, read_lines, submit
 from tests.api.batches.conftest import client_of
 from tests.api.fakes import served_model, wait_until
@@ -159,7 +159,7 @@ def test_a_near_deadline_comes_first(batch_app, backend, says):
 def test_the_window_ends(batch_app, backend, says, monkeypatch):
     says("hello")
     backend.most_deltas = 1
-    monkeypatch.setattr("muxcluster.api.batches.local_desk.window_s", lambda text: 1)
+    monkeypatch.setattr("muxcluster.batch.service.local.window_s", lambda text: 1)
     with client_of(batch_app()) as client:
         batch = ended(client, submit(client, [line_of("a"), line_of("b")]).id)
         assert batch.status == "expired"
@@ -279,7 +279,7 @@ def test_requests_that_are_refused(batch_client):
 
 
 def test_metrics(batch_app, says, monkeypatch):
-    monkeypatch.setattr("muxcluster.api.metrics_batches.PERIOD_S", 0.01)
+    monkeypatch.setattr("muxcluster.http.metrics.batches.PERIOD_S", 0.01)
     says("hello world")
     lines = [line_of(f"r{i}") for i in range(4)] + [b"bad"]
     with client_of(batch_app()) as client:
@@ -300,8 +300,8 @@ def test_a_full_disk_makes_a_batch_wait_and_is_told(
 ):
     """In the batch, in `batch status`, in metrics and in the log, there once."""
     says("hello world")
-    monkeypatch.setattr("muxcluster.api.batches.local_desk.STORAGE_RETRY_S", 0.01)
-    monkeypatch.setattr("muxcluster.api.metrics_batches.PERIOD_S", 0.01)
+    monkeypatch.setattr("muxcluster.batch.service.local.STORAGE_RETRY_S", 0.01)
+    monkeypatch.setattr("muxcluster.http.metrics.batches.PERIOD_S", 0.01)
     with mounted(tmp_path / "batches") as disk, client_of(batch_app()) as client:
         url = str(client.base_url).removesuffix("/v1/")
 

@@ -1,9 +1,9 @@
 """The memory owner of a GPU unit: loads once, exports, spawns a worker process a seat.
 
-Run as `python -m muxcluster.engine.gpu.mps.owner CONTROL_FD FORK_FD` by the unit, with the protocol
-of muxcluster.engine.workers.owner. Unlike that one it says Ready when its workers are ready too, and
-their shares are verified. Under MPS an error in one process can break the contexts of the others: then
-the owner ends, and with it all workers, and the unit starts anew.
+Run as `python -m muxcluster.engine.gpu.mps.owner CONTROL_FD FORK_FD` by the unit, with the
+protocol of muxcluster.engine.workers.owner. Unlike that one it says Ready when its workers are
+ready too, and their shares are verified. Under MPS an error in one process can break the contexts
+of the others: then the owner ends, and with it all workers, and the unit starts anew.
 """
 
 import logging

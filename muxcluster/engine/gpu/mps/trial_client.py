@@ -1,8 +1,8 @@
 """A CUDA process that does next to nothing, to see whether it may.
 
-Run as `python -m muxcluster.engine.gpu.mps.trial_client [DEVICE]` under an MPS daemon (trial.py): it
-opens a context, runs an operation and reads its result. Exit status 0 where that was right, else 1
-and a line on standard output that says why.
+Run as `python -m muxcluster.engine.gpu.mps.trial_client [DEVICE]` under an MPS daemon (trial.py):
+it opens a context, runs an operation and reads its result. Exit status 0 where that was right, else
+1 and a line on standard output that says why.
 """
 
 import sys

@@ -1,1 +1,0 @@
-"""The OpenAI HTTP surface: requests in, text out, over any `Backend`."""

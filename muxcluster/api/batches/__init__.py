@@ -1,1 +1,0 @@
-"""Batch jobs run through the same path as HTTP requests, and the routes that take them."""

@@ -1,0 +1,1 @@
+"""In which order and when the lines of a batch job run."""

@@ -1,0 +1,135 @@
+"""The offline plan of a job that runs on this machine, on its real tokens."""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+import numpy as np
+
+from muxcluster.batch.plan.feeding import Asked, FedPlan, FedUnit
+from muxcluster.batch.plan.prediction import AUTO
+from muxcluster.batch.service.planning import InOrder, LivePlan, Read
+from muxcluster.batch.store.entry import parse_entry
+from muxcluster.batch.store.job import Batch
+from muxcluster.batch.store.store import Pending
+from muxcluster.core.errors import RequestError
+from muxcluster.http.batch_lines import body_of
+from muxcluster.http.calls.model_text import ModelTexts
+from muxcluster.http.service import prompts_of
+from muxcluster.offline.feed.feeder import BatchFeeder
+from muxcluster.offline.order.choice import Unplanned, compare_orders, sample_job
+from muxcluster.offline.order.orders import ORDERS, order_requests
+from muxcluster.offline.prefix.prompts import token_prompts
+from muxcluster.sim.batch.setting import Setting
+from muxcluster.sim.batch.simulate import SimPredictor
+from muxcluster.sim.batch.together import OrderedJob, compare_together
+from muxcluster.text.schemas import GenerationBody
+
+SAMPLED = 500
+"""Requests that orders are compared on: more would keep the engine waiting."""
+
+
+class LocalPlanner:
+    """Feeds each model's lines to the units of this process that serve it; in a fixed order where
+    there are none.
+
+    order: a name, or auto. settings: by model, where it runs; units: the same, running here.
+    chosen: order by model, once planned. in_turn: models that run one after the other in units
+    that they share, because all at once is predicted to take longer. All prompts' tokens are
+    in memory, four bytes each.
+    """
+
+    def __init__(
+        self,
+        texts: ModelTexts,
+        settings: Mapping[str, Setting],
+        order: str,
+        *,
+        lenient: bool,
+        units: Mapping[str, Sequence[FedUnit]] = MappingProxyType({}),
+    ) -> None:
+        self._texts = texts
+        self._settings = settings
+        self._units = units
+        self._order = order
+        self._lenient = lenient
+        self.chosen: dict[str, str] = {}
+        self.in_turn: list[tuple[str, ...]] = []
+        self._jobs: dict[str, OrderedJob] = {}
+
+    async def plan(self, batch: Batch, lines: Sequence[Pending], read: Read) -> Sequence[LivePlan]:
+        """As `Planner.plan`, on a thread. A line of several prompts is planned by its first."""
+        return await asyncio.to_thread(self._plans, lines, read)
+
+    def _plans(self, lines: Sequence[Pending], read: Read) -> list[LivePlan]:
+        by_model: dict[str, list[Asked]] = defaultdict(list)
+        refused = []
+        for line in lines:
+            try:
+                by_model[line.model].append(self._asked(line, read))
+            except RequestError:
+                # it ends at once when it runs, with what is wrong
+                refused.append(line)
+        plans = [self._plan(*each) for each in by_model.items()]
+        fed = [plan for plan in plans if isinstance(plan, FedPlan)]
+        for sharing in FedPlan.sharing_units(fed):
+            models = tuple(plan.model for plan in sharing)
+            if self._gains_at_once(models):
+                FedPlan.share_memory(sharing)
+            else:
+                FedPlan.take_turns(sharing)
+                self.in_turn.append(models)
+        return [InOrder(refused), *plans]
+
+    def _gains_at_once(self, models: Sequence[str]) -> bool:
+        """By prediction; True where they share no unit that it could be predicted for."""
+        unit = self._settings[models[0]].unit
+        if any(self._settings[model].unit.spec != unit.spec for model in models):
+            return True
+        jobs = {model: self._jobs[model] for model in models}
+        return compare_together(unit, jobs, SAMPLED).is_faster
+
+    def _asked(self, line: Pending, read: Read) -> Asked:
+        body = body_of(parse_entry(read(line)), lenient=self._lenient)
+        prompt = prompts_of(body, self._texts.find(line.model))[0]
+        spec = self._settings[line.model].spec
+        is_limited = bool(body.max_tokens or getattr(body, "max_completion_tokens", None))
+        output = prompt.max_tokens if is_limited else round(spec.mean_output_tokens)
+        return Asked(
+            line,
+            prompt.tokens,
+            max(1, min(output, spec.max_model_len - len(prompt.tokens))),
+            is_limited and _runs_to_its_limit(body),
+            body.cache_salt or "",
+        )
+
+    def _plan(self, model: str, asked: Sequence[Asked]) -> LivePlan:
+        setting = self._settings[model]
+        unplanned = Unplanned(
+            token_prompts([each.tokens for each in asked]),
+            np.array([each.output_tokens for each in asked], dtype=np.int64),
+            setting.resources,
+            setting.size_bytes,
+            setting.spec.shape.block_tokens(setting.unit.spec.block_bytes),
+            shared_prefix_tokens=setting.unit.spec.scheduler.shared_prefix_tokens,
+        )
+        whole = unplanned.with_tree()
+        order, are_known = self._order, all(each.is_known for each in asked)
+        if order == AUTO:
+            sample = sample_job(unplanned, whole, SAMPLED)
+            predictor = SimPredictor(setting.unit, model, setting.resources)
+            order = compare_orders(sample, predictor, tuple(ORDERS), are_known=are_known).best
+        self.chosen[model] = order
+        self._jobs[model] = OrderedJob(unplanned, order, are_known)
+        units = self._units.get(model)
+        if units is None:
+            return InOrder([asked[number].line for number in order_requests(whole, order).tolist()])
+        lengths = [each.output_tokens if each.is_known else np.nan for each in asked]
+        known = np.array(lengths, dtype=np.float64)[whole.tree.order]
+        return FedPlan(BatchFeeder(whole, order, known), model, asked, units)
+
+
+def _runs_to_its_limit(body: GenerationBody) -> bool:
+    """True where nothing ends the answer before it has its most tokens."""
+    return bool(body.ignore_eos) and not (body.stop or body.stop_token_ids)

@@ -1,0 +1,1 @@
+"""Runs batch jobs from their first line to their last, beside each other."""

@@ -1,0 +1,102 @@
+"""What the HTTP routes ask of the one process that keeps files and batches."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from muxcluster.batch.store.files import FilePage
+
+PURPOSE = "batch"
+Card = Mapping[str, Any]
+"""An object as OpenAI's API shows it."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRequest:
+    """What a client asks for, of which the fields alone are checked. window: "24h"."""
+
+    input_file_id: str
+    endpoint: str
+    window: str
+    metadata: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Counts for metrics. by_status: batches of all time. num_lines: theirs, by result. num_tokens:
+    of answers since the desk started, by kind; "cached" ones are prompt tokens too. num_waiting:
+    batches that wait for the disk; num_storage_failures: writes that it refused since then."""
+
+    by_status: Mapping[str, int]
+    num_lines: Mapping[str, int]
+    num_tokens: Mapping[str, int]
+    num_waiting: int = 0
+    num_storage_failures: int = 0
+
+
+class Desk(Protocol):
+    """Files and batches, each of one owner, whom alone it is there for.
+
+    Everything raises RequestError where the client is wrong, StorageFailed where the disk takes
+    nothing, and Unavailable where the desk's process is not there.
+    """
+
+    async def start(self) -> None:
+        """Go on with batches that are open."""
+        ...
+
+    async def close(self) -> None:
+        """Stop working; open batches stay open. Idempotent."""
+        ...
+
+    async def begin(self, owner: str) -> str:
+        """A new upload's id."""
+        ...
+
+    async def add(self, upload_id: str, data: bytes) -> None:
+        """The upload's next bytes."""
+        ...
+
+    async def finish(self, upload_id: str, name: str, purpose: str) -> Card:
+        """The upload is whole: the file."""
+        ...
+
+    async def abandon(self, upload_id: str) -> None:
+        """The upload will not be finished. Idempotent."""
+        ...
+
+    async def file(self, owner: str, file_id: str) -> Card:
+        """One file."""
+        ...
+
+    async def files(self, owner: str, page: FilePage) -> list[Card]:
+        """The owner's files."""
+        ...
+
+    async def delete(self, owner: str, file_id: str) -> Card:
+        """The file is gone."""
+        ...
+
+    async def read(self, owner: str, file_id: str, offset: int, count: int) -> bytes:
+        """At most `count` bytes of a file; none at its end."""
+        ...
+
+    async def create(self, owner: str, asked: BatchRequest) -> Card:
+        """A new batch, which begins at once."""
+        ...
+
+    async def batch(self, owner: str, batch_id: str) -> Card:
+        """One batch as it is now."""
+        ...
+
+    async def batches(self, owner: str, count: int, after: str | None) -> list[Card]:
+        """The owner's batches, newest first."""
+        ...
+
+    async def cancel(self, owner: str, batch_id: str) -> Card:
+        """The batch ends soon, with what it has."""
+        ...
+
+    async def figures(self) -> Figures | None:
+        """Counts for metrics; None where there was nothing to count yet."""
+        ...

@@ -1,0 +1,233 @@
+"""Runs batches from their first line to their last, beside each other."""
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
+
+from muxcluster.batch.service.answers import Answerer
+from muxcluster.batch.service.line_limit import Slots
+from muxcluster.batch.service.planning import LivePlan, Planner, Read
+from muxcluster.batch.service.progress import Progress
+from muxcluster.batch.service.recorder import Recorder
+from muxcluster.batch.service.storage import StorageWaits
+from muxcluster.batch.store.entry import custom_id_of, output_guess, parse_entry
+from muxcluster.batch.store.intake import Intake, Limits
+from muxcluster.batch.store.job import OPEN, Batch, Status
+from muxcluster.batch.store.results import refused
+from muxcluster.batch.store.store import BatchStore, Pending
+
+_CLOSING_LINES = 1000
+"""Lines that are told at once that they will not run."""
+_ASK_AGAIN_S = 0.5
+"""Others than the batch's lines take memory and give it back, and nobody tells us."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerSettings:
+    """window: lines of a model under way at a time. limits: of input files. retry_s: how soon what
+    the disk would not take is tried again; None: the run ends with StorageFailed."""
+
+    window: int = 64
+    limits: Limits = field(default_factory=Limits)
+    retry_s: float | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Run:
+    """A batch whose lines run."""
+
+    batch: Batch
+    read: Read
+    recorder: Recorder
+    progress: Progress
+    is_cancelled: asyncio.Event
+
+    def latest_start(self) -> float:
+        """When the rest would have to start to end in time, Unix seconds: least is most urgent."""
+        deadline_s = self.batch.order.deadline_s
+        if deadline_s is None:
+            return float("inf")
+        return deadline_s - (self.progress.left_s() or 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A batch at its end. progress: of this run; None where no line was left to run."""
+
+    batch: Batch
+    progress: Progress | None
+
+
+class BatchRunner:
+    """Runs batches of `store` through `answerer` on one event loop.
+
+    waits: which batches wait for the disk.
+    """
+
+    def __init__(
+        self,
+        store: BatchStore,
+        answerer: Answerer,
+        planner: Planner,
+        models: Callable[[], Collection[str]],
+        settings: RunnerSettings,
+    ) -> None:
+        """models: names that are served at the moment."""
+        self.waits = StorageWaits()
+        self._store = store
+        self._answerer = answerer
+        self._planner = planner
+        self._models = models
+        self._settings = settings
+        self._slots: dict[str, Slots] = defaultdict(lambda: Slots(settings.window))
+        self._runs: dict[str, _Run] = {}
+        self._cancelled: dict[str, asyncio.Event] = defaultdict(asyncio.Event)
+
+    def progress(self, batch_id: str) -> Progress | None:
+        """Of a batch whose lines run at the moment."""
+        run = self._runs.get(batch_id)
+        return None if run is None else run.progress
+
+    def cancel(self, batch_id: str) -> None:
+        """The run of this batch ends soon, with all that its lines hold in the engine."""
+        self._cancelled[batch_id].set()
+
+    async def run(self, batch_id: str) -> Ended:
+        """Take an open batch to its end, from wherever it stood.
+
+        Cancelling leaves it open, to be run again. Raises StorageFailed, OSError where the input
+        file is gone; the batch stays open then, too.
+        """
+        batch = await asyncio.to_thread(self._store.get, batch_id)
+        if batch.status is Status.VALIDATING:
+            intake = Intake(self._store, batch, self._models(), self._settings.limits)
+            batch = await asyncio.to_thread(intake.run, _now())
+            self.waits.end(batch_id)
+        if batch.status not in OPEN:
+            return Ended(batch, None)
+        progress = None
+        try:
+            if batch.status is Status.IN_PROGRESS:
+                ending, progress = await self._lines(batch)
+            elif batch.status is Status.CANCELLING:
+                ending = Status.CANCELLED
+            else:
+                ending = Status.COMPLETED
+            return Ended(await asyncio.to_thread(self._end, batch_id, ending), progress)
+        finally:
+            self._cancelled.pop(batch_id, None)
+
+    async def _lines(self, batch: Batch) -> tuple[Status, Progress]:
+        """Runs the pending lines until they have ended or may not go on; how it ended."""
+        batch_id = batch.batch_id
+        pending = await asyncio.to_thread(self._store.pending, batch_id)
+        read = self._store.reader(batch_id)
+        run = _Run(
+            batch,
+            read,
+            Recorder(self._store, batch_id, self._settings.retry_s, self.waits),
+            Progress(batch.num_total, batch.num_ended, sum(each.weight for each in pending)),
+            self._cancelled[batch_id],
+        )
+        self._runs[batch_id] = run
+        work = asyncio.create_task(self._work(run, pending))
+        cancelled = asyncio.create_task(run.is_cancelled.wait())
+        try:
+            deadline_s = batch.order.deadline_s
+            left_s = None if deadline_s is None else max(0.0, deadline_s - time.time())
+            await asyncio.wait((work, cancelled), timeout=left_s, return_when="FIRST_COMPLETED")
+            if work.done():
+                work.result()
+                return Status.COMPLETED, run.progress
+            return Status.CANCELLED if cancelled.done() else Status.EXPIRED, run.progress
+        finally:
+            await _ended(work)
+            await _ended(cancelled)
+            del self._runs[batch_id]
+
+    async def _work(self, run: _Run, pending: Sequence[Pending]) -> None:
+        plans = await self._planner.plan(run.batch, pending, run.read)
+        run.progress.started_s = time.monotonic()
+        try:
+            async with asyncio.TaskGroup() as group:
+                for plan in plans:
+                    group.create_task(self._feed(run, plan, group))
+        except ExceptionGroup as failures:
+            # the others were cancelled because of the first
+            raise failures.exceptions[0] from None
+        finally:
+            for plan in plans:
+                plan.close()
+
+    async def _feed(self, run: _Run, plan: LivePlan, group: asyncio.TaskGroup) -> None:
+        """Starts the plan's lines when it says so, asked whenever something has happened."""
+        news = asyncio.Event()
+        while True:
+            for line in plan.take():
+                slots = self._slots[line.model]
+                await slots.take(run.latest_start)
+                task = group.create_task(self._line(run, plan, line, news))
+                # also where the task is cancelled before its first step
+                task.add_done_callback(partial(_give, slots))
+            if not len(plan):
+                return
+            with suppress(TimeoutError):
+                await asyncio.wait_for(news.wait(), _ASK_AGAIN_S)
+            news.clear()
+
+    async def _line(self, run: _Run, plan: LivePlan, line: Pending, news: asyncio.Event) -> None:
+        """One line from the file to its result on the disk."""
+        data = await asyncio.to_thread(run.read, line)
+        entry = parse_entry(data)
+
+        before = line.weight - output_guess(entry)
+
+        def grown(num_tokens: int, *, is_first: bool) -> None:
+            if is_first:
+                plan.started(line.line)
+                news.set()
+            run.progress.advance(line.line, min(line.weight, before + num_tokens))
+
+        answer = await self._answerer.answer(line.line, entry, run.batch.batch_id, grown)
+        plan.ended(line.line, answer.output_tokens)
+        news.set()
+        await run.recorder.keep(answer.result)
+        run.progress.end(line.line, line.weight, answer.result.use)
+
+    def _end(self, batch_id: str, ending: Status) -> Batch:
+        """Every line that is left gets its reason, then the batch is over."""
+        reasons = {
+            Status.EXPIRED: ("batch_expired", "the batch's completion window ended first"),
+            Status.CANCELLED: ("batch_cancelled", "the batch was cancelled first"),
+        }
+        if ending in reasons:
+            code, message = reasons[ending]
+            read = self._store.reader(batch_id)
+            left = iter(self._store.pending(batch_id))
+            while chunk := list(islice(left, _CLOSING_LINES)):
+                results = [
+                    refused(each.line, custom_id_of(read(each)), code, message) for each in chunk
+                ]
+                self._store.record(batch_id, results)
+        else:
+            self._store.enter(batch_id, Status.FINALIZING, _now())
+        return self._store.enter(batch_id, ending, _now())
+
+
+async def _ended(task: "asyncio.Task[None] | asyncio.Task[bool]") -> None:
+    """Cancels the task and waits for its end, whatever that is: its result was read before."""
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+def _give(slots: Slots, _: "asyncio.Task[None]") -> None:
+    slots.give()
+
+
+def _now() -> int:
+    return int(time.time())

@@ -1,0 +1,1 @@
+"""Batch jobs that outlive their process: input files, which lines have ended, result files."""

@@ -1,0 +1,137 @@
+"""The SQLite file of a batch store: its tables, its one writer, its errors."""
+
+import fcntl
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from muxcluster.core.errors import ConfigError, StorageFailed
+from muxcluster.core.inputs.private import make_private_folder, open_private, tighten
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS files (
+    id TEXT PRIMARY KEY, owner TEXT NOT NULL, purpose TEXT NOT NULL, name TEXT NOT NULL,
+    num_bytes INTEGER NOT NULL, created_at INTEGER NOT NULL
+);
+CREATE TABLE IF NOT EXISTS batches (
+    number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, owner TEXT NOT NULL,
+    input_file_id TEXT NOT NULL, endpoint TEXT, window TEXT NOT NULL, deadline_s INTEGER,
+    metadata TEXT NOT NULL, status TEXT NOT NULL, times TEXT NOT NULL,
+    num_total INTEGER NOT NULL DEFAULT 0, num_completed INTEGER NOT NULL DEFAULT 0,
+    num_failed INTEGER NOT NULL DEFAULT 0, output_bytes INTEGER NOT NULL DEFAULT 0,
+    error_bytes INTEGER NOT NULL DEFAULT 0, problem TEXT NOT NULL DEFAULT '',
+    prompt_tokens INTEGER NOT NULL DEFAULT 0, cached_tokens INTEGER NOT NULL DEFAULT 0,
+    output_tokens INTEGER NOT NULL DEFAULT 0
+);
+CREATE TABLE IF NOT EXISTS lines (
+    batch INTEGER NOT NULL, number INTEGER NOT NULL, offset INTEGER NOT NULL,
+    size INTEGER NOT NULL, digest BLOB, model TEXT NOT NULL, weight INTEGER NOT NULL,
+    has_ended INTEGER NOT NULL, PRIMARY KEY (batch, number)
+) WITHOUT ROWID;
+CREATE UNIQUE INDEX IF NOT EXISTS line_names ON lines (batch, digest);
+"""
+
+
+_NAME = "batches.sqlite"
+_BESIDE = ("-wal", "-shm", "-journal")
+FILES, UPLOADS = "files", "uploads"
+"""Folders beside the database."""
+_OURS = (_NAME, *(_NAME + suffix for suffix in _BESIDE), "lock", FILES, UPLOADS)
+
+
+def database_path(directory: Path) -> Path:
+    """Of the store in `directory`."""
+    return directory / _NAME
+
+
+class Database:
+    """Connections to one file; the folder's lock makes this process its only writer.
+
+    Not for several threads at once: the store's lock sees to that.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        """Raises ConfigError where another process holds the folder, or it cannot be used."""
+        self.path = database_path(directory)
+        try:
+            make_private_folder(directory, _OURS)
+            self._lock = open_private(directory / "lock", os.O_RDWR)
+        except OSError as error:
+            raise ConfigError(directory, "", f"cannot be used: {error.strerror}") from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._lock)
+            raise ConfigError(directory, "", "another process runs the batches in it") from None
+        try:
+            self._make_private()
+            with self.failures():
+                self.connection = self._connected()
+        except StorageFailed:
+            os.close(self._lock)
+            raise
+
+    def _make_private(self) -> None:
+        """SQLite gives the files beside the database the mode that this one has."""
+        try:
+            os.close(open_private(self.path, os.O_RDWR))
+        except OSError as error:
+            raise StorageFailed(self.path, error.strerror or str(error)) from error
+        for suffix in _BESIDE:
+            tighten(self.path.with_name(self.path.name + suffix))
+
+    def _connected(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+            connection.execute("PRAGMA synchronous=FULL")
+            connection.executescript(_SCHEMA)
+            _bring_up_to_date(connection)
+        except sqlite3.DatabaseError:
+            connection.close()
+            raise
+        return connection
+
+    @contextmanager
+    def writing(self) -> Iterator[sqlite3.Connection]:
+        """A transaction: all of the block is kept, or, where it raises, nothing.
+
+        Raises StorageFailed where the disk will not take it.
+        """
+        with self.failures():
+            self.connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield self.connection
+                self.connection.execute("COMMIT")
+            except BaseException:
+                # a full disk may have rolled back already
+                if self.connection.in_transaction:
+                    self.connection.execute("ROLLBACK")
+                raise
+
+    @contextmanager
+    def failures(self) -> Iterator[None]:
+        """SQLite's errors in the block are raised as StorageFailed."""
+        try:
+            yield
+        except sqlite3.IntegrityError:
+            raise  # a mistake of ours, not the disk's
+        except sqlite3.DatabaseError as error:
+            raise StorageFailed(self.path, str(error)) from error
+
+    def close(self) -> None:
+        """Idempotent."""
+        self.connection.close()
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+
+def _bring_up_to_date(connection: sqlite3.Connection) -> None:
+    """Folders of earlier versions lack columns that count tokens; what ended there counts none."""
+    found = {row[1] for row in connection.execute("PRAGMA table_info(batches)")}
+    for name in ("prompt_tokens", "cached_tokens", "output_tokens"):
+        if name not in found:
+            connection.execute(f"ALTER TABLE batches ADD COLUMN {name} INTEGER NOT NULL DEFAULT 0")

@@ -1,0 +1,83 @@
+"""One line of a batch file in OpenAI's format: which request it is."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from muxcluster.core.errors import InvalidJson, InvalidValue, MissingParameter, UnsupportedParameter
+from muxcluster.core.inputs.json_text import parse_json
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+ENDPOINTS = (CHAT, COMPLETIONS)
+MAX_ID_CHARS = 512
+_DEFAULT_OUTPUT, _MOST_OUTPUT = 256, 2**20
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Entry:
+    """A request as the line gives it. body: OpenAI's fields, of which `model` alone is checked."""
+
+    custom_id: str
+    url: str
+    body: Mapping[str, Any]
+
+    @property
+    def model(self) -> str:
+        """The model that it asks for."""
+        name: str = self.body["model"]
+        return name
+
+
+def parse_entry(data: bytes, endpoint: str | None = None) -> Entry:
+    """The request of a line. endpoint: the only url it may have; None: any of `ENDPOINTS`.
+
+    Raises InvalidJson, MissingParameter, InvalidValue or UnsupportedParameter with the field.
+    """
+    if not data.strip():
+        raise InvalidJson("the line is empty")
+    fields = parse_json(data, "the line")
+    if not isinstance(fields, dict):
+        raise InvalidValue("expected a JSON object")
+    custom_id = _text(fields, "custom_id")
+    if len(custom_id) > MAX_ID_CHARS:
+        raise InvalidValue(f"custom_id has more than {MAX_ID_CHARS} characters", "custom_id")
+    if fields.get("method") != "POST":
+        raise InvalidValue(f"method: expected POST, found {fields.get('method')!r:.40}", "method")
+    url, known = _text(fields, "url"), (endpoint,) if endpoint else ENDPOINTS
+    if url not in known:
+        raise InvalidValue(f"url: expected {' or '.join(known)}, found {url!r:.60}", "url")
+    body = fields.get("body")
+    if not isinstance(body, dict):
+        raise InvalidValue(f"body: expected a JSON object, found {body!r:.40}", "body")
+    _text(body, "model", "body.")
+    if body.get("stream"):
+        raise UnsupportedParameter("body.stream: a batch is not streamed", "body.stream")
+    return Entry(custom_id, url, body)
+
+
+def _text(fields: Mapping[str, Any], name: str, where: str = "") -> str:
+    if fields.get(name) is None:
+        raise MissingParameter(f"missing required field {where}{name}", f"{where}{name}")
+    value = fields[name]
+    if not isinstance(value, str) or not value:
+        raise InvalidValue(f"{where}{name}: expected text, found {value!r:.40}", f"{where}{name}")
+    return value
+
+
+def output_guess(entry: Entry) -> int:
+    """Output tokens that the request may come to: its limit, where it has one."""
+    for name in ("max_completion_tokens", "max_tokens"):
+        value = entry.body.get(name)
+        if type(value) is int and value > 0:
+            return min(value, _MOST_OUTPUT)
+    return _DEFAULT_OUTPUT
+
+
+def custom_id_of(data: bytes | None) -> str | None:
+    """What a line that is wrong otherwise calls itself, if it does."""
+    try:
+        fields = parse_json(data or b"", "the line")
+    except InvalidJson:
+        return None
+    name = fields.get("custom_id") if isinstance(fields, dict) else None
+    return name if isinstance(name, str) and len(name) <= MAX_ID_CHARS else None

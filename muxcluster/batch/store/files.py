@@ -1,0 +1,163 @@
+"""Files that users hand in and get back: what is known of them, and those still on their way."""
+
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from muxcluster.batch.store.appending import cut, write_at
+from muxcluster.batch.store.database import UPLOADS
+from muxcluster.batch.store.store import BatchStore
+from muxcluster.core.errors import ContentTooLarge, InvalidValue, NotFound, StorageFailed
+from muxcluster.core.inputs.private import make_private_folder
+
+IDLE_S = 600.0
+"""An upload of which nothing came for so long is given up."""
+_COLUMNS = "id, owner, purpose, name, num_bytes, created_at"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """A file that is whole. owner: whose it is. created_at: Unix seconds."""
+
+    file_id: str
+    owner: str
+    purpose: str
+    name: str
+    num_bytes: int
+    created_at: int
+
+
+@dataclass(frozen=True, slots=True)
+class FilePage:
+    """Which files are listed. after: the id before the first of them. purpose: None lists all."""
+
+    count: int
+    after: str | None = None
+    purpose: str | None = None
+    is_newest_first: bool = True
+
+
+@dataclass(slots=True, eq=False)
+class _Upload:
+    owner: str
+    path: Path
+    num_bytes: int = 0
+    touched_s: float = 0.0
+
+
+class Shelf:
+    """The files of a store. Any thread may call it, of one upload one at a time."""
+
+    def __init__(self, store: BatchStore, max_bytes: int) -> None:
+        """max_bytes: of a file. What crashes left half done is removed. Raises StorageFailed."""
+        self._store = store
+        self._max_bytes = max_bytes
+        self._folder = store.directory / UPLOADS
+        self._uploads: dict[str, _Upload] = {}
+        try:
+            make_private_folder(self._folder)
+            self._sweep()
+        except OSError as error:
+            raise StorageFailed(self._folder, error.strerror or str(error)) from error
+
+    def _sweep(self) -> None:
+        for path in self._folder.iterdir():
+            path.unlink()
+        known = {row[0] for row in self._store.rows("SELECT id FROM files")}
+        for batch in self._store.open_batches():
+            known |= {batch.output_file_id, batch.error_file_id}
+        for path in self._store.path_of("x").parent.iterdir():
+            if path.name not in known:
+                path.unlink()
+
+    def begin(self, owner: str) -> str:
+        """A new upload's id. Uploads that nobody has added to for long are given up."""
+        now_s = time.monotonic()
+        for upload_id, upload in tuple(self._uploads.items()):
+            if now_s - upload.touched_s > IDLE_S:
+                self.abandon(upload_id)
+        upload_id = f"file-{uuid.uuid4().hex}"
+        self._uploads[upload_id] = _Upload(owner, self._folder / upload_id, 0, now_s)
+        return upload_id
+
+    def add(self, upload_id: str, data: bytes) -> None:
+        """Append `data`. Raises ContentTooLarge, StorageFailed; NotFound after a restart."""
+        upload = self._upload(upload_id)
+        if upload.num_bytes + len(data) > self._max_bytes:
+            raise ContentTooLarge(f"the file is over {self._max_bytes} bytes", "file")
+        write_at(upload.path, upload.num_bytes, data)
+        upload.num_bytes += len(data)
+        upload.touched_s = time.monotonic()
+
+    def finish(self, upload_id: str, name: str, purpose: str, now: int) -> StoredFile:
+        """The upload is a file from now on, on the disk. Raises as `add`."""
+        upload = self._upload(upload_id)
+        cut(upload.path, upload.num_bytes)
+        file = StoredFile(upload_id, upload.owner, purpose, name, upload.num_bytes, now)
+        with self._store.writing() as connection:
+            connection.execute(
+                "INSERT INTO files VALUES (?, ?, ?, ?, ?, ?)",
+                (upload_id, upload.owner, purpose, name, upload.num_bytes, now),
+            )
+            try:
+                upload.path.rename(self._store.path_of(upload_id))
+            except OSError as error:
+                raise StorageFailed(upload.path, error.strerror or str(error)) from error
+        del self._uploads[upload_id]
+        return file
+
+    def abandon(self, upload_id: str) -> None:
+        """Forget an upload. Idempotent."""
+        upload = self._uploads.pop(upload_id, None)
+        if upload is not None:
+            upload.path.unlink(missing_ok=True)
+
+    def _upload(self, upload_id: str) -> _Upload:
+        if upload_id not in self._uploads:
+            raise NotFound("the upload was given up: send the file again", "file")
+        return self._uploads[upload_id]
+
+    def get(self, owner: str, file_id: str) -> StoredFile:
+        """Raises NotFound where there is none of this owner's."""
+        sql = f"SELECT {_COLUMNS} FROM files WHERE id = ? AND owner = ?"
+        rows = self._store.rows(sql, file_id, owner)
+        if not rows:
+            raise NotFound(f"no file {file_id[:80]!r}", "file_id")
+        return StoredFile(*rows[0])
+
+    def listed(self, owner: str, page: FilePage) -> Sequence[StoredFile]:
+        """The owner's files. Raises NotFound where `page.after` is none of them."""
+        if page.after is not None:
+            self.get(owner, page.after)
+        sign, direction = ("<", "DESC") if page.is_newest_first else (">", "ASC")
+        sql = (
+            f"SELECT {_COLUMNS} FROM files WHERE owner = ? AND purpose = coalesce(?, purpose) AND "
+            f"(? IS NULL OR rowid {sign} (SELECT rowid FROM files WHERE id = ?)) "
+            f"ORDER BY rowid {direction} LIMIT ?"
+        )
+        rows = self._store.rows(sql, owner, page.purpose, page.after, page.after, page.count)
+        return [StoredFile(*row) for row in rows]
+
+    def delete(self, owner: str, file_id: str) -> None:
+        """Raises NotFound; InvalidValue where a batch still reads it; StorageFailed."""
+        with self._store.lock:
+            self.get(owner, file_id)
+            for batch in self._store.open_batches():
+                if batch.order.input_file_id == file_id:
+                    message = f"{batch.batch_id} still reads it: cancel that first"
+                    raise InvalidValue(message, "file_id")
+            with self._store.writing() as connection:
+                connection.execute("DELETE FROM files WHERE id = ?", (file_id,))
+            self._store.path_of(file_id).unlink(missing_ok=True)
+
+    def read(self, owner: str, file_id: str, offset: int, count: int) -> bytes:
+        """At most `count` bytes from `offset` on; none at the end. Raises NotFound."""
+        self.get(owner, file_id)
+        try:
+            with self._store.path_of(file_id).open("rb") as file:
+                file.seek(offset)
+                return file.read(count)
+        except FileNotFoundError:
+            raise NotFound(f"file {file_id!r} was deleted", "file_id") from None

@@ -1,1 +1,0 @@
-"""What `muxcluster up` shows before it changes a cluster."""

@@ -1,0 +1,1 @@
+"""`muxcluster batch`: one module a command."""

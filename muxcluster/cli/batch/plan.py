@@ -1,0 +1,131 @@
+"""`muxcluster batch plan`: what a batch job shares, and which order it should run in."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from muxcluster.batch.plan.prediction import AUTO, LENGTHS, Wish, compare
+from muxcluster.batch.plan.setting import settings_of
+from muxcluster.cli.placing.inputs import ProfileOption, with_profile
+from muxcluster.cli.views.batch_job import plan_content, plan_lines
+from muxcluster.cli.views.several_jobs import (
+    compare_several,
+    several_content,
+    several_lines,
+    surveyed,
+)
+from muxcluster.config import load_config
+from muxcluster.offline.order.orders import ORDERS
+from muxcluster.scheduling.lanes import LANES
+from muxcluster.workload.files.batchfile import BadLines, Skips
+
+
+def plan(  # noqa: PLR0913 - each parameter is an option of the command line
+    file: Annotated[
+        Path,
+        typer.Argument(
+            help="The job, JSON lines: OpenAI's batch format, or "
+            '{"prompt": text or token ids, "max_tokens": n, "output_tokens": n if known}'
+        ),
+    ],
+    config: Annotated[
+        Path, typer.Option(help="muxcluster.yaml. Example: --config muxcluster.yaml")
+    ] = Path("muxcluster.yaml"),
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Of CONFIG, that the job is for; needed where it has several and FILE's lines "
+            "name none. Example: --model chat"
+        ),
+    ] = None,
+    order: Annotated[
+        str,
+        typer.Option(
+            help=f"{AUTO} (all of them; the fastest is taken), {', '.join(ORDERS)}. "
+            "Example: --order blend"
+        ),
+    ] = AUTO,
+    sample: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Requests that orders are predicted on, at most; they share as the whole does. "
+            "Example: --sample 10000",
+        ),
+    ] = 2000,
+    lengths: Annotated[
+        str,
+        typer.Option(
+            help="What the plans are told of output lengths: sampled (nothing; they run some "
+            "requests first and learn, as batch run does) or known. Example: --lengths known"
+        ),
+    ] = LENGTHS[0],
+    lane: Annotated[
+        str | None,
+        typer.Option(
+            help=f"Of {', '.join(LANES)}; by default the configured one. Example: --lane mixed",
+            show_default=False,
+        ),
+    ] = None,
+    plan: Annotated[
+        Path | None,
+        typer.Option(help="A plan of `muxcluster place`. Example: --plan plan.json"),
+    ] = None,
+    profile: ProfileOption = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the sample and of order random.")] = 0,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON alone. Example: --json | jq .order")
+    ] = False,
+) -> None:
+    """Tell what the job in FILE shares, and predict how long it takes in each order.
+
+    The engine's own scheduler runs it on a virtual clock, alone on the units that serve the model,
+    among which it is divided; no GPU is needed. Where its lines name several models, those that
+    share units are predicted at once and one after the other, too. Text is taken as four bytes a
+    token. Lines that are no requests are told of and left out, as `batch run` does. Exit code 2
+    where a file or an option is wrong, no line is a request or the models do not fit.
+
+    Example: muxcluster batch plan job.jsonl --config muxcluster.yaml --order auto
+    """
+    _check_named("--order", order, (AUTO, *ORDERS))
+    _check_named("--lengths", lengths, LENGTHS)
+    if lane is not None:
+        _check_named("--lane", lane, tuple(LANES))
+    read = load_config(config)
+    read = read if profile is None else with_profile(read, profile)
+    wish = Wish(order, sample, seed, lengths == LENGTHS[1])
+    asked = surveyed(file, read, model)
+    if len(asked.models) > 1:
+        several = compare_several(read, asked.models, file, wish, (plan, lane))
+        content, lines = several_content(several), several_lines(several)
+    else:
+        name = asked.models[0] if asked.models else model
+        found = compare(settings_of(read, name, plan, lane), file, wish, Skips(bad=True))
+        content, lines = plan_content(found), plan_lines(found)
+    _print(content, lines, asked.bad, as_json=as_json)
+
+
+def _print(content: dict[str, Any], lines: Iterable[Text], bad: BadLines, *, as_json: bool) -> None:
+    if as_json:
+        told = {"num": bad.num, "first": [str(error) for error in bad.first]}
+        typer.echo(json.dumps({**content, "bad_lines": told}, indent=2))
+        return
+    console = Console(highlight=False)
+    for line in lines:
+        console.print(line, soft_wrap=True)
+    if bad.num:
+        typer.echo(f"muxcluster: {bad.num} lines are no requests and are left out:", err=True)
+        for error in bad.first:
+            typer.echo(f"  {error}", err=True)
+        if bad.num > len(bad.first):
+            typer.echo(f"  and {bad.num - len(bad.first)} more", err=True)
+
+
+def _check_named(option: str, name: str, names: tuple[str, ...]) -> None:
+    if name not in names:
+        raise typer.BadParameter(f"{option} {name}: expected one of {', '.join(names)}")

@@ -1,0 +1,1 @@
+"""A batch job that runs on this machine."""

@@ -1,0 +1,145 @@
+"""A job on this machine, from its file to its output, with its progress on the terminal."""
+
+import asyncio
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from muxcluster.batch.plan.ordering import LocalPlanner
+from muxcluster.batch.plan.setting import settings_of
+from muxcluster.batch.service.planning import Planner
+from muxcluster.batch.service.progress import Progress as JobProgress
+from muxcluster.batch.service.runner import BatchRunner, Ended, RunnerSettings
+from muxcluster.batch.store.intake import Intake, Limits
+from muxcluster.batch.store.job import OPEN, Batch, Status
+from muxcluster.batch.store.store import BatchStore
+from muxcluster.cli.batch_local.units import LocalService, local_service, local_specs
+from muxcluster.config import Config
+from muxcluster.http.batch_lines import LineAnswerer
+from muxcluster.http.settings import ApiSettings, QueueLimits
+from muxcluster.sim.batch.setting import Setting
+
+REFRESH_S = 0.5
+_MOST_OPEN = 10_000
+"""Lines of a model under way; the plan, which knows the units' memory, stops long before."""
+_COLUMNS = (
+    TextColumn("{task.description}"),
+    BarColumn(),
+    MofNCompleteColumn(),
+    TextColumn("{task.fields[speed]}"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """A job that has ended. progress: of this run; None where there was nothing left to run.
+
+    orders: by model. seconds: of this run, loading and planning too. in_turn: models that ran one
+    after the other, though they share units.
+    """
+
+    batch: Batch
+    progress: JobProgress | None
+    orders: Mapping[str, str]
+    seconds: float
+    in_turn: Sequence[Sequence[str]] = ()
+
+
+class LocalRun:
+    """Everything a job needs that can be checked before the models are loaded."""
+
+    def __init__(self, config: Config, order: str, console: Console) -> None:
+        """Raises ConfigError, InfeasiblePlan, LoadError."""
+        self._config = config
+        self._order = order
+        self._console = console
+        self._specs = local_specs(config)
+        self._settings: dict[str, Setting] = {
+            model.name: settings_of(config, model.name, None)[0] for model in config.models
+        }
+
+    def run(self, store: BatchStore, batch: Batch) -> Ran:
+        """Until the last line has ended; no model is loaded where none can run.
+
+        Raises StorageFailed, EngineFailure; KeyboardInterrupt after SIGINT or SIGTERM, when all
+        processes are gone.
+        """
+        if batch.status is Status.VALIDATING:
+            intake = Intake(store, batch, self._settings, Limits())
+            batch = intake.run(int(time.time()))
+        if batch.status not in OPEN:
+            return Ran(batch, None, {}, 0.0)
+        return asyncio.run(self._stoppable(store, batch))
+
+    async def _stoppable(self, store: BatchStore, batch: Batch) -> Ran:
+        work = asyncio.create_task(self._run(store, batch))
+        loop = asyncio.get_running_loop()
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(signum, work.cancel)
+        try:
+            return await work
+        except asyncio.CancelledError:
+            raise KeyboardInterrupt from None
+
+    async def _run(self, store: BatchStore, batch: Batch) -> Ran:
+        started_s = time.monotonic()
+        queues = QueueLimits(batch=2**20)
+        settings = ApiSettings(queues=queues)
+        async with local_service(self._config, self._specs, settings) as local:
+            planner = local_planner(local, self._settings, self._order)
+            runner = local_runner(store, local, planner, list(self._settings))
+            ended = await self._watched(runner, batch, local)
+        seconds = time.monotonic() - started_s
+        return Ran(ended.batch, ended.progress, planner.chosen, seconds, planner.in_turn)
+
+    async def _watched(self, runner: BatchRunner, batch: Batch, local: LocalService) -> Ended:
+        """Runs the batch while the terminal shows how far it is."""
+        work = asyncio.create_task(runner.run(batch.batch_id))
+        try:
+            with Progress(*_COLUMNS, console=self._console, transient=True) as bar:
+                shown = bar.add_task("loading", total=None, speed="")
+                while not (await asyncio.wait((work,), timeout=REFRESH_S))[0]:
+                    local.check()
+                    progress = runner.progress(batch.batch_id)
+                    if progress is not None:
+                        bar.update(
+                            shown,
+                            description="running" if progress.weight_done else "planning",
+                            total=progress.num_total,
+                            completed=progress.num_ended,
+                            speed=speed_text(progress),
+                        )
+            return work.result()
+        finally:
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+
+
+def local_planner(local: LocalService, settings: Mapping[str, Setting], order: str) -> LocalPlanner:
+    """Feeds the units of `local`. settings: by model, where it runs."""
+    return LocalPlanner(local.texts, settings, order, lenient=False, units=local.fed)
+
+
+def local_runner(
+    store: BatchStore, local: LocalService, planner: Planner, models: Sequence[str]
+) -> BatchRunner:
+    """Runs the batches of `store` on `local`."""
+    answerer = LineAnswerer(local.service, lenient=False)
+    return BatchRunner(store, answerer, planner, lambda: models, RunnerSettings(window=_MOST_OPEN))
+
+
+def speed_text(progress: JobProgress) -> str:
+    """Tokens a second, what of the prompts was found computed, and when it should end."""
+    use = progress.use
+    if not use.prompt:
+        return ""
+    parts = [f"{(use.prompt + use.output) / progress.elapsed_s:.0f} tokens/s"]
+    parts.append(f"{use.cached / use.prompt:.0%} of the prompts shared")
+    left_s = progress.left_s()
+    if left_s:
+        parts.append(f"{left_s:.0f} s left")
+    return ", ".join(parts)

@@ -1,0 +1,100 @@
+"""The units of a configuration in this process, behind the service that the HTTP routes use."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from muxcluster.batch.plan.feeding import FedUnit
+from muxcluster.config import Config, plan_for, served_models, unit_specs
+from muxcluster.config.planning import nodes_of
+from muxcluster.core.errors import EngineFailure
+from muxcluster.core.events import TokenDelta
+from muxcluster.core.request import Request
+from muxcluster.core.served import UnitState, UnitStats
+from muxcluster.core.unitspec import UnitSpec
+from muxcluster.engine.load.weights import check_weight_files
+from muxcluster.engine.unit.local import LocalUnitClient
+from muxcluster.http.calls.model_text import ModelTexts
+from muxcluster.http.metrics.requests import Metrics
+from muxcluster.http.service import CompletionService
+from muxcluster.http.settings import ApiSettings
+from muxcluster.router.backend import RoutedBackend
+
+
+class _LeastOpen:
+    """Several units that serve a model, as one: a request goes where the fewest are open."""
+
+    def __init__(self, clients: Sequence[LocalUnitClient]) -> None:
+        self._clients = clients
+
+    def generate(self, request: Request) -> AsyncIterator[TokenDelta]:
+        return min(self._clients, key=lambda each: each.unit.num_open).generate(request)
+
+    def stats(self) -> UnitStats | None:
+        return self._clients[0].stats()
+
+
+@dataclass(frozen=True, slots=True)
+class LocalService:
+    """The service, the text sides of its models and the units behind it. fed: these by model."""
+
+    service: CompletionService
+    texts: ModelTexts
+    clients: Mapping[str, LocalUnitClient]
+    fed: Mapping[str, Sequence[FedUnit]]
+
+    def check(self) -> None:
+        """Raises EngineFailure where a unit cannot go on."""
+        for unit_id, client in self.clients.items():
+            if client.unit.state is UnitState.FAILED:
+                raise EngineFailure(f"unit {unit_id} failed; its log says why")
+
+
+def local_specs(config: Config) -> tuple[UnitSpec, ...]:
+    """The units that this machine would run, their weights checked.
+
+    Raises ConfigError, InfeasiblePlan, LoadError.
+    """
+    nodes = nodes_of(config)
+    specs = unit_specs(config, plan_for(config, nodes), nodes)
+    for model in (model for spec in specs for model in spec.models):
+        if model.load_format != "dummy":
+            check_weight_files(Path(model.path))
+    return specs
+
+
+@asynccontextmanager
+async def local_service(
+    config: Config, specs: Sequence[UnitSpec], settings: ApiSettings
+) -> AsyncGenerator[LocalService, None]:
+    """The units of `specs`, ready; no process of theirs is left after the block.
+
+    Raises LoadError, EngineFailure.
+    """
+    models = served_models(config)
+    texts = ModelTexts.load(models)
+    clients = {spec.unit_id: LocalUnitClient(spec) for spec in specs}
+    try:
+        await asyncio.gather(*(client.start() for client in clients.values()))
+        of_model = {
+            model.name: _LeastOpen([clients[spec.unit_id] for spec in _serving(specs, model.name)])
+            for model in models
+        }
+        metrics = Metrics()
+        metrics.declare(models)
+        service = CompletionService(RoutedBackend(models, of_model), texts, metrics, settings)
+        fed = {
+            model.name: [
+                FedUnit(spec, clients[spec.unit_id].unit) for spec in _serving(specs, model.name)
+            ]
+            for model in models
+        }
+        yield LocalService(service, texts, clients, fed)
+    finally:
+        await asyncio.gather(*(client.close() for client in clients.values()))
+
+
+def _serving(specs: Sequence[UnitSpec], name: str) -> list[UnitSpec]:
+    return [spec for spec in specs if any(model.name == name for model in spec.models)]

@@ -1,0 +1,160 @@
+"""A client of /v1/files and /v1/batches: files are streamed, never held whole."""
+
+import http.client
+import json
+import os
+import urllib.error
+import urllib.request
+import uuid
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from muxcluster.core.errors import ConfigError, StorageFailed, Unavailable
+from muxcluster.core.inputs.web_url import checked_url
+
+Card = Mapping[str, Any]
+"""An object as OpenAI's API shows it."""
+TIMEOUT_S = 60.0
+"""For each answer to begin, and for the next bytes of a file."""
+_CHUNK_BYTES = 2**20
+_REFUSALS = range(400, 500)
+_TRY_LATER = (408, 429)
+
+
+class BatchServer:
+    """The batches of one key on one server.
+
+    Everything raises Unavailable where the server does not answer or cannot now, and ConfigError
+    where it refuses what was asked.
+    """
+
+    def __init__(self, url: str, api_key: str | None) -> None:
+        """url: with or without `/v1`. Raises ConfigError where it is none."""
+        checked_url(url)
+        self.url = url.rstrip("/").removesuffix("/v1")
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+
+    def upload(self, path: Path) -> str:
+        """The id of the server's copy of a file. Raises ConfigError where it cannot be read too."""
+        mark = uuid.uuid4().hex
+        head = (
+            f'--{mark}\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
+            f'--{mark}\r\nContent-Disposition: form-data; name="file"; '
+            f'filename="{quote(os.fsencode(path.name))}"\r\n\r\n'
+        ).encode()
+        tail = f"\r\n--{mark}--\r\n".encode()
+        try:
+            size = path.stat().st_size
+            with path.open("rb"):
+                pass
+        except OSError as error:
+            raise ConfigError(path, "", f"cannot be read: {error.strerror}") from error
+        headers = {
+            "Content-Type": f"multipart/form-data; boundary={mark}",
+            "Content-Length": str(len(head) + size + len(tail)),
+        }
+        return str(self._asked("files", _form(path, size, head, tail), headers)["id"])
+
+    def create(self, file_id: str, endpoint: str, window: str) -> Card:
+        """A new batch of an uploaded file."""
+        fields = {"input_file_id": file_id, "endpoint": endpoint, "completion_window": window}
+        return self._asked("batches", json.dumps(fields).encode(), {})
+
+    def batch(self, batch_id: str) -> Card:
+        """One batch as it is now."""
+        return self._asked(f"batches/{quote(batch_id, safe='')}")
+
+    def batches(self, count: int) -> list[Card]:
+        """The newest."""
+        found: list[Card] = self._asked(f"batches?{urlencode({'limit': count})}")["data"]
+        return found
+
+    def cancel(self, batch_id: str) -> Card:
+        """The batch ends soon, with what it has."""
+        return self._asked(f"batches/{quote(batch_id, safe='')}/cancel", b"{}", {})
+
+    def download(self, file_id: str, place: Path) -> None:
+        """A file's bytes, all of them or no file. Raises StorageFailed too."""
+        part = place.with_name(f"{place.name}.part")
+        with self._answer(f"files/{quote(file_id, safe='')}/content") as answer:
+            try:
+                with part.open("wb") as file:
+                    for data in _pieces(answer, self.url):
+                        file.write(data)
+                    file.flush()
+                    os.fsync(file.fileno())
+                part.replace(place)
+            except OSError as error:
+                raise StorageFailed(place, error.strerror or str(error)) from error
+            finally:
+                part.unlink(missing_ok=True)
+
+    def _asked(
+        self, path: str, data: Any = None, headers: Mapping[str, str] | None = None
+    ) -> dict[str, Any]:
+        """The JSON that comes back. data: of a POST; None: a GET."""
+        with self._answer(path, data, headers) as answer:
+            try:
+                found = json.loads(answer.read())
+            except (OSError, ValueError, RecursionError, http.client.HTTPException) as error:
+                raise Unavailable(f"{self.url} does not answer in JSON: {error}") from error
+        if not isinstance(found, dict):
+            raise Unavailable(f"{self.url} is not a server with batches")
+        return found
+
+    def _answer(
+        self, path: str, data: Any = None, headers: Mapping[str, str] | None = None
+    ) -> http.client.HTTPResponse:
+        sent = {"Content-Type": "application/json", **self._headers, **(headers or {})}
+        request = urllib.request.Request(f"{self.url}/v1/{path}", data, sent)
+        try:
+            answer: http.client.HTTPResponse = urllib.request.urlopen(request, timeout=TIMEOUT_S)
+        except urllib.error.HTTPError as error:
+            with error:
+                message = _message(error)
+            if error.code in _REFUSALS and error.code not in _TRY_LATER:
+                raise ConfigError(self.url, "", message) from error
+            raise Unavailable(f"{self.url}: {message}") from error
+        except (OSError, http.client.HTTPException) as error:
+            reason = getattr(error, "reason", error)
+            raise Unavailable(f"no server answers at {self.url}: {reason}") from error
+        return answer
+
+
+def _form(path: Path, size: int, head: bytes, tail: bytes) -> Iterator[bytes]:
+    """The form's bytes; of the file exactly `size`, as was promised. Raises ConfigError."""
+    yield head
+    left = size
+    with path.open("rb") as file:
+        while left:
+            data = file.read(min(left, _CHUNK_BYTES))
+            if not data:
+                raise ConfigError(path, "", "got shorter while it was sent")
+            left -= len(data)
+            yield data
+    yield tail
+
+
+def _pieces(answer: http.client.HTTPResponse, url: str) -> Iterator[bytes]:
+    """Of the answer's body. Raises Unavailable where it ends before its length."""
+    left = int(answer.headers["Content-Length"])
+    while left:
+        try:
+            data = answer.read(min(left, _CHUNK_BYTES))
+        except (OSError, http.client.HTTPException) as error:
+            raise Unavailable(f"{url} broke off in the middle of a file: {error}") from error
+        if not data:
+            raise Unavailable(f"{url} broke off in the middle of a file")
+        left -= len(data)
+        yield data
+
+
+def _message(error: urllib.error.HTTPError) -> str:
+    """What the server says is wrong."""
+    try:
+        found = json.loads(error.read())["error"]["message"]
+    except (OSError, ValueError, LookupError, TypeError, RecursionError, http.client.HTTPException):
+        return f"answers {error.code} {error.reason}"
+    return str(found)

@@ -1,0 +1,64 @@
+"""Waiting for a batch on a server, with its progress on the terminal."""
+
+import time
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from muxcluster.cli.batch_server.client import BatchServer, Card
+from muxcluster.cli.batch_server.showing import (
+    OVER,
+    duration_text,
+    left_s,
+    num_ended,
+    problems_of,
+)
+from muxcluster.core.errors import Unavailable
+
+POLL_S = 1.0
+PATIENCE_S = 600.0
+"""How long a server may be away: batches outlive its restart."""
+_COLUMNS = (
+    TextColumn("{task.description}"),
+    BarColumn(),
+    MofNCompleteColumn(),
+    TextColumn("{task.fields[left]}"),
+)
+
+
+def wait_for(server: BatchServer, batch_id: str, console: Console) -> Card:
+    """The batch at its end.
+
+    Raises ConfigError where there is no such batch, Unavailable where the server stays away.
+    """
+    answered_s = time.monotonic()
+    with Progress(*_COLUMNS, console=console, transient=True) as bar:
+        shown = bar.add_task("waiting", total=None, left="")
+        while True:
+            try:
+                batch = server.batch(batch_id)
+            except Unavailable as error:
+                if time.monotonic() - answered_s > PATIENCE_S:
+                    raise
+                bar.update(shown, description="no server", left=str(error))
+            else:
+                answered_s = time.monotonic()
+                if batch["status"] in OVER:
+                    return batch
+                ended, total = num_ended(batch)
+                bar.update(
+                    shown,
+                    description=batch["status"],
+                    total=total or None,
+                    completed=ended,
+                    left=_left_text(batch),
+                )
+            time.sleep(POLL_S)
+
+
+def _left_text(batch: Card) -> str:
+    """What keeps the batch from going on, or when it should end."""
+    if problems := problems_of(batch):
+        return ", ".join(problems)
+    remaining_s = left_s(batch, time.time())
+    return "" if remaining_s is None else f"{duration_text(remaining_s)} left"

@@ -1,0 +1,1 @@
+"""What `serve`, `demo` and `up` run."""

@@ -1,0 +1,127 @@
+"""What `muxcluster up` does: plans for a Ray cluster, shows the change, applies it and waits."""
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.console import Console
+
+from muxcluster.cli.server.changes import Change, change_between, change_lines
+from muxcluster.cli.server.launch import check_models
+from muxcluster.cluster.attach import (
+    ask,
+    find_controller,
+    joined,
+    start_controller,
+    wait_converged,
+)
+from muxcluster.cluster.control.controller import Wiring
+from muxcluster.cluster.ingress.serve_app import Ingresses, ingresses_of
+from muxcluster.cluster.ray.nodes import planning_nodes, ray_nodes
+from muxcluster.cluster.state.desired import Desired, desired_of
+from muxcluster.config import Config, load_config, plan_for
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Options of the command line. timeout_s: until all must run."""
+
+    address: str
+    timeout_s: float
+    dry_run: bool
+    yes: bool
+    as_json: bool
+
+
+def apply(config: Path, asked: Asked) -> None:
+    """Make the cluster at `asked.address` run `config`, and wait until it does.
+
+    Raises ConfigError, LoadError, InfeasiblePlan, Unavailable, EngineFailure; BadParameter where
+    nobody can be asked; Abort where the answer is no.
+    """
+    console = Console(highlight=False, soft_wrap=True, markup=False, stderr=asked.as_json)
+    wanted = load_config(config)
+    with joined(asked.address):
+        controller = find_controller()
+        before = None if controller is None else ask(controller, "desired")
+        edge_before = None if controller is None else ask(controller, "edge")
+        desired, edge = _planned(wanted, before), ingresses_of(wanted)
+        change = change_between(before, desired, is_edge_new=edge != edge_before)
+        _show(console, change, desired, asked.as_json)
+        if asked.dry_run:
+            return
+        if change.is_empty:
+            desired = before if before is not None else desired
+        elif not asked.yes:
+            _confirm()
+        controller = controller or start_controller(Wiring())
+        if not change.is_empty:
+            ask(controller, "apply", desired, edge)
+        wait_converged(controller, asked.timeout_s, _Teller(console))
+        _announce(console, desired, edge)
+
+
+def _planned(config: Config, before: Desired | None) -> Desired:
+    """What is to run. The same file gives what runs already, whatever was measured since.
+
+    Raises ConfigError, LoadError, InfeasiblePlan.
+    """
+    if before is not None and _is_same(config, before.config):
+        return before
+    nodes = planning_nodes(config, [node for node in ray_nodes() if node.is_alive])
+    current = before.plan if before is not None and before.plan.units else None
+    desired = desired_of(config, plan_for(config, nodes, current=current), nodes)
+    check_models(desired)
+    return desired
+
+
+def _is_same(config: Config, other: Config) -> bool:
+    return (config.models, config.cluster, config.policy) == (
+        other.models,
+        other.cluster,
+        other.policy,
+    )
+
+
+def _show(console: Console, change: Change, desired: Desired, as_json: bool) -> None:
+    for line in change_lines(change):
+        console.print(line)
+    if as_json:
+        typer.echo(change.to_json(desired))
+
+
+def _confirm() -> None:
+    """Raises BadParameter where nobody can be asked, Abort where the answer is no."""
+    if not sys.stdin.isatty():
+        raise typer.BadParameter("nobody can be asked here: say --yes to apply this")
+    typer.confirm("Apply?", abort=True)
+
+
+class _Teller:
+    """Prints what changed since it was called last."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._known: dict[str, str] = {}
+        self._failures: set[str] = set()
+
+    def __call__(self, progress: Mapping[str, Any]) -> None:
+        phases = {name: phase for name, phase, _ in progress["units"]}
+        for name in self._known.keys() - phases.keys():
+            self._console.print(f"  {name}: gone")
+        for name, phase in phases.items():
+            if self._known.get(name) != phase:
+                self._console.print(f"  {name}: {phase}")
+        problems = {*progress["failures"], *filter(None, [progress["edge"]])}
+        for text in sorted(problems - self._failures):
+            self._console.print(f"  {text}", style="red")
+        self._known, self._failures = phases, problems
+
+
+def _announce(console: Console, desired: Desired, edge: Ingresses) -> None:
+    nodes = "each node" if edge.is_everywhere else "the head"
+    where = "" if edge.listen is None else f", at {edge.listen.host}:{edge.listen.port} of {nodes}"
+    console.print(f"{len(desired.models)} model(s) in {len(desired.targets)} unit(s){where}")

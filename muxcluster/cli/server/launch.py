@@ -1,0 +1,138 @@
+"""Checks a configuration, then runs the whole server on an embedded local Ray."""
+
+import math
+import os
+import socket
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from muxcluster.cluster.embedded import EmbeddedRay
+from muxcluster.cluster.ingress.serve_app import Ingresses, ingresses_of
+from muxcluster.cluster.ray.process_logs import LogFollower
+from muxcluster.cluster.state.desired import Desired, desired_of
+from muxcluster.cluster.units.mesh import UNIT_CPUS
+from muxcluster.config import load_config, plan_for
+from muxcluster.config.planning import nodes_of
+from muxcluster.core.errors import ConfigError, EngineFailure
+from muxcluster.core.inputs.web_url import HttpAddress
+from muxcluster.core.served import ServedModel
+from muxcluster.engine.load.weights import check_weight_files
+from muxcluster.http.calls.model_text import ModelTexts
+from muxcluster.text.rendering.pool import RenderPool
+
+READY_TIMEOUT_S = 60.0
+OTHER_CPUS = 0.5
+"""Logical CPUs of ingress, controller and what Serve adds; Ray meters no threads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A configuration that has passed every check that needs no running process."""
+
+    desired: Desired
+    edge: Ingresses
+
+    @property
+    def models(self) -> tuple[ServedModel, ...]:
+        """All models of the file."""
+        return self.desired.models
+
+    @property
+    def address(self) -> HttpAddress:
+        """Where the ingress listens. Those made here always do."""
+        assert self.edge.listen is not None
+        return self.edge.listen
+
+    def listening(self, address: HttpAddress) -> "Prepared":
+        """The same at another address."""
+        return replace(self, edge=replace(self.edge, listen=address))
+
+
+def prepare(config_path: Path) -> Prepared:
+    """Reads and checks everything. Raises ConfigError, LoadError, InfeasiblePlan."""
+    config = load_config(config_path)
+    nodes = nodes_of(config)
+    desired = desired_of(config, plan_for(config, nodes), nodes)
+    check_models(desired)
+    return Prepared(desired, ingresses_of(config))
+
+
+def check_models(desired: Desired) -> None:
+    """Weights and tokenizers are there and readable, on this machine. Raises LoadError."""
+    for model in (model for target in desired.targets for model in target.spec.models):
+        if model.load_format != "dummy":
+            check_weight_files(Path(model.path))
+    with RenderPool() as pool:
+        ModelTexts.load(desired.models, pool)
+
+
+def free_address(wanted: HttpAddress) -> HttpAddress:
+    """`wanted`, with a free port for 0. Raises ConfigError where it is taken."""
+    host, port = wanted.host, wanted.port
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise ConfigError(f"{host}:{port}", "", f"cannot listen: {error.strerror}") from error
+        except (ValueError, TypeError, OverflowError) as error:
+            raise ConfigError(f"{host:.80}:{port}", "", f"cannot listen: {error}") from error
+        return HttpAddress(host, probe.getsockname()[1])
+
+
+def url_of(address: HttpAddress) -> str:
+    """Where a client on this machine finds the server."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address.host, address.host)
+    return f"http://[{host}]:{address.port}" if ":" in host else f"http://{host}:{address.port}"
+
+
+@contextmanager
+def serving(
+    prepared: Prepared, show_log: Callable[[str], None] | None = None
+) -> Iterator[EmbeddedRay]:
+    """The server, ready to answer, until the block ends; then no process of it is left.
+
+    show_log: gets the log lines of its units and of the controller, from a thread of its own.
+    Raises EngineFailure where it does not come up.
+    """
+    # Units count their own threads; a library pool in each Ray process would fight them.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    targets = prepared.desired.targets
+    # Ray starts an idle worker for each CPU it is told of, so it is told of few.
+    num_cpus = math.ceil(OTHER_CPUS + UNIT_CPUS * len(targets))
+    # The ingress replica listens itself. On 2 cores, before any tuning, 32 streams got 2,900 events
+    # a second through Serve's proxy, 6,500 through its HAProxy mode and 13,500 this way, and the
+    # first token took 9.3, 3.4 and 2.3 ms (bench/http.py). `serve deploy` keeps the proxy.
+    cluster = EmbeddedRay(None, num_cpus, sum(target.num_gpus for target in targets))
+    follower = None if show_log is None else LogFollower(cluster.folder.logs, show_log)
+    try:
+        cluster.run(prepared.desired, prepared.edge)
+        wait_ready(url_of(prepared.address))
+        yield cluster
+    finally:
+        cluster.end_processes()
+        if follower is not None:
+            follower.close()
+        cluster.close()
+
+
+def wait_ready(url: str) -> None:
+    """Until the server at `url` says it is ready. Raises EngineFailure after a minute."""
+    deadline = time.monotonic() + READY_TIMEOUT_S
+    while not _answers(f"{url}/ready"):
+        if time.monotonic() > deadline:
+            raise EngineFailure(f"{url}/ready did not answer within {READY_TIMEOUT_S:g} s")
+        time.sleep(0.1)
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=5.0) as answer:
+            return bool(answer.status == 200)
+    except OSError:  # refused, 503, timed out: not yet
+        return False

@@ -1,0 +1,93 @@
+"""What `muxcluster serve` runs, from the configuration to the last signal."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import typer
+from rich.console import Console
+
+from muxcluster.cli.server.launch import Prepared, free_address, prepare, serving, url_of
+from muxcluster.cli.signals import Stopped, stoppable, wait_forever
+from muxcluster.cluster.embedded import EmbeddedRay
+from muxcluster.core.inputs.web_url import HttpAddress
+from muxcluster.core.served import ServedModel
+
+
+def _show_log(line: str) -> None:
+    typer.echo(line, err=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Overrides:
+    """Options of the command line; None leaves the file's value."""
+
+    host: str | None
+    port: int | None
+    api_key: str | None
+    lenient: bool | None
+
+
+def run_server(config: Path, options: Overrides, drain_timeout_s: float) -> None:
+    """Serve until a signal, whose exit code `typer.Exit` then carries.
+
+    Raises ConfigError, LoadError, InfeasiblePlan, EngineFailure.
+    """
+    console = Console(highlight=False, soft_wrap=True, markup=False)
+    started_s = time.monotonic()
+    try:
+        with stoppable():
+            prepared = _overridden(prepare(config), options)
+            console.print(f"starting {_counted(prepared)} on a local Ray …")
+            with serving(prepared, _show_log) as cluster:
+                has_key = prepared.edge.settings.api_key is not None
+                announce(console, prepared.models, url_of(prepared.address), has_key)
+                console.print(f"ready after {time.monotonic() - started_s:.1f} s; Ctrl-C stops")
+                block(cluster, drain_timeout_s)
+    except Stopped as stopped:
+        console.print("stopped")
+        raise typer.Exit(stopped.exit_code) from None
+
+
+def _overridden(prepared: Prepared, options: Overrides) -> Prepared:
+    """Raises ConfigError where the address is taken."""
+    settings, address = prepared.edge.settings, prepared.address
+    if options.api_key is not None:
+        settings = replace(settings, api_key=options.api_key)
+    if options.lenient is not None:
+        settings = replace(settings, lenient=options.lenient)
+    host = address.host if options.host is None else options.host
+    port = address.port if options.port is None else options.port
+    address = free_address(HttpAddress(host, port))
+    return replace(prepared, edge=replace(prepared.edge, settings=settings, listen=address))
+
+
+def block(cluster: EmbeddedRay, drain_s: float) -> None:
+    """Until a signal; then let the open requests end. Raises Stopped."""
+    try:
+        wait_forever()
+    except Stopped:
+        cluster.drain(drain_s)
+        raise
+
+
+def announce(
+    console: Console, models: Sequence[ServedModel], url: str, needs_key: bool = False
+) -> None:
+    """One line per model and a call to paste."""
+    for model in models:
+        line = f"  {model.name}: context {model.max_model_len}, from {model.path}"
+        console.print(line, markup=False)
+    console.print(curl_line(models[0].name, url, needs_key), markup=False)
+
+
+def curl_line(model: str, url: str, needs_key: bool = False) -> str:
+    """A chat with `model` for a shell."""
+    key = ' -H "Authorization: Bearer $MUXCLUSTER_API_KEY"' if needs_key else ""
+    body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
+    return f"curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'"
+
+
+def _counted(prepared: Prepared) -> str:
+    return f"{len(prepared.models)} model(s) in {len(prepared.desired.targets)} unit(s)"

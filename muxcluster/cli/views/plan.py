@@ -1,0 +1,127 @@
+"""The readable plan: a line for each unit, one under it for each of its models."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from rich.text import Text
+
+from muxcluster.cli.placing.reports import Judged
+from muxcluster.cli.views.words import (
+    bar_text,
+    gib_text,
+    gpus_text,
+    percent_text,
+    rate_text,
+    seconds_text,
+)
+from muxcluster.placement.assess import ModelReport, UnitReport
+from muxcluster.placement.plan import PlannedModel, PlannedUnit
+
+HEADINGS = (
+    "model",
+    "req/s",
+    "prefill SM",
+    "decode SM",
+    "batch / most",
+    "KV quota, blocks",
+    "TTFT (to SLO)",
+    "TPOT (to SLO)",
+)
+_BAD = "bold red"
+_UNKNOWN = "-"
+
+
+@dataclass(frozen=True, slots=True)
+class _Cell:
+    text: str
+    is_bad: bool = False
+
+
+def plan_lines(judged: Judged) -> Iterator[Text]:
+    """Lines of any width; only what is short of the demand or the SLO is coloured."""
+    rows = {unit.id: _rows(judged, unit) for unit in judged.plan.units}
+    every = [row for block in rows.values() for row in block]
+    widths = [
+        max(len(heading), *(len(row[column].text) for row in every))
+        for column, heading in enumerate(HEADINGS)
+    ]
+    yield _line([_Cell(heading) for heading in HEADINGS], widths, "bold")
+    for unit in judged.plan.units:
+        yield _unit_line(judged, unit)
+        for row in rows[unit.id]:
+            yield _line(row, widths)
+
+
+def _line(cells: Sequence[_Cell], widths: Sequence[int], style: str = "") -> Text:
+    line = Text("  ", style=style)
+    for column, (cell, width) in enumerate(zip(cells, widths, strict=True)):
+        text = cell.text.ljust(width) if column == 0 else cell.text.rjust(width)
+        line.append(text + "  ", style=_BAD if cell.is_bad else None)
+    line.rstrip()
+    return line
+
+
+def _unit_line(judged: Judged, unit: PlannedUnit) -> Text:
+    report = judged.reports.get(unit.id)
+    line = Text()
+    line.append(unit.id, style="bold cyan")
+    line.append(f"  {unit.node}: {gpus_text(unit.gpus)}  ")
+    line.append(f"{len(unit.gpus)} x {judged.gpu_name(unit)}, tp {unit.tp}  ")
+    if report is None:
+        line.append("(not judged: our estimator counts more memory)", style="yellow")
+        return line
+    load = f"{bar_text(report.load)} {percent_text(report.load)}"
+    line.append(load, style=_BAD if report.load > 1 else "green")
+    line.append(f"  {_limit(judged, report)}; weights {gib_text(report.weight_bytes)}")
+    line.append(f", KV {gib_text(report.kv_bytes)} of {gib_text(report.memory_bytes)}")
+    return line
+
+
+def _limit(judged: Judged, report: UnitReport) -> str:
+    if judged.plan.method == "compat":
+        return "load and latencies by our estimator, the rest by the reference's"
+    return f"limited by {report.limit}" if report.limit else "all is served"
+
+
+def _rows(judged: Judged, unit: PlannedUnit) -> list[list[_Cell]]:
+    report = judged.reports.get(unit.id)
+    expected = {} if report is None else {model.name: model for model in report.models}
+    block_bytes = judged.block_bytes(unit)
+    return [_row(judged, model, expected.get(model.name), block_bytes) for model in unit.models]
+
+
+def _row(
+    judged: Judged, model: PlannedModel, expected: ModelReport | None, block_bytes: int
+) -> list[_Cell]:
+    quota = gib_text(model.quota_blocks * block_bytes)
+    most = _UNKNOWN if expected is None else str(expected.max_batch)
+    return [
+        _Cell(model.name),
+        _rate_cell(judged, model, expected),
+        _Cell(percent_text(model.prefill_sm)),
+        _Cell(percent_text(model.decode_sm)),
+        _Cell(f"{model.batch:.1f} / {most}"),
+        _Cell(f"{quota}, {model.quota_blocks}"),
+        *_late_cells(expected),
+    ]
+
+
+def _rate_cell(judged: Judged, model: PlannedModel, expected: ModelReport | None) -> _Cell:
+    offered = judged.demands[model.name].rate if expected is None else expected.offered
+    is_short = model.throughput < offered * (1 - 1e-6)
+    return _Cell(f"{rate_text(model.throughput)} of {rate_text(offered)}", is_short)
+
+
+def _late_cells(expected: ModelReport | None) -> tuple[_Cell, _Cell]:
+    if expected is None:
+        return _Cell(_UNKNOWN), _Cell(_UNKNOWN)
+    return (
+        _late_cell(expected.ttft_s, expected.ttft_margin),
+        _late_cell(expected.tpot_s, expected.tpot_margin),
+    )
+
+
+def _late_cell(seconds: float, margin: float | None) -> _Cell:
+    if margin is None:
+        return _Cell(seconds_text(seconds))
+    return _Cell(f"{seconds_text(seconds)} ({margin:+.0%})", margin < 0)

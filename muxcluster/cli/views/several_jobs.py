@@ -1,0 +1,146 @@
+"""A job whose lines name several models: a plan each, and whether they run at once."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.text import Text
+
+from muxcluster.batch.plan.prediction import Comparison, Wish, compare
+from muxcluster.batch.plan.setting import settings_of
+from muxcluster.cli.views.batch_job import plan_content, plan_lines
+from muxcluster.cli.views.words import seconds_text
+from muxcluster.config import Config
+from muxcluster.placement.names import nearest
+from muxcluster.sim.batch.together import OrderedJob, Together, compare_together
+from muxcluster.sim.core.unit import SimUnit
+from muxcluster.workload.files.batchfile import Skips, Survey, survey
+
+Ways = tuple[Path | None, str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """Units that several of the job's models share. found: of each unit its two ways."""
+
+    models: tuple[str, ...]
+    found: Mapping[str, Together]
+
+    @property
+    def joint_s(self) -> float:
+        """All at once, until the last unit has ended."""
+        return max(each.joint_s for each in self.found.values())
+
+    @property
+    def one_after_other_s(self) -> float:
+        """The same, each model by itself."""
+        return max(each.one_after_other_s for each in self.found.values())
+
+    @property
+    def is_joint(self) -> bool:
+        """True where they should run at once."""
+        return self.joint_s < self.one_after_other_s
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Several:
+    """comparisons: by model. shared: of units that serve two of them or more."""
+
+    comparisons: Mapping[str, Comparison]
+    shared: tuple[Shared, ...]
+
+
+def surveyed(path: Path, config: Config, model: str | None) -> Survey:
+    """What the lines of a file ask for; `model`: the only one they may, None for any of `config`.
+
+    Raises ConfigError where no line is a request, or `model` is not there.
+    """
+    known = [each.name for each in config.models] if model is None else [model]
+
+    def why_not(name: str) -> str | None:
+        if name in known:
+            return None
+        if model is not None:
+            return f"a job is for one model: expected {model!r}, found {name!r:.80}"
+        return f"no model {name!r:.80} in {config.file}{nearest(name[:80], known)}"
+
+    return survey(path, why_not)
+
+
+def compare_several(
+    config: Config,
+    models: Sequence[str],
+    path: Path,
+    wish: Wish,
+    ways: Ways,
+) -> Several:
+    """Each model's lines as a job, then those that share units together.
+
+    ways: as `settings_of`'s plan and lane. Raises ConfigError, InfeasiblePlan.
+    """
+    comparisons = {
+        model: compare(settings_of(config, model, *ways), path, wish, Skips(True, True))
+        for model in models
+    }
+    return Several(comparisons, tuple(_shared(comparisons, wish)))
+
+
+def _shared(comparisons: Mapping[str, Comparison], wish: Wish) -> Iterator[Shared]:
+    of_units: dict[frozenset[str], list[str]] = defaultdict(list)
+    for model, comparison in comparisons.items():
+        units = frozenset(each.part.setting.unit.spec.unit_id for each in comparison.units)
+        of_units[units].append(model)
+    for models in of_units.values():
+        if len(models) > 1:
+            yield Shared(tuple(models), _together(comparisons, models, wish))
+
+
+def _together(
+    comparisons: Mapping[str, Comparison], models: Sequence[str], wish: Wish
+) -> dict[str, Together]:
+    units: dict[str, SimUnit] = {}
+    jobs: dict[str, dict[str, OrderedJob]] = defaultdict(dict)
+    for model in models:
+        for each in comparisons[model].units:
+            unit = each.part.setting.unit
+            units[unit.spec.unit_id] = unit
+            order = comparisons[model].best
+            jobs[unit.spec.unit_id][model] = OrderedJob(each.part.job, order, wish.are_known)
+    return {
+        unit_id: compare_together(unit, jobs[unit_id], wish.num_sampled)
+        for unit_id, unit in units.items()
+    }
+
+
+def several_lines(found: Several) -> Iterator[Text]:
+    """The lines of each model, then what is said of those that share units."""
+    for comparison in found.comparisons.values():
+        yield from plan_lines(comparison)
+        yield Text()
+    for each in found.shared:
+        advice = "run them at once" if each.is_joint else "run them one after the other"
+        yield Text(
+            f"{', '.join(each.models)} share {', '.join(sorted(each.found))}: all at once "
+            f"{seconds_text(each.joint_s)}, one after the other "
+            f"{seconds_text(each.one_after_other_s)}: {advice}",
+            style="bold",
+        )
+
+
+def several_content(found: Several) -> dict[str, Any]:
+    """The same for JSON. models: as for a job of one. shared: seconds both ways."""
+    return {
+        "models": {model: plan_content(each) for model, each in found.comparisons.items()},
+        "shared": [
+            {
+                "models": list(each.models),
+                "units": sorted(each.found),
+                "joint_s": each.joint_s,
+                "one_after_other_s": each.one_after_other_s,
+                "is_joint": each.is_joint,
+            }
+            for each in found.shared
+        ],
+    }

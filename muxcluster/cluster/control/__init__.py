@@ -1,0 +1,1 @@
+"""The controller: keeps the units that run equal to those that are planned."""

@@ -1,0 +1,257 @@
+"""The controller: keeps what is to run, and makes it so; answers ingresses and the command line."""
+
+import asyncio
+import logging
+from dataclasses import asdict, dataclass, replace
+from time import monotonic
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+
+from muxcluster.channel.curve import new_keys
+from muxcluster.cluster.control.edge_keeper import EdgeKeeper
+from muxcluster.cluster.control.replanner import Replanner
+from muxcluster.cluster.control.roster import CLOSE_S, Roster
+from muxcluster.cluster.control.routing_table import directory_of
+from muxcluster.cluster.control.status import describe, measured_rates
+from muxcluster.cluster.control.store import clear_state, read_state, write_state
+from muxcluster.cluster.ray.node_watch import NodeWatch
+from muxcluster.cluster.ray.privacy import joinable
+from muxcluster.cluster.ray.process_logs import log_as
+from muxcluster.cluster.state.desired import Desired, Record, State
+from muxcluster.cluster.state.edge import Edge
+from muxcluster.cluster.state.reconcile import (
+    Action,
+    Drain,
+    Limits,
+    Resume,
+    Start,
+    Stop,
+    View,
+    Wanted,
+    decide,
+    is_converged,
+)
+from muxcluster.cluster.units.actors import BATCHES, end_unit, find_actor
+from muxcluster.cluster.units.host import UNIT_CLASS
+from muxcluster.cluster.units.report import Entrance
+from muxcluster.core.directory import Directory
+
+logger = logging.getLogger(__name__)
+
+TURN_S = 0.2
+ASK_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Wiring:
+    """How a controller's units are made and reached.
+
+    socket_dir: folder for the units' sockets, where everything runs on this machine: then each node
+    of a plan stands for it. None: units listen on their nodes' addresses. unit_class: as
+    `UnitHost`'s.
+    """
+
+    socket_dir: str | None = None
+    unit_class: str = UNIT_CLASS
+    limits: Limits = Limits()
+
+
+class Controller:
+    """Turns in a loop: look at nodes and units, decide (`reconcile`), act. All it knows is kept in
+    Ray's GCS before it acts, so that a successor goes on; the data path does without it meanwhile.
+
+    To be made on a running event loop.
+    """
+
+    def __init__(self, wiring: Wiring) -> None:
+        log_as("controller")
+        self._wiring = wiring
+        self._state = read_state()
+        if self._state.client_key is None and wiring.socket_dir is None:
+            self._keep(replace(self._state, client_key=new_keys()))
+        key = self._state.client_key
+        entrance = Entrance(wiring.socket_dir, None if key is None else key.public)
+        self._roster = Roster(self._state.records, entrance, self._keep_records, wiring.unit_class)
+        self._nodes = NodeWatch(is_local=wiring.socket_dir is not None)
+        self._edge = EdgeKeeper()
+        # On one machine a unit has nowhere to move to.
+        self._replanner = Replanner(follows_rates=wiring.socket_dir is None)
+        if self._state.desired is not None:
+            self._replanner.reset(self._state.desired)
+        self._served: set[str] = set()
+        self._is_leaving = False
+        self._turns = asyncio.create_task(self._run())
+
+    async def directory(self, known_version: str | None) -> Directory | None:
+        """What ingresses need to know; None where they know it, or it is not known yet."""
+        desired = self._state.desired
+        if desired is None or not self._is_settled():
+            return None
+        found = directory_of(self._state, self._roster.watches, self._nodes.reachable)
+        return None if found.version == known_version else found
+
+    async def desired(self) -> Desired | None:
+        """What is to run; None before the first `apply`."""
+        return self._state.desired
+
+    async def edge(self) -> Edge | None:
+        """The ingresses that are to run."""
+        return self._state.edge
+
+    async def apply(self, desired: Desired, edge: Edge | None) -> None:
+        """From now on this is to run; it is begun at once and kept first."""
+        self.begin(desired, edge)
+
+    def begin(self, desired: Desired, edge: Edge | None) -> None:
+        """As `apply`, in the controller's own process."""
+        self._keep(replace(self._state, desired=desired, edge=edge))
+        self._replanner.reset(desired)
+        self._roster.failures.clear()
+
+    async def progress(self) -> dict[str, Any]:
+        """How far it is with what was applied: {"converged", "units": [(id, phase, reason)],
+        "failures": [text], "edge": text or None, "num_failures": of what fails most often}."""
+        view = self._view()
+        units = [
+            (each.record.name, each.phase.value, each.reason)
+            for each in self._roster.views(self._nodes.reachable)
+        ]
+        failures = [
+            f"unit on {mesh.node} GPUs {list(mesh.gpus)}: {failure.reason}"
+            for (_, mesh), failure in self._roster.failures.items()
+        ]
+        if self._replanner.problem is not None:
+            failures.append(self._replanner.problem)
+        return {
+            "converged": self._is_settled()
+            and view is not None
+            and is_converged(view)
+            and self._edge.is_deployed,
+            "units": units,
+            "failures": failures,
+            "edge": self._edge.problem,
+            "num_failures": max(
+                [self._edge.num_failures, *(each.count for each in self._roster.failures.values())]
+            ),
+        }
+
+    async def status(self) -> dict[str, Any]:
+        """Nodes, units, models, SM shares, quotas, rates and health, as JSON values."""
+        views = self._roster.views(self._nodes.reachable)
+        state = describe(self._nodes.described(), views, self._state.desired)
+        return {**state, "ray_address": joinable(ray.get_runtime_context().gcs_address)}
+
+    async def timeline(self) -> dict[str, list[dict[str, Any]]]:
+        """Jobs of each unit so far, oldest first (`JobRecord` as JSON values)."""
+        names = [watch.record.name for watch in self._roster.watches]
+        found = await asyncio.gather(*(_timeline(name) for name in names))
+        return dict(zip(names, found, strict=True))
+
+    async def stop(self) -> None:
+        """End every unit, and the batches' actor, and forget everything; returns when they are
+        gone."""
+        self._is_leaving = True
+        self._turns.cancel()
+        await end_unit(BATCHES, CLOSE_S)
+        await self._roster.stop_all()
+        await asyncio.to_thread(clear_state)
+
+    def _keep(self, state: State) -> None:
+        write_state(state)
+        self._state = state
+
+    def _keep_records(self, records: tuple[Record, ...]) -> None:
+        if not self._is_leaving:
+            self._keep(replace(self._state, records=records))
+
+    def _is_settled(self) -> bool:
+        """What is known of nodes and units is not older than this controller."""
+        return self._nodes.is_known and self._roster.is_known
+
+    async def _run(self) -> None:
+        self._nodes.start()
+        while True:
+            try:
+                await self._turn()
+            except Exception:
+                logger.exception("a turn failed")
+            await asyncio.sleep(TURN_S)
+
+    async def _turn(self) -> None:
+        desired = self._state.desired
+        if desired is None or not self._is_settled():
+            return
+        self._edge.keep(self._state.edge, self._nodes.num_edges)
+        for watch in self._roster.watches:
+            if watch.record.node_id in self._nodes.dead:
+                self._roster.forget(watch.record.name)
+        await self._replan(desired)
+        view = self._view()
+        for action in () if view is None else decide(view):
+            await self._act(action)
+        self._roster.forgive()
+
+    async def _replan(self, desired: Desired) -> None:
+        views = self._roster.views(self._nodes.reachable)
+        measured = measured_rates([view for view in views if view.is_healthy])
+        records = [watch.record for watch in self._roster.watches if not watch.is_stopping]
+        nodes = self._nodes.usable(desired)
+        found = await self._replanner.next(desired, nodes, records, measured)
+        if found is not None and self._state.desired is desired:
+            self._keep(replace(self._state, desired=found))
+
+    def _view(self) -> View | None:
+        desired = self._state.desired
+        if desired is None:
+            return None
+        names = {target.planned.node for target in desired.targets}
+        wanted = [target.wanted for target in desired.targets]
+        seen = self._roster.seen(self._nodes.reachable)
+        serving = {model for unit in seen if unit.serves for model in unit.models}
+        self._served |= serving
+        planned = {model for unit in wanted for model in unit.models}
+        return View(
+            wanted=wanted,
+            seen=seen,
+            nodes=frozenset(name for name in names if self._nodes.node_id(name) is not None),
+            now_s=monotonic(),
+            not_before=self._roster.not_before(),
+            limits=self._wiring.limits,
+            lost=frozenset((self._served & planned) - serving),
+        )
+
+    async def _act(self, action: Action) -> None:
+        match action:
+            case Start(unit):
+                await self._start(unit)
+            case Drain(name, limit_s):
+                self._roster.drain(name, limit_s)
+            case Resume(name):
+                self._roster.resume(name)
+            case Stop(name, is_broken):
+                self._roster.stop(name, is_broken=is_broken)
+
+    async def _start(self, unit: Wanted) -> None:
+        desired = self._state.desired
+        node_id = self._nodes.node_id(unit.mesh.node)
+        if desired is None or node_id is None:
+            return
+        target = next((each for each in desired.targets if each.wanted == unit), None)
+        if target is not None:
+            serial = self._state.serial + 1
+            self._keep(replace(self._state, serial=serial))
+            await self._roster.start(target, node_id, f"{target.planned.id}.{serial}")
+
+
+async def _timeline(name: str) -> list[dict[str, Any]]:
+    """A unit's jobs; none where it is gone, restarting or silent."""
+    actor = await asyncio.to_thread(find_actor, name)
+    if actor is None:
+        return []
+    try:
+        jobs = await asyncio.wait_for(actor.timeline.remote(), ASK_TIMEOUT_S)
+    except (TimeoutError, RayError):
+        return []
+    return [asdict(job) for job in jobs]

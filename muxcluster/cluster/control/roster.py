@@ -1,0 +1,170 @@
+"""Units that were started: their watches and records, and what is done to them."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from time import monotonic
+
+from muxcluster.cluster.control.status import UnitView
+from muxcluster.cluster.control.watch import UnitWatch
+from muxcluster.cluster.state.desired import Record, Target
+from muxcluster.cluster.state.reconcile import Mesh, Seen
+from muxcluster.cluster.units.actors import end_unit, make_unit
+from muxcluster.cluster.units.host import UNIT_CLASS
+from muxcluster.cluster.units.report import Entrance
+
+logger = logging.getLogger(__name__)
+
+CLOSE_S = 10.0
+"""How long a unit may take to end its processes before it is killed."""
+BACKOFF_S = 2.0
+MOST_BACKOFF_S = 60.0
+"""Pause before a unit that failed is tried again: doubled each time up to this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What became of a unit that failed to start, or broke: how often in a row, when, why."""
+
+    count: int
+    last_s: float
+    reason: str
+
+    @property
+    def not_before_s(self) -> float:
+        """When it may be tried again."""
+        return self.last_s + min(MOST_BACKOFF_S, BACKOFF_S * 2.0 ** (self.count - 1))
+
+
+class Roster:
+    """All units that were started and are not yet gone; carries out the reconciler's actions.
+
+    keep: called with the records whenever they change, before the world does.
+    """
+
+    def __init__(
+        self,
+        records: Sequence[Record],
+        entrance: Entrance,
+        keep: Callable[[tuple[Record, ...]], None],
+        unit_class: str = UNIT_CLASS,
+    ) -> None:
+        self._entrance = entrance
+        self._unit_class = unit_class
+        self._keep = keep
+        self._watches: dict[str, UnitWatch] = {}
+        self._endings: dict[str, asyncio.Task[None]] = {}
+        self.failures: dict[tuple[str, Mesh], Failure] = {}
+        for record in records:
+            self._watch(record)
+
+    @property
+    def watches(self) -> Sequence[UnitWatch]:
+        """In the order of their start."""
+        return tuple(self._watches.values())
+
+    @property
+    def is_known(self) -> bool:
+        """Every unit that was there before has been asked once."""
+        return all(watch.has_asked for watch in self._watches.values())
+
+    def seen(self, reachable: frozenset[str]) -> list[Seen]:
+        """All units for the reconciler; reachable: ids of Ray's nodes."""
+        return [w.seen(is_reachable=w.record.node_id in reachable) for w in self.watches]
+
+    def views(self, reachable: frozenset[str]) -> list[UnitView]:
+        """All units for people."""
+        return [
+            UnitView(
+                watch.record,
+                unit.phase,
+                None if watch.report is None else watch.report.stats,
+                watch.reason,
+                unit.drain_until_s is not None,
+            )
+            for watch, unit in zip(self.watches, self.seen(reachable), strict=True)
+        ]
+
+    def not_before(self) -> Mapping[tuple[str, Mesh], float]:
+        """When units that failed may be tried again."""
+        return {place: failure.not_before_s for place, failure in self.failures.items()}
+
+    async def start(self, target: Target, node_id: str, name: str) -> None:
+        """Make a unit on that node. Its record is kept first and it is watched in any case, so that
+        whatever there is of it can be ended."""
+        record = Record(name, node_id, replace(target, spec=replace(target.spec, unit_id=name)))
+        self._keep((*(watch.record for watch in self.watches), record))
+        logger.info("start %s on %s", name, target.planned.node)
+        try:
+            await asyncio.to_thread(make_unit, record, self._unit_class, self._entrance)
+        finally:
+            self._watch(record).has_asked = True  # there is nothing older to be known of it
+
+    def drain(self, name: str, limit_s: float) -> None:
+        """Nothing new for that unit."""
+        logger.info("drain %s for at most %g s", name, limit_s)
+        self._watches[name].drain(limit_s)
+
+    def resume(self, name: str) -> None:
+        """It takes requests again."""
+        self._watches[name].resume()
+
+    def stop(self, name: str, *, is_broken: bool) -> None:
+        """Begin to end a unit; one that is broken is not asked to close, and noted as a failure."""
+        watch = self._watches[name]
+        if watch.is_stopping:
+            return
+        reason = (watch.reason or "it takes too long to start") if is_broken else None
+        logger.info("stop %s%s", name, f": {reason}" if reason else "")
+        if reason is not None:
+            wanted = watch.record.target.wanted
+            before = self.failures.get((wanted.key, wanted.mesh))
+            count = 1 if before is None else before.count + 1
+            self.failures[wanted.key, wanted.mesh] = Failure(count, monotonic(), reason)
+        watch.is_stopping = True
+        self._endings[name] = asyncio.create_task(self._end(watch, 0.0 if is_broken else CLOSE_S))
+
+    def forget(self, name: str) -> None:
+        """Its node is gone for good, and the unit with it."""
+        watch = self._watches.pop(name)
+        watch.close()
+        self._keep(tuple(each.record for each in self.watches))
+        self._endings[name] = asyncio.create_task(self._clean_up(name))
+
+    def forgive(self) -> None:
+        """Forget failures of units that serve by now, and those of long ago."""
+        ready = {
+            (unit.key, unit.mesh)
+            for unit in (w.seen(is_reachable=True) for w in self.watches)
+            if unit.serves
+        }
+        now_s = monotonic()
+        self.failures = {
+            place: failure
+            for place, failure in self.failures.items()
+            if place not in ready and now_s - failure.last_s < 2 * MOST_BACKOFF_S
+        }
+
+    async def stop_all(self) -> None:
+        """End every unit; returns when they are gone."""
+        for watch in self.watches:
+            self.stop(watch.record.name, is_broken=False)
+        await asyncio.gather(*self._endings.values())
+
+    def _watch(self, record: Record) -> UnitWatch:
+        watch = self._watches[record.name] = UnitWatch(record)
+        watch.start()
+        return watch
+
+    async def _end(self, watch: UnitWatch, close_s: float) -> None:
+        name = watch.record.name
+        await end_unit(name, close_s)
+        watch.close()
+        self._watches.pop(name, None)
+        self._keep(tuple(each.record for each in self.watches))
+        self._endings.pop(name, None)
+
+    async def _clean_up(self, name: str) -> None:
+        await end_unit(name, 0.0)
+        self._endings.pop(name, None)

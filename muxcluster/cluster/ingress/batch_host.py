@@ -1,0 +1,87 @@
+"""The actor that alone keeps files and batches, and sends their requests to the units."""
+
+import asyncio
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from muxcluster.batch.service.local import LocalDesk
+from muxcluster.cluster.ingress.batch_planner import ServerPlanner
+from muxcluster.cluster.ingress.controller_calls import ControllerCalls, connect
+from muxcluster.cluster.units.actors import BATCHES, make_on_head
+from muxcluster.http.batch_lines import LineAnswerer
+from muxcluster.http.calls.model_text import ModelTexts
+from muxcluster.http.metrics import request_log
+from muxcluster.http.metrics.requests import Metrics
+from muxcluster.http.service import CompletionService
+from muxcluster.http.settings import ApiSettings, QueueLimits
+from muxcluster.router.fleet import ClusterBackend
+from muxcluster.router.unit_links import Lines, keep_in_step
+
+"""Named by its module, as it predicts with the simulator, which this layer does without."""
+_MODELS_PERIOD_S = 0.25
+_UNBOUNDED = QueueLimits(batch=2**20)
+"""How many lines wait here is bounded by `BatchSettings.max_running`."""
+
+
+class BatchHost:
+    """A `LocalDesk` behind Ray calls, with an edge of its own towards the units.
+
+    To be made on a running event loop. Raises as `LocalDesk`.
+    """
+
+    def __init__(self, settings: ApiSettings, controller: Any) -> None:
+        assert settings.batch is not None
+        if settings.request_log is not None:
+            request_log.write_to(Path(settings.request_log))
+        self._settings = settings
+        self._lines = Lines(connect, settings.restart_limit_s)
+        self._backend = ClusterBackend(self._lines, settings.restart_limit_s)
+        self._texts = ModelTexts()
+        own = replace(settings, queues=_UNBOUNDED)
+        service = CompletionService(self._backend, self._texts, Metrics(), own)
+        calls = ControllerCalls(controller)
+        self._desk = LocalDesk(
+            Path(settings.batch.directory),
+            LineAnswerer(service, lenient=settings.lenient),
+            lambda: [text.served.name for text in self._texts],
+            settings.batch,
+            ServerPlanner(
+                self._texts,
+                partial(calls.ask, "desired"),
+                settings.batch.max_running,
+                lenient=settings.lenient,
+            ),
+        )
+        self._tasks = (
+            asyncio.create_task(keep_in_step(self._lines, calls.directory)),
+            asyncio.create_task(self._follow_models()),
+            asyncio.create_task(self._desk.start()),
+        )
+
+    async def _follow_models(self) -> None:
+        while True:
+            await self._texts.follow(self._backend.models())
+            await asyncio.sleep(_MODELS_PERIOD_S)
+
+    async def settings(self) -> ApiSettings:
+        """What it was made with."""
+        return self._settings
+
+    async def ask(self, method: str, *args: Any) -> Any:
+        """The answer of the desk. Raises what it raises."""
+        return await getattr(self._desk, method)(*args)
+
+    async def close(self) -> None:
+        """Stop; open batches go on in the next one. Idempotent."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._desk.close()
+        await self._lines.close()
+
+
+def make_host(settings: ApiSettings, controller: Any) -> Any:
+    """The handle of the cluster's one host, which is made on the head where it is missing."""
+    return make_on_head(BatchHost, BATCHES, settings, controller)

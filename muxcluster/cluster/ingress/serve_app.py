@@ -1,0 +1,147 @@
+"""The server's parts put together: for `muxcluster serve` and `up`, and for `serve deploy`."""
+
+import hashlib
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import ray
+from pydantic import BaseModel, ConfigDict
+from ray import serve
+from ray.serve.schema import ApplicationStatus
+
+from muxcluster.batch.service.settings import BatchSettings
+from muxcluster.cluster.control.deployed import controller_deployment
+from muxcluster.cluster.embedded import APP, SERVE_LOGGING, raised_line
+from muxcluster.cluster.ingress.ingress import ingress_deployment
+from muxcluster.cluster.ray.nodes import planning_nodes, ray_nodes
+from muxcluster.cluster.state.desired import desired_of
+from muxcluster.config import Config, load_config, plan_for
+from muxcluster.config.planning import nodes_of
+from muxcluster.core.errors import EngineFailure
+from muxcluster.core.inputs.web_url import HttpAddress
+from muxcluster.http.settings import ApiSettings, QueueLimits
+
+START_TIMEOUT_S = 60.0
+POLL_S = 0.1
+
+
+class ServeArgs(BaseModel):
+    """Arguments of `serve run muxcluster.cluster.ingress.serve_app:app config=muxcluster.yaml`.
+
+    host, port and header_timeout_s of the file do not apply there: Serve's own proxy listens, and
+    it reads a request's head whole, however large or late, before the application can refuse it.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    config: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ingresses:
+    """What the controller has Serve run: an `Edge`.
+
+    listen: where each ingress listens itself, on its node; None leaves HTTP to Serve's proxy.
+    is_everywhere: one on each node, or on the head alone.
+    """
+
+    settings: ApiSettings
+    listen: HttpAddress | None
+    is_everywhere: bool = True
+
+    def deploy(self, controller: Any, num_nodes: int) -> None:
+        """As `Edge.deploy`; replaces ingresses with other settings one by one."""
+        settings = self.settings
+        if self.listen is None:
+            # Serve's proxy has set X-Request-Id already.
+            settings = replace(settings, request_id_header=False)
+        version = hashlib.sha256(repr(self).encode()).hexdigest()[:16]
+        application = ingress_deployment(
+            settings,
+            controller,
+            self.listen,
+            num_nodes,
+            version,
+            is_on_head=not self.is_everywhere,
+        )
+        serve.start(http_options={"location": "NoServer"}, logging_config=dict(SERVE_LOGGING))
+        target = serve.RunTarget(application, name=APP, route_prefix="/")
+        # It must not wait for ever for a node that went away since it was counted.
+        serve.run_many([target], wait_for_applications_running=False)
+        _wait_running()
+
+
+def app(args: ServeArgs) -> Any:
+    """Serve's application builder. Raises ConfigError, LoadError, InfeasiblePlan."""
+    return build_app(args.config)
+
+
+def build_app(config_path: str | Path) -> Any:
+    """The application for a configuration file; nothing is started. Raises as `app`.
+
+    Its nodes are those of Ray where this process is part of a cluster and the file lists none.
+    """
+    config = load_config(config_path)
+    is_local = not ray.is_initialized()
+    nodes = nodes_of(config) if is_local else planning_nodes(config, _living())
+    desired = desired_of(config, plan_for(config, nodes), nodes)
+    settings = replace(settings_of(config), request_id_header=False)
+    return ingress_deployment(settings, controller_deployment(desired))
+
+
+def _living() -> list[Any]:
+    return [node for node in ray_nodes() if node.is_alive]
+
+
+def settings_of(config: Config) -> ApiSettings:
+    """The edge's settings out of the configuration's `server` and `batch` sections."""
+    server, batch = config.server, config.batch
+    return ApiSettings(
+        api_key=server.api_key,
+        max_body_bytes=server.max_body_bytes,
+        header_timeout_s=server.header_timeout_s,
+        min_body_bytes_per_s=server.min_body_bytes_per_s,
+        lenient=server.lenient,
+        request_timeout_s=server.request_timeout_s,
+        restart_limit_s=server.restart_limit_s,
+        queues=QueueLimits(
+            server.max_queued,
+            server.max_queued_batch,
+            server.max_open_requests,
+            server.max_buffered_bytes,
+        ),
+        request_log=server.request_log and str(Path(server.request_log).absolute()),
+        more_keys=tuple(server.more_keys),
+        batch=BatchSettings(
+            str(config.batch_directory),
+            batch.max_file_bytes,
+            batch.max_lines,
+            batch.max_line_bytes,
+            batch.max_running,
+        ),
+    )
+
+
+def ingresses_of(config: Config) -> Ingresses:
+    """The ingresses that the configuration asks for."""
+    server = config.server
+    listen = HttpAddress(server.host, server.port)
+    return Ingresses(settings_of(config), listen, server.ingresses == "every-node")
+
+
+def _wait_running() -> None:
+    """Until all ingresses answer. Raises EngineFailure where they do not come."""
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while True:
+        found = serve.status().applications.get(APP)
+        if found is not None and found.status is ApplicationStatus.RUNNING:
+            return
+        is_late = time.monotonic() > deadline
+        if is_late or (found is not None and found.status is ApplicationStatus.DEPLOY_FAILED):
+            deployments = {} if found is None else found.deployments
+            reasons = (raised_line(each.message) for each in deployments.values())
+            late = f"they take longer than {START_TIMEOUT_S:g} s"
+            raise EngineFailure(next(filter(None, reasons), late))
+        time.sleep(POLL_S)

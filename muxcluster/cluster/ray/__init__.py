@@ -1,0 +1,1 @@
+"""Ray itself: started, joined, asked about its nodes, kept private, stopped."""

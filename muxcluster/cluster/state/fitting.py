@@ -1,0 +1,57 @@
+"""A plan for whatever nodes are left: where not all models fit, the worthiest do."""
+
+from collections.abc import Sequence
+
+from muxcluster.cluster.state.desired import without
+from muxcluster.config import Config, plan_for
+from muxcluster.config.load import ConfiguredModel
+from muxcluster.core.errors import InfeasiblePlan
+from muxcluster.placement.plan import Plan
+from muxcluster.placement.problem import Node
+
+
+def plan_what_fits(
+    config: Config, nodes: Sequence[Node], current: Plan | None = None
+) -> tuple[Plan, tuple[str, ...]]:
+    """(plan, names of the models that found no room).
+
+    All models where they fit. Otherwise they are taken by weight x rate, the greatest first, each
+    that still fits beside those before it. Raises ConfigError as `plan_for`.
+    """
+    if not nodes:
+        return nothing_placed(config), tuple(sorted(model.name for model in config.models))
+    plan = _plan(config, nodes, current)
+    if plan is not None:
+        return plan, ()
+    dropped = {model.name for model in config.models}
+    best = nothing_placed(config)
+    for model in sorted(config.models, key=_worth, reverse=True):
+        plan = _plan(without(config, dropped - {model.name}), nodes, current)
+        if plan is not None:
+            best = plan
+            dropped.remove(model.name)
+    return best, tuple(sorted(dropped))
+
+
+def nothing_placed(config: Config) -> Plan:
+    """The plan of a cluster without any node."""
+    return Plan(
+        method="none",
+        objective=config.policy.objective,
+        score=0.0,
+        throughput=0.0,
+        bound=None,
+        solve_seconds=0.0,
+        units=(),
+    )
+
+
+def _plan(config: Config, nodes: Sequence[Node], current: Plan | None) -> Plan | None:
+    try:
+        return plan_for(config, tuple(nodes), current=current)
+    except InfeasiblePlan:
+        return None
+
+
+def _worth(model: ConfiguredModel) -> float:
+    return model.section.weight * model.section.rate

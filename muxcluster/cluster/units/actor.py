@@ -1,0 +1,122 @@
+"""A unit as a Ray actor: Ray places it and restarts its process; tokens go past Ray."""
+
+import logging
+import os
+import threading
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+
+from ray.util import get_node_ip_address
+
+from muxcluster.channel.curve import Door
+from muxcluster.channel.server import UnitServer
+from muxcluster.cluster.state.reconcile import Phase
+from muxcluster.cluster.units.job_tap import JobTap
+from muxcluster.cluster.units.mesh import on_granted_gpu
+from muxcluster.cluster.units.report import Entrance, UnitReport
+from muxcluster.core.directory import UnitAddress
+from muxcluster.core.errors import EngineFailure, MuxClusterError
+from muxcluster.core.events import TokenDelta
+from muxcluster.core.served import JobRecord, UnitState, UnitStats
+from muxcluster.core.unitspec import UnitSpec
+from muxcluster.engine.unit.partition_choice import settled
+from muxcluster.engine.unit.unit import Unit
+
+logger = logging.getLogger(__name__)
+
+STALL_S = 30.0
+"""A unit whose loop has not turned for this long is replaced (a hung loop ends no process)."""
+STALL_REPORT_S = 10.0
+"""And from here on it is reported as failed: reports come from another thread than the loop."""
+CLOSE_S = 5.0
+
+
+class UnitReplica:
+    """Runs one `Unit` behind one zmq endpoint; methods are Ray calls of the controller.
+
+    Loading is done beside them, so that one that loads can be told from one that hangs.
+    """
+
+    def __init__(self, spec: UnitSpec, entrance: Entrance) -> None:
+        self._spec = spec
+        self._entrance = entrance
+        self._lock = threading.Lock()
+        self._cleanup = ExitStack()
+        self._unit: Unit | None = None
+        self._server: UnitServer | None = None
+        self._jobs: JobTap | None = None
+        self._address: UnitAddress | None = None
+        self._reason: str | None = None
+        self._is_closed = False
+        threading.Thread(target=self._load, name="loader", daemon=True).start()
+
+    def report(self) -> UnitReport:
+        """The state now, without jobs."""
+        reason = self._reason or self._trouble()
+        if reason is not None:
+            return UnitReport(Phase.FAILED, reason)
+        if self._jobs is None or self._address is None:
+            return UnitReport(Phase.LOADING)
+        return UnitReport(Phase.READY, None, self._address, self._jobs.peek())
+
+    def timeline(self) -> tuple[JobRecord, ...]:
+        """Jobs so far, bounded, oldest first, on the unit's clock."""
+        return () if self._jobs is None else self._jobs.timeline()
+
+    def close(self) -> None:
+        """End the unit's processes; its clients see the connection end. Idempotent."""
+        with self._lock:
+            self._is_closed = True
+            self._cleanup.close()
+
+    def _load(self) -> None:
+        try:
+            with self._lock:
+                if not self._is_closed:
+                    self._start()
+        except MuxClusterError as error:
+            self._reason = str(error)
+        except Exception as error:
+            logger.exception("%s does not start", self._spec.unit_id)
+            self._reason = f"{type(error).__name__}: {error}"
+        if self._reason is not None:
+            self._cleanup.close()
+
+    def _start(self) -> None:
+        unit = self._unit = Unit(settled(on_granted_gpu(self._spec)), self._send)
+        self._cleanup.callback(unit.close, timeout_s=CLOSE_S)
+        unit.start()
+        jobs = JobTap(lambda: as_reported(unit.stats(), unit.last_step_age_s()))
+        server = self._server = UnitServer(self._door(), unit.submit, unit.abort, jobs.pushed)
+        self._cleanup.callback(server.close)
+        endpoint = server.start()
+        self._address = UnitAddress(self._spec.unit_id, endpoint, server.server_key)
+        self._jobs = jobs
+
+    def _door(self) -> Door:
+        # A fresh name for each start: a client of the dead one must notice and ask again.
+        folder = self._entrance.socket_dir
+        if folder is not None:
+            return Door(f"ipc://{folder}/{self._spec.unit_id}-{os.getpid()}")
+        if self._entrance.client_key is None:
+            raise EngineFailure("a unit on the network needs a key that its clients have")
+        return Door(f"tcp://{get_node_ip_address()}:*", self._entrance.client_key)
+
+    def _trouble(self) -> str | None:
+        """Why the unit has to be replaced."""
+        if self._jobs is None or self._unit is None or self._server is None:
+            return None
+        if not self._server.is_alive:
+            return "the unit's server thread has died"
+        age = self._unit.last_step_age_s()
+        return f"the unit's loop has not turned for {age:.0f} s" if age > STALL_S else None
+
+    def _send(self, deltas: Mapping[str, TokenDelta]) -> None:
+        if self._server is not None:
+            self._server.send(deltas)
+
+
+def as_reported(stats: UnitStats, step_age_s: float) -> UnitStats:
+    """`stats` of a unit that made no progress for `step_age_s` seconds: stalled is failed."""
+    return replace(stats, state=UnitState.FAILED) if step_age_s > STALL_REPORT_S else stats

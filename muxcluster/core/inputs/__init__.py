@@ -1,0 +1,1 @@
+"""Text, files and addresses that users and other processes hand over."""

@@ -1,0 +1,1 @@
+"""Response bodies and event streams in OpenAI's format."""

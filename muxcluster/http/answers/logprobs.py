@@ -1,0 +1,71 @@
+"""Log-probabilities in OpenAI's two formats."""
+
+from collections.abc import Iterable, Sequence
+
+from muxcluster.core.job import TokenLogprobs
+from muxcluster.http.calls.choice import PlacedLogprob
+from muxcluster.text.tokenizer import Tokenizer
+
+LOWEST = -9999.0
+"""Stands for minus infinity, which JSON cannot say."""
+
+
+def completion_logprobs(tokenizer: Tokenizer, placed: Sequence[PlacedLogprob]) -> dict[str, object]:
+    """The legacy object of parallel lists; a prompt's first token has null values.
+
+    top_logprobs always holds the token itself too, so up to `logprobs` + 1 entries.
+    """
+    return {
+        "tokens": [token_label(tokenizer, item.token) for item in placed],
+        "token_logprobs": [
+            None if item.values is None else max(item.values.logprob, LOWEST) for item in placed
+        ],
+        "top_logprobs": [
+            None if item.values is None else _top_by_label(tokenizer, item.values)
+            for item in placed
+        ],
+        "text_offset": [item.offset for item in placed],
+    }
+
+
+def _top_by_label(tokenizer: Tokenizer, values: TokenLogprobs) -> dict[str, float]:
+    tops: dict[str, float] = {}
+    for token, logprob in _with_chosen(values):
+        tops.setdefault(token_label(tokenizer, token), max(logprob, LOWEST))
+    return tops
+
+
+def _with_chosen(values: TokenLogprobs) -> Iterable[tuple[int, float]]:
+    yield from zip(values.top_tokens, values.top_logprobs, strict=True)
+    if values.token not in values.top_tokens:
+        yield values.token, values.logprob
+
+
+def token_label(tokenizer: Tokenizer, token: int) -> str:
+    """The token's text; `bytes:\\\\xe2…` where it is only part of a character, as OpenAI writes."""
+    data = tokenizer.token_bytes(token)
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+
+def chat_logprobs(tokenizer: Tokenizer, placed: Sequence[PlacedLogprob]) -> dict[str, object]:
+    """`{"content": [...]}` with each token's text, bytes, logprob and alternatives."""
+    content = []
+    for item in placed:
+        assert item.values is not None, "chat has no prompt logprobs"
+        tops = zip(item.values.top_tokens, item.values.top_logprobs, strict=True)
+        entry = _chat_entry(tokenizer, item.token, item.values.logprob)
+        entry["top_logprobs"] = [_chat_entry(tokenizer, *top) for top in tops]
+        content.append(entry)
+    return {"content": content, "refusal": None}
+
+
+def _chat_entry(tokenizer: Tokenizer, token: int, logprob: float) -> dict[str, object]:
+    data = tokenizer.token_bytes(token)
+    return {
+        "token": data.decode(errors="replace"),
+        "logprob": max(logprob, LOWEST),
+        "bytes": list(data),
+    }

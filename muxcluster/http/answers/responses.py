@@ -1,0 +1,123 @@
+"""Whole answers and event streams from a call's deltas."""
+
+from collections import defaultdict
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+from uuid import uuid4
+
+import msgspec
+
+from muxcluster.core.errors import MuxClusterError
+from muxcluster.http.answers.usage import UsageTally
+from muxcluster.http.answers.wire import Json, Wire
+from muxcluster.http.calls.call import Call
+from muxcluster.http.calls.choice import ChoiceDelta
+from muxcluster.http.errors import http_error
+from muxcluster.text.schemas import StreamOptions
+
+Deltas = AsyncGenerator[ChoiceDelta, None]
+_MARK = uuid4().hex
+"""Stands for a text in a frame; found nowhere else in an event."""
+
+
+class StreamBroken(Exception):
+    """A stream failed after its first event: the connection is to be cut, never ended cleanly."""
+
+
+async def whole(call: Call, deltas: Deltas, wire: Wire) -> Json:
+    """The response object of a call that does not stream. Raises what `deltas` raises."""
+    by_choice: dict[int, list[ChoiceDelta]] = defaultdict(list)
+    usage = UsageTally(call)
+    async with aclosing(deltas):
+        async for delta in deltas:
+            by_choice[delta.index].append(delta)
+            usage.add(delta)
+    choices = [wire.choice(by_choice[index]) for index in sorted(by_choice)]
+    return {**wire.envelope(streamed=False), "choices": choices, "usage": usage.value()}
+
+
+async def events(
+    call: Call, deltas: Deltas, wire: Wire, options: StreamOptions | None
+) -> AsyncGenerator[bytes, None]:
+    """Server-sent events of a streamed call.
+
+    Errors before the first event are raised as they are (nothing is sent yet: they become HTTP
+    errors); later ones are sent as an error event and raised as StreamBroken.
+    """
+    writer = _EventWriter(call, wire, options or StreamOptions())
+    has_begun = False
+    async with aclosing(deltas):
+        try:
+            async for delta in deltas:
+                data = writer.write(delta)
+                if data:
+                    has_begun = True
+                    yield data
+        except MuxClusterError as error:
+            if not has_begun:
+                raise
+            yield b"data: " + http_error(error).body() + b"\n\n"
+            raise StreamBroken(str(error)) from error
+    yield writer.end()
+
+
+class _EventWriter:
+    """Deltas as `data:` lines, with usage where it was asked for."""
+
+    def __init__(self, call: Call, wire: Wire, options: StreamOptions) -> None:
+        self._wire = wire
+        self._envelope = wire.envelope(streamed=True)
+        self._usage = UsageTally(call)
+        self._counts = bool(options.include_usage) or call.arrival.wants_timing
+        self._counts_always = self._counts and bool(options.continuous_usage_stats)
+        self._encoder = msgspec.json.Encoder()
+        self._frames: dict[int, tuple[bytes, bytes]] = {}
+
+    def write(self, delta: ChoiceDelta) -> bytes:
+        """The events of one delta, one for each of its tokens; empty where it shows nothing yet."""
+        if not delta.pieces:
+            return self._write_one(delta)
+        last = len(delta.pieces) - 1
+        before = delta.num_output_tokens - last
+        parts = (
+            ChoiceDelta(delta.index, piece, num_output_tokens=before + position)
+            for position, piece in enumerate(delta.pieces[:-1])
+        )
+        data = b"".join(map(self._write_one, parts))
+        return data + self._write_one(replace(delta, text=delta.pieces[-1], pieces=()))
+
+    def _write_one(self, delta: ChoiceDelta) -> bytes:
+        self._usage.add(delta)
+        is_plain = not (delta.logprobs or delta.finish_reason or self._counts_always)
+        frame = self._frames.get(delta.index) if is_plain else None
+        if frame is not None:
+            return frame[0] + self._encoder.encode(delta.text) + frame[1] if delta.text else b""
+        data = b"".join(self._event([choice]) for choice in self._wire.chunks(delta))
+        if is_plain and data:
+            self._frames[delta.index] = self._frame(delta.index)
+        return data
+
+    def _frame(self, index: int) -> tuple[bytes, bytes]:
+        """What stands before and after the text in an event that has nothing but text.
+
+        Most events differ in their text alone, and encoding the rest again takes most of the time.
+        """
+        (choice,) = self._wire.chunks(ChoiceDelta(index, _MARK))
+        before, _, after = self._event([choice]).partition(b'"' + _MARK.encode() + b'"')
+        return before, after
+
+    def _event(self, choices: list[Json]) -> bytes:
+        event: dict[str, Any] = {**self._envelope, "choices": choices}
+        if self._counts:
+            event["usage"] = self._usage.value() if self._counts_always else None
+        return b"data: " + self._encoder.encode(event) + b"\n\n"
+
+    def end(self) -> bytes:
+        """The usage event, if any, and the end mark."""
+        last = b""
+        if self._counts:
+            event = {**self._envelope, "choices": [], "usage": self._usage.value()}
+            last = b"data: " + self._encoder.encode(event) + b"\n\n"
+        return last + b"data: [DONE]\n\n"

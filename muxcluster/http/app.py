@@ -1,0 +1,132 @@
+"""The HTTP application over a `Backend`."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from muxcluster import __version__
+from muxcluster.batch.service.interface import Desk
+from muxcluster.core.errors import MuxClusterError
+from muxcluster.http.calls.model_text import ModelTexts
+from muxcluster.http.errors import HttpError, http_error, status_error
+from muxcluster.http.metrics.batches import BatchMetrics
+from muxcluster.http.metrics.requests import Metrics
+from muxcluster.http.metrics.units import UnitMetrics
+from muxcluster.http.routes.batches import batch_routes
+from muxcluster.http.routes.documents import DocumentedApp
+from muxcluster.http.routes.files import file_routes
+from muxcluster.http.routes.generation import generation_routes
+from muxcluster.http.routes.models import model_routes
+from muxcluster.http.routes.status import status_routes
+from muxcluster.http.server.middleware import Edge, error_response
+from muxcluster.http.service import CompletionService
+from muxcluster.http.settings import ApiSettings
+from muxcluster.router.backend import Backend
+from muxcluster.text.validation.body import field_path
+
+CLIENT_CLOSED = 499
+MODELS_PERIOD_S = 0.25
+"""How soon after its directory a new model's tokenizer is read."""
+
+
+def create_app(
+    backend: Backend, settings: ApiSettings | None = None, desk: Desk | None = None
+) -> FastAPI:
+    """The OpenAI application. `app.state.service` is the CompletionService behind it,
+    `app.state.on_refused_head` counts requests that a listener refuses before they get here.
+
+    desk: of files and batches, started and closed with the application; None has none of them.
+    Raises LoadError naming the file where a model's tokenizer or template cannot be read.
+    """
+    settings = settings or ApiSettings()
+    texts = ModelTexts.load(backend.models())
+    metrics = Metrics()
+    metrics.declare(text.served for text in texts)
+    units = UnitMetrics(metrics.registry, backend.stats)
+    batches = BatchMetrics(metrics.registry)
+    service = CompletionService(backend, texts, metrics, settings)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncGenerator[None, None]:
+        polls = [
+            asyncio.create_task(_observe(units, settings.stats_period_s)),
+            asyncio.create_task(_follow(backend, texts, metrics)),
+        ]
+        if desk is not None:
+            polls.append(asyncio.create_task(desk.start()))
+            polls.append(asyncio.create_task(batches.follow(desk)))
+        yield
+        for poll in polls:
+            poll.cancel()
+        await asyncio.gather(*polls, return_exceptions=True)
+        if desk is not None:
+            await desk.close()
+
+    app = DocumentedApp(title="muxcluster", version=__version__, lifespan=lifespan)
+    app.state.service = service
+    app.state.on_refused_head = metrics.refused_head
+    app.include_router(generation_routes(service, lenient=settings.lenient))
+    app.include_router(model_routes(texts, settings))
+    app.include_router(status_routes(backend, texts, metrics))
+    if desk is not None:
+        app.include_router(file_routes(desk))
+        app.include_router(batch_routes(desk))
+    app.add_middleware(Edge, settings=settings, metrics=metrics)
+    _add_error_answers(app)
+    return app
+
+
+async def _observe(units: UnitMetrics, period_s: float) -> None:
+    """Reads the units' reports more often than they come, so that no job goes uncounted."""
+    while True:
+        units.observe()
+        await asyncio.sleep(period_s)
+
+
+async def _follow(backend: Backend, texts: ModelTexts, metrics: Metrics) -> None:
+    """Models come and go while the application runs."""
+    while True:
+        metrics.declare(await texts.follow(backend.models()))
+        await asyncio.sleep(MODELS_PERIOD_S)
+
+
+def _add_error_answers(app: FastAPI) -> None:
+    """Every error leaves in OpenAI's shape."""
+
+    async def on_error(request: Request, error: Exception) -> Response:
+        return error_response(http_error(error))
+
+    async def on_surprise(request: Request, error: Exception) -> Response:
+        # answered outside the Edge, which would have added the id
+        answer = http_error(error)
+        answer.headers["X-Request-Id"] = request.state.request_id
+        return error_response(answer)
+
+    async def on_status(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        answer = status_error(error.status_code, str(error.detail))
+        answer.headers.update(error.headers or {})
+        return error_response(answer)
+
+    async def on_validation(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        first = error.errors()[0]
+        param = field_path(tuple(first["loc"][1:])) or None
+        return error_response(
+            HttpError(400, "invalid_request_error", "invalid_value", str(first["msg"]), param)
+        )
+
+    async def on_disconnect(request: Request, error: Exception) -> Response:
+        return Response(status_code=CLIENT_CLOSED)
+
+    app.add_exception_handler(MuxClusterError, on_error)
+    app.add_exception_handler(HTTPException, on_status)
+    app.add_exception_handler(RequestValidationError, on_validation)
+    app.add_exception_handler(ClientDisconnect, on_disconnect)
+    app.add_exception_handler(Exception, on_surprise)

@@ -1,0 +1,107 @@
+"""One line of a batch, answered as the HTTP route of its url would answer it."""
+
+import asyncio
+import json
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+
+from muxcluster.batch.service.answers import Answer, Grown
+from muxcluster.batch.store.entry import CHAT, Entry
+from muxcluster.batch.store.job import Use
+from muxcluster.batch.store.results import answered
+from muxcluster.batch.store.store import Result
+from muxcluster.core.errors import EngineFailure, PoisonRequest, RequestError, Unavailable
+from muxcluster.http.answers.responses import Deltas, whole
+from muxcluster.http.answers.wire import ChatWire, CompletionWire
+from muxcluster.http.calls.call import Arrival, Call
+from muxcluster.http.errors import http_error
+from muxcluster.http.service import CompletionService
+from muxcluster.text.schemas import ChatBody, CompletionBody, GenerationBody
+from muxcluster.text.validation.body import parse
+
+NO_LIMIT_S = 1e9
+"""A line may wait as long as its batch does."""
+MOST_FAILURES = 3
+"""Losses of its unit that a line outlives."""
+MAX_PAUSE_S = 5.0
+
+
+class LineAnswerer:
+    """Answers entries through `service`, as batch class. lenient: unknown fields pass.
+
+    used: tokens of all answers so far.
+    """
+
+    def __init__(self, service: CompletionService, *, lenient: bool) -> None:
+        self._service = service
+        self._lenient = lenient
+        self.used = Use()
+
+    async def answer(self, line: int, entry: Entry, batch_id: str, grown: Grown) -> Answer:
+        """As `batch.service.answers.Answerer.answer`."""
+        growth = _Growth(grown)
+        request_id = f"{batch_id}-{line}"
+        num_failures = 0
+        while True:
+            try:
+                body = await self._run(entry, request_id, growth)
+                use = _use(body)
+                self.used += use
+                result = replace(answered(line, entry.custom_id, request_id, body), use=use)
+                return Answer(result, use.output // len(body["choices"]))
+            except Unavailable as error:
+                await asyncio.sleep(min(MAX_PAUSE_S, error.retry_after_s))
+            except (RequestError, PoisonRequest) as error:
+                return Answer(_failed(line, entry, request_id, error), None)
+            except EngineFailure as error:
+                num_failures += 1
+                if num_failures == MOST_FAILURES:
+                    return Answer(_failed(line, entry, request_id, error), None)
+
+    async def _run(self, entry: Entry, request_id: str, growth: "_Growth") -> dict[str, Any]:
+        body = body_of(entry, lenient=self._lenient)
+        call = await self._service.prepare(body, Arrival(request_id))
+        call = replace(call, timeout_s=NO_LIMIT_S)
+        with call.admission:
+            return await whole(call, growth.of(self._service.stream(call)), _wire(entry, call))
+
+
+class _Growth:
+    """Tells of the tokens of whichever stream comes."""
+
+    def __init__(self, grown: Grown) -> None:
+        self._grown = grown
+        self._has_begun = False
+
+    async def of(self, deltas: Deltas) -> Deltas:
+        num_tokens = 0
+        async with aclosing(deltas):
+            async for delta in deltas:
+                num_tokens += len(delta.tokens)
+                self._grown(num_tokens, is_first=not self._has_begun)
+                self._has_begun = True
+                yield delta
+
+
+def body_of(entry: Entry, *, lenient: bool) -> GenerationBody:
+    """The entry's body as batch class, checked. Raises RequestError."""
+    fields = {**entry.body, "service_tier": "flex"}
+    schema = ChatBody if entry.url == CHAT else CompletionBody
+    return parse(schema, fields, lenient=lenient)
+
+
+def _wire(entry: Entry, call: Call) -> ChatWire | CompletionWire:
+    return ChatWire(call) if entry.url == CHAT else CompletionWire(call)
+
+
+def _use(body: dict[str, Any]) -> Use:
+    usage = body["usage"]
+    cached = usage["prompt_tokens_details"]["cached_tokens"]
+    return Use(usage["prompt_tokens"], cached, usage["completion_tokens"])
+
+
+def _failed(line: int, entry: Entry, request_id: str, error: Exception) -> Result:
+    found = http_error(error)
+    body = json.loads(found.body())
+    return answered(line, entry.custom_id, request_id, body, found.status)

@@ -1,0 +1,1 @@
+"""One call: its prompts, its admission, its choices."""

@@ -1,0 +1,205 @@
+"""One choice's tokens on their way to text: detokenise, cut at stop strings, place logprobs."""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from muxcluster.core.errors import EngineFailure, NonFiniteLogits, PoisonRequest
+from muxcluster.core.events import Finished, FinishReason, TokenDelta
+from muxcluster.core.job import TokenLogprobs
+from muxcluster.http.calls.account import EngineTime
+from muxcluster.http.calls.call import Call
+from muxcluster.text.detokenizer import Detokenizer
+from muxcluster.text.stop import StopMatcher
+
+CONTEXT_TOKENS = 6
+"""Prompt tokens the detokeniser reads first: what a token looks like depends on its neighbours."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedLogprob:
+    """Log-probabilities of a token that starts at `offset` (characters) of the choice's text.
+
+    values: None for a prompt's first token, which nothing predicts.
+    """
+
+    token: int
+    offset: int
+    values: TokenLogprobs | None
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceDelta:
+    """New output of choice `index`; the last one has a finish_reason (`stop` or `length`).
+
+    stop_reason: the stop string or token id that ended it. num_output_tokens: so far, surplus
+    tokens not counted. tokens: those that are new. num_cached_tokens: prompt tokens from the
+    prefix cache, known at the end only, as is time. pieces: `text` as each of several tokens
+    added to it, where they came at once and have no logprobs; else empty.
+    """
+
+    index: int
+    text: str = ""
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[PlacedLogprob, ...] = ()
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    num_output_tokens: int = 0
+    num_cached_tokens: int = 0
+    time: EngineTime | None = None
+    pieces: tuple[str, ...] = ()
+
+
+class ChoiceText:
+    """The state of one choice. `advance` is called for each delta until `finished`."""
+
+    def __init__(self, call: Call, index: int) -> None:
+        self._call = call
+        self._prompt = call.prompt_of(index)
+        self._index = index
+        context = self._prompt.tokens[-CONTEXT_TOKENS:].tolist()
+        self._decoder = Detokenizer(call.model.tokenizer, call.skip_special_tokens, context)
+        self._stops = StopMatcher(call.stop, call.include_stop)
+        self._echo_pending = call.echo
+        self._prompt_logprobs: list[TokenLogprobs] = []
+        self._waiting: deque[PlacedLogprob] = deque()
+        self._num_decoded = len(self._prompt.text) if call.echo else 0
+        self._num_shown = 0
+        self._num_tokens = 0
+        self.finished = False
+
+    def advance(self, delta: TokenDelta) -> ChoiceDelta:
+        """The text that `delta` adds.
+
+        Raises EngineFailure where the engine gave the request up.
+        """
+        self._prompt_logprobs.extend(delta.prompt_logprobs)
+        end = delta.finished
+        if end is not None and end.reason in (FinishReason.ERROR, FinishReason.ABORT):
+            raise _failure(end)
+        if not delta.tokens and end is None:
+            return ChoiceDelta(self._index)
+        echo = self._echo() if self._echo_pending else ""
+        first = self._num_tokens
+        pieces = self._decode(delta) if self._prompt.max_tokens > 0 else [""]
+        pieces[0] = echo + pieces[0]
+        if end is not None and self._stops.matched is None:
+            pieces[-1] += self._flush()
+        self.finished = end is not None or self._stops.matched is not None
+        self._num_shown += sum(map(len, pieces))
+        return self._delta(pieces, delta.tokens[: self._num_tokens - first], end)
+
+    def echo_only(self) -> ChoiceDelta:
+        """The whole of a choice that echoes its prompt and asks for nothing else."""
+        self.finished = True
+        return ChoiceDelta(self._index, self._echo(), finish_reason=FinishReason.LENGTH.value)
+
+    def _decode(self, delta: TokenDelta) -> list[str]:
+        """Text released by each of the delta's tokens, up to a stop; at least one piece."""
+        pieces = []
+        for i, token in enumerate(delta.tokens):
+            if delta.logprobs and self._call.sampling.logprobs is not None:
+                self._waiting.append(PlacedLogprob(token, self._num_decoded, delta.logprobs[i]))
+            self._num_tokens += 1
+            if self._is_stop_token(token, delta.finished) and not self._call.include_stop:
+                pieces.append("")
+                break
+            piece = self._decoder.push([token])
+            self._num_decoded += len(piece)
+            # min_tokens binds stop strings too, as in vLLM
+            pieces.append(piece if self._is_below_minimum() else self._stops.push(piece))
+            if self._stops.matched is not None:
+                break
+        return pieces or [""]
+
+    def _is_below_minimum(self) -> bool:
+        return self._num_tokens <= self._call.sampling.min_tokens
+
+    def _is_stop_token(self, token: int, end: Finished | None) -> bool:
+        return end is not None and end.reason is FinishReason.STOP and token == end.stop_token
+
+    def _flush(self) -> str:
+        """What the decoder and the stop matcher held back, at the end."""
+        text = self._stops.push(self._decoder.finish())
+        return text + self._stops.finish() if self._stops.matched is None else text
+
+    def _echo(self) -> str:
+        """The prompt's text; its logprobs are placed before any of the output's."""
+        self._echo_pending = False
+        if self._call.sampling.prompt_logprobs is not None:
+            self._waiting.extend(self._prompt_placed())
+        return self._prompt.text
+
+    def _prompt_placed(self) -> list[PlacedLogprob]:
+        decoder = Detokenizer(self._call.model.tokenizer, self._call.skip_special_tokens)
+        placed, offset, end = [], 0, len(self._prompt.text)
+        for i, token in enumerate(self._prompt.tokens.tolist()):
+            # the engine's entry i - 1 describes token i; nothing predicts the first
+            values = self._prompt_logprobs[i - 1] if 0 < i <= len(self._prompt_logprobs) else None
+            placed.append(PlacedLogprob(token, offset, values))
+            offset = min(end, offset + len(decoder.push([token])))
+        return placed
+
+    def _delta(
+        self, pieces: list[str], tokens: tuple[int, ...], end: Finished | None
+    ) -> ChoiceDelta:
+        reason, stop_reason = self._finish(end)
+        is_plain = len(pieces) > 1 and self._call.sampling.logprobs is None
+        return ChoiceDelta(
+            index=self._index,
+            text="".join(pieces),
+            pieces=tuple(pieces) if is_plain else (),
+            tokens=tokens,
+            logprobs=self._release(),
+            finish_reason=reason,
+            stop_reason=stop_reason,
+            num_output_tokens=self._num_tokens,
+            num_cached_tokens=end.num_cached_tokens if end is not None else 0,
+        )
+
+    def _finish(self, end: Finished | None) -> tuple[str | None, str | int | None]:
+        if self._stops.matched is not None:
+            return FinishReason.STOP.value, self._stops.matched
+        if end is None:
+            return None, None
+        if self._prompt.max_tokens == 0:
+            return FinishReason.LENGTH.value, None
+        is_extra = end.stop_token in self._call.sampling.stop_token_ids
+        return end.reason.value, end.stop_token if is_extra else None
+
+    def _release(self) -> tuple[PlacedLogprob, ...]:
+        """Logprobs whose text is out; at the end all, but never those of a cut stop string."""
+        waiting = self._waiting
+        if self.finished and self._stops.matched is None:
+            num_out = len(waiting)
+        else:
+            num_out = sum(1 for placed in waiting if placed.offset < self._num_shown)
+        released = tuple(islice(waiting, num_out))
+        for _ in range(num_out):
+            waiting.popleft()
+        return released
+
+
+def one_by_one(delta: TokenDelta) -> Sequence[TokenDelta]:
+    """`delta` as deltas of one token each, which together say the same."""
+    last = len(delta.tokens) - 1
+    if last < 1:
+        return (delta,)
+    return [
+        TokenDelta(
+            (token,),
+            delta.logprobs[index : index + 1],
+            delta.prompt_logprobs if index == 0 else (),
+            delta.finished if index == last else None,
+        )
+        for index, token in enumerate(delta.tokens)
+    ]
+
+
+def _failure(end: Finished) -> EngineFailure:
+    if end.code == NonFiniteLogits.code:
+        return NonFiniteLogits(end.message or "the logits of this request are not finite")
+    if end.code == PoisonRequest.code:
+        return PoisonRequest(end.message or "the engine failed on this request")
+    return EngineFailure(end.message or "the engine gave this request up")

@@ -1,0 +1,162 @@
+"""The measurements of one request, from its arrival to its one end."""
+
+import time
+from types import TracebackType
+
+from muxcluster.core.errors import NotReady, Overloaded, RequestError
+from muxcluster.core.events import Finished, FinishReason
+from muxcluster.http.calls.account import EngineTime
+from muxcluster.http.calls.call import Call
+from muxcluster.http.calls.choice import ChoiceDelta
+from muxcluster.http.metrics import request_log
+from muxcluster.http.metrics.requests import ENGINE, REJECTED_CODES, Metrics
+
+REJECTED = "rejected"
+"""How a request ends that no unit took; it counts apart from those that ended."""
+PART_HISTOGRAMS = {
+    "total_s": "e2e_request_latency_seconds",
+    "queue_s": "request_queue_time_seconds",
+    "prefill_s": "request_prefill_time_seconds",
+    "decode_s": "request_decode_time_seconds",
+    "preempted_s": "request_preempted_seconds",
+    "restore_s": "request_restore_seconds",
+    "recovery_s": "request_recovery_seconds",
+    "framework_s": "request_framework_seconds",
+}
+"""Each part of a request's time and the metric that tells it; all but the first sum to it."""
+TIMER_S = 0.001
+"""Timers may fire this much early."""
+
+
+class RequestRecord:
+    """A context manager around the life of choice `index`; counts its end exactly once."""
+
+    def __init__(self, metrics: Metrics, call: Call, index: int) -> None:
+        prompt = call.prompt_of(index)
+        self._metrics = metrics
+        self._call = call
+        self._index = index
+        self._model = call.model.served.name
+        self._num_prompt = len(prompt.tokens)
+        self._max_tokens = prompt.max_tokens
+        self._gaps = metrics.histograms["inter_token_latency_seconds"].labels(self._model, ENGINE)
+        self._tokens = metrics.counters["generation_tokens"].labels(self._model, ENGINE)
+        self._num_output = 0
+        self._finished: Finished | None = None
+        self._end: str | None = None
+
+    def __enter__(self) -> "RequestRecord":
+        self._submitted_s = self._latest_s = self._first_s = time.monotonic()
+        self._metrics.num_live += 1
+        self._metrics.count("prompt_tokens", self._model, self._num_prompt)
+        self._observe("request_prompt_tokens", self._num_prompt)
+        self._observe("request_params_max_tokens", self._max_tokens)
+        return self
+
+    def advance(self, delta: ChoiceDelta, finished: Finished | None) -> None:
+        """New tokens, and the end when there is one."""
+        if delta.tokens:
+            self._count_tokens(len(delta.tokens))
+        if finished is not None:
+            self._finished = finished
+            self._observe_unit(finished)
+        if delta.finish_reason is not None:
+            self._end = delta.finish_reason
+
+    def time(self) -> EngineTime:
+        """Where the time went so far.
+
+        The unit's account comes with its end, which a stop string does not wait for: then the
+        first token as seen from here parts prefill (with its queue) from decode.
+        """
+        if self._finished is not None:
+            return EngineTime.of(self._finished)
+        if self._num_output == 0:
+            return EngineTime()
+        return EngineTime(
+            prefill_s=self._first_s - self._submitted_s, decode_s=self._latest_s - self._first_s
+        )
+
+    def _count_tokens(self, num_tokens: int) -> None:
+        now_s = time.monotonic()
+        if self._num_output == 0:
+            self._first_s = now_s
+            self._call.admission.start(self._index)
+            self._observe("time_to_first_token_seconds", now_s - self._call.arrival.arrived_s)
+        else:
+            self._gaps.observe((now_s - self._latest_s) / num_tokens)
+        self._latest_s = now_s
+        self._num_output += num_tokens
+        self._tokens.inc(num_tokens)
+
+    def _observe_unit(self, end: Finished) -> None:
+        self._observe("request_num_preemptions", end.num_preemptions)
+        computed = self._num_prompt - end.num_cached_tokens
+        self._observe("request_prefill_kv_computed_tokens", computed)
+        self._metrics.count("prompt_tokens_cached", self._model, end.num_cached_tokens)
+        self._metrics.count("request_recoveries", self._model, end.num_recoveries)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._call.admission.start(self._index)
+        self._metrics.num_live -= 1
+        end = self._end or self._end_by(error)
+        times = self.time().within(time.monotonic() - self._call.arrival.arrived_s)
+        if end == REJECTED:
+            self._metrics.count("admission_rejections", self._model)
+        else:
+            self._observe_end(end, times)
+        if request_log.is_on():
+            request_log.write(self._line(end, times, error))
+
+    def _end_by(self, error: BaseException | None) -> str:
+        """How a request ended that has no finish reason."""
+        if self._num_output == 0 and _is_refusal(error):
+            return REJECTED
+        # At the time limit requests are cancelled as if the reader had left, but they failed.
+        is_late = time.monotonic() > self._call.deadline_s - TIMER_S
+        is_failed = isinstance(error, Exception) or is_late
+        return (FinishReason.ERROR if is_failed else FinishReason.ABORT).value
+
+    def _observe_end(self, end: str, times: dict[str, float]) -> None:
+        self._metrics.success.labels(self._model, ENGINE, end).inc()
+        for part, name in PART_HISTOGRAMS.items():
+            self._observe(name, times[part])
+        self._observe("request_inference_time_seconds", times["prefill_s"] + times["decode_s"])
+        self._observe("request_generation_tokens", self._num_output)
+        if self._num_output > 1:
+            mean_s = (self._latest_s - self._first_s) / (self._num_output - 1)
+            self._observe("request_time_per_output_token_seconds", mean_s)
+
+    def _line(
+        self, end: str, times: dict[str, float], error: BaseException | None
+    ) -> dict[str, object]:
+        finished = self._finished
+        return {
+            "request_id": self._call.arrival.request_id,
+            "id": self._call.call_id,
+            "choice": self._index,
+            "model": self._model,
+            "class": self._call.service_class.value,
+            "end": end,
+            "error": str(error) if isinstance(error, Exception) else None,
+            "prompt_tokens": self._num_prompt,
+            "output_tokens": self._num_output,
+            "cached_tokens": finished.num_cached_tokens if finished else 0,
+            "preemptions": finished.num_preemptions if finished else 0,
+            "recoveries": finished.num_recoveries if finished else 0,
+            **{name: round(seconds, 6) for name, seconds in times.items()},
+        }
+
+    def _observe(self, name: str, value: float) -> None:
+        self._metrics.observe(name, self._model, value)
+
+
+def _is_refusal(error: BaseException | None) -> bool:
+    if isinstance(error, NotReady):
+        return error.code in REJECTED_CODES
+    return isinstance(error, Overloaded | RequestError)

@@ -1,0 +1,162 @@
+"""/v1/files: what batches read and what they leave."""
+
+from collections.abc import AsyncGenerator
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from muxcluster.batch.service.interface import PURPOSE, Card, Desk
+from muxcluster.batch.store.files import FilePage
+from muxcluster.core.errors import InvalidValue, MissingParameter, UnsupportedParameter
+from muxcluster.core.inputs.clip import plain
+from muxcluster.http.routes.form import Piece, form_pieces
+from muxcluster.http.routes.generation import json_response
+
+CHUNK_BYTES = 2**20
+"""Of a file, between the server's processes."""
+MAX_FIELD_BYTES = 256
+MAX_NAME_CHARS = 255
+MAX_FILES = 10_000
+UPLOAD_FORM = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "required": ["file", "purpose"],
+                    "properties": {
+                        "file": {"type": "string", "format": "binary"},
+                        "purpose": {"type": "string", "enum": [PURPOSE]},
+                    },
+                }
+            }
+        },
+    }
+}
+
+
+def file_routes(desk: Desk) -> APIRouter:
+    """The routes over `desk`."""
+    router = APIRouter(prefix="/v1/files")
+
+    @router.post("", response_model=None, openapi_extra=UPLOAD_FORM)
+    async def upload(request: Request) -> Response:
+        form = _UploadForm(desk, request.state.owner)
+        try:
+            async for piece in form_pieces(request):
+                await form.take(piece)
+            return json_response(await form.finish())
+        except BaseException:
+            await form.abandon()
+            raise
+
+    @router.get("", response_model=None)
+    async def list_files(
+        request: Request,
+        limit: Annotated[int, Query(ge=1, le=MAX_FILES)] = MAX_FILES,
+        after: str | None = None,
+        purpose: str | None = None,
+        order: Literal["asc", "desc"] = "desc",
+    ) -> Response:
+        page = FilePage(limit + 1, after, purpose, order == "desc")
+        return listing(await desk.files(request.state.owner, page), limit)
+
+    @router.get("/{file_id}", response_model=None)
+    async def one_file(request: Request, file_id: str) -> Response:
+        return json_response(await desk.file(request.state.owner, file_id))
+
+    @router.delete("/{file_id}", response_model=None)
+    async def delete(request: Request, file_id: str) -> Response:
+        return json_response(await desk.delete(request.state.owner, file_id))
+
+    @router.get("/{file_id}/content", response_model=None)
+    async def content(request: Request, file_id: str) -> Response:
+        owner = request.state.owner
+        card = await desk.file(owner, file_id)
+        headers = {"Content-Length": str(card["bytes"])}
+        data = _content(desk, owner, card)
+        return StreamingResponse(data, headers=headers, media_type="application/octet-stream")
+
+    return router
+
+
+async def _content(desk: Desk, owner: str, card: Card) -> AsyncGenerator[bytes, None]:
+    """A file that ends too early cuts the connection: its length was promised."""
+    offset = 0
+    while offset < card["bytes"]:
+        data = await desk.read(owner, card["id"], offset, CHUNK_BYTES)
+        if not data:
+            return
+        offset += len(data)
+        yield data
+
+
+def listing(found: list[Card], limit: int) -> Response:
+    """A page of at most `limit` objects out of up to one more."""
+    data: list[Any] = found[:limit]
+    return json_response(
+        {
+            "object": "list",
+            "data": data,
+            "first_id": data[0]["id"] if data else None,
+            "last_id": data[-1]["id"] if data else None,
+            "has_more": len(found) > limit,
+        }
+    )
+
+
+class _UploadForm:
+    """A form with a file and its purpose, in any order; the file goes to the desk as it comes."""
+
+    def __init__(self, desk: Desk, owner: str) -> None:
+        self._desk = desk
+        self._owner = owner
+        self._purpose = b""
+        self._name = ""
+        self._upload_id: str | None = None
+        self._waiting = bytearray()
+
+    async def take(self, piece: Piece) -> None:
+        """Raises RequestError where the form is another one; what the desk raises."""
+        if piece.name == "file":
+            await self._take_file(piece)
+        elif piece.name == "purpose":
+            self._purpose += piece.data
+            if len(self._purpose) > MAX_FIELD_BYTES:
+                raise InvalidValue("purpose: too long", "purpose")
+        else:
+            raise UnsupportedParameter(f"unknown field {plain(piece.name)}", plain(piece.name))
+
+    async def _take_file(self, piece: Piece) -> None:
+        if piece.is_first:
+            if self._upload_id is not None:
+                raise InvalidValue("one file at a time", "file")
+            self._name = (piece.file_name or "upload.jsonl")[:MAX_NAME_CHARS]
+            self._upload_id = await self._desk.begin(self._owner)
+        self._waiting += piece.data
+        if len(self._waiting) >= CHUNK_BYTES:
+            await self._send()
+
+    async def _send(self) -> None:
+        assert self._upload_id is not None
+        data, self._waiting = bytes(self._waiting), bytearray()
+        await self._desk.add(self._upload_id, data)
+
+    async def finish(self) -> Card:
+        """The file. Raises as `take`."""
+        if self._upload_id is None:
+            raise MissingParameter("missing required field file", "file")
+        if not self._purpose:
+            raise MissingParameter("missing required field purpose", "purpose")
+        if self._waiting:
+            await self._send()
+        purpose = self._purpose.decode(errors="replace")
+        return await self._desk.finish(self._upload_id, self._name, purpose)
+
+    async def abandon(self) -> None:
+        """Forget what has come."""
+        if self._upload_id is not None:
+            await self._desk.abandon(self._upload_id)

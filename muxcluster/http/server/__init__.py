@@ -1,0 +1,1 @@
+"""The HTTP server's connections: limits of heads, bodies and open calls."""

@@ -1,0 +1,185 @@
+"""What happens to every HTTP request before its route: id, count, key, limits of head and body."""
+
+import hashlib
+import hmac
+import re
+import time
+import uuid
+from collections.abc import MutableMapping
+from typing import Any
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from muxcluster.core.errors import ContentTooLarge, Overloaded
+from muxcluster.http.errors import HttpError, http_error, status_error
+from muxcluster.http.metrics.requests import Metrics
+from muxcluster.http.server.connection import HeadLimits, HeadTooLarge, head_too_large
+from muxcluster.http.server.open_calls import Crowd, Visit
+from muxcluster.http.server.pace import Pace, PacedBody
+from muxcluster.http.settings import ApiSettings
+
+OPEN_ROUTES = frozenset({"/health", "/ping", "/ready"})
+UPLOAD = "/v1/files"
+FORM_BYTES = 64 * 2**10
+"""Of an upload's form around the file."""
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+HEAD_LIMITS = HeadLimits()
+PLAIN_ID = re.compile(r"[\x21-\x7e]{1,128}")
+
+
+def error_response(error: HttpError) -> Response:
+    """`error` as a response."""
+    headers = error.headers
+    return Response(error.body(), error.status, headers, media_type="application/json")
+
+
+class Edge:
+    """The ASGI wrapper around the routes."""
+
+    def __init__(self, app: ASGIApp, settings: ApiSettings, metrics: Metrics) -> None:
+        self._app = app
+        self._settings = settings
+        self._metrics = metrics
+        first = () if settings.api_key is None else (settings.api_key,)
+        keys = (*first, *settings.more_keys)
+        self._pace = Pace(settings.min_body_bytes_per_s, settings.body_window_s)
+        self._crowd = Crowd(settings.queues, metrics.refused_unread)
+        self._key_digests = tuple(hashlib.sha256(key.encode()).digest() for key in keys)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started_s = time.monotonic()
+        status = 500
+        headers = Headers(scope=scope)
+        request_id = _request_id(headers)
+        scope.setdefault("state", {}).update(
+            request_id=request_id,
+            arrived_s=started_s,
+            # where no key is asked for, whatever a client sends as one tells nobody apart
+            owner=_owner(headers) if self._key_digests else "",
+        )
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                if self._settings.request_id_header:
+                    MutableHeaders(scope=message)["X-Request-Id"] = request_id
+            await send(message)
+
+        try:
+            await self._checked(scope, headers, receive, send_with_id)
+        finally:
+            self._count(scope, status, time.monotonic() - started_s)
+
+    async def _checked(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
+        try:
+            _check_head(scope)
+        except HeadTooLarge as refused:
+            await error_response(head_too_large(refused))(scope, receive, send)
+            return
+        if not self._is_allowed(scope["path"], headers):
+            error = status_error(401, "missing or wrong API key")
+            error.headers["WWW-Authenticate"] = "Bearer"
+            await error_response(error)(scope, receive, send)
+        elif _declared_length(headers) > self._most_bytes(scope):
+            error = http_error(self._too_large(self._most_bytes(scope)))
+            await error_response(error)(scope, receive, send)
+        elif scope["method"] == "POST":
+            await self._admitted(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+    async def _admitted(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """A call with a body, unless too many are open already."""
+        try:
+            visit = self._crowd.enter()
+        except Overloaded as error:
+            await error_response(http_error(error))(scope, receive, send)
+            return
+        with visit:
+            await self._app(scope, self._limited(scope, receive, visit), send)
+
+    def _is_allowed(self, path: str, headers: Headers) -> bool:
+        if not self._key_digests or path in OPEN_ROUTES:
+            return True
+        scheme, given = _credentials(headers)
+        digest = hashlib.sha256(given).digest()
+        # all of them: how long it takes tells nothing
+        is_known = sum(hmac.compare_digest(digest, each) for each in self._key_digests) > 0
+        return is_known and scheme == "bearer"
+
+    def _limited(self, scope: Scope, receive: Receive, visit: Visit) -> Receive:
+        """`receive`, which raises ContentTooLarge or Overloaded when more than a limit has come.
+
+        It raises RequestTimeout where the body comes too slowly.
+        """
+        paced = PacedBody(receive, self._pace)
+        most, is_held = self._most_bytes(scope), scope["path"] != UPLOAD
+        num_bytes = 0
+
+        async def counted() -> Message:
+            nonlocal num_bytes
+            message = await paced()
+            size = len(message.get("body", b""))
+            num_bytes += size
+            if num_bytes > most:
+                raise self._too_large(most)
+            if is_held:
+                visit.add_bytes(size)
+            return message
+
+        return counted
+
+    def _most_bytes(self, scope: Scope) -> int:
+        """Of the request's body; a file is not held in memory."""
+        batch = self._settings.batch
+        if scope["path"] == UPLOAD and batch is not None:
+            return batch.max_file_bytes + FORM_BYTES
+        return self._settings.max_body_bytes
+
+    def _too_large(self, most: int) -> ContentTooLarge:
+        return ContentTooLarge(f"the body is over {most} bytes")
+
+    def _count(self, scope: MutableMapping[str, Any], status: int, seconds: float) -> None:
+        handler = getattr(scope.get("route"), "path", "none")
+        method = scope["method"] if scope["method"] in METHODS else "OTHER"
+        self._metrics.http_requests.labels(handler, method, f"{status // 100}xx").inc()
+        self._metrics.http_seconds.labels(handler, method).observe(seconds)
+
+
+def _check_head(scope: Scope) -> None:
+    """Apply our own listener's limits, for requests that come through another.
+
+    Raises HeadTooLarge.
+    """
+    headers = scope["headers"]
+    target = len(scope.get("raw_path") or b"") + len(scope["query_string"])
+    num_bytes = target + sum(len(name) + len(value) for name, value in headers)
+    HEAD_LIMITS.check(num_bytes, len(headers))
+
+
+def _request_id(headers: Headers) -> str:
+    """The client's own id where it is plain text of sane length, else a new one."""
+    given = headers.get("x-request-id", "")
+    return given if PLAIN_ID.fullmatch(given) else uuid.uuid4().hex
+
+
+def _credentials(headers: Headers) -> tuple[str, bytes]:
+    scheme, _, given = headers.get("authorization", "").partition(" ")
+    return scheme.lower(), given.strip().encode()
+
+
+def _owner(headers: Headers) -> str:
+    """Whose files and batches are meant: those of the key, or of nobody in particular."""
+    _, given = _credentials(headers)
+    return hashlib.sha256(given).hexdigest()[:32] if given else ""
+
+
+def _declared_length(headers: Headers) -> int:
+    declared = headers.get("content-length", "")
+    return int(declared) if re.fullmatch(r"[0-9]{1,18}", declared) else 0

@@ -1,0 +1,44 @@
+"""Which plan of decode attention fits a pool, a model and a type on the CPU."""
+
+from torch import Tensor
+
+from muxcluster.kernels.cpu.decode_direct import DirectPlan, suits
+from muxcluster.kernels.cpu.decode_plan import DecodePlan
+
+
+def decode_plan(
+    query: Tensor,
+    halves: Tensor,
+    tables: Tensor,
+    slots: Tensor,
+    lengths: Tensor,
+    from_right: Tensor,
+    *,
+    block_tokens: int,
+    sliding_window: int | None = None,
+    begins: Tensor | None = None,
+) -> DirectPlan | DecodePlan:
+    """query: as of `attend`, its numbers do not matter. tables: [max_seqs, layers, kv_heads,
+    max_columns]. begins: int64 [rows], where each row's keys begin, 0 or the window's where None.
+    The rest as in `paged_decode`."""
+    if suits(tables, halves, query):
+        return DirectPlan(
+            tables,
+            slots,
+            lengths,
+            from_right,
+            block_tokens=block_tokens,
+            group=query.shape[2],
+            sliding_window=sliding_window,
+            begins=begins,
+        )
+    return DecodePlan(
+        tables,
+        slots,
+        lengths,
+        from_right,
+        block_tokens=block_tokens,
+        token_bytes=2 * query.shape[-1] * query.element_size(),
+        sliding_window=sliding_window,
+        begins=begins,
+    )

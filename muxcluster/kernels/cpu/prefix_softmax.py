@@ -1,0 +1,142 @@
+"""Online softmax over shared prefixes and distinct keys: arithmetic of the CPU path."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from muxcluster.kernels.cpu.prefix_tiles import Tile
+from muxcluster.kernels.layout import token_positions
+
+PART_BYTES = 4 << 20
+"""Gathered keys and values, or scores, stay below this, so that they fit in the cache."""
+LOWEST = -1e30
+"""Highest score before any key was seen; finite, so that differences are never NaN."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunningSoftmax:
+    """Softmax over the keys seen so far, in fp32 at least.
+
+    highest, total: [tokens, kv_heads, group, 1]. attended: [tokens, kv_heads, group, head_dim],
+    not yet divided by the total.
+    """
+
+    highest: Tensor
+    total: Tensor
+    attended: Tensor
+
+    @classmethod
+    def empty(cls, query: Tensor) -> "RunningSoftmax":
+        """No key seen by any query of [tokens, kv_heads, group, head_dim]."""
+        return cls(
+            query.new_full((*query.shape[:3], 1), LOWEST),
+            query.new_zeros((*query.shape[:3], 1)),
+            query.new_zeros(query.shape),
+        )
+
+    def add(self, tokens: Tensor, highest: Tensor, total: Tensor, attended: Tensor) -> None:
+        """Merge other keys' softmax into the rows `tokens` (int64, none twice)."""
+        before = self.highest[tokens]
+        top = torch.maximum(before, highest)
+        old, new = torch.exp(before - top), torch.exp(highest - top)
+        self.total[tokens] = self.total[tokens] * old + total * new
+        self.attended[tokens] = self.attended[tokens] * old + attended * new
+        self.highest[tokens] = top
+
+    def output(self) -> Tensor:
+        """Attention [tokens, kv_heads, group, head_dim]; zeros where no key was seen."""
+        return self.attended / self.total.clamp(min=torch.finfo(self.total.dtype).tiny)
+
+
+@dataclass(frozen=True, slots=True)
+class PooledKeys:
+    """Where keys and values are read: the pool's halves, and how a layer's tables point there."""
+
+    halves: Tensor
+    table: Tensor
+    from_right: Tensor
+    block_tokens: int
+    head_dim: int
+
+    def gather(self, blocks: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Keys and values [n, tokens, head_dim] of blocks [n, columns], as they lie there."""
+        ids = 2 * blocks.reshape(-1).long()
+        gathered = self.halves.index_select(0, torch.cat((ids, ids + 1)))
+        keys, values = gathered.view(2, len(blocks), -1, self.head_dim).to(dtype)
+        return keys, values
+
+
+def add_prefix(
+    running: RunningSoftmax,
+    query: Tensor,
+    tokens: Tensor,
+    pooled: PooledKeys,
+    blocks: Tensor,
+    soft_cap: float | None,
+) -> None:
+    """All queries of a group against the shared keys, part by part.
+
+    query: scaled, [all tokens, kv_heads, group, head_dim]. tokens: int64, the group's queries.
+    blocks: int32 [kv_heads, columns], full.
+    """
+    _, kv_heads, group, head_dim = query.shape
+    queries = query[tokens].transpose(0, 1).reshape(kv_heads, -1, head_dim)
+    per_key = max(queries.shape[1], 2 * head_dim) * kv_heads * query.element_size()
+    columns = max(1, PART_BYTES // (per_key * pooled.block_tokens))
+    for part in torch.split(blocks, columns, dim=1):
+        keys, values = pooled.gather(part, query.dtype)
+        softmax = _attend(queries, keys, values, None, soft_cap)
+        grouped = (each.view(kv_heads, len(tokens), group, -1) for each in softmax)
+        running.add(tokens, *(each.transpose(0, 1) for each in grouped))
+
+
+def add_distinct(
+    running: RunningSoftmax,
+    query: Tensor,
+    tiles: list[Tile],
+    pooled: PooledKeys,
+    soft_cap: float | None,
+) -> None:
+    """Tiles of equally many queries against each row's own keys, padded to the widest (last)."""
+    _, kv_heads, group, head_dim = query.shape
+    count, widest, block_tokens = tiles[-1].queries, tiles[-1].columns, pooled.block_tokens
+    # Columns that every query of every tile sees whole need no mask.
+    clear = max(0, ((tiles[0].columns - 1) * block_tokens + 2 - count) // block_tokens)
+    used, first, slots, begins, ends = torch.tensor([tile[1:] for tile in tiles]).T.unsqueeze(2)
+    tokens = first + torch.arange(count)
+    skipped = begins // block_tokens
+    columns = skipped + torch.arange(widest)
+    positions = token_positions(columns[:, clear:], pooled.from_right[slots], block_tokens)
+    limits = ends - count + torch.arange(count)
+    # Past a row's last column that column is repeated, so that only its own blocks are read.
+    own = torch.minimum(columns, skipped + used - 1)
+    blocks = pooled.table[slots, :, own].transpose(1, 2).flatten(0, 1)
+    keys, values = pooled.gather(blocks, query.dtype)
+    unused = (positions >= ends)[:, None, :, None]
+    tail = values.view(len(tiles), kv_heads, -1, head_dim)[:, :, clear * block_tokens :]
+    tail.masked_fill_(unused, 0.0)
+    # A tile's queries go by KV head, token, head of the group.
+    queries = query[tokens].transpose(1, 2).reshape(-1, count * group, head_dim)
+    hidden = (positions.unsqueeze(1) > limits.unsqueeze(2)).repeat_interleave(group, 1)
+    softmax = _attend(queries, keys, values, hidden.repeat_interleave(kv_heads, 0), soft_cap)
+    split = (each.view(len(tiles), kv_heads, count, group, -1) for each in softmax)
+    running.add(tokens.flatten(), *(each.transpose(1, 2).flatten(0, 1) for each in split))
+
+
+def _attend(
+    query: Tensor, keys: Tensor, values: Tensor, hidden: Tensor | None, soft_cap: float | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Highest score and total weight [n, queries, 1], and sum of weighted values.
+
+    query: scaled, [n, queries, head_dim]. keys, values: [n, tokens, head_dim]. hidden: bool
+    [n, queries, last tokens], those of the last keys that are not to be seen.
+    """
+    scores = torch.bmm(query, keys.transpose(1, 2))
+    if soft_cap is not None:
+        scores = torch.tanh(scores / soft_cap) * soft_cap
+    if hidden is not None:
+        scores[..., -hidden.shape[-1] :].masked_fill_(hidden, -torch.inf)
+    highest = scores.amax(-1, keepdim=True).clamp_(min=LOWEST)
+    weights = scores.sub_(highest).exp_()
+    return highest, weights.sum(-1, keepdim=True), torch.bmm(weights, values)

@@ -1,0 +1,101 @@
+"""Writes new keys and values into the pool's blocks; plain-torch twin of the Triton kernel."""
+
+from torch import Tensor
+
+from muxcluster.kernels.layout import check_heads, check_index, check_table, half_offsets, half_rows
+from muxcluster.kernels.on_gpu import triton_kernel
+
+
+def kv_write(
+    pool: Tensor,
+    key: Tensor,
+    value: Tensor,
+    table: Tensor,
+    slots: Tensor,
+    positions: Tensor,
+    from_right: Tensor,
+    block_tokens: int,
+) -> None:
+    """Store token i's key and value at position `positions[i]` of the sequence in `slots[i]`.
+
+    pool: uint8 [num_blocks, block_bytes], changed in place; a block is K half then V half.
+    key, value: [tokens, kv_heads, head_dim] in the pool's element type.
+    table: int32 [max_seqs, kv_heads, max_columns], one layer's view; position p is in column
+        p // block_tokens.
+    slots, positions: int32 or int64 [tokens]; no (slot, position) twice. A token at a negative
+        position is not written: rows that fill up a batch of fixed size.
+    from_right: bool [max_seqs], True where the sequence fills its blocks from the last place.
+
+    Raises ValueError for wrong shapes, types or strides, before anything is written.
+    """
+    if key.is_cuda:
+        triton_kernel("kv_write")(
+            pool,
+            key,
+            value,
+            table,
+            slots,
+            positions,
+            from_right,
+            block_tokens,
+        )
+        return
+    _check(key, value, table, slots, positions, from_right)
+    tokens, _, head_dim = key.shape
+    halves = half_rows(pool, key.dtype, block_tokens, head_dim)
+    is_token = positions >= 0
+    if not is_token.all():
+        key, value = key[is_token], value[is_token]
+        slots, positions = slots[is_token], positions[is_token]
+    if tokens:
+        plan = WritePlan(table.unsqueeze(1), slots, positions, from_right, block_tokens)
+        plan.write(key, value, halves, 0)
+
+
+class WritePlan:
+    """The CPU path: where new tokens' keys and values lie, worked out once for all layers."""
+
+    def __init__(
+        self,
+        tables: Tensor,
+        slots: Tensor,
+        positions: Tensor,
+        from_right: Tensor,
+        block_tokens: int,
+    ) -> None:
+        """tables: int32 [max_seqs, layers, kv_heads, max_columns]; the rest as in `kv_write`."""
+        slots, positions = slots.long(), positions.long()
+        self._block_tokens = block_tokens
+        self._offsets = half_offsets(positions, from_right[slots], block_tokens).unsqueeze(1)
+        # [tokens, layers, kv_heads] to [layers, tokens, kv_heads]
+        blocks = tables[slots, :, :, positions // block_tokens].transpose(0, 1).long()
+        self._keys = 2 * blocks
+        self._values = self._keys + 1
+
+    def write(self, key: Tensor, value: Tensor, halves: Tensor, layer: int) -> None:
+        """Store the tokens' K and V of one layer. halves: as of `half_rows`, changed in place."""
+        places = halves.view(-1, self._block_tokens, key.shape[-1])
+        places.index_put_((self._keys[layer], self._offsets), key)
+        places.index_put_((self._values[layer], self._offsets), value)
+
+
+def _check(
+    key: Tensor,
+    value: Tensor,
+    table: Tensor,
+    slots: Tensor,
+    positions: Tensor,
+    from_right: Tensor,
+) -> None:
+    check_heads("key", key)
+    check_heads("value", value)
+    if key.shape != value.shape or key.dtype != value.dtype:
+        raise ValueError(
+            "key and value must agree, "
+            f"got {key.dtype} {tuple(key.shape)} and {value.dtype} {tuple(value.shape)}"
+        )
+    check_table(table, from_right)
+    if key.shape[1] != table.shape[1]:
+        raise ValueError(f"key has {key.shape[1]} KV heads, table has {table.shape[1]}")
+    check_index("slots", slots, key.shape[0])
+    check_index("positions", positions, key.shape[0])

@@ -1,0 +1,71 @@
+"""Attention of one new token a sequence over its blocks; plain-torch twin of the Triton kernel."""
+
+from torch import Tensor
+
+from muxcluster.kernels.cpu.decode_plans import decode_plan
+from muxcluster.kernels.layout import check_attention, check_index, check_table, half_rows
+from muxcluster.kernels.on_gpu import triton_kernel
+
+
+def paged_decode(
+    query: Tensor,
+    pool: Tensor,
+    table: Tensor,
+    slots: Tensor,
+    lengths: Tensor,
+    from_right: Tensor,
+    *,
+    block_tokens: int,
+    scale: float,
+    sliding_window: int | None = None,
+    soft_cap: float | None = None,
+) -> Tensor:
+    """Attention output [rows, heads, head_dim] in the query's type.
+
+    query: [rows, heads, head_dim]; heads is a multiple of kv_heads (grouped-query attention).
+    pool: uint8 [num_blocks, block_bytes], the new token's K and V already written.
+    table: int32 [max_seqs, kv_heads, max_columns], one layer's view.
+    slots: int32 or int64 [rows]. lengths: int32 or int64 [rows], tokens of context including
+        the current one; a row of length 0 yields zeros.
+    from_right: bool [max_seqs].
+    scale: factor on the scores. sliding_window: only the last so many keys are seen.
+    soft_cap: scores s become soft_cap * tanh(s / soft_cap).
+
+    Only columns in use are read, and what a block holds outside of the sequence's own tokens
+    (even NaN) does not matter. Arithmetic is in fp32 at least.
+    Raises ValueError for wrong shapes, types or strides.
+    """
+    if query.is_cuda:
+        output: Tensor = triton_kernel("paged_decode")(
+            query,
+            pool,
+            table,
+            slots,
+            lengths,
+            from_right,
+            block_tokens=block_tokens,
+            scale=scale,
+            sliding_window=sliding_window,
+            soft_cap=soft_cap,
+        )
+        return output
+    check_table(table, from_right)
+    check_attention(query, table, sliding_window, soft_cap)
+    rows, heads, head_dim = query.shape
+    kv_heads = table.shape[1]
+    check_index("slots", slots, rows)
+    check_index("lengths", lengths, rows)
+    halves = half_rows(pool, query.dtype, block_tokens, head_dim)
+    grouped = query.reshape(rows, kv_heads, heads // kv_heads, head_dim)
+    plan = decode_plan(
+        grouped,
+        halves,
+        table.unsqueeze(1),
+        slots,
+        lengths,
+        from_right,
+        block_tokens=block_tokens,
+        sliding_window=sliding_window,
+    )
+    attended = plan.attend(grouped, halves, 0, scale=scale, soft_cap=soft_cap)
+    return attended.to(query.dtype).view(rows, heads, head_dim)

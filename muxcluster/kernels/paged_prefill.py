@@ -1,0 +1,111 @@
+"""Causal attention of prompt chunks over the pool; plain-torch twin of the Triton kernel."""
+
+import torch
+from torch import Tensor
+
+from muxcluster.kernels.layout import check_attention, check_index, check_table, half_rows
+from muxcluster.kernels.on_gpu import triton_kernel
+from muxcluster.kernels.prompt_attention import attend_grouped
+
+
+def paged_prefill(
+    query: Tensor,
+    pool: Tensor,
+    table: Tensor,
+    slots: Tensor,
+    query_offsets: Tensor,
+    starts: Tensor,
+    from_right: Tensor,
+    *,
+    block_tokens: int,
+    scale: float,
+    sliding_window: int | None = None,
+    soft_cap: float | None = None,
+) -> Tensor:
+    """Attention output [tokens, heads, head_dim] in the query's type.
+
+    query: [tokens, heads, head_dim], the rows' new tokens one after the other.
+    pool: uint8 [num_blocks, block_bytes]; keys and values of earlier tokens and of the new ones
+        are in it already.
+    table: int32 [max_seqs, kv_heads, max_columns], one layer's view. slots: int [rows].
+    query_offsets: int [rows + 1]; row i's queries are query[offsets[i] : offsets[i + 1]].
+    starts: int [rows], position of each row's first query; > 0 continues a chunked prefill or
+        follows a cached prefix.
+    from_right: bool [max_seqs]. scale, sliding_window, soft_cap: as in `paged_decode`.
+
+    Only columns in use are read. Raises ValueError for wrong shapes, types or strides.
+    """
+    if query.is_cuda:
+        output: Tensor = triton_kernel("paged_prefill")(
+            query,
+            pool,
+            table,
+            slots,
+            query_offsets,
+            starts,
+            from_right,
+            block_tokens=block_tokens,
+            scale=scale,
+            sliding_window=sliding_window,
+            soft_cap=soft_cap,
+        )
+        return output
+    check_table(table, from_right)
+    check_attention(query, table, sliding_window, soft_cap)
+    tokens, heads, head_dim = query.shape
+    bounds = _bounds(slots, query_offsets, starts, tokens)
+    halves = half_rows(pool, query.dtype, block_tokens, head_dim)
+    output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    for row, (slot, start) in enumerate(zip(slots.tolist(), starts.tolist(), strict=True)):
+        new = slice(bounds[row], bounds[row + 1])
+        if new.start == new.stop:
+            continue
+        end = start + new.stop - new.start
+        begin = 0 if sliding_window is None else max(0, start + 1 - sliding_window)
+        keys, values = _gather(
+            halves, table[slot], bool(from_right[slot]), begin, end, (block_tokens, head_dim)
+        )
+        # [kv_heads, group, tokens, head_dim]; keys and values broadcast over the group.
+        shape = (-1, table.shape[1], heads // table.shape[1], head_dim)
+        grouped = query[new].reshape(shape).permute(1, 2, 0, 3)
+        attended = attend_grouped(grouped, keys, values, scale, sliding_window, soft_cap)
+        output[new] = attended.permute(2, 0, 1, 3).flatten(1, 2)
+    return output
+
+
+def _bounds(slots: Tensor, query_offsets: Tensor, starts: Tensor, tokens: int) -> list[int]:
+    """The offsets as numbers, checked."""
+    rows = slots.shape[0] if slots.dim() else -1
+    check_index("slots", slots, rows)
+    check_index("starts", starts, rows)
+    check_index("query_offsets", query_offsets, rows + 1)
+    bounds: list[int] = query_offsets.tolist()
+    if bounds[0] != 0 or bounds[-1] != tokens or bounds != sorted(bounds):
+        raise ValueError(f"query_offsets must rise from 0 to {tokens}, got {bounds}")
+    return bounds
+
+
+def _gather(
+    halves: Tensor,
+    table: Tensor,
+    from_right: bool,
+    begin: int,
+    end: int,
+    token_shape: tuple[int, int],
+) -> tuple[Tensor, Tensor]:
+    """Keys and values [kv_heads, 1, end - begin, head_dim] of one sequence in order of position.
+
+    table: int32 [kv_heads, max_columns]. token_shape: block_tokens, head_dim.
+    """
+    block_tokens, head_dim = token_shape
+    if end > table.shape[1] * block_tokens:
+        raise ValueError(f"a row ends at {end}, beyond its table of {table.shape[1]} columns")
+    first = begin // block_tokens
+    blocks = table[:, first : -(-end // block_tokens)].long()
+    ids = 2 * blocks.reshape(-1)
+    gathered = halves.index_select(0, torch.cat((ids, ids + 1)))
+    if from_right:
+        gathered = gathered.view(-1, block_tokens, head_dim).flip(1)
+    skipped = first * block_tokens
+    both = gathered.view(2, table.shape[0], -1, head_dim)[:, :, begin - skipped : end - skipped]
+    return both[0].unsqueeze(1), both[1].unsqueeze(1)

@@ -1,0 +1,123 @@
+"""Attention of rows that share prefixes, each prefix read once; plain-torch twin of the kernel."""
+
+import torch
+from torch import Tensor
+
+from muxcluster.kernels.cpu.prefix_softmax import (
+    PART_BYTES,
+    PooledKeys,
+    RunningSoftmax,
+    add_distinct,
+    add_prefix,
+)
+from muxcluster.kernels.cpu.prefix_tiles import GroupedRows, batches
+from muxcluster.kernels.layout import check_attention, check_index, check_table, half_rows
+from muxcluster.kernels.on_gpu import triton_kernel
+
+
+def prefix_attention(
+    query: Tensor,
+    pool: Tensor,
+    table: Tensor,
+    slots: Tensor,
+    lengths: Tensor,
+    from_right: Tensor,
+    group_offsets: Tensor,
+    prefix_lengths: Tensor,
+    *,
+    block_tokens: int,
+    scale: float,
+    soft_cap: float | None = None,
+    query_offsets: Tensor | None = None,
+) -> Tensor:
+    """Attention output [tokens, heads, head_dim] in the query's type (BatchLLM §4.4).
+
+    The rows of a prefix group see the same first tokens. These are read once a group and KV
+    head, as matrix products with all queries of the group; only the distinct rest is read row by
+    row, and the two are merged by online softmax. The result is that of `paged_decode` (rows of
+    one token) or `paged_prefill` on the same rows.
+
+    query: [tokens, heads, head_dim]; heads is a multiple of kv_heads (grouped-query attention).
+    pool: uint8 [num_blocks, block_bytes], the new tokens' K and V already written.
+    table: int32 [max_seqs, kv_heads, max_columns], one layer's view.
+    slots: int [rows], rows of a group side by side. lengths: int [rows], tokens of context
+        including the row's last query; a row of length 0 yields zeros.
+    from_right: bool [max_seqs]; it does not matter for a prefix, whose blocks are full.
+    group_offsets: int [groups + 1]; group i is rows offsets[i] to offsets[i + 1], possibly none.
+    prefix_lengths: int [groups], shared tokens: a multiple of block_tokens (0: nothing shared)
+        that every query of the group sees whole. Read through the table of the group's first
+        row; the other rows' entries for these columns are not read.
+    scale: factor on the scores. soft_cap: scores s become soft_cap * tanh(s / soft_cap).
+    query_offsets: int [rows + 1]; row i's queries are query[offsets[i] : offsets[i + 1]], at its
+        last positions (a prompt chunk beside decodes). None: one query a row.
+
+    int is int32 or int64. What a block holds outside of the sequences' own tokens (even NaN)
+    does not matter. Raises ValueError for wrong shapes, types, strides, offsets or lengths; the
+    kernel on a GPU reads no values on the host and so refuses only shapes, types and strides.
+    """
+    grouped = (table, slots, lengths, from_right, group_offsets, prefix_lengths)
+    if query.is_cuda:
+        output: Tensor = triton_kernel("prefix_attention")(
+            query,
+            pool,
+            *grouped,
+            block_tokens=block_tokens,
+            scale=scale,
+            soft_cap=soft_cap,
+            query_offsets=query_offsets,
+        )
+        return output
+    check_prefix_attention(query, *grouped, soft_cap, query_offsets)
+    tokens, heads, head_dim = query.shape
+    kv_heads = table.shape[1]
+    halves = half_rows(pool, query.dtype, block_tokens, head_dim)
+    rows = GroupedRows.read(slots, lengths, group_offsets, prefix_lengths, query_offsets, tokens)
+    rows.check(block_tokens, table.shape[2])
+    wide = torch.promote_types(query.dtype, torch.float32)
+    scaled = query.to(wide).reshape(tokens, kv_heads, heads // kv_heads, head_dim) * scale
+    pooled = PooledKeys(halves, table, from_right, block_tokens, head_dim)
+    return _attention(scaled, rows, pooled, soft_cap).to(query.dtype).view(query.shape)
+
+
+def _attention(
+    query: Tensor, rows: GroupedRows, pooled: PooledKeys, soft_cap: float | None
+) -> Tensor:
+    """Attention of scaled queries [tokens, kv_heads, group, head_dim], in the same shape."""
+    running = RunningSoftmax.empty(query)
+    for group, prefix in enumerate(rows.prefixes):
+        first, last = rows.groups[group], rows.groups[group + 1]
+        tokens = torch.arange(rows.offsets[first], rows.offsets[last])
+        if prefix and len(tokens):
+            blocks = pooled.table[rows.slots[first], :, : prefix // pooled.block_tokens]
+            add_prefix(running, query, tokens, pooled, blocks, soft_cap)
+    _, kv_heads, _, head_dim = query.shape
+    budget = PART_BYTES // (2 * kv_heads * pooled.block_tokens * head_dim * query.element_size())
+    for batch in batches(sorted(rows.tiles(pooled.block_tokens)), budget):
+        add_distinct(running, query, batch, pooled, soft_cap)
+    return running.output()
+
+
+def check_prefix_attention(
+    query: Tensor,
+    table: Tensor,
+    slots: Tensor,
+    lengths: Tensor,
+    from_right: Tensor,
+    group_offsets: Tensor,
+    prefix_lengths: Tensor,
+    soft_cap: float | None,
+    query_offsets: Tensor | None,
+) -> None:
+    """What can be checked without reading a value: shapes, types, strides; ValueError."""
+    check_table(table, from_right)
+    check_attention(query, table, None, soft_cap)
+    rows = slots.shape[0] if slots.dim() else -1
+    groups = prefix_lengths.shape[0] if prefix_lengths.dim() else -1
+    check_index("slots", slots, rows)
+    check_index("lengths", lengths, rows)
+    check_index("prefix_lengths", prefix_lengths, groups)
+    check_index("group_offsets", group_offsets, groups + 1)
+    if query_offsets is not None:
+        check_index("query_offsets", query_offsets, rows + 1)
+    elif len(query) != rows:
+        raise ValueError(f"query of {len(query)} tokens is not one for each of {rows} rows")

@@ -1,0 +1,1 @@
+"""Device functions and tilings that several kernels share."""

@@ -1,0 +1,1 @@
+"""Signatures with which the kernels are compiled without a GPU."""

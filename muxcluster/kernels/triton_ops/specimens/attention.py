@@ -1,0 +1,51 @@
+"""Specimens of the attention kernels: what their signatures have in common."""
+
+from collections.abc import Mapping, Set
+from typing import Any
+
+from muxcluster.kernels.triton_ops.specimens.specimen import ALL, Specimen
+
+# The engine's index arrays are int64; `tests/bench/test_specimens.py` compares them with what it
+# launches.
+TYPES = {
+    "table": "*i32",
+    "slots": "*i64",
+    "lengths": "*i64",
+    "query_offsets": "*i64",
+    "starts": "*i64",
+    "positions": "*i64",
+    "group_offsets": "*i64",
+    "prefix_lengths": "*i64",
+    "from_right": "*u1",
+    "scale": "fp32",
+    "soft_cap": "fp32",
+}
+
+
+def attention_specimen(
+    name: str,
+    kernel: Any,
+    types: Mapping[str, str],
+    constants: Mapping[str, object],
+    strides: Set[str],
+    capabilities: tuple[int, ...] = ALL,
+    **options: int,
+) -> Specimen:
+    """`types` names the element types of the pointers; other arguments are constants or i32.
+
+    strides: those that are multiples of 16, beside every pointer. options: Specimen's num_warps
+    and num_stages.
+    """
+    known = TYPES | dict(types) | dict.fromkeys(constants, "constexpr")
+    signature = {argument: known.get(argument, "i32") for argument in kernel.arg_names}
+    pointers = {argument for argument, kind in signature.items() if kind[0] == "*"}
+    divisible = frozenset(pointers | strides)
+    return Specimen(
+        name, kernel, signature, constants, divisible, capabilities=capabilities, **options
+    )
+
+
+def pool_block(block: int, head_dim: int) -> tuple[int, int]:
+    """Elements of half a block and tokens of a block with `policy.block_tokens: block`."""
+    half = 128 * block
+    return half, half // head_dim // 8 * 8

@@ -1,0 +1,186 @@
+"""What to expect of a plan's units: load, what limits them, memory, latencies and margins."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from muxcluster.placement.estimator import Estimator, Latency, Offer, UnitEstimate
+from muxcluster.placement.memory import block_bytes, weight_bytes
+from muxcluster.placement.plan import Plan, PlannedUnit
+from muxcluster.placement.problem import Demand, Node, Problem
+
+
+@dataclass(frozen=True, slots=True)
+class ModelReport:
+    """One model on one unit.
+
+    offered, served: requests/s. share: served of offered, the paper's normalised R. batch: mean
+    sequences in decode; max_batch: most that its quota holds. ttft_s, tpot_s: predicted means.
+    ttft_margin, tpot_margin: target / predicted - 1, None without a target.
+    """
+
+    name: str
+    offered: float
+    served: float
+    share: float
+    batch: float
+    max_batch: int
+    quota_blocks: int
+    prefill_share: float
+    decode_share: float
+    ttft_s: float
+    tpot_s: float
+    ttft_margin: float | None
+    tpot_margin: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class UnitReport:
+    """One unit.
+
+    load: of its fullest resource if all that is offered were served, 1 = full. limit: that
+    resource where not all is served, else "". shared: prefill and decode side by side. prefill,
+    sms, bandwidth: busy part of the prefill lane, the SMs' time and the memory's, at what is
+    served. Bytes are over all GPUs of the mesh.
+    """
+
+    id: str
+    node: str
+    gpu: str
+    tp: int
+    load: float
+    limit: str
+    shared: bool
+    prefill: float
+    sms: float
+    bandwidth: float
+    weight_bytes: int
+    kv_bytes: int
+    memory_bytes: int
+    models: tuple[ModelReport, ...]
+
+    @property
+    def free_bytes(self) -> int:
+        """Neither weights nor KV: activations, tables, contexts and what the engine leaves."""
+        return self.memory_bytes - self.weight_bytes - self.kv_bytes
+
+
+def assess(problem: Problem, plan: Plan) -> tuple[UnitReport, ...]:
+    """A report of each unit that the estimator can judge, in the order of the plan.
+
+    The rate of a model with replicas is split as the plan's throughputs are. Raises ValueError
+    for a model, node or kind of mesh that the problem has not, or that cannot hold its models.
+    """
+    estimator = Estimator(problem)
+    return tuple(_report(estimator, unit, plan) for unit in plan.units)
+
+
+def offers_of(problem: Problem, plan: Plan, unit: PlannedUnit) -> tuple[Offer, ...]:
+    """What a unit of the plan is offered: all of a model's rate, or its replica's part.
+
+    Raises ValueError for a model that is not in the problem.
+    """
+    indices = {demand.name: index for index, demand in enumerate(problem.demands)}
+    offers = []
+    for model in unit.models:
+        if model.name not in indices:
+            raise ValueError(f"unit {unit.id}: no model {model.name!r} is asked for")
+        index = indices[model.name]
+        part = _part(plan, unit, model.name)
+        offers.append((index, problem.demands[index].rate * part))
+    return tuple(offers)
+
+
+def _part(plan: Plan, unit: PlannedUnit, name: str) -> float:
+    served = {
+        each.id: model.throughput
+        for each in plan.units
+        for model in each.models
+        if model.name == name
+    }
+    total = sum(served.values())
+    return served[unit.id] / total if total > 0 else 1 / len(served)
+
+
+def _report(estimator: Estimator, unit: PlannedUnit, plan: Plan) -> UnitReport:
+    problem = estimator.problem
+    node = _node(problem, unit)
+    offers = offers_of(problem, plan, unit)
+    found = estimator.unit(node.gpu, unit.tp, offers)
+    if found is None:
+        raise ValueError(f"unit {unit.id}: {estimator.refusal(node.gpu, unit.tp, offers)}")
+    demands = [each.cost.demand for each in found.tenants]
+    loads = found.loads
+    return UnitReport(
+        id=unit.id,
+        node=unit.node,
+        gpu=node.gpu.name,
+        tp=unit.tp,
+        load=found.load,
+        limit=_limit(found),
+        shared=loads.shared,
+        prefill=_used(found, loads.prefill),
+        sms=_used(found, loads.sms),
+        bandwidth=_used(found, loads.bandwidth),
+        weight_bytes=sum(weight_bytes(demand) for demand in demands),
+        kv_bytes=found.kv_blocks * block_bytes(demands, problem.limits),
+        memory_bytes=unit.tp * node.gpu.memory_bytes,
+        models=_models(found),
+    )
+
+
+def _node(problem: Problem, unit: PlannedUnit) -> Node:
+    for node in problem.nodes:
+        if node.name == unit.node:
+            return node
+    raise ValueError(f"unit {unit.id} is on node {unit.node!r}, which the cluster has not")
+
+
+def _used(found: UnitEstimate, part: Sequence[float]) -> float:
+    return sum(load * share for load, share in zip(part, found.served, strict=True))
+
+
+def _limit(found: UnitEstimate) -> str:
+    if min(found.served) >= 1 - 1e-9:
+        return ""
+    return fullest(found) if found.load > 1 else "latency target"
+
+
+def fullest(found: UnitEstimate) -> str:
+    """The resource that the offered rates fill most, for people."""
+    loads = found.loads
+    resources = {
+        "prefill lane": sum(loads.prefill),
+        "SM time": sum(loads.sms),
+        "memory bandwidth": sum(loads.bandwidth),
+    }
+    for tenant, lane in zip(found.tenants, loads.lanes, strict=True):
+        resources[f"decode lane of {tenant.cost.demand.name}"] = lane
+    return max(resources, key=lambda name: resources[name])
+
+
+def _models(found: UnitEstimate) -> tuple[ModelReport, ...]:
+    return tuple(_model(found, position, late) for position, late in enumerate(found.latencies()))
+
+
+def _model(found: UnitEstimate, position: int, late: Latency) -> ModelReport:
+    tenant, share = found.tenants[position], found.served[position]
+    demand: Demand = tenant.cost.demand
+    return ModelReport(
+        name=demand.name,
+        offered=tenant.rate,
+        served=tenant.rate * share,
+        share=share,
+        batch=late.batch,
+        max_batch=tenant.batch,
+        quota_blocks=found.quotas[position],
+        prefill_share=found.loads.prefill_share,
+        decode_share=found.loads.decode_shares[position],
+        ttft_s=late.ttft_s,
+        tpot_s=late.tpot_s,
+        ttft_margin=_margin(demand.ttft_s, late.ttft_s),
+        tpot_margin=_margin(demand.tpot_s, late.tpot_s),
+    )
+
+
+def _margin(target_s: float | None, predicted_s: float) -> float | None:
+    return None if target_s is None else target_s / predicted_s - 1

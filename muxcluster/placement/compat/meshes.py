@@ -1,0 +1,49 @@
+"""What the nodes can be split into, and a division of them found."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from muxcluster.placement.compat.columns import Column
+
+
+@dataclass(frozen=True, slots=True)
+class Meshes:
+    """blocks: the GPUs of all nodes, each node's as `power_blocks`; every mesh is one of them or
+    a part of one. most: meshes that a plan may have, idle ones included; None: any number."""
+
+    blocks: tuple[int, ...]
+    most: int | None = None
+
+    @property
+    def num_gpus(self) -> int:
+        """Of the cluster."""
+        return sum(self.blocks)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """That a mesh may have, ascending."""
+        return tuple(2**power for power in range(max(self.blocks).bit_length()))
+
+    def room(self, size: int) -> int:
+        """GPUs that meshes of that size or larger can use."""
+        return sum(block for block in self.blocks if block >= size)
+
+
+@dataclass(frozen=True, slots=True)
+class Division:
+    """columns: meshes with models. idle: sizes of the others. unplaced: models left out.
+
+    score: F of the columns. bound: no division has a greater one; None if not known.
+    """
+
+    columns: tuple[Column, ...]
+    idle: tuple[int, ...]
+    unplaced: tuple[int, ...]
+    score: float
+    bound: float | None
+
+
+def power_blocks(num_gpus: int) -> Sequence[int]:
+    """A node as different powers of two, largest first: its split into the fewest such meshes."""
+    powers = (1 << power for power in reversed(range(num_gpus.bit_length())))
+    return [size for size in powers if num_gpus & size]

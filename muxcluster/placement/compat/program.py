@@ -1,0 +1,142 @@
+"""Choosing columns: set partition as a linear program and as an integer program."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import Bounds, LinearConstraint, linprog, milp
+from scipy.sparse import block_array, coo_array, csc_array, eye_array
+
+from muxcluster.placement.compat.columns import Column
+from muxcluster.placement.compat.meshes import Meshes
+
+SCALE = 1000.0
+"""Of F in the programs, whose solver takes objectives 1e-6 apart for equal."""
+_EFFORT = 30_000
+"""Nodes of the integer program's search tree times its columns: a limit without a clock."""
+
+Floats = NDArray[np.float64]
+Indices = NDArray[np.intp]
+
+
+@dataclass(frozen=True, slots=True)
+class Relaxed:
+    """The linear program's answer. objective: F x SCALE less penalties. used: how much of each
+    column; reduced_costs: what one more of it costs of the objective. unplaced: how much of each
+    model no column has room for."""
+
+    objective: float
+    used: Floats
+    reduced_costs: Floats
+    unplaced: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The integer program's answer: indices of columns, of sizes of idle meshes, of models.
+
+    objective: as of Relaxed; most: what it is at most, by the columns that were given.
+    """
+
+    columns: tuple[int, ...]
+    idle: tuple[int, ...]
+    unplaced: tuple[int, ...]
+    objective: float
+    most: float
+
+
+class Program:
+    """Variables: columns, then idle meshes of each size, then models left without a place.
+
+    Rows: each model once; all GPUs in meshes; as many meshes as allowed; for each size, no more
+    GPUs in meshes of at least that size than blocks have it.
+    """
+
+    def __init__(self, values: Mapping[Column, float], meshes: Meshes, num_models: int) -> None:
+        self.columns = sorted(values)
+        self._meshes, self._num_models = meshes, num_models
+        parts = SCALE * np.array([values[column] for column in self.columns])
+        # More than leaving a model out could ever gain.
+        penalty = SCALE + sum(_best_parts(self.columns, parts, num_models))
+        idle = np.zeros(len(meshes.sizes))
+        self._costs = np.concatenate([-parts, idle, np.full(num_models, penalty)])
+        self._levels = [size for size in meshes.sizes if meshes.room(size) < meshes.num_gpus]
+        self._rows = self._matrix()
+        self._low, self._high = self._limits()
+
+    def relaxed(self) -> Relaxed:
+        """Solve the linear program."""
+        equal = self._low == self._high
+        found = linprog(
+            self._costs,
+            A_ub=self._rows[~equal],
+            b_ub=self._high[~equal],
+            A_eq=self._rows[equal],
+            b_eq=self._low[equal],
+            method="highs",
+        )
+        columns = slice(len(self.columns))
+        unplaced = found.x[-self._num_models :]
+        return Relaxed(-found.fun, found.x[columns], found.lower.marginals[columns], unplaced)
+
+    def chosen(self, columns: Indices) -> Chosen:
+        """Solve the integer program over some columns."""
+        others = np.arange(len(self.columns), len(self._costs))
+        given = np.concatenate([np.sort(columns), others])
+        found = milp(
+            self._costs[given],
+            constraints=LinearConstraint(self._rows[:, given], self._low, self._high),
+            integrality=np.ones(len(given)),
+            bounds=Bounds(0, self._meshes.num_gpus),
+            options={"mip_rel_gap": 0.0, "node_limit": 1 + _EFFORT // len(given)},
+        )
+        if found.x is None:
+            return Chosen((), (), tuple(range(self._num_models)), -np.inf, np.inf)
+        taken = np.repeat(given, np.rint(found.x).astype(int))
+        return self._read(taken.tolist(), -found.fun, -found.mip_dual_bound)
+
+    def _read(self, taken: list[int], objective: float, most: float) -> Chosen:
+        first_idle = len(self.columns)
+        first_model = first_idle + len(self._meshes.sizes)
+        return Chosen(
+            tuple(each for each in taken if each < first_idle),
+            tuple(each - first_idle for each in taken if first_idle <= each < first_model),
+            tuple(each - first_model for each in taken if each >= first_model),
+            objective,
+            most,
+        )
+
+    def _matrix(self) -> csc_array:
+        """[rows, variables]."""
+        num_columns, num_models = len(self.columns), self._num_models
+        tps, members = zip(*self.columns, strict=True)
+        lengths = [len(each) for each in members]
+        sizes = np.array([*tps, *self._meshes.sizes])
+        models = coo_array(
+            (np.ones(sum(lengths)), ([*chain(*members)], np.repeat(range(num_columns), lengths))),
+            shape=(num_models, len(sizes)),
+        )
+        levels = [np.where(sizes >= level, sizes, 0) for level in self._levels]
+        meshes = np.array([sizes, np.ones(len(sizes)), *levels])
+        left_out = np.zeros((len(meshes), num_models))
+        return csc_array(block_array([[models, eye_array(num_models)], [meshes, left_out]]))
+
+    def _limits(self) -> tuple[Floats, Floats]:
+        """(least, most) of each row."""
+        meshes, num_gpus = self._meshes, self._meshes.num_gpus
+        most = num_gpus if meshes.most is None else meshes.most
+        room = [meshes.room(level) for level in self._levels]
+        once = [1.0] * self._num_models
+        low = [*once, num_gpus, -np.inf, *(-np.inf for _ in room)]
+        return np.array(low), np.array([*once, num_gpus, most, *room])
+
+
+def _best_parts(columns: list[Column], parts: Floats, num_models: int) -> list[float]:
+    """For each model, the greatest part of a column with it."""
+    best = [0.0] * num_models
+    for (_, members), part in zip(columns, parts.tolist(), strict=True):
+        for model in members:
+            best[model] = max(best[model], part)
+    return best

@@ -1,0 +1,85 @@
+"""The best division of a cluster: of all columns where they are few enough, else of promising ones.
+
+The linear program bounds every plan; a column whose reduced cost is greater than the distance from
+a plan in hand to that bound is in no better plan, which leaves few to the integer program.
+"""
+
+import random
+from math import ceil, fsum
+
+import numpy as np
+
+from muxcluster.placement.compat.columns import Pool, Tenants
+from muxcluster.placement.compat.meshes import Division, Meshes
+from muxcluster.placement.compat.program import SCALE, Chosen, Program, Relaxed
+
+_MOST_COLUMNS = 30_000
+"""All there are for 20 to 30 models, by their sizes, as a mesh has room for four."""
+_ROUNDS = 6
+_PER_ROUND = 4_000
+"""Further columns estimated in each round where those are not all."""
+_CORE = 8
+_WIDEST = 64
+"""Columns for each model in the first integer program; at most in the second."""
+_NEAR = 1e-4
+"""A plan this near its bound is not searched on: that takes longest where it gains least."""
+_ROUNDING = 1e-6
+"""Objectives of two programs closer than this may be equal."""
+
+
+def divide(tenants: Tenants, meshes: Meshes) -> Division:
+    """The division with the fewest models left out, and of these the one of the greatest score F.
+
+    Its budget is of estimates and of nodes of a search tree, not of time: the same input gets the
+    same answer. Where all columns were looked at and the tree searched, bound equals score.
+    """
+    pool = Pool(tenants)
+    complete = pool.fill(_MOST_COLUMNS)
+    program = Program(pool.values, meshes, len(tenants))
+    relaxed = program.relaxed()
+    for round_number in range(0 if complete else _ROUNDS):
+        if not _widen(pool, program, relaxed, round_number):
+            break
+        program = Program(pool.values, meshes, len(tenants))
+        relaxed = program.relaxed()
+    if relaxed.unplaced.sum() > _ROUNDING:
+        return _too_full(relaxed)
+    chosen, most = _chosen(program, relaxed, len(tenants))
+    columns = tuple(program.columns[index] for index in chosen.columns)
+    score = fsum(pool.values[column] for column in columns)
+    bound = max(score, most / SCALE) if complete else None
+    idle = tuple(meshes.sizes[index] for index in chosen.idle)
+    return Division(columns, idle, chosen.unplaced, score, bound)
+
+
+def _widen(pool: Pool, program: Program, relaxed: Relaxed, seed: int) -> bool:
+    """Add columns that have a model more than one that the linear program uses; any left?"""
+    used = np.flatnonzero(relaxed.used > _ROUNDING).tolist()
+    beside = sorted({each for index in used for each in pool.beside(program.columns[index])})
+    pool.add(random.Random(seed).sample(beside, min(len(beside), _PER_ROUND)))
+    return bool(beside)
+
+
+def _too_full(relaxed: Relaxed) -> Division:
+    """Names as few models as the linear program has to leave out, those it leaves out most of."""
+    count = ceil(relaxed.unplaced.sum() - _ROUNDING)
+    most_left_out = np.argsort(-relaxed.unplaced, kind="stable")[:count]
+    return Division((), (), tuple(sorted(most_left_out.tolist())), 0.0, None)
+
+
+def _chosen(program: Program, relaxed: Relaxed, num_models: int) -> tuple[Chosen, float]:
+    """The best of the columns of least reduced cost, or of all that may be in a better plan where
+    those are not too many; and what no objective exceeds."""
+    ranked = np.argsort(relaxed.reduced_costs, kind="stable")
+    core = _CORE * num_models
+    chosen = program.chosen(ranked[:core])
+    while chosen.unplaced and core < len(ranked):
+        core *= 2
+        chosen = program.chosen(ranked[:core])
+    distance = relaxed.objective - chosen.objective
+    useful = int(np.count_nonzero(relaxed.reduced_costs <= distance + _ROUNDING))
+    if useful > core:
+        if useful > _WIDEST * num_models or distance <= _NEAR * abs(relaxed.objective):
+            return chosen, relaxed.objective
+        chosen = program.chosen(ranked[:useful])
+    return chosen, min(chosen.most, relaxed.objective)

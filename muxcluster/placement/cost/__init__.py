@@ -1,0 +1,25 @@
+"""Seconds of prefill and decode jobs: one cost model for planner, scheduler and simulator."""
+
+from muxcluster.placement.cost.choice import cost_for
+from muxcluster.placement.cost.interference import slowdown
+from muxcluster.placement.cost.measured import MeasuredCost
+from muxcluster.placement.cost.muxserve import read_muxserve
+from muxcluster.placement.cost.profile import Cell, Pair, PairedJob, Profile, ProfiledModel
+from muxcluster.placement.cost.protocol import Cost
+from muxcluster.placement.cost.roofline import Roofline
+from muxcluster.placement.cost.tuning import Tuning
+
+__all__ = [
+    "Cell",
+    "Cost",
+    "MeasuredCost",
+    "Pair",
+    "PairedJob",
+    "Profile",
+    "ProfiledModel",
+    "Roofline",
+    "Tuning",
+    "cost_for",
+    "read_muxserve",
+    "slowdown",
+]

@@ -1,0 +1,92 @@
+"""A roofline whose constants are fitted to a profile."""
+
+from collections.abc import Sequence
+from dataclasses import astuple, fields, replace
+from statistics import median
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import least_squares
+
+from muxcluster.placement.cost.profile import Cell, ProfiledModel
+from muxcluster.placement.cost.roofline import Roofline, job_seconds
+from muxcluster.placement.cost.tuning import Tuning
+from muxcluster.placement.cost.work import Work, decode_work, prefill_work, stacked
+from muxcluster.placement.hardware import Gpu
+from muxcluster.placement.shapes.shape import ModelShape
+
+FloatArray = NDArray[np.float64]
+
+_EFFICIENCIES = [
+    index
+    for index, constant in enumerate(fields(Tuning))
+    if constant.name in ("compute", "bandwidth", "link")
+]
+"""Constants that no more than the data sheet allows. Of a CPU, our figures are guesses."""
+_MOST_CELLS = 1500
+_NOISE = 0.05
+"""Relative error from which on a cell counts less than by its square (soft L1)."""
+_PRIOR = 0.05
+"""Pull towards the default constants, per factor of e: decides only what the cells leave open."""
+_FREEDOM = 3.0
+"""A constant may be so many factors of e smaller or larger than the default."""
+
+
+def cell_work(shape: ModelShape, itemsize: int, cell: Cell) -> Work[float]:
+    """What was done in a measured cell."""
+    make = prefill_work if cell.phase == "prefill" else decode_work
+    return make(shape, itemsize, cell.tp, cell.share, cell.batch, cell.tokens)
+
+
+def calibrated(gpu: Gpu, itemsize: int, models: Sequence[ProfiledModel]) -> Roofline:
+    """The roofline of `gpu` that is nearest to the cells, in logarithms and robustly.
+
+    Constants that the cells say nothing about (all-reduces where tp is always 1) stay as they are.
+    """
+    cells = _some([(model.shape, cell) for model in models for cell in model.cells])
+    work = stacked(cell_work(shape, itemsize, cell) for shape, cell in cells)
+    measured = np.array([median(cell.seconds) for _, cell in cells])
+    usual = _packed(Tuning(), gpu)
+
+    def error(constants: FloatArray) -> FloatArray:
+        tuning, tuned = _unpacked(constants, gpu)
+        off = np.log(job_seconds(work, tuned, itemsize, tuning) / measured)
+        return np.concatenate((off, _PRIOR * (constants - usual)))
+
+    least, most = usual - _FREEDOM, usual + _FREEDOM
+    if not gpu.is_cpu:
+        most[_EFFICIENCIES] = 0.0
+    start = np.clip(_packed(_launch_floors(work, measured), gpu), least, most)
+    found = least_squares(error, start, bounds=(least, most), loss="soft_l1", f_scale=_NOISE)
+    tuning, tuned = _unpacked(found.x, gpu)
+    return Roofline(tuned, itemsize, tuning)
+
+
+def _packed(tuning: Tuning, gpu: Gpu) -> FloatArray:
+    return np.log([*astuple(tuning), gpu.bandwidth_knee])
+
+
+def _unpacked(constants: FloatArray, gpu: Gpu) -> tuple[Tuning, Gpu]:
+    *values, knee = np.exp(constants).tolist()
+    return Tuning(*values), replace(gpu, bandwidth_knee=knee)
+
+
+def _launch_floors(work: Work[FloatArray], seconds: FloatArray) -> Tuning:
+    """Where the fit starts: the host as slow as the quickest job allows. From a host that is never
+    the slower one, the fit would not find that it is."""
+    floors = seconds / work.num_layers
+    prefill, decode = floors[work.is_prefill == 1], floors[work.is_prefill == 0]
+    usual = Tuning()
+    return replace(
+        usual,
+        prefill_layer_s=float(prefill.min()) if prefill.size else usual.prefill_layer_s,
+        decode_layer_s=float(decode.min()) if decode.size else usual.decode_layer_s,
+    )
+
+
+def _some(cells: list[tuple[ModelShape, Cell]]) -> list[tuple[ModelShape, Cell]]:
+    """As many as are worth their time, always the same ones."""
+    if len(cells) <= _MOST_CELLS:
+        return cells
+    chosen = np.random.default_rng(0).permutation(len(cells))[:_MOST_CELLS]
+    return [cells[index] for index in chosen]

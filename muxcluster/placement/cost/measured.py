@@ -1,0 +1,170 @@
+"""Seconds of jobs from measurements, wherever they reach; from a roofline fitted to them beyond."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
+from statistics import median
+
+import numpy as np
+from numpy.typing import NDArray
+
+from muxcluster.placement.cost.calibrate import calibrated
+from muxcluster.placement.cost.interference import Slowed, fitted_loss, slowdown
+from muxcluster.placement.cost.profile import Cell, Pair, PairedJob, Phase, ProfiledModel
+from muxcluster.placement.cost.roofline import Roofline
+from muxcluster.placement.cost.smooth import smoothed
+from muxcluster.placement.cost.surface import Surface, monotone
+from muxcluster.placement.cost.work import decode_work, prefill_work, stacked
+from muxcluster.placement.hardware import Gpu
+from muxcluster.placement.shapes.shape import ModelShape
+
+_SHARES = tuple(step / 10 for step in range(1, 11))
+_BATCHES = tuple(2**step for step in range(14))
+_TOKENS = (1, *(2**step for step in range(4, 18)))
+"""Knots beside the measured ones: 10 to 100 % of the SMs, batches to 8,192, 131,072 tokens."""
+
+FloatArray = NDArray[np.float64]
+
+
+class MeasuredCost:
+    """Predictions from profiles of one kind of GPU and dtype; immutable, safe to share by threads.
+
+    Models are recognised by their shape. Of each (model, tp, phase) the ratio of measured to
+    roofline seconds is smoothed over (share, batch, tokens), outliers left out, gaps filled, and
+    carried on beyond the measured range; then seconds are made monotone: never less for a greater
+    batch or length, never more for a greater share. Other models, and other tp, are predicted by
+    `roofline`, which is fitted to all cells. What neighbours cost is fitted to the pairs.
+    """
+
+    def __init__(
+        self,
+        gpu: Gpu,
+        itemsize: int,
+        models: Sequence[ProfiledModel],
+        pairs: Sequence[tuple[Pair, Mapping[str, ModelShape]]] = (),
+    ) -> None:
+        """pairs: each with the shapes of the models by the names it uses."""
+        self.roofline = calibrated(gpu, itemsize, models)
+        self._itemsize = itemsize
+        cells = _grouped(models)
+        self._prefill = self._surfaces("prefill", cells)
+        self._decode = self._surfaces("decode", cells)
+        self._loss = fitted_loss([self._slowed(pair, shapes) for pair, shapes in pairs])
+
+    def prefill_s(
+        self, model: ModelShape, tp: int, share: float, batch: float, prompt_tokens: float
+    ) -> float:
+        """One forward over `batch` prompts of `prompt_tokens` each."""
+        surface = self._prefill.get((model, tp))
+        if surface is None:
+            return self.roofline.prefill_s(model, tp, share, batch, prompt_tokens)
+        return surface.seconds(share, batch, prompt_tokens)
+
+    def decode_s(
+        self, model: ModelShape, tp: int, share: float, batch: float, context: float
+    ) -> float:
+        """One token for each of `batch` sequences of `context` tokens."""
+        surface = self._decode.get((model, tp))
+        if surface is None:
+            return self.roofline.decode_s(model, tp, share, batch, context)
+        return surface.seconds(share, batch, context)
+
+    def prefill_draw(
+        self, model: ModelShape, tp: int, share: float, batch: float, prompt_tokens: float
+    ) -> float:
+        """Share of the mesh's memory bandwidth that such a prefill draws, 0 to 1."""
+        work = prefill_work(model, self._itemsize, tp, share, batch, prompt_tokens)
+        seconds = self.prefill_s(model, tp, share, batch, prompt_tokens)
+        return self.roofline.draw(work, seconds)
+
+    def decode_draw(
+        self, model: ModelShape, tp: int, share: float, batch: float, context: float
+    ) -> float:
+        """Share of the mesh's memory bandwidth that such a step draws, 0 to 1."""
+        work = decode_work(model, self._itemsize, tp, share, batch, context)
+        return self.roofline.draw(work, self.decode_s(model, tp, share, batch, context))
+
+    def slowdown(self, draws: Sequence[float]) -> float:
+        """Of jobs side by side: as measured pairs have it, or as is usual without any."""
+        return slowdown(draws, self._loss)
+
+    def _slowed(self, pair: Pair, shapes: Mapping[str, ModelShape]) -> Slowed:
+        draws = []
+        for make, job in ((prefill_work, pair.prefill), (decode_work, pair.decode)):
+            where = (pair.tp, job.share, job.batch, job.tokens)
+            work = make(shapes[job.model], self._itemsize, *where)
+            draws.append(self.roofline.draw(work, median(job.alone)))
+        factor = (_factor(pair.prefill) * _factor(pair.decode)) ** 0.5
+        return Slowed((draws[0], draws[1]), factor)
+
+    def _surfaces(
+        self, phase: Phase, cells: Mapping[tuple[ModelShape, int, Phase], Sequence[Cell]]
+    ) -> dict[tuple[ModelShape, int], Surface]:
+        return {
+            (shape, tp): _surface(self.roofline, shape, found)
+            for (shape, tp, each), found in cells.items()
+            if each == phase
+        }
+
+
+def _factor(job: PairedJob) -> float:
+    return median(job.beside) / median(job.alone)
+
+
+def _grouped(
+    models: Iterable[ProfiledModel],
+) -> dict[tuple[ModelShape, int, Phase], list[Cell]]:
+    groups: dict[tuple[ModelShape, int, Phase], list[Cell]] = {}
+    for model in models:
+        for cell in model.cells:
+            groups.setdefault((model.shape, cell.tp, cell.phase), []).append(cell)
+    return groups
+
+
+def _surface(roofline: Roofline, shape: ModelShape, cells: Sequence[Cell]) -> Surface:
+    """From the cells, all of one tp and phase."""
+    is_prefill = cells[0].phase == "prefill"
+    points = np.array([(cell.share, cell.batch, cell.tokens) for cell in cells], dtype=np.float64)
+    shares, batches, tokens = (
+        np.unique(np.concatenate((points[:, axis], usual)))
+        for axis, usual in enumerate((_SHARES, _BATCHES, _TOKENS))
+    )
+    expected = _by_roofline(roofline, shape, cells[0], (shares, batches, tokens))
+    place = (
+        np.searchsorted(shares, points[:, 0]),
+        np.searchsorted(batches, points[:, 1]),
+        np.searchsorted(tokens, points[:, 2]),
+    )
+    measured = np.array([median(cell.seconds) for cell in cells])
+    ratios = np.log(measured / expected[place])
+    # beyond the measured range a ratio is that of the nearest point within
+    grid = np.stack(np.meshgrid(shares, batches, tokens, indexing="ij"), axis=-1).reshape(-1, 3)
+    nearest = np.clip(grid, points.min(axis=0), points.max(axis=0))
+    nearest, copies = np.unique(nearest, axis=0, return_inverse=True)
+    ratios = smoothed(_coordinates(points, is_prefill), ratios, _coordinates(nearest, is_prefill))
+    seconds = expected * np.exp(ratios)[copies.ravel()].reshape(expected.shape)
+    return Surface(shares.tolist(), batches.tolist(), tokens.tolist(), monotone(seconds))
+
+
+def _by_roofline(
+    roofline: Roofline, shape: ModelShape, cell: Cell, knots: tuple[FloatArray, ...]
+) -> FloatArray:
+    """Seconds [shares, batches, tokens] of such jobs; `knots` are those three."""
+    shares, batches, tokens = knots
+    make = prefill_work if cell.phase == "prefill" else decode_work
+    jobs = product(batches.tolist(), tokens.tolist())
+    work = stacked(make(shape, roofline.itemsize, cell.tp, 1.0, *each) for each in jobs)
+    seconds = roofline.seconds(work._replace(share=shares[:, None]))
+    return seconds.reshape(len(shares), len(batches), len(tokens))
+
+
+def _coordinates(points: FloatArray, is_prefill: bool) -> FloatArray:
+    """points: [n, 3] of share, batch, tokens. Returns them [n, 3] in units of the distance over
+    which the ratio to the roofline is alike.
+
+    Prefill of as many tokens in all is much the same job, however they are cut into prompts;
+    decode of as many sequences, however long.
+    """
+    share, batch, tokens = np.log2(points).T
+    if is_prefill:
+        return np.stack((share, batch + tokens, (batch - tokens) / 6), axis=1)
+    return np.stack((share, batch / 1.5, tokens / 6), axis=1)

@@ -1,0 +1,46 @@
+"""What every cost model answers."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from muxcluster.placement.shapes.shape import ModelShape
+
+
+class Cost(Protocol):
+    """Seconds of jobs on one kind of GPU in one dtype.
+
+    `tp` GPUs work together, on `share` of the SMs of each; a draw is the share of the mesh's
+    memory bandwidth that the job takes while it runs, 0 to 1.
+    """
+
+    def __hash__(self) -> int:
+        """Equal ones predict alike."""
+        ...
+
+    def prefill_s(
+        self, model: ModelShape, tp: int, share: float, batch: float, prompt_tokens: float
+    ) -> float:
+        """One forward over `batch` prompts of `prompt_tokens` each."""
+        ...
+
+    def decode_s(
+        self, model: ModelShape, tp: int, share: float, batch: float, context: float
+    ) -> float:
+        """One token for each of `batch` sequences of `context` tokens."""
+        ...
+
+    def prefill_draw(
+        self, model: ModelShape, tp: int, share: float, batch: float, prompt_tokens: float
+    ) -> float:
+        """Bandwidth drawn by such a prefill."""
+        ...
+
+    def decode_draw(
+        self, model: ModelShape, tp: int, share: float, batch: float, context: float
+    ) -> float:
+        """Bandwidth drawn by such a step."""
+        ...
+
+    def slowdown(self, draws: Sequence[float]) -> float:
+        """Factor ≥ 1 by which jobs with these draws, at the same time, are slower than alone."""
+        ...

@@ -1,0 +1,100 @@
+"""Seconds of a prefill or decode job from a roofline: FLOPs, bytes, SM share (DESIGN.md §7)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from muxcluster.placement.cost.interference import slowdown
+from muxcluster.placement.cost.tuning import Tuning
+from muxcluster.placement.cost.work import Number, Work, decode_work, prefill_work
+from muxcluster.placement.hardware import Gpu
+from muxcluster.placement.shapes.shape import ModelShape
+
+_KNEE_POWER = 3
+_OVERLAP_POWER = 2
+"""Compute and memory traffic of a job overlap in part: their sum would be too slow."""
+_HOST_POWER = 8
+"""The host launches ahead of the GPU: nearly the larger of the two."""
+
+
+def saturation(share: Number, knee: float) -> Number:
+    """Of a resource, what a job on `share` of the SMs gets: linear far below `knee`, then bending;
+    1 on the whole GPU."""
+    bent = 1 + (knee / share) ** _KNEE_POWER
+    part: Number = ((1 + knee**_KNEE_POWER) / bent) ** (1 / _KNEE_POWER)
+    return part
+
+
+def job_seconds(work: Work[Number], gpu: Gpu, itemsize: int, tuning: Tuning) -> Number:
+    """Seconds of a job, or of each of many."""
+    sms = work.tp * saturation(work.share, tuning.compute_knee)
+    compute_s = work.flops / (sms * gpu.flops * tuning.compute)
+    drawn = work.tp * saturation(work.share, gpu.bandwidth_knee)
+    memory_s = work.num_bytes / (drawn * gpu.bandwidth * tuning.bandwidth)
+    overlapped_s = (compute_s**_OVERLAP_POWER + memory_s**_OVERLAP_POWER) ** (1 / _OVERLAP_POWER)
+    layer_s = tuning.kernels_s + work.rows * tuning.row_s / sms
+    layer_s = layer_s + all_reduces_s(work, gpu, itemsize, tuning)
+    device_s = overlapped_s + work.num_layers * layer_s
+    launch_s = tuning.decode_layer_s + work.is_prefill * (
+        tuning.prefill_layer_s - tuning.decode_layer_s
+    )
+    host_s = work.num_layers * launch_s
+    seconds: Number = (device_s**_HOST_POWER + host_s**_HOST_POWER) ** (1 / _HOST_POWER)
+    return seconds
+
+
+def all_reduces_s(work: Work[Number], gpu: Gpu, itemsize: int, tuning: Tuning) -> Number:
+    """Of two ring all-reduces of the hidden states, or of two for each of many jobs."""
+    sent = 2 * (1 - 1 / work.tp) * work.tokens * work.hidden_size * itemsize
+    return 2 * ((work.tp > 1) * tuning.all_reduce_s + sent / (gpu.link * tuning.link))
+
+
+@dataclass(frozen=True, slots=True)
+class Roofline:
+    """Predictions for one kind of GPU, weights and KV in `itemsize` bytes an element.
+
+    All predictions are in seconds. `tp` GPUs work together, `share` of the SMs of each; `batch`
+    sequences.
+    """
+
+    gpu: Gpu
+    itemsize: int = 2
+    tuning: Tuning = field(default_factory=Tuning)
+
+    def prefill_s(
+        self, model: ModelShape, tp: int, share: float, batch: float, prompt_tokens: float
+    ) -> float:
+        """One forward over `batch` prompts of `prompt_tokens` each."""
+        return self.seconds(prefill_work(model, self.itemsize, tp, share, batch, prompt_tokens))
+
+    def decode_s(
+        self, model: ModelShape, tp: int, share: float, batch: float, context: float
+    ) -> float:
+        """One token for each of `batch` sequences of `context` tokens."""
+        return self.seconds(decode_work(model, self.itemsize, tp, share, batch, context))
+
+    def prefill_draw(
+        self, model: ModelShape, tp: int, share: float, batch: float, prompt_tokens: float
+    ) -> float:
+        """Share of the mesh's memory bandwidth that such a prefill draws, 0 to 1."""
+        work = prefill_work(model, self.itemsize, tp, share, batch, prompt_tokens)
+        return self.draw(work, self.seconds(work))
+
+    def decode_draw(
+        self, model: ModelShape, tp: int, share: float, batch: float, context: float
+    ) -> float:
+        """Share of the mesh's memory bandwidth that such a step draws, 0 to 1."""
+        work = decode_work(model, self.itemsize, tp, share, batch, context)
+        return self.draw(work, self.seconds(work))
+
+    def slowdown(self, draws: Sequence[float]) -> float:
+        """Of jobs side by side, as is usual (interference.slowdown)."""
+        return slowdown(draws)
+
+    def seconds(self, work: Work[Number]) -> Number:
+        """Of a job, or of each of many."""
+        return job_seconds(work, self.gpu, self.itemsize, self.tuning)
+
+    def draw(self, work: Work[float], seconds: float) -> float:
+        """Of the bandwidth that can be reached, what a job takes that lasts for `seconds`."""
+        reachable = work.tp * self.gpu.bandwidth * self.tuning.bandwidth
+        return min(1.0, work.num_bytes / (reachable * seconds))

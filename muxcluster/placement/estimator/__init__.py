@@ -1,0 +1,17 @@
+"""What a mesh with models on it serves: loads, fairness, latency, memory."""
+
+from muxcluster.placement.estimator.latency import Latency
+from muxcluster.placement.estimator.modelcost import BATCHES, ModelCost
+from muxcluster.placement.estimator.shares import Loads, Tenant
+from muxcluster.placement.estimator.unit import Estimator, Offer, UnitEstimate
+
+__all__ = [
+    "BATCHES",
+    "Estimator",
+    "Latency",
+    "Loads",
+    "ModelCost",
+    "Offer",
+    "Tenant",
+    "UnitEstimate",
+]

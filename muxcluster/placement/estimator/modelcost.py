@@ -1,0 +1,89 @@
+"""What one model needs on one kind of mesh: memory, and seconds by batch and SM share."""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+
+from muxcluster.placement.cost import Cost
+from muxcluster.placement.memory import (
+    activation_bytes,
+    check_split,
+    sequence_blocks,
+    table_bytes,
+    weight_bytes,
+)
+from muxcluster.placement.problem import Demand, Limits
+
+
+def _ladder() -> tuple[int, ...]:
+    return tuple(sorted({round(2 ** (step / 4)) for step in range(53)}))
+
+
+BATCHES = _ladder()
+"""Batch sizes that are considered, four an octave up to 8,192. A unit's batch is rounded *down* to
+one of them, so that every estimate is also a mode of the relaxation that bounds it."""
+
+
+class ModelCost:
+    """One model, whatever its rate, on meshes of `tp` GPUs of one kind. Predictions are memoised.
+
+    Raises DoesNotFit where its heads cannot be split over `tp` GPUs.
+
+    static_bytes: weights and block tables. activation_bytes: of one job at a time. floor_blocks:
+    blocks of one sequence of the greatest length; sequence_blocks: of one of the mean length.
+    """
+
+    def __init__(
+        self, demand: Demand, tp: int, cost: Cost, limits: Limits, bytes_per_block: int
+    ) -> None:
+        check_split(demand, tp)
+        self.demand = demand
+        self.tp = tp
+        self.static_bytes = weight_bytes(demand) + table_bytes(demand, bytes_per_block)
+        self.activation_bytes = activation_bytes(demand, limits)
+        self.floor_blocks = sequence_blocks(demand, demand.max_model_len, bytes_per_block)
+        mean = max(1, round(demand.mean_tokens))
+        self.sequence_blocks = sequence_blocks(demand, mean, bytes_per_block)
+        self.prefill_rows = max(1, int(limits.token_budget // demand.prompt_tokens))
+        self._cost = cost
+        self._prefill: dict[float, tuple[float, float]] = {}
+        self._decode: dict[tuple[int, float], tuple[float, float]] = {}
+
+    def batch(self, quota_blocks: int) -> int:
+        """The largest considered batch of mean sequences that fits; 1 at least."""
+        most = min(self.demand.max_seqs, quota_blocks // self.sequence_blocks)
+        return BATCHES[max(0, bisect_right(BATCHES, most) - 1)]
+
+    def prefill(self, share: float) -> tuple[float, float]:
+        """(seconds per request in full prefill jobs, share of the bandwidth such a job draws)."""
+        found = self._prefill.get(share)
+        if found is None:
+            rows, prompt = self.prefill_rows, self.demand.prompt_tokens
+            shape = self.demand.shape
+            seconds = self._cost.prefill_s(shape, self.tp, share, rows, prompt) / rows
+            draw = self._cost.prefill_draw(shape, self.tp, share, rows, prompt)
+            found = self._prefill[share] = (seconds, draw)
+        return found
+
+    def prefill_job_s(self, share: float, rows: float = 1.0) -> float:
+        """Seconds of one prefill job of `rows` prompts."""
+        demand = self.demand
+        return self._cost.prefill_s(demand.shape, self.tp, share, rows, demand.prompt_tokens)
+
+    def decode(self, batch: int, share: float) -> tuple[float, float]:
+        """(seconds of decode per request at this batch, share of the bandwidth a step draws)."""
+        found = self._decode.get((batch, share))
+        if found is None:
+            demand = self.demand
+            step = self._cost.decode_s(demand.shape, self.tp, share, batch, demand.mean_tokens)
+            draw = self._cost.decode_draw(demand.shape, self.tp, share, batch, demand.mean_tokens)
+            found = self._decode[batch, share] = (demand.output_tokens * step / batch, draw)
+        return found
+
+    def slowdown(self, draws: Sequence[float]) -> float:
+        """Factor by which jobs on this kind of GPU are slower side by side."""
+        return self._cost.slowdown(draws)
+
+    def step_s(self, batch: float, share: float) -> float:
+        """Seconds of one decode step of `batch` sequences of mean length."""
+        demand = self.demand
+        return self._cost.decode_s(demand.shape, self.tp, share, batch, demand.mean_tokens)

@@ -1,0 +1,171 @@
+"""What a replica of a model costs a mesh per request served, in every way that it may be run."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from muxcluster.placement.estimator import BATCHES, Estimator, ModelCost
+from muxcluster.placement.estimator.shares import Tenant, candidates
+from muxcluster.placement.hardware import Gpu
+from muxcluster.placement.memory import DoesNotFit, block_bytes, usable_bytes
+from muxcluster.placement.problem import Demand
+
+_SAMPLING = 0.01
+KV, LANE, PREFILL, SMS, BANDWIDTH = range(5)
+"""Columns of `Modes.table`: KV bytes of a replica; seconds per request of its decode lane, of the
+mesh's prefill lane, of all SMs, of the whole memory bandwidth."""
+
+
+@dataclass(frozen=True, slots=True)
+class Modes:
+    """A model on one kind of mesh.
+
+    table: [modes, 5]. static_bytes, activation_bytes, floor_bytes (one longest sequence): of the
+    model, the least over the block sizes it may meet.
+    """
+
+    table: NDArray[np.float64]
+    static_bytes: int
+    activation_bytes: int
+    floor_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Detail:
+    """How finely modes are told apart; coarse is faster, never stricter.
+
+    stride: batches are taken in runs of so many; a run counts as one with the KV of its smallest
+    batch and the speed of its fastest. melt_shares: one mode a batch, as cheap in each resource
+    as the SM shares that are best for that resource. sampled: only the ends of a run are looked
+    at, and counted as 1 % faster: time per request has its least between them by less than that
+    (0.02 % at most for the published A100 profile).
+    """
+
+    stride: int = 1
+    melt_shares: bool = False
+    sampled: bool = False
+
+
+def modes_of(estimator: Estimator, index: int, gpu: Gpu, tp: int, detail: Detail) -> Modes | None:
+    """Every way in which a unit's estimate can run the model, or better ones; None where no unit
+    on such a mesh holds it."""
+    demand = estimator.problem.demands[index]
+    usable = usable_bytes(gpu, tp)
+    costs = [
+        (cost, size)
+        for cost, size in _costs(estimator, index, gpu, tp)
+        if _needs(cost, size) <= usable
+    ]
+    if not costs:
+        return None
+    static = min(cost.static_bytes for cost, _ in costs)
+    sequence = min(cost.sequence_blocks * size for cost, size in costs)
+    cost = costs[0][0]
+    runs = _runs(demand, sequence, usable - static - cost.activation_bytes, detail)
+    shares = _pairs_of_shares(cost, gpu)
+    tables = [_run_table(cost, run, sequence, shares) for run in runs]
+    if detail.sampled:
+        for table in tables:
+            table[:, 1:] *= 1 - _SAMPLING
+    if detail.melt_shares:
+        tables = [table.min(axis=0, keepdims=True) for table in tables]
+    return Modes(
+        table=_undominated(np.concatenate(tables)),
+        static_bytes=static,
+        activation_bytes=cost.activation_bytes,
+        floor_bytes=min(cost.floor_blocks * size for cost, size in costs),
+    )
+
+
+def _costs(estimator: Estimator, index: int, gpu: Gpu, tp: int) -> list[tuple[ModelCost, int]]:
+    """The model at each block size that it may meet in a unit, and that size."""
+    problem = estimator.problem
+    least = block_bytes([problem.demands[index]], problem.limits)
+    sizes = {block_bytes([demand], problem.limits) for demand in problem.demands}
+    found = []
+    for size in sorted(size for size in sizes if size >= least):
+        try:
+            found.append((estimator.model(index, gpu, tp, size), size))
+        except DoesNotFit:
+            continue
+    return found
+
+
+def _needs(cost: ModelCost, size: int) -> int:
+    return cost.static_bytes + cost.activation_bytes + cost.floor_blocks * size
+
+
+def _runs(demand: Demand, sequence: int, pool: int, detail: Detail) -> list[tuple[int, ...]]:
+    """Batches that fit, in runs; of a sampled one, its first and the first of the next."""
+    most = min(demand.max_seqs, pool // sequence)
+    fit = [batch for batch in BATCHES if batch == 1 or batch <= most]
+    starts = range(0, len(fit), detail.stride)
+    if detail.sampled:
+        ends = (fit[min(first + detail.stride, len(fit) - 1)] for first in starts)
+        return [(fit[first], end) for first, end in zip(starts, ends, strict=True)]
+    return [tuple(fit[first : first + detail.stride]) for first in starts]
+
+
+def _pairs_of_shares(cost: ModelCost, gpu: Gpu) -> list[tuple[float, float]]:
+    """(prefill, decode) SM shares that the estimator may choose, in turns on all SMs left out."""
+    tried = candidates((Tenant(cost, 1.0, 1),), gpu.shares)
+    splits = [loads.prefill_share for loads in tried if loads.shared]
+    return [(split, share) for split in splits for share in gpu.shares if share <= 1 - split + 1e-9]
+
+
+def _run_table(
+    cost: ModelCost, run: Sequence[int], sequence: int, shares: Sequence[tuple[float, float]]
+) -> NDArray[np.float64]:
+    """The modes of a run of batches [modes, 5]: in turns on the whole GPU, and side by side.
+
+    A model with less than one mean sequence of KV still counts as a batch of 1.
+    """
+    kv = 0 if run[0] == 1 else run[0] * sequence
+    best = {share: _best_decode(cost, run, share) for share in {1.0, *(each for _, each in shares)}}
+    rows = [_in_turns(cost, best[1.0])]
+    rows += [_side_by_side(cost, split, share, best[share]) for split, share in shares]
+    return np.array([(kv, *row) for row in rows])
+
+
+def _best_decode(cost: ModelCost, run: Sequence[int], share: float) -> tuple[float, float, float]:
+    """(seconds, seconds of the whole bandwidth, draw) of a request's decode, each the least of a
+    run of batches."""
+    found = [cost.decode(batch, share) for batch in run]
+    return (
+        min(seconds for seconds, _ in found),
+        min(seconds * draw for seconds, draw in found),
+        min(draw for _, draw in found),
+    )
+
+
+def _in_turns(cost: ModelCost, decode: tuple[float, float, float]) -> tuple[float, ...]:
+    """The lane of a job is the whole GPU: it is busy with this request for so long."""
+    prefill_s, prefill_draw = cost.prefill(1.0)
+    decode_s, drawn, _ = decode
+    busy = prefill_s + decode_s
+    return busy, 0.0, busy, prefill_s * prefill_draw + drawn
+
+
+def _side_by_side(
+    cost: ModelCost, split: float, share: float, decode: tuple[float, float, float]
+) -> tuple[float, ...]:
+    """As estimator.shares has it, slowed down by the model's own jobs only."""
+    prefill_s, prefill_draw = cost.prefill(split)
+    decode_s, drawn, draw = decode
+    slower = cost.slowdown((prefill_draw, draw))
+    sms = (split * prefill_s + share * decode_s) * slower
+    return decode_s * slower, prefill_s * slower, sms, prefill_s * prefill_draw + drawn
+
+
+def _undominated(table: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Without the rows that another one undercuts in every column, or repeats."""
+    table = np.unique(table, axis=0)
+    kept: list[int] = []
+    for number, row in enumerate(table):
+        # sorted by the first column, so that only earlier rows can be as good in all
+        earlier = table[kept]
+        if not np.any(np.all(earlier <= row, axis=1)):
+            kept.append(number)
+    return table[kept]

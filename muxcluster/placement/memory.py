@@ -1,0 +1,121 @@
+"""What a unit's memory goes to, and how many KV blocks are left (DESIGN.md §3, §4)."""
+
+from collections.abc import Sequence
+
+from muxcluster.placement.columns import Columns, columns
+from muxcluster.placement.hardware import GIB, Gpu
+from muxcluster.placement.problem import Demand, Limits
+
+CONTEXT_BYTES = GIB // 2
+"""CUDA context and kernels of one process; a GPU's owner and two workers have one each."""
+NUM_CONTEXTS = 3
+_LOGITS_ROWS = 256
+"""Most rows whose fp32 logits exist at once."""
+
+
+class DoesNotFit(Exception):
+    """A model has no place; says which and how much is missing.
+
+    missing_bytes: None where no amount of memory would help (its heads cannot be split so).
+    """
+
+    def __init__(self, model: str, reason: str, missing_bytes: int | None = None) -> None:
+        missing = "" if missing_bytes is None else f" ({missing_bytes / GIB:.2f} GiB missing)"
+        super().__init__(f"{model} does not fit: {reason}{missing}")
+        self.model = model
+        self.missing_bytes = missing_bytes
+
+
+def check_split(demand: Demand, tp: int) -> None:
+    """Raises DoesNotFit where the model cannot be divided among `tp` GPUs."""
+    if demand.shape.state_size and tp > 1:
+        raise DoesNotFit(demand.name, f"a model with states cannot be split over {tp} GPUs")
+    heads, kv_heads = demand.shape.num_heads, demand.shape.num_kv_heads
+    if heads % tp or kv_heads % tp:
+        raise DoesNotFit(
+            demand.name, f"{heads} heads and {kv_heads} KV heads cannot be split over {tp} GPUs"
+        )
+
+
+def weight_bytes(demand: Demand) -> int:
+    """All weights of the model."""
+    return demand.shape.num_params * demand.itemsize
+
+
+def activation_bytes(demand: Demand, limits: Limits) -> int:
+    """Hidden states, MLP inner states and logits of the largest job."""
+    shape = demand.shape
+    inner = shape.intermediate_size * shape.experts_per_token + shape.shared_intermediate_size
+    per_token = 6 * shape.hidden_size + 3 * inner
+    logits = 2 * 4 * _LOGITS_ROWS * shape.vocab_size
+    return limits.token_budget * per_token * demand.itemsize + logits
+
+
+def columns_of(demand: Demand, bytes_per_block: int) -> Columns:
+    """Blocks of the model's sequences, as they are best for one of the mean length."""
+    whole = demand.prompt_tokens + demand.output_tokens
+    return columns(demand.shape, demand.itemsize, bytes_per_block, whole)
+
+
+def block_bytes(demands: Sequence[Demand], limits: Limits) -> int:
+    """Bytes of a block of the unit: `limits.block_tokens` at head_dim 128 in its widest dtype."""
+    return 2 * 128 * limits.block_tokens * max(demand.itemsize for demand in demands)
+
+
+def sequence_blocks(demand: Demand, num_tokens: int, bytes_per_block: int) -> int:
+    """Blocks of one sequence of `num_tokens`. Raises DoesNotFit where a block is too small."""
+    column = columns_of(demand, bytes_per_block)
+    if column.tokens == 0:
+        raise DoesNotFit(
+            demand.name, f"a block holds fewer than 8 tokens of head_dim {demand.shape.head_dim}"
+        )
+    return column.num_blocks(num_tokens)
+
+
+def table_bytes(demand: Demand, bytes_per_block: int) -> int:
+    """Block tables and token histories on the device, 4 bytes an entry."""
+    blocks = sequence_blocks(demand, demand.max_model_len, bytes_per_block)
+    return 4 * demand.max_seqs * (blocks + demand.max_model_len + 1)
+
+
+def usable_bytes(gpu: Gpu, tp: int) -> int:
+    """Memory of a mesh that is left for weights, KV and buffers: what one engine may take, less its
+    processes' contexts."""
+    usable = int(tp * gpu.memory_bytes * gpu.usable_share)
+    return usable if gpu.is_cpu else usable - tp * NUM_CONTEXTS * CONTEXT_BYTES
+
+
+def kv_blocks(gpu: Gpu, tp: int, demands: Sequence[Demand], limits: Limits) -> int:
+    """Blocks of the unit's pool over its `tp` GPUs, all of `demands` loaded.
+
+    Raises DoesNotFit, naming the model that takes the most, where the weights leave no room or
+    some model's longest sequence is larger than the pool.
+    """
+    per_block = block_bytes(demands, limits)
+    usable = usable_bytes(gpu, tp) - sum(weight_bytes(demand) for demand in demands)
+    usable -= max(activation_bytes(demand, limits) for demand in demands)
+    usable -= sum(table_bytes(demand, per_block) for demand in demands)
+    if usable < 0:
+        largest = max(demands, key=weight_bytes)
+        raise DoesNotFit(largest.name, _weights_reason(gpu, tp, demands), -usable)
+    pool = usable if limits.kv_bytes is None else min(usable, limits.kv_bytes)
+    for demand in demands:
+        need = sequence_blocks(demand, demand.max_model_len, per_block) * per_block
+        if need > pool:
+            raise DoesNotFit(demand.name, _sequence_reason(demand, pool, per_block), need - pool)
+    return pool // per_block
+
+
+def _weights_reason(gpu: Gpu, tp: int, demands: Sequence[Demand]) -> str:
+    total = sum(weight_bytes(demand) for demand in demands) / GIB
+    usable = tp * gpu.memory_bytes * gpu.usable_share / GIB
+    return f"{total:.2f} GiB of weights and their buffers on {tp} x {gpu.name}, {usable:.2f} usable"
+
+
+def _sequence_reason(demand: Demand, pool: int, per_block: int) -> str:
+    column = columns_of(demand, per_block)
+    fits = pool // per_block // column.num_blocks(1) * column.tokens
+    return (
+        f"one sequence of max_model_len {demand.max_model_len} is larger than the KV pool of "
+        f"{pool / GIB:.2f} GiB; {fits} tokens would fit"
+    )

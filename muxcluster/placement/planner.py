@@ -1,0 +1,127 @@
+"""`place`: from a problem to a plan, by the method asked for."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Literal, get_args
+
+from muxcluster.placement.compat import place_compat, read_curves
+from muxcluster.placement.estimator import Estimator
+from muxcluster.placement.exact import solve_exact, upper_bound
+from muxcluster.placement.plan import Plan, PlannedUnit
+from muxcluster.placement.problem import Problem
+from muxcluster.placement.search.assemble import planned_units
+from muxcluster.placement.search.baselines import memory_greedy, spatial
+from muxcluster.placement.search.gpus import kinds_of
+from muxcluster.placement.search.layout import Placed, Workshop, value
+from muxcluster.placement.search.replan import continued, kept_units, matched
+from muxcluster.placement.search.start import effort, search
+from muxcluster.placement.search.subclusters import search_monotone
+
+Method = Literal["greedy", "exact", "spatial", "memory-greedy", "compat"]
+METHODS: tuple[str, ...] = get_args(Method)
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A layout; bound: no layout has a greater value; before: units whose GPUs it keeps."""
+
+    units: Sequence[Placed]
+    bound: float | None = None
+    before: Sequence[PlannedUnit | None] = ()
+
+
+def place(
+    problem: Problem,
+    method: Method = "greedy",
+    *,
+    time_limit_s: float = 10.0,
+    current: Plan | None = None,
+    curves: Path | None = None,
+) -> Plan:
+    """A plan with every model of the problem in it; the same for any order of models and nodes.
+
+    method: "greedy" is the search; "exact" proves it, or betters it, by set partition; "spatial"
+    gives each model a mesh of its own, "memory-greedy" puts each where most memory is free, both
+    for comparison; "compat" is the MuxServe planner's own objective and needs `curves`, the
+    published profile. time_limit_s: for proving only; the search has a budget of estimates
+    instead, so that the same problem gets the same plan. current: the plan in force, kept where a
+    new one is not worth its moves (greedy and exact).
+    Raises memory.DoesNotFit; compat.CompatError and OSError for "compat".
+    """
+    start = time.perf_counter()
+    problem = problem.in_order()
+    if method == "compat":
+        if curves is None:
+            raise ValueError("compat needs `curves`, the published profile")
+        return place_compat(problem, read_curves(curves))
+    workshop = Workshop(Estimator(problem), kinds_of(problem.nodes))
+    found = _solver(method, current, time_limit_s)(workshop)
+    units = planned_units(problem, found.units, found.before)
+    return Plan(
+        method=method,
+        objective=problem.objective,
+        score=_score(problem, found.units),
+        throughput=sum(model.throughput for unit in units for model in unit.models),
+        bound=found.bound,
+        solve_seconds=time.perf_counter() - start,
+        units=units,
+    )
+
+
+def _solver(
+    method: Method, current: Plan | None, time_limit_s: float
+) -> Callable[[Workshop], _Found]:
+    if method == "spatial":
+        return lambda workshop: _Found(spatial(workshop))
+    if method == "memory-greedy":
+        return lambda workshop: _Found(memory_greedy(workshop))
+    prove = _exact if method == "exact" else _bounded
+    return partial(prove, current=current, time_limit_s=time_limit_s)
+
+
+def _bounded(workshop: Workshop, *, current: Plan | None, time_limit_s: float) -> _Found:
+    """The search's layout and how good any could be."""
+    found = _searched(workshop, current)
+    bound = upper_bound(workshop, time_limit_s, reached=value(found.units))
+    return replace(found, bound=_at_least(bound, workshop, found.units))
+
+
+def _exact(workshop: Workshop, *, current: Plan | None, time_limit_s: float) -> _Found:
+    """The search's layout made as good as columns and time allow; it stays where `current` says
+    that nothing better is worth the moves."""
+    found = _searched(workshop, current)
+    units, bound = solve_exact(workshop, found.units, time_limit_s)
+    if current is not None:
+        units = continued(workshop, current, units, most_estimates=0)
+        found = replace(found, before=_before(workshop, current, units))
+    return replace(found, units=units, bound=_at_least(bound, workshop, units))
+
+
+def _searched(workshop: Workshop, current: Plan | None) -> _Found:
+    nodes = workshop.estimator.problem.nodes
+    units = search_monotone(workshop, nodes, search)
+    if current is None:
+        return _Found(units)
+    units = continued(workshop, current, units, most_estimates=effort(workshop, units))
+    return _Found(units, before=_before(workshop, current, units))
+
+
+def _before(workshop: Workshop, current: Plan, units: Sequence[Placed]) -> list[PlannedUnit | None]:
+    return matched(workshop, kept_units(workshop, current), units)
+
+
+def _score(problem: Problem, units: Sequence[Placed]) -> float:
+    if problem.objective == "fewest-gpus":
+        return float(sum(unit.tp for unit in units))
+    return value(units)
+
+
+def _at_least(bound: float | None, workshop: Workshop, units: Sequence[Placed]) -> float | None:
+    """A bound of the objective; none where that is not a rate."""
+    objective = workshop.estimator.problem.objective
+    if bound is None or objective == "fewest-gpus":
+        return None
+    return max(bound, value(units))

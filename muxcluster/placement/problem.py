@@ -1,0 +1,98 @@
+"""What the planner is asked: models with their demand, nodes, objective, the engine's limits."""
+
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from muxcluster.placement.cost import Profile
+from muxcluster.placement.hardware import Gpu
+from muxcluster.placement.shapes.shape import ModelShape
+
+Objective = Literal["throughput", "weighted", "goodput", "fewest-gpus"]
+"""What a plan's score is: requests/s served; the same, each times its model's weight; requests/s
+served within the latency targets; the GPUs used, fewest of those that meet all rates."""
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """One model and what is asked of it.
+
+    itemsize: bytes per weight and KV element. rate: requests/s. prompt_tokens, output_tokens:
+    means. max_model_len, max_seqs: longest sequence and most sequences that hold KV at once.
+    weight: of a request in the "weighted" objective. ttft_s, tpot_s: latency targets, None
+    without one.
+    """
+
+    name: str
+    shape: ModelShape
+    rate: float
+    prompt_tokens: float
+    output_tokens: float
+    max_model_len: int
+    max_seqs: int
+    itemsize: int = 2
+    weight: float = 1.0
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+
+    def worth(self, objective: Objective) -> float:
+        """What one of its requests/s, served, adds to the objective; "fewest-gpus" first counts
+        the parts of rates that are met."""
+        if objective == "weighted":
+            return self.weight
+        return 1 / self.rate if objective == "fewest-gpus" else 1.0
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """KV bytes of one token over all layers."""
+        return self.shape.kv_bytes_per_token(self.itemsize)
+
+    @property
+    def mean_tokens(self) -> float:
+        """Mean length of a sequence over its decode."""
+        return self.prompt_tokens + self.output_tokens / 2
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """`num_gpus` equal GPUs that can form meshes among them."""
+
+    name: str
+    num_gpus: int
+    gpu: Gpu
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the engine is configured to.
+
+    token_budget: most tokens a job processes. kv_bytes: pool of a unit, None = all that is left.
+    """
+
+    block_tokens: int = 16
+    token_budget: int = 2048
+    kv_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Models to place on nodes. Names are unique in each.
+
+    epsilon: most by which the served fractions of two models of one unit may differ where they
+    compete (0: max-min fair). profiles: measurements to predict seconds from; GPUs and models
+    that are in none are predicted by a roofline.
+    """
+
+    demands: tuple[Demand, ...]
+    nodes: tuple[Node, ...]
+    limits: Limits = field(default=Limits())
+    objective: Objective = "throughput"
+    epsilon: float = 0.0
+    profiles: tuple[Profile, ...] = ()
+
+    def in_order(self) -> "Problem":
+        """The same problem with models and nodes by name, so that their order changes no plan."""
+        return replace(
+            self,
+            demands=tuple(sorted(self.demands, key=lambda each: each.name)),
+            nodes=tuple(sorted(self.nodes, key=lambda each: each.name)),
+        )

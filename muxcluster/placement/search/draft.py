@@ -1,0 +1,36 @@
+"""A layout under construction."""
+
+from collections.abc import Iterable
+
+from muxcluster.placement.search.layout import Placed, Workshop
+
+
+class Draft:
+    """Units so far, how crowded each is, and the meshes that are taken."""
+
+    def __init__(self, workshop: Workshop, units: Iterable[Placed] = ()) -> None:
+        self.workshop = workshop
+        self.units = list(units)
+        self.crowding = [unit.crowding for unit in self.units]
+        self.room = workshop.room(self.units)
+
+    def open(self, unit: Placed) -> None:
+        """A new unit on idle GPUs."""
+        self.units.append(unit)
+        self.crowding.append(unit.crowding)
+        self.room.take(unit.gpu, unit.tp)
+
+    def can_grow(self, unit: Placed) -> bool:
+        """Whether a mesh of twice its GPUs fits in its place."""
+        self.room.free(unit.gpu, unit.tp)
+        fits = self.room.fits(unit.gpu, 2 * unit.tp)
+        self.room.take(unit.gpu, unit.tp)
+        return fits
+
+    def replace(self, position: int, unit: Placed) -> None:
+        """Another mesh or other models in place of a unit."""
+        old = self.units[position]
+        self.room.free(old.gpu, old.tp)
+        self.room.take(unit.gpu, unit.tp)
+        self.units[position] = unit
+        self.crowding[position] = unit.crowding

@@ -1,0 +1,144 @@
+"""Greedy construction: every model gets a place, then idle GPUs go where they help most (Alg. 1).
+
+The reference enumerates mesh groups and fills each; here meshes are opened as models need them,
+under a price per GPU, so that symmetric groups are never looked at twice and replicas come out of
+the same step.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from heapq import nsmallest
+
+from muxcluster.placement.estimator import Offer
+from muxcluster.placement.hardware import Gpu
+from muxcluster.placement.search.draft import Draft
+from muxcluster.placement.search.layout import Placed, Workshop
+
+_MOST_JOINED = 12
+"""Units that a model is tried on when there are many: those with most room by a cheap guess."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Option:
+    """A place for a model: a unit that replaces the one at `position`, or a new one (None)."""
+
+    unit: Placed
+    position: int | None
+    gain: float
+
+
+def cover(draft: Draft, pieces: Sequence[Offer], price: float) -> int | None:
+    """Gives each piece (model, rate) the place of greatest gain less `price` per GPU opened.
+
+    Returns the first model that finds no place, after which nothing more is done; None where all
+    have one.
+    """
+    for index, rate in pieces:
+        options = [
+            *_joined(draft, index, rate),
+            *_opened(draft, index, rate, price),
+        ]
+        if not options:
+            return index
+        best = max(options, key=lambda option: option.gain)
+        if best.position is None:
+            draft.open(best.unit)
+        else:
+            draft.replace(best.position, best.unit)
+    return None
+
+
+def _joined(draft: Draft, index: int, rate: float) -> Iterable[_Option]:
+    positions: Iterable[int] = range(len(draft.units))
+    if len(draft.units) > _MOST_JOINED:
+        positions = nsmallest(_MOST_JOINED, positions, key=draft.crowding.__getitem__)
+    for position in positions:
+        old = draft.units[position]
+        offers = [offer for offer in old.offers if offer[0] != index]
+        offers.append((index, rate + old.rate_of(index)))
+        unit = draft.workshop.unit(old.gpu, old.tp, offers)
+        if unit is not None:
+            yield _Option(unit, position, unit.merit - old.merit)
+
+
+def _opened(draft: Draft, index: int, rate: float, price: float) -> Iterable[_Option]:
+    for gpu, tp in draft.workshop.meshes:
+        if not draft.room.fits(gpu, tp):
+            continue
+        unit = draft.workshop.unit(gpu, tp, [(index, rate)])
+        if unit is not None:
+            yield _Option(unit, None, unit.merit - price * tp)
+
+
+def spend(draft: Draft) -> None:
+    """Uses idle GPUs while that helps: a replica of some model, or a larger mesh for a unit.
+
+    Each step takes the change with most gain per GPU.
+    """
+    while True:
+        sizes = [mesh for mesh in draft.workshop.meshes if draft.room.fits(*mesh)]
+        if not sizes:
+            return
+        best: tuple[float, int, tuple[Placed, ...]] | None = None
+        for position in _wanting(draft.units):
+            for rate_per_gpu, new in _relief(draft, position, sizes):
+                if best is None or rate_per_gpu > best[0]:
+                    best = (rate_per_gpu, position, new)
+        if best is None or best[0] <= 1e-12:
+            return
+        _, position, (changed, *opened) = best
+        draft.replace(position, changed)
+        for unit in opened:
+            draft.open(unit)
+
+
+def _wanting(units: Sequence[Placed]) -> list[int]:
+    """The units that idle GPUs could help most: by what is offered times how full they are."""
+
+    def need(position: int) -> float:
+        unit = units[position]
+        return unit.estimate.load * sum(rate for _, rate in unit.offers)
+
+    return sorted(range(len(units)), key=need, reverse=True)[:_MOST_JOINED]
+
+
+def _relief(
+    draft: Draft, position: int, sizes: Sequence[tuple[Gpu, int]]
+) -> Iterable[tuple[float, tuple[Placed, ...]]]:
+    """(gain per GPU, units in place of this one): a part of one model's rate moved to a new mesh,
+    the model moved there altogether, or the whole unit on more GPUs."""
+    unit, workshop = draft.units[position], draft.workshop
+    for gpu, tp in sizes:
+        for new in replicas(workshop, unit, gpu, tp):
+            yield (sum(each.merit for each in new) - unit.merit) / tp, new
+    if draft.can_grow(unit):
+        grown = workshop.unit(unit.gpu, 2 * unit.tp, unit.offers)
+        if grown is not None:
+            yield (grown.merit - unit.merit) / unit.tp, (grown,)
+
+
+def replicas(workshop: Workshop, unit: Placed, gpu: Gpu, tp: int) -> Iterable[tuple[Placed, ...]]:
+    """(the unit relieved, a new unit) for each model of `unit` and parts of its rate."""
+    for index, rate in unit.offers:
+        whole = workshop.unit(gpu, tp, [(index, rate)])
+        if whole is None:
+            continue
+        others = [offer for offer in unit.offers if offer[0] != index]
+        if others:
+            rest = workshop.unit(unit.gpu, unit.tp, others)
+            if rest is not None:
+                yield rest, whole
+        for part in _parts(unit, whole, rate):
+            new = workshop.unit(gpu, tp, [(index, part)])
+            left = workshop.unit(unit.gpu, unit.tp, [*others, (index, rate - part)])
+            if new is not None and left is not None:
+                yield left, new
+
+
+def _parts(unit: Placed, whole: Placed, rate: float) -> Iterable[float]:
+    """Rates to move: in proportion to what both meshes can do; all that the new one can."""
+    balanced = rate * unit.estimate.load / (unit.estimate.load + whole.estimate.load)
+    full = rate / whole.estimate.load
+    yield balanced
+    if full < rate and abs(full - balanced) > 1e-3 * rate:
+        yield full

@@ -1,0 +1,69 @@
+"""Local improvement: tear down a few units, build them again, keep what is better.
+
+Moving, swapping, splitting and merging models and meshes are all such changes (large neighbourhood
+search, Shaw 1998); the order of models and the price of a GPU are drawn anew each time.
+"""
+
+import random
+from collections.abc import Sequence
+
+from muxcluster.placement.search.draft import Draft
+from muxcluster.placement.search.greedy import cover, spend
+from muxcluster.placement.search.layout import Placed, Workshop, merit
+
+_MOST_TORN_DOWN = 4
+_LEAST_ROUNDS, _ROUNDS_PER_UNIT = 60, 8
+_PRICES = (0.0, 0.25, 0.5, 1.0, 2.0)
+
+
+def improve(
+    workshop: Workshop, units: Sequence[Placed], *, most_estimates: int, seed: int = 0
+) -> list[Placed]:
+    """A layout at least as good as `units`.
+
+    Ends after `most_estimates` new estimates, or when eight rounds a unit (60 at least) in a row
+    have not helped. The same arguments give the same answer.
+    """
+    draw = random.Random(seed)
+    best, best_merit = list(units), merit(units)
+    start = workshop.estimator.num_estimates
+    stale = 0
+    while stale < max(_LEAST_ROUNDS, _ROUNDS_PER_UNIT * len(best)):
+        if workshop.estimator.num_estimates - start > most_estimates:
+            break
+        found = _rebuilt(workshop, best, draw)
+        if found is not None and merit(found) > best_merit + 1e-9:
+            best, best_merit, stale = found, merit(found), 0
+        else:
+            stale += 1
+    return best
+
+
+def _rebuilt(
+    workshop: Workshop, units: Sequence[Placed], draw: random.Random
+) -> list[Placed] | None:
+    torn = set(_torn_down(units, draw))
+    rates: dict[int, float] = {}
+    for position in torn:
+        for index, rate in units[position].offers:
+            rates[index] = rates.get(index, 0.0) + rate
+    kept = [unit for position, unit in enumerate(units) if position not in torn]
+    draft = Draft(workshop, kept)
+    pieces = sorted(rates.items(), key=lambda piece: -piece[1] * draw.uniform(0.3, 1.0))
+    if cover(draft, pieces, draw.choice(_PRICES) * mean_price(units)) is not None:
+        return None
+    spend(draft)
+    return draft.units
+
+
+def _torn_down(units: Sequence[Placed], draw: random.Random) -> list[int]:
+    """One unit, weighted by how full it is, and up to three others."""
+    number = min(len(units), draw.randint(1, _MOST_TORN_DOWN))
+    first = draw.choices(range(len(units)), [0.1 + unit.estimate.load for unit in units])[0]
+    others = [position for position in range(len(units)) if position != first]
+    return [first, *draw.sample(others, number - 1)]
+
+
+def mean_price(units: Sequence[Placed]) -> float:
+    """Merit per GPU."""
+    return merit(units) / max(1, sum(unit.tp for unit in units))

@@ -1,0 +1,29 @@
+"""Why models find no place, for people."""
+
+from muxcluster.placement.memory import DoesNotFit
+from muxcluster.placement.search.draft import Draft
+from muxcluster.placement.search.layout import Workshop
+
+
+def first_refusal(workshop: Workshop, index: int) -> DoesNotFit:
+    """Why no mesh of the cluster takes the model alone: the refusal with the least missing."""
+    refusals = [
+        error
+        for gpu, tp in workshop.meshes
+        if (error := workshop.estimator.refusal(gpu, tp, [(index, 1.0)])) is not None
+    ]
+    return min(refusals, key=lambda each: (each.missing_bytes is None, each.missing_bytes or 0))
+
+
+def crowded_out(draft: Draft, index: int) -> DoesNotFit:
+    """Why none of the meshes of `draft`, which leave no GPUs for another, takes the model too: what
+    the nearest one lacks."""
+    estimator = draft.workshop.estimator
+    demand = estimator.problem.demands[index]
+    refusals = [
+        estimator.refusal(unit.gpu, unit.tp, [*unit.offers, (index, demand.rate)])
+        for unit in draft.units
+    ]
+    missing = [each.missing_bytes for each in refusals if each and each.missing_bytes is not None]
+    reason = f"the other models leave no room for it on any of {len(draft.units)} meshes"
+    return DoesNotFit(demand.name, reason, min(missing) if missing else None)

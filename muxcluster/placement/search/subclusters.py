@@ -1,0 +1,76 @@
+"""More GPUs never make a plan worse: small clusters are also searched with fewer GPUs."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from math import prod
+
+from muxcluster.placement.memory import DoesNotFit
+from muxcluster.placement.problem import Node
+from muxcluster.placement.search.draft import Draft
+from muxcluster.placement.search.gpus import kinds_of
+from muxcluster.placement.search.greedy import spend
+from muxcluster.placement.search.layout import Placed, Workshop, merit
+
+MOST_SUBCLUSTERS = 40
+"""Clusters with more ways of leaving GPUs out than this are searched as they are."""
+
+
+def search_monotone(
+    workshop: Workshop, nodes: Sequence[Node], search: Callable[[Workshop], list[Placed]]
+) -> list[Placed]:
+    """What `search` finds, or a better layout found with some GPUs left out and put to use after.
+
+    The search is a heuristic; so that no GPU added ever lowers its result, every cluster that
+    this one could have grown from is searched too, where these are at most MOST_SUBCLUSTERS.
+    Raises DoesNotFit where no layout was found on any.
+    """
+    if prod(node.num_gpus + 1 for node in nodes) > MOST_SUBCLUSTERS:
+        return search(workshop)
+    return _best(workshop, tuple(nodes), search, {})
+
+
+def _best(
+    workshop: Workshop,
+    nodes: tuple[Node, ...],
+    search: Callable[[Workshop], list[Placed]],
+    known: dict[tuple[Node, ...], list[Placed] | DoesNotFit],
+) -> list[Placed]:
+    key = tuple(sorted(nodes, key=lambda node: (node.gpu.name, node.num_gpus)))
+    if key not in known:
+        known[key] = _searched(workshop, key, search, known)
+    found = known[key]
+    if isinstance(found, DoesNotFit):
+        raise found
+    return found
+
+
+def _searched(
+    workshop: Workshop,
+    nodes: tuple[Node, ...],
+    search: Callable[[Workshop], list[Placed]],
+    known: dict[tuple[Node, ...], list[Placed] | DoesNotFit],
+) -> list[Placed] | DoesNotFit:
+    here = Workshop(workshop.estimator, kinds_of(nodes))
+    layouts, refusals = [], []
+    try:
+        layouts.append(search(here))
+    except DoesNotFit as refusal:
+        refusals.append(refusal)
+    for smaller in _one_gpu_less(nodes):
+        try:
+            draft = Draft(here, _best(workshop, smaller, search, known))
+        except DoesNotFit:
+            continue
+        spend(draft)
+        layouts.append(draft.units)
+    return max(layouts, key=merit) if layouts else refusals[0]
+
+
+def _one_gpu_less(nodes: tuple[Node, ...]) -> list[tuple[Node, ...]]:
+    found = []
+    for position, node in enumerate(nodes):
+        rest = (replace(node, num_gpus=node.num_gpus - 1),) if node.num_gpus > 1 else ()
+        smaller = (*nodes[:position], *rest, *nodes[position + 1 :])
+        if smaller:
+            found.append(smaller)
+    return found

@@ -1,0 +1,127 @@
+"""A model's shape and the numbers that follow from it: parameters, KV bytes, FLOPs."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from muxcluster.placement.shapes.config_values import ShapeError
+from muxcluster.placement.shapes.hf_config import shape_fields
+
+__all__ = ["STATE_ITEMSIZE", "ModelShape", "ShapeError"]
+
+STATE_ITEMSIZE = 4
+"""Bytes of an element of a state: models keep them in fp32 whatever their weights are in."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """Sizes of one decoder-only model of attention, of states of fixed size, or of both.
+
+    intermediate_size: of one expert where there are several. num_experts: 1 for a dense model.
+    shared_intermediate_size: of the MLP that every token passes beside its experts.
+    num_dense_layers, dense_intermediate_size: layers that have one MLP in place of experts.
+    num_keyless_layers: layers without keys and values. num_state_layers: with a state, of
+    state_params weights each; state_size: elements of the states of one sequence, of all layers.
+    gated_mlp: three MLP matrices, not two. max_position: longest context.
+
+    A sliding window, if the model has one, is left out: the KV of all tokens stays in memory, and
+    FLOPs of contexts beyond the window are overestimated. So are the embeddings of the one model
+    (OPT-350M) whose embedding is narrower than its layers. FLOPs of a state are those of its
+    matrices alone; the rest of its recurrence is left out.
+    """
+
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    vocab_size: int
+    max_position: int
+    gated_mlp: bool = True
+    tied_embeddings: bool = False
+    learned_positions: bool = False
+    num_experts: int = 1
+    experts_per_token: int = 1
+    shared_intermediate_size: int = 0
+    num_dense_layers: int = 0
+    dense_intermediate_size: int = 0
+    num_keyless_layers: int = 0
+    num_state_layers: int = 0
+    state_params: int = 0
+    state_size: int = 0
+
+    @classmethod
+    def from_hf_config(cls, source: Path | str | Mapping[str, Any]) -> "ModelShape":
+        """From a config.json: its content, the file, or the directory that holds it.
+
+        Raises OSError or ShapeError.
+        """
+        return cls(**shape_fields(source))
+
+    @property
+    def num_attention_layers(self) -> int:
+        """Layers with keys and values."""
+        return self.num_layers - self.num_keyless_layers
+
+    @property
+    def attention_params(self) -> int:
+        """Weights of one layer's query, key, value and output matrices."""
+        return 2 * self.hidden_size * self.head_dim * (self.num_heads + self.num_kv_heads)
+
+    @property
+    def expert_params(self) -> int:
+        """Weights of one layer's MLP, or of one of its experts."""
+        return self._mlp_params(self.intermediate_size)
+
+    @property
+    def embedding_params(self) -> int:
+        """Weights of the token (and learned position) embeddings."""
+        positions = self.max_position if self.learned_positions else 0
+        return (self.vocab_size + positions) * self.hidden_size
+
+    @property
+    def num_params(self) -> int:
+        """Weights of all matrices (biases and norms, below 0.1 %, left out)."""
+        head = 0 if self.tied_embeddings else self.vocab_size * self.hidden_size
+        return self.embedding_params + head + self._layers_params(self.num_experts)
+
+    @property
+    def active_params(self) -> int:
+        """Weights that one token is multiplied with, the output head included."""
+        layers = self._layers_params(self.experts_per_token)
+        return layers + self.vocab_size * self.hidden_size
+
+    def touched_params(self, num_tokens: float) -> float:
+        """Weights read for a batch of `num_tokens`: of the experts, those that some token chose."""
+        miss = (1 - self.experts_per_token / self.num_experts) ** num_tokens
+        experts = self.num_experts * (1 - miss) if self.num_experts > 1 else 1.0
+        return self._layers_params(experts) + self.vocab_size * self.hidden_size
+
+    def kv_bytes_per_token(self, itemsize: int) -> int:
+        """Keys and values of one token over all layers."""
+        return 2 * self.num_attention_layers * self.num_kv_heads * self.head_dim * itemsize
+
+    def sequence_bytes(self, num_tokens: float, itemsize: int) -> float:
+        """Keys, values and states of a sequence over all layers."""
+        states = STATE_ITEMSIZE * self.state_size
+        return num_tokens * self.kv_bytes_per_token(itemsize) + states
+
+    def flops_per_token(self, context: float) -> float:
+        """FLOPs of one token that attends to `context` tokens."""
+        attention = 4 * self.num_attention_layers * self.num_heads * self.head_dim * context
+        return 2 * self.active_params + attention
+
+    def _mlp_params(self, size: int) -> int:
+        return (3 if self.gated_mlp else 2) * self.hidden_size * size
+
+    def _layers_params(self, experts: float) -> int:
+        """Weights of all layers, counting so many experts of each."""
+        router = self.hidden_size * self.num_experts if self.num_experts > 1 else 0
+        shared = self._mlp_params(self.shared_intermediate_size)
+        sparse = router + shared + experts * self.expert_params
+        dense = self._mlp_params(self.dense_intermediate_size)
+        mlps = (self.num_layers - self.num_dense_layers) * sparse + self.num_dense_layers * dense
+        mixers = self.num_attention_layers * self.attention_params
+        return int(mixers + self.num_state_layers * self.state_params + mlps)

@@ -1,0 +1,185 @@
+"""The HTTP surface's backend over the units of a cluster: routing, recovery, health and drain."""
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncIterator, Sequence
+
+from muxcluster.core.errors import ModelNotFound, NotReady, Overloaded
+from muxcluster.core.events import TokenDelta
+from muxcluster.core.request import Request
+from muxcluster.core.served import ServedModel, UnitStats
+from muxcluster.router.backend import UnitReports, close
+from muxcluster.router.recovery import Progress, is_loss
+from muxcluster.router.routing import Candidate, choose
+from muxcluster.router.unit_link import RESTART_LIMIT_S, LinkState, UnitLink
+from muxcluster.router.unit_links import Lines
+
+DRAIN_POLL_S = 0.05
+CUT_S = 2.0
+"""How long requests that a drain cuts get to tell their clients."""
+RETRY_S = 0.1
+"""Pause before an accepted request is offered again to a unit whose queue was full."""
+UNHEALTHY = (LinkState.STALLED, LinkState.FAILED)
+
+
+class ClusterBackend:
+    """A `Backend`: each model's requests go to one of the units that `lines` knows for it.
+
+    A request that was accepted outlives its unit: it waits for the unit, or goes to another that
+    serves the model, with what it has so far. wait_s: longest such a wait in seconds.
+    """
+
+    def __init__(self, lines: Lines, wait_s: float = RESTART_LIMIT_S) -> None:
+        self._lines = lines
+        self._reports: dict[UnitLink, UnitReports] = {}
+        self._wait_s = wait_s
+        self._is_warm = False
+        self._is_draining = False
+        self._is_cutting = False
+        self._num_open = 0
+
+    def models(self) -> Sequence[ServedModel]:
+        return self._lines.models()
+
+    async def generate(self, request: Request) -> AsyncIterator[TokenDelta]:
+        """As `Backend.generate`.
+
+        Raises ModelNotFound where `request.model` is not configured; NotReady while it drains,
+        before the model was first up, where no capacity is left for it, and where the request lost
+        its units too often or for too long.
+        """
+        self._check(request.model)
+        self._num_open += 1
+        deltas = self._recovered(request)
+        try:
+            async for delta in deltas:
+                yield delta
+        finally:
+            self._num_open -= 1
+            await close(deltas)
+
+    def _check(self, model: str) -> None:
+        if self._is_draining:
+            raise NotReady("the server is shutting down", code="server_shutting_down")
+        if self._lines.version is None:
+            raise NotReady("the server does not know its units yet")
+        self._check_place(model)
+        if not self._lines.was_served(model):
+            raise NotReady(f"{model} is loading")
+
+    def _check_place(self, model: str, *, is_under_way: bool = False) -> None:
+        """Raises where waiting for a unit is no use; what is under way waits for a new place."""
+        if not any(served.name == model for served in self._lines.models()):
+            raise ModelNotFound(f"model {model} is not served here", "model")
+        retry_s = self._lines.unplaced_s(model)
+        if retry_s is not None and not is_under_way and not self._lines.of(model):
+            message = f"no capacity is left for {model}"
+            raise NotReady(message, max(1, math.ceil(retry_s)), "no_capacity")
+
+    async def _recovered(self, request: Request) -> AsyncIterator[TokenDelta]:
+        """Deltas of the request from as many units as it takes."""
+        progress = Progress(request)
+        while True:
+            link = await self._open_link(request, is_under_way=progress.num_losses > 0)
+            deltas = link.generate(progress.submission())
+            try:
+                async for delta in deltas:
+                    delta = progress.advance(delta)
+                    yield delta
+                    if delta.finished is not None or delta.rejected is not None:
+                        return
+            except NotReady as error:
+                if self._is_cutting or not is_loss(error):
+                    raise self._reason(error) from error
+                link.lose()
+                progress.lose(error)
+            except Overloaded:
+                if progress.num_losses == 0:
+                    raise
+                await asyncio.sleep(RETRY_S)
+            finally:
+                await close(deltas)
+
+    def _reason(self, error: NotReady) -> NotReady:
+        if self._is_cutting:
+            return NotReady("the server is shutting down", code="server_shutting_down")
+        return error
+
+    async def _open_link(self, request: Request, *, is_under_way: bool) -> UnitLink:
+        """The best unit that takes requests of the model, waited for where there is none."""
+        model = request.model
+        deadline = asyncio.get_running_loop().time() + self._wait_s
+        while not self._is_cutting:
+            self._check_place(model, is_under_way=is_under_way)
+            ready = [link for link in self._lines.of(model) if link.is_open()]
+            if ready:
+                return self._best(request, ready)
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await self._lines.change()
+            except TimeoutError:
+                message = f"no unit of {model} came back within {self._wait_s:g} s"
+                raise NotReady(message, retry_after_s=10, code="replica_lost") from None
+        raise NotReady("the server is shutting down", code="server_shutting_down")
+
+    def _best(self, request: Request, links: Sequence[UnitLink]) -> UnitLink:
+        """Where `request` should get its first token soonest; it counts as sent there."""
+        if len(links) == 1:
+            return links[0]
+        model, now = request.model, time.monotonic()
+        candidates = [
+            Candidate(
+                unit_id=link.unit_id,
+                wait_s=link.load.wait_s(model, now),
+                token_s=link.load.token_s(model),
+                crowd=link.load.crowd(),
+                prefixes=link.prefixes,
+            )
+            for link in links
+        ]
+        choice = choose(request, candidates)
+        chosen = next(link for link in links if link.unit_id == choice.unit_id)
+        chosen.load.send(model, choice.num_tokens, now)
+        return chosen
+
+    def stats(self) -> Sequence[UnitStats]:
+        """Each unit's latest report, with all jobs since the previous call."""
+        links = self._lines.links()
+        self._reports = {link: self._reports.get(link, UnitReports(link)) for link in links}
+        taken = (reports.take() for reports in self._reports.values())
+        return [report for report in taken if report is not None]
+
+    def ready(self) -> bool:
+        """True where new requests are welcome: no drain, and some unit takes them.
+
+        At first it waits until every model that has a place is up. After that a model that is lost,
+        moves or comes new makes its own requests wait or fail, and not those of the others.
+        """
+        self._is_warm = self._is_warm or self._lines.are_warm()
+        is_up = any(link.state() is LinkState.UP for link in self._lines.routed())
+        return self._is_warm and is_up and not self._is_draining
+
+    def healthy(self) -> bool:
+        """False where every unit stalls, has failed, or takes longer to restart than it may."""
+        states = [link.state() for link in self._lines.routed()]
+        return not states or any(state not in UNHEALTHY for state in states)
+
+    async def drain(self, timeout_s: float) -> int:
+        """Refuse new requests and wait for the open ones, then cut those left.
+
+        Returns how many had to be cut.
+        """
+        self._is_draining = True
+        await self._until_idle(timeout_s)
+        num_cut = self._num_open
+        if num_cut:
+            self._is_cutting = True
+            await self._lines.close()
+            await self._until_idle(CUT_S)
+        return num_cut
+
+    async def _until_idle(self, timeout_s: float) -> None:
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        while self._num_open and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(DRAIN_POLL_S)

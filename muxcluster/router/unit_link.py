@@ -1,0 +1,195 @@
+"""The ingress's line to one unit: a client, renewed when the unit was restarted elsewhere."""
+
+import logging
+import math
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from enum import StrEnum
+from typing import Protocol
+
+from muxcluster.core.directory import KeyPair, UnitAddress
+from muxcluster.core.errors import NotReady
+from muxcluster.core.events import TokenDelta
+from muxcluster.core.request import Request
+from muxcluster.core.served import UnitState, UnitStats
+from muxcluster.router.backend import close
+from muxcluster.router.routing import PrefixMemory
+from muxcluster.router.unit_load import LoadMeter
+
+logger = logging.getLogger(__name__)
+
+SILENT_S = 5.0
+"""A unit reports twice a second; one that has not for this long gets no new requests."""
+STALLED_S = 10.0
+"""And after this long it is stuck. A node out of reach shows earlier: its connection breaks."""
+RESTART_LIMIT_S = 120.0
+"""How long a lost unit may take to come back before requests stop waiting for it."""
+
+
+class LinkState(StrEnum):
+    """A unit as the ingress sees it. `stalled` and `failed` are unhealthy.
+
+    unreachable: the connection broke (process or node gone, line cut), and may come back.
+    silent, stalled: connected, but without a word. recovering: by the unit's own word.
+    """
+
+    LOADING = "loading"
+    UP = "up"
+    SILENT = "silent"
+    STALLED = "stalled"
+    UNREACHABLE = "unreachable"
+    RECOVERING = "recovering"
+    FAILED = "failed"
+
+
+class UnitConnection(Protocol):
+    """The channel's client of one unit, connected."""
+
+    def generate(self, request: Request) -> AsyncIterator[TokenDelta]:
+        """As `Backend.generate`."""
+        ...
+
+    def stats(self) -> UnitStats | None:
+        """The latest report, None before the first."""
+        ...
+
+    def stats_age_s(self) -> float:
+        """Seconds since the latest report; infinite before the first."""
+        ...
+
+    def is_broken(self) -> bool:
+        """The unit's process closed the connection and has not been heard since."""
+        ...
+
+    async def close(self) -> None:
+        """Give up the socket."""
+        ...
+
+
+Connect = Callable[[UnitAddress, KeyPair | None], Awaitable[UnitConnection]]
+
+
+class UnitLink:
+    """One unit under a name that stays, whatever its endpoint is now."""
+
+    def __init__(
+        self, unit_id: str, connect: Connect, restart_limit_s: float = RESTART_LIMIT_S
+    ) -> None:
+        self.unit_id = unit_id
+        self.num_open = 0
+        """Requests of ours that the unit works on."""
+        self.load = LoadMeter()
+        self.prefixes = PrefixMemory()
+        self._connect = connect
+        self._restart_limit_s = restart_limit_s
+        self._client: UnitConnection | None = None
+        self._address: UnitAddress | None = None
+        self._drain_until_s = math.inf
+        self._was_up = False
+        self._up_at_s = math.inf
+        self._lost_at_s = -math.inf
+        self._is_closed = False
+
+    async def generate(self, request: Request) -> AsyncIterator[TokenDelta]:
+        """As `Backend.generate`. Raises NotReady before the unit's first report."""
+        client = self._client
+        if client is None or client.stats() is None:
+            raise NotReady(f"{self.unit_id} is loading its models")
+        deltas = client.generate(request)
+        self.num_open += 1
+        try:
+            async for delta in deltas:
+                yield delta
+        finally:
+            self.num_open -= 1
+            await close(deltas)
+
+    def stats(self) -> UnitStats | None:
+        """The latest report, None before the first."""
+        return None if self._client is None else self._client.stats()
+
+    def age_s(self) -> float:
+        """Seconds since the latest report; infinite before the first."""
+        return math.inf if self._client is None else self._client.stats_age_s()
+
+    def state(self) -> LinkState:
+        """What the unit is doing now, as far as reports and the connection tell."""
+        client, now = self._client, time.monotonic()
+        report = None if client is None else client.stats()
+        if report is not None and report.state is UnitState.FAILED:
+            return LinkState.FAILED
+        is_up = report is not None and report.state is UnitState.READY
+        if client is None or client.is_broken() or not is_up:
+            if not self._was_up:
+                return LinkState.LOADING
+            if now - self._up_at_s > self._restart_limit_s:
+                return LinkState.FAILED
+            is_there = client is not None and not client.is_broken()
+            return LinkState.RECOVERING if is_there else LinkState.UNREACHABLE
+        age_s = client.stats_age_s()
+        if age_s > SILENT_S:
+            return LinkState.STALLED if age_s > STALLED_S else LinkState.SILENT
+        self._was_up, self._up_at_s = True, now
+        return LinkState.UP
+
+    def was_heard(self) -> bool:
+        """True once the unit has been up; until then it loads its models."""
+        return self._was_up or self.state() is LinkState.UP
+
+    def is_open(self) -> bool:
+        """True where a request may be sent: the unit has reported since its last loss."""
+        client = self._client
+        if self._is_closed or client is None or client.is_broken():
+            return False
+        report = client.stats()
+        if report is None or report.state is UnitState.FAILED:
+            return False
+        age_s = client.stats_age_s()
+        return age_s <= SILENT_S and time.monotonic() - age_s > self._lost_at_s
+
+    def measure(self) -> None:
+        """Take in the latest report; call it more often than units report."""
+        report = self.stats()
+        if report is not None:
+            self.load.hear(report, time.monotonic() - self.age_s())
+
+    def lose(self) -> None:
+        """A request found the unit gone: none is sent before it reports again."""
+        self.prefixes = PrefixMemory()
+        self._lost_at_s = time.monotonic()
+
+    @property
+    def is_closed(self) -> bool:
+        """Given up for good."""
+        return self._is_closed
+
+    def drain(self, limit_s: float | None) -> None:
+        """Requests under way may stay for `limit_s` seconds from the first such call.
+
+        None: the unit does not drain, or no longer.
+        """
+        if limit_s is None:
+            self._drain_until_s = math.inf
+        elif self._drain_until_s == math.inf:
+            self._drain_until_s = time.monotonic() + limit_s
+
+    def is_overdue(self) -> bool:
+        """True where what is left on a draining unit must move on."""
+        return time.monotonic() >= self._drain_until_s
+
+    async def move_to(self, address: UnitAddress, keys: KeyPair | None = None) -> None:
+        """Connect anew where `address` is another one; the old client's requests fail."""
+        if address == self._address or self._is_closed:
+            return
+        old, self._client = self._client, await self._connect(address, keys)
+        self._address = address
+        self.load, self.prefixes = LoadMeter(), PrefixMemory()
+        if old is not None:
+            logger.warning("%s moved to %s", self.unit_id, address.endpoint)
+            await old.close()
+
+    async def close(self) -> None:
+        """Give up the connection: open requests fail. Idempotent."""
+        self._is_closed = True
+        if self._client is not None:
+            await self._client.close()

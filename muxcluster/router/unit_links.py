@@ -1,0 +1,156 @@
+"""All of an ingress's links, as the newest directory wants them."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+
+from muxcluster.core.directory import Directory
+from muxcluster.core.errors import EngineFailure
+from muxcluster.core.served import ServedModel
+from muxcluster.router.unit_link import RESTART_LIMIT_S, Connect, LinkState, UnitLink
+
+logger = logging.getLogger(__name__)
+
+WATCH_PERIOD_S = 0.1
+POLL_PERIOD_S = 0.5
+"""How often the controller is asked for a newer directory while every unit is well."""
+
+AskDirectory = Callable[[str | None], Awaitable[Directory | None]]
+"""The controller's answer as `Directory.version` tells; None too where it does not answer."""
+
+
+class Lines:
+    """Follows directories: connects units, moves models among them, lets units go.
+
+    Knows nothing before the first `apply`, and keeps what it knows while no newer one comes.
+    """
+
+    def __init__(self, connect: Connect, restart_limit_s: float = RESTART_LIMIT_S) -> None:
+        self._connect = connect
+        self._restart_limit_s = restart_limit_s
+        self._directory: Directory | None = None
+        self._version: str | None = None
+        self._links: dict[str, UnitLink] = {}
+        self._open: frozenset[str] = frozenset()
+        self._served: set[str] = set()
+        self._changed = asyncio.Event()
+
+    @property
+    def version(self) -> str | None:
+        """Of the directory in force, None before the first."""
+        return self._version
+
+    def models(self) -> Sequence[ServedModel]:
+        """Every configured model; none before the first directory."""
+        return () if self._directory is None else self._directory.models
+
+    def links(self) -> Sequence[UnitLink]:
+        """All links, those of draining and of coming units too."""
+        return tuple(self._links.values())
+
+    def of(self, model: str) -> Sequence[UnitLink]:
+        """Links to the units that take new requests of `model`."""
+        routes = {} if self._directory is None else self._directory.routes
+        return [self._links[unit] for unit in routes.get(model, ()) if unit in self._links]
+
+    def routed(self) -> Sequence[UnitLink]:
+        """Links to the units that take new requests of any model."""
+        routes = {} if self._directory is None else self._directory.routes
+        unit_ids = {unit for units in routes.values() for unit in units}
+        return [link for unit, link in self._links.items() if unit in unit_ids]
+
+    def unplaced_s(self, model: str) -> float | None:
+        """Seconds after which it is worth to ask again for a model without a place, else None."""
+        return None if self._directory is None else self._directory.unplaced.get(model)
+
+    def was_served(self, model: str) -> bool:
+        """True once a unit of `model` has been up; until then the model loads."""
+        if model not in self._served and any(link.was_heard() for link in self.of(model)):
+            self._served.add(model)
+        return model in self._served
+
+    def are_warm(self) -> bool:
+        """Every model that has a place was served before."""
+        placed = [model.name for model in self.models() if self.unplaced_s(model.name) is None]
+        return self._directory is not None and all(map(self.was_served, placed))
+
+    async def apply(self, directory: Directory) -> None:
+        """Make `directory` the one in force."""
+        wanted = directory.unit_ids()
+        self._directory, self._version = directory, directory.version
+        self._served.intersection_update(model.name for model in directory.models)
+        for unit_id in self._links.keys() - set(wanted):
+            await self._links.pop(unit_id).close()
+        for unit_id in wanted:
+            await self._follow(unit_id, directory)
+        self._wake()
+
+    async def _follow(self, unit_id: str, directory: Directory) -> None:
+        link = self._links.get(unit_id)
+        drain_s = directory.draining.get(unit_id)
+        if link is None or (link.is_closed and drain_s is None):
+            link = UnitLink(unit_id, self._connect, self._restart_limit_s)
+            self._links[unit_id] = link
+        link.drain(drain_s)
+        address = directory.units.get(unit_id)
+        if address is not None:
+            try:
+                await link.move_to(address, directory.client_key)
+            except (ValueError, EngineFailure) as error:
+                logger.error("no line to %s: %s", unit_id, error)
+
+    async def refresh(self) -> None:
+        """Reads reports, ends drains that are over, wakes those who wait where a unit came back."""
+        for link in self._links.values():
+            link.measure()
+            if link.is_overdue() and not link.is_closed:
+                logger.warning("%s has drained: %d requests move on", link.unit_id, link.num_open)
+                await link.close()
+        for model in self.models():
+            self.was_served(model.name)
+        now_open = self._now_open()
+        if now_open - self._open:
+            self._wake()
+        self._open = now_open
+
+    def are_well(self) -> bool:
+        """Every unit that takes requests is up."""
+        routed = self.routed()
+        return bool(routed) and all(link.state() is LinkState.UP for link in routed)
+
+    async def change(self) -> None:
+        """Waits until a unit came back, or for another directory."""
+        # One that is closed now and open at the next `refresh` has come back.
+        self._open &= self._now_open()
+        await self._changed.wait()
+
+    def _now_open(self) -> frozenset[str]:
+        return frozenset(unit for unit, link in self._links.items() if link.is_open())
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def close(self) -> None:
+        """Give up every connection: open requests fail. Idempotent."""
+        await asyncio.gather(*(link.close() for link in self._links.values()))
+        self._wake()
+
+
+async def keep_in_step(lines: Lines, ask: AskDirectory) -> None:
+    """Until cancelled: follow the controller's directories, and watch the units."""
+    await asyncio.gather(_watch(lines), _poll(lines, ask))
+
+
+async def _watch(lines: Lines) -> None:
+    while True:
+        await lines.refresh()
+        await asyncio.sleep(WATCH_PERIOD_S)
+
+
+async def _poll(lines: Lines, ask: AskDirectory) -> None:
+    while True:
+        directory = await ask(lines.version)
+        if directory is not None:
+            await lines.apply(directory)
+        await asyncio.sleep(POLL_PERIOD_S if lines.are_well() else WATCH_PERIOD_S)

@@ -1,0 +1,1 @@
+"""From request bodies to checked values; every error names the field."""

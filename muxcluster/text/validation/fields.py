@@ -1,0 +1,111 @@
+"""Fields outside the schemas: harmless ones pass, those we do not honour are refused by name."""
+
+from collections.abc import Iterable, Mapping
+
+from muxcluster.core.errors import UnsupportedParameter
+from muxcluster.core.inputs.clip import plain
+
+HARMLESS = frozenset(
+    {
+        "user",
+        "metadata",
+        "safety_identifier",
+        "prompt_cache_key",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+        "prediction",
+        "parallel_tool_calls",
+        "session_id",
+        "stream_interval",
+    }
+)
+"""Known fields that never change the output here (tools, which some of them tune, are refused)."""
+
+REFUSED: Mapping[str, tuple[object, ...]] = {
+    "allowed_token_ids": ([],),
+    "audio": (),
+    "bad_words": ([],),
+    "chat_template": (),
+    "custom_logit_processor": (),
+    "documents": ([],),
+    "early_stopping": (False,),
+    "ebnf": (),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "guided_choice": (),
+    "guided_decoding_backend": (),
+    "guided_grammar": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_whitespace_pattern": (),
+    "include_reasoning": (True,),
+    "json_schema": (),
+    "kv_transfer_params": (),
+    "length_penalty": (1,),
+    "logit_processors": ([],),
+    "logits_processors": ([],),
+    "logprob_token_ids": ([],),
+    "lora_path": (),
+    "media_io_kwargs": ({},),
+    "mm_processor_kwargs": ({},),
+    "modalities": (["text"],),
+    "moderation": (),
+    "no_stop_trim": (False,),
+    "prompt_adapter": (),
+    "prompt_embeds": (),
+    "prompt_logprobs": (),
+    "reasoning_effort": (),
+    "regex": (),
+    "repetition_detection": (),
+    "response_format": ({"type": "text"},),
+    "return_hidden_states": (False,),
+    "return_prompt_text": (False,),
+    "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "separate_reasoning": (False,),
+    "session_params": (),
+    "spaces_between_special_tokens": (True,),
+    "stop_regex": ([],),
+    "store": (False,),
+    "stream_reasoning": (False,),
+    "structural_tag": (),
+    "structured_outputs": (),
+    "suffix": ("",),
+    "thinking_token_budget": (),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "truncate_prompt_tokens": (),
+    "truncation_side": (),
+    "use_beam_search": (False,),
+    "verbosity": (),
+    "vllm_xargs": ({},),
+    "web_search_options": (),
+}
+"""Known fields we do not honour, with the values (beside null) at which they change nothing."""
+
+
+def check_outside_fields(
+    data: Mapping[str, object], names: Iterable[str], *, lenient: bool
+) -> None:
+    """Looks at each field `names` of `data` that its schema does not have.
+
+    Raises UnsupportedParameter for a known field with an effect we would drop, and for an
+    unknown one unless `lenient`.
+    """
+    for name in names:
+        value = data[name]
+        if value is None or name in HARMLESS:
+            continue
+        if name == "best_of":
+            _check_best_of(value, data.get("n"))
+        elif name in REFUSED:
+            if not any(value == neutral for neutral in REFUSED[name]):
+                raise UnsupportedParameter(f"{name} is not supported by this server", name)
+        elif not lenient:
+            raise UnsupportedParameter(f"unknown field {plain(name)}", plain(name))
+
+
+def _check_best_of(value: object, n: object) -> None:
+    """`best_of` equal to `n` asks for nothing beyond `n`."""
+    if value != (1 if n is None else n):
+        raise UnsupportedParameter("best_of other than n is not supported", "best_of")

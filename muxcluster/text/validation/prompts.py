@@ -1,0 +1,122 @@
+"""Prompts and chat messages: their shapes, before any tokenising."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from muxcluster.core.errors import InvalidValue, MissingParameter, UnsupportedParameter
+from muxcluster.core.inputs.clip import plain
+
+MAX_PROMPTS = 1024
+MAX_MESSAGES = 16_384
+"""And parts of messages: looking at 800,000 that fit a body held up the event loop for seconds."""
+ROLES = frozenset({"system", "developer", "user", "assistant"})
+TOOL_FIELDS = ("tool_calls", "function_call", "tool_call_id", "audio")
+
+
+def split_prompts(value: object) -> list[str | list[int]]:
+    """OpenAI's four shapes of `prompt` as a list of texts or token id lists.
+
+    Raises InvalidValue (param "prompt") for any other shape and for empty lists.
+    """
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list) or not value:
+        raise InvalidValue(
+            "prompt must be a string, a list of strings, token ids, or a list of token id lists",
+            "prompt",
+        )
+    if type(value[0]) is int:
+        return [_int_list(value, "prompt")]
+    if len(value) > MAX_PROMPTS:
+        raise InvalidValue(f"at most {MAX_PROMPTS} prompts in one request", "prompt")
+    if isinstance(value[0], str):
+        return [_text(item, f"prompt[{i}]") for i, item in enumerate(value)]
+    return [_int_list(item, f"prompt[{i}]") for i, item in enumerate(value)]
+
+
+def _text(value: object, param: str) -> str:
+    if not isinstance(value, str):
+        raise InvalidValue(f"{param} must be a string like the first prompt", param)
+    return value
+
+
+def _int_list(value: object, param: str) -> list[int]:
+    if not isinstance(value, list) or any(type(item) is not int for item in value):
+        raise InvalidValue(f"{param} must be a list of token ids", param)
+    return value
+
+
+def token_ids(value: object, vocab_size: int, param: str) -> NDArray[np.int32]:
+    """A list of token ids as int32 [n]. Raises InvalidValue outside [0, vocab_size)."""
+    ids = _int_list(value, param)
+    for token in (min(ids, default=0), max(ids, default=0)):
+        if not 0 <= token < vocab_size:
+            shown = plain(f"{token}")
+            raise InvalidValue(
+                f"{param}: token id {shown} is outside the vocabulary of {vocab_size}", param
+            )
+    return np.array(ids, dtype=np.int32)
+
+
+def chat_messages(value: object) -> list[dict[str, Any]]:
+    """`messages` with text parts joined and `developer` read as `system`.
+
+    Raises InvalidValue or MissingParameter for wrong shapes and for too many, UnsupportedParameter
+    for tools and for parts other than text.
+    """
+    if not isinstance(value, list) or not value:
+        raise InvalidValue("messages must be a non-empty list", "messages")
+    if len(value) > MAX_MESSAGES or sum(map(_num_parts, value)) > MAX_MESSAGES:
+        raise InvalidValue(f"at most {MAX_MESSAGES} messages, and parts of messages", "messages")
+    return [_message(item, f"messages[{i}]") for i, item in enumerate(value)]
+
+
+def _message(value: object, param: str) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise InvalidValue(f"{param} must be an object", param)
+    for name in TOOL_FIELDS:
+        if value.get(name):
+            raise UnsupportedParameter(f"{param}.{name} is not supported", f"{param}.{name}")
+    role = value.get("role")
+    if role is None:
+        raise MissingParameter(f"missing required field {param}.role", f"{param}.role")
+    if not isinstance(role, str):
+        raise InvalidValue(f"{param}.role must be a string", f"{param}.role")
+    if role in ("tool", "function"):
+        raise UnsupportedParameter("tools are not supported", f"{param}.role")
+    if role not in ROLES:
+        raise InvalidValue(f"{param}.role must be one of {sorted(ROLES)}", f"{param}.role")
+    message = {name: item for name, item in value.items() if item is not None}
+    message["role"] = "system" if role == "developer" else role
+    message["content"] = _content(value.get("content"), f"{param}.content")
+    return message
+
+
+def _num_parts(message: object) -> int:
+    content = message.get("content") if isinstance(message, Mapping) else None
+    return len(content) if isinstance(content, list) else 0
+
+
+def _content(value: object, param: str) -> str:
+    if isinstance(value, str):
+        return value
+    if value is None:
+        raise MissingParameter(f"missing required field {param}", param)
+    if not isinstance(value, list) or not value:
+        raise InvalidValue(f"{param} must be a string or a list of text parts", param)
+    return "\n".join(_part(item, f"{param}[{i}]") for i, item in enumerate(value))
+
+
+def _part(value: object, param: str) -> str:
+    if not isinstance(value, Mapping) or not isinstance(value.get("type"), str):
+        raise InvalidValue(f"{param} must be an object with a type", param)
+    if value["type"] != "text":
+        raise UnsupportedParameter(
+            f"{plain(value['type'])} parts are not supported", f"{param}.type"
+        )
+    if not isinstance(value.get("text"), str):
+        raise InvalidValue(f"{param}.text must be a string", f"{param}.text")
+    return str(value["text"])

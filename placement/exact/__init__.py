@@ -1,6 +1,0 @@
-"""How far from the best: a proven bound, and set partition over (mesh, models) columns."""
-
-from placement.exact.relaxation import upper_bound
-from placement.exact.solve import solve_exact
-
-__all__ = ["solve_exact", "upper_bound"]
