@@ -68,7 +68,7 @@ from muxcluster.core.padded import RowBytes
 from muxcluster.demo.models import build_model
 from muxcluster.engine.dense.model import DenseModel
 from muxcluster.engine.load.packing_cpu import pack_linears
-from muxcluster.scheduling.memory.batch_scaling import BatchScaling
+from muxcluster.scheduling.state.batch_scaling import BatchScaling
 
 SHAPE = {
     "vocab_size": 4000,

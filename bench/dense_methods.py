@@ -17,7 +17,7 @@ from muxcluster.engine.dense.batch import KeptRow
 from muxcluster.engine.dense.forward import Foreign
 from muxcluster.engine.dense.model import DenseModel
 from muxcluster.engine.dense.prefill import Prefilled, prefill
-from muxcluster.scheduling.memory.batch_scaling import BatchScaling
+from muxcluster.scheduling.state.batch_scaling import BatchScaling
 
 PAD = 2
 

@@ -9,8 +9,8 @@ from muxcluster.core.unitspec import UnitSpec
 from muxcluster.placement.cost import Cost
 from muxcluster.placement.shapes.shape import ModelShape
 from muxcluster.sim.core.simulate import SimResult, simulate
+from muxcluster.sim.core.timeline import JobSpan
 from muxcluster.sim.core.unit import SimModel, SimUnit
-from muxcluster.sim.report.timeline import JobSpan
 from muxcluster.workload.metrics.window import figures
 
 _ROUNDS = 3

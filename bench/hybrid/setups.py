@@ -13,8 +13,8 @@ from muxcluster.placement.problem import Demand, Limits, Node, Problem
 from muxcluster.placement.shapes.known import SHAPES
 from muxcluster.sim.cases.case import Case
 from muxcluster.sim.cases.systems import system_named
-from muxcluster.sim.core.loads import Load, Synthetic
-from muxcluster.sim.core.waves import Waves
+from muxcluster.sim.demand.loads import Load, Synthetic
+from muxcluster.sim.demand.waves import Waves
 from muxcluster.workload.generate import Source
 from muxcluster.workload.lengths import Independent, Lengths
 from muxcluster.workload.processes import Poisson

@@ -37,8 +37,8 @@ from bench.hybrid.table import samples_of, show
 from bench.traces.servegen_offline import read_servegen_offline
 from muxcluster.sim.cases.case import Case
 from muxcluster.sim.cases.sweep import Cache
-from muxcluster.sim.core.loads import Trace
-from muxcluster.sim.core.waves import Waves
+from muxcluster.sim.demand.loads import Trace
+from muxcluster.sim.demand.waves import Waves
 from muxcluster.workload.files.azure import read_azure
 from muxcluster.workload.lengths import Pairs
 from muxcluster.workload.summary import summarise

@@ -17,7 +17,7 @@ from muxcluster.placement.shapes.known import SHAPES
 from muxcluster.sim.cases.case import Case
 from muxcluster.sim.cases.sweep import Cache
 from muxcluster.sim.cases.systems import system_named
-from muxcluster.sim.core.loads import Synthetic
+from muxcluster.sim.demand.loads import Synthetic
 from muxcluster.workload.generate import Source
 from muxcluster.workload.lengths import Independent, Limited
 from muxcluster.workload.marginals import LogNormal

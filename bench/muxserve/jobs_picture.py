@@ -9,9 +9,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from muxcluster.sim.cases.case import Case, run_case
+from muxcluster.sim.core.timeline import JobSpan
 from muxcluster.sim.plot.jobs import sms_over_time
 from muxcluster.sim.plot.style import STYLE, Colour, model_colours
-from muxcluster.sim.report.timeline import JobSpan
 
 _START_S, _SHOWN_S = 12.0, 0.5
 """When the picture begins, all models having many requests by then; how much of it is shown."""

@@ -26,7 +26,7 @@ from bench.offline.batchllm_unit import (
     run,
 )
 from bench.traces.batchmix import Kind, mixed_job
-from muxcluster.offline.order.choice import Unplanned
+from muxcluster.offline.choice import Unplanned
 from muxcluster.offline.order.lru import lru_saved_tokens
 from muxcluster.offline.prefix.prompts import flat_prompts
 

@@ -14,15 +14,15 @@ from muxcluster.core.job import WorkerSlot
 from muxcluster.core.kvshape import KvShape, block_bytes
 from muxcluster.core.unitspec import ModelSpec, SchedulerSpec, UnitSpec
 from muxcluster.offline.blend.resources import resource_model
+from muxcluster.offline.choice import Unplanned
 from muxcluster.offline.feed.feeder import BatchFeeder, Fed, Room
-from muxcluster.offline.order.choice import Unplanned
 from muxcluster.placement.cost import Roofline
 from muxcluster.placement.hardware import gpu_named
 from muxcluster.placement.shapes.known import shape_named
-from muxcluster.sim.batch.feeding import SimFeed
 from muxcluster.sim.core.concurrency import Running
 from muxcluster.sim.core.driver import UnitDriver
 from muxcluster.sim.core.unit import SimModel, SimUnit
+from muxcluster.sim.demand.feeding import SimFeed
 
 SHAPE, GPU = shape_named("llama-3.1-8b"), gpu_named("A100-80GB")
 RESOURCES = resource_model(SHAPE, GPU)

@@ -13,8 +13,8 @@ from bench.offline.blendserve_unit import KV_BYTES, RESOURCES, make_unit, permit
 from bench.offline.rows import Row
 from bench.offline.rows import Rows as KeptRows
 from muxcluster.offline.blend.lengths import known_lengths
+from muxcluster.offline.choice import Unplanned, nature_of
 from muxcluster.offline.feed.feeder import BatchFeeder
-from muxcluster.offline.order.choice import Unplanned, nature_of
 from muxcluster.offline.order.orders import OfflineJob
 from muxcluster.sim.batch.simulate import SimPredictor
 

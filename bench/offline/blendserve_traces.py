@@ -15,7 +15,7 @@ import numpy as np
 
 from bench.traces.batchmix import Kind, mixed_job
 from muxcluster.offline.blend.resources import ResourceModel
-from muxcluster.offline.order.choice import Nature, Unplanned, nature_of
+from muxcluster.offline.choice import Nature, Unplanned, nature_of
 from muxcluster.offline.prefix.prompts import flat_prompts
 
 BLOCK_TOKENS = 16

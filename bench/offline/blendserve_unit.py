@@ -10,7 +10,7 @@ from muxcluster.core.job import Phase, WorkerSlot
 from muxcluster.core.kvshape import KvShape, block_bytes
 from muxcluster.core.unitspec import ModelSpec, SchedulerSpec, UnitSpec
 from muxcluster.offline.blend.resources import resource_model
-from muxcluster.offline.order.choice import Nature
+from muxcluster.offline.choice import Nature
 from muxcluster.placement.cost import Roofline
 from muxcluster.placement.hardware import gpu_named
 from muxcluster.placement.shapes.known import shape_named

@@ -32,8 +32,8 @@ from bench.offline.multi_model_unit import (
     make_unit,
     resources_of,
 )
+from muxcluster.offline.choice import Nature, Unplanned, nature_of
 from muxcluster.offline.feed.feeder import BatchFeeder
-from muxcluster.offline.order.choice import Nature, Unplanned, nature_of
 from muxcluster.sim.batch.joint import JointPrediction, JointPredictor, ModelJob
 from muxcluster.sim.batch.simulate import SimPredictor
 

@@ -9,7 +9,7 @@ import numpy as np
 from bench.offline.multi_model_unit import BLOCK_BYTES, Shapes, kv_bytes, kv_shape, resources_of
 from bench.traces.batchmix import Kind, mixed_job
 from muxcluster.offline.blend.resources import ResourceModel
-from muxcluster.offline.order.choice import Nature, Unplanned, nature_of
+from muxcluster.offline.choice import Nature, Unplanned, nature_of
 from muxcluster.offline.prefix.prompts import flat_prompts
 from muxcluster.placement.shapes.known import shape_named
 from muxcluster.placement.shapes.shape import ModelShape

@@ -11,7 +11,7 @@ from muxcluster.core.job import Phase, WorkerSlot
 from muxcluster.core.kvshape import KvShape, block_bytes
 from muxcluster.core.unitspec import ModelSpec, SchedulerSpec, UnitSpec
 from muxcluster.offline.blend.resources import ResourceModel, resource_model
-from muxcluster.offline.order.choice import Nature
+from muxcluster.offline.choice import Nature
 from muxcluster.placement.cost import Roofline
 from muxcluster.placement.hardware import gpu_named
 from muxcluster.placement.shapes.shape import ModelShape

@@ -22,12 +22,12 @@ from bench.harness import Bench, Claim, make_parser
 from bench.offline.batchllm_cases import CASE_1, QUICK, REQUESTS
 from bench.offline.batchllm_unit import BATCHLLM, BLOCK_TOKENS, BOTH_MANY, KV_BYTES, RESOURCES, run
 from bench.traces.servegen_offline import read_servegen_offline
-from muxcluster.offline.order.choice import Unplanned
-from muxcluster.offline.order.groups import group_by_prefix, order_by_decoding
+from muxcluster.offline.choice import Unplanned
 from muxcluster.offline.order.lifetimes import prefix_lifetimes
 from muxcluster.offline.order.lru import lru_saved_tokens
 from muxcluster.offline.order.maximize_reuse import maximize_reuse
 from muxcluster.offline.order.one_level import best_prefixes
+from muxcluster.offline.prefix.groups import group_by_prefix, order_by_decoding
 from muxcluster.offline.prefix.prompts import Prompts, block_prompts, flat_prompts, token_prompts
 from muxcluster.offline.prefix.tree import PrefixTree, build_tree
 from muxcluster.workload.arrival import Arrival

@@ -19,7 +19,7 @@ from muxcluster.scheduling.assembly import (
     step_times,
 )
 from muxcluster.scheduling.completion import Completion, events_only
-from muxcluster.scheduling.faults.failures import Failures
+from muxcluster.scheduling.failures import Failures
 from muxcluster.scheduling.jobs import JobBuilder
 from muxcluster.scheduling.lanes.view import LaneView
 from muxcluster.scheduling.lookahead.fast_forward import FastForward, Repetition

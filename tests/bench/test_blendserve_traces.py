@@ -6,7 +6,7 @@ import pytest
 from bench.offline.blendserve_traces import GRID, TRACES, Mix, kind_nature, kinds_of, trace
 from bench.traces.batchmix import long_outputs
 from muxcluster.offline.blend.resources import resource_model
-from muxcluster.offline.order.choice import nature_of
+from muxcluster.offline.choice import nature_of
 from muxcluster.placement.hardware import gpu_named
 from muxcluster.placement.shapes.known import shape_named
 

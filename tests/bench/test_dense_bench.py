@@ -14,7 +14,7 @@ from bench.dense_record import BATON_PD, STATIC, Done, Measured, claims_of, curv
 from bench.dense_trace import Trace, Work, thinned, watched
 from muxcluster.demo.models import build_model
 from muxcluster.engine.dense.model import DenseModel
-from muxcluster.scheduling.memory.batch_scaling import BatchScaling
+from muxcluster.scheduling.state.batch_scaling import BatchScaling
 
 BATCH = 2
 QUERIES = [Query([7, 8, 9], 6), Query([11] * 12, 1), Query([5, 6], 3), Query([3, 4, 5, 6], 4)]

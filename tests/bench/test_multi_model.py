@@ -9,7 +9,7 @@ from bench.offline.multi_model_cases import BALANCED, Case, cases, jobs_of
 from bench.offline.multi_model_picture import draw
 from bench.offline.multi_model_unit import best_split, least_s
 from bench.traces.batchmix import Kind
-from muxcluster.offline.order.choice import nature_of
+from muxcluster.offline.choice import nature_of
 
 TINY = Case(
     "tiny",

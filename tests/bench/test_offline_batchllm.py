@@ -24,7 +24,7 @@ from bench.offline.batchllm_unit import (
     run,
 )
 from bench.offline.savings import Levels, real_jobs, saving_of
-from muxcluster.offline.order.choice import Unplanned
+from muxcluster.offline.choice import Unplanned
 from muxcluster.offline.prefix.prompts import flat_prompts
 
 

@@ -8,8 +8,8 @@ from muxcluster.batch.plan.feeding import Asked, FedPlan, FedUnit
 from muxcluster.batch.store.store import Pending
 from muxcluster.core.pinning import PinnedPrefix, Unpin
 from muxcluster.offline.blend.resources import resource_model
+from muxcluster.offline.choice import Unplanned
 from muxcluster.offline.feed.feeder import BatchFeeder
-from muxcluster.offline.order.choice import Unplanned
 from muxcluster.offline.prefix.prompts import token_prompts
 from muxcluster.placement.hardware import GPUS
 from muxcluster.scheduling.memory.batch_memory import BatchSpace

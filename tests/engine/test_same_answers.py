@@ -11,8 +11,8 @@ from muxcluster.config import read_facts
 from muxcluster.core.request import Request, ServiceClass
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.offline.blend.resources import resource_model
+from muxcluster.offline.choice import Unplanned
 from muxcluster.offline.feed.feeder import BatchFeeder, Room
-from muxcluster.offline.order.choice import Unplanned
 from muxcluster.offline.order.orders import ORDERS
 from muxcluster.offline.prefix.prompts import token_prompts
 from muxcluster.placement.hardware import gpu_named

@@ -6,7 +6,7 @@ import torch
 from muxcluster.core.padded import PaddedBatch
 from muxcluster.engine.dense.batch import KeptRow
 from muxcluster.engine.dense.prefill import prefill
-from muxcluster.scheduling.memory.batch_scaling import BatchScaling
+from muxcluster.scheduling.state.batch_scaling import BatchScaling
 from tests.engine_dense.conftest import ModelBuilder
 from tests.engine_dense.models import dense_model
 

@@ -20,8 +20,8 @@ from muxcluster.offline.blend.scan import (
     line_of,
     share_memory,
 )
-from muxcluster.offline.order.groups import group_by_prefix
 from muxcluster.offline.order.one_level import best_prefixes
+from muxcluster.offline.prefix.groups import group_by_prefix
 from tests.offline.blend_cases import MODEL, Case, case_of, cases, cost
 from tests.offline.naive import Prompt
 

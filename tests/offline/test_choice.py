@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from bench.traces.batchmix import Kind, mixed_job
-from muxcluster.offline.feed.feeder import BatchFeeder, Room
-from muxcluster.offline.order.choice import (
+from muxcluster.offline.choice import (
     Choice,
     Unplanned,
     compare_orders,
     nature_of,
     sample_job,
 )
+from muxcluster.offline.feed.feeder import BatchFeeder, Room
 from muxcluster.offline.order.orders import ORDERS
 from muxcluster.offline.predictor import Prediction, UseOverTime
 from muxcluster.offline.prefix.prompts import Prompts, flat_prompts, take_prompts

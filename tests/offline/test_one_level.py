@@ -4,9 +4,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from muxcluster.offline.order.groups import group_by_prefix
 from muxcluster.offline.order.maximize_reuse import maximize_reuse
 from muxcluster.offline.order.one_level import best_prefixes
+from muxcluster.offline.prefix.groups import group_by_prefix
 from muxcluster.offline.prefix.tree import build_tree
 from tests.offline import naive
 from tests.offline.naive import Prompt, few_prompts, node_prefixes, prompts_of

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from muxcluster.offline.blend.lengths import known_lengths
 from muxcluster.offline.blend.shared_reads import shared_reads
-from muxcluster.offline.order.choice import Unplanned, nature_of
+from muxcluster.offline.choice import Unplanned, nature_of
 from muxcluster.offline.order.orders import OfflineJob, order_requests
 from muxcluster.offline.prefix.prompts import token_prompts
 from tests.offline.blend_cases import MODEL, Case, case_of, cases

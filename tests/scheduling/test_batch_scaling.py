@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from muxcluster.core.job import Job, Phase
 from muxcluster.core.padded import PaddedBatch, PaddedLimit, RowBytes
 from muxcluster.core.request import Request, ServiceClass, Slo
-from muxcluster.scheduling.memory.batch_scaling import BatchScaling
+from muxcluster.scheduling.state.batch_scaling import BatchScaling
 from tests.scheduling.fake_worker import FakeMemory
 from tests.scheduling.rig import LANES, Rig, model_spec, request, unit_spec
 from tests.scheduling.test_random_runs import run_to_the_end

@@ -11,7 +11,7 @@ from muxcluster.placement.hardware import GPUS
 from muxcluster.scheduling.steptime.seed import CostSeed, SeedModel
 from muxcluster.scheduling.steptime.step_times import StepTimes
 from muxcluster.sim.core.driver import UnitDriver
-from muxcluster.sim.core.requests import request_of
+from muxcluster.sim.demand.requests import request_of
 from tests.sim.cases import SHAPE, arrivals, sim_unit
 
 SLOWER = Tuning(compute=0.4, bandwidth=0.7, decode_layer_s=4e-4, kernels_s=2e-4)

@@ -8,14 +8,14 @@ import pytest
 from bench.traces.batchmix import Kind, mixed_job
 from muxcluster.core.request import ServiceClass
 from muxcluster.offline.blend.resources import resource_model
-from muxcluster.offline.order.choice import Unplanned, feeder_of
+from muxcluster.offline.choice import Unplanned, feeder_of
 from muxcluster.offline.prefix.prompts import flat_prompts
 from muxcluster.placement.hardware import GPUS
-from muxcluster.sim.batch.feeding import UnitJob
 from muxcluster.sim.batch.simulate import SimPredictor
 from muxcluster.sim.core.fleet import Fleet
 from muxcluster.sim.core.simulate import simulate
 from muxcluster.sim.core.unit import SimUnit
+from muxcluster.sim.demand.feeding import UnitJob
 from muxcluster.workload.arrival import Arrival
 from tests.sim.cases import SHAPE, sim_unit
 

@@ -5,8 +5,8 @@ import math
 import pytest
 
 from muxcluster.sim.core.driver import UnitDriver
-from muxcluster.sim.core.requests import request_of
 from muxcluster.sim.core.timing import Work
+from muxcluster.sim.demand.requests import request_of
 from muxcluster.workload.arrival import Arrival
 from tests.sim.cases import FixedTiming, sim_unit
 

@@ -6,8 +6,8 @@ pytest.importorskip("matplotlib")
 
 from matplotlib.figure import Figure
 
+from muxcluster.sim.core.timeline import JobSpan
 from muxcluster.sim.plot.jobs import areas, sms_over_time
-from muxcluster.sim.report.timeline import JobSpan
 
 MODELS = ("a", "b")
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 
 from muxcluster.sim.core.driver import UnitDriver
-from muxcluster.sim.core.requests import request_of
 from muxcluster.sim.core.simulate import SimResult, simulate
+from muxcluster.sim.core.timeline import JobSpan
 from muxcluster.sim.core.timing import Work
 from muxcluster.sim.core.unit import SimUnit
-from muxcluster.sim.report.timeline import JobSpan
+from muxcluster.sim.demand.requests import request_of
 from muxcluster.workload.arrival import Arrival
 from tests.sim.cases import FixedTiming, arrivals, sim_unit
 

@@ -10,7 +10,7 @@ from muxcluster.placement.shapes.known import SHAPES
 from muxcluster.sim.cases.case import Case, run_case
 from muxcluster.sim.cases.systems import system_named
 from muxcluster.sim.cases.systems_units import plan_of
-from muxcluster.sim.core.loads import Synthetic
+from muxcluster.sim.demand.loads import Synthetic
 from muxcluster.sim.report.judge import fairness_report, group_report, worst_model
 from muxcluster.sim.report.report import CaseReport
 from muxcluster.sim.report.slo import base_latencies, base_s

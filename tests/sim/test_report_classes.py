@@ -15,8 +15,8 @@ from muxcluster.placement.shapes.known import SHAPES
 from muxcluster.sim.cases.case import Case, run_case
 from muxcluster.sim.cases.systems import system_named
 from muxcluster.sim.cases.systems_units import plan_of
-from muxcluster.sim.core.loads import Synthetic
-from muxcluster.sim.core.waves import Waves
+from muxcluster.sim.demand.loads import Synthetic
+from muxcluster.sim.demand.waves import Waves
 from muxcluster.sim.report.classes import classes_report
 from muxcluster.sim.report.report import CaseReport
 from muxcluster.workload.generate import Source

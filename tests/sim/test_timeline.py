@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from muxcluster.sim.core.simulate import simulate
-from muxcluster.sim.report.timeline import JobSpan, write_timeline
+from muxcluster.sim.core.timeline import JobSpan, write_timeline
 from tests.sim.cases import arrivals, sim_unit
 
 

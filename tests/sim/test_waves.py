@@ -8,7 +8,7 @@ import pytest
 from muxcluster.core.request import ServiceClass
 from muxcluster.sim.core.simulate import simulate
 from muxcluster.sim.core.unit import SimUnit
-from muxcluster.sim.core.waves import Waves
+from muxcluster.sim.demand.waves import Waves
 from muxcluster.workload.lengths import Independent
 from muxcluster.workload.marginals import Constant, LogNormal
 from muxcluster.workload.metrics.records import CLASSES, Ending

@@ -17,8 +17,8 @@ from muxcluster.core.errors import RequestError
 from muxcluster.http.batch_lines import body_of
 from muxcluster.http.calls.model_text import ModelTexts
 from muxcluster.http.service import prompts_of
+from muxcluster.offline.choice import Unplanned, compare_orders, sample_job
 from muxcluster.offline.feed.feeder import BatchFeeder
-from muxcluster.offline.order.choice import Unplanned, compare_orders, sample_job
 from muxcluster.offline.order.orders import ORDERS, order_requests
 from muxcluster.offline.prefix.prompts import token_prompts
 from muxcluster.sim.batch.setting import Setting

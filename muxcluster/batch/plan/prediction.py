@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from muxcluster.offline.order.choice import Choice, Nature, compare_orders, nature_of, sample_job
+from muxcluster.offline.choice import Choice, Nature, compare_orders, nature_of, sample_job
 from muxcluster.offline.order.orders import ORDERS
 from muxcluster.offline.predictor import Prediction
 from muxcluster.sim.batch.division import Part, divide_job

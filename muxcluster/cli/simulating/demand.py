@@ -8,7 +8,7 @@ from pathlib import Path
 from muxcluster.core.errors import ConfigError
 from muxcluster.placement.names import nearest
 from muxcluster.placement.problem import Demand, Problem
-from muxcluster.sim.core.loads import Load, Synthetic, Trace, form_of
+from muxcluster.sim.demand.loads import Load, Synthetic, Trace, form_of
 from muxcluster.workload.arrival import Arrival
 from muxcluster.workload.generate import Source
 from muxcluster.workload.lengths import Independent

@@ -9,7 +9,7 @@ from muxcluster.cli.simulating.demand import Wish, log_normal
 from muxcluster.core.errors import ConfigError
 from muxcluster.placement.problem import Demand, Problem
 from muxcluster.scheduling.packing import PACKINGS
-from muxcluster.sim.core.waves import Waves
+from muxcluster.sim.demand.waves import Waves
 from muxcluster.workload.lengths import Independent
 
 HYBRID_SYSTEMS = ",".join(f"muxserve:packing={name}" for name in PACKINGS)

@@ -9,8 +9,8 @@ from muxcluster.cli.simulating.comparison import Prepared
 from muxcluster.core.errors import ConfigError
 from muxcluster.sim.cases.case import Case, PartSink, run_case
 from muxcluster.sim.cases.sweep import PartProgress
+from muxcluster.sim.core.timeline import JobSpan, write_timeline
 from muxcluster.sim.report.report import CaseReport
-from muxcluster.sim.report.timeline import JobSpan, write_timeline
 
 SPAN_S = 60.0
 """A longer file opens slowly; the last minute under load shows the steady state."""

@@ -8,7 +8,7 @@ from rich.text import Text
 from muxcluster.batch.plan.prediction import Comparison, Predicted
 from muxcluster.cli.views.simulation import line_of
 from muxcluster.cli.views.words import gib_text, percent_text, seconds_text
-from muxcluster.offline.order.choice import Nature
+from muxcluster.offline.choice import Nature
 from muxcluster.offline.predictor import Prediction
 
 _ORDERS = (

@@ -27,7 +27,7 @@ from muxcluster.engine.dense.prefill import similar
 from muxcluster.engine.dense.store import RowStore
 from muxcluster.engine.memory.arena import ModelArena
 from muxcluster.engine.sampling.prompt_positions import Asked
-from muxcluster.scheduling.memory.batch_scaling import BatchScaling
+from muxcluster.scheduling.state.batch_scaling import BatchScaling
 
 
 @dataclass(frozen=True, slots=True)

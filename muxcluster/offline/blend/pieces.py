@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from muxcluster.offline.blend.densities import Work, even_parts, node_work
 from muxcluster.offline.blend.layers import sort_layers
 from muxcluster.offline.blend.resources import ResourceModel
-from muxcluster.offline.order.groups import PrefixGroups
+from muxcluster.offline.prefix.groups import PrefixGroups
 from muxcluster.offline.prefix.ranges import joined_ranges
 from muxcluster.offline.prefix.tree import PrefixTree
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from muxcluster.offline.order.groups import PrefixGroups, group_by_prefix, order_by_decoding
 from muxcluster.offline.order.lifetimes import Lifetimes, prefix_lifetimes
 from muxcluster.offline.order.one_level import best_prefixes
+from muxcluster.offline.prefix.groups import PrefixGroups, group_by_prefix, order_by_decoding
 from muxcluster.offline.prefix.prompts import Prompts
 from muxcluster.offline.prefix.tree import PrefixTree, build_tree
 

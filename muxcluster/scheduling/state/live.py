@@ -10,8 +10,8 @@ from muxcluster.core.events import Finished, FinishReason
 from muxcluster.core.hashing import extend_hashes, root_hash
 from muxcluster.core.job import Phase, Side
 from muxcluster.core.request import Request, ServiceClass, Slo
-from muxcluster.scheduling.faults.isolation import Suspicion
 from muxcluster.scheduling.state.account import Stage, TimeAccount
+from muxcluster.scheduling.state.isolation import Suspicion
 
 _PRIORITY_LIMIT = 2**20
 _ORDER_BITS = 40

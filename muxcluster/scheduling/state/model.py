@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from muxcluster.core.request import Request, ServiceClass
 from muxcluster.core.unitspec import ModelSpec
 from muxcluster.kvcache.model_cache import ModelCache
-from muxcluster.scheduling.memory.batch_scaling import BatchScaling
+from muxcluster.scheduling.state.batch_scaling import BatchScaling
 from muxcluster.scheduling.state.live import LiveRequest
 from muxcluster.scheduling.state.rates import LoadMeter
 from muxcluster.scheduling.state.slots import Slots, SlotTable

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from muxcluster.offline.blend.divide import divide
 from muxcluster.offline.blend.pieces import cut
-from muxcluster.offline.order.choice import Nature, Unplanned, nature_of
+from muxcluster.offline.choice import Nature, Unplanned, nature_of
 from muxcluster.offline.order.orders import OfflineJob
 from muxcluster.offline.prefix.prompts import take_prompts
 from muxcluster.sim.batch.setting import Setting

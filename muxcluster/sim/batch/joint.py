@@ -14,9 +14,9 @@ from muxcluster.offline.joint import JointMemory
 from muxcluster.offline.predictor import Prediction
 from muxcluster.offline.prefix.prompts import Prompts
 from muxcluster.scheduling.scheduler import UnitScheduler
-from muxcluster.sim.batch.feeding import Ran, SimFeed, fitting
 from muxcluster.sim.batch.run import predicted
 from muxcluster.sim.core.unit import SimUnit
+from muxcluster.sim.demand.feeding import Ran, SimFeed, fitting
 
 _SEPARATOR = "/"
 

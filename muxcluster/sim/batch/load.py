@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from muxcluster.offline.blend.resources import ResourceModel
-from muxcluster.offline.order.choice import Unplanned
+from muxcluster.offline.choice import Unplanned
 from muxcluster.offline.prefix.prompts import flat_prompts
 from muxcluster.workload.files.batchfile import NOTHING, Skips, read_batch
 

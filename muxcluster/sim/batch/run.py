@@ -11,11 +11,11 @@ from muxcluster.core.request import Request
 from muxcluster.offline.blend.resources import ResourceModel
 from muxcluster.offline.predictor import Prediction, UseOverTime
 from muxcluster.scheduling.scheduler import UnitScheduler
-from muxcluster.sim.batch.feeding import Ran
 from muxcluster.sim.batch.use import ResourceMeter
 from muxcluster.sim.core.concurrency import Running
 from muxcluster.sim.core.driver import UnitDriver
 from muxcluster.sim.core.unit import SimUnit
+from muxcluster.sim.demand.feeding import Ran
 from muxcluster.workload.metrics.series import step_means
 
 NUM_BINS = 100

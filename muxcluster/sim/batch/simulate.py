@@ -7,9 +7,9 @@ from muxcluster.offline.blend.resources import ResourceModel
 from muxcluster.offline.feed.feeder import BatchFeeder
 from muxcluster.offline.predictor import Prediction
 from muxcluster.offline.prefix.prompts import Prompts
-from muxcluster.sim.batch.feeding import SimFeed, fitting
 from muxcluster.sim.batch.run import predicted
 from muxcluster.sim.core.unit import SimUnit
+from muxcluster.sim.demand.feeding import SimFeed, fitting
 
 
 class SimPredictor:

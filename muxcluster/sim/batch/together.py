@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from muxcluster.offline.choice import Unplanned, feeder_of, nature_of, sample_job
 from muxcluster.offline.feed.feeder import BatchFeeder
-from muxcluster.offline.order.choice import Unplanned, feeder_of, nature_of, sample_job
 from muxcluster.sim.batch.joint import JointPredictor, ModelJob
 from muxcluster.sim.batch.simulate import SimPredictor
 from muxcluster.sim.core.unit import SimUnit

@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 from muxcluster.placement.plan import Plan
 from muxcluster.placement.problem import Problem
 from muxcluster.sim.batch.division import Part, divide_job
-from muxcluster.sim.batch.feeding import UnitJob
 from muxcluster.sim.batch.load import BatchFile
 from muxcluster.sim.batch.setting import settings_among
 from muxcluster.sim.core.unit import SimUnit
+from muxcluster.sim.demand.feeding import UnitJob
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,10 @@ from muxcluster.sim.batch.with_interactive import JobBeside
 from muxcluster.sim.cases.systems import System
 from muxcluster.sim.cases.systems_units import units_for
 from muxcluster.sim.core.fleet import JobSink
-from muxcluster.sim.core.loads import Load
 from muxcluster.sim.core.simulate import SimResult, simulate
 from muxcluster.sim.core.unit import SimUnit
-from muxcluster.sim.core.waves import Waves
+from muxcluster.sim.demand.loads import Load
+from muxcluster.sim.demand.waves import Waves
 from muxcluster.sim.report.classes import classes_report
 from muxcluster.sim.report.judge import fairness_report, group_report, worst_model
 from muxcluster.sim.report.report import CaseReport, GroupReport

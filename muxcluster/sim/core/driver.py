@@ -13,9 +13,9 @@ from muxcluster.scheduling.scheduler import UnitScheduler
 from muxcluster.scheduling.steptime.seed import CostSeed, SeedModel
 from muxcluster.sim.core.concurrency import Concurrency, Running
 from muxcluster.sim.core.fast_forward import FastForward
-from muxcluster.sim.core.requests import TOKENS
 from muxcluster.sim.core.timing import CostTiming, Timing
 from muxcluster.sim.core.unit import SimUnit
+from muxcluster.sim.demand.requests import TOKENS
 
 _MIN_WAIT_S = 0.001
 """As in the engine: a wake-up already past must not make the loop spin."""

@@ -6,16 +6,16 @@ from muxcluster.core.events import Finished, Rejected
 from muxcluster.core.request import Request, ServiceClass
 from muxcluster.core.served import UnitStats
 from muxcluster.scheduling.scheduler import UnitScheduler
-from muxcluster.sim.batch.feeding import SimFeed
 from muxcluster.sim.core.concurrency import Running
 from muxcluster.sim.core.driver import Feed, UnitDriver
 from muxcluster.sim.core.records import RequestTable
-from muxcluster.sim.core.requests import request_of
 from muxcluster.sim.core.routing import shortest_wait
+from muxcluster.sim.core.timeline import JobSpan
 from muxcluster.sim.core.unit import SimUnit
 from muxcluster.sim.core.usage import Usage, UsageMeter
-from muxcluster.sim.core.waves import WaveSource
-from muxcluster.sim.report.timeline import JobSpan
+from muxcluster.sim.demand.feeding import SimFeed
+from muxcluster.sim.demand.requests import request_of
+from muxcluster.sim.demand.waves import WaveSource
 from muxcluster.workload.arrival import Arrival
 
 JobSink = Callable[[JobSpan], None]

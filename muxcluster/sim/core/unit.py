@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.placement.cost import Cost
 from muxcluster.placement.shapes.shape import ModelShape
-from muxcluster.sim.batch.feeding import UnitJob
-from muxcluster.sim.core.waves import Waves
+from muxcluster.sim.demand.feeding import UnitJob
+from muxcluster.sim.demand.waves import Waves
 
 
 @dataclass(frozen=True, slots=True)

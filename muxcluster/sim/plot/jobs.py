@@ -8,8 +8,8 @@ from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection, PolyCollection
 from matplotlib.ticker import PercentFormatter
 
+from muxcluster.sim.core.timeline import JobSpan
 from muxcluster.sim.plot.style import Colour, dress
-from muxcluster.sim.report.timeline import JobSpan
 
 _EDGE = "white"
 

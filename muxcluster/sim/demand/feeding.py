@@ -9,12 +9,12 @@ from muxcluster.core.events import Finished, FinishReason, Rejected
 from muxcluster.core.pinning import PinnedPrefix
 from muxcluster.core.request import Request, ServiceClass
 from muxcluster.core.unitspec import UnitSpec
+from muxcluster.offline.choice import Unplanned, feeder_of
 from muxcluster.offline.feed.feeder import BatchFeeder, Fed, Room
-from muxcluster.offline.order.choice import Unplanned, feeder_of
 from muxcluster.offline.order.orders import OfflineJob
 from muxcluster.offline.prefix.prompts import Prompts
 from muxcluster.scheduling.scheduler import UnitScheduler
-from muxcluster.sim.core.requests import sampling_of
+from muxcluster.sim.demand.requests import sampling_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,1 +1,0 @@
-"""What happens to the requests of a job that failed."""
