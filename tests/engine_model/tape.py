@@ -11,7 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
-from muxcluster.engine.forward.attention import paged as attention_paged
+from muxcluster.engine.forward import paged_attention as attention_paged
 from muxcluster.engine.sampling import plain
 from muxcluster.engine.steps.device.capture_lint import NotCapturable
 from muxcluster.engine.steps.device.captures import Step

@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 from muxcluster.core.job import Side
+from muxcluster.engine.forward import paged_attention as attention_paged
 from muxcluster.engine.forward.attention import LayerAttention, LayerCall
-from muxcluster.engine.forward.attention import paged as attention_paged
 from muxcluster.engine.forward.batch import TokenBatch, token_batch
 from muxcluster.engine.forward.cpu_attention import PlannedAttention
 from muxcluster.engine.forward.paged_attention import PagedAttention

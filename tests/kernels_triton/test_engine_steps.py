@@ -13,7 +13,7 @@ import pytest
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.decoders import kernel_decoder
 from muxcluster.engine.decoders.kernel_fusing import forward_on_gpu
-from muxcluster.engine.forward.attention import paged as attention_paged
+from muxcluster.engine.forward import paged_attention as attention_paged
 from muxcluster.engine.forward.paged_forward import Forward
 from muxcluster.engine.load.paged_loading import load_model
 from muxcluster.engine.memory.arena import Arena
