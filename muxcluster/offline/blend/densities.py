@@ -72,6 +72,5 @@ def even_parts(
 
 
 def _edge_s(tree: PrefixTree, model: ResourceModel) -> NDArray[np.float64]:
-    """Return the compute seconds of each node's own tokens."""
     depth = tree.depth.astype(np.float64)
     return model.prefill_s(depth[tree.parent], depth)

@@ -47,7 +47,6 @@ def sample_places(
 
 
 def _spread(places: NDArray[np.int64], count: int, rng: np.random.Generator) -> NDArray[np.int64]:
-    """Return `count` of the places, evenly spaced from a random start."""
     start = rng.integers(len(places))
     spread: NDArray[np.int64] = places[(np.arange(count) * len(places) + start) // count]
     return spread
@@ -124,7 +123,6 @@ def _leaf_sums(
 def _sums(
     tree: PrefixTree, parents: NDArray[np.int64], values: NDArray[np.float64]
 ) -> list[tuple[float, int]]:
-    """Return the sum and number of the children's `values` for each node."""
     totals = np.bincount(parents, values, minlength=tree.num_nodes)
     counts = np.bincount(parents, minlength=tree.num_nodes)
     return list(zip(totals.tolist(), counts.tolist(), strict=True))

@@ -234,7 +234,6 @@ class BatchFeeder:
             self._renew()
 
     def _renew(self) -> None:
-        """Estimate lengths again and plan what is left with them."""
         self._renew_after = max(
             self._num_results + _LEAST_RESULTS, self._num_results * _MORE_RESULTS
         )

@@ -84,7 +84,6 @@ def build_tree(prompts: Prompts, granularity: int = 1, own_tokens: int = 0) -> P
 def _tree(
     order: NDArray[np.int64], lengths: NDArray[np.int64], shared: NDArray[np.int64]
 ) -> PrefixTree:
-    """Return the tree over sorted prompts from what neighbours share (int64 [n - 1])."""
     parent, depth, first, num_leaves, gap_node = _nodes(shared)
     num_leaves[0] = len(order)
     preorder = np.lexsort((-num_leaves, first))

@@ -77,7 +77,6 @@ class _JointFeed:
         self._memory = JointMemory(feeders) if is_joint else None
 
     def __call__(self, scheduler: UnitScheduler, now: float) -> list[Request]:
-        """Return the requests to submit now."""
         if self._memory is None:
             rooms = {model: feed.room(scheduler, now) for model, feed in self._feeds.items()}
         else:
@@ -96,21 +95,17 @@ class _JointFeed:
         ]
 
     def first_token(self, request_id: str) -> None:
-        """Note that a fed request got a token from a job that computes prompts."""
         self._feed(request_id).first_token(request_id)
 
     def end(self, event: Finished | Rejected, now: float) -> None:
-        """Note that a fed request has ended."""
         self._feed(event.request_id).end(event, now)
 
     @property
     def ran(self) -> Ran:
-        """Return the totals of what has ended so far."""
         return sum((feed.ran for feed in self._feeds.values()), Ran())
 
     @property
     def end_s(self) -> dict[str, float]:
-        """Return when the last request ended, by model."""
         return {model: feed.ran.end_s for model, feed in self._feeds.items()}
 
     def _feed(self, request_id: str) -> SimFeed:

@@ -65,19 +65,15 @@ class _Run:
         self._meter = ResourceMeter(resources)
 
     def first_token(self, request_id: str, now: float) -> None:
-        """Note that a prompt is computed."""
         self._feed.first_token(request_id)
 
     def end(self, event: Finished | Rejected, now: float) -> None:
-        """Note that a request has ended."""
         self._feed.end(event, now)
 
     def launched(self, driver: UnitDriver, entries: Sequence[Running]) -> None:
-        """Note that jobs started."""
         self._note_held()
 
     def ran(self, driver: UnitDriver, entry: Running) -> None:
-        """Note that a job ended."""
         self._note_held()
         self._meter.ran(entry, driver.now)
 
@@ -87,7 +83,6 @@ class _Run:
         self._held.append((driver.now, used / driver.unit.spec.num_blocks))
 
     def prediction(self) -> Prediction:
-        """Return the result; the run has ended."""
         now, unit_id = self.driver.now, self.driver.unit.spec.unit_id
         models = self.driver.scheduler.stats(now, unit_id).models
         ran = self._feed.ran

@@ -67,11 +67,9 @@ class _Sample:
         self.scale = nature_of(whole).optimum_s / nature_of(self._planned).optimum_s
 
     def model_job(self) -> ModelJob:
-        """Return the sample for a prediction beside other jobs."""
         return ModelJob(self._job.prompts, self._job.output_tokens, self._feeder())
 
     def alone_s(self, unit: SimUnit, model: str) -> float:
-        """Return the predicted seconds of the sample by itself."""
         predictor, job = SimPredictor(unit, model, self._job.model), self._job
         return predictor.predict(job.prompts, job.output_tokens, self._feeder()).makespan_s
 

@@ -83,7 +83,7 @@ class Cache:
 
 
 def _ignore(done: int, total: int) -> None:
-    """Default progress: do nothing."""
+    pass
 
 
 def sweep(

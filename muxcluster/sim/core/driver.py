@@ -164,7 +164,6 @@ class UnitDriver:
 
 
 def _seed(unit: SimUnit) -> CostSeed:
-    """Return the unit's cost models as a seed of step times."""
     spec = unit.spec
     return CostSeed(
         {name: SeedModel(model.shape, model.cost) for name, model in unit.models.items()},

@@ -146,13 +146,11 @@ class Fleet:
         return tuple(d.scheduler.stats(now, d.unit.spec.unit_id) for d in self.drivers)
 
     def first_token(self, request_id: str, now: float) -> None:
-        """Note that a request got a token from a job that computes prompts."""
         self.table.first_token(request_id, now)
         if (feed := self._feed_of.get(request_id)) is not None:
             feed.first_token(request_id)
 
     def end(self, event: Finished | Rejected, now: float) -> None:
-        """Note that a request has ended."""
         if isinstance(event, Finished):
             arrival = self.table.finish(event, now)
         else:
@@ -167,12 +165,10 @@ class Fleet:
             self._start(source, replica, now)
 
     def launched(self, driver: UnitDriver, entries: Sequence[Running]) -> None:
-        """Note that jobs started."""
         if self._meters:
             self._meters[driver].launched(driver, entries)
 
     def ran(self, driver: UnitDriver, entry: Running) -> None:
-        """Note that a job ended."""
         self.num_jobs += entry.num_steps if self._counts_steps else 1
         if self._meters:
             self._meters[driver].ran(driver, entry)

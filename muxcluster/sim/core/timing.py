@@ -70,7 +70,6 @@ class CostTiming:
         }
 
     def slowdown(self, draws: Sequence[float]) -> float:
-        """Return the slowdown by `muxcluster.placement.cost`."""
         return self._slowdown(draws)
 
     def work(self, job: Job, now: float) -> Work:
@@ -79,7 +78,6 @@ class CostTiming:
         return work if not job.copies else self._beside(work, job)
 
     def _beside(self, work: Work, job: Job) -> Work:
-        """Return `work` with the job's copies beside it."""
         num_bytes = sum(
             self._slot_bytes[each.model] * int(moved[:, 2].sum())
             for each in job.copies
@@ -168,7 +166,6 @@ def _sums(counts: Ints, starts: Ints) -> tuple[float, float]:
 
 
 def _together(first: Work, second: Work) -> Work:
-    """Return the work of one forward over the rows of both."""
     large, small = sorted((first.seconds, second.seconds), reverse=True)
     seconds = large + small / 2
     drawn = first.seconds * first.draw + second.seconds * second.draw

@@ -34,12 +34,10 @@ class UsageMeter:
         self._kv = {model.name: StepSeries(bin_s) for model in driver.unit.spec.models}
 
     def launched(self, driver: UnitDriver, entries: Sequence[Running]) -> None:
-        """Note that jobs started."""
         self._sm.add(driver.now, sum(entry.job.share for entry in entries))
         self._note_blocks(driver)
 
     def ran(self, driver: UnitDriver, entry: Running) -> None:
-        """Note that a job ended."""
         self._sm.add(driver.now, -entry.job.share)
         if entry.num_steps > 1:
             self._ramp(driver)

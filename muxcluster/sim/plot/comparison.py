@@ -66,7 +66,6 @@ def _figure(reports: Sequence[CaseReport]) -> Figure:
 
 
 def _draw_head(head: SubFigure, highest: Sequence[CaseReport], systems: Colours) -> None:
-    """Draw the title, the simulated setting, and the legend of systems."""
     first = highest[0]
     total = first.total
     title = f"{len(first.models)} models, {total.offered_per_s:.1f} requests/s offered"

@@ -92,14 +92,12 @@ def sms_over_time(
 
 
 def _box(area: Area, start_s: float) -> list[tuple[float, float]]:
-    """Return the corners in milliseconds from `start_s` and shares."""
     left, right = (1e3 * (time - start_s) for time in (area.start_s, area.end_s))
     low, high = area.low, area.high
     return [(left, low), (right, low), (right, high), (left, high)]
 
 
 def _edges(area: Area, start_s: float) -> Iterator[list[tuple[float, float]]]:
-    """Yield the outline to the neighbour, and the beginnings of steps."""
     left, right = (1e3 * (time - start_s) for time in (area.start_s, area.end_s))
     inner = area.high if area.span.phase == "prefill" else area.low
     yield [(left, inner), (right, inner)]

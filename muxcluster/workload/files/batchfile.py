@@ -80,7 +80,6 @@ def survey(path: Path, why_not: Callable[[str], str | None]) -> Survey:
 
 
 def _checked(row: Row) -> Row:
-    """Return the request of a line. Raises ConfigError if it is not one."""
     request = _body(row)
     _prompt(request)
     _output(request, 1)
