@@ -13,14 +13,14 @@ from muxcluster.offline.feed.forecast import WorkingSetForecast
 _CHUNKS = 3  # of prompts that every job gets memory for: one is computed, two wait
 
 
-class Want(NamedTuple):
+class MemoryNeed(NamedTuple):
     """What one job asks of the unit's memory."""
 
     memory_s: float  # memory seconds of the job's requests that have not ended
     least_bytes: float  # with less its prompts would wait for memory
 
 
-def divide_memory(wants: Sequence[Want], size: float) -> list[float]:
+def divide_memory(needs: Sequence[MemoryNeed], size: float) -> list[float]:
     """Return the bytes of KV that each job gets, `size` in sum.
 
     Every step reads all that is held, so memory in proportion to the memory seconds left lets all
@@ -29,15 +29,15 @@ def divide_memory(wants: Sequence[Want], size: float) -> list[float]:
     `share_memory` solves it. Each job gets its `least_bytes` at least, scaled down if the memory
     does not suffice.
     """
-    needed = sum(want.least_bytes for want in wants)
-    scale = min(1.0, size / needed) if needed else 1.0
-    parts = [scale * want.least_bytes for want in wants]
-    free = set(range(len(wants)))
+    total = sum(need.least_bytes for need in needs)
+    scale = min(1.0, size / total) if total else 1.0
+    parts = [scale * need.least_bytes for need in needs]
+    free = set(range(len(needs)))
     while free:
         left = size - sum(part for each, part in enumerate(parts) if each not in free)
-        total_s = sum(wants[each].memory_s for each in free)
+        total_s = sum(needs[each].memory_s for each in free)
         even = {
-            each: left * (wants[each].memory_s / total_s if total_s else 1 / len(free))
+            each: left * (needs[each].memory_s / total_s if total_s else 1 / len(free))
             for each in free
         }
         short = {each for each in free if even[each] < parts[each]}
@@ -68,12 +68,12 @@ class JointMemory:
         parts = {model: float(each.open_bytes) for model, each in self._feeders.items()}
         waiting = [model for model, each in self._feeders.items() if len(each)]
         left = size - sum(part for model, part in parts.items() if model not in waiting)
-        wants = [self._want(self._feeders[model], room.chunk_tokens) for model in waiting]
-        parts.update(zip(waiting, divide_memory(wants, max(0.0, left)), strict=True))
+        needs = [self._need(self._feeders[model], room.chunk_tokens) for model in waiting]
+        parts.update(zip(waiting, divide_memory(needs, max(0.0, left)), strict=True))
         return {
             model: room._replace(size_bytes=part + others, other_bytes=others)
             for model, part in parts.items()
         }
 
-    def _want(self, feeder: BatchFeeder, chunk_tokens: int) -> Want:
-        return Want(feeder.memory_s_left, _CHUNKS * chunk_tokens * feeder.kv_bytes)
+    def _need(self, feeder: BatchFeeder, chunk_tokens: int) -> MemoryNeed:
+        return MemoryNeed(feeder.memory_s_left, _CHUNKS * chunk_tokens * feeder.kv_bytes)

@@ -73,7 +73,9 @@ class UnitDriver:
         self._sink = sink
         self._timing = timing or CostTiming(unit)
         self._jobs = Concurrency(self._timing.slowdown)
-        self._repeating = None if exact else FastForward(self.scheduler, self._jobs, self._timing)
+        self._fast_forward = (
+            None if exact else FastForward(self.scheduler, self._jobs, self._timing)
+        )
         self._feed = feed
         self._is_stirred = feed is not None
         self._wakeup_s = math.inf
@@ -90,13 +92,13 @@ class UnitDriver:
         self._is_stirred = not lets_in
 
     def _lets_in(self, now: float) -> bool:
-        return self._repeating is not None and self._repeating.lets_in(now)
+        return self._fast_forward is not None and self._fast_forward.lets_in(now)
 
     def advance(self, until_s: float) -> None:
         """Run up to `until_s`, inclusive for ends of jobs and exclusive for launches."""
         while True:
-            if self._repeating is not None and not self._is_stirred:
-                if self._repeating.advance(until_s):
+            if self._fast_forward is not None and not self._is_stirred:
+                if self._fast_forward.advance(until_s):
                     return
                 self.settle()
             end_s = self._jobs.next_end_s
@@ -115,10 +117,10 @@ class UnitDriver:
 
     def settle(self) -> None:
         """Report all steps so far to the scheduler and the sink."""
-        if self._repeating is None:
+        if self._fast_forward is None:
             return
         now = self.now
-        for ran, running, end_s in self._repeating.end():
+        for ran, running, end_s in self._fast_forward.end():
             self.now = end_s
             self._sink.ran(self, ran)
             self._sink.launched(self, [running])
@@ -133,8 +135,8 @@ class UnitDriver:
         self._sink.launched(self, launched)
         wakeup_s = self.scheduler.next_wakeup(now)
         self._wakeup_s = math.inf if wakeup_s is None else max(wakeup_s, now + _MIN_WAIT_S)
-        if self._repeating is not None:
-            self._repeating.begin(jobs)
+        if self._fast_forward is not None:
+            self._fast_forward.begin(jobs)
 
     def _take_feed(self, now: float) -> None:
         while self._feed is not None and (requests := self._feed(self.scheduler, now)):
