@@ -60,6 +60,7 @@ def unit_of(folder: Path, system: System) -> UnitSpec:
     return shared_unit(folder, work, GPU_SITE, system)
 
 
+@pytest.mark.slow
 def test_green_contexts_record_a_third_of_what_they_did(
     tmp_path: Path, graphs: Counter[int]
 ) -> None:
@@ -73,6 +74,7 @@ def test_green_contexts_record_a_third_of_what_they_did(
     assert graphs[103] <= graphs[104] <= graphs[105] < graphs[106]
 
 
+@pytest.mark.slow
 def test_no_process_of_mps_records_more_than_one_model_has_sizes_for(
     tmp_path: Path, graphs: Counter[int]
 ) -> None:
