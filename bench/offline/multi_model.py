@@ -22,9 +22,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 import numpy as np
 
 from bench.harness import Bench, Claim, make_parser
-from bench.offline.multi_model_cases import Case, cases, jobs_of
-from bench.offline.multi_model_picture import draw
-from bench.offline.multi_model_unit import (
+from bench.offline.joint.cases import Case, cases, jobs_of
+from bench.offline.joint.picture import draw
+from bench.offline.joint.unit import (
     SPLITS,
     best_split,
     kv_bytes,

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from bench.offline.blendserve_traces import GRID, TRACES, Mix, kind_nature, kinds_of, trace
+from bench.offline.blending.traces import GRID, TRACES, Mix, kind_nature, kinds_of, trace
 from bench.traces.batchmix import long_outputs
 from muxcluster.offline.blend.resources import resource_model
 from muxcluster.offline.choice import nature_of

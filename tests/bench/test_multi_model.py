@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from bench.offline.joint.cases import BALANCED, Case, cases, jobs_of
+from bench.offline.joint.picture import draw
+from bench.offline.joint.unit import best_split, least_s
 from bench.offline.multi_model import Result, run_case
-from bench.offline.multi_model_cases import BALANCED, Case, cases, jobs_of
-from bench.offline.multi_model_picture import draw
-from bench.offline.multi_model_unit import best_split, least_s
 from bench.traces.batchmix import Kind
 from muxcluster.offline.choice import nature_of
 
