@@ -26,11 +26,11 @@ METHODS: tuple[str, ...] = get_args(Method)
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A layout; bound: no layout has a greater value; before: units whose GPUs it keeps."""
+    """A layout."""
 
     units: Sequence[Placed]
-    bound: float | None = None
-    before: Sequence[PlannedUnit | None] = ()
+    bound: float | None = None  # no layout has a greater value
+    before: Sequence[PlannedUnit | None] = ()  # units whose GPUs it keeps
 
 
 def place(

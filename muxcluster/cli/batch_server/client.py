@@ -14,10 +14,8 @@ from urllib.parse import quote, urlencode
 from muxcluster.core.errors import ConfigError, StorageFailed, Unavailable
 from muxcluster.core.inputs.web_url import checked_url
 
-Card = Mapping[str, Any]
-"""An object as OpenAI's API shows it."""
-TIMEOUT_S = 60.0
-"""For each answer to begin, and for the next bytes of a file."""
+Card = Mapping[str, Any]  # An object as OpenAI's API shows it
+TIMEOUT_S = 60.0  # For each answer to begin, and for the next bytes of a file
 _CHUNK_BYTES = 2**20
 _REFUSALS = range(400, 500)
 _TRY_LATER = (408, 429)

@@ -10,8 +10,7 @@ from rich.table import Table
 from muxcluster.cli.batch_server.client import Card
 
 OVER = frozenset({"completed", "failed", "expired", "cancelled"})
-ESTIMATE = "estimated_finish_at"
-"""Key of a batch's metadata, Unix seconds."""
+ESTIMATE = "estimated_finish_at"  # Key of a batch's metadata, Unix seconds
 
 
 def num_ended(batch: Card) -> tuple[int, int]:

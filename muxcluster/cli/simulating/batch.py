@@ -13,8 +13,7 @@ from muxcluster.config import Config
 from muxcluster.offline.order.orders import ORDERS
 from muxcluster.sim.batch.with_interactive import JobBeside
 
-_SAMPLE = 2000
-"""Requests that `--order auto` compares the orders on."""
+_SAMPLE = 2000  # Requests that `--order auto` compares the orders on
 
 BatchOption = Annotated[
     Path | None,

@@ -22,19 +22,16 @@ from muxcluster.sim.report.report import CaseReport
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Systems times rate scales, and how they are simulated.
-
-    plan: of the systems whose placement is "greedy"; None lets them be planned at every scale.
-    batch: the load beside, None for none. job: a batch job beside.
-    """
+    """Systems times rate scales, and how they are simulated."""
 
     systems: tuple[System, ...]
     scales: tuple[float, ...]
     wish: Wish
     slo_scale: float
+    # Of the systems whose placement is "greedy"; None lets them be planned at every scale
     plan: Path | None = None
-    batch: BatchWish | None = None
-    job: JobBeside | None = None
+    batch: BatchWish | None = None  # the load beside, None for none
+    job: JobBeside | None = None  # a batch job beside
 
 
 @dataclass(frozen=True, slots=True)

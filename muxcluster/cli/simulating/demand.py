@@ -17,25 +17,22 @@ from muxcluster.workload.popularity import power_law_rates
 from muxcluster.workload.processes import Poisson
 from muxcluster.workload.summary import ModelSummary, summarise
 
-_RAREST_PER_S, _MOST_PER_S = 1e-9, 1e6
-"""Requests/s of a model."""
+_RAREST_PER_S, _MOST_PER_S = 1e-9, 1e6  # Requests/s of a model
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What the command line asks for.
-
-    alpha: popularity of the models as a power law over their order by configured rate, None keeps
-    those rates; max_rate: requests/s of the most popular one, None for the highest configured.
-    sigma: spread of the lengths, 0 for constant ones. trace: a file instead of distributions.
-    """
+    """What the command line asks for."""
 
     duration_s: float
     seed: int
+    # Popularity of the models as a power law over their order by configured rate, None keeps those
+    # rates
     alpha: float | None = None
+    # Requests/s of the most popular one, None for the highest configured
     max_rate: float | None = None
-    sigma: float = 1.0
-    trace: Path | None = None
+    sigma: float = 1.0  # spread of the lengths, 0 for constant ones
+    trace: Path | None = None  # a file instead of distributions
 
 
 def demand_of(wish: Wish, problem: Problem, scale: float) -> tuple[Load, Problem]:

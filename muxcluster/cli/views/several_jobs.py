@@ -23,10 +23,10 @@ Ways = tuple[Path | None, str | None]
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """Units that several of the job's models share. found: of each unit its two ways."""
+    """Units that several of the job's models share."""
 
     models: tuple[str, ...]
-    found: Mapping[str, Together]
+    found: Mapping[str, Together]  # of each unit its two ways
 
     @property
     def joint_s(self) -> float:
@@ -46,10 +46,10 @@ class Shared:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Several:
-    """comparisons: by model. shared: of units that serve two of them or more."""
+    """Jobs of several models: planned alone and together."""
 
-    comparisons: Mapping[str, Comparison]
-    shared: tuple[Shared, ...]
+    comparisons: Mapping[str, Comparison]  # by model
+    shared: tuple[Shared, ...]  # of units that serve two of them or more
 
 
 def surveyed(path: Path, config: Config, model: str | None) -> Survey:

@@ -8,8 +8,7 @@ from muxcluster.placement.estimator import Offer
 from muxcluster.placement.hardware import Gpu
 from muxcluster.placement.search.layout import Placed, Workshop
 
-_PROFIT = 1e-6
-"""The least that counts."""
+_PROFIT = 1e-6  # The least that counts
 
 
 @dataclass(frozen=True, slots=True)

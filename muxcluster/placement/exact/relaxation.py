@@ -30,16 +30,14 @@ from muxcluster.placement.search.gpus import Kind
 from muxcluster.placement.search.layout import Workshop
 
 INF = float("inf")
-_ROUNDING = 1e-6
-"""Relative; what the solver's tolerances may hide."""
+_ROUNDING = 1e-6  # Relative; what the solver's tolerances may hide
+# Tried in turn while there is time.
 _DETAILS = (Detail(stride=8, melt_shares=True), Detail(stride=4), Detail())
-"""Tried in turn while there is time."""
+# Models times kinds of mesh from which modes are sampled: looking at all takes too long.
 _MANY_PAIRS = 3000
-"""Models times kinds of mesh from which modes are sampled: looking at all takes too long."""
+# Seconds to find the modes of a model on a kind of mesh; without time for that none are sought.
 _PAIR_S = 0.004
-"""Seconds to find the modes of a model on a kind of mesh; without time for that none are sought."""
-_FINER = 8.0
-"""How many times longer the next detail takes, at most."""
+_FINER = 8.0  # How many times longer the next detail takes, at most
 
 
 def upper_bound(workshop: Workshop, time_limit_s: float, reached: float = 0.0) -> float | None:

@@ -22,14 +22,12 @@ from muxcluster.placement.search.layout import Placed, Workshop, merit, value
 from muxcluster.placement.search.refusals import first_refusal
 
 _MOST_COLUMNS = 40_000
+# Those of few models, where all of them are far too many; pricing finds the others.
 _FIRST_COLUMNS = 4_000
-"""Those of few models, where all of them are far too many; pricing finds the others."""
+# Sets of pieces per column allowed beyond which no memory limit makes all columns few enough.
 _HOPELESS = 20.0
-"""Sets of pieces per column allowed beyond which no memory limit makes all columns few enough."""
-_CLOSE = 1e-6
-"""Relative; a layout as near to its bound is the best."""
-_SLACK = 1e-6
-"""Requests/s; what the solver's tolerances may hide."""
+_CLOSE = 1e-6  # Relative; a layout as near to its bound is the best
+_SLACK = 1e-6  # Requests/s; what the solver's tolerances may hide
 
 
 def solve_exact(

@@ -14,8 +14,8 @@ from muxcluster.placement.hardware import Gpu
 from muxcluster.placement.search.draft import Draft
 from muxcluster.placement.search.layout import Placed, Workshop
 
+# Units that a model is tried on when there are many: those with most room by a cheap guess.
 _MOST_JOINED = 12
-"""Units that a model is tried on when there are many: those with most room by a cheap guess."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,12 +12,9 @@ from muxcluster.placement.search.greedy import cover, spend
 from muxcluster.placement.search.improve import improve, mean_price
 from muxcluster.placement.search.layout import Placed, Workshop, merit
 
-HYSTERESIS = 0.02
-"""Part of the merit that another layout must gain before any model moves for it."""
-LOAD_BYTES_PER_S = 2e9
-"""Reading of weights from disk or network into a GPU, a planning figure."""
-HORIZON_S = 1800.0
-"""A plan is thought to stay this long: what its moves lose is spread over it."""
+HYSTERESIS = 0.02  # Part of the merit that another layout must gain before any model moves for it
+LOAD_BYTES_PER_S = 2e9  # Reading of weights from disk or network into a GPU, a planning figure
+HORIZON_S = 1800.0  # A plan is thought to stay this long: what its moves lose is spread over it
 
 
 @dataclass(frozen=True, slots=True)

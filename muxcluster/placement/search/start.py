@@ -10,13 +10,13 @@ from muxcluster.placement.search.layout import Placed, Workshop, merit
 from muxcluster.placement.search.orders import by_need, by_weight
 from muxcluster.placement.search.refusals import crowded_out
 
+# Of a GPU, in parts of the worth of the demand per GPU. Under the highest, models share whatever
+# they lose: in a cluster that is short of memory it finds a place for all if any does.
 _PRICES = (0.0, 0.5, 1.0, 2.0, 8.0, 1e6)
-"""Of a GPU, in parts of the worth of the demand per GPU. Under the highest, models share whatever
-they lose: in a cluster that is short of memory it finds a place for all if any does."""
 _LEAST_EFFORT = 6_000
 _EFFORT_PER_MODEL = 15
+# Where all rates are met the search only gains headroom: a quarter of the estimates do.
 _SERVED_EFFORT = 4
-"""Where all rates are met the search only gains headroom: a quarter of the estimates do."""
 
 
 def effort(workshop: Workshop, units: Sequence[Placed]) -> int:

@@ -11,8 +11,8 @@ from muxcluster.placement.search.gpus import kinds_of
 from muxcluster.placement.search.greedy import spend
 from muxcluster.placement.search.layout import Placed, Workshop, merit
 
+# Clusters with more ways of leaving GPUs out than this are searched as they are.
 MOST_SUBCLUSTERS = 40
-"""Clusters with more ways of leaving GPUs out than this are searched as they are."""
 
 
 def search_monotone(
