@@ -35,8 +35,8 @@ class Placed:
         return next((rate for each, rate in self.offers if each == index), 0.0)
 
 
-class Workshop:
-    """Makes units for one problem and says what they are worth.
+class UnitBuilder:
+    """Builds units for one problem and computes what they add to the merit.
 
     meshes: every kind and size of mesh that the nodes have, small ones of a kind first.
     """
