@@ -13,7 +13,7 @@ from bench.offline.blending.unit import KV_BYTES, RESOURCES, make_unit, permitte
 from bench.offline.rows import Row
 from bench.offline.rows import Rows as KeptRows
 from muxcluster.offline.blend.lengths import known_lengths
-from muxcluster.offline.choice import Unplanned, nature_of
+from muxcluster.offline.choice import Unplanned, summary_of
 from muxcluster.offline.feed.feeder import BatchFeeder
 from muxcluster.offline.order.orders import OfflineJob
 from muxcluster.sim.batch.simulate import SimPredictor
@@ -78,8 +78,8 @@ def _prepared(mix: Mix, num_requests: int, seed: int) -> tuple[Unplanned, Offlin
 
 def _run(case: Case, seed: int) -> Row:
     job, whole = _prepared(case.mix, case.num_requests, seed)
-    nature = nature_of(whole)
-    best = permitted(nature)
+    summary = summary_of(whole)
+    best = permitted(summary)
     unit = make_unit(best.split if case.overlap else None)
     predictor = SimPredictor(unit, "m", RESOURCES)
     start_s = time.process_time()
@@ -87,16 +87,16 @@ def _run(case: Case, seed: int) -> Row:
     found = predictor.predict(job.prompts, job.output_tokens, feeder)
     bare_s = best.seconds if case.overlap else best.serial_s
     return {
-        "num_requests": nature.num_requests,
-        "density": nature.density,
-        "sharing": nature.sharing,
+        "num_requests": summary.num_requests,
+        "density": summary.density,
+        "sharing": summary.sharing,
         "split": best.split if case.overlap else None,
         "permitted": asdict(best),
-        "ideal_s": nature.optimum_s,
+        "ideal_s": summary.optimum_s,
         "makespan_s": found.makespan_s,
         "share_of_permitted": bare_s / found.makespan_s,
-        "share_of_ideal": nature.optimum_s / found.makespan_s,
-        "sharing_kept": found.saving_ratio / nature.sharing,
+        "share_of_ideal": summary.optimum_s / found.makespan_s,
+        "sharing_kept": found.saving_ratio / summary.sharing,
         "recomputed_tokens": found.recomputed_tokens,
         "num_refused": found.num_refused,
         "cpu_s": round(time.process_time() - start_s, 1),

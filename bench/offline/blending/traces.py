@@ -15,7 +15,7 @@ import numpy as np
 
 from bench.traces.batchmix import Kind, mixed_job
 from muxcluster.offline.blend.resources import ResourceModel
-from muxcluster.offline.choice import Nature, Unplanned, nature_of
+from muxcluster.offline.choice import JobSummary, Unplanned, summary_of
 from muxcluster.offline.prefix.prompts import flat_prompts
 
 BLOCK_TOKENS = 16
@@ -91,11 +91,11 @@ def trace(
     return _job(list(kinds.values()), count, model, size_bytes, seed)
 
 
-def kind_nature(kind: Kind, model: ResourceModel) -> Nature:
+def kind_summary(kind: Kind, model: ResourceModel) -> JobSummary:
     """What requests of one kind are like."""
     count = max(MEASURED, SUBJECTS * kind.degree)
     job = _job([replace(kind, share=1.0)], count, model, 1.0, seed=0)
-    return nature_of(job.with_tree())
+    return summary_of(job.with_tree())
 
 
 def _all_kinds() -> dict[str, Kind]:
@@ -105,14 +105,14 @@ def _all_kinds() -> dict[str, Kind]:
 @cache
 def _mean_work(kind: Kind, model: ResourceModel) -> tuple[float, float, float, float]:
     """Prompt tokens, saved tokens, compute and memory seconds of one request in the mean."""
-    nature = kind_nature(kind, model)
+    summary = kind_summary(kind, model)
     sums = (
-        nature.prompt_tokens,
-        nature.sharing * nature.prompt_tokens,
-        nature.compute_s,
-        nature.memory_s,
+        summary.prompt_tokens,
+        summary.sharing * summary.prompt_tokens,
+        summary.compute_s,
+        summary.memory_s,
     )
-    prompt, saved, compute_s, memory_s = (each / nature.num_requests for each in sums)
+    prompt, saved, compute_s, memory_s = (each / summary.num_requests for each in sums)
     return prompt, saved, compute_s, memory_s
 
 

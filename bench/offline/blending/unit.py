@@ -10,7 +10,7 @@ from muxcluster.core.job import Phase, WorkerSlot
 from muxcluster.core.kvshape import KvShape, block_bytes
 from muxcluster.core.unitspec import ModelSpec, SchedulerSpec, UnitSpec
 from muxcluster.offline.blend.resources import resource_model
-from muxcluster.offline.choice import Nature
+from muxcluster.offline.choice import JobSummary
 from muxcluster.placement.cost import Roofline
 from muxcluster.placement.hardware import gpu_named
 from muxcluster.placement.shapes.known import shape_named
@@ -63,12 +63,12 @@ class Permitted:
     serial_s: float
 
 
-def permitted(nature: Nature) -> Permitted:
+def permitted(summary: JobSummary) -> Permitted:
     """For a job as a whole: full prefill jobs that compute nothing twice, and decode steps over a
     full pool, as many rows as that holds at the job's mean, so that weights are read least often.
     """
-    alone = _seconds(nature, 1.0, 1.0)
-    modes = {split: _seconds(nature, split, 1.0 - split) for split in SPLITS}
+    alone = _seconds(summary, 1.0, 1.0)
+    modes = {split: _seconds(summary, split, 1.0 - split) for split in SPLITS}
     columns = [(1 / alone[0], 0.0), (0.0, 1 / alone[1])]
     columns += [(1 / prefill_s, 1 / decode_s) for prefill_s, decode_s in modes.values()]
     found = linprog(np.ones(len(columns)), A_eq=np.array(columns).T, b_eq=np.ones(2))
@@ -83,19 +83,19 @@ def _until_both_done(side_by_side: tuple[float, float], alone: tuple[float, floa
     return first + sum(part * each for part, each in zip(left, alone, strict=True))
 
 
-def _seconds(nature: Nature, prefill_share: float, decode_share: float) -> tuple[float, float]:
+def _seconds(summary: JobSummary, prefill_share: float, decode_share: float) -> tuple[float, float]:
     """Of all prefill and of all decode at these shares; side by side where they are not all."""
-    num_computed = nature.prompt_tokens * (1 - nature.sharing)
-    prompt = nature.prompt_tokens / nature.num_requests
+    num_computed = summary.prompt_tokens * (1 - summary.sharing)
+    prompt = summary.prompt_tokens / summary.num_requests
     batch = BUDGET_TOKENS / prompt
     prefill = (SHAPE, 1, prefill_share, batch, prompt)
-    read_tokens = nature.memory_s / RESOURCES.kv_s
+    read_tokens = summary.memory_s / RESOURCES.kv_s
     pool_tokens = KV_BYTES / RESOURCES.kv_bytes
-    rows = min(MOST_ROWS, nature.output_tokens * pool_tokens / read_tokens)
-    decode = (SHAPE, 1, decode_share, rows, read_tokens / nature.output_tokens)
+    rows = min(MOST_ROWS, summary.output_tokens * pool_tokens / read_tokens)
+    decode = (SHAPE, 1, decode_share, rows, read_tokens / summary.output_tokens)
     slowdown = 1.0
     if decode_share < 1.0:
         slowdown = COST.slowdown((COST.prefill_draw(*prefill), COST.decode_draw(*decode)))
     prefill_s = num_computed / BUDGET_TOKENS * COST.prefill_s(*prefill)
-    decode_s = nature.output_tokens / rows * COST.decode_s(*decode)
+    decode_s = summary.output_tokens / rows * COST.decode_s(*decode)
     return slowdown * prefill_s, slowdown * decode_s

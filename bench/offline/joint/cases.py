@@ -9,7 +9,7 @@ import numpy as np
 from bench.offline.joint.unit import BLOCK_BYTES, Shapes, kv_bytes, kv_shape, resources_of
 from bench.traces.batchmix import Kind, mixed_job
 from muxcluster.offline.blend.resources import ResourceModel
-from muxcluster.offline.choice import Nature, Unplanned, nature_of
+from muxcluster.offline.choice import JobSummary, Unplanned, summary_of
 from muxcluster.offline.prefix.prompts import flat_prompts
 from muxcluster.placement.shapes.known import shape_named
 from muxcluster.placement.shapes.shape import ModelShape
@@ -71,19 +71,19 @@ def _balanced(first: Kind, second: Kind, resources: ResourceModel) -> tuple[Kind
     """Both kinds, so that the whole has the density `BALANCED`."""
     lacks = []
     for kind in (first, second):
-        nature = _measured((kind,), resources)
-        lacks.append((nature.compute_s - BALANCED * nature.memory_s) / nature.num_requests)
+        summary = _measured((kind,), resources)
+        lacks.append((summary.compute_s - BALANCED * summary.memory_s) / summary.num_requests)
     share = lacks[1] / (lacks[1] - lacks[0])
     return replace(first, share=share), replace(second, share=1 - share)
 
 
 @cache
-def _measured(kinds: tuple[Kind, ...], resources: ResourceModel) -> Nature:
+def _measured(kinds: tuple[Kind, ...], resources: ResourceModel) -> JobSummary:
     """What some requests of these kinds are like."""
     count = _MEASURED * max(1, max(kind.degree for kind in kinds) // 25)
     job = mixed_job(kinds, count, np.random.default_rng(0))
     prompts = flat_prompts(job.ids, job.offsets)
-    return nature_of(Unplanned(prompts, job.output_tokens, resources, 1.0, 16).with_tree())
+    return summary_of(Unplanned(prompts, job.output_tokens, resources, 1.0, 16).with_tree())
 
 
 def _job(

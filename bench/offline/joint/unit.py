@@ -11,7 +11,7 @@ from muxcluster.core.job import Phase, WorkerSlot
 from muxcluster.core.kvshape import KvShape, block_bytes
 from muxcluster.core.unitspec import ModelSpec, SchedulerSpec, UnitSpec
 from muxcluster.offline.blend.resources import ResourceModel, resource_model
-from muxcluster.offline.choice import Nature
+from muxcluster.offline.choice import JobSummary
 from muxcluster.placement.cost import Roofline
 from muxcluster.placement.hardware import gpu_named
 from muxcluster.placement.shapes.shape import ModelShape
@@ -73,23 +73,23 @@ def _side_by_side(prefill_share: float, num_models: int) -> tuple[WorkerSlot, ..
     return WorkerSlot(0, (prefill_share, 1.0), frozenset({Phase.PREFILL})), *decoding
 
 
-def least_s(shapes: Shapes, natures: Mapping[str, Nature]) -> float:
+def least_s(shapes: Shapes, summaries: Mapping[str, JobSummary]) -> float:
     """The least time for all the jobs, with changes between all splits and mixed jobs.
 
     Full prefill jobs that compute nothing twice, and decode steps of any model over a full pool,
     as many rows as that holds at the job's mean, so that weights are read least often.
     """
-    modes = _alone_and_mixed(shapes, natures)
+    modes = _alone_and_mixed(shapes, summaries)
     for split in SPLITS:
-        modes += _side_by_side_modes(shapes, natures, split)
+        modes += _side_by_side_modes(shapes, summaries, split)
     return _solved(modes)
 
 
-def best_split(shapes: Shapes, natures: Mapping[str, Nature]) -> float:
+def best_split(shapes: Shapes, summaries: Mapping[str, JobSummary]) -> float:
     """The share of prefill beside decode that permits the least time."""
-    alone = _alone_and_mixed(shapes, natures)
+    alone = _alone_and_mixed(shapes, summaries)
     return min(
-        SPLITS, key=lambda split: _solved(alone + _side_by_side_modes(shapes, natures, split))
+        SPLITS, key=lambda split: _solved(alone + _side_by_side_modes(shapes, summaries, split))
     )
 
 
@@ -102,18 +102,20 @@ def _solved(modes: Sequence[_Mode]) -> float:
     return float(linprog(np.ones(len(modes)), A_eq=done, b_eq=np.ones(len(done))).fun)
 
 
-def _alone_and_mixed(shapes: Shapes, natures: Mapping[str, Nature]) -> list[_Mode]:
+def _alone_and_mixed(shapes: Shapes, summaries: Mapping[str, JobSummary]) -> list[_Mode]:
     """A prefill or a decode on all SMs, or both of a model in one forward, which takes the longer
     of the two and half of the shorter (sim/timing.py): most is gained where they are alike."""
-    works = _works(shapes, natures, 1.0, 1.0)
+    works = _works(shapes, summaries, 1.0, 1.0)
     alone = np.diag([1 / seconds for seconds, _ in works])
     count = len(shapes)
     return [*alone, *((alone[each] + alone[count + each]) / 1.5 for each in range(count))]
 
 
-def _side_by_side_modes(shapes: Shapes, natures: Mapping[str, Nature], split: float) -> list[_Mode]:
+def _side_by_side_modes(
+    shapes: Shapes, summaries: Mapping[str, JobSummary], split: float
+) -> list[_Mode]:
     """A prefill of any model beside a decode of any."""
-    works, count = _works(shapes, natures, split, 1.0 - split), len(shapes)
+    works, count = _works(shapes, summaries, split, 1.0 - split), len(shapes)
     found = []
     for first, second in product(range(count), range(count, 2 * count)):
         slowdown = COST.slowdown((works[first][1], works[second][1]))
@@ -125,27 +127,31 @@ def _side_by_side_modes(shapes: Shapes, natures: Mapping[str, Nature], split: fl
 
 
 def _works(
-    shapes: Shapes, natures: Mapping[str, Nature], prefill_share: float, decode_share: float
+    shapes: Shapes, summaries: Mapping[str, JobSummary], prefill_share: float, decode_share: float
 ) -> list[tuple[float, float]]:
     """Seconds of all prefill of each job, then of all decode, and what either draws."""
     size = kv_bytes(shapes)
-    prefills = [_prefill(natures[name], shape, prefill_share) for name, shape in shapes.items()]
-    decodes = [_decode(natures[name], shape, size, decode_share) for name, shape in shapes.items()]
+    prefills = [_prefill(summaries[name], shape, prefill_share) for name, shape in shapes.items()]
+    decodes = [
+        _decode(summaries[name], shape, size, decode_share) for name, shape in shapes.items()
+    ]
     return prefills + decodes
 
 
-def _prefill(nature: Nature, shape: ModelShape, share: float) -> tuple[float, float]:
+def _prefill(summary: JobSummary, shape: ModelShape, share: float) -> tuple[float, float]:
     """Seconds of all prefill, and what it draws of the bandwidth."""
-    prompt = nature.prompt_tokens / nature.num_requests
+    prompt = summary.prompt_tokens / summary.num_requests
     case = shape, 1, share, BUDGET_TOKENS / prompt, prompt
-    num_jobs = nature.prompt_tokens * (1 - nature.sharing) / BUDGET_TOKENS
+    num_jobs = summary.prompt_tokens * (1 - summary.sharing) / BUDGET_TOKENS
     return num_jobs * COST.prefill_s(*case), COST.prefill_draw(*case)
 
 
-def _decode(nature: Nature, shape: ModelShape, size: float, share: float) -> tuple[float, float]:
+def _decode(
+    summary: JobSummary, shape: ModelShape, size: float, share: float
+) -> tuple[float, float]:
     """The same of all decode, over `size` bytes of KV."""
     resources = resource_model(shape, GPU)
-    context = nature.memory_s / resources.kv_s / nature.output_tokens
+    context = summary.memory_s / resources.kv_s / summary.output_tokens
     rows = min(MOST_ROWS, size / resources.kv_bytes / context)
     case = shape, 1, share, rows, context
-    return nature.output_tokens / rows * COST.decode_s(*case), COST.decode_draw(*case)
+    return summary.output_tokens / rows * COST.decode_s(*case), COST.decode_draw(*case)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from muxcluster.offline.choice import Choice, Nature, compare_orders, nature_of, sample_job
+from muxcluster.offline.choice import Choice, JobSummary, compare_orders, sample_job, summary_of
 from muxcluster.offline.order.orders import ORDERS
 from muxcluster.offline.predictor import Prediction
 from muxcluster.sim.batch.division import Part, divide_job
@@ -39,7 +39,7 @@ class Predicted:
     @property
     def scale(self) -> float:
         """How many times the sample's work the part has."""
-        return self.part.nature.optimum_s / self.choice.sample.optimum_s
+        return self.part.summary.optimum_s / self.choice.sample.optimum_s
 
     def makespan_s(self, order: str) -> float:
         """Of the whole part: the sample's, extended by the work left."""
@@ -55,7 +55,7 @@ class Comparison:
     known, and those that the context cuts short or refuses.
     """
 
-    whole: Nature
+    whole: JobSummary
     units: tuple[Predicted, ...]
     num_known: int
     num_cut: int
@@ -74,8 +74,8 @@ class Comparison:
     def saved_share(self) -> float:
         """Of the tokens that the undivided job could save, those that its parts can."""
         wanted = self.whole.sharing * self.whole.prompt_tokens
-        natures = [unit.part.nature for unit in self.units]
-        kept = sum(each.sharing * each.prompt_tokens for each in natures)
+        summaries = [unit.part.summary for unit in self.units]
+        kept = sum(each.sharing * each.prompt_tokens for each in summaries)
         return kept / wanted if wanted else 1.0
 
     def ranked(self) -> list[tuple[str, Prediction]]:
@@ -98,7 +98,7 @@ def compare(
     units = [_predicted(first, names, wish)]
     best = (units[0].choice.best,)
     units += [_predicted(part, best, wish) for part in others]
-    return Comparison(nature_of(whole), tuple(units), read.num_known, read.num_cut)
+    return Comparison(summary_of(whole), tuple(units), read.num_known, read.num_cut)
 
 
 def _predicted(part: Part, names: Sequence[str], wish: Wish) -> Predicted:
