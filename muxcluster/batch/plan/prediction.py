@@ -19,7 +19,7 @@ LENGTHS = ("sampled", "known")
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class PredictionOptions:
     """What the command line asks for. order: a name, or `AUTO`. num_sampled: requests, at most.
     are_known: output lengths, to the plans; otherwise they are learnt as in a real run."""
 
@@ -85,25 +85,25 @@ class Comparison:
 
 
 def compare(
-    settings: Sequence[Setting], path: Path, wish: Wish, skips: Skips = NOTHING
+    settings: Sequence[Setting], path: Path, options: PredictionOptions, skips: Skips = NOTHING
 ) -> Comparison:
     """The orders of the job in a file, side by side, on the units of `settings`.
 
     skips: lines that are left out. Raises ConfigError.
     """
-    read = replace(settings[0].file(path), skips=skips).read(wish.seed)
+    read = replace(settings[0].file(path), skips=skips).read(options.seed)
     whole = read.job.with_tree()
     first, *others = divide_job(read.job, whole, settings)
-    names = tuple(ORDERS) if wish.order == AUTO else (wish.order,)
-    units = [_predicted(first, names, wish)]
+    names = tuple(ORDERS) if options.order == AUTO else (options.order,)
+    units = [_predicted(first, names, options)]
     best = (units[0].choice.best,)
-    units += [_predicted(part, best, wish) for part in others]
+    units += [_predicted(part, best, options) for part in others]
     return Comparison(summary_of(whole), tuple(units), read.num_known, read.num_cut)
 
 
-def _predicted(part: Part, names: Sequence[str], wish: Wish) -> Predicted:
+def _predicted(part: Part, names: Sequence[str], options: PredictionOptions) -> Predicted:
     setting = part.setting
-    sample = sample_job(part.job, part.planned, wish.num_sampled)
+    sample = sample_job(part.job, part.planned, options.num_sampled)
     predictor = SimPredictor(setting.unit, setting.spec.name, setting.resources)
-    choice = compare_orders(sample, predictor, names, are_known=wish.are_known)
+    choice = compare_orders(sample, predictor, names, are_known=options.are_known)
     return Predicted(part, choice)
