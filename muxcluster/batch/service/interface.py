@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from muxcluster.batch.store.files import FilePage
 
 PURPOSE = "batch"
-Card = Mapping[str, Any]
+ApiObject = Mapping[str, Any]
 """An object as OpenAI's API shows it."""
 
 
@@ -57,7 +57,7 @@ class Desk(Protocol):
         """The upload's next bytes."""
         ...
 
-    async def finish(self, upload_id: str, name: str, purpose: str) -> Card:
+    async def finish(self, upload_id: str, name: str, purpose: str) -> ApiObject:
         """The upload is whole: the file."""
         ...
 
@@ -65,15 +65,15 @@ class Desk(Protocol):
         """The upload will not be finished. Idempotent."""
         ...
 
-    async def file(self, owner: str, file_id: str) -> Card:
+    async def file(self, owner: str, file_id: str) -> ApiObject:
         """One file."""
         ...
 
-    async def files(self, owner: str, page: FilePage) -> list[Card]:
+    async def files(self, owner: str, page: FilePage) -> list[ApiObject]:
         """The owner's files."""
         ...
 
-    async def delete(self, owner: str, file_id: str) -> Card:
+    async def delete(self, owner: str, file_id: str) -> ApiObject:
         """The file is gone."""
         ...
 
@@ -81,19 +81,19 @@ class Desk(Protocol):
         """At most `count` bytes of a file; none at its end."""
         ...
 
-    async def create(self, owner: str, asked: BatchRequest) -> Card:
+    async def create(self, owner: str, asked: BatchRequest) -> ApiObject:
         """A new batch, which begins at once."""
         ...
 
-    async def batch(self, owner: str, batch_id: str) -> Card:
+    async def batch(self, owner: str, batch_id: str) -> ApiObject:
         """One batch as it is now."""
         ...
 
-    async def batches(self, owner: str, count: int, after: str | None) -> list[Card]:
+    async def batches(self, owner: str, count: int, after: str | None) -> list[ApiObject]:
         """The owner's batches, newest first."""
         ...
 
-    async def cancel(self, owner: str, batch_id: str) -> Card:
+    async def cancel(self, owner: str, batch_id: str) -> ApiObject:
         """The batch ends soon, with what it has."""
         ...
 

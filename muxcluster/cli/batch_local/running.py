@@ -24,8 +24,8 @@ from muxcluster.http.settings import ApiSettings, QueueLimits
 from muxcluster.sim.batch.setting import Setting
 
 REFRESH_S = 0.5
+# Lines of a model under way; the plan, which knows the units' memory, stops long before.
 _MOST_OPEN = 10_000
-"""Lines of a model under way; the plan, which knows the units' memory, stops long before."""
 _COLUMNS = (
     TextColumn("{task.description}"),
     BarColumn(),
@@ -36,16 +36,13 @@ _COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """A job that has ended. progress: of this run; None where there was nothing left to run.
-
-    orders: by model. seconds: of this run, loading and planning too. in_turn: models that ran one
-    after the other, though they share units.
-    """
+    """A job that has ended."""
 
     batch: Batch
-    progress: JobProgress | None
-    orders: Mapping[str, str]
-    seconds: float
+    progress: JobProgress | None  # of this run; None where there was nothing left to run
+    orders: Mapping[str, str]  # by model
+    seconds: float  # of this run, loading and planning too
+    # Models that ran one after the other, though they share units
     in_turn: Sequence[Sequence[str]] = ()
 
 

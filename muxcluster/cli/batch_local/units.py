@@ -38,12 +38,12 @@ class _LeastOpen:
 
 @dataclass(frozen=True, slots=True)
 class LocalService:
-    """The service, the text sides of its models and the units behind it. fed: these by model."""
+    """The service, the text sides of its models and the units behind it."""
 
     service: CompletionService
     texts: ModelTexts
     clients: Mapping[str, LocalUnitClient]
-    fed: Mapping[str, Sequence[FedUnit]]
+    fed: Mapping[str, Sequence[FedUnit]]  # these by model
 
     def check(self) -> None:
         """Raises EngineFailure where a unit cannot go on."""

@@ -8,7 +8,7 @@ from typing import Any
 import ray
 from ray.exceptions import ActorDiedError, RayError, RayTaskError
 
-from muxcluster.batch.service.interface import BatchRequest, Card, Figures
+from muxcluster.batch.service.interface import ApiObject, BatchRequest, Figures
 from muxcluster.batch.store.database import database_path
 from muxcluster.batch.store.files import FilePage
 from muxcluster.cluster.embedded import raised_line
@@ -55,44 +55,44 @@ class RemoteDesk:
     async def add(self, upload_id: str, data: bytes) -> None:
         await self._ask("add", upload_id, data)
 
-    async def finish(self, upload_id: str, name: str, purpose: str) -> Card:
-        card: Card = await self._ask("finish", upload_id, name, purpose)
-        return card
+    async def finish(self, upload_id: str, name: str, purpose: str) -> ApiObject:
+        found: ApiObject = await self._ask("finish", upload_id, name, purpose)
+        return found
 
     async def abandon(self, upload_id: str) -> None:
         await self._ask("abandon", upload_id)
 
-    async def file(self, owner: str, file_id: str) -> Card:
-        card: Card = await self._ask("file", owner, file_id)
-        return card
+    async def file(self, owner: str, file_id: str) -> ApiObject:
+        found: ApiObject = await self._ask("file", owner, file_id)
+        return found
 
-    async def files(self, owner: str, page: FilePage) -> list[Card]:
-        cards: list[Card] = await self._ask("files", owner, page)
-        return cards
+    async def files(self, owner: str, page: FilePage) -> list[ApiObject]:
+        found: list[ApiObject] = await self._ask("files", owner, page)
+        return found
 
-    async def delete(self, owner: str, file_id: str) -> Card:
-        card: Card = await self._ask("delete", owner, file_id)
-        return card
+    async def delete(self, owner: str, file_id: str) -> ApiObject:
+        found: ApiObject = await self._ask("delete", owner, file_id)
+        return found
 
     async def read(self, owner: str, file_id: str, offset: int, count: int) -> bytes:
         data: bytes = await self._ask("read", owner, file_id, offset, count)
         return data
 
-    async def create(self, owner: str, asked: BatchRequest) -> Card:
-        card: Card = await self._ask("create", owner, asked)
-        return card
+    async def create(self, owner: str, asked: BatchRequest) -> ApiObject:
+        found: ApiObject = await self._ask("create", owner, asked)
+        return found
 
-    async def batch(self, owner: str, batch_id: str) -> Card:
-        card: Card = await self._ask("batch", owner, batch_id)
-        return card
+    async def batch(self, owner: str, batch_id: str) -> ApiObject:
+        found: ApiObject = await self._ask("batch", owner, batch_id)
+        return found
 
-    async def batches(self, owner: str, count: int, after: str | None) -> list[Card]:
-        cards: list[Card] = await self._ask("batches", owner, count, after)
-        return cards
+    async def batches(self, owner: str, count: int, after: str | None) -> list[ApiObject]:
+        found: list[ApiObject] = await self._ask("batches", owner, count, after)
+        return found
 
-    async def cancel(self, owner: str, batch_id: str) -> Card:
-        card: Card = await self._ask("cancel", owner, batch_id)
-        return card
+    async def cancel(self, owner: str, batch_id: str) -> ApiObject:
+        found: ApiObject = await self._ask("cancel", owner, batch_id)
+        return found
 
     async def figures(self) -> Figures | None:
         if self._host is None:

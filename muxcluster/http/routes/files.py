@@ -7,7 +7,7 @@ from fastapi import APIRouter, Query
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from muxcluster.batch.service.interface import PURPOSE, Card, Desk
+from muxcluster.batch.service.interface import PURPOSE, ApiObject, Desk
 from muxcluster.batch.store.files import FilePage
 from muxcluster.core.errors import InvalidValue, MissingParameter, UnsupportedParameter
 from muxcluster.core.inputs.clip import plain
@@ -75,26 +75,26 @@ def file_routes(desk: Desk) -> APIRouter:
     @router.get("/{file_id}/content", response_model=None)
     async def content(request: Request, file_id: str) -> Response:
         owner = request.state.owner
-        card = await desk.file(owner, file_id)
-        headers = {"Content-Length": str(card["bytes"])}
-        data = _content(desk, owner, card)
+        found = await desk.file(owner, file_id)
+        headers = {"Content-Length": str(found["bytes"])}
+        data = _content(desk, owner, found)
         return StreamingResponse(data, headers=headers, media_type="application/octet-stream")
 
     return router
 
 
-async def _content(desk: Desk, owner: str, card: Card) -> AsyncGenerator[bytes, None]:
+async def _content(desk: Desk, owner: str, found: ApiObject) -> AsyncGenerator[bytes, None]:
     """A file that ends too early cuts the connection: its length was promised."""
     offset = 0
-    while offset < card["bytes"]:
-        data = await desk.read(owner, card["id"], offset, CHUNK_BYTES)
+    while offset < found["bytes"]:
+        data = await desk.read(owner, found["id"], offset, CHUNK_BYTES)
         if not data:
             return
         offset += len(data)
         yield data
 
 
-def listing(found: list[Card], limit: int) -> Response:
+def listing(found: list[ApiObject], limit: int) -> Response:
     """A page of at most `limit` objects out of up to one more."""
     data: list[Any] = found[:limit]
     return json_response(
@@ -145,7 +145,7 @@ class _UploadForm:
         data, self._waiting = bytes(self._waiting), bytearray()
         await self._desk.add(self._upload_id, data)
 
-    async def finish(self) -> Card:
+    async def finish(self) -> ApiObject:
         """The file. Raises as `take`."""
         if self._upload_id is None:
             raise MissingParameter("missing required field file", "file")
