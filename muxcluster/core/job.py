@@ -27,7 +27,7 @@ class Side(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerSlot:
+class WorkerSpec:
     """An executor of jobs: runs one at a time, at one of a few SM shares.
 
     shares: the rungs it can run at, ascending, each in (0, 1]. phases: what it may run.

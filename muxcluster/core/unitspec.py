@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from muxcluster.core.job import WorkerSlot
+from muxcluster.core.job import WorkerSpec
 from muxcluster.core.kvshape import KvShape
 from muxcluster.core.padded import PaddedLimit
 from muxcluster.core.request import Slo
@@ -110,7 +110,7 @@ class UnitSpec:
     models: tuple[ModelSpec, ...]
     num_blocks: int
     block_bytes: int
-    workers: tuple[WorkerSlot, ...]
+    workers: tuple[WorkerSpec, ...]
     scheduler: SchedulerSpec = SchedulerSpec()
     device: str = "cpu"
     partition: str = "threads"
