@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from muxcluster.core.job import Job, WorkerSlot
+from muxcluster.core.job import Job, WorkerSpec
 from muxcluster.core.request import Request, ServiceClass
 from muxcluster.core.served import ModelStats, UnitStats
 from muxcluster.core.unitspec import SchedulerSpec, UnitSpec
@@ -35,7 +35,7 @@ def hybrid_spec(
     lane: str = "mixed",
     prefix_caching: bool = True,
     max_seqs: int = 16,
-    workers: tuple[WorkerSlot, ...] = (WorkerSlot(0, (1.0,)),),
+    workers: tuple[WorkerSpec, ...] = (WorkerSpec(0, (1.0,)),),
     host_frames: int = 4,
 ) -> UnitSpec:
     """host_frames: for each block of the pool."""

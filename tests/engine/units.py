@@ -10,7 +10,7 @@ import numpy as np
 
 from muxcluster.core.clock import Clock
 from muxcluster.core.events import FinishReason
-from muxcluster.core.job import Phase, WorkerSlot
+from muxcluster.core.job import Phase, WorkerSpec
 from muxcluster.core.request import Request
 from muxcluster.core.sampling import SamplingParams
 from muxcluster.core.unitspec import SchedulerSpec, UnitSpec
@@ -39,12 +39,12 @@ def spec_of(
         for path in directories
     )
     half = (0.5,)
-    workers: tuple[WorkerSlot, ...] = (
-        WorkerSlot(0, half, frozenset({Phase.PREFILL})),
-        WorkerSlot(1, half, frozenset({Phase.DECODE})),
+    workers: tuple[WorkerSpec, ...] = (
+        WorkerSpec(0, half, frozenset({Phase.PREFILL})),
+        WorkerSpec(1, half, frozenset({Phase.DECODE})),
     )
     if lane in ("temporal", "mixed"):
-        workers = (WorkerSlot(0, (1.0,)),)
+        workers = (WorkerSpec(0, (1.0,)),)
     return UnitSpec(
         unit_id="unit-0",
         models=models,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from muxcluster.core.job import Job, Phase, WorkerSlot
+from muxcluster.core.job import Job, Phase, WorkerSpec
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.executor import Outcome
 from muxcluster.engine.processes.executor import ProcessExecutor
@@ -19,12 +19,12 @@ from tests.engine.live_units import children
 from tests.engine.units import check_nothing_leaks
 
 LADDER = (0.5, 1.0)
-BOTH = (WorkerSlot(0, LADDER), WorkerSlot(1, LADDER))
+BOTH = (WorkerSpec(0, LADDER), WorkerSpec(1, LADDER))
 SPECIAL = (
-    WorkerSlot(0, LADDER, frozenset({Phase.PREFILL})),
-    WorkerSlot(1, LADDER, frozenset({Phase.DECODE})),
+    WorkerSpec(0, LADDER, frozenset({Phase.PREFILL})),
+    WorkerSpec(1, LADDER, frozenset({Phase.DECODE})),
 )
-ONE = (WorkerSlot(0, (1.0,)),)
+ONE = (WorkerSpec(0, (1.0,)),)
 
 
 class Hours:
@@ -55,7 +55,7 @@ class TimedExecutor(FakeExecutor):
         return super().wait(timeout_s)
 
 
-def spec_with(workers: tuple[WorkerSlot, ...], lane: str, packing: str = "hybrid") -> UnitSpec:
+def spec_with(workers: tuple[WorkerSpec, ...], lane: str, packing: str = "hybrid") -> UnitSpec:
     spec = fake_spec(num_columns=256, lane=lane)
     return replace(
         spec, workers=workers, scheduler=replace(spec.scheduler, packing=packing, token_budget=256)
@@ -66,7 +66,7 @@ def spec_with(workers: tuple[WorkerSlot, ...], lane: str, packing: str = "hybrid
     ("lane", "workers"),
     [("mixed", ONE), ("temporal", ONE), ("adbs", BOTH), ("adbs", SPECIAL), ("mixed", BOTH)],
 )
-def test_times_are_known_when_the_unit_is_ready(lane: str, workers: tuple[WorkerSlot, ...]) -> None:
+def test_times_are_known_when_the_unit_is_ready(lane: str, workers: tuple[WorkerSpec, ...]) -> None:
     clock = Hours()
     executor = TimedExecutor(clock)
     unit = Unit(spec_with(workers, lane), Sink(), clock, executor=executor)
