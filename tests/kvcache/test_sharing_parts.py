@@ -4,10 +4,8 @@ import numpy as np
 import pytest
 
 from muxcluster.kvcache.ledger import BlockLedger
-from muxcluster.kvcache.lending.blocks import LentBlocks
-from muxcluster.kvcache.lending.copies import runs
-from muxcluster.kvcache.lending.host_blocks import HostFrames
-from muxcluster.kvcache.lending.shared_columns import SharedColumns
+from muxcluster.kvcache.lending.blocks import HostBlocks, TakeableBlocks, runs
+from muxcluster.kvcache.lending.columns import ColumnsOverLent
 from muxcluster.kvcache.model import Shortage
 
 
@@ -16,7 +14,7 @@ def ids(*numbers: int) -> np.ndarray:
 
 
 def test_a_touched_frame_is_free_when_its_job_has_ended() -> None:
-    frames = HostFrames(4)
+    frames = HostBlocks(4)
     first, second = frames.take(2), frames.take(2)
     frames.touch(first)
     frames.give(np.concatenate((first, second)))
@@ -29,7 +27,7 @@ def test_a_touched_frame_is_free_when_its_job_has_ended() -> None:
 
 
 def test_the_frames_see_a_leak() -> None:
-    frames = HostFrames(4)
+    frames = HostBlocks(4)
     held = frames.take(2)
     with pytest.raises(AssertionError, match="leaked"):
         frames.check(held[:1])
@@ -38,7 +36,7 @@ def test_the_frames_see_a_leak() -> None:
 
 
 def test_the_emptiest_blocks_are_taken_first() -> None:
-    lent = LentBlocks(10)
+    lent = TakeableBlocks(10)
     lent.add(ids(1, 2, 3, 4, 5), ids(0, 3, 7, 0, 3))
     assert lent.take(4).tolist() == [3, 5, 2, 4]
     lent.check()
@@ -46,7 +44,7 @@ def test_the_emptiest_blocks_are_taken_first() -> None:
 
 
 def test_a_block_that_left_and_came_back_is_there_once() -> None:
-    lent = LentBlocks(10)
+    lent = TakeableBlocks(10)
     for tier in (0, 6, 0, 0, 6):
         lent.add(ids(5), ids(tier))
         lent.check()
@@ -60,7 +58,7 @@ def test_a_block_that_left_and_came_back_is_there_once() -> None:
 
 def test_lent_blocks_agree_with_a_set() -> None:
     draw = np.random.default_rng(0)
-    lent, expected = LentBlocks(50), set()
+    lent, expected = TakeableBlocks(50), set()
     for _ in range(2000):
         kind, count = draw.integers(3), int(draw.integers(6))
         inside, outside = sorted(expected), sorted(set(range(50)) - expected)
@@ -88,7 +86,7 @@ def test_runs_leave_out_what_is_empty() -> None:
 
 
 def test_shared_columns_are_due_when_more_tokens_come_than_are_safe() -> None:
-    shared = SharedColumns(8, block_tokens=16)
+    shared = ColumnsOverLent(8, block_tokens=16)
     shared.add(ids(3, 3, 5), ids(1, 2, 0), ids(10, 11, 12))
     due, held = shared.due(ids(3, 4), ids(20, 50))
     assert (due.tolist(), held.tolist()) == ([0], [4])
@@ -97,7 +95,7 @@ def test_shared_columns_are_due_when_more_tokens_come_than_are_safe() -> None:
     due, held = shared.due(ids(5, 3), ids(9, 40))
     assert (due.tolist(), held.tolist()) == ([0, 1, 2], [16, 8, 9])
     shared.narrow(due, ids(16, 8, 16))
-    assert (shared.slots.tolist(), shared.columns.tolist()) == ([3], [11])
+    assert (shared.rows.tolist(), shared.columns.tolist()) == ([3], [11])
 
 
 def test_the_ledger_keeps_the_classes_apart() -> None:
