@@ -5,12 +5,9 @@ from collections.abc import Mapping, Sequence
 from muxcluster.kvcache.check import check_cache
 from muxcluster.kvcache.eviction import CachedColumns
 from muxcluster.kvcache.ledger import BlockLedger
-from muxcluster.kvcache.lending.lend import Lending
-from muxcluster.kvcache.lending.restore import Restoring
-from muxcluster.kvcache.lending.save import Saving
 from muxcluster.kvcache.lending.state import LentState
 from muxcluster.kvcache.model import KvModel
-from muxcluster.kvcache.model_cache import ModelCache, Parts
+from muxcluster.kvcache.model_cache import ModelCache
 from muxcluster.kvcache.model_kv import ModelKv
 from muxcluster.kvcache.pool import BlockPool
 
@@ -56,14 +53,10 @@ class KvCache:
         self._lent = LentState(
             pool, self._ledger, models_kv, num_host_blocks, is_on=is_bidirectional
         )
-        parts = Parts(
-            lent=self._lent,
-            cached=self._cached,
-            lending=Lending(self._lent),
-            saving=Saving(self._lent, is_lazy=saves_lazily),
-            restoring=Restoring(self._lent),
-        )
-        self._models = {name: ModelCache(kv, parts) for name, kv in models_kv.items()}
+        self._models = {
+            name: ModelCache(kv, self._lent, self._cached, saves_lazily=saves_lazily)
+            for name, kv in models_kv.items()
+        }
 
     def of(self, model: str) -> ModelCache:
         """Return the part of the cache that serves `model`; KeyError: unknown model."""

@@ -1,7 +1,6 @@
 """One model's part of a unit's KV cache: everything that concerns its sequences."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,17 +16,6 @@ from muxcluster.kvcache.model_kv import ModelKv
 from muxcluster.kvcache.pool import OWNER_BIT
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Parts:
-    """What the models of a unit share: lent blocks and the prefix cache."""
-
-    lent: LentState
-    cached: CachedColumns
-    lending: Lending
-    saving: Saving
-    restoring: Restoring
-
-
 class ModelCache:
     """Sequences of one model in the unit's pool, addressed by row.
 
@@ -35,14 +23,17 @@ class ModelCache:
     and is closed.
     """
 
-    def __init__(self, kv: ModelKv, parts: Parts) -> None:
+    def __init__(
+        self, kv: ModelKv, lent: LentState, cached: CachedColumns, *, saves_lazily: bool
+    ) -> None:
+        """lent, cached: of all models of the unit. saves_lazily: see `KvCache`."""
         self._kv = kv
-        self._ledger = parts.lent.ledger
-        self._lent = parts.lent
-        self._cached = parts.cached
-        self._lending = parts.lending
-        self._saving = parts.saving
-        self._restoring = parts.restoring
+        self._ledger = lent.ledger
+        self._lent = lent
+        self._cached = cached
+        self._lending = Lending(lent, kv)
+        self._saving = Saving(lent, kv, is_lazy=saves_lazily)
+        self._restoring = Restoring(lent, kv)
         self.name = kv.model.name
         self.block_bytes = kv.block_bytes
         self.block_tokens = kv.block_tokens  # tokens of the model that fit into a block
@@ -170,7 +161,7 @@ class ModelCache:
         0 while copies of the row are on their way. All rows draw on the same host blocks: together
         they lend at most `KvCache.free_host_blocks` blocks with tokens.
         """
-        return self._lending.lendable(self._kv, row)
+        return self._lending.lendable(row)
 
     def lend(self, row: int, num_computed: int, blocks: int) -> int:
         """Lend columns of `row` (in no running job), deepest first; return the blocks lent.
@@ -178,7 +169,7 @@ class ModelCache:
         Stops at a column with another reader, or where host blocks are short. num_computed: the
         sequence's tokens in the cache. A left one keeps columns that lie over lent blocks.
         """
-        return self._lending.lend(self._kv, row, num_computed, blocks)
+        return self._lending.lend(row, num_computed, blocks)
 
     @property
     def lies_over_lent(self) -> bool:
@@ -189,7 +180,7 @@ class ModelCache:
         self, rows: NDArray[np.int32], ends: NDArray[np.int32], job_id: int
     ) -> tuple[SlotCopies, ...]:
         """Return what job `job_id` saves before left rows[i] (distinct) holds ends[i] tokens."""
-        return self._saving.saves(self._kv, rows, ends, job_id)
+        return self._saving.saves(rows, ends, job_id)
 
     def blocked(self) -> NDArray[np.bool_] | None:
         """Return which left rows no new job may have now, bool [max_seqs], or None for none."""
@@ -197,14 +188,14 @@ class ModelCache:
 
     def untaken(self, row: int) -> int:
         """Return how many blocks `row` lent that no left sequence took."""
-        return len(self._saving.untaken(self._kv, row))
+        return len(self._saving.untaken(row))
 
     def swap_out(self, row: int, blocks: int, job_id: int) -> SlotCopies:
         """Free so many untaken blocks of `row` at once; job `job_id` saves what they hold.
 
         The caller gives that job all blocks that are free now, as no other may write there first.
         """
-        return self._saving.swap_out(self._kv, row, blocks, job_id)
+        return self._saving.swap_out(row, blocks, job_id)
 
     def restore_cost(self, row: int) -> int:
         """Return the fresh blocks that a restore of `row` would take now."""
@@ -213,11 +204,11 @@ class ModelCache:
     def restore_shortage(self, row: int, spare: int) -> Shortage | None:
         """Return what is missing to restore `row` and take `spare` blocks more."""
         rows = np.array([row], dtype=np.int32)
-        return self._restoring.shortage(self._kv, rows, spare)[1]
+        return self._restoring.shortage(rows, spare)[1]
 
     def can_restore(self, row: int) -> bool:
         """False while jobs save it, restore it or what it lies over, and after a failed save."""
-        return self._restoring.can_restore(self._kv, row)
+        return self._restoring.can_restore(row)
 
     def restore(
         self, rows: NDArray[np.int32], job_id: int
@@ -227,8 +218,8 @@ class ModelCache:
         Returns new table entries and copies, or what is missing. Left ones take lent blocks, too:
         call `saves` of them for the job before its next `restore`.
         """
-        blocks, shortage = self._restoring.shortage(self._kv, rows)
+        blocks, shortage = self._restoring.shortage(rows)
         if shortage is not None:
             return shortage
         self._cached.make_room(blocks)
-        return self._restoring.restore(self._kv, rows, job_id)
+        return self._restoring.restore(rows, job_id)

@@ -35,9 +35,9 @@ def _skip_a_save(patch: pytest.MonkeyPatch) -> None:
 
 
 def _round_down(patch: pytest.MonkeyPatch) -> None:
-    def touched(self, kv, victim, blocks, held):
-        places = held * kv.slot_bytes // victim.slot_bytes
-        return np.where(held == kv.block_tokens, victim.block_tokens, places)
+    def touched(self, victim, blocks, held):
+        places = held * self._kv.slot_bytes // victim.slot_bytes
+        return np.where(held == self._kv.block_tokens, victim.block_tokens, places)
 
     patch.setattr(Saving, "_touched", touched)
 

@@ -12,20 +12,20 @@ from muxcluster.kvcache.model_kv import ModelKv
 
 
 class Restoring:
-    """Plans restores of lent sequences; one is final when its job has succeeded."""
+    """Plans restores of one model's lent sequences; each is final when its job has succeeded."""
 
-    def __init__(self, state: LentState) -> None:
+    def __init__(self, state: LentState, kv: ModelKv) -> None:
         self._state = state
+        self._kv = kv
 
-    def can_restore(self, kv: ModelKv, row: int) -> bool:
+    def can_restore(self, row: int) -> bool:
         """False while copies of the sequence are on their way or lost, or it is blocked."""
-        return not (kv.lent.is_busy(row) or self._state.is_blocked(kv, row))
+        return not (self._kv.lent.is_busy(row) or self._state.is_blocked(self._kv, row))
 
-    def shortage(
-        self, kv: ModelKv, rows: NDArray[np.int32], spare: int = 0
-    ) -> tuple[int, Shortage | None]:
+    def shortage(self, rows: NDArray[np.int32], spare: int = 0) -> tuple[int, Shortage | None]:
         """Return the blocks that lent `rows` (of one side) and `spare` need, and the shortage."""
-        fresh, ledger = int(kv.lent.costs[rows].sum()), self._state.ledger
+        kv, ledger = self._kv, self._state.ledger
+        fresh = int(kv.lent.costs[rows].sum())
         blocks = fresh + spare
         if kv.sequences.owners[rows[0]] == RIGHT:
             return blocks, ledger.shortage(kv.model.name, blocks, blocks)
@@ -33,17 +33,15 @@ class Restoring:
         num_returned = len(columns) * kv.columns.blocks_per_column - fresh
         return blocks, ledger.shortage(kv.model.name, blocks, num_returned=num_returned)
 
-    def restore(
-        self, kv: ModelKv, rows: NDArray[np.int32], job_id: int
-    ) -> tuple[TableDelta, SlotCopies]:
+    def restore(self, rows: NDArray[np.int32], job_id: int) -> tuple[TableDelta, SlotCopies]:
         """Make lent `rows` (int32 [n], distinct, of one side) whole; fresh blocks are there."""
-        restore = self._plan(kv, rows)
+        restore = self._plan(rows)
         self._state.restore(restore, job_id)
         tables = TableDelta(restore.column_rows, restore.positions, restore.after.copy())
         return tables, self._copies(restore)
 
-    def _plan(self, kv: ModelKv, rows: NDArray[np.int32]) -> Restore:
-        lent, table = kv.lent, kv.sequences
+    def _plan(self, rows: NDArray[np.int32]) -> Restore:
+        kv, lent, table = self._kv, self._kv.lent, self._kv.sequences
         assert not any(map(lent.is_busy, rows.tolist())), "copies of a sequence are on their way"
         owner = int(table.owners[rows[0]])
         assert (table.owners[rows] == owner).all(), "sequences of both sides are restored"

@@ -13,20 +13,19 @@ _NO_BLOCKS = np.empty(0, dtype=np.int32)
 
 
 class Saving:
-    """Finds what a job is about to overwrite for the first time.
+    """Finds what a job of one model is about to overwrite for the first time."""
 
-    is_lazy: False saves all that a block holds with the first job that writes there.
-    """
-
-    def __init__(self, state: LentState, *, is_lazy: bool) -> None:
+    def __init__(self, state: LentState, kv: ModelKv, *, is_lazy: bool) -> None:
+        """is_lazy: False saves all that a block holds with the first job that writes there."""
         self._state = state
+        self._kv = kv
         self._is_lazy = is_lazy
 
     def saves(
-        self, kv: ModelKv, rows: NDArray[np.int32], ends: NDArray[np.int32], job_id: int
+        self, rows: NDArray[np.int32], ends: NDArray[np.int32], job_id: int
     ) -> tuple[SlotCopies, ...]:
         """Save for a job after which left rows[i] holds ends[i] tokens; copies of each victim."""
-        over_lent, state = kv.over_lent, self._state
+        kv, over_lent, state = self._kv, self._kv.over_lent, self._state
         if not len(over_lent):
             return ()
         due, held = over_lent.due(rows, kv.num_held(ends))
@@ -41,33 +40,34 @@ class Saving:
         copies: list[SlotCopies] = []
         for victim, ours in state.by_model(blocks):
             theirs = blocks[ours].astype(np.intp)  # once: numpy would convert at each use
-            touched = self._touched(kv, victim, theirs, held[entries[ours]])
+            touched = self._touched(victim, theirs, held[entries[ours]])
             saved = state.save(victim, theirs, touched, job_id)
             if len(saved):
                 copies.append(SlotCopies(victim.model.name, saved, NO_RUNS, NO_RUNS))
-            safe_ours[ours] = self._safe(kv, victim, theirs)
+            safe_ours[ours] = self._safe(victim, theirs)
         safe[is_taken] = safe_ours
         over_lent.narrow(due, np.minimum.reduce(safe, axis=1))
         return tuple(copies)
 
-    def untaken(self, kv: ModelKv, row: int) -> NDArray[np.int32]:
+    def untaken(self, row: int) -> NDArray[np.int32]:
         """Return the blocks that a sequence lent and no left one took, int32 [n]."""
+        kv = self._kv
         if not kv.lent.counts[row]:
             return _NO_BLOCKS
         _, _, columns = kv.lent_entries(np.array([row], dtype=np.int32))
         blocks = kv.columns.blocks[columns].ravel()
         return self._state.untaken(blocks[blocks != NO_BLOCK])
 
-    def swap_out(self, kv: ModelKv, row: int, count: int, job_id: int) -> SlotCopies:
+    def swap_out(self, row: int, count: int, job_id: int) -> SlotCopies:
         """Save and free the last `count` untaken blocks of a lent sequence."""
-        untaken = self.untaken(kv, row)
+        untaken = self.untaken(row)
         blocks = untaken[len(untaken) - count :]
         assert len(blocks) == count, "blocks are swapped out that are not lent"
-        saved = self._state.save_and_free(kv, blocks, job_id)
-        return SlotCopies(kv.model.name, saved, NO_RUNS, NO_RUNS)
+        saved = self._state.save_and_free(self._kv, blocks, job_id)
+        return SlotCopies(self._kv.model.name, saved, NO_RUNS, NO_RUNS)
 
     def _touched(
-        self, kv: ModelKv, victim: ModelKv, blocks: NDArray[np.intp], held: NDArray[np.int32]
+        self, victim: ModelKv, blocks: NDArray[np.intp], held: NDArray[np.int32]
     ) -> NDArray[np.int32]:
         """Return the end of the places of `victim` that `blocks` lose to `held` > 0 tokens, [n].
 
@@ -77,14 +77,14 @@ class Saving:
         the block can lend it in turn.
         """
         lenders = self._state.lenders
-        places = -(-held * kv.slot_bytes // victim.slot_bytes)
+        places = -(-held * self._kv.slot_bytes // victim.slot_bytes)
         ends = lenders.ends[blocks].astype(np.int32)
-        takes_all = lenders.is_left[blocks] | (held == kv.block_tokens) | (not self._is_lazy)
+        takes_all = lenders.is_left[blocks] | (held == self._kv.block_tokens) | (not self._is_lazy)
         return np.where(takes_all, ends, np.minimum(places, ends))
 
-    def _safe(self, kv: ModelKv, victim: ModelKv, blocks: NDArray[np.intp]) -> NDArray[np.int32]:
+    def _safe(self, victim: ModelKv, blocks: NDArray[np.intp]) -> NDArray[np.int32]:
         """Return the tokens of left columns over `blocks` that need no more saving, [n]."""
-        lenders = self._state.lenders
+        kv, lenders = self._kv, self._state.lenders
         saved = lenders.saved[blocks].astype(np.int32)
         safe = saved  # where their blocks hold as many tokens
         if not self._is_lazy or victim.slot_bytes != kv.slot_bytes:
