@@ -2,7 +2,7 @@
 
 BROS §5. Other modules of this package choose what to lend, save and restore; only `LentState`
 changes anything, by `lend`, `take`, `save`, `restore` and `close`, and by `leave`, `take_back` and
-`end_job`, which undo them.
+`end_job`, which undo them. (`ColumnsOverLent.safe`, a bound that only saves time, is `Saving`'s.)
 """
 
 from collections.abc import Iterator, Mapping

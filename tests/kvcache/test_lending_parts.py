@@ -1,4 +1,4 @@
-"""The parts of block sharing alone: host frames, lent blocks, runs of copies, the ledger."""
+"""The parts of block lending alone: host blocks, lent blocks, runs of copies, the ledger."""
 
 import numpy as np
 import pytest
@@ -13,26 +13,26 @@ def ids(*numbers: int) -> np.ndarray:
     return np.array(numbers, dtype=np.int32)
 
 
-def test_a_touched_frame_is_free_when_its_job_has_ended() -> None:
-    frames = HostBlocks(4)
-    first, second = frames.take(2), frames.take(2)
-    frames.touch(first)
-    frames.give(np.concatenate((first, second)))
-    assert frames.free == 2
-    assert set(frames.dying.tolist()) == set(first.tolist())
-    frames.check(ids())
-    frames.settle(first)
-    assert frames.free == 4
-    frames.check(ids())
+def test_a_touched_host_block_is_free_when_its_job_has_ended() -> None:
+    host_blocks = HostBlocks(4)
+    first, second = host_blocks.take(2), host_blocks.take(2)
+    host_blocks.touch(first)
+    host_blocks.give(np.concatenate((first, second)))
+    assert host_blocks.free == 2
+    assert set(host_blocks.dying.tolist()) == set(first.tolist())
+    host_blocks.check(ids())
+    host_blocks.settle(first)
+    assert host_blocks.free == 4
+    host_blocks.check(ids())
 
 
-def test_the_frames_see_a_leak() -> None:
-    frames = HostBlocks(4)
-    held = frames.take(2)
+def test_host_blocks_see_a_leak() -> None:
+    host_blocks = HostBlocks(4)
+    held = host_blocks.take(2)
     with pytest.raises(AssertionError, match="leaked"):
-        frames.check(held[:1])
+        host_blocks.check(held[:1])
     with pytest.raises(AssertionError, match="leaked"):
-        frames.check(np.repeat(held, 2)[:3])
+        host_blocks.check(np.repeat(held, 2)[:3])
 
 
 def test_the_emptiest_blocks_are_taken_first() -> None:

@@ -13,15 +13,15 @@ from muxcluster.kvcache.lending.save import Saving
 from muxcluster.kvcache.lending.state import LentState
 from tests.blocks import only_with
 from tests.kvcache.script import Script
-from tests.kvcache.test_sharing_random import CONDITIONS, QUOTAS
-from tests.kvcache.test_sharing_rules import (
+from tests.kvcache.test_lending_random import CONDITIONS, QUOTAS
+from tests.kvcache.test_saving_rules import (
     LEFT,
     RIGHT,
 )
-from tests.kvcache.test_sharing_rules import (
-    test_a_frame_that_a_running_job_fills_waits_for_its_end as reuse_a_frame,
+from tests.kvcache.test_saving_rules import (
+    test_a_host_block_that_a_running_job_fills_waits_for_its_end as reuse_a_host_block,
 )
-from tests.kvcache.walk import SharingWalk
+from tests.kvcache.walk import LendingWalk
 from tests.kvcache.world import World
 
 pytestmark = only_with(16)
@@ -123,19 +123,21 @@ def test_the_data_shows_a_planted_fault(fault: Patch, monkeypatch: pytest.Monkey
     # Without the invariants, so that it is lost tokens that show it.
     monkeypatch.setattr(KvCache, "check", lambda _: None)
     with pytest.raises(AssertionError):
-        for seed, num_blocks, num_frames, _ in CONDITIONS:
-            walk = SharingWalk(World.build(seed, num_blocks, num_frames, QUOTAS))
+        for seed, num_blocks, num_host_blocks, _ in CONDITIONS:
+            walk = LendingWalk(World.build(seed, num_blocks, num_host_blocks, QUOTAS))
             for _ in range(1000):
                 walk.step()
 
 
-def test_the_data_shows_a_frame_that_is_free_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    reuse_a_frame()
+def test_the_data_shows_a_host_block_that_is_free_too_early(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reuse_a_host_block()
     monkeypatch.setattr(HostBlocks, "touch", lambda *_: None)
     monkeypatch.setattr(HostBlocks, "settle", lambda *_: None)
     monkeypatch.setattr(KvCache, "check", lambda _: None)
     with pytest.raises(AssertionError, match="lost tokens"):
-        reuse_a_frame()
+        reuse_a_host_block()
 
 
 def _busy_script() -> Script:
@@ -168,11 +170,11 @@ def _miscount_costs(script: Script) -> None:
     _lent(script).costs[0] += 1
 
 
-def _lose_a_frame(script: Script) -> None:
+def _lose_a_host_block(script: Script) -> None:
     _state(script).host_blocks.take(1)
 
 
-def _name_a_frame_twice(script: Script) -> None:
+def _name_a_host_block_twice(script: Script) -> None:
     column = script.cache.of("odd")._kv.sequences.columns[2, 0]
     _lent(script).host_blocks[column, 0] = _lent(script).host_blocks[column, 1]
 
@@ -218,8 +220,8 @@ def _lend_a_reader(script: Script) -> None:
     "fault",
     [
         _miscount_costs,
-        _lose_a_frame,
-        _name_a_frame_twice,
+        _lose_a_host_block,
+        _name_a_host_block_twice,
         _lower_a_watermark,
         _pass_a_watermark,
         _forget_a_shared_column,
