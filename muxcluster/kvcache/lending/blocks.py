@@ -5,9 +5,8 @@ from numpy.typing import NDArray
 
 from muxcluster.kvcache.pool import IdStack
 
+# int64 [n, 3]: first slot of the source, first slot of the destination, number of slots.
 Runs = NDArray[np.int64]
-"""int64 [n, 3]: first slot of the source, first slot of the destination, number of slots."""
-
 NO_RUNS: Runs = np.empty((0, 3), dtype=np.int64)
 NUM_TIERS = 8  # blocks are sorted by eighths of their places that are empty or saved
 

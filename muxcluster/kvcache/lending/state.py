@@ -26,8 +26,7 @@ from muxcluster.kvcache.model_kv import ModelKv
 from muxcluster.kvcache.pool import OWNER_BIT, BlockPool
 from muxcluster.kvcache.sequences import Lack
 
-Chosen = NDArray[np.bool_] | slice
-"""Some of an array: bool [n], or all of it."""
+Chosen = NDArray[np.bool_] | slice  # some of an array: bool [n], or all of it
 LEFT, RIGHT = OWNER_BIT[Side.LEFT], OWNER_BIT[Side.RIGHT]
 BOTH = LEFT | RIGHT
 _NO_BLOCKS = np.empty(0, dtype=np.int32)
