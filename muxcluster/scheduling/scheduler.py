@@ -34,7 +34,7 @@ from muxcluster.scheduling.state.check import check_model
 from muxcluster.scheduling.state.live import LiveRequest
 from muxcluster.scheduling.state.report import model_stats
 from muxcluster.scheduling.state.stopping import ended_already
-from muxcluster.scheduling.steptime.cost import StepCost
+from muxcluster.scheduling.steptime.model import StepCost
 from muxcluster.scheduling.steptime.seed import Seed
 
 

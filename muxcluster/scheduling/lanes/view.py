@@ -12,7 +12,7 @@ from muxcluster.scheduling.jobs import JobBuilder
 from muxcluster.scheduling.packing.batch import Batch, Packing, Turn
 from muxcluster.scheduling.shares import Place, ShareLedger
 from muxcluster.scheduling.state.model import ModelState
-from muxcluster.scheduling.steptime.cost import StepCost
+from muxcluster.scheduling.steptime.model import StepCost
 
 
 class LaneView:

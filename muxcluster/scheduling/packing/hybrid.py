@@ -30,7 +30,7 @@ from muxcluster.scheduling.packing.restored_rows import RestoredRows
 from muxcluster.scheduling.packing.slack import Slack
 from muxcluster.scheduling.state.model import ModelState
 from muxcluster.scheduling.state.slots import Slots
-from muxcluster.scheduling.steptime.step_times import StepTimes
+from muxcluster.scheduling.steptime.model import StepTimes
 
 _NOBODY: Slots = np.empty(0, dtype=np.int32)
 
@@ -99,7 +99,7 @@ class HybridPacking:
 
     def _job(self, model: ModelState, turn: Turn, phase: Phase) -> Batch:
         table = model.slots
-        draft = Draft(model, turn.share, self._times)
+        draft = Draft(model, self._times.of(model.name, turn.share))
         if has_suspects(model):
             self._returns.lone_suspect(draft, turn, phase)
             if len(draft) == 0 and len(batch := self._plainly(model, turn, phase)):

@@ -12,7 +12,7 @@ from muxcluster.scheduling.packing.batch import Limits, Turn
 from muxcluster.scheduling.packing.draft import Draft
 from muxcluster.scheduling.packing.prompts import Prompts
 from muxcluster.scheduling.packing.slack import Slack
-from muxcluster.scheduling.steptime.step_times import StepTimes
+from muxcluster.scheduling.steptime.model import StepTimes
 
 
 class RestoredRows:
@@ -96,7 +96,7 @@ class RestoredRows:
             if _is_full(draft, slot):
                 return
             context = int(table.num_computed[slot]) + 1
-            copy_s = self._times.copy_s(memory.lent_bytes(model, slot))
+            copy_s = self._times.copies.copy_s(memory.lent_bytes(model, slot))
             if draft.seconds_with(1, context) > limit_s:
                 return
             if copied_s + copy_s > most_s:
