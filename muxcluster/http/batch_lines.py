@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
@@ -15,6 +16,7 @@ from muxcluster.core.errors import EngineFailure, PoisonRequest, RequestError, U
 from muxcluster.http.answers.responses import Deltas, whole
 from muxcluster.http.answers.wire import ChatWire, CompletionWire
 from muxcluster.http.calls.call import Arrival, Call
+from muxcluster.http.calls.choice import ChoiceDelta
 from muxcluster.http.errors import http_error
 from muxcluster.http.service import CompletionService
 from muxcluster.text.schemas import ChatBody, CompletionBody, GenerationBody
@@ -74,7 +76,7 @@ class _Growth:
         self._grown = grown
         self._has_begun = False
 
-    async def of(self, deltas: Deltas) -> Deltas:
+    async def of(self, deltas: Deltas) -> AsyncGenerator[ChoiceDelta, None]:
         num_tokens = 0
         async with aclosing(deltas):
             async for delta in deltas:

@@ -1,26 +1,24 @@
 """The path of a call: check, tokenise, generate n choices, detokenise; HTTP and Python alike."""
 
-import asyncio
 import secrets
-import time
 import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 
-from muxcluster.core.errors import EngineFailure, InvalidValue, Overloaded, RequestTimeout
+from muxcluster.core.errors import EngineFailure, InvalidValue, Overloaded
 from muxcluster.core.request import ServiceClass
 from muxcluster.http.calls.admission import Admission, Gate
 from muxcluster.http.calls.call import Arrival, Call, Prompt
+from muxcluster.http.calls.call_stream import CallStream
 from muxcluster.http.calls.choice import ChoiceDelta, ChoiceText, one_by_one
-from muxcluster.http.calls.merge import merge
 from muxcluster.http.calls.model_text import ModelText, ModelTexts, off_loop
 from muxcluster.http.errors import rejection
 from muxcluster.http.metrics.record import RequestRecord
 from muxcluster.http.metrics.requests import Metrics
 from muxcluster.http.settings import ApiSettings
-from muxcluster.router.backend import Backend, close
+from muxcluster.router.backend import Backend
 from muxcluster.text.schemas import ChatBody, CompletionBody, GenerationBody
 from muxcluster.text.validation.body import parse
 from muxcluster.text.validation.prompts import chat_messages, split_prompts, token_ids
@@ -123,26 +121,10 @@ class CompletionService:
         work = partial(_completion_prompts, body, model, items)
         return await off_loop(work, sum(map(len, items)), inline)
 
-    async def stream(self, call: Call) -> AsyncGenerator[ChoiceDelta, None]:
-        """Deltas of all choices as they come.
-
-        Raises what the backend raises, or RequestTimeout.
-        """
-        left_s = call.deadline_s - time.monotonic()
-        deadline = asyncio.get_running_loop().time() + left_s
-        with call.admission:
-            self._metrics.call_started(call)
-            sources = [self._choice(call, index) for index in range(call.num_choices)]
-            async with aclosing(merge(sources)) as deltas:
-                while True:
-                    try:
-                        async with asyncio.timeout_at(deadline):
-                            delta = await anext(deltas)
-                    except StopAsyncIteration:
-                        return
-                    except TimeoutError:
-                        raise RequestTimeout(f"no end within {call.timeout_s:g} s") from None
-                    yield delta
+    def stream(self, call: Call) -> CallStream:
+        """Deltas of all choices as they come. Raises what the backend raises, or RequestTimeout."""
+        self._metrics.call_started(call)
+        return CallStream(call, self._choice)
 
     def _admit(self, model: str, service_class: ServiceClass, num_requests: int) -> Admission:
         """Room for a call's requests. Raises Overloaded, counted."""
@@ -155,15 +137,13 @@ class CompletionService:
     async def _choice(self, call: Call, index: int) -> AsyncGenerator[ChoiceDelta, None]:
         """One choice from the backend; a stop string, an error or closing aborts the request."""
         text = ChoiceText(call, index)
-        if call.prompt_of(index).max_tokens == 0 and call.sampling.prompt_logprobs is None:
-            with RequestRecord(self._metrics, call, index) as record:
+        with call.admission.place(index), RequestRecord(self._metrics, call, index) as record:
+            if text.needs_no_tokens:
                 update = text.echo_only()
                 record.advance(update, None)
                 yield update
-            return
-        tokens = self._backend.generate(call.request(index))
-        with RequestRecord(self._metrics, call, index) as record:
-            try:
+                return
+            async with aclosing(self._backend.generate(call.request(index))) as tokens:
                 async for delta in tokens:
                     if delta.rejected is not None:
                         raise rejection(delta.rejected)
@@ -171,13 +151,13 @@ class CompletionService:
                     parts = (delta,) if call.sampling.logprobs is None else one_by_one(delta)
                     for part in parts:
                         update = text.advance(part)
+                        if update.tokens:
+                            call.admission.start(index)
                         record.advance(update, part.finished)
                         if text.finished:
                             yield replace(update, time=record.time())
                             return
                         yield update
-            finally:
-                await close(tokens)
             raise EngineFailure("the token stream ended before the request did")
 
 

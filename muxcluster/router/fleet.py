@@ -3,13 +3,13 @@
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 
 from muxcluster.core.errors import ModelNotFound, NotReady, Overloaded
 from muxcluster.core.events import TokenDelta
 from muxcluster.core.request import Request
 from muxcluster.core.served import ServedModel, UnitStats
-from muxcluster.router.backend import UnitReports, close
+from muxcluster.router.backend import UnitReports
 from muxcluster.router.recovery import Progress, is_loss
 from muxcluster.router.routing import Candidate, choose
 from muxcluster.router.unit_link import RESTART_LIMIT_S, LinkState, UnitLink
@@ -42,22 +42,37 @@ class ClusterBackend:
     def models(self) -> Sequence[ServedModel]:
         return self._lines.models()
 
-    async def generate(self, request: Request) -> AsyncIterator[TokenDelta]:
-        """As `Backend.generate`.
+    async def generate(self, request: Request) -> AsyncGenerator[TokenDelta, None]:
+        """As `TokenSource.generate`, from as many units as it takes.
 
         Raises ModelNotFound where `request.model` is not configured; NotReady while it drains,
         before the model was first up, where no capacity is left for it, and where the request lost
         its units too often or for too long.
         """
         self._check(request.model)
+        progress = Progress(request)
         self._num_open += 1
-        deltas = self._recovered(request)
         try:
-            async for delta in deltas:
-                yield delta
+            while True:
+                link = await self._open_link(request, is_under_way=progress.num_losses > 0)
+                try:
+                    async with link.opened(progress.submission()) as deltas:
+                        async for delta in deltas:
+                            delta = progress.advance(delta)
+                            yield delta
+                            if delta.finished is not None or delta.rejected is not None:
+                                return
+                except NotReady as error:
+                    if self._is_cutting or not is_loss(error):
+                        raise self._reason(error) from error
+                    link.lose()
+                    progress.lose(error)
+                except Overloaded:
+                    if progress.num_losses == 0:
+                        raise
+                    await asyncio.sleep(RETRY_S)
         finally:
             self._num_open -= 1
-            await close(deltas)
 
     def _check(self, model: str) -> None:
         if self._is_draining:
@@ -76,30 +91,6 @@ class ClusterBackend:
         if retry_s is not None and not is_under_way and not self._lines.of(model):
             message = f"no capacity is left for {model}"
             raise NotReady(message, max(1, math.ceil(retry_s)), "no_capacity")
-
-    async def _recovered(self, request: Request) -> AsyncIterator[TokenDelta]:
-        """Deltas of the request from as many units as it takes."""
-        progress = Progress(request)
-        while True:
-            link = await self._open_link(request, is_under_way=progress.num_losses > 0)
-            deltas = link.generate(progress.submission())
-            try:
-                async for delta in deltas:
-                    delta = progress.advance(delta)
-                    yield delta
-                    if delta.finished is not None or delta.rejected is not None:
-                        return
-            except NotReady as error:
-                if self._is_cutting or not is_loss(error):
-                    raise self._reason(error) from error
-                link.lose()
-                progress.lose(error)
-            except Overloaded:
-                if progress.num_losses == 0:
-                    raise
-                await asyncio.sleep(RETRY_S)
-            finally:
-                await close(deltas)
 
     def _reason(self, error: NotReady) -> NotReady:
         if self._is_cutting:

@@ -1,7 +1,7 @@
 """The units of a configuration in this process, behind the service that the HTTP routes use."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +13,7 @@ from muxcluster.core.errors import EngineFailure
 from muxcluster.core.events import TokenDelta
 from muxcluster.core.request import Request
 from muxcluster.core.served import UnitState, UnitStats
+from muxcluster.core.token_source import Stream
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.load.weights import check_weight_files
 from muxcluster.engine.unit.local import LocalUnitClient
@@ -29,7 +30,7 @@ class _LeastOpen:
     def __init__(self, clients: Sequence[LocalUnitClient]) -> None:
         self._clients = clients
 
-    def generate(self, request: Request) -> AsyncIterator[TokenDelta]:
+    def generate(self, request: Request) -> Stream[TokenDelta]:
         return min(self._clients, key=lambda each: each.unit.num_open).generate(request)
 
     def stats(self) -> UnitStats | None:

@@ -81,7 +81,6 @@ class RequestRecord:
         now_s = time.monotonic()
         if self._num_output == 0:
             self._first_s = now_s
-            self._call.admission.start(self._index)
             self._observe("time_to_first_token_seconds", now_s - self._call.arrival.arrived_s)
         else:
             self._gaps.observe((now_s - self._latest_s) / num_tokens)
@@ -102,7 +101,6 @@ class RequestRecord:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._call.admission.start(self._index)
         self._metrics.num_live -= 1
         end = self._end or self._end_by(error)
         times = self.time().within(time.monotonic() - self._call.arrival.arrived_s)
