@@ -10,7 +10,7 @@ from functools import partial
 from muxcluster.core.errors import EngineFailure, InvalidValue, Overloaded
 from muxcluster.core.request import ServiceClass
 from muxcluster.http.calls.admission import Admission, Gate
-from muxcluster.http.calls.call import Arrival, Call, Prompt
+from muxcluster.http.calls.call import Arrival, Call, Prompt, Tokenised
 from muxcluster.http.calls.call_stream import CallStream
 from muxcluster.http.calls.choice import ChoiceDelta, ChoiceText, one_by_one
 from muxcluster.http.calls.model_text import ModelText, ModelTexts, off_loop
@@ -66,11 +66,14 @@ class CompletionService:
             async for delta in deltas:
                 yield delta
 
-    async def prepare(self, body: GenerationBody, arrival: Arrival) -> Call:
+    async def prepare(
+        self, body: GenerationBody, arrival: Arrival, tokenised: Tokenised | None = None
+    ) -> Call:
         """Checks `body`, takes its room in the queue and tokenises; asks no engine.
 
-        The caller streams the call or releases its admission. Raises RequestError, and Overloaded
-        where the model's queue is full.
+        tokenised: the prompts of `body`; those of a model that was replaced are not used. The
+        caller streams the call or releases its admission. Raises RequestError, and Overloaded where
+        the model's queue is full.
         """
         check_stream_options(body)
         model = self._texts.find(body.model)
@@ -80,7 +83,8 @@ class CompletionService:
             raise InvalidValue(f"at most {MAX_CALL_CHOICES} choices in one request", "n")
         admission = self._admit(model.served.name, service_class(body), num_choices)
         try:
-            prompts = await self._prompts(body, model)
+            if tokenised is None or tokenised.model is not model:
+                tokenised = Tokenised(model, tuple(await self._prompts(body, model)))
         except BaseException:
             admission.release()
             raise
@@ -89,7 +93,7 @@ class CompletionService:
             call_id=f"chatcmpl-{call_id}" if isinstance(body, ChatBody) else f"cmpl-{call_id}",
             engine_id=f"{call_id}-{uuid.uuid4().hex[:12]}",
             model=model,
-            prompts=tuple(prompts),
+            prompts=tokenised.prompts,
             n=body.n or 1,
             sampling=sampling,
             arrival=arrival,
@@ -161,13 +165,14 @@ class CompletionService:
             raise EngineFailure("the token stream ended before the request did")
 
 
-def prompts_of(body: GenerationBody, model: ModelText) -> list[Prompt]:
-    """The body's prompts, tokenised here and now. Raises RequestError."""
+def tokenise(body: GenerationBody, model: ModelText) -> Tokenised:
+    """The body's prompts, tokenised on this thread. Raises RequestError."""
     if isinstance(body, ChatBody):
         text = model.render(body, chat_messages(body.messages))
-        return [_chat_prompt(body, model, text)]
+        return Tokenised(model, (_chat_prompt(body, model, text),))
     assert isinstance(body, CompletionBody)
-    return _completion_prompts(body, model, split_prompts(body.prompt))
+    prompts = _completion_prompts(body, model, split_prompts(body.prompt))
+    return Tokenised(model, tuple(prompts))
 
 
 def num_prompts(body: GenerationBody) -> int:
@@ -180,7 +185,7 @@ def _chat_prompt(body: ChatBody, model: ModelText, text: str) -> Prompt:
     tokens = model.encode(text, add_special_tokens=bool(body.add_special_tokens))
     if len(tokens) == 0:
         raise InvalidValue("the messages render to an empty prompt", "messages")
-    return Prompt(text, tokens, max_tokens_for(body, model.served, len(tokens)))
+    return Prompt("", tokens, max_tokens_for(body, model.served, len(tokens)))
 
 
 def _completion_prompts(
@@ -191,7 +196,8 @@ def _completion_prompts(
     for item in items:
         if isinstance(item, str):
             model.check_length(item, "prompt")
-            text, tokens = item, model.encode(item, add_special_tokens=add_special_tokens)
+            tokens = model.encode(item, add_special_tokens=add_special_tokens)
+            text = item if body.echo else ""
         else:
             tokens = token_ids(item, model.served.vocab_size, "prompt")
             text = _decoded(body, model, tokens.tolist())

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from muxcluster.batch.plan.feeding import FedUnit
@@ -17,6 +17,7 @@ from muxcluster.core.token_source import Stream
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.load.weights import check_weight_files
 from muxcluster.engine.unit.local import LocalUnitClient
+from muxcluster.http.calls.kept_prompts import KeptPrompts
 from muxcluster.http.calls.model_text import ModelTexts
 from muxcluster.http.metrics.requests import Metrics
 from muxcluster.http.service import CompletionService
@@ -39,12 +40,13 @@ class _LeastOpen:
 
 @dataclass(frozen=True, slots=True)
 class LocalService:
-    """The service, the text sides of its models and the units behind it. fed: these by model."""
+    """The service, the text sides of its models and the units behind it."""
 
     service: CompletionService
     texts: ModelTexts
-    clients: Mapping[str, LocalUnitClient]
-    fed: Mapping[str, Sequence[FedUnit]]
+    clients: Mapping[str, LocalUnitClient]  # by unit id
+    fed: Mapping[str, Sequence[FedUnit]]  # the same units by model
+    kept: KeptPrompts = field(default_factory=KeptPrompts)  # from the plan to the service
 
     def check(self) -> None:
         """Raises EngineFailure where a unit cannot go on."""

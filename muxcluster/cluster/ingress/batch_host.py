@@ -11,6 +11,7 @@ from muxcluster.cluster.ingress.batch_planner import ServerPlanner
 from muxcluster.cluster.ingress.controller_calls import ControllerCalls, connect
 from muxcluster.cluster.units.actors import BATCHES, make_on_head
 from muxcluster.http.batch_lines import LineAnswerer
+from muxcluster.http.calls.kept_prompts import KeptPrompts
 from muxcluster.http.calls.model_text import ModelTexts
 from muxcluster.http.metrics import request_log
 from muxcluster.http.metrics.requests import Metrics
@@ -23,6 +24,7 @@ from muxcluster.router.unit_links import Lines, keep_in_step
 _MODELS_PERIOD_S = 0.25
 _UNBOUNDED = QueueLimits(batch=2**20)
 """How many lines wait here is bounded by `BatchSettings.max_running`."""
+_MOST_KEPT_TOKENS = 2**26  # of planned lines that wait, 256 MiB; the rest is tokenised again
 
 
 class BatchHost:
@@ -42,9 +44,10 @@ class BatchHost:
         own = replace(settings, queues=_UNBOUNDED)
         service = CompletionService(self._backend, self._texts, Metrics(), own)
         calls = ControllerCalls(controller)
+        kept = KeptPrompts(_MOST_KEPT_TOKENS)
         self._desk = LocalDesk(
             Path(settings.batch.directory),
-            LineAnswerer(service, lenient=settings.lenient),
+            LineAnswerer(service, lenient=settings.lenient, kept=kept),
             lambda: [text.served.name for text in self._texts],
             settings.batch,
             ServerPlanner(
@@ -52,6 +55,7 @@ class BatchHost:
                 partial(calls.ask, "desired"),
                 settings.batch.max_running,
                 lenient=settings.lenient,
+                kept=kept,
             ),
         )
         self._tasks = (

@@ -15,7 +15,7 @@ from muxcluster.text.validation.sampling import choice_seed
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prompt:
-    """One prompt. text: what `echo` shows. tokens: int32 [n].
+    """One prompt. text: what `echo` shows, else empty. tokens: int32 [n].
 
     max_tokens: output tokens shown; 0 only with echo (the engine then runs for one token at most,
     where prompt logprobs are wanted).
@@ -24,6 +24,19 @@ class Prompt:
     text: str
     tokens: NDArray[np.int32]
     max_tokens: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tokenised:
+    """The prompts of one body, as tokens of `model`."""
+
+    model: ModelText
+    prompts: tuple[Prompt, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all its prompts."""
+        return sum(len(prompt.tokens) for prompt in self.prompts)
 
 
 @dataclass(frozen=True, slots=True)
