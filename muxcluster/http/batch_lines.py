@@ -7,7 +7,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
-from muxcluster.batch.service.answers import Answer, Grown
+from muxcluster.batch.service.answers import Answer, OnTokens
 from muxcluster.batch.store.entry import CHAT, Entry
 from muxcluster.batch.store.job import Use
 from muxcluster.batch.store.results import answered
@@ -42,15 +42,15 @@ class LineAnswerer:
         self._kept = KeptPrompts() if kept is None else kept
         self.used = Use()  # tokens of all answers so far
 
-    async def answer(self, line: int, entry: Entry, batch_id: str, grown: Grown) -> Answer:
+    async def answer(self, line: int, entry: Entry, batch_id: str, on_tokens: OnTokens) -> Answer:
         """As `batch.service.answers.Answerer.answer`."""
-        growth = _Growth(grown)
+        counter = _TokenCounter(on_tokens)
         request_id = f"{batch_id}-{line}"
         tokenised = self._kept.take(batch_id, line)
         num_failures = 0
         while True:
             try:
-                body = await self._run(entry, request_id, growth, tokenised)
+                body = await self._run(entry, request_id, counter, tokenised)
                 use = _use(body)
                 self.used += use
                 result = replace(answered(line, entry.custom_id, request_id, body), use=use)
@@ -65,20 +65,20 @@ class LineAnswerer:
                     return Answer(_failed(line, entry, request_id, error), None)
 
     async def _run(
-        self, entry: Entry, request_id: str, growth: "_Growth", tokenised: Tokenised | None
+        self, entry: Entry, request_id: str, counter: "_TokenCounter", tokenised: Tokenised | None
     ) -> dict[str, Any]:
         body = body_of(entry, lenient=self._lenient)
         call = await self._service.prepare(body, Arrival(request_id), tokenised)
         call = replace(call, timeout_s=NO_LIMIT_S)
         with call.admission:
-            return await whole(call, growth.of(self._service.stream(call)), _wire(entry, call))
+            return await whole(call, counter.of(self._service.stream(call)), _wire(entry, call))
 
 
-class _Growth:
+class _TokenCounter:
     """Tells of the tokens of whichever stream comes."""
 
-    def __init__(self, grown: Grown) -> None:
-        self._grown = grown
+    def __init__(self, on_tokens: OnTokens) -> None:
+        self._on_tokens = on_tokens
         self._has_begun = False
 
     async def of(self, deltas: Deltas) -> AsyncGenerator[ChoiceDelta, None]:
@@ -86,7 +86,7 @@ class _Growth:
         async with aclosing(deltas):
             async for delta in deltas:
                 num_tokens += len(delta.tokens)
-                self._grown(num_tokens, is_first=not self._has_begun)
+                self._on_tokens(num_tokens, is_first=not self._has_begun)
                 self._has_begun = True
                 yield delta
 

@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from muxcluster.batch.plan.feeding import Asked, FedPlan, FedUnit
+from muxcluster.batch.plan.feeding import FedPlan, FedUnit, PlannedLine
 from muxcluster.batch.plan.prediction import AUTO
 from muxcluster.batch.service.planning import InOrder, LivePlan, Read
 from muxcluster.batch.store.entry import parse_entry
@@ -73,7 +73,7 @@ class LocalPlanner:
         self, batch: Batch, lines: Sequence[Pending], read: Read, tokenised: dict[int, Tokenised]
     ) -> list[LivePlan]:
         """tokenised: gets each line's prompts."""
-        by_model: dict[str, list[Asked]] = defaultdict(list)
+        by_model: dict[str, list[PlannedLine]] = defaultdict(list)
         refused = []
         for line in lines:
             try:
@@ -106,11 +106,11 @@ class LocalPlanner:
         model, kept = self._texts.find(line.model), self._kept.find(batch_id, line.line)
         return kept if kept is not None and kept.model is model else tokenise(body, model)
 
-    def _asked(self, line: Pending, body: GenerationBody, prompt: Prompt) -> Asked:
+    def _asked(self, line: Pending, body: GenerationBody, prompt: Prompt) -> PlannedLine:
         spec = self._settings[line.model].spec
         is_limited = bool(body.max_tokens or getattr(body, "max_completion_tokens", None))
         output = prompt.max_tokens if is_limited else round(spec.mean_output_tokens)
-        return Asked(
+        return PlannedLine(
             line,
             prompt.tokens,
             max(1, min(output, spec.max_model_len - len(prompt.tokens))),
@@ -118,7 +118,7 @@ class LocalPlanner:
             body.cache_salt or "",
         )
 
-    def _plan(self, model: str, asked: Sequence[Asked]) -> LivePlan:
+    def _plan(self, model: str, asked: Sequence[PlannedLine]) -> LivePlan:
         setting = self._settings[model]
         unplanned = Unplanned(
             token_prompts([each.tokens for each in asked]),

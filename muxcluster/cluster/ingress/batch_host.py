@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from muxcluster.batch.service.local import LocalDesk
+from muxcluster.batch.service.local import LocalBatchService
 from muxcluster.cluster.ingress.batch_planner import ServerPlanner
 from muxcluster.cluster.ingress.controller_calls import ControllerCalls, connect
 from muxcluster.cluster.units.actors import BATCHES, make_on_head
@@ -28,9 +28,9 @@ _MOST_KEPT_TOKENS = 2**26  # of planned lines that wait, 256 MiB; the rest is to
 
 
 class BatchHost:
-    """A `LocalDesk` behind Ray calls, with an edge of its own towards the units.
+    """A `LocalBatchService` behind Ray calls, with an edge of its own towards the units.
 
-    To be made on a running event loop. Raises as `LocalDesk`.
+    To be made on a running event loop. Raises as `LocalBatchService`.
     """
 
     def __init__(self, settings: ApiSettings, controller: Any) -> None:
@@ -45,7 +45,7 @@ class BatchHost:
         service = CompletionService(self._backend, self._texts, Metrics(), own)
         calls = ControllerCalls(controller)
         kept = KeptPrompts(_MOST_KEPT_TOKENS)
-        self._desk = LocalDesk(
+        self._batch_service = LocalBatchService(
             Path(settings.batch.directory),
             LineAnswerer(service, lenient=settings.lenient, kept=kept),
             lambda: [text.served.name for text in self._texts],
@@ -61,7 +61,7 @@ class BatchHost:
         self._tasks = (
             asyncio.create_task(keep_in_step(self._lines, calls.directory)),
             asyncio.create_task(self._follow_models()),
-            asyncio.create_task(self._desk.start()),
+            asyncio.create_task(self._batch_service.start()),
         )
 
     async def _follow_models(self) -> None:
@@ -74,15 +74,15 @@ class BatchHost:
         return self._settings
 
     async def ask(self, method: str, *args: Any) -> Any:
-        """The answer of the desk. Raises what it raises."""
-        return await getattr(self._desk, method)(*args)
+        """The answer of the batch service. Raises what it raises."""
+        return await getattr(self._batch_service, method)(*args)
 
     async def close(self) -> None:
         """Stop; open batches go on in the next one. Idempotent."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._desk.close()
+        await self._batch_service.close()
         await self._lines.close()
 
 

@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from ray import serve
 
 from muxcluster.cluster.embedded import APP
-from muxcluster.cluster.ingress.batch_client import RemoteDesk
+from muxcluster.cluster.ingress.batch_client import BatchServiceClient
 from muxcluster.cluster.ingress.coalesce import coalesce
 from muxcluster.cluster.ingress.controller_calls import ControllerCalls, connect
 from muxcluster.cluster.ray.nodes import HEAD_RESOURCE
@@ -50,7 +50,9 @@ class Ingress:
             request_log.write_to(Path(settings.request_log))
         self._settings = settings
         self._controller = ControllerCalls(controller)
-        self._desk = None if settings.batch is None else RemoteDesk(settings, controller)
+        self._batch_service = (
+            None if settings.batch is None else BatchServiceClient(settings, controller)
+        )
         self._lines = Lines(connect, settings.restart_limit_s)
         self._backend = ClusterBackend(self._lines, settings.restart_limit_s)
         self._service: CompletionService | None = None
@@ -60,7 +62,7 @@ class Ingress:
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
         """Serve's hook, on the replica's event loop: the application it routes HTTP to."""
-        app = create_app(self._backend, self._settings, self._desk)
+        app = create_app(self._backend, self._settings, self._batch_service)
         app.add_api_route("/status", self.status, methods=["GET"])
         app.add_api_route("/timeline", self.timeline, methods=["GET"])
         self._service = app.state.service

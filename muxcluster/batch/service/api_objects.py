@@ -19,7 +19,7 @@ _TIMES = {
 }
 
 
-def file_card(file: StoredFile) -> dict[str, Any]:
+def file_object(file: StoredFile) -> dict[str, Any]:
     """A file object."""
     return {
         "id": file.file_id,
@@ -34,7 +34,7 @@ def file_card(file: StoredFile) -> dict[str, Any]:
     }
 
 
-def batch_card(
+def batch_object(
     batch: Batch, finish_s: float | None, waits_for: str | None = None
 ) -> dict[str, Any]:
     """A batch object. finish_s: when it should end, Unix seconds, where that is known.
