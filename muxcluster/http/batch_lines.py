@@ -15,7 +15,7 @@ from muxcluster.batch.store.store import Result
 from muxcluster.core.errors import EngineFailure, PoisonRequest, RequestError, Unavailable
 from muxcluster.http.answers.responses import Deltas, whole
 from muxcluster.http.answers.wire import ChatWire, CompletionWire
-from muxcluster.http.calls.call import Arrival, Call, Tokenised
+from muxcluster.http.calls.call import Call, RequestHead, Tokenised
 from muxcluster.http.calls.choice import ChoiceDelta
 from muxcluster.http.calls.kept_prompts import KeptPrompts
 from muxcluster.http.errors import http_error
@@ -68,7 +68,7 @@ class LineAnswerer:
         self, entry: Entry, request_id: str, counter: "_TokenCounter", tokenised: Tokenised | None
     ) -> dict[str, Any]:
         body = body_of(entry, lenient=self._lenient)
-        call = await self._service.prepare(body, Arrival(request_id), tokenised)
+        call = await self._service.prepare(body, RequestHead(request_id), tokenised)
         call = replace(call, timeout_s=NO_LIMIT_S)
         with call.admission:
             return await whole(call, counter.of(self._service.stream(call)), _wire(entry, call))

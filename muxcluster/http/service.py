@@ -10,7 +10,7 @@ from functools import partial
 from muxcluster.core.errors import EngineFailure, InvalidValue, Overloaded
 from muxcluster.core.request import ServiceClass
 from muxcluster.http.calls.admission import Admission, Gate
-from muxcluster.http.calls.call import Arrival, Call, Prompt, Tokenised
+from muxcluster.http.calls.call import Call, Prompt, RequestHead, Tokenised
 from muxcluster.http.calls.call_stream import CallStream
 from muxcluster.http.calls.choice import ChoiceDelta, ChoiceText, one_by_one
 from muxcluster.http.calls.model_text import ModelText, ModelTexts, off_loop
@@ -60,14 +60,14 @@ class CompletionService:
     ) -> AsyncGenerator[ChoiceDelta, None]:
         schema = ChatBody if "messages" in fields else CompletionBody
         body: GenerationBody = parse(schema, fields, lenient=self._settings.lenient)
-        call = await self.prepare(body, Arrival(request_id or uuid.uuid4().hex))
+        call = await self.prepare(body, RequestHead(request_id or uuid.uuid4().hex))
         # no await until `stream` has it: nothing can end between the two
         async with aclosing(self.stream(call)) as deltas:
             async for delta in deltas:
                 yield delta
 
     async def prepare(
-        self, body: GenerationBody, arrival: Arrival, tokenised: Tokenised | None = None
+        self, body: GenerationBody, head: RequestHead, tokenised: Tokenised | None = None
     ) -> Call:
         """Checks `body`, takes its room in the queue and tokenises; asks no engine.
 
@@ -88,7 +88,7 @@ class CompletionService:
         except BaseException:
             admission.release()
             raise
-        call_id = body.request_id or arrival.request_id
+        call_id = body.request_id or head.request_id
         return Call(
             call_id=f"chatcmpl-{call_id}" if isinstance(body, ChatBody) else f"cmpl-{call_id}",
             engine_id=f"{call_id}-{uuid.uuid4().hex[:12]}",
@@ -96,9 +96,9 @@ class CompletionService:
             prompts=tokenised.prompts,
             n=body.n or 1,
             sampling=sampling,
-            arrival=arrival,
+            head=head,
             admission=admission,
-            timeout_s=self.time_limit_s(arrival),
+            timeout_s=self.time_limit_s(head),
             stop=tuple(body.stop or ()),
             include_stop=bool(body.include_stop_str_in_output),
             skip_special_tokens=body.skip_special_tokens is not False,
@@ -109,10 +109,10 @@ class CompletionService:
             cache_salt=body.cache_salt or "",
         )
 
-    def time_limit_s(self, arrival: Arrival) -> float:
+    def time_limit_s(self, head: RequestHead) -> float:
         """How long a call may take: as long as the client says, but no longer than the server."""
         limit_s = self._settings.request_timeout_s
-        return limit_s if arrival.timeout_s is None else min(limit_s, arrival.timeout_s)
+        return limit_s if head.timeout_s is None else min(limit_s, head.timeout_s)
 
     async def _prompts(self, body: GenerationBody, model: ModelText) -> Sequence[Prompt]:
         """The body's prompts, tokenised; long ones on a thread."""

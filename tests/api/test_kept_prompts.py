@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muxcluster.http.app import create_app
-from muxcluster.http.calls.call import Arrival, Prompt, Tokenised
+from muxcluster.http.calls.call import Prompt, RequestHead, Tokenised
 from muxcluster.http.calls.kept_prompts import KeptPrompts
 from muxcluster.http.calls.model_text import ModelTexts
 from muxcluster.http.service import tokenise
@@ -57,14 +57,14 @@ def test_a_call_runs_with_the_tokens_it_is_given(backend, served, echo) -> None:
         parse(ChatBody, {"model": "tiny", "messages": [{"role": "user", "content": "x"}]}),
     ]
     for body in bodies:
-        own = asyncio.run(service.prepare(body, Arrival("r")))
+        own = asyncio.run(service.prepare(body, RequestHead("r")))
         given_tokens = tokenise(body, model)
         for mine, theirs in zip(own.prompts, given_tokens.prompts, strict=True):
             assert mine.tokens.tolist() == theirs.tokens.tolist()
             assert (mine.text, mine.max_tokens) == (theirs.text, theirs.max_tokens)
-        call = asyncio.run(service.prepare(body, Arrival("r"), given_tokens))
+        call = asyncio.run(service.prepare(body, RequestHead("r"), given_tokens))
         assert call.prompts is given_tokens.prompts
         # another tokenizer may have come under the same name
         stale = Tokenised(ModelTexts.load([served]).find("tiny"), given_tokens.prompts)
-        call = asyncio.run(service.prepare(body, Arrival("r"), stale))
+        call = asyncio.run(service.prepare(body, RequestHead("r"), stale))
         assert call.prompts is not given_tokens.prompts

@@ -71,7 +71,7 @@ class _EventWriter:
         self._wire = wire
         self._envelope = wire.envelope(streamed=True)
         self._usage = UsageTally(call)
-        self._counts = bool(options.include_usage) or call.arrival.wants_timing
+        self._counts = bool(options.include_usage) or call.head.wants_timing
         self._counts_always = self._counts and bool(options.continuous_usage_stats)
         self._encoder = msgspec.json.Encoder()
         self._frames: dict[int, tuple[bytes, bytes]] = {}

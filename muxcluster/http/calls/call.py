@@ -40,7 +40,7 @@ class Tokenised:
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
+class RequestHead:
     """How a call came. request_id: the client's or a new one. arrived_s: time.monotonic() then.
 
     timeout_s: the client's own time limit. wants_timing: usage shall tell where the time went.
@@ -66,7 +66,7 @@ class Call:
     prompts: tuple[Prompt, ...]
     n: int
     sampling: SamplingParams
-    arrival: Arrival
+    head: RequestHead
     admission: Admission
     timeout_s: float
     stop: tuple[str, ...] = ()
@@ -81,7 +81,7 @@ class Call:
     @property
     def deadline_s(self) -> float:
         """When the call's time is over, on time.monotonic()."""
-        return self.arrival.arrived_s + self.timeout_s
+        return self.head.arrived_s + self.timeout_s
 
     @property
     def num_choices(self) -> int:
