@@ -18,7 +18,7 @@ from muxcluster.http.metrics.requests import Metrics
 from muxcluster.http.service import CompletionService
 from muxcluster.http.settings import ApiSettings, QueueLimits
 from muxcluster.router.fleet import ClusterBackend
-from muxcluster.router.unit_links import Lines, keep_in_step
+from muxcluster.router.unit_links import UnitLinks, keep_in_step
 
 """Named by its module, as it predicts with the simulator, which this layer does without."""
 _MODELS_PERIOD_S = 0.25
@@ -38,8 +38,8 @@ class BatchHost:
         if settings.request_log is not None:
             request_log.write_to(Path(settings.request_log))
         self._settings = settings
-        self._lines = Lines(connect, settings.restart_limit_s)
-        self._backend = ClusterBackend(self._lines, settings.restart_limit_s)
+        self._unit_links = UnitLinks(connect, settings.restart_limit_s)
+        self._backend = ClusterBackend(self._unit_links, settings.restart_limit_s)
         self._texts = ModelTexts()
         own = replace(settings, queues=_UNBOUNDED)
         service = CompletionService(self._backend, self._texts, Metrics(), own)
@@ -59,7 +59,7 @@ class BatchHost:
             ),
         )
         self._tasks = (
-            asyncio.create_task(keep_in_step(self._lines, calls.directory)),
+            asyncio.create_task(keep_in_step(self._unit_links, calls.directory)),
             asyncio.create_task(self._follow_models()),
             asyncio.create_task(self._batch_service.start()),
         )
@@ -83,7 +83,7 @@ class BatchHost:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._batch_service.close()
-        await self._lines.close()
+        await self._unit_links.close()
 
 
 def make_host(settings: ApiSettings, controller: Any) -> Any:
