@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from muxcluster.batch.service.local import LocalBatchService
-from muxcluster.cluster.ingress.batch_planner import ServerPlanner
 from muxcluster.cluster.ingress.controller_calls import ControllerCalls, connect
 from muxcluster.cluster.units.actors import BATCHES, make_on_head
 from muxcluster.http.batch_lines import LineAnswerer
@@ -34,6 +33,9 @@ class BatchHost:
     """
 
     def __init__(self, settings: ApiSettings, controller: Any) -> None:
+        # Imported here: ingresses import this module too, and only the host needs the simulator.
+        from muxcluster.cluster.ingress.batch_planner import ServerPlanner
+
         assert settings.batch is not None
         if settings.request_log is not None:
             request_log.write_to(Path(settings.request_log))
