@@ -118,14 +118,14 @@ FAULTS = (
         "router/recovery.py",
         "            output_tokens=np.array(self._tokens, dtype=np.int32),\n",
         "",
-        "tests/router",
+        "tests/http/test_recovery.py",
     ),
     Fault(
         "prompt log-probabilities are told twice after a loss",
         "router/recovery.py",
         "fresh = delta.prompt_logprobs[self._num_repeated :]",
         "fresh = delta.prompt_logprobs",
-        "tests/router",
+        "tests/http/test_recovery.py",
     ),
     Fault(
         "the router forgets which prefixes a unit has",
