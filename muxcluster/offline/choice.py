@@ -41,14 +41,14 @@ class Unplanned:
 
 
 @dataclass(frozen=True, slots=True)
-class Nature:
-    """Size, sharing and resource needs of a whole job."""
+class JobSummary:
+    """Size, sharing and resource seconds of a job."""
 
     num_requests: int
     prompt_tokens: int
     output_tokens: int
     sharing: float  # share of prompt tokens that need not be computed
-    # compute_s, memory_s: resource seconds of the whole (BlendServe §2.3), shared tokens once.
+    # Resource seconds of the whole (BlendServe §2.3), shared tokens counted once.
     compute_s: float
     memory_s: float
 
@@ -63,11 +63,11 @@ class Nature:
         return max(self.compute_s, self.memory_s)
 
 
-def nature_of(job: OfflineJob) -> Nature:
-    """Return the nature of a job."""
+def summary_of(job: OfflineJob) -> JobSummary:
+    """Return the summary of a whole job."""
     tree = job.tree
     work = node_work(tree, job.model, job.leaf_work())
-    return Nature(
+    return JobSummary(
         len(tree.order),
         tree.prompt_tokens,
         round(float(job.outputs.mean.sum())),
@@ -86,12 +86,12 @@ def sample_job(job: Unplanned, whole: OfflineJob, count: int) -> Unplanned:
     """
     if count >= len(job.prompts):
         return job
-    wanted = nature_of(whole)
+    wanted = summary_of(whole)
     samples = [_runs_of(job, whole.tree, count, run) for run in _RUNS]
-    return min(samples, key=lambda each: _difference(nature_of(each.with_tree()), wanted))
+    return min(samples, key=lambda each: _difference(summary_of(each.with_tree()), wanted))
 
 
-def _difference(sample: Nature, whole: Nature) -> float:
+def _difference(sample: JobSummary, whole: JobSummary) -> float:
     density = abs(np.log(sample.density / whole.density))
     return float(density) + abs(sample.sharing - whole.sharing)
 
@@ -129,7 +129,7 @@ class Choice:
     """Predictions of several orders."""
 
     predictions: Mapping[str, Prediction]  # of the sample, by order
-    sample: Nature
+    sample: JobSummary
 
     @property
     def best(self) -> str:
@@ -153,7 +153,7 @@ def compare_orders(
         )
         for name in names
     }
-    return Choice(predictions, nature_of(job))
+    return Choice(predictions, summary_of(job))
 
 
 def feeder_of(job: OfflineJob, order: str, expected: float | None = None) -> BatchFeeder:

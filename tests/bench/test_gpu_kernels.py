@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.gpu.ceilings import Ceilings
-from bench.gpu.claims import claims
-from bench.gpu.clock import Clock
-from bench.gpu.run import Run, relative_error
-from bench.gpu.speed_attention import DECODE, LLAMA3_8B, decode_case
-from bench.gpu.speed_prefix import prefix_case
+from bench.gpu.kernel_cases.claims import claims
+from bench.gpu.kernel_cases.speed.attention import DECODE, LLAMA3_8B, decode_case
+from bench.gpu.kernel_cases.speed.prefix import prefix_case
+from bench.gpu.running.ceilings import Ceilings
+from bench.gpu.running.clock import Clock
+from bench.gpu.running.run import Run, relative_error
 from tests.conftest import ROOT
 
 SCRIPT = ROOT / "bench" / "gpu" / "kernels.py"
@@ -37,6 +37,7 @@ def bench(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=250)
 
 
+@pytest.mark.slow
 def test_every_kernel_is_checked_and_timed(tmp_path: Path) -> None:
     path = tmp_path / "record.json"
     done = bench("--device", "cpu", "--json", str(path), cwd=tmp_path)

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from muxcluster.core.job import Job, Phase, WorkerSlot
+from muxcluster.core.job import Job, Phase, WorkerSpec
 from muxcluster.core.request import ServiceClass, Slo
 from muxcluster.scheduling.steptime.model import JobTimes
 from tests.scheduling.rig import LANES, Rig, model_spec, request, unit_spec
 
-ONE_WORKER = (WorkerSlot(0, (1.0,)),)
+ONE_WORKER = (WorkerSpec(0, (1.0,)),)
 BATCH = ServiceClass.BATCH
 
 

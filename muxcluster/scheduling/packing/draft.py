@@ -110,7 +110,7 @@ class Draft:
 
     def save(self, memory: Memory, job_id: int) -> None:
         """What the rows so far overwrite is saved. Call it before others are restored."""
-        if self._slots and memory.lending.may_overwrite(self.model):
+        if self._slots and memory.may_overwrite(self.model):
             slots, counts = _joined(self._slots), _joined(self._counts)
             self._copies += memory.saves(self.model, slots, counts, job_id)
 

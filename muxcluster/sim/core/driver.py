@@ -136,7 +136,7 @@ class UnitDriver:
         wakeup_s = self.scheduler.next_wakeup(now)
         self._wakeup_s = math.inf if wakeup_s is None else max(wakeup_s, now + _MIN_WAIT_S)
         if self._fast_forward is not None:
-            self._fast_forward.begin(jobs)
+            self._fast_forward.begin()
 
     def _take_feed(self, now: float) -> None:
         while self._feed is not None and (requests := self._feed(self.scheduler, now)):
