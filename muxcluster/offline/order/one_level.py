@@ -27,7 +27,7 @@ class _Gain:
     """F of one node, or a sum of such functions, over d from 0 to the depth of the node above."""
 
     start: int = 0  # value at d = 0
-    end: int = 0
+    end: int = 0  # value at the depth of the node above
     # Fall per token before the first bend, and after the last.
     fall_start: int = 0
     fall_end: int = 0

@@ -45,7 +45,7 @@ class Case:
     rate_scale: float = 1.0  # of the load, only for the report
     duration_s: float = 1200.0  # of arrivals, and of the window for throughput
     seed: int = 0
-    slo_scale: float = 8.0  # for the report's worst model
+    slo_scale: float = 8.0  # the one that worst model and plots go by
     # Batch load in a closed loop, of each unit that has the model. If not None (even if empty), all
     # requests run to their ends, because latencies of the finished ones alone would favour a system
     # that lets the others wait, and the report separates the classes of service.
