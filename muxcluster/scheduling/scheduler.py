@@ -19,7 +19,8 @@ from muxcluster.scheduling.assembly import (
     step_times,
 )
 from muxcluster.scheduling.completion import Completion, events_only
-from muxcluster.scheduling.failures import Failures
+from muxcluster.scheduling.faults.failures import Failures
+from muxcluster.scheduling.faults.isolation import Isolation
 from muxcluster.scheduling.jobs import JobBuilder
 from muxcluster.scheduling.lanes.view import LaneView
 from muxcluster.scheduling.lookahead.fast_forward import FastForward, Repetition
@@ -30,7 +31,7 @@ from muxcluster.scheduling.memory.balancer import QuotaBalancer
 from muxcluster.scheduling.memory.batch_memory import BatchMemory
 from muxcluster.scheduling.memory.refusals import refusal, unknown_model
 from muxcluster.scheduling.packing import PACKINGS
-from muxcluster.scheduling.packing.batch import Batch, Turn
+from muxcluster.scheduling.packing.batch import Batch, Packing, Turn
 from muxcluster.scheduling.shares import ShareLedger
 from muxcluster.scheduling.state.check import check_model
 from muxcluster.scheduling.state.live import LiveRequest
@@ -85,7 +86,12 @@ class UnitScheduler:
         self._memory = Memory(self._kv, models, spec.block_bytes, is_bidirectional=lends)
         self.batch_memory = BatchMemory(self._kv, self._models, is_bound=has_quotas and not lends)
         self._limits = limits(policy, max_steps)
-        self._packing = packing(self._memory, self._limits, self._times)
+        self._packing: Packing = Isolation(
+            packing(self._memory, self._limits, self._times),
+            self._memory,
+            self._limits,
+            self._times,
+        )
         self._builder = JobBuilder(saves=lends)
         self._view = LaneView(models, self._shares, self._packing, cost)
         balancer = QuotaBalancer(self._kv, models, self._carry) if has_quotas else None

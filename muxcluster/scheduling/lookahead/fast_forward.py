@@ -111,9 +111,9 @@ class FastForward:
 
     def _may_wait(self, model: ModelState) -> bool:
         """True where all that a waiting model decodes will be in its next job."""
-        table, slots = model.slots, model.slots.idle_decoding()
-        is_short = len(slots) <= self._max_rows
-        return is_short and not table.has_aborted and not table.has_suspect(slots)
+        table = model.slots
+        is_short = len(table.idle_decoding()) <= self._max_rows
+        return is_short and not table.has_aborted and not model.has_suspects
 
     def _is_plain(self, job: Job) -> bool:
         table = self._models[job.model].slots

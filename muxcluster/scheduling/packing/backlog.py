@@ -15,7 +15,7 @@ def lacks_prompts(model: ModelState) -> bool:
     A unit of many models asks most of them for a prefill at every step, to no effect.
     """
     table, waiting = model.slots, model.waiting.by_class
-    if table.num_prefilling or table.has_suspects:
+    if table.num_prefilling:
         return False
     if waiting[ServiceClass.INTERACTIVE].head is not None:
         return False
@@ -40,17 +40,6 @@ def lets_batch_in(model: ModelState) -> bool:
     if table.num_lent:
         return False
     return table.num_free > min(table.max_seqs - 1, -(-table.max_seqs // _SPARE_SLOTS))
-
-
-def has_suspects(model: ModelState) -> bool:
-    """True where a suspect holds a slot or is next to be let in (see isolation.py)."""
-    table = model.slots
-    if table.has_suspects and bool(table.is_suspect[table.is_live].any()):
-        return True
-    for queue in model.waiting.by_class.values():
-        if queue.head is not None and queue.head.prefills_alone:
-            return True
-    return False
 
 
 def has_lent_prompts(model: ModelState) -> bool:

@@ -61,7 +61,6 @@ class Turn(NamedTuple):
 class Packing(Protocol):
     """Chooses who is in a job. An empty batch means "nothing can run now".
 
-    A suspect (see isolation.py) is the only row of its jobs and is not kept waiting by others.
     is_class_blind: its requests are senior by arrival alone, whatever their class and priority.
     by_deadline: interactive requests wait in the order of their deadlines. may_lend: batch
     sequences may lend their blocks, see lending.py. repeats: where nothing else happens a decode

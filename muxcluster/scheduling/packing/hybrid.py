@@ -17,7 +17,6 @@ from muxcluster.scheduling.memory.admission import Memory
 from muxcluster.scheduling.packing.ageing import Ageing
 from muxcluster.scheduling.packing.backlog import (
     has_lent_prompts,
-    has_suspects,
     lacks_batch_prompts,
     lacks_prompts,
     lets_batch_in,
@@ -36,10 +35,7 @@ _NOBODY: Slots = np.empty(0, dtype=np.int32)
 
 
 class HybridPacking:
-    """Interactive before batch, and batch only within the slack.
-
-    A suspect (see isolation.py) runs alone, as `PriorityPacking` has it.
-    """
+    """Interactive before batch, and batch only within the slack."""
 
     is_class_blind = False
     by_deadline = True
@@ -101,12 +97,7 @@ class HybridPacking:
     def _job(self, model: ModelState, turn: Turn, phase: Phase) -> Batch:
         table = model.slots
         draft = Draft(model, turn.share, self._times)
-        if has_suspects(model):
-            self._returns.lone_suspect(draft, turn, phase)
-            if len(draft) == 0 and len(batch := self._plainly(model, turn, phase)):
-                return batch
-        else:
-            self._fill(draft, turn, phase)
+        self._fill(draft, turn, phase)
         if table.num_lent and len(draft) == 0:
             self._returns.by_force(draft, turn, phase)
         self._ageing.note(draft.model, draft.num_batch, turn.now)
@@ -149,16 +140,6 @@ class HybridPacking:
         if not self._memory.may_admit(model, head):
             return self._memory.lending.is_on
         return phase is not Phase.DECODE
-
-    def _plainly(self, model: ModelState, turn: Turn, phase: Phase) -> Batch:
-        """As `PriorityPacking`, which may put a batch row into a job before it admits others."""
-        pack = {
-            Phase.PREFILL: self._plain.prefill,
-            Phase.DECODE: self._plain.decode,
-            Phase.MIXED: self._plain.mixed,
-        }
-        with self._memory.lending.paused():
-            return pack[phase](model, turn)
 
     def _urgent_decodes(self, draft: Draft, turn: Turn) -> None:
         model, table = draft.model, draft.model.slots

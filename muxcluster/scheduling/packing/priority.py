@@ -77,16 +77,10 @@ class PriorityPacking:
     def mixed(self, model: ModelState, turn: Turn) -> Batch:
         """Every decode costs one token of the budget, chunks take the rest."""
         limits = self._limits
-        if self._has_suspect_first(model) and len(
-            alone := self._chunks(model, limits.token_budget)
-        ):
-            return alone
         decodes = self._decodes(
             model, turn.now, min(limits.max_decode_rows, limits.token_budget), 1
         )
-        if len(decodes.admitted):
-            return decodes
-        chunks = self._chunks(model, limits.token_budget - len(decodes), is_alone=not len(decodes))
+        chunks = self._chunks(model, limits.token_budget - len(decodes))
         return Batch(
             slots=np.concatenate((decodes.slots, chunks.slots)),
             counts=np.concatenate((decodes.counts, chunks.counts)),
@@ -94,71 +88,33 @@ class PriorityPacking:
             admitted=chunks.admitted,
         )
 
-    def _has_suspect_first(self, model: ModelState) -> bool:
-        """True where the prompt whose turn it is must be alone in its job."""
-        if len(prefilling := self._candidates.prefilling(model)):
-            return bool(model.slots.is_suspect[prefilling[0]])
-        head = self._candidates.head(model)
-        return head is not None and head.prefills_alone
-
     def _decodes(self, model: ModelState, now: float, max_rows: int, max_steps: int) -> Batch:
-        """The most senior suspect alone, everybody else where there is none or it must wait."""
-        table = model.slots
+        """All idle decoding sequences, the most senior ones where they are too many."""
         slots = self._candidates.decoding(model)
-        if table.has_suspect(slots):
-            is_suspect = table.is_suspect[slots]
-            lone = table.by_seniority(slots[is_suspect])[:1]
-            batch = self._grown(model, lone, now, max_steps)
-            if len(batch):
-                batch.admitted = batch.slots.tolist()
-                return batch
-            slots = slots[~is_suspect]
         if len(slots) > max_rows or len(model.fitting(slots)) < len(slots):
-            slots = np.sort(model.fitting(table.by_seniority(slots)[:max_rows]))
-        return self._grown(model, slots, now, max_steps)
+            slots = np.sort(model.fitting(model.slots.by_seniority(slots)[:max_rows]))
+        return decode_batch(self._memory, model, slots, now, max_steps)
 
-    def _grown(self, model: ModelState, slots: Slots, now: float, max_steps: int) -> Batch:
-        """Decode `slots`, as far as memory goes."""
-        table = model.slots
-        if len(slots) == 0:
-            return Batch(slots, slots)
-        steps = max_steps
-        if steps > 1:
-            left = table.max_total[slots] - table.num_tokens[slots]
-            steps = min(steps, int(left.min()))
-        # One step more than one is worth no preemption.
-        grown = self._memory.try_grow(model, slots, table.num_computed[slots] + np.int32(steps))
-        if grown is None:
-            steps = 1
-            lengths = table.num_computed[slots] + np.int32(1)
-            slots, grown = self._memory.grow(model, slots, lengths, now)
-        return Batch(slots, np.ones(len(slots), dtype=np.int32), grown, max_steps=steps)
-
-    def _chunks(self, model: ModelState, budget: int, *, is_alone: bool = True) -> Batch:
-        """Prompt chunks of at most `budget` tokens; is_alone: the job has no other rows."""
+    def _chunks(self, model: ModelState, budget: int) -> Batch:
+        """Prompt chunks of at most `budget` tokens."""
         table = model.slots
         slots: list[int] = []
         counts: list[int] = []
         admitted: list[int] = []
-
-        def has_room(is_suspect: bool) -> bool:
-            return not is_suspect or (is_alone and not slots)
 
         def take(slot: int) -> None:
             nonlocal budget
             count = min(budget, int(table.num_tokens[slot] - table.num_computed[slot]))
             slots.append(slot)
             counts.append(count)
-            budget = 0 if table.is_suspect[slot] else budget - count
+            budget -= count
 
         for slot in self._candidates.prefilling(model).tolist():
-            if budget == 0 or not has_room(bool(table.is_suspect[slot])):
+            if budget == 0:
                 break
-            if table.is_suspect[slot]:
-                admitted.append(slot)
             take(slot)
         while budget and (head := self._candidates.head(model)):
-            if not has_room(head.prefills_alone) or not self._memory.admit(model, head):
+            if not self._memory.admit(model, head):
                 break
             assert head.slot is not None
             admitted.append(head.slot)
@@ -166,3 +122,23 @@ class PriorityPacking:
         return Batch(
             np.array(slots, dtype=np.int32), np.array(counts, dtype=np.int32), admitted=admitted
         )
+
+
+def decode_batch(
+    memory: Memory, model: ModelState, slots: Slots, now: float, max_steps: int
+) -> Batch:
+    """Decode `slots`, as far as memory goes, for `max_steps` steps where they all last so long."""
+    table = model.slots
+    if len(slots) == 0:
+        return Batch(slots, slots)
+    steps = max_steps
+    if steps > 1:
+        left = table.max_total[slots] - table.num_tokens[slots]
+        steps = min(steps, int(left.min()))
+    # One step more than one is worth no preemption.
+    grown = memory.try_grow(model, slots, table.num_computed[slots] + np.int32(steps))
+    if grown is None:
+        steps = 1
+        lengths = table.num_computed[slots] + np.int32(1)
+        slots, grown = memory.grow(model, slots, lengths, now)
+    return Batch(slots, np.ones(len(slots), dtype=np.int32), grown, max_steps=steps)

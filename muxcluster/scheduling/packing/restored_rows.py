@@ -28,25 +28,6 @@ class RestoredRows:
         self._ageing = ageing
         self._prompts = Prompts(memory, limits)
 
-    def lone_suspect(self, draft: Draft, turn: Turn, phase: Phase) -> None:
-        """A suspect among them, which runs alone (see isolation.py)."""
-        table, lending = draft.model.slots, self._memory.lending
-        returning = self._memory.returning
-        for slot in lending.returnable(draft.model).tolist():
-            is_mine = table.is_suspect[slot] and _is_for(phase, bool(table.is_prefilling[slot]))
-            if not is_mine:
-                continue
-            if not table.is_batch[slot]:
-                restored = returning.restore_interactive(draft.model, slot, turn.job_id)
-            elif returning.has_column_for(draft.model, slot):
-                restored = lending.restore(draft.model, slot, turn.job_id)
-            else:
-                continue
-            if restored is not None:
-                self._add_restored(draft, slot, restored, math.inf, is_admitted=True)
-                draft.save(self._memory, turn.job_id)
-            return
-
     def by_force(self, draft: Draft, turn: Turn, phase: Phase) -> None:
         """Where nothing else can run, the most senior lent sequence does, whoever gives way."""
         table = draft.model.slots
@@ -71,6 +52,8 @@ class RestoredRows:
         ):
             if not _is_for(phase, bool(model.slots.is_prefilling[slot])) or _is_full(draft, slot):
                 return
+            if model.slots.is_suspect[slot]:
+                return
             restored = returning.restore_interactive(model, slot, turn.job_id)
             if restored is None:
                 return
@@ -89,7 +72,7 @@ class RestoredRows:
         if self._ageing.is_overdue(model, turn.now):
             limit_s = most_s = math.inf
         for slot in memory.lending.returnable(model).tolist():
-            if not table.is_batch[slot]:
+            if not table.is_batch[slot] or table.is_suspect[slot]:
                 continue
             is_full = draft.num_tokens + draft.num_decodes >= self._limits.token_budget
             if room <= 0 or (is_prefilling and is_full) or not memory.has_spare(model, slot):

@@ -11,7 +11,7 @@ from muxcluster.core.hashing import extend_hashes, root_hash
 from muxcluster.core.job import Phase, Side
 from muxcluster.core.request import Request, ServiceClass, Slo
 from muxcluster.scheduling.state.account import Stage, TimeAccount
-from muxcluster.scheduling.state.isolation import Suspicion
+from muxcluster.scheduling.state.suspicion import Suspicion
 
 _PRIORITY_LIMIT = 2**20
 _ORDER_BITS = 40
@@ -103,7 +103,7 @@ class LiveRequest:
 
     @property
     def prefills_alone(self) -> bool:
-        """True for a suspect (isolation.py), unless it is suspected of its decode steps alone."""
+        """True for a suspect (faults/isolation.py), unless of its decode steps alone."""
         return self.suspicion is not None and self.suspicion.phase is not Phase.DECODE
 
     @property

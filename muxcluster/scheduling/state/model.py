@@ -78,6 +78,11 @@ class ModelState:
             self.slots.num_batch > 0 or self.waiting.by_class[ServiceClass.BATCH].head is not None
         )
 
+    @property
+    def has_suspects(self) -> bool:
+        """True where a suspect of failed jobs is here, see faults/isolation.py."""
+        return self.slots.num_suspects > 0 or self.waiting.suspects.head is not None
+
     def fitting(self, slots: Slots, *, num_rows: int = 0, longest: int = 0) -> Slots:
         """Those of `slots`, from the first on, that may decode in one job with `num_rows` others
         of `longest` cached tokens at most; all where no batch is padded."""

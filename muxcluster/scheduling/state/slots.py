@@ -21,8 +21,8 @@ class SlotTable:
     which it ends with `length`), most_computed (KV it may ever have, 0 for a free slot): int32.
     seniority: int64, see LiveRequest.
     is_live; in_job (part of a running job); is_prefilling (until the last known token is
-    computed); is_aborted (ends with its job); is_suspect (must be alone in its next job, see
-    isolation.py); is_batch (class);
+    computed); is_aborted (ends with its job); is_suspect (runs apart from others, see
+    faults/isolation.py); is_batch (class);
     is_lent (gave blocks away, so it can be in no job); ignores_eos; has_stops (own stop ids): bool.
     is_written: bool, a job still writes to a slot, and its blocks, whose sequence has ended.
     deadline_s, tpot_s: float64, inf without a target. credit_s: float64, seconds by which it was
@@ -31,9 +31,8 @@ class SlotTable:
     outputs: int32 [max_seqs, max_model_len + 1], output tokens so far (pages never written cost
         no memory); all 0, and not to be written, where they are not kept. request_ids: object
         array. live: the rest of each sequence.
-    has_targets, has_suspects, has_own_stops: True where some sequence has a deadline, is a suspect,
-        has stop ids, or one since the table was last empty had. Mostly none has, and the arrays
-        need no look.
+    has_targets, has_own_stops: True where some sequence has a deadline, has stop ids, or one since
+        the table was last empty had. Mostly none has, and the arrays need no look.
 
     Read freely, but write is_live, in_job and is_prefilling only through the methods, and say so
     where deadline_s was written: a unit asks every model who is idle several times a step, so the
@@ -71,10 +70,10 @@ class SlotTable:
         self.live: list[LiveRequest | None] = [None] * max_seqs
         self._free = list(range(max_seqs - 1, -1, -1))
         self.num_prefilling = 0
-        self.num_batch = self.num_lent = self.num_written = 0
+        self.num_batch = self.num_lent = self.num_written = self.num_suspects = 0
         self.has_aborted = False
         """False where no live sequence `is_aborted`."""
-        self.has_targets = self.has_suspects = self.has_own_stops = False
+        self.has_targets = self.has_own_stops = False
         self.forget_idle()
 
     def forget_idle(self) -> None:
@@ -159,6 +158,7 @@ class SlotTable:
         self.is_live[slot] = self.is_batch[slot] = False
         self.in_job[slot] = self.is_written[slot] = is_written
         self.most_computed[slot] = 0
+        self._suspect(slot, is_suspect=False)
         if self.is_lent[slot]:
             self.set_whole(slot)
         if self.has_aborted:
@@ -168,7 +168,7 @@ class SlotTable:
         else:
             self._free.append(slot)
         if self.num_live == 0:
-            self.has_targets = self.has_suspects = self.has_own_stops = False
+            self.has_targets = self.has_own_stops = False
         self.forget_idle()
         return live
 
@@ -189,7 +189,7 @@ class SlotTable:
     def end_job(self, slots: Slots, *, are_decoding: bool = False) -> None:
         """The job of `slots` ran. are_decoding: none of them is prefilling."""
         self.in_job[slots.astype(np.intp)] = False
-        if are_decoding and self._decoding is _NO_SLOTS:
+        if are_decoding and self._decoding is _NO_SLOTS and not self.num_suspects:
             self._decoding, self._first_deadline_s = slots, None
         else:
             self.forget_idle()
@@ -200,8 +200,13 @@ class SlotTable:
 
     def set_back(self, slot: int) -> None:
         """The job of `slot` failed: it is as before the job, and a suspect."""
-        self.is_suspect[slot] = self.has_suspects = True
+        self._suspect(slot, is_suspect=True)
         self.in_job[slot] = False
+        self.forget_idle()
+
+    def clear(self, slot: int) -> None:
+        """The sequence is a suspect no longer."""
+        self._suspect(slot, is_suspect=False)
         self.forget_idle()
 
     def set_lent(self, slot: int) -> None:
@@ -231,8 +236,8 @@ class SlotTable:
         self.forget_idle()
 
     def _suspect(self, slot: int, *, is_suspect: bool) -> None:
+        self.num_suspects += int(is_suspect) - int(self.is_suspect[slot])
         self.is_suspect[slot] = is_suspect
-        self.has_suspects |= is_suspect
 
     def forget_deadline(self) -> None:
         """`deadline_s` has changed."""
@@ -240,7 +245,7 @@ class SlotTable:
 
     def has_suspect(self, slots: Slots) -> bool:
         """True where one of `slots` is a suspect."""
-        return self.has_suspects and bool(self.is_suspect[slots].any())
+        return self.num_suspects > 0 and bool(self.is_suspect[slots].any())
 
     def output(self, slot: int) -> NDArray[np.int32]:
         """Output tokens so far, int32 [n]; a view."""
@@ -266,21 +271,32 @@ class SlotTable:
     def idle_prefilling(self) -> Slots:
         """Sequences in no running job with prompt left to compute, most senior first.
 
-        Not to be written, like `idle_decoding`.
+        Neither suspects nor lent ones; not to be written, like `idle_decoding`.
         """
         if self._prefilling is None:
             if not self.num_prefilling:
                 return _NO_SLOTS
-            slots = _where(self.is_live & ~self.in_job & self.is_prefilling & ~self.is_lent)
+            busy = self.in_job | self.is_suspect | self.is_lent
+            slots = _where(self.is_live & self.is_prefilling & ~busy)
             self._prefilling = self.by_seniority(slots)
         return self._prefilling
 
     def idle_decoding(self) -> Slots:
-        """Sequences in no running job whose next token can be decoded, ascending by slot."""
+        """Sequences in no running job whose next token can be decoded, ascending by slot.
+
+        No suspects.
+        """
         if self._decoding is None:
-            busy = self.in_job | self.is_prefilling | self.is_lent
+            busy = self.in_job | self.is_prefilling | self.is_suspect | self.is_lent
             self._decoding = _where(self.is_live & ~busy)
         return self._decoding
+
+    def idle_suspects(self, *, are_prefilling: bool) -> Slots:
+        """Suspects in no running job that lent no blocks, most senior first."""
+        if not self.num_suspects:
+            return _NO_SLOTS
+        mine = self.is_suspect & (self.is_prefilling == are_prefilling)
+        return self.by_seniority(_where(mine & ~(self.in_job | self.is_lent)))
 
     def first_deadline_s(self) -> float:
         """The earliest deadline among `idle_decoding`, inf where there is none."""

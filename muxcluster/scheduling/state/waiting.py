@@ -1,5 +1,7 @@
-"""Requests that wait, per class: priority first, then arrival; a preempted one keeps its place."""
+"""Requests that wait, by class: priority first, then arrival; a preempted one keeps its place."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from heapq import heappop, heappush, heapreplace
 
 from muxcluster.core.request import ServiceClass
@@ -20,7 +22,8 @@ class WaitingQueue:
     def __len__(self) -> int:
         return len(self._members)
 
-    def _find_head(self) -> None:
+    def find_head(self) -> None:
+        """Set `head` after a change."""
         while self._heap and not self._is_valid(*self._heap[0]):
             heappop(self._heap)
         self.head = self._heap[0][1] if self._heap else None
@@ -32,7 +35,7 @@ class WaitingQueue:
         """`live` waits, at the place that its turn gives it."""
         self._members[live.order] = live
         heappush(self._heap, (live.turn, live))
-        self._find_head()
+        self.find_head()
 
     def renew(self, now: float, least_s: float) -> None:
         """Who is late for the first token lets those go first who can still be in time.
@@ -44,13 +47,13 @@ class WaitingQueue:
         while (head := self.head) is not None and 0.0 < head.due_s < now:
             head.double_target(head.added_s, least_s)
             heapreplace(self._heap, (head.turn, head))
-            self._find_head()
+            self.find_head()
 
     def remove(self, live: LiveRequest) -> None:
         """`live`, which is here, waits no longer."""
         del self._members[live.order]
         if self.head is live:
-            self._find_head()
+            self.find_head()
 
 
 class Waiting:
@@ -58,6 +61,7 @@ class Waiting:
 
     def __init__(self) -> None:
         self._interactive, self._batch = WaitingQueue(), WaitingQueue()
+        self.suspects = WaitingQueue()  # of both classes: those whose prompts must run alone
         self.by_class = {
             ServiceClass.INTERACTIVE: self._interactive,
             ServiceClass.BATCH: self._batch,
@@ -71,7 +75,7 @@ class Waiting:
 
     @property
     def head(self) -> LiveRequest | None:
-        """The most senior request of any class."""
+        """The most senior request of any class; no suspect."""
         interactive, batch = self._interactive.head, self._batch.head
         if interactive is None or (batch is not None and batch.seniority < interactive.seniority):
             return batch
@@ -81,10 +85,26 @@ class Waiting:
         """`live` waits (again)."""
         self._length += 1
         self.num_tokens += live.num_tokens
-        self.by_class[live.request.service_class].push(live)
+        self._queue(live).push(live)
 
     def remove(self, live: LiveRequest) -> None:
         """`live` waits no longer."""
-        self.by_class[live.request.service_class].remove(live)
+        self._queue(live).remove(live)
         self._length -= 1
         self.num_tokens -= live.num_tokens
+
+    @contextmanager
+    def closed(self) -> Iterator[None]:
+        """Meanwhile nobody but suspects is next to be let in."""
+        for queue in self.by_class.values():
+            queue.head = None
+        try:
+            yield
+        finally:
+            for queue in self.by_class.values():
+                queue.find_head()
+
+    def _queue(self, live: LiveRequest) -> WaitingQueue:
+        if live.prefills_alone:
+            return self.suspects
+        return self.by_class[live.request.service_class]

@@ -5,9 +5,9 @@ from muxcluster.core.events import Event, FinishReason
 from muxcluster.core.job import Job
 from muxcluster.scheduling.lookahead.surplus import without_ended
 from muxcluster.scheduling.memory.admission import Memory
-from muxcluster.scheduling.state.isolation import suspicion
 from muxcluster.scheduling.state.live import LiveRequest
 from muxcluster.scheduling.state.model import ModelState
+from muxcluster.scheduling.state.suspicion import suspicion
 
 
 class Failures:
@@ -69,7 +69,7 @@ class Failures:
             return
         if live.suspicion.is_refuted(job.phase, int(model.slots.num_computed[slot])):
             live.suspicion = None
-            model.slots.is_suspect[slot] = False
+            model.slots.clear(slot)
             self.forget(live.request.request_id)
 
     def forget(self, request_id: str) -> None:
