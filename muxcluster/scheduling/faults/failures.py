@@ -60,17 +60,17 @@ class Failures:
         return events
 
     def clear(self, model: ModelState, job: Job) -> None:
-        """The job ran: where its row was a suspect, that may be over. Call before the next job."""
-        if len(job.rows) > 1:
-            return  # suspects run alone
-        slot = int(job.rows.slots[0])
-        live = model.slots.live[slot]
-        if live is None or live.suspicion is None:
+        """The job ran: its rows may be suspects no longer. Call before the next job."""
+        table, rows = model.slots, job.rows.slots
+        if not table.num_suspects:
             return
-        if live.suspicion.is_refuted(job.phase, int(model.slots.num_computed[slot])):
-            live.suspicion = None
-            model.slots.clear(slot)
-            self.forget(live.request.request_id)
+        for row in rows[table.is_suspect[rows]].tolist():
+            live = table.at(row)
+            assert live.suspicion is not None
+            if live.suspicion.is_refuted(job.phase, int(table.num_computed[row])):
+                live.suspicion = None
+                table.clear(row)
+                self.forget(live.request.request_id)
 
     def forget(self, request_id: str) -> None:
         """The request has ended, or is a suspect no longer."""
@@ -96,7 +96,8 @@ class Failures:
             live.suspicion,
             job.phase,
             int(job.rows.starts[row] + job.rows.counts[row]),
-            was_alone=is_certain and len(job.rows) == 1,
+            len(job.rows),
+            is_certain=is_certain,
         )
         if live.suspicion.is_proven:
             self._memory.release(model, slot, is_trusted=False)

@@ -1,20 +1,25 @@
-"""Which request makes jobs fail: suspects run alone, so that the guilty one convicts itself.
+"""Which request makes jobs fail: suspects run apart, so that the guilty one convicts itself.
 
 A failed job (its worker died, hung or raised) does not say which of its rows is to blame, or
 whether any is: workers are also killed by hand or for lack of memory. So a failure in company
-convicts no request. Every row of the job becomes a suspect, and a suspect runs as the only row of
-its jobs until it has got past the point where the job failed, in the phase in which it failed:
+convicts no request. Every row of the job becomes a suspect, and suspects run apart from all others
+until they have got past the point where the job failed, in the phase in which it failed:
 
-- An innocent request gets past it in its first lone job (or the first after a stray kill), is
-  cleared and runs in company again, with nothing held against it.
-- The guilty one fails alone. After `MAX_LONE_FAILURES` lone failures without a success between it
-  ends with an error, and none but itself was in those jobs. A request that runs alone from the
-  start is refused at its second kill, one that starts in company at its third.
+- With prompt left to compute, a suspect runs as the only row of its jobs. Those that decode do so
+  too where the failed job had at most `MAX_ROWS_ONE_BY_ONE` rows; else they run in jobs of at most
+  half as many rows as it had. Each failed job halves that number for its rows.
+- An innocent request gets past the point in its first job without the guilty one (or the first
+  after a stray kill), is cleared and runs in company again, with nothing held against it.
+- The guilty one fails alone in the end. After `MAX_LONE_FAILURES` lone failures without a success
+  between it ends with an error, and none but itself was in those jobs. A request that runs alone
+  from the start is refused at its second kill; one that starts among at most `MAX_ROWS_ONE_BY_ONE`
+  rows at its third; one among n rows after ceil(log2(n / MAX_ROWS_ONE_BY_ONE)) more at most.
 - A kill from outside ends no innocent request unless it hits the lone job of the same request twice
   in a row; while many requests run it makes them suspects at most, whatever the number of kills.
 
 A request that is suspected of a decode step recomputes a lost prompt in company: prompts have run
-before, and after the loss of all memory hundreds of them would run one by one.
+before, and after the loss of all memory hundreds of them would run one by one. A guilty one may
+fail there, too, once.
 
 Where the memory's owner is lost, every running job is under suspicion. Until the suspects of such
 a loss are cleared the unit runs one job at a time, so that a second loss has one possible cause.
@@ -33,13 +38,14 @@ from muxcluster.scheduling.packing.draft import Draft
 from muxcluster.scheduling.packing.priority import decode_batch
 from muxcluster.scheduling.state.model import ModelState
 from muxcluster.scheduling.state.slots import Slots
+from muxcluster.scheduling.state.suspicion import Suspicion
 from muxcluster.scheduling.steptime.step_times import StepTimes
 
 _NOBODY: Slots = np.empty(0, dtype=np.int32)
 
 
 class Isolation:
-    """A packing around another one: suspects first, each alone; the other one packs the rest."""
+    """A packing around another one: suspects first and apart; the other one packs the rest."""
 
     def __init__(self, packing: Packing, memory: Memory, limits: Limits, times: StepTimes) -> None:
         self._packing = packing
@@ -117,10 +123,20 @@ class Isolation:
             return pack(model, turn)
 
     def _decodes(self, model: ModelState, turn: Turn, phase: Phase) -> Batch:
-        """The most senior suspect that decodes, told to the workers whole."""
+        """The most senior suspect that decodes, and as many others as each of them may run with.
+
+        The workers are told all of them whole.
+        """
+        limits = self._limits
         rows = model.slots.idle_suspects(are_prefilling=False)
-        rows = self._memory.unblocked(model, rows)[:1]
-        max_steps = self._limits.max_steps if phase is Phase.DECODE else 1
+        rows = self._memory.unblocked(model, rows)
+        if len(rows) > 1:
+            most = np.array([_suspicion(model, row).most_rows for row in rows.tolist()])
+            rows = rows[most >= most[0]][: min(int(most[0]), limits.max_decode_rows)]
+            rows = np.sort(model.fitting(rows))
+        max_steps = limits.max_steps
+        if phase is Phase.MIXED:
+            rows, max_steps = rows[: limits.token_budget], 1
         batch = decode_batch(self._memory, model, rows, turn.now, max_steps)
         batch.admitted = batch.slots.tolist()
         return batch
@@ -172,6 +188,12 @@ class Isolation:
     def _chunk_tokens(self, model: ModelState, row: int) -> int:
         left = int(model.slots.num_tokens[row] - model.slots.num_computed[row])
         return min(self._limits.token_budget, left)
+
+
+def _suspicion(model: ModelState, row: int) -> Suspicion:
+    suspicion = model.slots.at(row).suspicion
+    assert suspicion is not None, f"nothing is known against row {row}"
+    return suspicion
 
 
 def _one(number: int) -> Slots:
