@@ -11,14 +11,12 @@ from muxcluster.kvcache.model import KvModel
 from muxcluster.kvcache.model_cache import ModelCache
 from muxcluster.scheduling.lanes import LANES
 from muxcluster.scheduling.lanes.adbs import AdbsLane
-from muxcluster.scheduling.lanes.sharing_gain import SharingJudge
-from muxcluster.scheduling.lanes.unsharing import UnsharingLane
+from muxcluster.scheduling.lanes.unsharing import SharingJudge, UnsharingLane
 from muxcluster.scheduling.lanes.view import Lane
 from muxcluster.scheduling.memory.quotas import floors, split, weights
 from muxcluster.scheduling.packing.batch import Limits
 from muxcluster.scheduling.shares import ShareLedger
-from muxcluster.scheduling.state.model import ModelState
-from muxcluster.scheduling.state.rates import LoadMeter
+from muxcluster.scheduling.state.model import LoadMeter, ModelState
 from muxcluster.scheduling.steptime.copies import CopyTimes
 from muxcluster.scheduling.steptime.seed import Seed
 from muxcluster.scheduling.steptime.step_times import StepTimes

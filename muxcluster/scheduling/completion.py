@@ -7,13 +7,11 @@ from numpy.typing import NDArray
 
 from muxcluster.core.errors import NonFiniteLogits
 from muxcluster.core.events import Event, FinishReason, StepOutput
-from muxcluster.core.job import Job, JobResult, Phase, Rows, TokenLogprobs
-from muxcluster.scheduling.lookahead.surplus import result_without_ended, without_ended
+from muxcluster.core.job import Job, JobResult, Phase, TokenLogprobs
+from muxcluster.scheduling.lookahead.pipelining import result_without_ended, without_ended
 from muxcluster.scheduling.memory.admission import Memory
-from muxcluster.scheduling.state.deadlines import set_deadlines
 from muxcluster.scheduling.state.live import LiveRequest
 from muxcluster.scheduling.state.model import ModelState
-from muxcluster.scheduling.state.slots import SlotTable
 from muxcluster.scheduling.state.stopping import Cut, cut
 
 _NO_TOKENS: NDArray[np.int32] = np.empty(0, dtype=np.int32)
@@ -93,21 +91,11 @@ class Completion:
     def _write(self, model: ModelState, job: Job, done: Cut, now: float) -> None:
         table, rows = model.slots, job.rows
         if done.width is not None:
-            _write_rectangle(table, rows, done, done.width, now)
+            table.append(rows.slots, done.tokens, done.width, now)
             return
-        owner = np.arange(len(rows)).repeat(done.kept)
-        positions = np.arange(len(done.tokens)) - (done.kept.cumsum() - done.kept)[owner]
-        owners = rows.slots[owner]
-        places = table.num_tokens[owners] - table.num_prompt[owners] + positions
-        if table.keeps_output:
-            table.outputs[owners, places] = done.tokens
-        table.num_tokens[rows.slots] += done.kept
         # Each decode step after the first computes the token sampled before it.
         computed = rows.starts + rows.counts + np.maximum(done.kept - 1, 0)
-        alive = ~table.is_aborted[rows.slots]
-        table.num_computed[rows.slots[alive]] = computed[alive]
-        sampled = rows.slots[done.kept > 0]
-        set_deadlines(table, sampled, now)
+        table.append_some(rows.slots, done.tokens, done.kept, computed, now)
 
     def _end_chunks(self, model: ModelState, job: Job, done: Cut, now: float) -> None:
         """Publish prompt columns; who sampled decodes from now on."""
@@ -176,24 +164,6 @@ class Completion:
                 fresh[row] = entries
                 live.num_prompt_logprobs = max(start, live.num_prompt_logprobs) + len(entries)
         return fresh
-
-
-def _write_rectangle(table: SlotTable, rows: Rows, done: Cut, width: int, now: float) -> None:
-    """Every row got `width` tokens."""
-    slots = rows.slots.astype(np.intp)  # once: numpy would convert at each use
-    before = table.num_tokens[slots]
-    after = before + np.int32(width)
-    table.num_tokens[slots] = after
-    table.num_computed[slots] = after - np.int32(1)
-    set_deadlines(table, rows.slots, now)
-    if not table.keeps_output:
-        return
-    places = before - table.num_prompt[slots]
-    if width == 1:
-        table.outputs[slots, places] = done.tokens
-    else:
-        columns = places[:, None] + np.arange(width, dtype=np.int32)
-        table.outputs[slots[:, None], columns] = done.tokens.reshape(-1, width)
 
 
 def _non_finite(live: LiveRequest, now: float) -> Event:

@@ -11,8 +11,7 @@ from muxcluster.kvcache.cache import KvCache
 from muxcluster.kvcache.model import KvModel
 from muxcluster.scheduling.memory.balancer import QuotaBalancer
 from muxcluster.scheduling.memory.quotas import floors, split, weights
-from muxcluster.scheduling.state.model import ModelState
-from muxcluster.scheduling.state.rates import LoadMeter
+from muxcluster.scheduling.state.model import LoadMeter, ModelState
 from tests.scheduling.rig import model_spec
 
 

@@ -3,7 +3,7 @@
 from muxcluster.core.errors import PoisonRequest
 from muxcluster.core.events import Event, FinishReason
 from muxcluster.core.job import Job
-from muxcluster.scheduling.lookahead.surplus import without_ended
+from muxcluster.scheduling.lookahead.pipelining import without_ended
 from muxcluster.scheduling.memory.admission import Memory
 from muxcluster.scheduling.state.live import LiveRequest
 from muxcluster.scheduling.state.model import ModelState

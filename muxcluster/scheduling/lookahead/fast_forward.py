@@ -10,7 +10,6 @@ from muxcluster.kvcache.cache import KvCache
 from muxcluster.kvcache.model import Shortage
 from muxcluster.scheduling.jobs import JobBuilder
 from muxcluster.scheduling.lanes.view import Lane, LaneView, turns_before
-from muxcluster.scheduling.state.deadlines import set_deadlines
 from muxcluster.scheduling.state.model import ModelState
 from muxcluster.scheduling.state.slots import Slots
 
@@ -189,15 +188,8 @@ class FastForward:
 
     def _write(self, model: ModelState, rows: Rows, done: Repetition) -> None:
         """The tokens of the steps that ended, and what they took."""
-        table, slots, count = model.slots, rows.slots, np.int32(done.count)
-        if table.keeps_output:
-            places = table.num_tokens[slots] - table.num_prompt[slots]
-            columns = places[:, None] + np.arange(count, dtype=np.int32)
-            table.outputs[slots[:, None], columns] = 0
-        table.num_tokens[slots] += count
-        table.num_computed[slots] += count
-        set_deadlines(table, slots, done.end_s)
-        table.add_running(slots, done.running_s, are_decoding=True)
+        table, slots = model.slots, rows.slots
+        table.append_zeros(slots, done.count, done.end_s, done.running_s)
         model.counters.output_tokens += done.count * len(slots)
         lengths = table.num_computed[slots]
         used = model.kv.used + model.kv.lack(slots, lengths)

@@ -13,13 +13,18 @@ that were: it would overwrite what no job has saved. Nobody lends those of a seq
 A follower changes no decision but one: whoever comes while it waits, waits for it too.
 """
 
-import numpy as np
+from dataclasses import replace
 
-from muxcluster.core.job import Job, Phase
+import numpy as np
+from numpy.typing import NDArray
+
+from muxcluster.core.job import Job, JobResult, Phase, Rows
 from muxcluster.kvcache.model import Shortage
 from muxcluster.scheduling.jobs import JobBuilder
 from muxcluster.scheduling.lanes.view import Lane, LaneView, turns_before
+from muxcluster.scheduling.memory.admission import Memory
 from muxcluster.scheduling.packing.batch import Packing
+from muxcluster.scheduling.state.model import ModelState
 
 
 class Pipelining:
@@ -81,3 +86,39 @@ class Pipelining:
             return True
         is_prefilling = table.num_prefilling and bool(table.is_prefilling[rows.slots].any())
         return not is_prefilling
+
+
+def without_ended(memory: Memory, model: ModelState, job: Job) -> Job:
+    """`job` ended: it without the rows whose sequences had ended before, whose slots are free now.
+
+    The job itself where there were none.
+    """
+    table, rows = model.slots, job.rows
+    if not table.num_written:
+        return job
+    is_over = table.is_written[rows.slots]
+    if not is_over.any():
+        return job
+    for slot in rows.slots[is_over].tolist():
+        memory.end_writes(model, slot)
+    kept = ~is_over
+    left = Rows(rows.slots[kept], rows.starts[kept], rows.counts[kept], rows.samples[kept])
+    return replace(job, rows=left)
+
+
+def result_without_ended(job: Job, left: Job, result: JobResult) -> JobResult:
+    """What `job` came to, of the rows of `left` alone."""
+    if left is job:
+        return result
+    kept: NDArray[np.bool_] = np.isin(job.rows.slots, left.rows.slots)
+    places = dict(zip(kept.nonzero()[0].tolist(), range(len(left.rows)), strict=True))
+    return replace(
+        result,
+        tokens=result.tokens[kept.repeat(result.counts)],
+        counts=result.counts[kept],
+        logprobs={places[row]: each for row, each in result.logprobs.items() if row in places},
+        prompt_logprobs={
+            places[row]: each for row, each in result.prompt_logprobs.items() if row in places
+        },
+        broken_rows=tuple(places[row] for row in result.broken_rows if row in places),
+    )

@@ -14,19 +14,19 @@ import numpy as np
 from muxcluster.core.job import Job, Phase
 from muxcluster.core.request import ServiceClass
 from muxcluster.scheduling.memory.admission import Memory
-from muxcluster.scheduling.packing.ageing import Ageing
-from muxcluster.scheduling.packing.backlog import (
+from muxcluster.scheduling.packing.batch import Batch, Limits, Turn
+from muxcluster.scheduling.packing.draft import Draft
+from muxcluster.scheduling.packing.priority import PriorityPacking
+from muxcluster.scheduling.packing.prompts import (
+    LEAST_CHUNK,
+    Prompts,
     has_lent_prompts,
     lacks_batch_prompts,
     lacks_prompts,
     lets_batch_in,
 )
-from muxcluster.scheduling.packing.batch import Batch, Limits, Turn
-from muxcluster.scheduling.packing.draft import Draft
-from muxcluster.scheduling.packing.priority import PriorityPacking
-from muxcluster.scheduling.packing.prompts import LEAST_CHUNK, Prompts
 from muxcluster.scheduling.packing.restored_rows import RestoredRows
-from muxcluster.scheduling.packing.slack import Slack
+from muxcluster.scheduling.packing.slack import Ageing, Slack
 from muxcluster.scheduling.state.model import ModelState
 from muxcluster.scheduling.state.slots import Slots
 from muxcluster.scheduling.steptime.step_times import StepTimes

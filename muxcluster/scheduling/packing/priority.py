@@ -8,9 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from muxcluster.core.job import Job
+from muxcluster.core.request import ServiceClass
 from muxcluster.scheduling.memory.admission import Memory
 from muxcluster.scheduling.packing.batch import Batch, Limits, Turn
-from muxcluster.scheduling.packing.candidates import Candidates, Everybody
+from muxcluster.scheduling.state.live import LiveRequest
 from muxcluster.scheduling.state.model import ModelState
 from muxcluster.scheduling.state.slots import Slots
 from muxcluster.scheduling.steptime.step_times import StepTimes
@@ -30,18 +31,18 @@ class PriorityPacking:
         memory: Memory,
         limits: Limits,
         times: StepTimes,
-        candidates: Candidates | None = None,
+        only: ServiceClass | None = None,
     ) -> None:
-        """candidates: who may be in a job, everybody by default. times: not asked."""
+        """only: the class of the requests that may be in a job, any by default. times: not used."""
         self._memory = memory
         self._limits = limits
-        self._candidates = candidates or Everybody()
+        self._only = only
 
     def may_prefill(self, model: ModelState) -> bool:
         """True where a chunk or an admissible request waits."""
-        if len(self._candidates.prefilling(model)):
+        if len(self._prefilling(model)):
             return True
-        head = self._candidates.head(model)
+        head = self._head(model)
         return head is not None and self._memory.fits(model, head)
 
     def backlog(self, models: Sequence[ModelState]) -> float:
@@ -88,9 +89,28 @@ class PriorityPacking:
             admitted=chunks.admitted,
         )
 
+    def decoding(self, model: ModelState) -> Slots:
+        """Return idle sequences whose next token may be decoded, ascending; not to be written."""
+        return self._mine(model, model.slots.idle_decoding())
+
+    def _prefilling(self, model: ModelState) -> Slots:
+        return self._mine(model, model.slots.idle_prefilling())
+
+    def _mine(self, model: ModelState, slots: Slots) -> Slots:
+        if self._only is None:
+            return slots
+        at = model.slots.at
+        is_mine = [at(slot).request.service_class is self._only for slot in slots.tolist()]
+        return slots[np.array(is_mine, dtype=np.bool_)]
+
+    def _head(self, model: ModelState) -> LiveRequest | None:
+        """The request that is admitted next."""
+        waiting = model.waiting
+        return waiting.head if self._only is None else waiting.by_class[self._only].head
+
     def _decodes(self, model: ModelState, now: float, max_rows: int, max_steps: int) -> Batch:
         """All idle decoding sequences, the most senior ones where they are too many."""
-        slots = self._candidates.decoding(model)
+        slots = self.decoding(model)
         if len(slots) > max_rows or len(model.fitting(slots)) < len(slots):
             slots = np.sort(model.fitting(model.slots.by_seniority(slots)[:max_rows]))
         return decode_batch(self._memory, model, slots, now, max_steps)
@@ -109,11 +129,11 @@ class PriorityPacking:
             counts.append(count)
             budget -= count
 
-        for slot in self._candidates.prefilling(model).tolist():
+        for slot in self._prefilling(model).tolist():
             if budget == 0:
                 break
             take(slot)
-        while budget and (head := self._candidates.head(model)):
+        while budget and (head := self._head(model)):
             if not self._memory.admit(model, head):
                 break
             assert head.slot is not None
@@ -122,6 +142,15 @@ class PriorityPacking:
         return Batch(
             np.array(slots, dtype=np.int32), np.array(counts, dtype=np.int32), admitted=admitted
         )
+
+
+class FcfsPacking(PriorityPacking):
+    """Strict order of arrival, blind to class and priority; the latest is preempted first.
+
+    Continuous batching as vLLM does it by default.
+    """
+
+    is_class_blind = True
 
 
 def decode_batch(

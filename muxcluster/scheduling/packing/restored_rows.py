@@ -7,11 +7,10 @@ import numpy as np
 from muxcluster.core.job import Phase
 from muxcluster.scheduling.memory.admission import Memory
 from muxcluster.scheduling.memory.lending import Restored
-from muxcluster.scheduling.packing.ageing import Ageing
 from muxcluster.scheduling.packing.batch import Limits, Turn
 from muxcluster.scheduling.packing.draft import Draft
 from muxcluster.scheduling.packing.prompts import Prompts
-from muxcluster.scheduling.packing.slack import Slack
+from muxcluster.scheduling.packing.slack import Ageing, Slack
 from muxcluster.scheduling.steptime.step_times import StepTimes
 
 

@@ -8,7 +8,6 @@ from muxcluster.core.job import Job
 from muxcluster.core.request import ServiceClass
 from muxcluster.scheduling.memory.admission import Memory
 from muxcluster.scheduling.packing.batch import Batch, Limits, Turn
-from muxcluster.scheduling.packing.candidates import OnlyClass
 from muxcluster.scheduling.packing.priority import PriorityPacking
 from muxcluster.scheduling.state.model import ModelState
 from muxcluster.scheduling.steptime.step_times import StepTimes
@@ -35,10 +34,8 @@ class RoundRobinPacking:
 
     def __init__(self, memory: Memory, limits: Limits, times: StepTimes) -> None:
         self._memory = memory
-        self._candidates = {service: OnlyClass(service) for service in ServiceClass}
         self._packings = {
-            service: PriorityPacking(memory, limits, times, mine)
-            for service, mine in self._candidates.items()
+            service: PriorityPacking(memory, limits, times, service) for service in ServiceClass
         }
         self._whole = PriorityPacking(memory, limits, times)
         self._last: dict[str, ServiceClass] = {}
@@ -108,7 +105,7 @@ class RoundRobinPacking:
         Its most senior row does unless it is itself the next victim.
         """
         table = model.slots
-        slots = self._candidates[service].decoding(model)
+        slots = self._packings[service].decoding(model)
         if len(slots) == 0:
             return False
         if self._memory.has_column(model):

@@ -9,23 +9,23 @@ from numpy.typing import NDArray
 from muxcluster.core.request import ServiceClass
 from muxcluster.scheduling.packing.batch import Turn
 from muxcluster.scheduling.packing.draft import Draft
-from muxcluster.scheduling.state.deadlines import leeway_s
 from muxcluster.scheduling.state.live import LiveRequest
 from muxcluster.scheduling.state.model import ModelState
 from muxcluster.scheduling.state.slots import Slots
 from muxcluster.scheduling.steptime.step_times import StepTimes
 
-_MARGIN = 0.7
-"""Batch rows use so much of the slack at most: predictions are not exact."""
+_MARGIN = 0.7  # of the slack, batch rows use so much at most: predictions are not exact
+
+# Beside interactive rows without targets, or all late, batch rows lengthen a job by so much.
 _UNBOUND = 0.5
-"""Beside interactive rows without targets, or all late, batch rows lengthen a job by so much."""
+
+# Where no interactive request is here, one may come: batch jobs take so much of the TTFT target.
 _IDLE = 0.25
-"""Where no interactive request is here, batch jobs take so much of the TTFT target that one may
-come with."""
+
+# Of its TTFT target, an interactive request waits so long before batch rows delay it no longer.
 _PATIENCE = 0.25
-"""Of its TTFT target, how long an interactive request waits before batch rows keep it no longer."""
-_WHOLE = 0.999
-"""A job on less of the SMs runs beside others, which it hinders little."""
+
+_WHOLE = 0.999  # a job on less of the SMs runs beside others, which it hardly slows down
 
 
 class Slack:
@@ -160,7 +160,7 @@ def _slacks(model: ModelState, now: float, *, borrows: bool) -> NDArray[np.float
     rows = table.idle_decoding()
     slack_s: NDArray[np.float64] = table.deadline_s[rows] - now
     if borrows:
-        slack_s += leeway_s(table, rows)
+        slack_s += table.leeway_s(rows)
     return slack_s
 
 
@@ -180,3 +180,30 @@ def _has_waited(live: LiveRequest, now: float) -> bool:
     if live.slo is None or live.has_sampled:
         return False
     return _PATIENCE * live.slo.ttft_s <= now - live.added_s <= live.slo.ttft_s
+
+
+class Ageing:
+    """How long the batch work of each model has waited for a job: it gets a row now and then."""
+
+    def __init__(self, ageing_s: float) -> None:
+        """ageing_s: after so many seconds a batch row runs whatever the targets say, and after
+        twice as many no interactive request is admitted before batch work found memory.
+        """
+        self._ageing_s = ageing_s
+        self._since_s: dict[str, float] = {}
+
+    def note(self, model: ModelState, num_batch: int, now: float) -> None:
+        """A job of the model starts with so many batch rows, or finds nothing to run."""
+        name = model.name
+        if num_batch or not model.has_batch_work:
+            self._since_s.pop(name, None)
+        else:
+            self._since_s.setdefault(name, now)
+
+    def is_overdue(self, model: ModelState, now: float) -> bool:
+        """True where batch work must be in the next job."""
+        return now - self._since_s.get(model.name, now) >= self._ageing_s
+
+    def is_starved(self, model: ModelState, now: float) -> bool:
+        """True where that has not helped, because memory is short."""
+        return now - self._since_s.get(model.name, now) >= 2 * self._ageing_s

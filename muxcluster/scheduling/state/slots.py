@@ -13,6 +13,10 @@ Slots = NDArray[np.int32]
 
 _NO_SLOTS: Slots = np.empty(0, dtype=np.int32)
 
+_MOST_CREDIT = 3.0  # tokens' worth of time that a sequence may save by being early
+_MOST_DEBT = 0.5  # tokens' worth of time by which a late token makes the next one due earlier
+_DAY_S = 86_400.0  # instead of no target, which is infinite
+
 
 class SlotTable:
     """State per slot; every array has length max_seqs unless said otherwise.
@@ -34,9 +38,8 @@ class SlotTable:
     has_targets, has_own_stops: True where some sequence has a deadline, has stop ids, or one since
         the table was last empty had. Mostly none has, and the arrays need no look.
 
-    Read freely, but write is_live, in_job and is_prefilling only through the methods, and say so
-    where deadline_s was written: a unit asks every model who is idle several times a step, so the
-    answers are kept.
+    Read freely, but write through the methods: a unit asks every model who is idle several times a
+    step, so the answers are kept.
     """
 
     def __init__(self, max_seqs: int, max_model_len: int, *, keeps_output: bool = True) -> None:
@@ -239,9 +242,82 @@ class SlotTable:
         self.num_suspects += int(is_suspect) - int(self.is_suspect[slot])
         self.is_suspect[slot] = is_suspect
 
-    def forget_deadline(self) -> None:
-        """`deadline_s` has changed."""
+    def append(self, slots: Slots, tokens: NDArray[np.int32], width: int, now: float) -> None:
+        """Every one of `slots` got `width` output tokens at `now`; all but the last are computed.
+
+        tokens: int32 [len(slots) * width], row after row.
+        """
+        places = slots.astype(np.intp)  # once: numpy would convert at each use
+        before = self.num_tokens[places]
+        after = before + np.int32(width)
+        self.num_tokens[places] = after
+        self.num_computed[places] = after - np.int32(1)
+        self.set_deadlines(slots, now)
+        if not self.keeps_output:
+            return
+        first = before - self.num_prompt[places]
+        if width == 1:
+            self.outputs[places, first] = tokens
+        else:
+            columns = first[:, None] + np.arange(width, dtype=np.int32)
+            self.outputs[places[:, None], columns] = tokens.reshape(-1, width)
+
+    def append_some(
+        self,
+        slots: Slots,
+        tokens: NDArray[np.int32],
+        counts: NDArray[np.int32],
+        computed: NDArray[np.int32],
+        now: float,
+    ) -> None:
+        """slots[i] got counts[i] output tokens at `now`, and computed[i] of its tokens have KV.
+
+        tokens: int32 [sum(counts)], row after row. Nothing more is computed of aborted ones.
+        """
+        owner = np.arange(len(slots)).repeat(counts)
+        positions = np.arange(len(tokens)) - (counts.cumsum() - counts)[owner]
+        owners = slots[owner]
+        if self.keeps_output:
+            places = self.num_tokens[owners] - self.num_prompt[owners] + positions
+            self.outputs[owners, places] = tokens
+        self.num_tokens[slots] += counts
+        alive = ~self.is_aborted[slots]
+        self.num_computed[slots[alive]] = computed[alive]
+        self.set_deadlines(slots[counts > 0], now)
+
+    def append_zeros(self, slots: Slots, count: int, now: float, running_s: float) -> None:
+        """`slots` got `count` tokens of id 0, the last at `now`, in jobs of `running_s` in all."""
+        if self.keeps_output:
+            places = self.num_tokens[slots] - self.num_prompt[slots]
+            columns = places[:, None] + np.arange(count, dtype=np.int32)
+            self.outputs[slots[:, None], columns] = 0
+        self.num_tokens[slots] += np.int32(count)
+        self.num_computed[slots] += np.int32(count)
+        self.set_deadlines(slots, now)
+        self.add_running(slots, running_s, are_decoding=True)
+
+    def set_deadlines(self, slots: Slots, now: float) -> None:
+        """`slots` got a token at `now`: the next one of each is due its TPOT later.
+
+        Earlier where that one was late: the target is of the mean over tokens.
+        """
+        if not self.has_targets:
+            return
+        places = slots.astype(np.intp)  # once: numpy would convert at each use
+        tpot_s = self.tpot_s[places]
+        earned_s = self.credit_s[places] + self.deadline_s[places] - now
+        if self.num_prefilling:
+            earned_s[self.is_prefilling[places]] = 0.0
+        token_s = np.minimum(tpot_s, _DAY_S)
+        self.credit_s[places] = np.minimum(np.maximum(earned_s, 0.0), _MOST_CREDIT * token_s)
+        debt_s = np.maximum(np.minimum(earned_s, 0.0), -_MOST_DEBT * token_s)
+        self.deadline_s[places] = now + tpot_s + debt_s
         self._first_deadline_s = None
+
+    def leeway_s(self, slots: Slots) -> NDArray[np.float64]:
+        """Return how much later than due the next token of each may be: credit, and a debt."""
+        debt_s: NDArray[np.float64] = _MOST_DEBT * np.minimum(self.tpot_s[slots], _DAY_S)
+        return self.credit_s[slots] + debt_s
 
     def has_suspect(self, slots: Slots) -> bool:
         """True where one of `slots` is a suspect."""
