@@ -18,7 +18,7 @@ from muxcluster.scheduling.assembly import (
     model_state,
     step_times,
 )
-from muxcluster.scheduling.completion import Completion, events_only
+from muxcluster.scheduling.completion import Completion, ended_already, events_only
 from muxcluster.scheduling.faults.failures import Failures
 from muxcluster.scheduling.faults.isolation import Isolation
 from muxcluster.scheduling.jobs import JobBuilder
@@ -31,13 +31,11 @@ from muxcluster.scheduling.memory.balancer import QuotaBalancer
 from muxcluster.scheduling.memory.batch_memory import BatchMemory
 from muxcluster.scheduling.memory.refusals import refusal, unknown_model
 from muxcluster.scheduling.packing import PACKINGS
-from muxcluster.scheduling.packing.batch import Batch, Packing, Turn
+from muxcluster.scheduling.packing.batch import Packing, Turn
 from muxcluster.scheduling.shares import ShareLedger
 from muxcluster.scheduling.state.check import check_model
 from muxcluster.scheduling.state.live import LiveRequest
-from muxcluster.scheduling.state.model import ModelState
 from muxcluster.scheduling.state.report import model_stats
-from muxcluster.scheduling.state.stopping import ended_already
 from muxcluster.scheduling.steptime.cost import StepCost
 from muxcluster.scheduling.steptime.seed import Seed
 
@@ -158,7 +156,8 @@ class UnitScheduler:
         self._adaptation.advance(now)
         jobs: list[Job] = []
         for model, phase, place in self._lane.proposals(self._view, now):
-            batch = self._pack(model, phase, Turn(now, place.share, self._builder.next_id))
+            turn = Turn(now, place.share, self._builder.next_id)
+            batch = self._packing.pack(model, phase, turn)
             if len(batch) == 0:
                 continue  # memory lets no row of it run now
             job = self._builder.build(model, phase, place, batch, now)
@@ -166,13 +165,6 @@ class UnitScheduler:
             self._view.count(job)
             jobs.append(job)
         return jobs if self._pipelining is None else jobs + self._pipelining.next_jobs()
-
-    def _pack(self, model: ModelState, phase: Phase, turn: Turn) -> Batch:
-        if phase is Phase.PREFILL:
-            return self._packing.prefill(model, turn)
-        if phase is Phase.DECODE:
-            return self._packing.decode(model, turn)
-        return self._packing.mixed(model, turn)
 
     def complete(self, job: Job, result: JobResult, now: float) -> StepOutput:
         """`job` ran; what follows it runs now. One that a reset forgot yields an empty output."""

@@ -27,7 +27,7 @@ a loss are cleared the unit runs one job at a time, so that a second loss has on
 Packings know nothing of this: `SlotTable` and `Waiting` list suspects apart from all others.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -84,31 +84,10 @@ class Isolation:
         with self._memory.lending.paused(), model.waiting.closed():
             return self._memory.fits(model, head) or self._packing.may_prefill(model)
 
-    def prefill(self, model: ModelState, turn: Turn) -> Batch:
-        """The next chunk of a suspect's prompt, or a job without suspects."""
+    def pack(self, model: ModelState, phase: Phase, turn: Turn) -> Batch:
+        """Suspects where some can run, else a job without suspects."""
         if not model.has_suspects:
-            return self._packing.prefill(model, turn)
-        return self._apart(model, turn, Phase.PREFILL, self._packing.prefill)
-
-    def decode(self, model: ModelState, turn: Turn) -> Batch:
-        """The next token of a suspect, or a job without suspects."""
-        if not model.has_suspects:
-            return self._packing.decode(model, turn)
-        return self._apart(model, turn, Phase.DECODE, self._packing.decode)
-
-    def mixed(self, model: ModelState, turn: Turn) -> Batch:
-        """A chunk or a token of a suspect, or a job without suspects."""
-        if not model.has_suspects:
-            return self._packing.mixed(model, turn)
-        return self._apart(model, turn, Phase.MIXED, self._packing.mixed)
-
-    def _apart(
-        self,
-        model: ModelState,
-        turn: Turn,
-        phase: Phase,
-        pack: Callable[[ModelState, Turn], Batch],
-    ) -> Batch:
+            return self._packing.pack(model, phase, turn)
         batch = self._restored(model, turn, phase)
         with self._memory.lending.paused():
             if not len(batch) and phase is not Phase.DECODE:
@@ -118,9 +97,9 @@ class Isolation:
         if len(batch):
             return batch
         if model.waiting.suspects.head is None:
-            return pack(model, turn)
+            return self._packing.pack(model, phase, turn)
         with model.waiting.closed():  # or others would keep taking the blocks that it waits for
-            return pack(model, turn)
+            return self._packing.pack(model, phase, turn)
 
     def _decodes(self, model: ModelState, turn: Turn, phase: Phase) -> Batch:
         """The most senior suspect that decodes, and as many others as each of them may run with.

@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from muxcluster.core.job import Job, SlotCopies, TableDelta
+from muxcluster.core.job import Job, Phase, SlotCopies, TableDelta
 from muxcluster.scheduling.memory.admission import Memory
 from muxcluster.scheduling.state.model import ModelState
 from muxcluster.scheduling.steptime.step_times import StepTimes
@@ -76,7 +76,7 @@ class Packing(Protocol):
     def __init__(self, memory: Memory, limits: Limits, times: StepTimes) -> None: ...
 
     def may_prefill(self, model: ModelState) -> bool:
-        """True where `prefill` would find rows; nothing changes."""
+        """True where a prefill job would find rows; nothing changes."""
         ...
 
     def backlog(self, models: Sequence[ModelState]) -> float:
@@ -97,14 +97,11 @@ class Packing(Protocol):
         """
         ...
 
-    def prefill(self, model: ModelState, turn: Turn) -> Batch:
-        """Prompt chunks: admits waiting requests as memory allows."""
-        ...
+    def pack(self, model: ModelState, phase: Phase, turn: Turn) -> Batch:
+        """Return the rows of a job of `phase`; their memory is taken.
 
-    def decode(self, model: ModelState, turn: Turn) -> Batch:
-        """Sequences that decode one token (or `max_steps`); may preempt."""
-        ...
-
-    def mixed(self, model: ModelState, turn: Turn) -> Batch:
-        """Decodes first, prompt chunks in what is left of the token budget."""
+        Prefill: prompt chunks, and waiting requests as memory allows. Decode: sequences that decode
+        one token (or `max_steps`); may preempt. Mixed: decodes first, prompt chunks in what is left
+        of the token budget.
+        """
         ...

@@ -79,22 +79,11 @@ class HybridPacking:
         """True where no batch work is here: how much of it there is room for changes with time."""
         return not model.has_batch_work
 
-    def prefill(self, model: ModelState, turn: Turn) -> Batch:
-        """Interactive chunks and requests, then those of the batch class."""
-        if lacks_prompts(model):
+    def pack(self, model: ModelState, phase: Phase, turn: Turn) -> Batch:
+        """Interactive decodes and chunks, then those of the batch class while there is slack."""
+        if phase is Phase.PREFILL and lacks_prompts(model):
             self._ageing.note(model, 0, turn.now)
             return Batch(_NOBODY, _NOBODY, copies=())
-        return self._job(model, turn, Phase.PREFILL)
-
-    def decode(self, model: ModelState, turn: Turn) -> Batch:
-        """Interactive sequences, then those of the batch class."""
-        return self._job(model, turn, Phase.DECODE)
-
-    def mixed(self, model: ModelState, turn: Turn) -> Batch:
-        """Interactive decodes and chunks, batch decodes and chunks: as long as there is slack."""
-        return self._job(model, turn, Phase.MIXED)
-
-    def _job(self, model: ModelState, turn: Turn, phase: Phase) -> Batch:
         table = model.slots
         draft = Draft(model, turn.share, self._times)
         self._fill(draft, turn, phase)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from muxcluster.core.job import Job
+from muxcluster.core.job import Job, Phase
 from muxcluster.core.request import ServiceClass
 from muxcluster.scheduling.memory.admission import Memory
 from muxcluster.scheduling.packing.batch import Batch, Limits, Turn
@@ -67,17 +67,13 @@ class PriorityPacking:
         """Always."""
         return True
 
-    def prefill(self, model: ModelState, turn: Turn) -> Batch:
-        """Chunks of admitted prompts, then new requests, within the token budget."""
-        return self._chunks(model, self._limits.token_budget)
-
-    def decode(self, model: ModelState, turn: Turn) -> Batch:
-        """All idle decoding sequences, the most senior ones where they are too many."""
-        return self._decodes(model, turn.now, self._limits.max_decode_rows, self._limits.max_steps)
-
-    def mixed(self, model: ModelState, turn: Turn) -> Batch:
-        """Every decode costs one token of the budget, chunks take the rest."""
+    def pack(self, model: ModelState, phase: Phase, turn: Turn) -> Batch:
+        """Begun prompts before new ones; every decode costs one token of a mixed job's budget."""
         limits = self._limits
+        if phase is Phase.PREFILL:
+            return self._chunks(model, limits.token_budget)
+        if phase is Phase.DECODE:
+            return self._decodes(model, turn.now, limits.max_decode_rows, limits.max_steps)
         decodes = self._decodes(
             model, turn.now, min(limits.max_decode_rows, limits.token_budget), 1
         )
