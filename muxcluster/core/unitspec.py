@@ -60,7 +60,7 @@ class SchedulerSpec:
     shared_prefix_tokens: rows that decode and read the same cached blocks over at least so many
     tokens read them once for all; 0: never.
     pipeline_depth: 2: where a decode job is sure to be followed by one of the same sequences, that
-    one is with the worker before it ends (scheduling/following.py); 1: never.
+    one is with the worker before it ends (scheduling/lookahead/pipelining.py); 1: never.
     Of packing "hybrid" alone: batch_stretch: by how many times its time batch rows may lengthen a
     job of interactive ones, where targets allow it. ageing_s: batch work that found no job for so
     long is in the next one, and an interactive request that is late lets those that are not go

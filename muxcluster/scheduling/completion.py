@@ -21,24 +21,19 @@ Logprobs = Mapping[int, tuple[TokenLogprobs, ...]]
 
 
 def events_only(events: Sequence[Event]) -> StepOutput:
-    """An output without tokens."""
+    """Return an output without tokens."""
     return StepOutput((), _NO_TOKENS, _NO_TOKENS, {}, {}, tuple(events))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cut:
-    """Output tokens of a job after the stop rules.
+    """Output tokens of a job after the stop rules."""
 
-    kept: int32 [rows]. tokens: int32 [sum(kept)]. is_stopped: bool [rows], the last kept token is
-    an end token; None where none is. width: what every row keeps where that is the same number and
-    nothing was cut, else None. has_ends: False where nobody ends with these tokens.
-    """
-
-    kept: NDArray[np.int32]
-    tokens: NDArray[np.int32]
-    is_stopped: NDArray[np.bool_] | None = None
-    width: int | None = None
-    has_ends: bool = True
+    kept: NDArray[np.int32]  # int32 [rows], tokens of each
+    tokens: NDArray[np.int32]  # int32 [sum(kept)]
+    is_stopped: NDArray[np.bool_] | None = None  # bool [rows], the last kept one is an end token
+    width: int | None = None  # tokens of every row, where that is one number and nothing was cut
+    has_ends: bool = True  # False where no request ends with these tokens
 
 
 class Completion:
@@ -55,11 +50,11 @@ class Completion:
         now: float,
         follower: Job | None = None,
     ) -> StepOutput:
-        """Tokens of `result` become output; who reached an end ends. Costs no Python per row.
+        """Turn tokens of `result` into output and end requests that reached their end.
 
-        follower: the job that its rows are in from now on; who ends all the same leaves its slot
-        and blocks to that. Per-row work is left for rows that prefill, end, or report
-        log-probabilities.
+        Python runs per row only for rows that prefill, end, or report log-probabilities. follower:
+        the job that its rows are in from now on: slot and blocks of a request that ends stay taken
+        until that has ended, too.
         """
         assert len(result.counts) == len(job.rows), "a result has other rows than its job"
         if model.scaling is not None and result.padded is not None:
@@ -79,7 +74,7 @@ class Completion:
         elif len(follower.rows) < len(slots):
             table.end_job(np.setdiff1d(slots, follower.rows.slots))
         done = cut(table, slots, result.tokens, counts, model.spec.eos_token_ids)
-        # Nobody asks for the rows of a decode job where only tokens are counted.
+        # Where only tokens are counted, no driver reads the rows of a decode job.
         is_named = table.keeps_output or job.phase is not Phase.DECODE
         request_ids = table.request_ids[slots.astype(np.intp)].tolist() if is_named else []
         prompt_logprobs = self._new_prompt_logprobs(table.live, job, result.prompt_logprobs)
@@ -98,7 +93,7 @@ class Completion:
         )
 
     def _break_off(self, model: ModelState, job: Job, result: JobResult) -> frozenset[int]:
-        """Rows that end here because their logits were not finite; they keep no token."""
+        """Return rows that end because their logits were not finite; they keep no token."""
         table = model.slots
         broken = [row for row in result.broken_rows if not table.is_aborted[job.rows.slots[row]]]
         for row in broken:
@@ -116,7 +111,7 @@ class Completion:
         table.append_some(rows.slots, done.tokens, done.kept, computed, now)
 
     def _end_chunks(self, model: ModelState, job: Job, done: Cut, now: float) -> None:
-        """Publish prompt columns; who sampled decodes from now on."""
+        """Publish prompt columns; rows that sampled decode from now on."""
         table = model.slots
         if not table.num_prefilling:
             return
@@ -172,7 +167,7 @@ class Completion:
     def _new_prompt_logprobs(
         self, sequences: Sequence[LiveRequest | None], job: Job, logprobs: Logprobs
     ) -> Logprobs:
-        """Entries not reported before a preemption; none of aborted rows is of use."""
+        """Return entries not reported before a preemption; those of aborted rows are dropped."""
         fresh: dict[int, tuple[TokenLogprobs, ...]] = {}
         for row, entries in logprobs.items():
             live = sequences[job.rows.slots[row]]
@@ -231,10 +226,9 @@ def _width(
     counts: NDArray[np.int32],
     eos_token_ids: Sequence[int],
 ) -> int | None:
-    """Tokens of every row where all have as many, nobody is aborted and no end token is there;
-    None otherwise.
+    """Return the tokens of every row where all have as many, none ends by a token or an abort.
 
-    That is nearly every decode job, and looking costs a third of doing.
+    None otherwise. That is nearly every decode job, and looking costs a third of doing.
     """
     width = len(tokens) // len(counts)
     if table.has_aborted or width == 0 or np.count_nonzero(counts != width):
@@ -251,7 +245,7 @@ def _is_end(
     rows: NDArray[np.intp],
     eos_token_ids: Sequence[int],
 ) -> NDArray[np.bool_] | None:
-    """Which of `tokens` are end tokens; None where none is."""
+    """Return which of `tokens` are end tokens; None where none is."""
     is_end = np.zeros(len(tokens), dtype=np.bool_)
     for token in eos_token_ids:
         is_end |= tokens == token
@@ -267,7 +261,7 @@ def _is_end(
 def ended_already(
     request: Request, max_total: int, eos_token_ids: Sequence[int]
 ) -> tuple[FinishReason, int | None] | None:
-    """How a recovered request had ended before the unit that ran it was lost; None: it had not."""
+    """Return how a recovered request had ended before its unit was lost; None: it had not."""
     output, sampling = request.output_tokens, request.sampling
     if len(output) == 0:
         return None

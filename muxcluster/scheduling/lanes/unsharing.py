@@ -10,13 +10,12 @@ from muxcluster.scheduling.lanes.view import LaneView, Proposal
 from muxcluster.scheduling.steptime.step_times import StepTimes
 from muxcluster.scheduling.steptime.work import work_of
 
-_JOBS = 64
-"""So many jobs before a gain counts as measured; about as many are remembered."""
+_JOBS = 64  # that a gain is measured over; about as many are remembered
 _KEPT = 1 - 1 / _JOBS
-_MARGIN = 0.02
-"""A gain must be worse by this much before anything changes."""
+_MARGIN = 0.02  # by which a gain must be worse before anything changes
+
+# Sharing that did not pay is tried again after this long, then after twice as long each time.
 _RETRY_S, _LONGEST_S = 120.0, 3600.0
-"""Sharing that did not pay is tried again after this long, then after twice as long each time."""
 
 
 class Gain:
@@ -27,7 +26,7 @@ class Gain:
         self._alone_s = self._busy_s = 0.0
 
     def add(self, alone_s: float, busy_s: float) -> None:
-        """A job ended. busy_s: seconds with some job running since the one before it ended."""
+        """Add a job that ended. busy_s: seconds with some job running since the last one ended."""
         self.num_jobs += 1
         self._alone_s = _KEPT * self._alone_s + alone_s
         self._busy_s = _KEPT * self._busy_s + busy_s
@@ -59,8 +58,7 @@ class SharingJudge:
 
     def __init__(self, times: StepTimes, *, learns: bool) -> None:
         """times: predictions; learns: nobody else tells them of jobs that ended."""
-        self.shares = False
-        """What the unit should do now."""
+        self.shares = False  # what the unit should do now
         self.shared, self.mixed = Gain(), Gain()
         self._times, self._learns = times, learns
         self._last_end_s = 0.0

@@ -1,4 +1,4 @@
-"""Decode steps that only repeat: while nothing else happens, their outcome needs no decisions."""
+"""Decode steps that only repeat: while nothing else happens, they need no decisions."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,19 +18,14 @@ _NO_ID = -1
 
 @dataclass(frozen=True, slots=True)
 class Repetition:
-    """A decode job of `limits` ended `count` times.
-
-    order: of its last launch among all launches of the repetitions, from 0; -1: it had none.
-    start_s: when that was, where it runs (`is_running`). end_s: when it ended last. running_s:
-    seconds of the jobs that ended, together.
-    """
+    """A decode job of `limits` that ended `count` times."""
 
     job: Job
     count: int
-    order: int
-    start_s: float
-    end_s: float
-    running_s: float
+    order: int  # of its last launch among those of all repetitions, from 0; -1: it had none
+    start_s: float  # of that launch, where it runs
+    end_s: float  # when it ended last
+    running_s: float  # of the jobs that ended, together
     is_running: bool
 
 
@@ -99,9 +94,9 @@ class FastForward:
 
     @property
     def lets_in(self) -> bool:
-        """True where a request that comes only waits, until a job ends that is not repeated.
+        """True where a new request only waits, until a job ends that is not repeated.
 
-        All that decodes is in jobs then, and no lane computes two jobs of prompts at a time.
+        All sequences that decode are in jobs then, and no lane runs two prefill jobs at a time.
         """
         shares = self._view.shares
         if shares.is_exclusive or not shares.has_running(Phase.PREFILL):
@@ -153,9 +148,9 @@ class FastForward:
         return model.kv.lack(slots, lengths)
 
     def repeat(self, repetitions: Sequence[Repetition]) -> list[Job]:
-        """Everything is as after those steps, each row having got tokens of id 0.
+        """Change all state as those steps would, each row getting tokens of id 0.
 
-        The jobs that run now, or ran last, in the same order.
+        Returns the jobs that run now, or ran last, in the same order.
         """
         launches = [(each.job, each.order) for each in repetitions]
         first_id = self._builder.skip(self._view.count_repeated(launches))

@@ -61,7 +61,7 @@ class PriorityPacking:
         return self._memory.pool_use
 
     def observe(self, job: Job, seconds: float, num_beside: int) -> None:
-        """Nothing to learn: no step time is predicted."""
+        """Learn nothing: no step time is predicted."""
 
     def decodes_all(self, model: ModelState) -> bool:
         """Always."""

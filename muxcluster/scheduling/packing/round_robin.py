@@ -58,7 +58,7 @@ class RoundRobinPacking:
         return self._memory.pool_use
 
     def observe(self, job: Job, seconds: float, num_beside: int) -> None:
-        """Nothing to learn: no step time is predicted."""
+        """Learn nothing: no step time is predicted."""
 
     def decodes_all(self, model: ModelState) -> bool:
         """Always: where a class has its turn and others wait, these could decode."""

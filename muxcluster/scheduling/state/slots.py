@@ -19,27 +19,10 @@ _DAY_S = 86_400.0  # instead of no target, which is infinite
 
 
 class SlotTable:
-    """State per slot; every array has length max_seqs unless said otherwise.
+    """State per slot: every array has length max_seqs unless a comment says otherwise.
 
-    num_prompt, num_tokens (prompt + output), num_computed (KV written), max_total (num_tokens at
-    which it ends with `length`), most_computed (KV it may ever have, 0 for a free slot): int32.
-    seniority: int64, see LiveRequest.
-    is_live; in_job (part of a running job); is_prefilling (until the last known token is
-    computed); is_aborted (ends with its job); is_suspect (runs apart from others, see
-    faults/isolation.py); is_batch (class);
-    is_lent (gave blocks away, so it can be in no job); ignores_eos; has_stops (own stop ids): bool.
-    is_written: bool, a job still writes to a slot, and its blocks, whose sequence has ended.
-    deadline_s, tpot_s: float64, inf without a target. credit_s: float64, seconds by which it was
-    early for the tokens since its first, of at most three. decode_running_s: float64, seconds in
-    decode jobs since it took the slot.
-    outputs: int32 [max_seqs, max_model_len + 1], output tokens so far (pages never written cost
-        no memory); all 0, and not to be written, where they are not kept. request_ids: object
-        array. live: the rest of each sequence.
-    has_targets, has_own_stops: True where some sequence has a deadline, has stop ids, or one since
-        the table was last empty had. Mostly none has, and the arrays need no look.
-
-    Read freely, but write through the methods: a unit asks every model who is idle several times a
-    step, so the answers are kept.
+    Read freely, but write through the methods: a unit asks every model several times a step which
+    sequences are idle, so the answers are kept.
     """
 
     def __init__(self, max_seqs: int, max_model_len: int, *, keeps_output: bool = True) -> None:
@@ -47,25 +30,27 @@ class SlotTable:
         self.max_seqs = max_seqs
         self.keeps_output = keeps_output
         self.num_prompt = np.zeros(max_seqs, dtype=np.int32)
-        self.num_tokens = np.zeros(max_seqs, dtype=np.int32)
-        self.num_computed = np.zeros(max_seqs, dtype=np.int32)
-        self.max_total = np.zeros(max_seqs, dtype=np.int32)
-        self.most_computed = np.zeros(max_seqs, dtype=np.int32)
-        self.seniority = np.zeros(max_seqs, dtype=np.int64)
+        self.num_tokens = np.zeros(max_seqs, dtype=np.int32)  # prompt and output
+        self.num_computed = np.zeros(max_seqs, dtype=np.int32)  # tokens whose KV is written
+        self.max_total = np.zeros(max_seqs, dtype=np.int32)  # num_tokens at which it ends by length
+        self.most_computed = np.zeros(max_seqs, dtype=np.int32)  # KV it may ever have; 0: free slot
+        self.seniority = np.zeros(max_seqs, dtype=np.int64)  # see LiveRequest
         self.is_live = np.zeros(max_seqs, dtype=np.bool_)
-        self.in_job = np.zeros(max_seqs, dtype=np.bool_)
-        self.is_prefilling = np.zeros(max_seqs, dtype=np.bool_)
-        self.is_aborted = np.zeros(max_seqs, dtype=np.bool_)
-        self.is_suspect = np.zeros(max_seqs, dtype=np.bool_)
+        self.in_job = np.zeros(max_seqs, dtype=np.bool_)  # part of a running job
+        self.is_prefilling = np.zeros(max_seqs, dtype=np.bool_)  # until all known is computed
+        self.is_aborted = np.zeros(max_seqs, dtype=np.bool_)  # ends with its job
+        self.is_suspect = np.zeros(max_seqs, dtype=np.bool_)  # runs apart: faults/isolation.py
         self.is_batch = np.zeros(max_seqs, dtype=np.bool_)
-        self.is_lent = np.zeros(max_seqs, dtype=np.bool_)
-        self.is_written = np.zeros(max_seqs, dtype=np.bool_)
+        self.is_lent = np.zeros(max_seqs, dtype=np.bool_)  # gave blocks away: can be in no job
+        self.is_written = np.zeros(max_seqs, dtype=np.bool_)  # ended, but a job still writes there
         self.ignores_eos = np.zeros(max_seqs, dtype=np.bool_)
-        self.has_stops = np.zeros(max_seqs, dtype=np.bool_)
-        self.deadline_s = np.full(max_seqs, np.inf)
-        self.tpot_s = np.full(max_seqs, np.inf)
-        self.credit_s = np.zeros(max_seqs)
-        self.decode_running_s = np.zeros(max_seqs)
+        self.has_stops = np.zeros(max_seqs, dtype=np.bool_)  # has stop ids of its own
+        self.deadline_s = np.full(max_seqs, np.inf)  # of its next token; inf: no target
+        self.tpot_s = np.full(max_seqs, np.inf)  # target; inf: none
+        self.credit_s = np.zeros(max_seqs)  # how early its tokens were since the first, bounded
+        self.decode_running_s = np.zeros(max_seqs)  # in decode jobs since it took the slot
+        # Output tokens, int32 [max_seqs, max_model_len + 1]: pages never written cost no memory.
+        # All 0, and not to be written, where they are not kept.
         shape = max_seqs, max_model_len + 1
         nothing = np.broadcast_to(np.int32(0), shape)
         self.outputs = np.zeros(shape, dtype=np.int32) if keeps_output else nothing
@@ -74,30 +59,31 @@ class SlotTable:
         self._free = list(range(max_seqs - 1, -1, -1))
         self.num_prefilling = 0
         self.num_batch = self.num_lent = self.num_written = self.num_suspects = 0
-        self.has_aborted = False
-        """False where no live sequence `is_aborted`."""
+        self.has_aborted = False  # some live sequence is aborted
+        # Some sequence has a deadline or stop ids, or one since the table was last empty had them.
+        # Mostly none has, and the arrays need no look.
         self.has_targets = self.has_own_stops = False
         self.forget_idle()
 
     def forget_idle(self) -> None:
-        """Who is idle is looked up anew."""
+        """Forget the kept answers: which sequences are idle has changed."""
         self._prefilling: Slots | None = None
         self._decoding: Slots | None = None
         self._first_deadline_s: float | None = None
 
     @property
     def num_free(self) -> int:
-        """Slots that no sequence holds."""
+        """Number of slots that no sequence holds."""
         return len(self._free)
 
     @property
     def num_live(self) -> int:
-        """Sequences that hold a slot."""
+        """Number of sequences that hold a slot."""
         return self.max_seqs - len(self._free) - self.num_written
 
     @property
     def num_uncomputed(self) -> int:
-        """Tokens still to compute before those that are prefilling decode."""
+        """Number of tokens to compute before those that are prefilling decode."""
         if not self.num_prefilling:
             return 0
         slots = self.is_live & self.is_prefilling
@@ -109,7 +95,7 @@ class SlotTable:
         return self._free[-1]
 
     def at(self, slot: int) -> LiveRequest:
-        """The sequence that holds `slot`."""
+        """Return the sequence that holds `slot`."""
         live = self.live[slot]
         assert live is not None, f"slot {slot} is empty"
         return live
@@ -148,7 +134,7 @@ class SlotTable:
     def vacate(self, slot: int, *, is_written: bool = False) -> LiveRequest:
         """Take the slot from its sequence, which keeps its output.
 
-        is_written: a running job still writes to it: it is nobody's until `end_writes`.
+        is_written: a running job still writes to it, so it is not free before `end_writes`.
         """
         live = self.at(slot)
         output = self.output(slot)
@@ -176,13 +162,13 @@ class SlotTable:
         return live
 
     def end_writes(self, slot: int) -> None:
-        """The job that wrote to the slot of an ended sequence ran: the slot is free."""
+        """Free the slot of an ended sequence: the job that wrote to it has ended."""
         self.in_job[slot] = self.is_written[slot] = False
         self.num_written -= 1
         self._free.append(slot)
 
     def start_job(self, slots: Slots) -> None:
-        """`slots` are in a running job from now on."""
+        """Note that `slots` are in a running job from now on."""
         self.in_job[slots.astype(np.intp)] = True
         if slots is self._decoding:
             self._decoding, self._first_deadline_s = _NO_SLOTS, None
@@ -190,7 +176,7 @@ class SlotTable:
             self.forget_idle()
 
     def end_job(self, slots: Slots, *, are_decoding: bool = False) -> None:
-        """The job of `slots` ran. are_decoding: none of them is prefilling."""
+        """Note that the job of `slots` ran. are_decoding: none of them is prefilling."""
         self.in_job[slots.astype(np.intp)] = False
         if are_decoding and self._decoding is _NO_SLOTS and not self.num_suspects:
             self._decoding, self._first_deadline_s = slots, None
@@ -198,41 +184,41 @@ class SlotTable:
             self.forget_idle()
 
     def abort(self, slot: int) -> None:
-        """The sequence ends with the job that it is in."""
+        """Let the sequence end with the job that it is in."""
         self.is_aborted[slot] = self.has_aborted = True
 
     def set_back(self, slot: int) -> None:
-        """The job of `slot` failed: it is as before the job, and a suspect."""
+        """Note that the job of `slot` failed: it is as before the job, and a suspect."""
         self._suspect(slot, is_suspect=True)
         self.in_job[slot] = False
         self.forget_idle()
 
     def clear(self, slot: int) -> None:
-        """The sequence is a suspect no longer."""
+        """Make the sequence a suspect no longer."""
         self._suspect(slot, is_suspect=False)
         self.forget_idle()
 
     def set_lent(self, slot: int) -> None:
-        """The sequence gave blocks away: see Memory.reclaim."""
+        """Note that the sequence lent blocks."""
         if not self.is_lent[slot]:
             self.is_lent[slot] = True
             self.num_lent += 1
             self.forget_idle()
 
     def set_whole(self, slot: int) -> None:
-        """A lent sequence has all its blocks again."""
+        """Note that a lent sequence has all its blocks again."""
         self.is_lent[slot] = False
         self.num_lent -= 1
         self.forget_idle()
 
     def add_running(self, slots: Slots, seconds: float, *, are_decoding: bool = False) -> None:
-        """`slots` were in a job that ended just now and took so long; see `end_job`."""
+        """Add the time of a job that ended just now to its `slots`; see `end_job`."""
         if self.num_prefilling and not are_decoding:
             slots = slots[~self.is_prefilling[slots]]
         self.decode_running_s[slots.astype(np.intp)] += seconds
 
     def end_prefill(self, slot: int) -> None:
-        """The sequence decodes from now on."""
+        """Let the sequence decode from now on."""
         self.num_prefilling -= int(self.is_prefilling[slot])
         self.is_prefilling[slot] = False
         self._suspect(slot, is_suspect=self.at(slot).suspicion is not None)
@@ -243,7 +229,7 @@ class SlotTable:
         self.is_suspect[slot] = is_suspect
 
     def append(self, slots: Slots, tokens: NDArray[np.int32], width: int, now: float) -> None:
-        """Every one of `slots` got `width` output tokens at `now`; all but the last are computed.
+        """Add `width` output tokens to each of `slots`; all but the last are computed.
 
         tokens: int32 [len(slots) * width], row after row.
         """
@@ -270,7 +256,7 @@ class SlotTable:
         computed: NDArray[np.int32],
         now: float,
     ) -> None:
-        """slots[i] got counts[i] output tokens at `now`, and computed[i] of its tokens have KV.
+        """Add counts[i] output tokens to slots[i], of whose tokens computed[i] have KV.
 
         tokens: int32 [sum(counts)], row after row. Nothing more is computed of aborted ones.
         """
@@ -286,7 +272,10 @@ class SlotTable:
         self.set_deadlines(slots[counts > 0], now)
 
     def append_zeros(self, slots: Slots, count: int, now: float, running_s: float) -> None:
-        """`slots` got `count` tokens of id 0, the last at `now`, in jobs of `running_s` in all."""
+        """Add `count` tokens of id 0 to each of `slots`, the last at `now`.
+
+        running_s: seconds of the jobs that computed them, together.
+        """
         if self.keeps_output:
             places = self.num_tokens[slots] - self.num_prompt[slots]
             columns = places[:, None] + np.arange(count, dtype=np.int32)
@@ -297,7 +286,7 @@ class SlotTable:
         self.add_running(slots, running_s, are_decoding=True)
 
     def set_deadlines(self, slots: Slots, now: float) -> None:
-        """`slots` got a token at `now`: the next one of each is due its TPOT later.
+        """Set when the next token of `slots`, which got one at `now`, is due: its TPOT later.
 
         Earlier where that one was late: the target is of the mean over tokens.
         """
@@ -320,32 +309,32 @@ class SlotTable:
         return self.credit_s[slots] + debt_s
 
     def has_suspect(self, slots: Slots) -> bool:
-        """True where one of `slots` is a suspect."""
+        """Return True where one of `slots` is a suspect."""
         return self.num_suspects > 0 and bool(self.is_suspect[slots].any())
 
     def output(self, slot: int) -> NDArray[np.int32]:
-        """Output tokens so far, int32 [n]; a view."""
+        """Return the output tokens so far, int32 [n]; a view."""
         return self.outputs[slot, : self.num_tokens[slot] - self.num_prompt[slot]]
 
     def tokens(self, slot: int) -> NDArray[np.int32]:
-        """Prompt then output so far, int32 [num_tokens]."""
+        """Return the prompt, then the output so far, int32 [num_tokens]."""
         prompt, output = self.at(slot).request.prompt_tokens, self.output(slot)
         return np.concatenate((prompt, output)) if len(output) else prompt
 
     def idle(self) -> Slots:
-        """Sequences in no running job, ascending by slot; lent ones too."""
+        """Return sequences in no running job, ascending; lent ones and suspects too."""
         return _where(self.is_live & ~self.in_job)
 
     def idle_batch(self) -> Slots:
-        """Sequences of the batch class in no running job, ascending by slot."""
+        """Return sequences of the batch class in no running job, ascending."""
         return _where(self.is_batch & ~self.in_job)
 
     def idle_lent(self) -> Slots:
-        """Sequences that gave blocks away, ascending by slot."""
+        """Return sequences that lent blocks, ascending."""
         return _where(self.is_lent) if self.num_lent else _NO_SLOTS
 
     def idle_prefilling(self) -> Slots:
-        """Sequences in no running job with prompt left to compute, most senior first.
+        """Return sequences in no running job with prompt left to compute, most senior first.
 
         Neither suspects nor lent ones; not to be written, like `idle_decoding`.
         """
@@ -358,7 +347,7 @@ class SlotTable:
         return self._prefilling
 
     def idle_decoding(self) -> Slots:
-        """Sequences in no running job whose next token can be decoded, ascending by slot.
+        """Return sequences in no running job whose next token can be decoded, ascending.
 
         No suspects.
         """
@@ -368,14 +357,14 @@ class SlotTable:
         return self._decoding
 
     def idle_suspects(self, *, are_prefilling: bool) -> Slots:
-        """Suspects in no running job that lent no blocks, most senior first."""
+        """Return suspects in no running job that lent no blocks, most senior first."""
         if not self.num_suspects:
             return _NO_SLOTS
         mine = self.is_suspect & (self.is_prefilling == are_prefilling)
         return self.by_seniority(_where(mine & ~(self.in_job | self.is_lent)))
 
     def first_deadline_s(self) -> float:
-        """The earliest deadline among `idle_decoding`, inf where there is none."""
+        """Return the earliest deadline among `idle_decoding`, inf where there is none."""
         if not self.has_targets:
             return math.inf
         if self._first_deadline_s is None:
@@ -384,7 +373,7 @@ class SlotTable:
         return self._first_deadline_s
 
     def by_seniority(self, slots: Slots) -> Slots:
-        """`slots`, most senior first."""
+        """Return `slots`, most senior first."""
         if len(slots) < 2:
             return slots
         return slots[self.seniority[slots].argsort()]

@@ -9,13 +9,10 @@ from muxcluster.scheduling.state.live import LiveRequest
 
 
 class WaitingQueue:
-    """A priority queue of live requests by turn; removal is lazy.
-
-    head: the most senior request, None where nothing waits; it is looked at many times a step.
-    """
+    """A priority queue of live requests by turn; removal is lazy."""
 
     def __init__(self) -> None:
-        self.head: LiveRequest | None = None
+        self.head: LiveRequest | None = None  # the first in turn; read many times a step
         self._heap: list[tuple[tuple[int, float, int], LiveRequest]] = []
         self._members: dict[int, LiveRequest] = {}
 
@@ -32,17 +29,16 @@ class WaitingQueue:
         return live.order in self._members and live.turn == turn
 
     def push(self, live: LiveRequest) -> None:
-        """`live` waits, at the place that its turn gives it."""
+        """Add `live`, at the place that its turn gives it."""
         self._members[live.order] = live
         heappush(self._heap, (live.turn, live))
         self.find_head()
 
     def renew(self, now: float, least_s: float) -> None:
-        """Who is late for the first token lets those go first who can still be in time.
+        """Let requests that can still be in time go before those that are late for a first token.
 
-        It waits as if its target were `least_s`, then twice that, again and again: it falls behind,
-        but not for ever. Serving the oldest first under overload would make everybody late. Costs
-        nothing while nobody is late.
+        A late one waits as if its target were `least_s`, then twice that, and so on: it falls
+        behind, but not forever. Serving the oldest first under overload would make all late.
         """
         while (head := self.head) is not None and 0.0 < head.due_s < now:
             head.double_target(head.added_s, least_s)
@@ -50,7 +46,7 @@ class WaitingQueue:
             self.find_head()
 
     def remove(self, live: LiveRequest) -> None:
-        """`live`, which is here, waits no longer."""
+        """Remove `live`, which is here."""
         del self._members[live.order]
         if self.head is live:
             self.find_head()
@@ -67,8 +63,7 @@ class Waiting:
             ServiceClass.BATCH: self._batch,
         }
         self._length = 0
-        self.num_tokens = 0
-        """Tokens to compute before all of them have decoded one."""
+        self.num_tokens = 0  # to compute before all of them have decoded one
 
     def __len__(self) -> int:
         return self._length
@@ -82,20 +77,20 @@ class Waiting:
         return interactive
 
     def push(self, live: LiveRequest) -> None:
-        """`live` waits (again)."""
+        """Add `live`."""
         self._length += 1
         self.num_tokens += live.num_tokens
         self._queue(live).push(live)
 
     def remove(self, live: LiveRequest) -> None:
-        """`live` waits no longer."""
+        """Remove `live`."""
         self._queue(live).remove(live)
         self._length -= 1
         self.num_tokens -= live.num_tokens
 
     @contextmanager
     def closed(self) -> Iterator[None]:
-        """Meanwhile nobody but suspects is next to be let in."""
+        """Hide all requests but suspects, which no packing then admits."""
         for queue in self.by_class.values():
             queue.head = None
         try:

@@ -65,7 +65,7 @@ class UnitDriver:
         at the beginning and before each launch.
 
         exact: every decode step is asked for and told to the sink; otherwise those that change no
-        decision are one entry of several steps, see repeating.py: nothing else differs. Raises
+        decision are one entry of several steps, see fast_forward.py: nothing else differs. Raises
         ValueError as `UnitScheduler` does.
         """
         self.unit = unit

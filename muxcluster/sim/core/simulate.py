@@ -40,7 +40,7 @@ def simulate(
 
     Beside them, units have the waves that they name. until_s: stop there; requests that are open
     then are recorded as unfinished. exact: every decode step counts as a job of its own and is told
-    to `on_job`; otherwise steps that repeat are one job (see repeating.py) and nothing else
+    to `on_job`; otherwise steps that repeat are one job (see fast_forward.py) and nothing else
     differs. on_job: gets each job as it ends, a unit's in order. usage_bin_s: resolution of the
     usage over time, None for no usage.
     Nothing is random but the lengths of waves, by their seeds: the same arguments give the same
