@@ -77,14 +77,14 @@ class LaneView:
         table = model.slots
         if table.num_lent > 0 or len(model.waiting) > 0 or len(table.idle_prefilling()) > 0:
             return True
-        return len(table.idle_suspects(are_prefilling=True)) > 0
+        return table.num_suspects > 0 and len(table.idle_suspects(are_prefilling=True)) > 0
 
     def has_decode_work(self, model: ModelState) -> bool:
         """True where a sequence could decode its next token, or must be restored for it."""
         table = model.slots
         if table.num_lent > 0 or len(table.idle_decoding()) > 0:
             return True
-        if len(table.idle_suspects(are_prefilling=False)):
+        if table.num_suspects and len(table.idle_suspects(are_prefilling=False)):
             return True
         return model.name in self._ended_rows
 
