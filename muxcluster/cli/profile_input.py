@@ -11,7 +11,7 @@ from muxcluster.config import Config, ConfiguredModel, plan_for, unit_specs
 from muxcluster.config.planning import nodes_of
 from muxcluster.config.schema import ClusterSection
 from muxcluster.core.errors import ConfigError
-from muxcluster.core.job import WorkerSlot
+from muxcluster.core.job import WorkerSpec
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.profile.grid import Grid, fits
 from muxcluster.engine.unit.partition_choice import settled
@@ -20,20 +20,19 @@ from muxcluster.placement.names import nearest
 from muxcluster.placement.problem import Node
 
 _MOST = 2**20
+# Measured by default: every rung is a process or a context of its own.
 GPU_SHARES = (0.3, 0.5, 0.7, 1.0)
-"""Measured by default: every rung is a process or a context of its own."""
-_DEVICES = "muxcluster.engine.profile.device"
-"""Imports torch, which a profile of CPUs does without."""
+_DEVICES = "muxcluster.engine.profile.device"  # Imports torch, which a profile of CPUs does without
 
 Number = TypeVar("Number", int, float)
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A model to measure. spec: it alone in a unit, as `serve` would run it, but with one worker
-    for all shares."""
+    """A model to measure."""
 
     model: ConfiguredModel
+    # It alone in a unit, as `serve` would run it, but with one worker for all shares
     spec: UnitSpec
 
 
@@ -148,7 +147,7 @@ def _alone(
     cluster = ClusterSection(nodes=config.cluster.listed()[:1])
     config = replace(config, models=(model,), cluster=cluster, policy=policy)
     (spec,) = unit_specs(config, plan_for(config, [node]), [node])
-    spec = replace(spec, workers=(WorkerSlot(0, shares),))
+    spec = replace(spec, workers=(WorkerSpec(0, shares),))
     if node.gpu.is_cpu or asked == "none":
         return spec
     # alone it would be given the whole GPU; here it is measured as one of several

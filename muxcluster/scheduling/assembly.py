@@ -17,9 +17,9 @@ from muxcluster.scheduling.memory.quotas import floors, split, weights
 from muxcluster.scheduling.packing.batch import Limits
 from muxcluster.scheduling.shares import ShareLedger
 from muxcluster.scheduling.state.model import LoadMeter, ModelState
-from muxcluster.scheduling.steptime.copies import CopyTimes
+from muxcluster.scheduling.steptime.learn import CopyTimes
+from muxcluster.scheduling.steptime.model import StepTimes
 from muxcluster.scheduling.steptime.seed import Seed
-from muxcluster.scheduling.steptime.step_times import StepTimes
 
 _RATE_PERIODS = 4.0  # time constant of measured rates, in quota periods
 

@@ -25,10 +25,9 @@ from muxcluster.scheduling.jobs import JobBuilder
 from muxcluster.scheduling.lanes.view import LaneView
 from muxcluster.scheduling.lookahead.fast_forward import FastForward, Repetition
 from muxcluster.scheduling.lookahead.pipelining import Pipelining
-from muxcluster.scheduling.memory.adaptation import Adaptation
 from muxcluster.scheduling.memory.admission import Memory
-from muxcluster.scheduling.memory.balancer import QuotaBalancer
 from muxcluster.scheduling.memory.batch_memory import BatchMemory
+from muxcluster.scheduling.memory.quotas import Adaptation, QuotaBalancer
 from muxcluster.scheduling.memory.refusals import refusal, unknown_model
 from muxcluster.scheduling.packing import PACKINGS
 from muxcluster.scheduling.packing.batch import Packing, Turn
@@ -36,7 +35,7 @@ from muxcluster.scheduling.shares import ShareLedger
 from muxcluster.scheduling.state.check import check_model
 from muxcluster.scheduling.state.live import LiveRequest
 from muxcluster.scheduling.state.report import model_stats
-from muxcluster.scheduling.steptime.cost import StepCost
+from muxcluster.scheduling.steptime.model import StepCost
 from muxcluster.scheduling.steptime.seed import Seed
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
 
-from muxcluster.core.job import Job, Phase, WorkerSlot
+from muxcluster.core.job import Job, Phase, WorkerSpec
 
 _EPSILON = 1e-6  # shares are decimal fractions; their sums are not exact
 
@@ -23,7 +23,7 @@ class ShareLedger:
     A running job may have a follower (see pipelining.py), which holds nothing until it starts.
     """
 
-    def __init__(self, workers: Sequence[WorkerSlot]) -> None:
+    def __init__(self, workers: Sequence[WorkerSpec]) -> None:
         most_special_first = sorted(workers, key=lambda w: (len(w.phases), w.worker_id))
         self._workers = tuple(most_special_first)
         self._by_phase = {p: [w for w in self._workers if p in w.phases] for p in Phase}
@@ -156,7 +156,7 @@ class ShareLedger:
         num_idle = len(self._idle(phase))
         return min(1, num_idle) if self.is_exclusive else num_idle
 
-    def _idle(self, phase: Phase) -> list[WorkerSlot]:
+    def _idle(self, phase: Phase) -> list[WorkerSpec]:
         if self.is_exclusive and self._running:
             return []
         running = self._running
@@ -173,7 +173,7 @@ class ShareLedger:
             assert set(job.rows.slots.tolist()) <= set(before.rows.slots.tolist()), "rows came"
 
 
-def _ladder(workers: Sequence[WorkerSlot]) -> list[float]:
+def _ladder(workers: Sequence[WorkerSpec]) -> list[float]:
     """All rungs of `workers`, ascending."""
     ladders = {worker.shares for worker in workers}
     return sorted({rung for ladder in ladders for rung in ladder})
@@ -184,7 +184,7 @@ def _nearest(rungs: Sequence[float], share: float) -> float:
     return min(rungs, key=lambda rung: (round(abs(rung - share), 6), -rung))
 
 
-def _first_with(workers: Sequence[WorkerSlot], rung: float) -> Place | None:
+def _first_with(workers: Sequence[WorkerSpec], rung: float) -> Place | None:
     """The first of `workers` that has the rung."""
     for worker in workers:
         if rung in worker.shares:

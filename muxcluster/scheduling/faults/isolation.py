@@ -39,7 +39,7 @@ from muxcluster.scheduling.packing.priority import decode_batch
 from muxcluster.scheduling.state.model import ModelState
 from muxcluster.scheduling.state.slots import Slots
 from muxcluster.scheduling.state.suspicion import Suspicion
-from muxcluster.scheduling.steptime.step_times import StepTimes
+from muxcluster.scheduling.steptime.model import StepTimes
 
 _NOBODY: Slots = np.empty(0, dtype=np.int32)
 
@@ -81,7 +81,7 @@ class Isolation:
         head = model.waiting.suspects.head
         if head is None:
             return self._packing.may_prefill(model)
-        with self._memory.lending.paused(), model.waiting.closed():
+        with self._memory.without_lending(), model.waiting.closed():
             return self._memory.fits(model, head) or self._packing.may_prefill(model)
 
     def pack(self, model: ModelState, phase: Phase, turn: Turn) -> Batch:
@@ -89,7 +89,7 @@ class Isolation:
         if not model.has_suspects:
             return self._packing.pack(model, phase, turn)
         batch = self._restored(model, turn, phase)
-        with self._memory.lending.paused():
+        with self._memory.without_lending():
             if not len(batch) and phase is not Phase.DECODE:
                 batch = self._chunk(model)
             if not len(batch) and phase is not Phase.PREFILL:
@@ -139,17 +139,17 @@ class Isolation:
         memory, table = self._memory, model.slots
         if not (table.num_lent and table.num_suspects):
             return Batch(_NOBODY, _NOBODY)
-        draft = Draft(model, turn.share, self._times)
-        for row in memory.lending.returnable(model).tolist():
+        draft = Draft(model, self._times.of(model.name, turn.share))
+        for row in memory.restorable(model).tolist():
             is_prefilling, is_batch = bool(table.is_prefilling[row]), bool(table.is_batch[row])
             if not table.is_suspect[row] or phase is (
                 Phase.DECODE if is_prefilling else Phase.PREFILL
             ):
                 continue
             if not is_batch:
-                restored = memory.returning.restore_interactive(model, row, turn.job_id)
-            elif memory.returning.has_column_for(model, row):
-                restored = memory.lending.restore(model, row, turn.job_id)
+                restored = memory.restore_interactive(model, row, turn.job_id)
+            elif memory.has_column_for(model, row):
+                restored = memory.restore(model, row, turn.job_id)
             else:
                 continue
             if restored is None:

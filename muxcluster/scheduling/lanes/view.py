@@ -12,7 +12,7 @@ from muxcluster.core.job import Job, Phase
 from muxcluster.scheduling.packing.batch import Packing
 from muxcluster.scheduling.shares import Place, ShareLedger
 from muxcluster.scheduling.state.model import ModelState
-from muxcluster.scheduling.steptime.cost import StepCost
+from muxcluster.scheduling.steptime.model import StepCost
 
 
 class Proposal(NamedTuple):

@@ -29,7 +29,7 @@ from muxcluster.scheduling.packing.restored_rows import RestoredRows
 from muxcluster.scheduling.packing.slack import Ageing, Slack
 from muxcluster.scheduling.state.model import ModelState
 from muxcluster.scheduling.state.slots import Slots
-from muxcluster.scheduling.steptime.step_times import StepTimes
+from muxcluster.scheduling.steptime.model import StepTimes
 
 _NOBODY: Slots = np.empty(0, dtype=np.int32)
 
@@ -57,10 +57,9 @@ class HybridPacking:
         """True where a chunk or an admissible request waits."""
         if len(model.slots.idle_prefilling()):
             return True
-        returning = self._memory.returning
-        if (slot := returning.next_interactive(model)) is not None:
+        if (slot := self._memory.next_interactive(model)) is not None:
             return bool(model.slots.is_prefilling[slot])
-        head = None if returning.owes_interactive else model.waiting.head
+        head = None if self._memory.owes_interactive else model.waiting.head
         return head is not None and self._memory.may_admit(model, head)
 
     def backlog(self, models: Sequence[ModelState]) -> float:
@@ -85,7 +84,7 @@ class HybridPacking:
             self._ageing.note(model, 0, turn.now)
             return Batch(_NOBODY, _NOBODY, copies=())
         table = model.slots
-        draft = Draft(model, turn.share, self._times)
+        draft = Draft(model, self._times.of(model.name, turn.share))
         self._fill(draft, turn, phase)
         if table.num_lent and len(draft) == 0:
             self._returns.by_force(draft, turn, phase)
@@ -127,7 +126,7 @@ class HybridPacking:
         if head is None or (model.slots.num_batch and not model.slots.num_free):
             return False
         if not self._memory.may_admit(model, head):
-            return self._memory.lending.is_on
+            return self._memory.lends
         return phase is not Phase.DECODE
 
     def _urgent_decodes(self, draft: Draft, turn: Turn) -> None:
@@ -154,9 +153,9 @@ class HybridPacking:
         least = int(self._ageing.is_overdue(model, turn.now))
         rows = rows[: max(least, draft.rows_within(limit_s, rows))]
         rows, grown = memory.grow_free(model, rows)
-        if len(rows) == 0 and len(draft) == 0 and len(idle) and memory.swapping.is_stuck():
+        if len(rows) == 0 and len(draft) == 0 and len(idle) and memory.is_stuck:
             rows = draft.fitting(table.by_seniority(idle)[: max(1, room)])
-            rows, grown, saves = memory.swapping.grow(model, rows, turn.job_id, turn.now)
+            rows, grown, saves = memory.grow_by_force(model, rows, turn.job_id, turn.now)
             draft.copy(saves)
         draft.decode(rows, grown, is_batch=True)
         if table.num_lent:
@@ -177,7 +176,7 @@ class HybridPacking:
         least = LEAST_CHUNK if _is_late(model, prefilling, turn.now) else 0
         if not self._prompts.chunks(draft, prefilling, limit_s, least):
             return False
-        if self._memory.returning.owes_interactive:
+        if self._memory.owes_interactive:
             return False
         if self._ageing.is_starved(model, turn.now):
             return True

@@ -14,7 +14,7 @@ from muxcluster.scheduling.packing.batch import Batch, Limits, Turn
 from muxcluster.scheduling.state.live import LiveRequest
 from muxcluster.scheduling.state.model import ModelState
 from muxcluster.scheduling.state.slots import Slots
-from muxcluster.scheduling.steptime.step_times import StepTimes
+from muxcluster.scheduling.steptime.model import StepTimes
 
 
 class PriorityPacking:

@@ -11,7 +11,7 @@ from muxcluster.scheduling.packing.batch import Limits, Turn
 from muxcluster.scheduling.packing.draft import Draft
 from muxcluster.scheduling.packing.prompts import Prompts
 from muxcluster.scheduling.packing.slack import Ageing, Slack
-from muxcluster.scheduling.steptime.step_times import StepTimes
+from muxcluster.scheduling.steptime.model import StepTimes
 
 
 class RestoredRows:
@@ -32,9 +32,7 @@ class RestoredRows:
         table = draft.model.slots
         slot = int(table.by_seniority(table.idle_lent())[0])
         if _is_for(phase, bool(table.is_prefilling[slot])):
-            restored = self._memory.returning.restore_by_force(
-                draft.model, slot, turn.job_id, turn.now
-            )
+            restored = self._memory.restore_by_force(draft.model, slot, turn.job_id, turn.now)
             if restored is not None:
                 is_suspect = bool(table.is_suspect[slot])
                 self._add_restored(draft, slot, restored, math.inf, is_admitted=is_suspect)
@@ -42,24 +40,24 @@ class RestoredRows:
 
     def interactive(self, draft: Draft, turn: Turn, phase: Phase) -> None:
         """Lent interactive sequences, before anything that could take their memory again."""
-        model, returning = draft.model, self._memory.returning
+        model, memory = draft.model, self._memory
         idle = model.slots.idle_decoding() if phase is Phase.MIXED else ()
         room = min(self._limits.max_decode_rows, self._limits.token_budget)
         while (
             len(draft) + draft.num_tokens < room
-            and (slot := returning.next_interactive(model)) is not None
+            and (slot := memory.next_interactive(model)) is not None
         ):
             if not _is_for(phase, bool(model.slots.is_prefilling[slot])) or _is_full(draft, slot):
                 return
             if model.slots.is_suspect[slot]:
                 return
-            restored = returning.restore_interactive(model, slot, turn.job_id)
+            restored = memory.restore_interactive(model, slot, turn.job_id)
             if restored is None:
                 return
             limit_s = self._slack.for_prompts(draft, turn)
             self._add_restored(draft, slot, restored, limit_s, num_to_come=len(idle))
             # It may lie over one that lent, too, which must then wait for the next job.
-            draft.save(self._memory, turn.job_id)
+            draft.save(memory, turn.job_id)
             model.slots.start_job(np.array([slot], dtype=np.int32))
 
     def batch(
@@ -70,7 +68,7 @@ class RestoredRows:
         copied_s, most_s = 0.0, self._slack.for_prompts(draft, turn)
         if self._ageing.is_overdue(model, turn.now):
             limit_s = most_s = math.inf
-        for slot in memory.lending.returnable(model).tolist():
+        for slot in memory.restorable(model).tolist():
             if not table.is_batch[slot] or table.is_suspect[slot]:
                 continue
             is_full = draft.num_tokens + draft.num_decodes >= self._limits.token_budget
@@ -81,13 +79,13 @@ class RestoredRows:
             if _is_full(draft, slot):
                 return
             context = int(table.num_computed[slot]) + 1
-            copy_s = self._times.copy_s(memory.returning.lent_bytes(model, slot))
+            copy_s = self._times.copies.copy_s(memory.lent_bytes(model, slot))
             if draft.seconds_with(1, context) > limit_s:
                 return
             if copied_s + copy_s > most_s:
                 continue
             copied_s += copy_s
-            restored = memory.lending.restore(model, slot, turn.job_id)
+            restored = memory.restore(model, slot, turn.job_id)
             if restored is None:
                 return
             room -= 1
