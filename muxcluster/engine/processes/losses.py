@@ -19,7 +19,7 @@ class LossLedger:
     """Counts lost processes of one unit.
 
     A worker that dies with a job of one row is not counted among those of the last minute: its
-    request is refused when it happens again (scheduling/isolation.py), so such losses are bounded
+    request is refused when it happens again (see faults/isolation.py), so such losses are bounded
     by the requests, and a client that repeats a poisonous one must not end the others' unit.
     """
 
