@@ -13,7 +13,7 @@ from muxcluster.batch.service.planning import FileOrder, Planner
 from muxcluster.batch.service.runner import BatchRunner, RunnerSettings
 from muxcluster.batch.service.settings import BatchSettings
 from muxcluster.batch.store.entry import ENDPOINTS
-from muxcluster.batch.store.files import FilePage, Shelf
+from muxcluster.batch.store.files import FilePage, FileStore
 from muxcluster.batch.store.intake import Limits
 from muxcluster.batch.store.job import OPEN, Batch, Order, Status, window_s
 from muxcluster.batch.store.store import BatchStore
@@ -46,7 +46,7 @@ class LocalDesk:
         Raises ConfigError where another process has the folder, StorageFailed.
         """
         self._store = BatchStore(directory)
-        self._shelf = Shelf(self._store, settings.max_file_bytes)
+        self._file_store = FileStore(self._store, settings.max_file_bytes)
         self._models = models
         limits = Limits(settings.max_line_bytes, settings.max_lines, settings.max_file_bytes)
         self._answerer = answerer
@@ -92,33 +92,33 @@ class LocalDesk:
                 await asyncio.sleep(SURPRISE_RETRY_S)
 
     async def begin(self, owner: str) -> str:
-        return await asyncio.to_thread(self._shelf.begin, owner)
+        return await asyncio.to_thread(self._file_store.begin, owner)
 
     async def add(self, upload_id: str, data: bytes) -> None:
-        await asyncio.to_thread(self._shelf.add, upload_id, data)
+        await asyncio.to_thread(self._file_store.add, upload_id, data)
 
     async def finish(self, upload_id: str, name: str, purpose: str) -> ApiObject:
         if purpose != PURPOSE:
             raise InvalidValue(f"purpose: expected {PURPOSE}, found {purpose!r:.40}", "purpose")
-        file = await asyncio.to_thread(self._shelf.finish, upload_id, name, purpose, _now())
+        file = await asyncio.to_thread(self._file_store.finish, upload_id, name, purpose, _now())
         return file_object(file)
 
     async def abandon(self, upload_id: str) -> None:
-        await asyncio.to_thread(self._shelf.abandon, upload_id)
+        await asyncio.to_thread(self._file_store.abandon, upload_id)
 
     async def file(self, owner: str, file_id: str) -> ApiObject:
-        return file_object(await asyncio.to_thread(self._shelf.get, owner, file_id))
+        return file_object(await asyncio.to_thread(self._file_store.get, owner, file_id))
 
     async def files(self, owner: str, page: FilePage) -> list[ApiObject]:
-        found = await asyncio.to_thread(self._shelf.listed, owner, page)
+        found = await asyncio.to_thread(self._file_store.listed, owner, page)
         return [file_object(file) for file in found]
 
     async def delete(self, owner: str, file_id: str) -> ApiObject:
-        await asyncio.to_thread(self._shelf.delete, owner, file_id)
+        await asyncio.to_thread(self._file_store.delete, owner, file_id)
         return {"id": file_id, "object": "file", "deleted": True}
 
     async def read(self, owner: str, file_id: str, offset: int, count: int) -> bytes:
-        return await asyncio.to_thread(self._shelf.read, owner, file_id, offset, count)
+        return await asyncio.to_thread(self._file_store.read, owner, file_id, offset, count)
 
     async def create(self, owner: str, asked: BatchRequest) -> ApiObject:
         if asked.endpoint not in ENDPOINTS:
@@ -126,7 +126,7 @@ class LocalDesk:
             message = f"endpoint: expected {expected}, found {asked.endpoint!r:.60}"
             raise InvalidValue(message, "endpoint")
         now, seconds = _now(), window_s(asked.window)
-        file = await asyncio.to_thread(self._shelf.get, owner, asked.input_file_id)
+        file = await asyncio.to_thread(self._file_store.get, owner, asked.input_file_id)
         if file.purpose != PURPOSE:
             raise InvalidValue(f"{file.file_id} was not uploaded for batches", "input_file_id")
         order = Order(
