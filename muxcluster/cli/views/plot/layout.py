@@ -18,7 +18,7 @@ _GOLDEN = 0.618034
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class NodePosition:
     """A node in a row of nodes."""
 
     node: Node
@@ -30,15 +30,15 @@ class Seat:
         return self.column + self.node.num_gpus
 
 
-def rows_of(nodes: Sequence[Node], most_columns: int) -> list[list[Seat]]:
+def rows_of(nodes: Sequence[Node], most_columns: int) -> list[list[NodePosition]]:
     """Nodes side by side in rows of about `most_columns` GPUs; a node is never split."""
-    rows: list[list[Seat]] = []
+    rows: list[list[NodePosition]] = []
     for node in nodes:
         start = rows[-1][-1].end + _BETWEEN if rows else 0.0
         if not rows or start + node.num_gpus > most_columns * (1 + _BETWEEN):
             rows.append([])
             start = 0.0
-        rows[-1].append(Seat(node, start))
+        rows[-1].append(NodePosition(node, start))
     return rows
 
 

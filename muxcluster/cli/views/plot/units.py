@@ -8,7 +8,7 @@ from muxcluster.cli.views.plot.canvas import INK, PALE, RED, Canvas, Colour, fit
 from muxcluster.cli.views.plot.layout import (
     MARGIN,
     TOP,
-    Seat,
+    NodePosition,
     colours_of,
     draw_title,
     lighter,
@@ -58,17 +58,17 @@ class _Picture:
         draw_title(self.canvas, judged)
         top = TOP
         for row, height in zip(rows, heights, strict=True):
-            for seat in row:
-                self._node(seat, top, height - 0.18)
+            for position in row:
+                self._node(position, top, height - 0.18)
             top += height
         self._legend(top + 0.15)
 
-    def _row_height(self, row: Sequence[Seat]) -> float:
+    def _row_height(self, row: Sequence[NodePosition]) -> float:
         models = max(
             (
                 min(len(unit.models), _MOST_MODELS) + (len(unit.models) > _MOST_MODELS)
-                for seat in row
-                for unit in self._units(seat.node)
+                for position in row
+                for unit in self._units(position.node)
             ),
             default=1,
         )
@@ -78,8 +78,8 @@ class _Picture:
     def _units(self, node: Node) -> list[PlannedUnit]:
         return [unit for unit in self._judged.plan.units if unit.node == node.name]
 
-    def _node(self, seat: Seat, top: float, height: float) -> None:
-        node, left = seat.node, MARGIN + seat.column * _GPU_WIDTH
+    def _node(self, position: NodePosition, top: float, height: float) -> None:
+        node, left = position.node, MARGIN + position.column * _GPU_WIDTH
         width = node.num_gpus * _GPU_WIDTH
         self.canvas.box((left, top), (width, height), fill="#f7f8fa", edge="#c4c8d0")
         name = fitted(f"{node.name}: {node.num_gpus} x {node.gpu.name}", width - 0.2, 9)
