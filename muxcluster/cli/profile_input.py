@@ -53,7 +53,7 @@ def node_of(config: Config) -> Node:
     """The file's first node, which must be like this machine: a CPU with no more cores than it has,
     or GPUs of its kind.
 
-    Raises ConfigError where it is not, or another node is of another kind.
+    Raises ConfigError if it is not, or another node is of another kind.
     """
     node, *others = nodes_of(config)
     for index, other in enumerate(others, 1):
@@ -133,7 +133,7 @@ def subject_of(config: Config, model: ConfiguredModel, node: Node, grid: Grid) -
 
 
 def can_divide(spec: UnitSpec) -> bool:
-    """False where jobs run on the whole GPU, whatever their share says."""
+    """False if jobs run on the whole GPU, whatever their share says."""
     return spec.device == "cpu" or spec.partition != "none"
 
 
@@ -155,7 +155,7 @@ def _alone(
 
 
 def check_itemsizes(config: Config, subjects: Sequence[Subject]) -> int:
-    """Bytes of an element in all subjects. Raises ConfigError where they differ."""
+    """Bytes of an element in all subjects. Raises ConfigError if they differ."""
     first, *others = sorted({subject.spec.models[0].shape.itemsize for subject in subjects})
     if others:
         message = "their dtypes differ in size: profile them apart, with --models"

@@ -20,7 +20,7 @@ COLUMNS = ("prefill of", "on", "decode of", "on", "prefill slower", "decode slow
 
 
 def points_of(subjects: Sequence[Subject], grid: Grid) -> tuple[PairPoint, ...]:
-    """What to run side by side; nothing where all jobs run in one process, one at a time."""
+    """What to run side by side; nothing if all jobs run in one process, one at a time."""
     specs = [subject.spec for subject in subjects]
     return () if specs[0].partition == "none" else pair_points(specs, grid)
 

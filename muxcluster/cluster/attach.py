@@ -40,7 +40,7 @@ def joined(address: str) -> Iterator[None]:
 
     Ray authenticates with the token that it finds where it keeps it, unless RAY_AUTH_MODE says
     otherwise; set here, where Ray is imported already, it would be read by halves and fail.
-    Raises Unavailable where no cluster is there.
+    Raises Unavailable if no cluster is there.
     """
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     keep_token_private()
@@ -65,12 +65,12 @@ def start_controller(wiring: Wiring) -> Any:
 
 
 def find_controller() -> Any | None:
-    """The cluster's controller; None where there is none."""
+    """The cluster's controller; None if there is none."""
     return find_actor(CONTROLLER)
 
 
 def ask(controller: Any, method: str, *args: Any, timeout_s: float = 30.0) -> Any:
-    """The controller's answer. Raises Unavailable where it does not come."""
+    """The controller's answer. Raises Unavailable if it does not come."""
     try:
         return ray.get(getattr(controller, method).remote(*args), timeout=timeout_s)
     except (RayError, TimeoutError) as error:
@@ -79,7 +79,7 @@ def ask(controller: Any, method: str, *args: Any, timeout_s: float = 30.0) -> An
 
 
 def ask_status(address: str, timeout_s: float) -> dict[str, Any]:
-    """The state of the cluster at `address`. Raises Unavailable where none answers."""
+    """The state of the cluster at `address`. Raises Unavailable if none answers."""
     # Ray prints a node's last words where one dies meanwhile; a script reads our output as JSON.
     with contextlib.redirect_stdout(sys.stderr), joined(address):
         controller = find_controller()
@@ -122,7 +122,7 @@ def _hanging(progress: dict[str, Any], timeout_s: float) -> str:
 def stop_everything(timeout_s: float = 60.0) -> None:
     """Ends the controller, every unit and every ingress of the cluster; returns when they are gone.
 
-    What a controller that is gone has left is ended too. Raises Unavailable where the cluster goes
+    What a controller that is gone has left is ended too. Raises Unavailable if the cluster goes
     away meanwhile.
     """
     controller = find_controller()

@@ -81,7 +81,7 @@ class EmbeddedRay:
             raise EngineFailure(str(error)) from error
 
     def ask(self, method: str, *args: Any, timeout_s: float = 30.0) -> Any:
-        """The answer of a method of the ingress. Raises EngineFailure where it does not come."""
+        """The answer of a method of the ingress. Raises EngineFailure if it does not come."""
         try:
             call = getattr(serve.get_app_handle(APP), method).remote(*args)
             return call.result(timeout_s=timeout_s)

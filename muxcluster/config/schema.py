@@ -16,7 +16,7 @@ from muxcluster.core.inputs.api_key import checked_key
 
 
 def _checked_path(text: str) -> str:
-    """Raises ValueError for text that no path can be."""
+    """Raise ValueError for text that cannot be a path."""
     if not text or "\0" in text or len(text) > _LONGEST_PATH:
         raise ValueError(f"a path has 1 to {_LONGEST_PATH} characters, none of them NUL")
     try:
@@ -40,7 +40,7 @@ Port = Annotated[int, Field(ge=0, le=65535)]
 
 
 class Section(BaseModel):
-    """Frozen, strict (no text for numbers), no unknown keys."""
+    """A frozen, strict section (no text for numbers) without unknown keys."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
@@ -84,7 +84,7 @@ class ModelSection(Section):
 
 
 class NodeSection(Section):
-    """A node with `gpus` equal ones of kind `gpu`; "cpu" is all cores of a machine, as one."""
+    """A node with `gpus` equal GPUs of kind `gpu`; "cpu" is all cores of a machine, as one GPU."""
 
     name: Name
     gpus: Annotated[int, Field(ge=1, le=1024)] = 1
@@ -110,8 +110,8 @@ def _listed(value: object) -> object:
 
 
 class ClusterSection(Section):
-    """The hardware: nodes as listed; `auto` (None), the default, is what Ray says for `up`, and
-    this machine's cores for every other command."""
+    """The hardware: listed nodes, or `auto` (None), the default: for `up` the nodes that Ray
+    reports, for other commands this machine's cores."""
 
     nodes: Annotated[list[NodeSection] | None, BeforeValidator(_listed)] = None
     # "cpu" runs every unit on its node's cores while Ray still hands out the GPUs of the plan, so
@@ -122,12 +122,12 @@ class ClusterSection(Section):
     profiles: list[PathText] = []
 
     def listed(self) -> list[NodeSection]:
-        """The nodes of the file; this machine where it lists none."""
+        """Return the nodes of the file; this machine if it lists none."""
         return [NodeSection(name="local", gpu="cpu")] if self.nodes is None else self.nodes
 
 
 class PolicySection(Section):
-    """How models are placed and how units work."""
+    """Settings of placement and of the units."""
 
     # The lane, which model runs when and where
     scheduler: Literal["adbs", "temporal", "round-robin", "mixed"] = "adbs"
@@ -176,7 +176,7 @@ class PolicySection(Section):
 
 
 class ServerSection(Section):
-    """The HTTP side."""
+    """Settings of the HTTP server."""
 
     host: str = "127.0.0.1"
     port: Port = 8000
@@ -203,7 +203,7 @@ class ServerSection(Section):
 
 
 class BatchSection(Section):
-    """Batch jobs over HTTP."""
+    """Settings of batch jobs over HTTP."""
 
     # Where their files and their state are kept, on the node that runs the head; relative ones
     # start from the file's own directory. It is made when the first file comes.

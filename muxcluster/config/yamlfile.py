@@ -1,8 +1,8 @@
-"""YAML text to plain values, with the line each key stands on.
+"""YAML text to plain values, with the line of each key.
 
-Files are limited in bytes, depth and number of values, aliases counted as often as they are used,
-so that a hostile file ends in an error at once. Numbers are read as YAML 1.2 and JSON have them:
-`1e9` is one.
+Files are limited in bytes, depth and number of values, with aliases counted as often as they are
+used, so that a hostile file fails at once. Numbers are read as in YAML 1.2 and JSON: `1e9` is a
+number.
 """
 
 import re
@@ -32,7 +32,7 @@ _WRONG_VALUES = (ValueError, LookupError, TypeError, AttributeError, OverflowErr
 
 
 class _Loader(yaml.SafeLoader):
-    """A SafeLoader that ends with ComposerError where a document passes a limit."""
+    """A SafeLoader that raises ComposerError if a document passes a limit."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -82,7 +82,8 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-+.012
 
 
 def read_yaml(path: Path) -> tuple[Any, Mapping[Location, int]]:
-    """(content, key path -> line counted from 1). Raises ConfigError; a key twice is refused."""
+    """Return (content, key path -> line, counted from 1). Raises ConfigError, also for a duplicate
+    key."""
     text = _text(path)
     try:
         loader = _Loader(text)
@@ -118,7 +119,7 @@ def _text(path: Path) -> str:
 
 
 def key_text(location: Location) -> str:
-    """("models", 0, "rate") as models[0].rate; a name that is no plain word in quotes."""
+    """Return ("models", 0, "rate") as models[0].rate; a name that is not a plain word is quoted."""
     text = ""
     for part in location:
         if isinstance(part, int):

@@ -1,8 +1,8 @@
-"""What a GPU can do: memory, bandwidth, 16-bit compute, SMs, links.
+"""GPU specifications: memory, bandwidth, 16-bit compute, SMs, links.
 
-Bandwidth, FLOP/s, SMs and links are the makers' data-sheet figures, FLOP/s dense (no sparsity) and
-with sums in fp32, which halves GeForce cards. Memory is what CUDA reports as the total, rounded
-down: less than the name of the card says, because the driver and ECC keep some.
+Bandwidth, FLOP/s, SMs and links are from the makers' data sheets; FLOP/s are dense (no sparsity)
+with sums in fp32, which halves GeForce cards. Memory is the total that CUDA reports, rounded down;
+driver and ECC take a part of what the card's name says.
 """
 
 import os
@@ -138,7 +138,8 @@ _BY_KEY: Mapping[str, str] = {**_OTHER_NAMES, **{_key(name): name for name in GP
 
 
 def cpu(cores: int, memory_bytes: int) -> Gpu:
-    """This kind of machine's cores as one "GPU": half its memory, shares of one thread or all."""
+    """Return this kind of machine's cores as one "GPU": half its memory, shares of one thread or
+    all."""
     return Gpu(
         name="cpu",
         memory_bytes=memory_bytes,
@@ -160,7 +161,7 @@ def local_cores() -> int:
 
 
 def local_memory_bytes() -> int:
-    """Memory of this machine, or of the control group around this process where that is less."""
+    """Memory of this machine, or of this process's control group if that is less."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     try:
         limit = _CGROUP_LIMIT.read_text().strip()

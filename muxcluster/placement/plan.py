@@ -53,5 +53,5 @@ class Plan(_Frozen):
 
     @classmethod
     def read(cls, path: Path) -> "Plan":
-        """A plan.json. Raises OSError, or pydantic's ValidationError (a ValueError)."""
+        """Read a plan.json. Raises OSError, or pydantic's ValidationError (a ValueError)."""
         return cls.model_validate_json(path.read_bytes())

@@ -83,15 +83,15 @@ def _solver(
 
 
 def _bounded(builder: UnitBuilder, *, current: Plan | None, time_limit_s: float) -> _Found:
-    """The search's layout and how good any could be."""
+    """Return the search's layout and an upper bound of any."""
     found = _searched(builder, current)
     bound = upper_bound(builder, time_limit_s, reached=value(found.units))
     return replace(found, bound=_at_least(bound, builder, found.units))
 
 
 def _exact(builder: UnitBuilder, *, current: Plan | None, time_limit_s: float) -> _Found:
-    """The search's layout made as good as columns and time allow; it stays where `current` says
-    that nothing better is worth the moves."""
+    """Improve the search's layout as far as columns and time allow; keep `current` if no
+    improvement is worth its moves."""
     found = _searched(builder, current)
     units, bound = solve_exact(builder, found.units, time_limit_s)
     if current is not None:
@@ -122,7 +122,7 @@ def _score(problem: Problem, units: Sequence[Placed]) -> float:
 
 
 def _at_least(bound: float | None, builder: UnitBuilder, units: Sequence[Placed]) -> float | None:
-    """A bound of the objective; none where that is not a rate."""
+    """Return a bound of the objective, None if that is not a rate."""
     objective = builder.estimator.problem.objective
     if bound is None or objective == "fewest-gpus":
         return None

@@ -1,4 +1,4 @@
-"""What the planner is asked: models with their demand, nodes, objective, the engine's limits."""
+"""The planner's input: models with their demand, nodes, objective, limits of the engine."""
 
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -14,7 +14,7 @@ Objective = Literal["throughput", "weighted", "goodput", "fewest-gpus"]
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """One model and what is asked of it."""
+    """One model with its demand."""
 
     name: str
     shape: ModelShape
@@ -30,8 +30,8 @@ class Demand:
     tpot_s: float | None = None
 
     def worth(self, objective: Objective) -> float:
-        """What one of its requests/s, served, adds to the objective; "fewest-gpus" first counts
-        the parts of rates that are met."""
+        """Return what one served request/s adds to the objective; "fewest-gpus" first counts the
+        parts of rates that are met."""
         if objective == "weighted":
             return self.weight
         return 1 / self.rate if objective == "fewest-gpus" else 1.0
@@ -58,7 +58,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the engine is configured to."""
+    """Limits of the engine's configuration."""
 
     block_tokens: int = 16
     token_budget: int = 2048  # most tokens a job processes
@@ -81,7 +81,7 @@ class Problem:
     profiles: tuple[Profile, ...] = ()
 
     def in_order(self) -> "Problem":
-        """The same problem with models and nodes by name, so that their order changes no plan."""
+        """Return the problem with models and nodes by name, so that their order changes no plan."""
         return replace(
             self,
             demands=tuple(sorted(self.demands, key=lambda each: each.name)),

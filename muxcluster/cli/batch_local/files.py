@@ -28,7 +28,7 @@ class ResultFiles:
         return self.output.with_name(f"{self.output.stem}.errors{self.output.suffix}")
 
     def check_free(self) -> None:
-        """Raises ConfigError where something is in their way, or `output` names no file."""
+        """Raises ConfigError if something is in their way, or `output` names no file."""
         if not self.output.name or "\0" in str(self.output):
             raise ConfigError("--output", "", f"{str(self.output)!r} is not the name of a file")
         for path in (self.output, self.errors):
@@ -52,7 +52,7 @@ class JobFiles(ResultFiles):
 def opened(files: JobFiles, now: int) -> Iterator[tuple[BatchStore, Batch]]:
     """The job in its folder: a new one, or one that was interrupted.
 
-    Raises ConfigError where the output is there already, where the folder holds a job of another
+    Raises ConfigError if the output is there already, where the folder holds a job of another
     input, and where another process runs it; StorageFailed.
     """
     digest = _digest(files.input)

@@ -39,7 +39,7 @@ class Ran:
     """A job that has ended."""
 
     batch: Batch
-    progress: JobProgress | None  # of this run; None where there was nothing left to run
+    progress: JobProgress | None  # of this run; None if there was nothing left to run
     orders: Mapping[str, str]  # by model
     seconds: float  # of this run, loading and planning too
     # Models that ran one after the other, though they share units

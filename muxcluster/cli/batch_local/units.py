@@ -46,7 +46,7 @@ class LocalService:
     fed: Mapping[str, Sequence[FedUnit]]  # these by model
 
     def check(self) -> None:
-        """Raises EngineFailure where a unit cannot go on."""
+        """Raises EngineFailure if a unit cannot go on."""
         for unit_id, client in self.clients.items():
             if client.unit.state is UnitState.FAILED:
                 raise EngineFailure(f"unit {unit_id} failed; its log says why")

@@ -29,13 +29,13 @@ class BatchServer:
     """
 
     def __init__(self, url: str, api_key: str | None) -> None:
-        """url: with or without `/v1`. Raises ConfigError where it is none."""
+        """url: with or without `/v1`. Raises ConfigError if it is none."""
         checked_url(url)
         self.url = url.rstrip("/").removesuffix("/v1")
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
 
     def upload(self, path: Path) -> str:
-        """The id of the server's copy of a file. Raises ConfigError where it cannot be read too."""
+        """The id of the server's copy of a file. Raises ConfigError if it cannot be read too."""
         mark = uuid.uuid4().hex
         head = (
             f'--{mark}\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
@@ -136,7 +136,7 @@ def _form(path: Path, size: int, head: bytes, tail: bytes) -> Iterator[bytes]:
 
 
 def _pieces(answer: http.client.HTTPResponse, url: str) -> Iterator[bytes]:
-    """Of the answer's body. Raises Unavailable where it ends before its length."""
+    """Of the answer's body. Raises Unavailable if it ends before its length."""
     left = int(answer.headers["Content-Length"])
     while left:
         try:

@@ -20,7 +20,7 @@ def num_ended(batch: ApiObject) -> tuple[int, int]:
 
 
 def left_s(batch: ApiObject, now_s: float) -> float | None:
-    """Seconds until the batch should end; None where the server does not know."""
+    """Seconds until the batch should end; None if the server does not know."""
     estimate = (batch.get("metadata") or {}).get(ESTIMATE)
     return None if estimate is None else max(0.0, float(estimate) - now_s)
 

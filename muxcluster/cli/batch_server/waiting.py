@@ -28,7 +28,7 @@ _COLUMNS = (
 def wait_for(server: BatchServer, batch_id: str, console: Console) -> ApiObject:
     """The batch at its end.
 
-    Raises ConfigError where there is no such batch, Unavailable where the server stays away.
+    Raises ConfigError if there is no such batch, Unavailable where the server stays away.
     """
     answered_s = time.monotonic()
     with Progress(*_COLUMNS, console=console, transient=True) as bar:

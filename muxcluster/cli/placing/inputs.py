@@ -41,7 +41,7 @@ def curves_file(config: Config, profile: Path | None) -> Path:
     """MuxServe's published table, which method compat scores with: `profile`, else the file's own,
     else where the data is kept.
 
-    Raises ConfigError where none is found, or `profile` is another one.
+    Raises ConfigError if none is found, or `profile` is another one.
     """
     if profile is not None:
         if not _is_published(profile):

@@ -94,7 +94,7 @@ def _show(console: Console, change: Change, desired: Desired, as_json: bool) -> 
 
 
 def _confirm() -> None:
-    """Raises BadParameter where nobody can be asked, Abort where the answer is no."""
+    """Raises BadParameter if nobody can be asked, Abort where the answer is no."""
     if not sys.stdin.isatty():
         raise typer.BadParameter("nobody can be asked here: say --yes to apply this")
     typer.confirm("Apply?", abort=True)

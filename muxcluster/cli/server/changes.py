@@ -45,7 +45,7 @@ class Change:
 
 
 def change_between(before: Desired | None, after: Desired, *, is_edge_new: bool) -> Change:
-    """What `after` changes; before: None where nothing runs."""
+    """What `after` changes; before: None if nothing runs."""
     old = nothing_placed(after.config) if before is None else before.plan
     asked = problem(after.config, after.nodes)
     return Change(

@@ -63,7 +63,7 @@ def _make_models(console: Console, out: Path, seed: int, burst: Burst) -> Path:
 
 
 def _check(outcome: Outcome) -> None:
-    """Raises EngineFailure where the demonstration did not show what it should."""
+    """Raises EngineFailure if the demonstration did not show what it should."""
     if outcome.failures:
         raise EngineFailure(f"{len(outcome.failures)} requests failed: {outcome.failures[0]}")
     if outcome.overlap_s <= 0:

@@ -70,7 +70,7 @@ def check_models(desired: Desired) -> None:
 
 
 def free_address(wanted: HttpAddress) -> HttpAddress:
-    """`wanted`, with a free port for 0. Raises ConfigError where it is taken."""
+    """`wanted`, with a free port for 0. Raises ConfigError if it is taken."""
     host, port = wanted.host, wanted.port
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
@@ -97,7 +97,7 @@ def serving(
     """The server, ready to answer, until the block ends; then no process of it is left.
 
     show_log: gets the log lines of its units and of the controller, from a thread of its own.
-    Raises EngineFailure where it does not come up.
+    Raises EngineFailure if it does not come up.
     """
     # Units count their own threads; a library pool in each Ray process would fight them.
     os.environ.setdefault("OMP_NUM_THREADS", "1")

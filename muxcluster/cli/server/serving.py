@@ -51,7 +51,7 @@ def run_server(config: Path, options: Overrides, drain_timeout_s: float) -> None
 
 
 def _overridden(prepared: Prepared, options: Overrides) -> Prepared:
-    """Raises ConfigError where the address is taken."""
+    """Raises ConfigError if the address is taken."""
     settings, address = prepared.edge.settings, prepared.address
     if options.api_key is not None:
         settings = replace(settings, api_key=options.api_key)

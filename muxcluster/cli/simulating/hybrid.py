@@ -84,7 +84,7 @@ def batch_options(
 
 
 def waves_of(batch: BatchOptions, options: LoadOptions, problem: Problem) -> tuple[Waves, ...]:
-    """The batch load of every model. Raises ConfigError where it is too long for one."""
+    """The batch load of every model. Raises ConfigError if it is too long for one."""
     return tuple(_waves(batch, options, demand) for demand in problem.demands)
 
 

@@ -18,7 +18,7 @@ SPAN_S = 60.0  # A longer file opens slowly; the last minute under load shows th
 def traced(prepared: Prepared, path: Path, progress: PartProgress) -> list[CaseReport]:
     """The reports, simulated anew one by one, their jobs written to `path`, whole or not at all.
 
-    Raises ConfigError where the file cannot be written.
+    Raises ConfigError if the file cannot be written.
     """
     spans: list[JobSpan] = []
     reports: list[CaseReport] = []

@@ -10,7 +10,7 @@ from muxcluster.core.errors import ConfigError
 def picture_of(module: str, path: Path) -> Any:
     """`module.picture`, which draws in the format of `path`; loaded only when it is asked for.
 
-    Raises ConfigError where it can draw no such file, or matplotlib is missing.
+    Raises ConfigError if it can draw no such file, or matplotlib is missing.
     """
     if path.suffix.lower() not in (".svg", ".png"):
         raise ConfigError(path, "", "a plot is written as .svg or .png")

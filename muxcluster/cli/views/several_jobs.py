@@ -40,7 +40,7 @@ class Shared:
 
     @property
     def is_joint(self) -> bool:
-        """True where they should run at once."""
+        """True if they should run at once."""
         return self.joint_s < self.one_after_other_s
 
 
@@ -55,7 +55,7 @@ class Several:
 def surveyed(path: Path, config: Config, model: str | None) -> Survey:
     """What the lines of a file ask for; `model`: the only one they may, None for any of `config`.
 
-    Raises ConfigError where no line is a request, or `model` is not there.
+    Raises ConfigError if no line is a request, or `model` is not there.
     """
     known = [each.name for each in config.models] if model is None else [model]
 

@@ -82,7 +82,7 @@ class Controller:
         self._turns = asyncio.create_task(self._run())
 
     async def directory(self, known_version: str | None) -> Directory | None:
-        """What ingresses need to know; None where they know it, or it is not known yet."""
+        """What ingresses need to know; None if they know it, or it is not known yet."""
         desired = self._state.desired
         if desired is None or not self._is_settled():
             return None

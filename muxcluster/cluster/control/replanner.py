@@ -42,7 +42,7 @@ class Replanner:
         records: Sequence[Record],
         measured: Mapping[str, float],
     ) -> Desired | None:
-        """What is to run from now on; None where `desired` stays right.
+        """What is to run from now on; None if `desired` stays right.
 
         nodes: what could be used now; records: units that run, which a new plan goes on from;
         measured: requests/s by model, of models that serve.

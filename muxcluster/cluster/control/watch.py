@@ -106,7 +106,7 @@ class UnitWatch:
             await asyncio.sleep(ASK_PERIOD_S)
 
     async def _ask_once(self, actor: Any) -> Any | None:
-        """The actor to ask the next time; None where it is gone for good."""
+        """The actor to ask the next time; None if it is gone for good."""
         try:
             report = await asyncio.wait_for(actor.report.remote(), ASK_TIMEOUT_S)
         except (TimeoutError, GetTimeoutError):

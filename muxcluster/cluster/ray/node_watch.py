@@ -60,7 +60,7 @@ class NodeWatch:
         return 1 if self._is_local else self._num_edges
 
     def node_id(self, name: str) -> str | None:
-        """Ray's id of the node that a plan calls `name`, None where it is not there."""
+        """Ray's id of the node that a plan calls `name`, None if it is not there."""
         for node in self._nodes:
             is_it = node.is_head if self._is_local else node.name == name
             if is_it and node.node_id in self._reachable:

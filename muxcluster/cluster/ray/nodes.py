@@ -74,7 +74,7 @@ def planning_nodes(config: Config, found: Sequence[RayNode]) -> tuple[Node, ...]
     """What the planner may use of the nodes found: those that the file lists, or all with GPUs, or
     all where none has any.
 
-    Raises ConfigError where a listed node is not there or has fewer GPUs, or a GPU is unknown.
+    Raises ConfigError if a listed node is not there or has fewer GPUs, or a GPU is unknown.
     """
     if config.cluster.nodes is not None:
         return _listed(config, found)

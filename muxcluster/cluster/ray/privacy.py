@@ -68,7 +68,7 @@ def found(address: str) -> str:
     """The Ray that `address` means, for `ray.init`: as it is, or on 127.0.0.1 where only that
     answers.
 
-    address: "host:port", or "auto" for one of this machine. Raises ConnectionError where none
+    address: "host:port", or "auto" for one of this machine. Raises ConnectionError if none
     answers, or "auto" finds several; ValueError for an address of another form.
     """
     if "://" in address or address != "auto" and not address.rpartition(":")[2].isdigit():

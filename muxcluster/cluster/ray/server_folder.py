@@ -57,7 +57,7 @@ def abandoned(base: Path) -> Iterator[Path]:
 
 
 def _is_unlocked(file: Path) -> bool:
-    """Raises OSError where there is no such file."""
+    """Raises OSError if there is no such file."""
     handle = os.open(file, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

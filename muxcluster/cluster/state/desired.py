@@ -58,7 +58,7 @@ class State:
     """All that a controller needs to go on where another one ended."""
 
     desired: Desired | None = None
-    edge: Edge | None = None  # the ingresses; None where somebody else runs them
+    edge: Edge | None = None  # the ingresses; None if somebody else runs them
     records: tuple[Record, ...] = ()
     serial: int = 0  # of the last unit that was started; no name is given twice
     client_key: KeyPair | None = None  # lets ingresses into units on tcp
@@ -73,7 +73,7 @@ def desired_of(
 ) -> Desired:
     """rates: what the plan is for, by model; None: what is configured.
 
-    Raises ConfigError where plan and file disagree, or a model has no path.
+    Raises ConfigError if plan and file disagree, or a model has no path.
     """
     planned = config if rates is None else at_rates(config, rates)
     gpus = {node.name: 0.0 if node.gpu.is_cpu else 1.0 for node in nodes}

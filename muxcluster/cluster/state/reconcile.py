@@ -59,7 +59,7 @@ class Seen:
     phase: Phase
     since_s: float  # when it came into `phase`
     num_open: int = 0  # requests it has
-    drain_until_s: float | None = None  # None where it is not draining
+    drain_until_s: float | None = None  # None if it is not draining
 
     @property
     def serves(self) -> bool:

@@ -74,7 +74,7 @@ def make_unit(record: Record, unit_class: str, *args: Any) -> None:
 
 
 def find_actor(name: str) -> Any | None:
-    """The handle of our actor of that name; None where there is none."""
+    """The handle of our actor of that name; None if there is none."""
     try:
         return ray.get_actor(name, NAMESPACE)
     except ValueError:

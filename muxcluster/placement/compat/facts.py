@@ -1,4 +1,4 @@
-"""What the reference planner takes for granted of its models and its GPU (GB: 2^30 bytes)."""
+"""Constants of the reference planner about its models and its GPU (GB: 2^30 bytes)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Choosing columns: set partition as a linear program and as an integer program."""
+"""Choice of columns: set partition as a linear and as an integer program."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ Indices = NDArray[np.intp]
 
 @dataclass(frozen=True, slots=True)
 class Relaxed:
-    """The linear program's answer."""
+    """Solution of the linear program."""
 
     objective: float  # F x SCALE less penalties
     used: Floats  # how much of each column
@@ -32,7 +32,7 @@ class Relaxed:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """The integer program's answer: indices of columns, of sizes of idle meshes, of models."""
+    """Solution of the integer program: indices of columns, of sizes of idle meshes, of models."""
 
     columns: tuple[int, ...]
     idle: tuple[int, ...]
@@ -128,7 +128,7 @@ class Program:
 
 
 def _best_parts(columns: list[Column], parts: Floats, num_models: int) -> list[float]:
-    """For each model, the greatest part of a column with it."""
+    """Return each model's greatest part of F over its columns."""
     best = [0.0] * num_models
     for (_, members), part in zip(columns, parts.tolist(), strict=True):
         for model in members:

@@ -53,7 +53,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class PairedJob:
-    """A job as in `Cell`."""
+    """A job as in `Cell`, alone and beside another."""
 
     model: str  # name of one of the profile's
     share: Share
@@ -67,7 +67,7 @@ class PairedJob:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """How a prefill and a decode slow one another, on SMs of their own."""
+    """Mutual slowdown of a prefill and a decode on separate SMs."""
 
     tp: Count
     prefill: PairedJob
@@ -76,7 +76,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class ProfiledModel:
-    """All measurements of one model. It is recognised by its shape; the name is for people."""
+    """All measurements of one model. It is identified by its shape; the name is for display."""
 
     name: str
     shape: Annotated[ModelShape, _SIZED]
@@ -97,7 +97,7 @@ class Profile:
 
     @classmethod
     def read(cls, path: Path) -> "Profile":
-        """Raises OSError, or ValueError in one line: file, key, what is wrong, what to do."""
+        """Read a profile. Raises OSError, or ValueError in one line: file, key, error, remedy."""
         content = path.read_bytes()
         try:
             return cls.from_json(json.loads(content))
@@ -109,7 +109,7 @@ class Profile:
 
     @classmethod
     def from_json(cls, content: Any) -> "Profile":
-        """From what `json.loads` gave. Raises Fault."""
+        """Build a profile from the result of `json.loads`. Raises Fault."""
         found: Profile = build(cls, content)
         names = {model.name for model in found.models}
         for index, pair in enumerate(found.pairs):
@@ -119,6 +119,6 @@ class Profile:
         return found
 
     def to_json(self, indent: int | None = None) -> str:
-        """What `read` reads."""
+        """Return the text that `read` reads."""
         content = asdict(self)
         return json.dumps({"version": content.pop("version"), **content}, indent=indent)

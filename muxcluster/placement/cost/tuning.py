@@ -1,4 +1,4 @@
-"""How far an engine on real hardware stays below its data sheet."""
+"""Efficiency constants of real hardware against its data sheet."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""What one model needs on one kind of mesh: memory, and seconds by batch and SM share."""
+"""Cost of one model on one kind of mesh: memory, and seconds by batch and SM share."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -24,9 +24,9 @@ BATCHES = _ladder()
 
 
 class ModelCost:
-    """One model, whatever its rate, on meshes of `tp` GPUs of one kind. Predictions are memoised.
+    """Cost of a model, at any rate, on meshes of `tp` GPUs of one kind. Predictions are memoised.
 
-    Raises DoesNotFit where its heads cannot be split over `tp` GPUs.
+    Raises DoesNotFit if its heads cannot be split over `tp` GPUs.
 
     static_bytes: weights and block tables. activation_bytes: of one job at a time. floor_blocks:
     blocks of one sequence of the greatest length; sequence_blocks: of one of the mean length.
@@ -49,7 +49,7 @@ class ModelCost:
         self._decode: dict[tuple[int, float], tuple[float, float]] = {}
 
     def batch(self, quota_blocks: int) -> int:
-        """The largest considered batch of mean sequences that fits; 1 at least."""
+        """Return the largest considered batch of mean sequences that fits, at least 1."""
         most = min(self.demand.max_seqs, quota_blocks // self.sequence_blocks)
         return BATCHES[max(0, bisect_right(BATCHES, most) - 1)]
 

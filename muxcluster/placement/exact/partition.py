@@ -13,9 +13,9 @@ _INF = float("inf")
 
 
 class Partition:
-    """Choose columns (how many of each) and one split a model; greatest merit.
+    """Choose columns (how many of each) and one split per model; greatest merit.
 
-    Rows: one split a model; of each piece as many replicas as the split chosen asks for; the
+    Rows: one split per model; of each piece as many replicas as the chosen split asks for; the
     meshes of each size that the nodes hold (Kind.holds).
     """
 
@@ -56,7 +56,8 @@ class Partition:
         self._program.column(column.merit, entries, whole=True)
 
     def chosen(self, time_limit_s: float) -> list[Placed] | None:
-        """The best layout of these columns, or the best found in time; None where there is none."""
+        """Return the best layout of these columns, or the best found in time; None if there is
+        none."""
         values = self._program.whole(time_limit_s)
         if values is None:
             return None
@@ -68,7 +69,8 @@ class Partition:
         ]
 
     def prices(self, time_limit_s: float) -> Prices | None:
-        """Of the linear program; None where it has no solution or was not solved."""
+        """Return the dual prices of the linear program; None if it has no solution or was not
+        solved."""
         duals = self._program.duals(time_limit_s)
         if duals is None:
             return None

@@ -1,13 +1,13 @@
-"""A bound that no plan exceeds: all meshes of a kind and size melted into one (linear relaxation).
+"""A bound that no plan exceeds: linear relaxation over all meshes of a kind and size together.
 
-Each replica of a model runs in one of its modes (batch, SM shares); what is served of it is a
-variable, and the meshes' memory, SM time, memory bandwidth and prefill lane are summed over equal
-meshes. Every layout, with any number of replicas and any split of the rates, is a solution of that
-program: a unit's batches, shares and served rates satisfy each row with the unit's own numbers.
+Each replica of a model runs in one of its modes (batch, SM shares); its served rate is a variable,
+and memory, SM time, memory bandwidth and prefill lane are summed over equal meshes. Every layout,
+with any number of replicas and any split of the rates, is a solution of that program: a unit's
+batches, shares and served rates satisfy each row with the unit's own numbers.
 
-What it gives away, and why a gap is left on overloaded clusters: that models of one unit are served
-the same fraction of their rates, that quotas follow the rates, and that a model is on a mesh wholly
-or not at all. Whole numbers of meshes were tried and tighten it by less than 0.1 %.
+The relaxation drops three rules, which leaves a gap on overloaded clusters: models of one unit are
+served the same fraction of their rates, quotas follow the rates, and a model is on a mesh wholly or
+not at all. Whole numbers of meshes were tried and tighten it by less than 0.1 %.
 """
 
 import time
@@ -41,11 +41,11 @@ _FINER = 8.0  # How many times longer the next detail takes, at most
 
 
 def upper_bound(builder: UnitBuilder, time_limit_s: float, reached: float = 0.0) -> float | None:
-    """No layout of the builder's problem has a greater value (sum of Placed.estimate.value).
+    """Return a value that no layout exceeds (sum of Placed.estimate.value).
 
-    At most the value of serving everything; None for "fewest-gpus"; -inf where not even the
-    relaxation has a place for every model. time_limit_s: about. reached: value of a layout, which
-    may be all there is to reach: then nothing is computed.
+    It is at most the value of serving everything; None for "fewest-gpus"; -inf if not even the
+    relaxation has a place for every model. time_limit_s: approximate. reached: value of a known
+    layout; if that is the maximum, nothing is computed.
     """
     problem = builder.estimator.problem
     if problem.objective == "fewest-gpus":
@@ -122,8 +122,8 @@ class _Melted:
             self._add_model(index, modes, rows, once)
 
     def _add_model(self, index: int, modes: Modes, rows: _MeshRows, once: int) -> None:
-        """A replica is on the meshes for as much as its lane is busy, or idle there: the model is
-        there, but this part of it serves nothing."""
+        """Add a replica: it is on the meshes for as long as its lane is busy, or idle there: the
+        model is loaded, but this part of it serves nothing."""
         static = modes.static_bytes / GIB
         idle = [(self._covers[index], 1.0), (rows.memory, static), (once, 1.0)]
         self.program.column(0.0, idle)
@@ -141,7 +141,7 @@ class _Melted:
             self.program.column(self._gains[index], [each for each in entries if each[1] != 0.0])
 
     def _modes(self, index: int, gpu: Gpu, tp: int) -> Modes | None:
-        """Computed once for models that differ in name, rate and worth only."""
+        """Return the modes, computed once for models that differ in name, rate and worth only."""
         demand = self._demands[index]
         key = (
             (demand.shape, demand.itemsize, demand.prompt_tokens, demand.output_tokens),

@@ -6,7 +6,7 @@ from muxcluster.placement.search.layout import Placed, UnitBuilder
 
 
 class Draft:
-    """Units so far, how crowded each is, and the meshes that are taken."""
+    """A layout under construction: units, how crowded each is, and the meshes in use."""
 
     def __init__(self, builder: UnitBuilder, units: Iterable[Placed] = ()) -> None:
         self.builder = builder
@@ -15,20 +15,20 @@ class Draft:
         self.room = builder.room(self.units)
 
     def open(self, unit: Placed) -> None:
-        """A new unit on idle GPUs."""
+        """Add a unit on idle GPUs."""
         self.units.append(unit)
         self.crowding.append(unit.crowding)
         self.room.take(unit.gpu, unit.tp)
 
     def can_grow(self, unit: Placed) -> bool:
-        """Whether a mesh of twice its GPUs fits in its place."""
+        """Return whether a mesh of twice its GPUs fits in its place."""
         self.room.free(unit.gpu, unit.tp)
         fits = self.room.fits(unit.gpu, 2 * unit.tp)
         self.room.take(unit.gpu, unit.tp)
         return fits
 
     def replace(self, position: int, unit: Placed) -> None:
-        """Another mesh or other models in place of a unit."""
+        """Replace a unit by one with another mesh or other models."""
         old = self.units[position]
         self.room.free(old.gpu, old.tp)
         self.room.take(unit.gpu, unit.tp)

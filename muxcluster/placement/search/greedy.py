@@ -1,8 +1,8 @@
-"""Greedy construction: every model gets a place, then idle GPUs go where they help most (Alg. 1).
+"""Greedy construction: place every model, then use idle GPUs where they help most (Alg. 1).
 
-The reference enumerates mesh groups and fills each; here meshes are opened as models need them,
-under a price per GPU, so that symmetric groups are never looked at twice and replicas come out of
-the same step.
+The reference enumerates mesh groups and fills each. Here meshes are opened as models need them,
+under a price per GPU, so that symmetric groups are never evaluated twice and replicas come from the
+same step.
 """
 
 from collections.abc import Iterable, Sequence
@@ -28,10 +28,9 @@ class _Option:
 
 
 def cover(draft: Draft, pieces: Sequence[Offer], price: float) -> int | None:
-    """Gives each piece (model, rate) the place of greatest gain less `price` per GPU opened.
+    """Give each piece (model, rate) the place of greatest gain less `price` per GPU opened.
 
-    Returns the first model that finds no place, after which nothing more is done; None where all
-    have one.
+    Returns the first model without a place, at which it stops; None if all have one.
     """
     for index, rate in pieces:
         options = [
@@ -71,7 +70,7 @@ def _opened(draft: Draft, index: int, rate: float, price: float) -> Iterable[_Op
 
 
 def spend(draft: Draft) -> None:
-    """Uses idle GPUs while that helps: a replica of some model, or a larger mesh for a unit.
+    """Use idle GPUs while that helps: a replica of some model, or a larger mesh for a unit.
 
     Each step takes the change with most gain per GPU.
     """
@@ -93,7 +92,7 @@ def spend(draft: Draft) -> None:
 
 
 def _wanting(units: Sequence[Placed]) -> list[int]:
-    """The units that idle GPUs could help most: by what is offered times how full they are."""
+    """Return the units that idle GPUs could help most: offered rate times load."""
 
     def need(position: int) -> float:
         unit = units[position]
@@ -105,8 +104,8 @@ def _wanting(units: Sequence[Placed]) -> list[int]:
 def _relief(
     draft: Draft, position: int, sizes: Sequence[tuple[Gpu, int]]
 ) -> Iterable[tuple[float, tuple[Placed, ...]]]:
-    """(gain per GPU, units in place of this one): a part of one model's rate moved to a new mesh,
-    the model moved there altogether, or the whole unit on more GPUs."""
+    """Return (gain per GPU, units in place of this one): a part of one model's rate moved to a new
+    mesh, the whole model moved there, or the whole unit on more GPUs."""
     unit, builder = draft.units[position], draft.builder
     for gpu, tp in sizes:
         for new in replicas(builder, unit, gpu, tp):
@@ -118,7 +117,7 @@ def _relief(
 
 
 def replicas(builder: UnitBuilder, unit: Placed, gpu: Gpu, tp: int) -> Iterable[tuple[Placed, ...]]:
-    """(the unit relieved, a new unit) for each model of `unit` and parts of its rate."""
+    """Yield (the relieved unit, a new unit) for each model of `unit` and parts of its rate."""
     for index, rate in unit.offers:
         whole = builder.unit(gpu, tp, [(index, rate)])
         if whole is None:
@@ -136,7 +135,8 @@ def replicas(builder: UnitBuilder, unit: Placed, gpu: Gpu, tp: int) -> Iterable[
 
 
 def _parts(unit: Placed, whole: Placed, rate: float) -> Iterable[float]:
-    """Rates to move: in proportion to what both meshes can do; all that the new one can."""
+    """Yield rates to move: in proportion to the capacity of both meshes; all that the new one can
+    serve."""
     balanced = rate * unit.estimate.load / (unit.estimate.load + whole.estimate.load)
     full = rate / whole.estimate.load
     yield balanced

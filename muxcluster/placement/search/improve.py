@@ -1,7 +1,7 @@
-"""Local improvement: tear down a few units, build them again, keep what is better.
+"""Local improvement: remove a few units, rebuild them, keep the result if it is better.
 
-Moving, swapping, splitting and merging models and meshes are all such changes (large neighbourhood
-search, Shaw 1998); the order of models and the price of a GPU are drawn anew each time.
+This moves, swaps, splits and merges models and meshes (large neighbourhood search, Shaw 1998); the
+order of models and the price of a GPU are drawn at random each time.
 """
 
 import random
@@ -19,10 +19,10 @@ _PRICES = (0.0, 0.25, 0.5, 1.0, 2.0)
 def improve(
     builder: UnitBuilder, units: Sequence[Placed], *, most_estimates: int, seed: int = 0
 ) -> list[Placed]:
-    """A layout at least as good as `units`.
+    """Return a layout at least as good as `units`.
 
-    Ends after `most_estimates` new estimates, or when eight rounds a unit (60 at least) in a row
-    have not helped. The same arguments give the same answer.
+    Ends after `most_estimates` new estimates, or after eight rounds a unit (60 at least) in a row
+    without improvement. The same arguments give the same answer.
     """
     draw = random.Random(seed)
     best, best_merit = list(units), merit(units)
@@ -57,7 +57,7 @@ def _rebuilt(
 
 
 def _torn_down(units: Sequence[Placed], draw: random.Random) -> list[int]:
-    """One unit, weighted by how full it is, and up to three others."""
+    """Choose a unit, weighted by its load, and up to three others."""
     number = min(len(units), draw.randint(1, _MOST_TORN_DOWN))
     first = draw.choices(range(len(units)), [0.1 + unit.estimate.load for unit in units])[0]
     others = [position for position in range(len(units)) if position != first]

@@ -1,4 +1,4 @@
-"""From the plan in force to the next: moves cost, so a new layout must be worth them."""
+"""Replanning: moves cost, so a new layout must be worth them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ HORIZON_S = 1800.0  # A plan is thought to stay this long: what its moves lose i
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A unit of the plan in force as it would be under the new problem; None if it cannot be."""
+    """A unit of the current plan under the new problem; None if it is impossible there."""
 
     old: PlannedUnit
     unit: Placed | None
@@ -28,10 +28,10 @@ class Kept:
 def continued(
     builder: UnitBuilder, current: Plan, fresh: Sequence[Placed], *, most_estimates: int
 ) -> list[Placed]:
-    """The layout of `current` with what changed mended, improved, or `fresh` altogether.
+    """Return the repaired layout of `current`, that layout improved, or `fresh`.
 
-    Of the three the one of greatest merit less its moves; anything but the first has to beat it
-    by HYSTERESIS as well.
+    The one with the greatest merit less its moves is taken; the latter two must also beat the first
+    by HYSTERESIS.
     """
     kept = kept_units(builder, current)
     mended = _mended(builder, kept)
@@ -46,7 +46,7 @@ def continued(
 
 
 def kept_units(builder: UnitBuilder, current: Plan) -> list[Kept]:
-    """Each unit of the plan on the same mesh, at the rates of the problem."""
+    """Estimate each unit of the plan on the same mesh, at the rates of the problem."""
     return [Kept(old, _kept(builder, current, old)) for old in current.units]
 
 
@@ -62,7 +62,7 @@ def _kept(builder: UnitBuilder, current: Plan, old: PlannedUnit) -> Placed | Non
 
 
 def _mended(builder: UnitBuilder, kept: Sequence[Kept]) -> list[Placed] | None:
-    """The kept units, with every model that is in none of them placed anew."""
+    """Return the kept units, with all models that are in none of them placed again."""
     units = [each.unit for each in kept if each.unit is not None]
     rates = [demand.rate for demand in builder.estimator.problem.demands]
     for unit in units:
@@ -79,7 +79,7 @@ def _mended(builder: UnitBuilder, kept: Sequence[Kept]) -> list[Placed] | None:
 
 
 def _move_cost(builder: UnitBuilder, kept: Sequence[Kept], units: Sequence[Placed]) -> float:
-    """Merit lost while weights are loaded: their models' rates x seconds, over the horizon."""
+    """Merit lost while weights are loaded: rates of their models x seconds, over the horizon."""
     problem = builder.estimator.problem
     lost = 0.0
     for unit, old in zip(units, matched(builder, kept, units), strict=True):
@@ -94,8 +94,8 @@ def _move_cost(builder: UnitBuilder, kept: Sequence[Kept], units: Sequence[Place
 def matched(
     builder: UnitBuilder, kept: Sequence[Kept], units: Sequence[Placed]
 ) -> list[PlannedUnit | None]:
-    """For each unit the one of the plan in force that becomes it: an equal mesh with most bytes of
-    the same weights; None where nothing is shared."""
+    """Match each unit to the current unit that becomes it: an equal mesh with most bytes of the
+    same weights; None if no weights are shared."""
     problem = builder.estimator.problem
     nodes = {node.name: node for node in problem.nodes}
     pairs = [

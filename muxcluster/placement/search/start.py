@@ -1,4 +1,4 @@
-"""The search from nothing: several greedy constructions, the best one improved."""
+"""Search without a current plan: several greedy constructions, of which the best is improved."""
 
 from collections.abc import Sequence
 
@@ -20,16 +20,16 @@ _SERVED_EFFORT = 4
 
 
 def effort(builder: UnitBuilder, units: Sequence[Placed]) -> int:
-    """Most estimates that improving `units` is worth."""
+    """Return how many estimates the improvement of `units` is worth."""
     most = _LEAST_EFFORT + _EFFORT_PER_MODEL * len(builder.estimator.problem.demands)
     return most // (_SERVED_EFFORT if all(unit.estimate.load <= 1 for unit in units) else 1)
 
 
 def search(builder: UnitBuilder) -> list[Placed]:
-    """A good layout with every model in it.
+    """Return a good layout with every model in it.
 
-    Raises DoesNotFit where a model fits on no mesh, or not all of them were found a place; then
-    the model is the one that the densest packing left out.
+    Raises DoesNotFit if a model fits on no mesh, or no layout has a place for all; then it names
+    the model that the densest packing left out.
     """
     per_gpu = builder.total_worth / sum(kind.num_gpus for kind in builder.kinds.values())
     drafts: list[Draft] = []
@@ -49,7 +49,7 @@ def search(builder: UnitBuilder) -> list[Placed]:
 
 
 def _drafted(builder: UnitBuilder, order: Sequence[int], price: float) -> Draft | DoesNotFit:
-    """A layout, or why the first model without a place in it has none."""
+    """Build a layout, or return why its first model without a place has none."""
     draft = Draft(builder)
     demands = builder.estimator.problem.demands
     left = cover(draft, [(index, demands[index].rate) for index in order], price)

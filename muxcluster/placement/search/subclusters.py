@@ -1,4 +1,4 @@
-"""More GPUs never make a plan worse: small clusters are also searched with fewer GPUs."""
+"""Monotone search: small clusters are also searched with fewer GPUs."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -18,11 +18,11 @@ MOST_SUBCLUSTERS = 40
 def search_monotone(
     builder: UnitBuilder, nodes: Sequence[Node], search: Callable[[UnitBuilder], list[Placed]]
 ) -> list[Placed]:
-    """What `search` finds, or a better layout found with some GPUs left out and put to use after.
+    """Return the layout of `search`, or a better one found with some GPUs left out and used later.
 
-    The search is a heuristic; so that no GPU added ever lowers its result, every cluster that
-    this one could have grown from is searched too, where these are at most MOST_SUBCLUSTERS.
-    Raises DoesNotFit where no layout was found on any.
+    The search is a heuristic. So that an added GPU never lowers its result, every cluster that this
+    one could have grown from is searched too, if these are at most MOST_SUBCLUSTERS. Raises
+    DoesNotFit if no layout was found on any.
     """
     if prod(node.num_gpus + 1 for node in nodes) > MOST_SUBCLUSTERS:
         return search(builder)

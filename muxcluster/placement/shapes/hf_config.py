@@ -1,4 +1,4 @@
-"""A Hugging Face config.json, in any family's spelling, to the fields of a `ModelShape`."""
+"""Conversion of a Hugging Face config.json of any family to the fields of a `ModelShape`."""
 
 import json
 from collections.abc import Mapping
@@ -147,7 +147,7 @@ def shape_fields(source: Path | str | Mapping[str, Any]) -> dict[str, Any]:
 def _layer_fields(
     config: Mapping[str, Any], kind: str, layers: int, hidden: int
 ) -> Mapping[str, int]:
-    """Of the layers' attention and what follows it."""
+    """Return the fields of the layers' attention and MLP."""
     heads = _number(config, "num_heads")
     return {
         "num_heads": heads,
@@ -169,7 +169,7 @@ def _read(path: Path) -> Mapping[str, Any]:
 
 
 def _text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The language model's own keys, without nulls and with what its family leaves out."""
+    """Return the language model's own keys, without nulls and with the family's defaults."""
     text = config.get("text_config") or config
     if not isinstance(text, Mapping):
         raise ShapeError(f"text_config is {text!r:.80}, expected an object")
@@ -185,7 +185,7 @@ def _refuse_other_kinds(config: Mapping[str, Any]) -> None:
 
 
 def _number(config: Mapping[str, Any], name: str, default: int | None = None) -> int:
-    """The positive integer called `name` under any spelling."""
+    """Return the positive integer called `name` under any spelling."""
     found = first_integer(config, _SPELLINGS[name]) or default
     if found is None:
         raise ShapeError(f"{_SPELLINGS[name][0]} is missing")
@@ -230,7 +230,7 @@ def _mlp_fields(
 
 
 def _shared_size(config: Mapping[str, Any], kind: str, expert_size: int) -> int:
-    """Width of the MLP that every token passes beside its experts; 0 where there is none."""
+    """Width of the MLP that every token passes beside its experts, else 0."""
     for key in _SPELLINGS["shared_size"]:
         if key in config:
             return integer(config, key, 0)

@@ -1,4 +1,4 @@
-"""A model's shape and the numbers that follow from it: parameters, KV bytes, FLOPs."""
+"""Model shapes and derived numbers: parameters, KV bytes, FLOPs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -48,7 +48,7 @@ class ModelShape:
 
     @classmethod
     def from_hf_config(cls, source: Path | str | Mapping[str, Any]) -> "ModelShape":
-        """From a config.json: its content, the file, or the directory that holds it.
+        """Build the shape from a config.json: its content, the file, or its directory.
 
         Raises OSError or ShapeError.
         """
@@ -88,7 +88,7 @@ class ModelShape:
         return layers + self.vocab_size * self.hidden_size
 
     def touched_params(self, num_tokens: float) -> float:
-        """Weights read for a batch of `num_tokens`: of the experts, those that some token chose."""
+        """Weights read for a batch of `num_tokens`; of the experts, those that some token chose."""
         miss = (1 - self.experts_per_token / self.num_experts) ** num_tokens
         experts = self.num_experts * (1 - miss) if self.num_experts > 1 else 1.0
         return self._layers_params(experts) + self.vocab_size * self.hidden_size
@@ -111,7 +111,7 @@ class ModelShape:
         return (3 if self.gated_mlp else 2) * self.hidden_size * size
 
     def _layers_params(self, experts: float) -> int:
-        """Weights of all layers, counting so many experts of each."""
+        """Weights of all layers with so many experts each."""
         router = self.hidden_size * self.num_experts if self.num_experts > 1 else 0
         shared = self._mlp_params(self.shared_intermediate_size)
         sparse = router + shared + experts * self.expert_params
