@@ -1,4 +1,4 @@
-"""What `muxcluster profile` is asked to measure, checked before anything starts."""
+"""Input of `muxcluster profile`, checked before anything starts."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -37,7 +37,7 @@ class Subject:
 
 
 def numbers(option: str, text: str | None, kind: Callable[[str], Number]) -> tuple[Number, ...]:
-    """The distinct numbers of "1,2,4", ascending; none for None. Raises BadParameter."""
+    """Parse "1,2,4" to distinct numbers, ascending; none for None. Raises BadParameter."""
     if text is None:
         return ()
     try:
@@ -50,8 +50,8 @@ def numbers(option: str, text: str | None, kind: Callable[[str], Number]) -> tup
 
 
 def node_of(config: Config) -> Node:
-    """The file's first node, which must be like this machine: a CPU with no more cores than it has,
-    or GPUs of its kind.
+    """Return the file's first node, which must be like this machine: a CPU with no more cores than
+    it has, or GPUs of its kind.
 
     Raises ConfigError if it is not, or another node is of another kind.
     """
@@ -84,10 +84,10 @@ def _check_gpu(config: Config, node: Node) -> None:
 
 
 def shares_of(asked: Sequence[float], node: Node) -> tuple[float, ...]:
-    """The shares to measure, by default the node's own, of a GPU's some. Raises BadParameter for an
-    impossible one.
+    """Return the shares to measure, by default the node's own; some of them on a GPU. Raises
+    BadParameter for an impossible one.
 
-    Of a CPU a share is a number of threads: 0.7 of two cores would be measured as 0.5.
+    On a CPU a share is a number of threads: 0.7 of two cores would be measured as 0.5.
     """
     if not node.gpu.is_cpu:
         if wrong := [share for share in asked if share > 1]:
@@ -103,7 +103,7 @@ def shares_of(asked: Sequence[float], node: Node) -> tuple[float, ...]:
 
 
 def chosen(config: Config, names: str | None) -> list[ConfiguredModel]:
-    """The models of that list, in the file's order. Raises ConfigError for a name not there."""
+    """Return the models of that list, in the file's order. Raises ConfigError for unknown names."""
     known = [model.name for model in config.models]
     wanted = known if names is None else [name.strip() for name in names.split(",")]
     for name in wanted:
@@ -113,8 +113,11 @@ def chosen(config: Config, names: str | None) -> list[ConfiguredModel]:
 
 
 def subject_of(config: Config, model: ConfiguredModel, node: Node, grid: Grid) -> Subject:
-    """Raises ConfigError for a model without a path, or one that no point of the grid fits, and
-    InfeasiblePlan for one that does not fit the node's memory."""
+    """Return a model to measure.
+
+    Raises ConfigError for a model without a path, or one that no point of the grid fits, and
+    InfeasiblePlan for one that does not fit the node's memory.
+    """
     key = f"models[{config.models.index(model)}]"
     if model.path is None:
         message = (
@@ -133,15 +136,15 @@ def subject_of(config: Config, model: ConfiguredModel, node: Node, grid: Grid) -
 
 
 def can_divide(spec: UnitSpec) -> bool:
-    """False if jobs run on the whole GPU, whatever their share says."""
+    """Return False if jobs run on the whole GPU, whatever their share."""
     return spec.device == "cpu" or spec.partition != "none"
 
 
 def _alone(
     config: Config, model: ConfiguredModel, node: Node, shares: tuple[float, ...]
 ) -> UnitSpec:
-    """A unit of that model only, planned without the file's profiles (the one to be made may be
-    among them) and whatever the objective, which may be out of reach."""
+    """Plan a unit of that model only, without the file's profiles (the one to be made may be among
+    them) and with objective throughput, since the file's may be unreachable."""
     asked = config.policy.partition
     policy = config.policy.model_copy(update={"objective": "throughput"})
     cluster = ClusterSection(nodes=config.cluster.listed()[:1])
@@ -155,7 +158,7 @@ def _alone(
 
 
 def check_itemsizes(config: Config, subjects: Sequence[Subject]) -> int:
-    """Bytes of an element in all subjects. Raises ConfigError if they differ."""
+    """Return the bytes of an element in all subjects. Raises ConfigError if they differ."""
     first, *others = sorted({subject.spec.models[0].shape.itemsize for subject in subjects})
     if others:
         message = "their dtypes differ in size: profile them apart, with --models"

@@ -96,7 +96,7 @@ def _on_cpu(
 
 
 def _gpu_workers(num_models: int) -> tuple[WorkerSlot, ...]:
-    """Return one worker for prefills (mixed jobs too, if sharing does not pay), others for decodes."""
+    """Return one worker for prefills (and mixed jobs without sharing), others for decodes."""
     prefill = WorkerSlot(0, _PREFILL_SHARES, frozenset({Phase.PREFILL, Phase.MIXED}))
     decodes = (
         WorkerSlot(1 + index, _DECODE_SHARES, frozenset({Phase.DECODE}))

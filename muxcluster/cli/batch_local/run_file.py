@@ -1,4 +1,4 @@
-"""What `muxcluster batch run` does: runs the job of a file and reports how it ended."""
+"""Implementation of `muxcluster batch run`: run the job of a file and report its end."""
 
 import json
 import time

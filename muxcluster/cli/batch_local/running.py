@@ -1,4 +1,4 @@
-"""A job on this machine, from its file to its output, with its progress on the terminal."""
+"""A job on this machine, from file to output, with its progress on the terminal."""
 
 import asyncio
 import signal
@@ -47,10 +47,10 @@ class Ran:
 
 
 class LocalRun:
-    """Everything a job needs that can be checked before the models are loaded."""
+    """A job whose inputs were checked, before its models are loaded."""
 
     def __init__(self, config: Config, order: str, console: Console) -> None:
-        """Raises ConfigError, InfeasiblePlan, LoadError."""
+        """Check the inputs. Raises ConfigError, InfeasiblePlan, LoadError."""
         self._config = config
         self._order = order
         self._console = console
@@ -60,7 +60,7 @@ class LocalRun:
         }
 
     def run(self, store: BatchStore, batch: Batch) -> Ran:
-        """Until the last line has ended; no model is loaded where none can run.
+        """Run until the last line has ended; no model is loaded if none can run.
 
         Raises StorageFailed, EngineFailure; KeyboardInterrupt after SIGINT or SIGTERM, when all
         processes are gone.
@@ -94,7 +94,7 @@ class LocalRun:
         return Ran(ended.batch, ended.progress, planner.chosen, seconds, planner.in_turn)
 
     async def _watched(self, runner: BatchRunner, batch: Batch, local: LocalService) -> Ended:
-        """Runs the batch while the terminal shows how far it is."""
+        """Run the batch while the terminal shows its progress."""
         work = asyncio.create_task(runner.run(batch.batch_id))
         try:
             with Progress(*_COLUMNS, console=self._console, transient=True) as bar:
@@ -117,20 +117,20 @@ class LocalRun:
 
 
 def local_planner(local: LocalService, settings: Mapping[str, Setting], order: str) -> LocalPlanner:
-    """Feeds the units of `local`. settings: by model, where it runs."""
+    """Return a planner that feeds the units of `local`. settings: of each model."""
     return LocalPlanner(local.texts, settings, order, lenient=False, units=local.fed)
 
 
 def local_runner(
     store: BatchStore, local: LocalService, planner: Planner, models: Sequence[str]
 ) -> BatchRunner:
-    """Runs the batches of `store` on `local`."""
+    """Return a runner of the batches of `store` on `local`."""
     answerer = LineAnswerer(local.service, lenient=False)
     return BatchRunner(store, answerer, planner, lambda: models, RunnerSettings(window=_MOST_OPEN))
 
 
 def speed_text(progress: JobProgress) -> str:
-    """Tokens a second, what of the prompts was found computed, and when it should end."""
+    """Tokens per second, share of prompts found in the cache, and expected end."""
     use = progress.use
     if not use.prompt:
         return ""

@@ -1,4 +1,4 @@
-"""What `muxcluster up` does: plans for a Ray cluster, shows the change, applies it and waits."""
+"""Implementation of `muxcluster up`: plan for a Ray cluster, show the change, apply it, wait."""
 
 import sys
 from collections.abc import Mapping
@@ -39,8 +39,8 @@ class Asked:
 def apply(config: Path, asked: Asked) -> None:
     """Make the cluster at `asked.address` run `config`, and wait until it does.
 
-    Raises ConfigError, LoadError, InfeasiblePlan, Unavailable, EngineFailure; BadParameter where
-    nobody can be asked; Abort where the answer is no.
+    Raises ConfigError, LoadError, InfeasiblePlan, Unavailable, EngineFailure; BadParameter without
+    a terminal to confirm on; Abort if the answer is no.
     """
     console = Console(highlight=False, soft_wrap=True, markup=False, stderr=asked.as_json)
     wanted = load_config(config)
@@ -65,7 +65,8 @@ def apply(config: Path, asked: Asked) -> None:
 
 
 def _planned(config: Config, before: Desired | None) -> Desired:
-    """What is to run. The same file gives what runs already, whatever was measured since.
+    """Return the desired state. The same file gives what runs already, whatever rates were measured
+    since.
 
     Raises ConfigError, LoadError, InfeasiblePlan.
     """
@@ -94,7 +95,7 @@ def _show(console: Console, change: Change, desired: Desired, as_json: bool) -> 
 
 
 def _confirm() -> None:
-    """Raises BadParameter if nobody can be asked, Abort where the answer is no."""
+    """Ask for confirmation. Raises BadParameter without a terminal, Abort if the answer is no."""
     if not sys.stdin.isatty():
         raise typer.BadParameter("nobody can be asked here: say --yes to apply this")
     typer.confirm("Apply?", abort=True)

@@ -60,7 +60,8 @@ class JobOptions:
 def job_options(
     path: Path | None, order: str | None, model: str | None, lengths: str | None = None
 ) -> JobOptions | None:
-    """None without --batch. Raises typer.BadParameter for an unknown name, or what needs it."""
+    """Return the options; None without --batch. Raises typer.BadParameter for an unknown name, or
+    for options that need --batch."""
     if path is None:
         if any(each is not None for each in (order, model, lengths)):
             raise typer.BadParameter("--order, --lengths and --batch-model need --batch")
@@ -73,7 +74,7 @@ def job_options(
 
 
 def job_of(options: JobOptions, config: Config, plan: Path | None, seed: int) -> JobBeside:
-    """The job as it will run: auto's choice of its order is made on the job alone.
+    """Return the job in its final order; auto chooses the order for the job alone.
 
     Raises ConfigError, InfeasiblePlan.
     """

@@ -1,4 +1,4 @@
-"""Which cases a command line means, and their reports."""
+"""Cases of a command line, and their reports."""
 
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -52,8 +52,8 @@ class Prepared:
 
 
 def prepare(config: Config, grid: Grid, cache: Cache) -> Prepared:
-    """Plan every case. Raises ConfigError for a file that is wrong, InfeasiblePlan where no system
-    finds a placement."""
+    """Plan every case. Raises ConfigError for a wrong file, InfeasiblePlan if no system finds a
+    placement."""
     with refusals(config):
         base = problem(config, nodes_of(config))
     given = None if grid.plan is None else whole_plan(grid.plan, config)
@@ -93,8 +93,8 @@ def prepare(config: Config, grid: Grid, cache: Cache) -> Prepared:
 def reports_of(
     prepared: Prepared, cache: Cache, num_processes: int, progress: PartProgress
 ) -> list[CaseReport]:
-    """The report of each case. Raises ConfigError for a cache that cannot be written,
-    MuxClusterError where a process is lost."""
+    """Return the report of each case. Raises ConfigError for a cache that cannot be written,
+    MuxClusterError if a process is lost."""
     try:
         return sweep(
             prepared.cases,

@@ -1,4 +1,4 @@
-"""A job whose lines name several models: a plan each, and whether they run at once."""
+"""A job whose lines name several models: a plan for each, and whether to run them at once."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,17 +30,17 @@ class Shared:
 
     @property
     def joint_s(self) -> float:
-        """All at once, until the last unit has ended."""
+        """Seconds if all run at once, until the last unit has ended."""
         return max(each.joint_s for each in self.found.values())
 
     @property
     def one_after_other_s(self) -> float:
-        """The same, each model by itself."""
+        """Seconds if the models run one after another."""
         return max(each.one_after_other_s for each in self.found.values())
 
     @property
     def is_joint(self) -> bool:
-        """True if they should run at once."""
+        """Whether they should run at once."""
         return self.joint_s < self.one_after_other_s
 
 
@@ -53,7 +53,7 @@ class Several:
 
 
 def surveyed(path: Path, config: Config, model: str | None) -> Survey:
-    """What the lines of a file ask for; `model`: the only one they may, None for any of `config`.
+    """Survey the lines of a file; `model`: the only one allowed, None for any of `config`.
 
     Raises ConfigError if no line is a request, or `model` is not there.
     """
@@ -76,9 +76,9 @@ def compare_several(
     options: PredictionOptions,
     ways: Ways,
 ) -> Several:
-    """Each model's lines as a job, then those that share units together.
+    """Compare the orders of each model's lines, then of models that share units.
 
-    ways: as `settings_of`'s plan and lane. Raises ConfigError, InfeasiblePlan.
+    ways: `settings_of`'s plan and lane. Raises ConfigError, InfeasiblePlan.
     """
     comparisons = {
         model: compare(settings_of(config, model, *ways), path, options, Skips(True, True))
@@ -115,7 +115,7 @@ def _together(
 
 
 def several_lines(found: Several) -> Iterator[Text]:
-    """The lines of each model, then what is said of those that share units."""
+    """Return the lines of each model, then those about shared units."""
     for comparison in found.comparisons.values():
         yield from plan_lines(comparison)
         yield Text()
@@ -130,7 +130,7 @@ def several_lines(found: Several) -> Iterator[Text]:
 
 
 def several_content(found: Several) -> dict[str, Any]:
-    """The same for JSON. models: as for a job of one. shared: seconds both ways."""
+    """Return the content for JSON. models: as for a job of one. shared: seconds both ways."""
     return {
         "models": {model: plan_content(each) for model, each in found.comparisons.items()},
         "shared": [

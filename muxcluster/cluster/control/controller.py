@@ -1,4 +1,4 @@
-"""The controller: keeps what is to run, and makes it so; answers ingresses and the command line."""
+"""The controller: stores and applies the desired state, answers ingresses and the command line."""
 
 import asyncio
 import logging
@@ -56,10 +56,11 @@ class Wiring:
 
 
 class Controller:
-    """Turns in a loop: look at nodes and units, decide (`reconcile`), act. All it knows is kept in
-    Ray's GCS before it acts, so that a successor goes on; the data path does without it meanwhile.
+    """Control loop: look at nodes and units, decide (`reconcile`), act. The state is stored in
+    Ray's GCS before each action, so that a successor can continue; the data path does not need the
+    controller meanwhile.
 
-    To be made on a running event loop.
+    Must be created on a running event loop.
     """
 
     def __init__(self, wiring: Wiring) -> None:
@@ -82,7 +83,8 @@ class Controller:
         self._turns = asyncio.create_task(self._run())
 
     async def directory(self, known_version: str | None) -> Directory | None:
-        """What ingresses need to know; None if they know it, or it is not known yet."""
+        """Return the routing table for ingresses; None if they have it already, or it is not known
+        yet."""
         desired = self._state.desired
         if desired is None or not self._is_settled():
             return None
@@ -90,25 +92,25 @@ class Controller:
         return None if found.version == known_version else found
 
     async def desired(self) -> Desired | None:
-        """What is to run; None before the first `apply`."""
+        """Return the desired state; None before the first `apply`."""
         return self._state.desired
 
     async def edge(self) -> Edge | None:
-        """The ingresses that are to run."""
+        """Return the desired ingresses."""
         return self._state.edge
 
     async def apply(self, desired: Desired, edge: Edge | None) -> None:
-        """From now on this is to run; it is begun at once and kept first."""
+        """Store the desired state and start to apply it."""
         self.begin(desired, edge)
 
     def begin(self, desired: Desired, edge: Edge | None) -> None:
-        """As `apply`, in the controller's own process."""
+        """Like `apply`, for callers in the controller's own process."""
         self._keep(replace(self._state, desired=desired, edge=edge))
         self._replanner.reset(desired)
         self._roster.failures.clear()
 
     async def progress(self) -> dict[str, Any]:
-        """How far it is with what was applied: {"converged", "units": [(id, phase, reason)],
+        """Return the progress of the last `apply`: {"converged", "units": [(id, phase, reason)],
         "failures": [text], "edge": text or None, "num_failures": of what fails most often}."""
         view = self._view()
         units = [
@@ -135,20 +137,19 @@ class Controller:
         }
 
     async def status(self) -> dict[str, Any]:
-        """Nodes, units, models, SM shares, quotas, rates and health, as JSON values."""
+        """Return nodes, units, models, SM shares, quotas, rates and health, as JSON values."""
         views = self._roster.views(self._nodes.reachable)
         state = describe(self._nodes.described(), views, self._state.desired)
         return {**state, "ray_address": joinable(ray.get_runtime_context().gcs_address)}
 
     async def timeline(self) -> dict[str, list[dict[str, Any]]]:
-        """Jobs of each unit so far, oldest first (`JobRecord` as JSON values)."""
+        """Return the jobs of each unit so far, oldest first (`JobRecord` as JSON values)."""
         names = [watch.record.name for watch in self._roster.watches]
         found = await asyncio.gather(*(_timeline(name) for name in names))
         return dict(zip(names, found, strict=True))
 
     async def stop(self) -> None:
-        """End every unit, and the batches' actor, and forget everything; returns when they are
-        gone."""
+        """Stop every unit and the batches' actor, clear the state; return when they are gone."""
         self._is_leaving = True
         self._turns.cancel()
         await end_unit(BATCHES, CLOSE_S)
@@ -164,7 +165,7 @@ class Controller:
             self._keep(replace(self._state, records=records))
 
     def _is_settled(self) -> bool:
-        """What is known of nodes and units is not older than this controller."""
+        """Return whether all nodes and units were observed since this controller started."""
         return self._nodes.is_known and self._roster.is_known
 
     async def _run(self) -> None:
@@ -243,7 +244,7 @@ class Controller:
 
 
 async def _timeline(name: str) -> list[dict[str, Any]]:
-    """A unit's jobs; none where it is gone, restarting or silent."""
+    """Return a unit's jobs; none if it is gone, restarting or silent."""
     actor = await asyncio.to_thread(find_actor, name)
     if actor is None:
         return []

@@ -1,4 +1,4 @@
-"""From units as they are to what ingresses are told."""
+"""The ingresses' routing table from the observed units."""
 
 from collections.abc import Sequence
 
@@ -15,9 +15,10 @@ _GONE = frozenset({Phase.AWAY, Phase.FAILED, Phase.STOPPING})
 def directory_of(
     state: State, watches: Sequence[UnitWatch], reachable: frozenset[str]
 ) -> Directory:
-    """New requests go to units that serve; one that restarts keeps its place, its requests wait.
+    """Route new requests to units that serve; a restarting unit keeps its place and its requests
+    wait.
 
-    A unit that failed, ends, or is on a node that cannot be reached is not in it.
+    A unit that failed, is being stopped, or is on an unreachable node is left out.
     """
     assert state.desired is not None
     models = {model.name for model in state.desired.models}

@@ -1,4 +1,4 @@
-"""Log lines of the processes behind a server: written to a folder there, shown by the server."""
+"""Log lines of a server's processes: written to a folder, shown by the server."""
 
 import logging
 import os
@@ -19,10 +19,10 @@ _READ_BYTES = 2**20
 
 
 def log_as(name: str, level: int = logging.INFO) -> None:
-    """Have this Ray actor's process log from `level` on, its child processes' output included.
+    """Let this Ray actor's process log from `level` on, with its child processes' output.
 
-    On an embedded Ray that is a file of the server's folder; on other clusters it is the worker's
-    log in Ray's own folder. Outside of Ray's actors nothing happens.
+    On an embedded Ray the log is a file of the server's folder; on other clusters it is the
+    worker's log in Ray's own folder. Outside Ray's actors nothing happens.
     """
     if not ray.is_initialized() or ray.get_runtime_context().get_actor_id() is None:
         return
@@ -40,9 +40,9 @@ def log_as(name: str, level: int = logging.INFO) -> None:
 
 
 class LogFollower:
-    """Hands each new line in the files of `folder` to `show`, with its file's name before it.
+    """Pass each new line in the files of `folder` to `show`, after its file's name.
 
-    A thread of its own reads them until `close`.
+    A thread reads them until `close`.
     """
 
     def __init__(self, folder: Path, show: Callable[[str], None]) -> None:

@@ -1,4 +1,4 @@
-"""What to do next so that the units that run become those that are planned: pure, no Ray."""
+"""Sans-IO reconciler: next actions that turn the running units into the planned ones."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -6,24 +6,19 @@ from enum import StrEnum
 
 
 class Phase(StrEnum):
-    """A unit as the controller sees it.
+    """State of a unit as the controller sees it."""
 
-    starting: made, or restarted by Ray, and not heard yet. loading: it reads weights. away: its
-    node cannot be reached, so nothing can be asked of it. silent: its node can, but it does not
-    answer. failed: it said so. stopping: it is being ended.
-    """
-
-    STARTING = "starting"
-    LOADING = "loading"
+    STARTING = "starting"  # created, or restarted by Ray, without a report yet
+    LOADING = "loading"  # reads weights
     READY = "ready"
-    AWAY = "away"
-    SILENT = "silent"
-    FAILED = "failed"
-    STOPPING = "stopping"
+    AWAY = "away"  # its node is unreachable
+    SILENT = "silent"  # its node is reachable, but it does not answer
+    FAILED = "failed"  # it reported a failure
+    STOPPING = "stopping"  # it is being stopped
 
 
 COMING = frozenset({Phase.STARTING, Phase.LOADING})
-# Their GPUs are not free, and nothing else is to be done about them.
+# Their GPUs are in use, and no action is possible.
 GOING = frozenset({Phase.AWAY, Phase.STOPPING})
 
 
@@ -35,7 +30,7 @@ class Mesh:
     gpus: tuple[int, ...]
 
     def overlaps(self, other: "Mesh") -> bool:
-        """Whether both want a GPU."""
+        """Return whether both contain a GPU."""
         return self.node == other.node and not set(self.gpus).isdisjoint(other.gpus)
 
 
@@ -63,13 +58,13 @@ class Seen:
 
     @property
     def serves(self) -> bool:
-        """It takes new requests."""
+        """Whether it takes new requests."""
         return self.phase is Phase.READY and self.drain_until_s is None
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of how much changes at a time, and how long it may take."""
+    """How much may change at a time, and how long each change may take."""
 
     start_s: float = 600.0  # from its making to ready
     drain_s: float = 30.0  # that requests under way get where others take the new ones
@@ -79,7 +74,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """All that a decision is made from."""
+    """The input of a decision."""
 
     wanted: Sequence[Wanted]
     seen: Sequence[Seen]
@@ -94,14 +89,14 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Make this unit."""
+    """Start this unit."""
 
     unit: Wanted
 
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """No new requests for it; those under way may stay for `limit_s` seconds."""
+    """Send it no new requests; running ones may stay for `limit_s` seconds."""
 
     name: str
     limit_s: float
@@ -109,14 +104,14 @@ class Drain:
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """It is wanted again: new requests may go there."""
+    """Send it new requests again."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """End its processes and give its GPUs back."""
+    """Stop its processes and free its GPUs."""
 
     name: str
     is_broken: bool = False  # because it failed
@@ -126,12 +121,12 @@ Action = Start | Drain | Resume | Stop
 
 
 def decide(view: View) -> tuple[Action, ...]:
-    """The next actions; none where all is as it should be, or has to be waited for.
+    """Return the next actions; none if everything is as planned, or has to be waited for.
 
-    A ready unit that is the last of a model goes only where a planned unit needs its GPUs, and
-    never while another unit is on its way or a new one has just failed. One goes at a time, so that
-    a plan that does not work stops at the first unit, or all that keep lost models from coming
-    back.
+    A ready unit that is the last of a model is stopped only if a planned unit needs its GPUs, and
+    never while another unit is starting or a new one has just failed. Units are stopped one at a
+    time, so that a plan that does not work ends at the first unit; all units in the way of lost
+    models are stopped together.
     """
     broken = [unit for unit in view.seen if _is_broken(unit, view)]
     rest = [unit for unit in view.seen if unit not in broken and unit.phase not in GOING]
@@ -154,7 +149,7 @@ def decide(view: View) -> tuple[Action, ...]:
 
 
 def matched(wanted: Sequence[Wanted], seen: Sequence[Seen]) -> dict[int, str]:
-    """Position in `wanted` -> name of the unit that is what is wanted there."""
+    """Map positions in `wanted` to names of units that fulfil them."""
     found: dict[int, str] = {}
     for index, unit in enumerate(wanted):
         equal = [each for each in seen if (each.key, each.mesh) == (unit.key, unit.mesh)]
@@ -166,7 +161,7 @@ def matched(wanted: Sequence[Wanted], seen: Sequence[Seen]) -> dict[int, str]:
 
 
 def is_converged(view: View) -> bool:
-    """Exactly the wanted units run, and all of them serve."""
+    """Return whether exactly the wanted units run, and all of them serve."""
     here = [unit for unit in view.seen if unit.phase is not Phase.AWAY]
     return (
         len(here) == len(view.wanted)
@@ -182,7 +177,7 @@ def _is_broken(unit: Seen, view: View) -> bool:
 
 
 def _starts(view: View, rest: Sequence[Seen], missing: Sequence[Wanted]) -> Iterator[Start]:
-    """Units whose GPUs are free: those of models that nobody serves together, others one by one."""
+    """Yield units whose GPUs are free: those of unserved models together, others one by one."""
     served = {model for unit in rest if unit.serves for model in unit.models}
     num_coming = sum(unit.phase in COMING for unit in rest)
     for unit in sorted(missing, key=lambda unit: unit.models <= served):
@@ -194,7 +189,7 @@ def _starts(view: View, rest: Sequence[Seen], missing: Sequence[Wanted]) -> Iter
 
 
 def _removals(view: View, rest: Sequence[Seen], surplus: Sequence[Seen]) -> Iterator[Action]:
-    """What nobody wants any more, as long as every planned model keeps a unit that serves it."""
+    """Yield removals of unplanned units, while every planned model keeps a serving unit."""
     planned = {model for unit in view.wanted for model in unit.models}
     serving = [unit for unit in rest if unit.serves]
     for unit in surplus:
@@ -213,10 +208,10 @@ def _removals(view: View, rest: Sequence[Seen], surplus: Sequence[Seen]) -> Iter
 def _eviction(
     view: View, rest: Sequence[Seen], surplus: Sequence[Seen], missing: Sequence[Wanted]
 ) -> Iterator[Drain]:
-    """The units in the way of one that is wanted: their requests wait for it, or move.
+    """Return the units in the way of a wanted one: their requests wait for it, or move.
 
-    One at a time, but all at once that bring back a lost model: else the last of these would wait
-    for every other one.
+    One at a time, but together all whose removal brings back a lost model: otherwise the last of
+    these would wait for every other one.
     """
     is_moving = any(unit.phase in COMING or unit.drain_until_s is not None for unit in rest)
     blocked = [unit for unit in missing if _blockers(unit, surplus)]

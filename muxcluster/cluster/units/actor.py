@@ -1,4 +1,4 @@
-"""A unit as a Ray actor: Ray places it and restarts its process; tokens go past Ray."""
+"""A unit as a Ray actor: Ray places and restarts its process; tokens do not pass through Ray."""
 
 import logging
 import os
@@ -33,9 +33,10 @@ CLOSE_S = 5.0
 
 
 class UnitReplica:
-    """Runs one `Unit` behind one zmq endpoint; methods are Ray calls of the controller.
+    """Run one `Unit` behind one zmq endpoint; methods are Ray calls of the controller.
 
-    Loading is done beside them, so that one that loads can be told from one that hangs.
+    Loading runs in the background, so that a loading unit still answers and differs from a hung
+    one.
     """
 
     def __init__(self, spec: UnitSpec, entrance: Entrance) -> None:
@@ -52,7 +53,7 @@ class UnitReplica:
         threading.Thread(target=self._load, name="loader", daemon=True).start()
 
     def report(self) -> UnitReport:
-        """The state now, without jobs."""
+        """Return the current state, without jobs."""
         reason = self._reason or self._trouble()
         if reason is not None:
             return UnitReport(Phase.FAILED, reason)
@@ -61,11 +62,11 @@ class UnitReplica:
         return UnitReport(Phase.READY, None, self._address, self._jobs.peek())
 
     def timeline(self) -> tuple[JobRecord, ...]:
-        """Jobs so far, bounded, oldest first, on the unit's clock."""
+        """Return the jobs so far (a bounded number), oldest first, on the unit's clock."""
         return () if self._jobs is None else self._jobs.timeline()
 
     def close(self) -> None:
-        """End the unit's processes; its clients see the connection end. Idempotent."""
+        """Stop the unit's processes; its clients lose the connection. Idempotent."""
         with self._lock:
             self._is_closed = True
             self._cleanup.close()
@@ -104,7 +105,7 @@ class UnitReplica:
         return Door(f"tcp://{get_node_ip_address()}:*", self._entrance.client_key)
 
     def _trouble(self) -> str | None:
-        """Why the unit has to be replaced."""
+        """Return why the unit has to be replaced, if so."""
         if self._jobs is None or self._unit is None or self._server is None:
             return None
         if not self._server.is_alive:
@@ -118,5 +119,5 @@ class UnitReplica:
 
 
 def as_reported(stats: UnitStats, step_age_s: float) -> UnitStats:
-    """`stats` of a unit that made no progress for `step_age_s` seconds: stalled is failed."""
+    """Return `stats`, as failed if the unit made no progress for too long (`step_age_s`)."""
     return replace(stats, state=UnitState.FAILED) if step_age_s > STALL_REPORT_S else stats

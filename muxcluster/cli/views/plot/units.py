@@ -1,4 +1,4 @@
-"""The picture in detail: nodes as rows, meshes as boxes, their models and resources inside."""
+"""The detailed picture: nodes as rows, meshes as boxes with their models and resources."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ _LOAD, _SMS, _BANDWIDTH, _MEMORY = "#3a7d44", "#4c6fbf", "#8d5fb0", "#6b7280"
 
 
 def draw_units(judged: Judged) -> Canvas:
-    """For clusters whose models can be named."""
+    """Draw a cluster that is small enough to name its models."""
     return _Picture(judged).canvas
 
 
@@ -129,7 +129,7 @@ class _Picture:
             self.canvas.text(at, f"and {len(models) - _MOST_MODELS} more models", 7)
 
     def _model(self, model: PlannedModel, box: _Box, weights: float, quota: float) -> None:
-        """weights, quota: inches of memory."""
+        """Draw a model. weights, quota: inches of memory."""
         colour = self._colours[model.name]
         corner = (box.left, box.top)
         self.canvas.box(corner, (box.width, box.height), fill=PALE)
