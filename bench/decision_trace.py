@@ -33,12 +33,12 @@ _PACKAGES = (f"{ROOT / 'muxcluster'}/",)
 
 @dataclass(slots=True)
 class Trace:
-    """What ran while `Tracer` was on. depth: most frames of ours above the traced call."""
+    """What ran while `Tracer` was on."""
 
     files: set[str] = field(default_factory=set)
     lines: set[tuple[str, int]] = field(default_factory=set)
     functions: set[tuple[str, str]] = field(default_factory=set)
-    depth: int = 0
+    depth: int = 0  # most frames of ours above the traced call
 
     @property
     def sizes(self) -> Mapping[str, int]:

@@ -81,8 +81,7 @@ SHAPE = {
 }
 TINY = {**SHAPE, "hidden_size": 192, "intermediate_size": 256, "num_hidden_layers": 2}
 TINY |= {"num_attention_heads": 3}
-MIXED = {4: 2, 8: 1}
-"""Batch size to factor of the lengths."""
+MIXED = {4: 2, 8: 1}  # Batch size to factor of the lengths
 
 SHORT = (2, 4, 6, 8, 10)
 UNLIMITED = 1 << 62

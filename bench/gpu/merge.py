@@ -32,11 +32,11 @@ CLAIMS: Mapping[str, Callable[[Found, Mapping[str, Any]], list[Claim]]] = {
     "engine": engine.claims_of,
     "multiplex": multiplex.claims_of,
 }
+# What a merged record makes anew; all else it has of the last record.
 _OWN = (
     *("claims", "parts", "rows", "checks", "failures", "superseded", "samples"),
     *("runs", "finished", "missing"),
 )
-"""What a merged record makes anew; all else it has of the last record."""
 
 
 class Refused(Exception):

@@ -37,8 +37,8 @@ _SCALES = (1.0, 2.0, 4.0)
 _ALPHAS = (0.7, 1.3, 2.1)
 _CONDENSATIONS = (500, 1200, 2000)
 _SECONDS = 60.0
+# A model that is starved there needs a while until its requests miss 8 times their base.
 _RESOURCES_SECONDS = 120.0
-"""A model that is starved there needs a while until its requests miss 8 times their base."""
 _QUICK_SECONDS = 20.0
 
 

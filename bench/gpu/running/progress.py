@@ -12,8 +12,7 @@ from bench.gpu.running.children import end_in_order
 from bench.gpu.running.found import OK, WRONG, Found, Part, from_record
 from bench.harness import Bench, Claim, make_parser
 
-_SHOWN_CHARACTERS = 200
-"""Of a reason, in the line of a part."""
+_SHOWN_CHARACTERS = 200  # Of a reason, in the line of a part
 
 
 def parts_parser(description: str | None) -> argparse.ArgumentParser:

@@ -13,9 +13,9 @@ from muxcluster.http.calls.choice import CONTEXT_TOKENS
 from muxcluster.text.detokenizer import Detokenizer
 from muxcluster.text.tokenizer import Tokenizer
 
+# Sums in another order may swap logits as close as this. The errors of Hugging Face's own fp32
+# logits of these models are half as large, and its own attention kernels then choose differently.
 NEAR_TIE = 1e-4
-"""Sums in another order may swap logits as close as this. The errors of Hugging Face's own fp32
-logits of these models are half as large, and its own attention kernels then choose differently."""
 
 
 def differing(runs: Sequence[Answered]) -> list[str]:

@@ -17,13 +17,12 @@ COMPARED = ("dfs", "blend")
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Mixtures that are run in the same orders with as many requests. serial: orders that run
-    without overlap, too."""
+    """Mixtures that are run in the same orders with as many requests."""
 
     mixes: Sequence[Mix]
     num_requests: int
     orders: Sequence[str] = COMPARED
-    serial: Sequence[str] = ()
+    serial: Sequence[str] = ()  # orders that run without overlap, too
 
     def cases(self) -> list[Case]:
         """Every mixture in every order, those of one mixture together."""

@@ -19,29 +19,26 @@ from muxcluster.offline.choice import JobSummary, Unplanned, summary_of
 from muxcluster.offline.prefix.prompts import flat_prompts
 
 BLOCK_TOKENS = 16
-LONGEST = 65_536
-"""Output tokens of a video at most."""
+LONGEST = 65_536  # Output tokens of a video at most
+# Shares of each other, the same in all mixtures.
 BASE = {
     "burstgpt": Kind(0.25, 1, 0, 605, 44, heading=16),
     "wildchat": Kind(0.25, 3, 152, 352, 405),
     "sharegpt": Kind(0.25, 1, 0, 600, 335, heading=16),
     "azure": Kind(0.25, 1, 0, 2032, 24, heading=16),
 }
-"""Shares of each other, the same in all mixtures."""
 MMLU = Kind(1.0, 250, 632, 100, 2, heading=16)
 VIDEO = Kind(1.0, 1, 0, 60, 16_384, most=LONGEST)
-SUBJECTS = 57
-"""Of MMLU: groups of a small trace, where whole ones would be too few."""
-MEASURED = 3000
-"""Requests of one kind that its mean work is taken from, at least."""
+SUBJECTS = 57  # Of MMLU: groups of a small trace, where whole ones would be too few
+MEASURED = 3000  # Requests of one kind that its mean work is taken from, at least
 
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """What a mixture should be like as a whole. sharing: of its prompt tokens, 0 to 1."""
+    """What a mixture should be like as a whole."""
 
     density: float
-    sharing: float
+    sharing: float  # of its prompt tokens, 0 to 1
 
     @property
     def name(self) -> str:
