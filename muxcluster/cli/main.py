@@ -42,10 +42,10 @@ GROUPS = {
 # Where the actions of a command are: `y` is the function `y` of module `y` there.
 _FOLDERS = {"batch": "batch."}
 
-# What typer raises for a wrong command line; it has no public name of its own.
+# Raised by typer for a wrong command line; it has no public name.
 _USAGE_ERROR: Any = typer.BadParameter.__base__
 _BAD_INPUT = (ConfigError, InfeasiblePlan, LoadError)
-# Extras that bring modules; all other modules that the base install lacks come with `serve`.
+# Extras by module; all other modules that the base install lacks are in `serve`.
 _EXTRAS = {"matplotlib": "plot", "triton": "gpu"}
 
 

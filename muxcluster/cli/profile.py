@@ -38,12 +38,12 @@ from muxcluster.placement.problem import Node
 from muxcluster.placement.shapes.shape import ModelShape
 
 FULL = Grid(shares=(), batches=(1, 2, 4, 8), lengths=(32, 128, 512), repeats=3)
-# No shares: those that the node can be divided into.
+# No shares: use those that the node can be divided into.
 QUICK = Grid(shares=(), batches=(1, 4), lengths=(32, 128), repeats=1)
 FULL_GPU = Grid(shares=(), batches=(1, 8, 32, 128), lengths=(128, 512, 2048), repeats=3)
 QUICK_GPU = Grid(shares=(), batches=(1, 32), lengths=(128, 1024), repeats=1)
 COLUMNS = ("share", "batch", "tokens", "prefill ms", "decode ms")
-# Mean number of running processes from which on the machine does not count as quiet.
+# Load average above which the machine does not count as quiet.
 BUSY_LOAD = 0.5
 _CPUINFO = Path("/proc/cpuinfo")
 
@@ -168,7 +168,7 @@ def _measured(
                 done = measure(subject.spec, grid, partial(advance, name))
                 measured.append(ProfiledModel(name=name, shape=shapes[name], cells=done.cells))
                 loaded.append(replace(subject, spec=done.spec))
-            # what is loaded may have less room than was planned: models with a cache of their own
+            # a loaded unit may have a smaller pool than planned: models with their own cache
             points = () if alone else points_of(loaded, grid)
             pairs = measured_pairs(loaded, points, grid.repeats, advance)
     except Stopped:

@@ -20,9 +20,11 @@ from muxcluster.placement.names import nearest
 from muxcluster.placement.problem import Node
 
 _MOST = 2**20
-# Measured by default: every rung is a process or a context of its own.
+# Shares measured by default on a GPU: each one is a process or a context.
 GPU_SHARES = (0.3, 0.5, 0.7, 1.0)
-_DEVICES = "muxcluster.engine.profile.device"  # Imports torch, which a profile of CPUs does without
+_DEVICES = (
+    "muxcluster.engine.profile.device"  # imports torch, which a profile of CPUs does not need
+)
 
 Number = TypeVar("Number", int, float)
 
@@ -32,7 +34,7 @@ class Subject:
     """A model to measure."""
 
     model: ConfiguredModel
-    # It alone in a unit, as `serve` would run it, but with one worker for all shares
+    # A unit of this model as in `serve`, but with one worker for all shares
     spec: UnitSpec
 
 
@@ -153,7 +155,7 @@ def _alone(
     spec = replace(spec, workers=(WorkerSlot(0, shares),))
     if node.gpu.is_cpu or asked == "none":
         return spec
-    # alone it would be given the whole GPU; here it is measured as one of several
+    # a lone model would get the whole GPU; here it is measured as one of several
     return settled(replace(spec, partition=asked))
 
 

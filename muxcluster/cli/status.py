@@ -18,7 +18,7 @@ from muxcluster.core.errors import Unavailable
 from muxcluster.core.inputs.web_url import checked_url
 
 TIMEOUT_S = 10.0
-# Numbers of a model and their titles; quota, used and cached in blocks.
+# Columns of the table of models; quota, used and cached in blocks.
 COLUMNS = MappingProxyType(
     {
         "running": "running",
@@ -29,7 +29,7 @@ COLUMNS = MappingProxyType(
         "rate_per_s": "req/s",
     }
 )
-COMING = ("starting", "loading")  # Phases of a unit that is on its way
+COMING = ("starting", "loading")  # phases of a unit that is starting
 
 
 def status(
@@ -73,7 +73,7 @@ def _through_http(url: str, api_key: str | None) -> dict[str, Any]:
 
 
 def _through_ray(address: str) -> dict[str, Any]:
-    # Loaded here: Ray takes a second to import, which HTTP users should not wait for.
+    # Imported here: Ray takes a second to import, which HTTP users should not wait for.
     from muxcluster.cluster.attach import ask_status
 
     return ask_status(address, TIMEOUT_S)

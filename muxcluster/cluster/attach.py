@@ -28,7 +28,7 @@ from muxcluster.cluster.units.actors import (
 from muxcluster.core.errors import EngineFailure, Unavailable
 
 POLL_S = 0.2
-MOST_FAILURES = 3  # Times that a unit may fail before a command gives up waiting for it
+MOST_FAILURES = 3  # failures of a unit after which a command stops waiting for it
 
 Progress = Callable[[dict[str, Any]], None]
 
@@ -80,7 +80,7 @@ def ask(controller: Any, method: str, *args: Any, timeout_s: float = 30.0) -> An
 
 def ask_status(address: str, timeout_s: float) -> dict[str, Any]:
     """Return the state of the cluster at `address`. Raises Unavailable if none answers."""
-    # Ray prints a node's last words where one dies meanwhile; a script reads our output as JSON.
+    # Ray prints messages of a node that dies meanwhile, but scripts read our output as JSON.
     with contextlib.redirect_stdout(sys.stderr), joined(address):
         controller = find_controller()
         if controller is None:
@@ -127,7 +127,9 @@ def stop_everything(timeout_s: float = 60.0) -> None:
     """
     controller = find_controller()
     if controller is not None:
-        with contextlib.suppress(Unavailable):  # a hung one is killed, its units ended from here
+        with contextlib.suppress(
+            Unavailable
+        ):  # a hung controller is killed; its units are stopped from here
             ask(controller, "stop", timeout_s=timeout_s)
         ray.kill(controller)
     serve.shutdown()

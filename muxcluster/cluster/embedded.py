@@ -32,11 +32,11 @@ APP = "muxcluster"
 SERVE_LOGGING: Mapping[str, Any] = MappingProxyType(
     {"log_level": "WARNING", "enable_access_log": False}
 )
-START_TIMEOUT_S = 1800.0  # Large models take their time; what fails says so before
+START_TIMEOUT_S = 1800.0  # large models load slowly; failures are reported earlier
 # Tokens do not pass through Ray's object store, so it may be small.
 OBJECT_STORE_BYTES = 128 * 2**20
 
-# Read by Ray's processes when they start; a value the user set wins.
+# Read by Ray's processes at start; values set by the user take precedence.
 SERVE_VARIABLES = {
     "RAY_USAGE_STATS_ENABLED": "0",
     # In HAProxy mode a stop would otherwise wait 30 s.
@@ -113,7 +113,7 @@ def _start(
         os.environ.setdefault(name, value)
     os.environ[VARIABLE] = str(folder.path)
     make_token()
-    # Serve warns where a busy replica answers late, then asks again; what fails, `ask` reports.
+    # Serve warns if a busy replica answers late, then retries; `ask` reports failures.
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
     with _signals_held(), on_loopback():
         ray.init(

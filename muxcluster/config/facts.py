@@ -19,7 +19,7 @@ class ModelFacts:
 
     shape: ModelShape
     eos_token_ids: tuple[int, ...]
-    dtype: str  # as its weights are stored, "float32" where it does not say
+    dtype: str  # of its stored weights, "float32" if config.json does not say
     max_context: int  # most tokens of a sequence
 
 

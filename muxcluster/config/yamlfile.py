@@ -18,16 +18,16 @@ from muxcluster.core.errors import ConfigError
 
 Location = tuple[str | int, ...]
 
-MOST_BYTES = 2 * 2**20  # Some ten thousand models
+MOST_BYTES = 2 * 2**20  # enough for ten thousand models
 MOST_DEPTH = 32
-# Keys count as values, and what an alias stands for counts wherever the alias is.
+# Keys count as values; an alias counts as its whole content each time.
 MOST_VALUES = 100_000
 
 _MOST_DIGITS = 400
 _EXPONENT = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)[eE][-+]?[0-9]+$")
 _MOST_EXACT = 2**53
 _KEY = re.compile(r"[\w./-]{1,80}")
-# What PyYAML's constructors raise for values that are not of their tag's form.
+# Errors of PyYAML's constructors for values that do not match their tag.
 _WRONG_VALUES = (ValueError, LookupError, TypeError, AttributeError, OverflowError)
 
 
@@ -69,7 +69,7 @@ class _Loader(yaml.SafeLoader):
     def construct_yaml_float(self, node: yaml.ScalarNode) -> int | float:
         value = float(super().construct_yaml_float(node))
         is_exact = value.is_integer() and abs(value) <= _MOST_EXACT
-        # 1e9 is an integer for keys that want one; keys for any number take both
+        # 1e9 is an integer for integer keys; keys for any number accept both
         return int(value) if is_exact and "e" in node.value.lower() else value
 
     def _fail(self, problem: str, event: Any) -> None:

@@ -32,7 +32,7 @@ _COMMON: Mapping[str, Any] = MappingProxyType(
     }
 )
 
-# Configuration of each family where it differs from `_COMMON`.
+# Configuration of each family, as far as it differs from `_COMMON`.
 FAMILIES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "llama": {

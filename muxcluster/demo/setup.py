@@ -122,8 +122,8 @@ def _load(requests: list[Planned], span_s: float) -> Expected:
 
 
 MAX_MODEL_LEN = 384
-# So small a pool that a burst fills it, so that quotas have a reason to move. Cores that are always
-# shared, for the timeline's sake: whether that pays on a CPU is not what the demo shows.
+# The pool is so small that a burst fills it, so that quotas move. Cores are always shared, for the
+# timeline: whether sharing pays on a CPU is not part of the demo.
 POLICY = MappingProxyType({"kv_gb": 0.016, "quota_period_s": 2.0, "sharing": "always"})
 
 

@@ -19,7 +19,7 @@ from muxcluster.loadgen.exchange import Target
 
 CHECK_TOKENS = 48
 
-Ask = Callable[[str], Any]  # The answer of the server's `status` or `timeline`
+Ask = Callable[[str], Any]  # returns the answer of the server's `status` or `timeline`
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
-# Rich in prose, and present in every supported Python (where one is absent it is left out).
+# Modules with much prose that every supported Python has (a missing one is left out).
 MODULES = (
     "argparse",
     "bisect",

@@ -79,7 +79,7 @@ def trace_rows(path: Path, count: int) -> Rows:
     """The first `count` rows of an Azure trace file. Raises OSError, ValueError."""
     with path.open(newline="") as file:
         rows = [row for row, _ in zip(csv.DictReader(file), range(count), strict=False)]
-    # Seven digits of fraction are one more than datetime reads.
+    # Its seven fraction digits are one more than datetime reads.
     times = [datetime.fromisoformat(row["TIMESTAMP"][:26]).timestamp() for row in rows]
     return Rows(
         np.asarray(times) - times[0],

@@ -24,7 +24,7 @@ class Answer:
     num_output_tokens: int = 0
     num_reads: int = 0  # socket reads that brought the answer
     finish_reason: str | None = None
-    error: str = ""  # empty if the stream came whole, to its `[DONE]`
+    error: str = ""  # empty if the stream was complete, with its `[DONE]`
 
     @property
     def is_complete(self) -> bool:

@@ -34,7 +34,7 @@ class Received:
     start_s: float
     # (seconds on time.perf_counter, bytes)
     pieces: list[tuple[float, bytes]] = field(default_factory=list)
-    error: str = ""  # what broke
+    error: str = ""  # error of the connection, if any
 
 
 class _Keeping(asyncio.Protocol):

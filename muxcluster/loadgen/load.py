@@ -28,7 +28,7 @@ class Outcome:
     """Result of a load."""
 
     answers: tuple[Answer, ...]
-    queue_s: tuple[float, ...]  # seconds each request waited for a free place
+    queue_s: tuple[float, ...]  # seconds that each request waited because of `max_concurrency`
     duration_s: float
     client_cpu_s: float  # processor time of this process while the load ran, parsing not included
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from http.client import HTTPException
 
 SAMPLE_WORDS = 200
-TOKENS_PER_WORD = 1.5  # Guess for servers that do not tokenise for us
+TOKENS_PER_WORD = 1.5  # assumed for servers without /tokenize
 _CONSONANTS, _VOWELS = "bcdfghjklmnprstvw", "aeiou"
 
 

@@ -16,9 +16,9 @@ class ModelReport:
     name: str
     offered: float  # offered, served: requests/s
     served: float
-    share: float  # served of offered, the paper's normalised R
+    share: float  # served / offered, the paper's normalised R
     batch: float  # mean sequences in decode
-    max_batch: int  # most that its quota holds
+    max_batch: int  # most sequences that its quota holds
     quota_blocks: int
     prefill_share: float
     decode_share: float
@@ -40,11 +40,11 @@ class UnitReport:
     node: str
     gpu: str
     tp: int
-    load: float  # of its fullest resource if all that is offered were served, 1 = full
-    limit: str  # that resource where not all is served, else ""
-    shared: bool  # prefill and decode side by side
-    # prefill, sms, bandwidth: busy part of the prefill lane, the SMs' time and the memory's, at
-    # what is served
+    load: float  # of its fullest resource if all offered requests were served, 1 = full
+    limit: str  # that resource if not all is served, else ""
+    shared: bool  # whether prefill and decode run side by side
+    # prefill, sms, bandwidth: load of the prefill lane, the SMs' time and the memory bandwidth at
+    # the served rates
     prefill: float
     sms: float
     bandwidth: float

@@ -18,7 +18,7 @@ class Move:
     before: tuple[PlannedUnit, ...]  # the units that have the model now, none for a new model
     to: PlannedUnit
     load_bytes: int
-    is_replica: bool  # it stays where it was as well
+    is_replica: bool  # True if it also stays where it was
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Difference:
     moves: tuple[Move, ...]
     kept: tuple[str, ...]  # models of both plans on the same units
     removed: tuple[str, ...]  # models of the old plan only
-    # (model, unit) that it leaves while it stays or goes elsewhere
+    # (model, unit) of models that leave a unit but not the cluster
     dropped: tuple[tuple[str, PlannedUnit], ...]
     opened: tuple[PlannedUnit, ...]  # opened, closed: units of one plan only
     closed: tuple[PlannedUnit, ...]

@@ -39,7 +39,7 @@ class Alternative:
     place: Place
     throughput: float | None = None  # throughput, value: requests/s and objective of the whole plan
     value: float | None = None
-    # Of the unit there, 1 = full; all None if it does not fit, for the `refusal`
+    # Load of that unit, 1 = full; all three are None if the model does not fit (see `refusal`)
     load: float | None = None
     refusal: str | None = None
     missing_bytes: int | None = None
@@ -59,9 +59,9 @@ class Explanation:
     full_rate: float
     weight_bytes: int  # weight_bytes, kv_bytes: its own
     kv_bytes: int
-    load: float  # load, load_without: of the unit with it and before it (0: it is alone)
+    load: float  # load, load_without: of the unit with it and without it (0: it is alone)
     load_without: float
-    marginal: float  # requests/s that the unit serves more with it
+    marginal: float  # additional requests/s that the unit serves with it
     fullest: str  # the resource that is used most
     throughput: float  # throughput, value: of the whole plan
     value: float

@@ -32,21 +32,21 @@ class Gpu:
     flops: float  # dense 16-bit FLOP/s (CPU: fp32)
     num_sms: int
     link: float  # bytes/s to a peer in one direction
-    # Bytes/s between it and pinned host memory in one direction, as large copies reach them
+    # Bytes/s of large copies to or from pinned host memory
     host_link: float = 25e9
-    usable_share: float = 0.9  # what one engine may take of it
-    # Share of the SMs from which on more of them draw little more of the memory bandwidth (0.4:
-    # fitted to decode on 30 to 100 % of an A100)
+    usable_share: float = 0.9  # share of the memory that one engine may take
+    # SM share above which further SMs draw little more memory bandwidth (0.4: fitted to decode on
+    # 30 to 100 % of an A100)
     bandwidth_knee: float = 0.4
     shares: tuple[float, ...] = _TENTHS  # the rungs of SM shares it can be divided into, ascending
     is_cpu: bool = False
 
 
 _PCIE3, _PCIE4, _PCIE5 = 16, 32, 64
-# Part of a PCIe x16 slot's rate that copies reach: 12.5, 25 and 50 GB/s are what is usually
-# measured on generations 3, 4 and 5.
+# Share of a PCIe x16 slot's rate that copies reach: 12.5, 25 and 50 GB/s are usually measured on
+# generations 3, 4 and 5.
 _PAYLOAD = 25 / 32
-# Slots of those that are not on PCIe 4. GB200's link to its CPU is faster; it counts as PCIe 5.
+# PCIe generations other than 4. GB200's link to its CPU is faster; it counts as PCIe 5.
 _SLOTS: Mapping[str, int] = MappingProxyType(
     {
         **dict.fromkeys(("V100-16GB", "V100-32GB", "T4"), _PCIE3),

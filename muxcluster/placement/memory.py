@@ -9,7 +9,7 @@ from muxcluster.placement.problem import Demand, Limits
 # CUDA context and kernels of one process; a GPU's owner and two workers have one each.
 CONTEXT_BYTES = GIB // 2
 NUM_CONTEXTS = 3
-_LOGITS_ROWS = 256  # Most rows whose fp32 logits exist at once
+_LOGITS_ROWS = 256  # most rows with fp32 logits at the same time
 
 
 class DoesNotFit(Exception):

@@ -7,8 +7,8 @@ from muxcluster.placement.cost import Profile
 from muxcluster.placement.hardware import Gpu
 from muxcluster.placement.shapes.shape import ModelShape
 
-# What a plan's score is: requests/s served; the same, each times its model's weight; requests/s
-# served within the latency targets; the GPUs used, fewest of those that meet all rates.
+# Score of a plan: served requests/s; the same, each times its model's weight; requests/s served
+# within the latency targets; GPUs used, the fewest that meet all rates.
 Objective = Literal["throughput", "weighted", "goodput", "fewest-gpus"]
 
 
@@ -61,8 +61,8 @@ class Limits:
     """Limits of the engine's configuration."""
 
     block_tokens: int = 16
-    token_budget: int = 2048  # most tokens a job processes
-    kv_bytes: int | None = None  # pool of a unit, None = all that is left
+    token_budget: int = 2048  # most tokens of a job
+    kv_bytes: int | None = None  # pool of a unit, None = all remaining memory
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from muxcluster.http.settings import ApiSettings, QueueLimits
 from muxcluster.sim.batch.setting import Setting
 
 REFRESH_S = 0.5
-# Lines of a model under way; the plan, which knows the units' memory, stops long before.
+# Most running lines of a model; the plan, which knows the units' memory, has a lower limit.
 _MOST_OPEN = 10_000
 _COLUMNS = (
     TextColumn("{task.description}"),
@@ -41,8 +41,8 @@ class Ran:
     batch: Batch
     progress: JobProgress | None  # of this run; None if there was nothing left to run
     orders: Mapping[str, str]  # by model
-    seconds: float  # of this run, loading and planning too
-    # Models that ran one after the other, though they share units
+    seconds: float  # of this run, including loading and planning
+    # Models that ran one after another although they share units
     in_turn: Sequence[Sequence[str]] = ()
 
 

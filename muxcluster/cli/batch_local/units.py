@@ -43,7 +43,7 @@ class LocalService:
     service: CompletionService
     texts: ModelTexts
     clients: Mapping[str, LocalUnitClient]
-    fed: Mapping[str, Sequence[FedUnit]]  # these by model
+    fed: Mapping[str, Sequence[FedUnit]]  # the units by model
 
     def check(self) -> None:
         """Raise EngineFailure if a unit has failed."""

@@ -15,7 +15,7 @@ from muxcluster.core.errors import ConfigError, StorageFailed, Unavailable
 from muxcluster.core.inputs.web_url import checked_url
 
 ApiObject = Mapping[str, Any]  # An object as OpenAI's API shows it
-TIMEOUT_S = 60.0  # For each answer to begin, and for the next bytes of a file
+TIMEOUT_S = 60.0  # until the start of each answer, and between parts of a file
 _CHUNK_BYTES = 2**20
 _REFUSALS = range(400, 500)
 _TRY_LATER = (408, 429)

@@ -54,7 +54,7 @@ def show_batches(console: Console, batches: Sequence[ApiObject]) -> None:
     if not batches:
         console.print("no batches")
         return
-    # An id is there to be copied: the table is as wide as a terminal of 80 columns and no wider.
+    # Ids must be copyable, so the table is at most 80 columns wide.
     table = Table(box=None, pad_edge=False)
     for title in ("batch", "status"):
         table.add_column(title, no_wrap=True)

@@ -16,7 +16,7 @@ from muxcluster.cli.batch_server.showing import (
 from muxcluster.core.errors import Unavailable
 
 POLL_S = 1.0
-PATIENCE_S = 600.0  # How long a server may be away: batches outlive its restart
+PATIENCE_S = 600.0  # longest absence of the server: batches survive its restart
 _COLUMNS = (
     TextColumn("{task.description}"),
     BarColumn(),

@@ -13,7 +13,7 @@ from muxcluster.config.planning import profile_paths
 from muxcluster.config.profiles import is_published, read_profile
 from muxcluster.core.errors import ConfigError
 
-# `--profile`, of every command that predicts times.
+# Option `--profile` of all commands that predict times.
 ProfileOption = Annotated[
     Path | None,
     typer.Option(

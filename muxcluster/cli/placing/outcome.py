@@ -12,7 +12,10 @@ from muxcluster.placement.difference import Difference, difference
 from muxcluster.placement.plan import Plan
 from muxcluster.placement.planner import Method
 
-REPLANNING: tuple[Method, ...] = ("greedy", "exact")  # Methods that go on from a plan in force
+REPLANNING: tuple[Method, ...] = (
+    "greedy",
+    "exact",
+)  # methods that can continue from a current plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +46,7 @@ class Outcome:
     """A plan, and the one before it."""
 
     after: Judged
-    before: Plan | None = None  # the one in force, or the one without the changes asked about
+    before: Plan | None = None  # the current plan, or the one without the `--what-if` changes
 
     def difference(self) -> Difference | None:
         """The difference from the plan before to this one."""

@@ -16,7 +16,7 @@ from muxcluster.placement.names import nearest
 from muxcluster.placement.shapes.known import SHAPES
 from muxcluster.placement.shapes.shape import ShapeError
 
-# Keys of `add`, and what they are in the file.
+# Keys of `add` and their names in the file.
 _KEYS = {
     "rate": "rate",
     "shape": "shape",

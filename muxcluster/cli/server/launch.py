@@ -99,10 +99,10 @@ def serving(
     show_log: gets the log lines of units and controller, from a thread of its own. Raises
     EngineFailure if it does not come up.
     """
-    # Units count their own threads; a library pool in each Ray process would fight them.
+    # Units limit their own threads; a library's pool in each Ray process would compete with them.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     targets = prepared.desired.targets
-    # Ray starts an idle worker for each CPU it is told of, so it is told of few.
+    # Ray starts an idle worker for each declared CPU, so few are declared.
     num_cpus = math.ceil(OTHER_CPUS + UNIT_CPUS * len(targets))
     # The ingress replica listens itself. On 2 cores, before any tuning, 32 streams got 2,900 events
     # a second through Serve's proxy, 6,500 through its HAProxy mode and 13,500 this way, and the

@@ -13,7 +13,7 @@ from muxcluster.config import Config
 from muxcluster.offline.order.orders import ORDERS
 from muxcluster.sim.batch.with_interactive import JobBeside
 
-_SAMPLE = 2000  # Requests that `--order auto` compares the orders on
+_SAMPLE = 2000  # requests of the sample on which `--order auto` compares orders
 
 BatchOption = Annotated[
     Path | None,
@@ -85,5 +85,5 @@ def job_of(options: JobOptions, config: Config, plan: Path | None, seed: int) ->
             settings, options.path, PredictionOptions(AUTO, _SAMPLE, seed, options.are_known)
         ).best
     file = settings[0].file(options.path, digest_of(options.path))
-    file.read(seed)  # so that a bad line is told of before anything is simulated
+    file.read(seed)  # so that an invalid line is reported before anything is simulated
     return JobBeside(file, order, options.are_known)

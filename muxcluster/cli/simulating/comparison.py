@@ -28,10 +28,10 @@ class Grid:
     scales: tuple[float, ...]
     options: LoadOptions
     slo_scale: float
-    # Of the systems whose placement is "greedy"; None lets them be planned at every scale
+    # Plan of the systems with placement "greedy"; None plans them at every scale
     plan: Path | None = None
-    batch: BatchOptions | None = None  # the load beside, None for none
-    job: JobBeside | None = None  # a batch job beside
+    batch: BatchOptions | None = None  # additional batch load, None for none
+    job: JobBeside | None = None  # an additional batch job
 
 
 @dataclass(frozen=True, slots=True)

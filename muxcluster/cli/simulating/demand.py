@@ -26,13 +26,12 @@ class LoadOptions:
 
     duration_s: float
     seed: int
-    # Popularity of the models as a power law over their order by configured rate, None keeps those
-    # rates
+    # Exponent of a power law over the models, ordered by configured rate; None keeps those rates
     alpha: float | None = None
-    # Requests/s of the most popular one, None for the highest configured
+    # Requests/s of the most popular model, None for the highest configured
     max_rate: float | None = None
     sigma: float = 1.0  # spread of the lengths, 0 for constant ones
-    trace: Path | None = None  # a file instead of distributions
+    trace: Path | None = None  # a trace file instead of distributions
 
 
 def demand_of(options: LoadOptions, problem: Problem, scale: float) -> tuple[Load, Problem]:

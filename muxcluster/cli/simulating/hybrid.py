@@ -12,7 +12,7 @@ from muxcluster.scheduling.packing import PACKINGS
 from muxcluster.sim.demand.waves import Waves
 from muxcluster.workload.lengths import Independent
 
-# What `--hybrid` compares where nothing else is asked for.
+# Default systems of `--hybrid`.
 HYBRID_SYSTEMS = ",".join(f"muxserve:packing={name}" for name in PACKINGS)
 _PROMPT_TOKENS, _OUTPUT_TOKENS, _WAVE = 768, 80, 256
 

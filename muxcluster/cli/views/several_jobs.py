@@ -26,7 +26,7 @@ class Shared:
     """Units that several of the job's models share."""
 
     models: tuple[str, ...]
-    found: Mapping[str, Together]  # of each unit its two ways
+    found: Mapping[str, Together]  # by unit: at once, and one after another
 
     @property
     def joint_s(self) -> float:
@@ -49,7 +49,7 @@ class Several:
     """Jobs of several models: planned alone and together."""
 
     comparisons: Mapping[str, Comparison]  # by model
-    shared: tuple[Shared, ...]  # of units that serve two of them or more
+    shared: tuple[Shared, ...]  # of units that serve at least two of the models
 
 
 def surveyed(path: Path, config: Config, model: str | None) -> Survey:

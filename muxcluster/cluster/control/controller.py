@@ -48,8 +48,8 @@ ASK_TIMEOUT_S = 5.0
 class Wiring:
     """How a controller's units are made and reached."""
 
-    # Folder for the units' sockets, where everything runs on this machine: then each node of a plan
-    # stands for it. None: units listen on their nodes' addresses.
+    # Folder for the units' sockets if everything runs on this machine, which then is every node of
+    # a plan. None: units listen on their nodes' addresses.
     socket_dir: str | None = None
     unit_class: str = UNIT_CLASS  # as `UnitHost`'s
     limits: Limits = Limits()
@@ -74,7 +74,7 @@ class Controller:
         self._roster = Roster(self._state.records, entrance, self._keep_records, wiring.unit_class)
         self._nodes = NodeWatch(is_local=wiring.socket_dir is not None)
         self._edge = EdgeKeeper()
-        # On one machine a unit has nowhere to move to.
+        # On one machine a unit cannot move.
         self._replanner = Replanner(follows_rates=wiring.socket_dir is None)
         if self._state.desired is not None:
             self._replanner.reset(self._state.desired)

@@ -16,9 +16,9 @@ from muxcluster.cluster.units.report import Entrance
 
 logger = logging.getLogger(__name__)
 
-CLOSE_S = 10.0  # How long a unit may take to end its processes before it is killed
+CLOSE_S = 10.0  # longest time for a unit to end its processes before it is killed
 BACKOFF_S = 2.0
-# Pause before a unit that failed is tried again: doubled each time up to this.
+# Longest pause before a failed unit is tried again; it doubles each time.
 MOST_BACKOFF_S = 60.0
 
 
@@ -98,7 +98,7 @@ class Roster:
         try:
             await asyncio.to_thread(make_unit, record, self._unit_class, self._entrance)
         finally:
-            self._watch(record).has_asked = True  # there is nothing older to be known of it
+            self._watch(record).has_asked = True  # it is new, so there is no older state to learn
 
     def drain(self, name: str, limit_s: float) -> None:
         """Send no new requests to that unit."""

@@ -20,7 +20,7 @@ HEAD_RESOURCE = "node:__internal_head__"
 GPU_LABEL = "ray.io/accelerator-type"
 PROBE_TIMEOUT_S = 1.0
 # Probes in a row without an answer after which a node counts as unreachable: with the timeout and
-# the pause between probes less than 5 s. Ray itself needs 63 s by default where a link is cut.
+# the pause between probes less than 5 s. Ray itself needs 63 s by default if a link is cut.
 MOST_MISSES = 3
 _PREFIX = "accelerator_type:"
 
@@ -29,10 +29,10 @@ _PREFIX = "accelerator_type:"
 class RayNode:
     """A node as Ray reports it."""
 
-    name: str  # unique, what the plan calls it
+    name: str  # unique name in the plan
     node_id: str
     ip: str
-    port: int  # its raylet's
+    port: int  # of its raylet
     is_alive: bool
     is_head: bool = False
     num_gpus: int = 0
@@ -159,7 +159,7 @@ async def _answers(node: RayNode) -> bool:
         async with asyncio.timeout(PROBE_TIMEOUT_S):
             _, writer = await asyncio.open_connection(node.ip, node.port)
     except TimeoutError:
-        # Where this process itself was held up, nothing is known of the node.
+        # If this process itself was delayed, the node's state is unknown.
         return monotonic() - began_s > 2 * PROBE_TIMEOUT_S
     except OSError:
         return False

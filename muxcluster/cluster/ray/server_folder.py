@@ -11,8 +11,8 @@ from pathlib import Path
 from muxcluster.cluster.ray.process_logs import LOGS
 
 PREFIX = "muxcluster-"
-_OWNER = "owner"  # A file in the folder that its server keeps locked as long as it lives
-# Ray's sockets lie about 80 characters below; paths of sockets end at 103 or 107.
+_OWNER = "owner"  # file in the folder that its server keeps locked while it runs
+# Ray adds about 80 characters for its sockets; socket paths are limited to 103 or 107.
 _LONGEST_BASE = 24
 
 
@@ -31,7 +31,7 @@ class ServerFolder:
         self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base))
         self.ray, self.logs = self.path / "ray", self.path / LOGS
         self.logs.mkdir()
-        # Locked under another name first: under its own, others take it for a dead server's.
+        # Locked under another name first: an unlocked file of this name looks like a dead server's.
         fresh = self.path / f"{_OWNER}.new"
         self._lock = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

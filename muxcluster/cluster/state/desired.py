@@ -21,7 +21,7 @@ class Target:
 
     spec: UnitSpec
     planned: PlannedUnit
-    num_gpus: float  # what Ray hands out
+    num_gpus: float  # GPUs that Ray assigns
 
     @property
     def wanted(self) -> Wanted:
@@ -43,14 +43,16 @@ class Record:
 class Desired:
     """One generation of the desired state."""
 
-    config: Config  # as it was given
+    config: Config  # as given by the user
     plan: Plan
     nodes: tuple[Node, ...]  # hardware that the plan is for
     targets: tuple[Target, ...]
     models: tuple[ServedModel, ...]  # all that are configured
-    unplaced: tuple[str, ...] = ()  # those of them for which `nodes` have no room
+    unplaced: tuple[str, ...] = ()  # models that do not fit on `nodes`
     rates: tuple[tuple[str, float], ...] = ()  # requests/s by model that the plan is for
-    needs_gpus: bool = False  # nodes without GPUs are no place for it, whatever else is lost
+    needs_gpus: bool = (
+        False  # True if it must not run on nodes without GPUs, even if others are lost
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,7 @@ class State:
     desired: Desired | None = None
     edge: Edge | None = None  # the ingresses; None if somebody else runs them
     records: tuple[Record, ...] = ()
-    serial: int = 0  # of the last unit that was started; no name is given twice
+    serial: int = 0  # of the last started unit; no name is used twice
     client_key: KeyPair | None = None  # lets ingresses into units on tcp
 
 

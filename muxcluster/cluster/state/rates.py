@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-FACTOR = 1.5  # A rate is off where it is this many times the planned one, or less by as much
+FACTOR = 1.5  # a rate is off if it is this many times the planned one, or lower by this factor
 LEAST_PER_S = 0.05  # Differences below this many requests/s are noise
-# A model that nobody asks for is planned with this part of what was configured: it stays ready.
+# An unused model is planned with this share of its configured rate, so that it stays ready.
 FLOOR = 0.1
 
 
@@ -13,7 +13,7 @@ FLOOR = 0.1
 class RateWatch:
     """Times since when rates are off."""
 
-    period_s: float  # how long they must be, and least time between two answers
+    period_s: float  # least time that rates must be off, and between two replans
     _off_since_s: float | None = None
     _answered_s: float = field(default=float("-inf"))
 

@@ -52,8 +52,8 @@ class Seen:
     mesh: Mesh
     models: frozenset[str]
     phase: Phase
-    since_s: float  # when it came into `phase`
-    num_open: int = 0  # requests it has
+    since_s: float  # start of `phase`
+    num_open: int = 0  # open requests
     drain_until_s: float | None = None  # None if it is not draining
 
     @property
@@ -66,9 +66,9 @@ class Seen:
 class Limits:
     """How much may change at a time, and how long each change may take."""
 
-    start_s: float = 600.0  # from its making to ready
-    drain_s: float = 30.0  # that requests under way get where others take the new ones
-    # Units that start at once where their models have no other; elsewhere it is one
+    start_s: float = 600.0  # from creation to ready
+    drain_s: float = 30.0  # for running requests, if other units take the new ones
+    # Units that start at once if their models have no other unit; otherwise one
     max_starts: int = 4
 
 
@@ -78,12 +78,12 @@ class View:
 
     wanted: Sequence[Wanted]
     seen: Sequence[Seen]
-    nodes: frozenset[str]  # those that can be reached
+    nodes: frozenset[str]  # the reachable nodes
     now_s: float
     # Units that failed, by (key, mesh), and when they may be tried again
     not_before: Mapping[tuple[str, Mesh], float] = field(default_factory=dict)
     limits: Limits = Limits()
-    # Models that were served and are not, because their units are gone
+    # Models that are no longer served because their units are gone
     lost: frozenset[str] = frozenset()
 
 
@@ -114,7 +114,7 @@ class Stop:
     """Stop its processes and free its GPUs."""
 
     name: str
-    is_broken: bool = False  # because it failed
+    is_broken: bool = False  # True if it failed
 
 
 Action = Start | Drain | Resume | Stop

@@ -25,9 +25,9 @@ from muxcluster.engine.unit.unit import Unit
 
 logger = logging.getLogger(__name__)
 
-# A unit whose loop has not turned for this long is replaced (a hung loop ends no process).
+# A unit is replaced if its loop made no progress for this long (a hung loop ends no process).
 STALL_S = 30.0
-# And from here on it is reported as failed: reports come from another thread than the loop.
+# It is reported as failed from here on; reports come from another thread than the loop.
 STALL_REPORT_S = 10.0
 CLOSE_S = 5.0
 
@@ -96,7 +96,7 @@ class UnitReplica:
         self._jobs = jobs
 
     def _door(self) -> Door:
-        # A fresh name for each start: a client of the dead one must notice and ask again.
+        # A new name for each start, so that clients of the old process notice and ask again.
         folder = self._entrance.socket_dir
         if folder is not None:
             return Door(f"ipc://{folder}/{self._spec.unit_id}-{os.getpid()}")

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from muxcluster.core.unitspec import UnitSpec
 
-# Logical CPUs of the unit's own process; its workers are its children, unseen by Ray.
+# Logical CPUs of the unit's own process; Ray does not see its worker processes.
 UNIT_CPUS = 0.5
 
 
@@ -13,7 +13,7 @@ UNIT_CPUS = 0.5
 class MeshRequest:
     """The resources that Ray reserves for a mesh."""
 
-    # One in all, for a mesh never spans nodes and one process sees all of its GPUs
+    # Exactly one: a mesh never spans nodes, and one process sees all of its GPUs
     bundles: tuple[Mapping[str, float], ...]
     num_cpus: float
     num_gpus: float

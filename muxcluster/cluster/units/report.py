@@ -20,7 +20,7 @@ class Entrance:
 class UnitReport:
     """State of a unit, for the controller."""
 
-    phase: Phase  # loading, ready or failed, then for `reason`
+    phase: Phase  # loading, ready, or failed with `reason`
     reason: str | None = None
     address: UnitAddress | None = None
     stats: UnitStats | None = None

@@ -21,7 +21,7 @@ class _PlacedMesh:
     node: Node
     first: int
     size: int
-    members: tuple[int, ...]  # models, none where it is idle
+    members: tuple[int, ...]  # models, none if it is idle
 
 
 def planned_units(

@@ -19,7 +19,7 @@ class Case:
     """A problem in the terms of the reference planner."""
 
     models: tuple[Model, ...]  # in the order of `problem.demands`
-    tenants: tuple[Mapping[int, Tenant], ...]  # of each, by tp that the nodes have room for
+    tenants: tuple[Mapping[int, Tenant], ...]  # of each model, by the tps that fit on the nodes
     meshes: Meshes  # at most one a model, if the nodes can be split into so few
 
 

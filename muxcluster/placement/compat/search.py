@@ -13,13 +13,13 @@ from muxcluster.placement.compat.columns import Pool, Tenants
 from muxcluster.placement.compat.meshes import Division, Meshes
 from muxcluster.placement.compat.program import SCALE, Chosen, Program, Relaxed
 
-# All there are for 20 to 30 models, by their sizes, as a mesh has room for four.
+# Enough for all columns of 20 to 30 models, depending on their sizes, with up to four in a mesh.
 _MOST_COLUMNS = 30_000
 _ROUNDS = 6
-_PER_ROUND = 4_000  # Further columns estimated in each round where those are not all
+_PER_ROUND = 4_000  # further columns estimated per round if those are not all
 _CORE = 8
 _WIDEST = 64  # Columns for each model in the first integer program; at most in the second
-# A plan this near its bound is not searched on: that takes longest where it gains least.
+# The search ends this close to the bound: the last improvements take longest and gain least.
 _NEAR = 1e-4
 _ROUNDING = 1e-6  # Objectives of two programs closer than this may be equal
 

@@ -8,7 +8,7 @@ from muxcluster.placement.compat.curves import OUTPUT_TOKENS, PROMPT_TOKENS, Cur
 from muxcluster.placement.compat.facts import ACTIVATION_GB, FACTS, GPU_GB, LARGEST_SOLO_SM, Facts
 
 _TOKENS = PROMPT_TOKENS + OUTPUT_TOKENS
-# Throughput within 10 %, at most 0.5 requests/s, of a rate satisfies it.
+# A throughput within 10 % of a rate, and within 0.5 requests/s, satisfies it.
 _SLACK, _MOST_SLACK = 0.1, 0.5
 
 

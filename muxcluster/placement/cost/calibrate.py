@@ -17,17 +17,17 @@ from muxcluster.placement.shapes.shape import ModelShape
 
 FloatArray = NDArray[np.float64]
 
-# Constants that no more than the data sheet allows. Of a CPU, our figures are guesses.
+# Constants that cannot exceed the data sheet; a CPU's figures are guesses of ours.
 _EFFICIENCIES = [
     index
     for index, constant in enumerate(fields(Tuning))
     if constant.name in ("compute", "bandwidth", "link")
 ]
 _MOST_CELLS = 1500
-_NOISE = 0.05  # Relative error from which on a cell counts less than by its square (soft L1)
-# Pull towards the default constants, per factor of e: decides only what the cells leave open.
+_NOISE = 0.05  # relative error above which a cell counts less than quadratically (soft L1)
+# Pull towards the default constants, per factor of e: matters only where the cells do not.
 _PRIOR = 0.05
-_FREEDOM = 3.0  # A constant may be so many factors of e smaller or larger than the default
+_FREEDOM = 3.0  # most factors of e between a constant and its default
 
 
 def cell_work(shape: ModelShape, itemsize: int, cell: Cell) -> Work[float]:

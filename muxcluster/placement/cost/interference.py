@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from statistics import median
 from typing import NamedTuple
 
-# Lost to a neighbour when the memory is busy all of the time, where nobody measured it.
+# Assumed loss to a neighbour at fully used memory bandwidth, if it was not measured.
 COLOCATION_LOSS = 0.1
 
 
@@ -27,8 +27,8 @@ def slowdown(draws: Sequence[float], loss: float = COLOCATION_LOSS) -> float:
 class Slowed(NamedTuple):
     """A measured pair of jobs."""
 
-    draws: tuple[float, float]  # what its jobs take of the bandwidth, each alone
-    factor: float  # how much longer both took side by side, of two ratios the geometric mean
+    draws: tuple[float, float]  # bandwidth shares of its jobs, each alone
+    factor: float  # slowdown side by side, the geometric mean of both ratios
 
 
 def fitted_loss(pairs: Sequence[Slowed]) -> float:

@@ -19,7 +19,7 @@ from muxcluster.placement.shapes.shape import ModelShape
 
 _SHARES = tuple(step / 10 for step in range(1, 11))
 _BATCHES = tuple(2**step for step in range(14))
-# Knots beside the measured ones: 10 to 100 % of the SMs, batches to 8,192, 131,072 tokens.
+# Knots in addition to measured ones: 10 to 100 % of the SMs, batches to 8,192, 131,072 tokens.
 _TOKENS = (1, *(2**step for step in range(4, 18)))
 
 FloatArray = NDArray[np.float64]
@@ -137,7 +137,7 @@ def _surface(roofline: Roofline, shape: ModelShape, cells: Sequence[Cell]) -> Su
     )
     measured = np.array([median(cell.seconds) for cell in cells])
     ratios = np.log(measured / expected[place])
-    # beyond the measured range a ratio is that of the nearest point within
+    # beyond the measured range, use the ratio of the nearest point within
     grid = np.stack(np.meshgrid(shares, batches, tokens, indexing="ij"), axis=-1).reshape(-1, 3)
     nearest = np.clip(grid, points.min(axis=0), points.max(axis=0))
     nearest, copies = np.unique(nearest, axis=0, return_inverse=True)

@@ -26,7 +26,7 @@ Count = Annotated[int, Rule("at least 1", lambda value: value >= 1)]
 Share = Annotated[float, Rule("above 0, 1 at most", lambda value: 0 < value <= 1)]
 Seconds = Annotated[tuple[Positive, ...], Rule("one number at least", bool)]
 Phase = Literal["prefill", "decode"]
-# Fields that no model leaves at 0; a state-space model has no MLP, so no intermediate size.
+# Fields that are never 0; a state-space model has no MLP, so intermediate_size is not among them.
 _SIZES = (
     *("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim"),
     *("vocab_size", "num_experts", "experts_per_token"),
@@ -48,7 +48,7 @@ class Cell:
     share: Share  # of the SMs of each (CPU: of the cores), above 0 up to 1
     batch: Count
     tokens: Count
-    seconds: Seconds  # of every repeat, warm-up left out; at least one
+    seconds: Seconds  # of every repeat, without warm-up; at least one
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class Profile:
     gpu: str  # a name that hardware.gpu_named knows, or "cpu"
     # Bytes of a weight
     itemsize: Annotated[int, Rule("from 1 to 8", lambda value: 1 <= value <= 8)]
-    machine: str  # where and with what it was measured, for people
+    machine: str  # host, date and versions of the measurement, for display
     models: tuple[ProfiledModel, ...]
     pairs: tuple[Pair, ...] = ()  # of models of this profile
     version: Literal[1] = 1

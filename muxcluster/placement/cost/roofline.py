@@ -10,9 +10,9 @@ from muxcluster.placement.hardware import Gpu
 from muxcluster.placement.shapes.shape import ModelShape
 
 _KNEE_POWER = 3
-# Compute and memory traffic of a job overlap in part: their sum would be too slow.
+# Compute and memory traffic of a job overlap in part: their sum would be too long.
 _OVERLAP_POWER = 2
-_HOST_POWER = 8  # The host launches ahead of the GPU: nearly the larger of the two
+_HOST_POWER = 8  # the host launches ahead of the GPU: nearly the larger of the two
 
 
 def saturation(share: Number, knee: float) -> Number:

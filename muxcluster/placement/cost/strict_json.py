@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 class Rule:
     """A condition on a value beside its type, for use in `Annotated`."""
 
-    says: str  # follows "must be "
+    says: str  # text after "must be "
     holds: Callable[[Any], bool]
 
 

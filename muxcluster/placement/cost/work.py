@@ -20,9 +20,9 @@ class Work(NamedTuple, Generic[Number]):
     hidden_size: Number
     flops: Number
     num_bytes: Number
-    tokens: Number  # that pass the layers
+    tokens: Number  # that pass through the layers
     rows: Number  # sequences of a decode step, 0 in prefill
-    is_prefill: Number  # 0, 1
+    is_prefill: Number  # 0 or 1
 
 
 def prefill_work(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from muxcluster.placement.estimator.shares import Loads, Tenant
 
 _ROUNDS = 8
-# Lanes are taken as no fuller than this: waiting times grow without bound towards 1.
+# Highest assumed load of a lane: waiting times grow without bound towards 1.
 _FULLEST = 0.98
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from muxcluster.placement.estimator.modelcost import ModelCost
 
-_SPLITS = (0.3, 0.5, 0.7, 0.9)  # Prefill shares that are tried; decodes get what is left of the SMs
+_SPLITS = (0.3, 0.5, 0.7, 0.9)  # prefill shares to try; decodes get the other SMs
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +21,11 @@ class Tenant:
 class Loads:
     """Load of a unit's resources if all that is offered were served; 1 = busy all of the time."""
 
-    prefill_share: float  # of the one prefill that runs at a time
+    prefill_share: float  # SM share of the one prefill at a time
     # decode_shares, lanes: by model, SM share of its decodes and the load of its own decode lane (a
     # sequence is in one step at a time)
     decode_shares: tuple[float, ...]
-    slowdown: float  # factor that co-running costs, in the loads already
+    slowdown: float  # factor of co-running, already included in the loads
     lanes: tuple[float, ...]
     # prefill, sms, bandwidth: by model, its part of the load of the prefill lane, of the SMs' time,
     # of the memory's
@@ -53,7 +53,7 @@ def candidates(tenants: Sequence[Tenant], rungs: Sequence[float]) -> list[Loads]
         loads = _side_by_side(tenants, rungs, split, 1.0)
         found.append(loads)
         if loads.greatest > 1:
-            # what cannot be served needs no SMs: fewer for each leave more for all
+            # requests that cannot be served need no SMs: smaller shares leave more for all
             found.append(_side_by_side(tenants, rungs, split, 1 / loads.greatest))
     return found
 

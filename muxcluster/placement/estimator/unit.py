@@ -13,7 +13,7 @@ from muxcluster.placement.memory import DoesNotFit, block_bytes, kv_blocks, usab
 from muxcluster.placement.problem import Problem
 from muxcluster.placement.quota import split_blocks
 
-# (index of a demand of the problem, requests/s of it that a unit is offered).
+# (index of a demand of the problem, requests/s offered to a unit)
 Offer = tuple[int, float]
 _BISECTIONS = 8
 
@@ -22,12 +22,12 @@ _BISECTIONS = 8
 class UnitEstimate:
     """Estimate of a mesh with models on it."""
 
-    kv_blocks: int  # kv_blocks, quotas: the pool and its first division
+    kv_blocks: int  # kv_blocks, quotas: the pool and its initial division
     tenants: tuple[Tenant, ...]
     quotas: tuple[int, ...]
     loads: Loads
     served: tuple[float, ...]  # by model, fraction of the rate offered
-    value: float  # of the objective, additive over units
+    value: float  # part of the objective, additive over units
     load: float  # of its fullest resource if all that is offered were served; above 1 it is not
 
     @property

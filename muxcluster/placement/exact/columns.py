@@ -63,7 +63,7 @@ class Pool:
                 for piece in self._after(offers):
                     if len(self._found) >= most or time.perf_counter() > end:
                         return False
-                    # more models never fit where fewer do not
+                    # if fewer models do not fit, more never do
                     if self.column(gpu, tp, (*offers, piece)) is not None:
                         longer.append((gpu, tp, (*offers, piece)))
             level = longer

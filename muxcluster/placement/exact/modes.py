@@ -34,13 +34,13 @@ class Modes:
 class Detail:
     """Resolution of the modes; a coarse one is faster, and its bound is never lower."""
 
-    # Batches are taken in runs of so many; a run counts as one with the KV of its smallest batch
-    # and the speed of its fastest
+    # Batches per run; a run counts as one batch with the KV of its smallest and the speed of its
+    # fastest
     stride: int = 1
-    # One mode a batch, as cheap in each resource as the SM shares that are best for that resource
+    # One mode per batch, with the best SM shares for each resource separately
     melt_shares: bool = False
-    # Only the ends of a run are looked at, and counted as 1 % faster: time per request has its
-    # least between them by less than that (0.02 % at most for the published A100 profile)
+    # Only the ends of a run are evaluated, and counted as 1 % faster: the minimum between them is
+    # lower by less than that (at most 0.02 % for the published A100 profile)
     sampled: bool = False
 
 

@@ -30,14 +30,14 @@ from muxcluster.placement.search.gpus import Kind
 from muxcluster.placement.search.layout import UnitBuilder
 
 INF = float("inf")
-_ROUNDING = 1e-6  # Relative; what the solver's tolerances may hide
-# Tried in turn while there is time.
+_ROUNDING = 1e-6  # relative error within the solver's tolerances
+# Tried one after another while there is time.
 _DETAILS = (Detail(stride=8, melt_shares=True), Detail(stride=4), Detail())
-# Models times kinds of mesh from which modes are sampled: looking at all takes too long.
+# Number of models times kinds of mesh above which modes are sampled, because all take too long.
 _MANY_PAIRS = 3000
-# Seconds to find the modes of a model on a kind of mesh; without time for that none are sought.
+# Seconds to find the modes of a model on a kind of mesh; skipped if there is less time.
 _PAIR_S = 0.004
-_FINER = 8.0  # How many times longer the next detail takes, at most
+_FINER = 8.0  # most times longer that the next detail takes
 
 
 def upper_bound(builder: UnitBuilder, time_limit_s: float, reached: float = 0.0) -> float | None:

@@ -22,12 +22,12 @@ from muxcluster.placement.search.layout import Placed, UnitBuilder, merit, value
 from muxcluster.placement.search.refusals import first_refusal
 
 _MOST_COLUMNS = 40_000
-# Those of few models, where all of them are far too many; pricing finds the others.
+# Columns with few models, if all are far too many; pricing finds the others.
 _FIRST_COLUMNS = 4_000
-# Sets of pieces per column allowed beyond which no memory limit makes all columns few enough.
+# Sets of pieces per allowed column; with more, not even memory limits leave few enough columns.
 _HOPELESS = 20.0
-_CLOSE = 1e-6  # Relative; a layout as near to its bound is the best
-_SLACK = 1e-6  # Requests/s; what the solver's tolerances may hide
+_CLOSE = 1e-6  # relative; a layout this close to its bound is optimal
+_SLACK = 1e-6  # requests/s; error within the solver's tolerances
 
 
 def solve_exact(

@@ -14,7 +14,7 @@ from muxcluster.placement.hardware import Gpu
 from muxcluster.placement.search.draft import Draft
 from muxcluster.placement.search.layout import Placed, UnitBuilder
 
-# Units that a model is tried on when there are many: those with most room by a cheap guess.
+# Most units that a model is tried on: those with most room by a cheap estimate.
 _MOST_JOINED = 12
 
 

@@ -8,11 +8,11 @@ from muxcluster.placement.estimator import Estimator, Offer, UnitEstimate
 from muxcluster.placement.hardware import Gpu
 from muxcluster.placement.search.gpus import Kind
 
-# Worth of a request/s on an idle unit over one on a full unit, against serving it at all: decides
-# between plans of (nearly) equal value.
+# Extra worth of a request/s on an idle unit over one on a full unit, relative to serving it: a
+# tie-breaker between plans of (nearly) equal value.
 _HEADROOM = 1e-4
 _WORST_LOAD = 100.0
-_UNMET_PER_GPU = 0.001  # fewest-gpus: part of a model's rate, left unmet, that is worth a GPU
+_UNMET_PER_GPU = 0.001  # fewest-gpus: unmet share of a model's rate that is worth a GPU
 
 
 @dataclass(frozen=True, slots=True)

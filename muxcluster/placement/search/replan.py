@@ -12,9 +12,9 @@ from muxcluster.placement.search.greedy import cover, spend
 from muxcluster.placement.search.improve import improve, mean_price
 from muxcluster.placement.search.layout import Placed, UnitBuilder, merit
 
-HYSTERESIS = 0.02  # Part of the merit that another layout must gain before any model moves for it
-LOAD_BYTES_PER_S = 2e9  # Reading of weights from disk or network into a GPU, a planning figure
-HORIZON_S = 1800.0  # A plan is thought to stay this long: what its moves lose is spread over it
+HYSTERESIS = 0.02  # share of the merit that another layout must gain before models move
+LOAD_BYTES_PER_S = 2e9  # assumed rate of loading weights from disk or network into a GPU
+HORIZON_S = 1800.0  # assumed life of a plan, over which the losses of its moves are spread
 
 
 @dataclass(frozen=True, slots=True)

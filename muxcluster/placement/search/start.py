@@ -10,12 +10,12 @@ from muxcluster.placement.search.layout import Placed, UnitBuilder, merit
 from muxcluster.placement.search.orders import by_need, by_weight
 from muxcluster.placement.search.refusals import crowded_out
 
-# Of a GPU, in parts of the worth of the demand per GPU. Under the highest, models share whatever
-# they lose: in a cluster that is short of memory it finds a place for all if any does.
+# Prices of a GPU, in parts of the demand's worth per GPU. At the highest, models share at any
+# loss: it is the most likely to place all models in a cluster that is short of memory.
 _PRICES = (0.0, 0.5, 1.0, 2.0, 8.0, 1e6)
 _LEAST_EFFORT = 6_000
 _EFFORT_PER_MODEL = 15
-# Where all rates are met the search only gains headroom: a quarter of the estimates do.
+# If all rates are met, the search only gains headroom: a quarter of the estimates is enough.
 _SERVED_EFFORT = 4
 
 

@@ -11,7 +11,7 @@ from muxcluster.placement.search.gpus import kinds_of
 from muxcluster.placement.search.greedy import spend
 from muxcluster.placement.search.layout import Placed, UnitBuilder, merit
 
-# Clusters with more ways of leaving GPUs out than this are searched as they are.
+# Clusters with more ways of leaving GPUs out are searched only as they are.
 MOST_SUBCLUSTERS = 40
 
 

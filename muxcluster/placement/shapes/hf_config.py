@@ -78,7 +78,7 @@ _SPELLINGS: Mapping[str, tuple[str, ...]] = {
     "dense_size": ("intermediate_size_mlp",),
     "shared_size": ("shared_expert_intermediate_size", "shared_intermediate_size"),
 }
-# What real files of these families leave out because it is their family's default.
+# Family defaults that real files leave out.
 _OMITTED: Mapping[str, Mapping[str, int]] = {
     "gemma": {"head_dim": 256},
     "gemma2": {"head_dim": 256},
@@ -97,9 +97,9 @@ _OMITTED: Mapping[str, Mapping[str, int]] = {
         "expert_layer_offset": 1,
     },
 }
-# Layers are looked at one by one, so their number must be one that a model can have.
+# Layers are processed one by one, so their number must be realistic.
 _MOST_LAYERS = 2**14
-# Of a model whose layers are states alone.
+# Values for a model without attention layers.
 _NO_ATTENTION: Mapping[str, int] = {
     "num_heads": 1,
     "num_kv_heads": 1,
@@ -124,7 +124,7 @@ def shape_fields(source: Path | str | Mapping[str, Any]) -> dict[str, Any]:
     config = _text_part(source if isinstance(source, Mapping) else _read(Path(source)))
     _refuse_other_kinds(config)
     kind = str(config.get("model_type", ""))
-    # where a file has both, transformers takes the older key
+    # if a file has both, transformers takes the older key
     hidden = first_integer(config, ("n_embed",)) or _number(config, "hidden_size")
     layers = _number(config, "num_layers")
     if layers > _MOST_LAYERS:

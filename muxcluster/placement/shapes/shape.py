@@ -10,7 +10,7 @@ from muxcluster.placement.shapes.hf_config import shape_fields
 
 __all__ = ["STATE_ITEMSIZE", "ModelShape", "ShapeError"]
 
-# Bytes of an element of a state: models keep them in fp32 whatever their weights are in.
+# Bytes of a state element: models keep states in fp32, in any dtype of the weights.
 STATE_ITEMSIZE = 4
 
 
@@ -29,7 +29,7 @@ class ModelShape:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    intermediate_size: int  # of one expert where there are several
+    intermediate_size: int  # of one expert if there are several
     vocab_size: int
     max_position: int  # longest context
     gated_mlp: bool = True  # three MLP matrices, not two
@@ -42,7 +42,7 @@ class ModelShape:
     num_dense_layers: int = 0
     dense_intermediate_size: int = 0
     num_keyless_layers: int = 0  # layers without keys and values
-    num_state_layers: int = 0  # with a state, of state_params weights each
+    num_state_layers: int = 0  # layers with a state, of state_params weights each
     state_params: int = 0
     state_size: int = 0  # elements of the states of one sequence, of all layers
 
