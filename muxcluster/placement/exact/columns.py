@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from muxcluster.placement.estimator import Offer
 from muxcluster.placement.hardware import Gpu
-from muxcluster.placement.search.layout import Placed, UnitBuilder
+from muxcluster.placement.search.layout import PlacedUnit, UnitBuilder
 
 _PROFIT = 1e-6  # least profit that counts
 
@@ -20,7 +20,7 @@ class Prices:
     pieces: Mapping[Offer, float]
     meshes: Mapping[tuple[Gpu, int], float]
 
-    def profit(self, unit: Placed) -> float:
+    def profit(self, unit: PlacedUnit) -> float:
         """Return a column's merit less its cost. A column of negative profit is in no layout worth
         more than the optimum plus that profit (fixing by reduced cost)."""
         cost = sum(self.pieces[offer] for offer in unit.offers)
@@ -33,18 +33,18 @@ class Pool:
     def __init__(self, builder: UnitBuilder, pieces: Sequence[Offer]) -> None:
         self._builder = builder
         self._pieces = pieces
-        self._found: dict[tuple[Gpu, int, tuple[Offer, ...]], Placed | None] = {}
+        self._found: dict[tuple[Gpu, int, tuple[Offer, ...]], PlacedUnit | None] = {}
 
     @property
-    def columns(self) -> list[Placed]:
+    def columns(self) -> list[PlacedUnit]:
         """The columns that fit their meshes."""
         return [unit for unit in self._found.values() if unit is not None]
 
-    def add(self, unit: Placed) -> None:
+    def add(self, unit: PlacedUnit) -> None:
         """Add a column from elsewhere; its offers must be pieces."""
         self._found[unit.gpu, unit.tp, unit.offers] = unit
 
-    def column(self, gpu: Gpu, tp: int, offers: Iterable[Offer]) -> Placed | None:
+    def column(self, gpu: Gpu, tp: int, offers: Iterable[Offer]) -> PlacedUnit | None:
         """Return the column, or None if the pieces do not fit the mesh."""
         key = (gpu, tp, tuple(sorted(offers)))
         if key not in self._found:
@@ -89,7 +89,7 @@ class Pool:
                 found += unit is not None and prices.profit(unit) > _PROFIT
         return found
 
-    def _grown(self, gpu: Gpu, tp: int, first: Offer, prices: Prices) -> Placed | None:
+    def _grown(self, gpu: Gpu, tp: int, first: Offer, prices: Prices) -> PlacedUnit | None:
         unit = self.column(gpu, tp, [first])
         while unit is not None:
             offers = unit.offers

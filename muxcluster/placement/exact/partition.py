@@ -7,7 +7,7 @@ from muxcluster.placement.estimator import Offer
 from muxcluster.placement.exact.columns import Prices
 from muxcluster.placement.exact.pieces import Split
 from muxcluster.placement.exact.program import Program
-from muxcluster.placement.search.layout import Placed, UnitBuilder
+from muxcluster.placement.search.layout import PlacedUnit, UnitBuilder
 
 _INF = float("inf")
 
@@ -20,7 +20,7 @@ class Partition:
     """
 
     def __init__(
-        self, builder: UnitBuilder, splits: Sequence[Split], columns: Sequence[Placed]
+        self, builder: UnitBuilder, splits: Sequence[Split], columns: Sequence[PlacedUnit]
     ) -> None:
         self._program = Program()
         self._columns = columns
@@ -46,7 +46,7 @@ class Partition:
             entries.append((self._one_split[split.index], 1.0))
             self._program.column(0.0, entries, upper=1.0, whole=True)
 
-    def _add_column(self, column: Placed) -> None:
+    def _add_column(self, column: PlacedUnit) -> None:
         entries = [(self._pieces[offer], 1.0) for offer in column.offers]
         entries += [
             (row, float(column.tp // size))
@@ -55,7 +55,7 @@ class Partition:
         ]
         self._program.column(column.merit, entries, whole=True)
 
-    def chosen(self, time_limit_s: float) -> list[Placed] | None:
+    def chosen(self, time_limit_s: float) -> list[PlacedUnit] | None:
         """Return the best layout of these columns, or the best found in time; None if there is
         none."""
         values = self._program.whole(time_limit_s)

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from muxcluster.placement.estimator import Offer
-from muxcluster.placement.search.layout import Placed, UnitBuilder
+from muxcluster.placement.search.layout import PlacedUnit, UnitBuilder
 
 _REPLICAS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 
@@ -22,7 +22,7 @@ class Split:
         return ((self.index, rate) for rate in self.replicas)
 
 
-def splits_of(builder: UnitBuilder, start: Sequence[Placed]) -> list[Split]:
+def splits_of(builder: UnitBuilder, start: Sequence[PlacedUnit]) -> list[Split]:
     """Return the equal splits of every model into as many replicas as its rate may need, and the
     splits of the layout `start`."""
     demands = builder.estimator.problem.demands

@@ -41,7 +41,7 @@ _FINER = 8.0  # most times longer that the next detail takes
 
 
 def upper_bound(builder: UnitBuilder, time_limit_s: float, reached: float = 0.0) -> float | None:
-    """Return a value that no layout exceeds (sum of Placed.estimate.value).
+    """Return a value that no layout exceeds (sum of PlacedUnit.estimate.value).
 
     It is at most the value of serving everything; None for "fewest-gpus"; -inf if not even the
     relaxation has a place for every model. time_limit_s: approximate. reached: value of a known
@@ -57,7 +57,7 @@ def upper_bound(builder: UnitBuilder, time_limit_s: float, reached: float = 0.0)
         begin = time.perf_counter()
         if _proven(reached, bound) or pairs * _PAIR_S > end - begin:
             return bound
-        program = _Melted(builder, replace(detail, sampled=pairs > _MANY_PAIRS)).program
+        program = _PooledProgram(builder, replace(detail, sampled=pairs > _MANY_PAIRS)).program
         bound = min(bound, _padded(program.optimum(end - time.perf_counter())))
         took = time.perf_counter() - begin
         if took * _FINER > end - time.perf_counter():
@@ -84,7 +84,7 @@ class _MeshRows:
     bandwidth: int
 
 
-class _Melted:
+class _PooledProgram:
     """The program of `upper_bound`; bytes in GiB."""
 
     def __init__(self, builder: UnitBuilder, detail: Detail) -> None:

@@ -18,7 +18,7 @@ from muxcluster.placement.exact.pieces import Split, splits_of
 from muxcluster.placement.exact.relaxation import upper_bound
 from muxcluster.placement.hardware import GIB
 from muxcluster.placement.memory import DoesNotFit, usable_bytes, weight_bytes
-from muxcluster.placement.search.layout import Placed, UnitBuilder, merit, value
+from muxcluster.placement.search.layout import PlacedUnit, UnitBuilder, merit, value
 from muxcluster.placement.search.refusals import first_refusal
 
 _MOST_COLUMNS = 40_000
@@ -31,8 +31,8 @@ _SLACK = 1e-6  # requests/s; error within the solver's tolerances
 
 
 def solve_exact(
-    builder: UnitBuilder, start: Sequence[Placed], time_limit_s: float
-) -> tuple[list[Placed], float]:
+    builder: UnitBuilder, start: Sequence[PlacedUnit], time_limit_s: float
+) -> tuple[list[PlacedUnit], float]:
     """Return (a layout at least as good as `start`, a value that no layout exceeds).
 
     start: every model of the problem at its whole rate, or empty. Raises DoesNotFit if no layout
@@ -51,7 +51,9 @@ def solve_exact(
     return best, max(bound, value(best))
 
 
-def _partitioned(builder: UnitBuilder, start: Sequence[Placed], end: float) -> list[Placed] | None:
+def _partitioned(
+    builder: UnitBuilder, start: Sequence[PlacedUnit], end: float
+) -> list[PlacedUnit] | None:
     """Return the best layout of the columns that were found in time."""
     splits = splits_of(builder, start)
     pool = Pool(builder, sorted({piece for split in splits for piece in split.pieces()}))
@@ -80,8 +82,12 @@ def _generate(builder: UnitBuilder, pool: Pool, splits: Sequence[Split], end: fl
 
 
 def _worthwhile(
-    builder: UnitBuilder, pool: Pool, splits: Sequence[Split], start: Sequence[Placed], end: float
-) -> list[Placed]:
+    builder: UnitBuilder,
+    pool: Pool,
+    splits: Sequence[Split],
+    start: Sequence[PlacedUnit],
+    end: float,
+) -> list[PlacedUnit]:
     """Return the columns that a layout better than `start` can have."""
     columns = pool.columns
     if not start:

@@ -6,7 +6,7 @@ from itertools import zip_longest
 
 from muxcluster.placement.plan import PlannedModel, PlannedUnit
 from muxcluster.placement.problem import Node, Problem
-from muxcluster.placement.search.layout import Placed
+from muxcluster.placement.search.layout import PlacedUnit
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,11 +15,11 @@ class _PlacedMesh:
 
     node: Node
     first: int
-    unit: Placed
+    unit: PlacedUnit
 
 
 def planned_units(
-    problem: Problem, units: Sequence[Placed], before: Sequence[PlannedUnit | None] = ()
+    problem: Problem, units: Sequence[PlacedUnit], before: Sequence[PlannedUnit | None] = ()
 ) -> tuple[PlannedUnit, ...]:
     """Assign GPUs to the units: large meshes first, each on the first node with room, so that
     meshes of a power of two are aligned. `units` must fit (Kind.holds).
@@ -44,7 +44,7 @@ def planned_units(
 
 
 def _with_gpus(
-    problem: Problem, units: Sequence[Placed], before: Sequence[PlannedUnit | None]
+    problem: Problem, units: Sequence[PlacedUnit], before: Sequence[PlannedUnit | None]
 ) -> list[_PlacedMesh] | None:
     """Assign GPUs to each unit; None if there are none for one."""
     nodes = {node.name: node for node in problem.nodes}
@@ -76,7 +76,7 @@ def _take(free: list[bool], mesh: _PlacedMesh) -> None:
 
 
 def _first_free(
-    problem: Problem, free: Mapping[str, Sequence[bool]], unit: Placed
+    problem: Problem, free: Mapping[str, Sequence[bool]], unit: PlacedUnit
 ) -> _PlacedMesh | None:
     for node in problem.nodes:
         if node.gpu != unit.gpu:
@@ -96,7 +96,7 @@ def _numbered(meshes: Iterable[_PlacedMesh]) -> Iterable[tuple[int, _PlacedMesh]
         yield number, mesh
 
 
-def _models(problem: Problem, unit: Placed) -> tuple[PlannedModel, ...]:
+def _models(problem: Problem, unit: PlacedUnit) -> tuple[PlannedModel, ...]:
     found = unit.estimate
     return tuple(
         PlannedModel(

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 from muxcluster.placement.memory import DoesNotFit
 from muxcluster.placement.search.draft import Draft
-from muxcluster.placement.search.layout import Placed, UnitBuilder
+from muxcluster.placement.search.layout import PlacedUnit, UnitBuilder
 from muxcluster.placement.search.orders import by_weight
 from muxcluster.placement.search.refusals import first_refusal
 
 
-def spatial(builder: UnitBuilder) -> list[Placed]:
+def spatial(builder: UnitBuilder) -> list[PlacedUnit]:
     """Give every model a mesh of its own: the fewest GPUs that hold it, large models first; then
     double the mesh of the fullest unit, repeatedly, until GPUs or needs end (MuxServe §4.1).
 
@@ -26,7 +26,7 @@ def spatial(builder: UnitBuilder) -> list[Placed]:
     return draft.units
 
 
-def memory_greedy(builder: UnitBuilder) -> list[Placed]:
+def memory_greedy(builder: UnitBuilder) -> list[PlacedUnit]:
     """Put models, by rate, on the one of several equal meshes with most free memory (the paper's
     placement ablation, MuxServe §4.4). The meshes are the smallest on which all find a place.
 
@@ -44,7 +44,7 @@ def memory_greedy(builder: UnitBuilder) -> list[Placed]:
     raise refusals[-1]
 
 
-def _smallest(draft: Draft, index: int) -> Placed | None:
+def _smallest(draft: Draft, index: int) -> PlacedUnit | None:
     rate = draft.builder.estimator.problem.demands[index].rate
     for gpu, tp in sorted(draft.builder.meshes, key=lambda mesh: mesh[1]):
         if draft.room.fits(gpu, tp):
@@ -76,7 +76,7 @@ def _grown(draft: Draft) -> bool:
     return False
 
 
-def _filled(builder: UnitBuilder, order: Sequence[int], tp: int) -> list[Placed]:
+def _filled(builder: UnitBuilder, order: Sequence[int], tp: int) -> list[PlacedUnit]:
     draft = Draft(builder)
     for index in order:
         _put_where_memory_is(draft, index, tp)

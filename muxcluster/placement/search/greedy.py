@@ -12,7 +12,7 @@ from heapq import nsmallest
 from muxcluster.placement.estimator import Offer
 from muxcluster.placement.hardware import Gpu
 from muxcluster.placement.search.draft import Draft
-from muxcluster.placement.search.layout import Placed, UnitBuilder
+from muxcluster.placement.search.layout import PlacedUnit, UnitBuilder
 
 # Most units that a model is tried on: those with most room by a cheap estimate.
 _MOST_JOINED = 12
@@ -22,7 +22,7 @@ _MOST_JOINED = 12
 class _Option:
     """A place for a model: a unit that replaces the one at `position`, or a new one (None)."""
 
-    unit: Placed
+    unit: PlacedUnit
     position: int | None
     gain: float
 
@@ -78,7 +78,7 @@ def spend(draft: Draft) -> None:
         sizes = [mesh for mesh in draft.builder.meshes if draft.room.fits(*mesh)]
         if not sizes:
             return
-        best: tuple[float, int, tuple[Placed, ...]] | None = None
+        best: tuple[float, int, tuple[PlacedUnit, ...]] | None = None
         for position in _wanting(draft.units):
             for rate_per_gpu, new in _relief(draft, position, sizes):
                 if best is None or rate_per_gpu > best[0]:
@@ -91,7 +91,7 @@ def spend(draft: Draft) -> None:
             draft.open(unit)
 
 
-def _wanting(units: Sequence[Placed]) -> list[int]:
+def _wanting(units: Sequence[PlacedUnit]) -> list[int]:
     """Return the units that idle GPUs could help most: offered rate times load."""
 
     def need(position: int) -> float:
@@ -103,7 +103,7 @@ def _wanting(units: Sequence[Placed]) -> list[int]:
 
 def _relief(
     draft: Draft, position: int, sizes: Sequence[tuple[Gpu, int]]
-) -> Iterable[tuple[float, tuple[Placed, ...]]]:
+) -> Iterable[tuple[float, tuple[PlacedUnit, ...]]]:
     """Return (gain per GPU, units in place of this one): a part of one model's rate moved to a new
     mesh, the whole model moved there, or the whole unit on more GPUs."""
     unit, builder = draft.units[position], draft.builder
@@ -116,7 +116,9 @@ def _relief(
             yield (grown.merit - unit.merit) / unit.tp, (grown,)
 
 
-def replicas(builder: UnitBuilder, unit: Placed, gpu: Gpu, tp: int) -> Iterable[tuple[Placed, ...]]:
+def replicas(
+    builder: UnitBuilder, unit: PlacedUnit, gpu: Gpu, tp: int
+) -> Iterable[tuple[PlacedUnit, ...]]:
     """Yield (the relieved unit, a new unit) for each model of `unit` and parts of its rate."""
     for index, rate in unit.offers:
         whole = builder.unit(gpu, tp, [(index, rate)])
@@ -134,7 +136,7 @@ def replicas(builder: UnitBuilder, unit: Placed, gpu: Gpu, tp: int) -> Iterable[
                 yield left, new
 
 
-def _parts(unit: Placed, whole: Placed, rate: float) -> Iterable[float]:
+def _parts(unit: PlacedUnit, whole: PlacedUnit, rate: float) -> Iterable[float]:
     """Yield rates to move: in proportion to the capacity of both meshes; all that the new one can
     serve."""
     balanced = rate * unit.estimate.load / (unit.estimate.load + whole.estimate.load)

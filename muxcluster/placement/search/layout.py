@@ -16,7 +16,7 @@ _UNMET_PER_GPU = 0.001  # fewest-gpus: unmet share of a model's rate that is wor
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class PlacedUnit:
     """A mesh of `tp` GPUs with the models offered to it, and what it adds to the merit."""
 
     gpu: Gpu
@@ -51,13 +51,13 @@ class UnitBuilder:
             each.rate * each.worth(estimator.problem.objective) for each in demands
         )
 
-    def unit(self, gpu: Gpu, tp: int, offers: Iterable[Offer]) -> Placed | None:
+    def unit(self, gpu: Gpu, tp: int, offers: Iterable[Offer]) -> PlacedUnit | None:
         """Build a unit; None if the models do not fit."""
         ordered = tuple(sorted(offers))
         estimate = self.estimator.unit(gpu, tp, ordered)
         if estimate is None:
             return None
-        return Placed(gpu, tp, ordered, estimate, self._merit(tp, ordered, estimate))
+        return PlacedUnit(gpu, tp, ordered, estimate, self._merit(tp, ordered, estimate))
 
     def _merit(self, tp: int, offers: Iterable[Offer], estimate: UnitEstimate) -> float:
         """Return what the search maximises: the objective, then headroom."""
@@ -67,7 +67,7 @@ class UnitBuilder:
             return estimate.value / _UNMET_PER_GPU - tp + headroom / self._total_rate
         return estimate.value + headroom
 
-    def room(self, units: Iterable[Placed]) -> "Room":
+    def room(self, units: Iterable[PlacedUnit]) -> "Room":
         """Count the meshes of `units`."""
         used: dict[Gpu, Counter[int]] = {gpu: Counter() for gpu in self.kinds}
         for unit in units:
@@ -106,11 +106,11 @@ class Room:
         )
 
 
-def merit(units: Iterable[Placed]) -> float:
+def merit(units: Iterable[PlacedUnit]) -> float:
     """Return the merit of a layout, which the search maximises."""
     return sum(unit.merit for unit in units)
 
 
-def value(units: Iterable[Placed]) -> float:
+def value(units: Iterable[PlacedUnit]) -> float:
     """Return the objective of a layout, without headroom."""
     return sum(unit.estimate.value for unit in units)

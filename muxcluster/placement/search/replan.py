@@ -10,7 +10,7 @@ from muxcluster.placement.plan import Plan, PlannedUnit
 from muxcluster.placement.search.draft import Draft
 from muxcluster.placement.search.greedy import cover, spend
 from muxcluster.placement.search.improve import improve, mean_price
-from muxcluster.placement.search.layout import Placed, UnitBuilder, merit
+from muxcluster.placement.search.layout import PlacedUnit, UnitBuilder, merit
 
 HYSTERESIS = 0.02  # share of the merit that another layout must gain before models move
 LOAD_BYTES_PER_S = 2e9  # assumed rate of loading weights from disk or network into a GPU
@@ -22,19 +22,19 @@ class Kept:
     """A unit of the current plan under the new problem; None if it is impossible there."""
 
     old: PlannedUnit
-    unit: Placed | None
+    unit: PlacedUnit | None
 
 
 def continued(
-    builder: UnitBuilder, current: Plan, fresh: Sequence[Placed], *, most_estimates: int
-) -> list[Placed]:
+    builder: UnitBuilder, current: Plan, fresh: Sequence[PlacedUnit], *, most_estimates: int
+) -> list[PlacedUnit]:
     """Return the repaired layout of `current`, that layout improved, or `fresh`.
 
     The one with the greatest merit less its moves is taken; the latter two must also beat the first
     by HYSTERESIS.
     """
     kept = kept_units(builder, current)
-    mended = _mended(builder, kept)
+    mended = _repaired(builder, kept)
     if mended is None:
         return list(fresh)
     improved = improve(builder, mended, most_estimates=most_estimates)
@@ -50,7 +50,7 @@ def kept_units(builder: UnitBuilder, current: Plan) -> list[Kept]:
     return [Kept(old, _kept(builder, current, old)) for old in current.units]
 
 
-def _kept(builder: UnitBuilder, current: Plan, old: PlannedUnit) -> Placed | None:
+def _kept(builder: UnitBuilder, current: Plan, old: PlannedUnit) -> PlacedUnit | None:
     problem = builder.estimator.problem
     node = next((node for node in problem.nodes if node.name == old.node), None)
     known = {demand.name for demand in problem.demands}
@@ -61,7 +61,7 @@ def _kept(builder: UnitBuilder, current: Plan, old: PlannedUnit) -> Placed | Non
     return builder.unit(node.gpu, old.tp, offers_of(problem, current, unit))
 
 
-def _mended(builder: UnitBuilder, kept: Sequence[Kept]) -> list[Placed] | None:
+def _repaired(builder: UnitBuilder, kept: Sequence[Kept]) -> list[PlacedUnit] | None:
     """Return the kept units, with all models that are in none of them placed again."""
     units = [each.unit for each in kept if each.unit is not None]
     rates = [demand.rate for demand in builder.estimator.problem.demands]
@@ -78,7 +78,7 @@ def _mended(builder: UnitBuilder, kept: Sequence[Kept]) -> list[Placed] | None:
     return draft.units
 
 
-def _move_cost(builder: UnitBuilder, kept: Sequence[Kept], units: Sequence[Placed]) -> float:
+def _move_cost(builder: UnitBuilder, kept: Sequence[Kept], units: Sequence[PlacedUnit]) -> float:
     """Merit lost while weights are loaded: rates of their models x seconds, over the horizon."""
     problem = builder.estimator.problem
     lost = 0.0
@@ -92,7 +92,7 @@ def _move_cost(builder: UnitBuilder, kept: Sequence[Kept], units: Sequence[Place
 
 
 def matched(
-    builder: UnitBuilder, kept: Sequence[Kept], units: Sequence[Placed]
+    builder: UnitBuilder, kept: Sequence[Kept], units: Sequence[PlacedUnit]
 ) -> list[PlannedUnit | None]:
     """Match each unit to the current unit that becomes it: an equal mesh with most bytes of the
     same weights; None if no weights are shared."""

@@ -6,7 +6,7 @@ from muxcluster.placement.memory import DoesNotFit
 from muxcluster.placement.search.draft import Draft
 from muxcluster.placement.search.greedy import cover, spend
 from muxcluster.placement.search.improve import improve
-from muxcluster.placement.search.layout import Placed, UnitBuilder, merit
+from muxcluster.placement.search.layout import PlacedUnit, UnitBuilder, merit
 from muxcluster.placement.search.orders import by_need, by_weight
 from muxcluster.placement.search.refusals import crowded_out
 
@@ -19,13 +19,13 @@ _EFFORT_PER_MODEL = 15
 _SERVED_EFFORT = 4
 
 
-def effort(builder: UnitBuilder, units: Sequence[Placed]) -> int:
+def effort(builder: UnitBuilder, units: Sequence[PlacedUnit]) -> int:
     """Return how many estimates the improvement of `units` is worth."""
     most = _LEAST_EFFORT + _EFFORT_PER_MODEL * len(builder.estimator.problem.demands)
     return most // (_SERVED_EFFORT if all(unit.estimate.load <= 1 for unit in units) else 1)
 
 
-def search(builder: UnitBuilder) -> list[Placed]:
+def search(builder: UnitBuilder) -> list[PlacedUnit]:
     """Return a good layout with every model in it.
 
     Raises DoesNotFit if a model fits on no mesh, or no layout has a place for all; then it names
