@@ -37,7 +37,7 @@ class Received:
     error: str = ""  # error of the connection, if any
 
 
-class _Keeping(asyncio.Protocol):
+class _Recorder(asyncio.Protocol):
     """Store received bytes with their times. Parsing waits until the load is over, so that the
     client costs little."""
 
@@ -82,7 +82,7 @@ async def exchange(target: Target, request: bytes, timeout_s: float) -> Received
     try:
         async with asyncio.timeout(timeout_s):
             transport, protocol = await asyncio.get_running_loop().create_connection(
-                lambda: _Keeping(request, received),
+                lambda: _Recorder(request, received),
                 target.host,
                 target.port,
                 ssl=ssl.create_default_context() if target.is_secure else None,

@@ -35,7 +35,7 @@ _COLUMNS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
+class RunReport:
     """A job that has ended."""
 
     batch: Batch
@@ -59,7 +59,7 @@ class LocalRun:
             model.name: settings_of(config, model.name, None)[0] for model in config.models
         }
 
-    def run(self, store: BatchStore, batch: Batch) -> Ran:
+    def run(self, store: BatchStore, batch: Batch) -> RunReport:
         """Run until the last line has ended; no model is loaded if none can run.
 
         Raises StorageFailed, EngineFailure; KeyboardInterrupt after SIGINT or SIGTERM, when all
@@ -69,10 +69,10 @@ class LocalRun:
             intake = Intake(store, batch, self._settings, Limits())
             batch = intake.run(int(time.time()))
         if batch.status not in OPEN:
-            return Ran(batch, None, {}, 0.0)
+            return RunReport(batch, None, {}, 0.0)
         return asyncio.run(self._stoppable(store, batch))
 
-    async def _stoppable(self, store: BatchStore, batch: Batch) -> Ran:
+    async def _stoppable(self, store: BatchStore, batch: Batch) -> RunReport:
         work = asyncio.create_task(self._run(store, batch))
         loop = asyncio.get_running_loop()
         for signum in (signal.SIGINT, signal.SIGTERM):
@@ -82,7 +82,7 @@ class LocalRun:
         except asyncio.CancelledError:
             raise KeyboardInterrupt from None
 
-    async def _run(self, store: BatchStore, batch: Batch) -> Ran:
+    async def _run(self, store: BatchStore, batch: Batch) -> RunReport:
         started_s = time.monotonic()
         queues = QueueLimits(batch=2**20)
         settings = ApiSettings(queues=queues)
@@ -91,7 +91,7 @@ class LocalRun:
             runner = local_runner(store, local, planner, list(self._settings))
             ended = await self._watched(runner, batch, local)
         seconds = time.monotonic() - started_s
-        return Ran(ended.batch, ended.progress, planner.chosen, seconds, planner.in_turn)
+        return RunReport(ended.batch, ended.progress, planner.chosen, seconds, planner.in_turn)
 
     async def _watched(self, runner: BatchRunner, batch: Batch, local: LocalService) -> Ended:
         """Run the batch while the terminal shows its progress."""

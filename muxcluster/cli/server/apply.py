@@ -26,7 +26,7 @@ from muxcluster.config import Config, load_config, plan_for
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class UpOptions:
     """Options of the command line."""
 
     address: str
@@ -36,31 +36,31 @@ class Asked:
     as_json: bool
 
 
-def apply(config: Path, asked: Asked) -> None:
-    """Make the cluster at `asked.address` run `config`, and wait until it does.
+def apply(config: Path, options: UpOptions) -> None:
+    """Make the cluster at `options.address` run `config`, and wait until it does.
 
     Raises ConfigError, LoadError, InfeasiblePlan, Unavailable, EngineFailure; BadParameter without
     a terminal to confirm on; Abort if the answer is no.
     """
-    console = Console(highlight=False, soft_wrap=True, markup=False, stderr=asked.as_json)
+    console = Console(highlight=False, soft_wrap=True, markup=False, stderr=options.as_json)
     wanted = load_config(config)
-    with joined(asked.address):
+    with joined(options.address):
         controller = find_controller()
         before = None if controller is None else ask(controller, "desired")
         edge_before = None if controller is None else ask(controller, "edge")
         desired, edge = _planned(wanted, before), ingresses_of(wanted)
         change = change_between(before, desired, is_edge_new=edge != edge_before)
-        _show(console, change, desired, asked.as_json)
-        if asked.dry_run:
+        _show(console, change, desired, options.as_json)
+        if options.dry_run:
             return
         if change.is_empty:
             desired = before if before is not None else desired
-        elif not asked.yes:
+        elif not options.yes:
             _confirm()
         controller = controller or start_controller(Wiring())
         if not change.is_empty:
             ask(controller, "apply", desired, edge)
-        wait_converged(controller, asked.timeout_s, _Teller(console))
+        wait_converged(controller, options.timeout_s, _ProgressPrinter(console))
         _announce(console, desired, edge)
 
 
@@ -101,7 +101,7 @@ def _confirm() -> None:
     typer.confirm("Apply?", abort=True)
 
 
-class _Teller:
+class _ProgressPrinter:
     """Prints what changed since it was called last."""
 
     def __init__(self, console: Console) -> None:

@@ -45,7 +45,7 @@ class Shared:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Several:
+class JobsByModel:
     """Jobs of several models: planned alone and together."""
 
     comparisons: Mapping[str, Comparison]  # by model
@@ -75,7 +75,7 @@ def compare_several(
     path: Path,
     options: PredictionOptions,
     ways: Ways,
-) -> Several:
+) -> JobsByModel:
     """Compare the orders of each model's lines, then of models that share units.
 
     ways: `settings_of`'s plan and lane. Raises ConfigError, InfeasiblePlan.
@@ -84,7 +84,7 @@ def compare_several(
         model: compare(settings_of(config, model, *ways), path, options, Skips(True, True))
         for model in models
     }
-    return Several(comparisons, tuple(_shared(comparisons, options)))
+    return JobsByModel(comparisons, tuple(_shared(comparisons, options)))
 
 
 def _shared(comparisons: Mapping[str, Comparison], options: PredictionOptions) -> Iterator[Shared]:
@@ -114,7 +114,7 @@ def _together(
     }
 
 
-def several_lines(found: Several) -> Iterator[Text]:
+def several_lines(found: JobsByModel) -> Iterator[Text]:
     """Return the lines of each model, then those about shared units."""
     for comparison in found.comparisons.values():
         yield from plan_lines(comparison)
@@ -129,7 +129,7 @@ def several_lines(found: Several) -> Iterator[Text]:
         )
 
 
-def several_content(found: Several) -> dict[str, Any]:
+def several_content(found: JobsByModel) -> dict[str, Any]:
     """Return the content for JSON. models: as for a job of one. shared: seconds both ways."""
     return {
         "models": {model: plan_content(each) for model, each in found.comparisons.items()},

@@ -23,19 +23,19 @@ from muxcluster.cluster.state.desired import Desired, Record, State
 from muxcluster.cluster.state.edge import Edge
 from muxcluster.cluster.state.reconcile import (
     Action,
+    ClusterView,
     Drain,
     Limits,
     Resume,
     Start,
     Stop,
-    View,
-    Wanted,
+    WantedUnit,
     decide,
     is_converged,
 )
 from muxcluster.cluster.units.actors import BATCHES, end_unit, find_actor
 from muxcluster.cluster.units.host import UNIT_CLASS
-from muxcluster.cluster.units.report import Entrance
+from muxcluster.cluster.units.report import ListenSpec
 from muxcluster.core.directory import Directory
 
 logger = logging.getLogger(__name__)
@@ -70,8 +70,10 @@ class Controller:
         if self._state.client_key is None and wiring.socket_dir is None:
             self._keep(replace(self._state, client_key=new_keys()))
         key = self._state.client_key
-        entrance = Entrance(wiring.socket_dir, None if key is None else key.public)
-        self._roster = Roster(self._state.records, entrance, self._keep_records, wiring.unit_class)
+        listen_spec = ListenSpec(wiring.socket_dir, None if key is None else key.public)
+        self._roster = Roster(
+            self._state.records, listen_spec, self._keep_records, wiring.unit_class
+        )
         self._nodes = NodeWatch(is_local=wiring.socket_dir is not None)
         self._edge = EdgeKeeper()
         # On one machine a unit cannot move.
@@ -189,7 +191,7 @@ class Controller:
         view = self._view()
         for action in () if view is None else decide(view):
             await self._act(action)
-        self._roster.forgive()
+        self._roster.drop_old_failures()
 
     async def _replan(self, desired: Desired) -> None:
         views = self._roster.views(self._nodes.reachable)
@@ -200,19 +202,19 @@ class Controller:
         if found is not None and self._state.desired is desired:
             self._keep(replace(self._state, desired=found))
 
-    def _view(self) -> View | None:
+    def _view(self) -> ClusterView | None:
         desired = self._state.desired
         if desired is None:
             return None
         names = {target.planned.node for target in desired.targets}
         wanted = [target.wanted for target in desired.targets]
-        seen = self._roster.seen(self._nodes.reachable)
-        serving = {model for unit in seen if unit.serves for model in unit.models}
+        observed = self._roster.observed(self._nodes.reachable)
+        serving = {model for unit in observed if unit.serves for model in unit.models}
         self._served |= serving
         planned = {model for unit in wanted for model in unit.models}
-        return View(
+        return ClusterView(
             wanted=wanted,
-            seen=seen,
+            observed=observed,
             nodes=frozenset(name for name in names if self._nodes.node_id(name) is not None),
             now_s=monotonic(),
             not_before=self._roster.not_before(),
@@ -231,7 +233,7 @@ class Controller:
             case Stop(name, is_broken):
                 self._roster.stop(name, is_broken=is_broken)
 
-    async def _start(self, unit: Wanted) -> None:
+    async def _start(self, unit: WantedUnit) -> None:
         desired = self._state.desired
         node_id = self._nodes.node_id(unit.mesh.node)
         if desired is None or node_id is None:

@@ -9,10 +9,10 @@ from time import monotonic
 from muxcluster.cluster.control.status import UnitView
 from muxcluster.cluster.control.watch import UnitWatch
 from muxcluster.cluster.state.desired import Record, Target
-from muxcluster.cluster.state.reconcile import Mesh, Seen
+from muxcluster.cluster.state.reconcile import Mesh, ObservedUnit
 from muxcluster.cluster.units.actors import end_unit, make_unit
 from muxcluster.cluster.units.host import UNIT_CLASS
-from muxcluster.cluster.units.report import Entrance
+from muxcluster.cluster.units.report import ListenSpec
 
 logger = logging.getLogger(__name__)
 
@@ -45,11 +45,11 @@ class Roster:
     def __init__(
         self,
         records: Sequence[Record],
-        entrance: Entrance,
+        listen_spec: ListenSpec,
         keep: Callable[[tuple[Record, ...]], None],
         unit_class: str = UNIT_CLASS,
     ) -> None:
-        self._entrance = entrance
+        self._listen_spec = listen_spec
         self._unit_class = unit_class
         self._keep = keep
         self._watches: dict[str, UnitWatch] = {}
@@ -68,9 +68,9 @@ class Roster:
         """Whether every unit that existed before has been asked once."""
         return all(watch.has_asked for watch in self._watches.values())
 
-    def seen(self, reachable: frozenset[str]) -> list[Seen]:
+    def observed(self, reachable: frozenset[str]) -> list[ObservedUnit]:
         """Return all units for the reconciler; reachable: ids of Ray's nodes."""
-        return [w.seen(is_reachable=w.record.node_id in reachable) for w in self.watches]
+        return [w.observed(is_reachable=w.record.node_id in reachable) for w in self.watches]
 
     def views(self, reachable: frozenset[str]) -> list[UnitView]:
         """Return all units for the status."""
@@ -82,7 +82,7 @@ class Roster:
                 watch.reason,
                 unit.drain_until_s is not None,
             )
-            for watch, unit in zip(self.watches, self.seen(reachable), strict=True)
+            for watch, unit in zip(self.watches, self.observed(reachable), strict=True)
         ]
 
     def not_before(self) -> Mapping[tuple[str, Mesh], float]:
@@ -96,7 +96,7 @@ class Roster:
         self._keep((*(watch.record for watch in self.watches), record))
         logger.info("start %s on %s", name, target.planned.node)
         try:
-            await asyncio.to_thread(make_unit, record, self._unit_class, self._entrance)
+            await asyncio.to_thread(make_unit, record, self._unit_class, self._listen_spec)
         finally:
             self._watch(record).has_asked = True  # it is new, so there is no older state to learn
 
@@ -131,11 +131,11 @@ class Roster:
         self._keep(tuple(each.record for each in self.watches))
         self._endings[name] = asyncio.create_task(self._clean_up(name))
 
-    def forgive(self) -> None:
+    def drop_old_failures(self) -> None:
         """Drop old failures, and those of units that serve by now."""
         ready = {
             (unit.key, unit.mesh)
-            for unit in (w.seen(is_reachable=True) for w in self.watches)
+            for unit in (w.observed(is_reachable=True) for w in self.watches)
             if unit.serves
         }
         now_s = monotonic()

@@ -25,7 +25,7 @@ def directory_of(
     routes: dict[str, tuple[str, ...]] = dict.fromkeys(sorted(models), ())
     units, draining = {}, {}
     for watch in watches:
-        unit = watch.seen(is_reachable=watch.record.node_id in reachable)
+        unit = watch.observed(is_reachable=watch.record.node_id in reachable)
         if unit.phase in _GONE or not watch.was_ready:
             continue
         if watch.report is not None and watch.report.address is not None:

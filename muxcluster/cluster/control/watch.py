@@ -8,7 +8,7 @@ from typing import Any
 from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError, RayError
 
 from muxcluster.cluster.state.desired import Record
-from muxcluster.cluster.state.reconcile import Phase, Seen
+from muxcluster.cluster.state.reconcile import ObservedUnit, Phase
 from muxcluster.cluster.units.actors import find_actor
 from muxcluster.cluster.units.report import UnitReport
 
@@ -46,7 +46,7 @@ class UnitWatch:
         if self._task is not None:
             self._task.cancel()
 
-    def seen(self, *, is_reachable: bool) -> Seen:
+    def observed(self, *, is_reachable: bool) -> ObservedUnit:
         """Return the unit for the reconciler."""
         wanted = self.record.target.wanted
         phase = self._phase
@@ -54,7 +54,7 @@ class UnitWatch:
             phase = Phase.STOPPING
         elif not is_reachable:
             phase = Phase.AWAY
-        return Seen(
+        return ObservedUnit(
             name=self.record.name,
             key=wanted.key,
             mesh=wanted.mesh,

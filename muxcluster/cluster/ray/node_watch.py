@@ -7,7 +7,7 @@ from typing import Any
 
 from ray.exceptions import RayError
 
-from muxcluster.cluster.ray.nodes import RayNode, Reach, ray_nodes, remaining_nodes
+from muxcluster.cluster.ray.nodes import NodeProbe, RayNode, ray_nodes, remaining_nodes
 from muxcluster.cluster.state.desired import Desired
 from muxcluster.placement.problem import Node
 
@@ -28,7 +28,7 @@ class NodeWatch:
 
     def __init__(self, *, is_local: bool) -> None:
         self._is_local = is_local
-        self._reach = Reach()
+        self._node_probe = NodeProbe()
         self._nodes: tuple[RayNode, ...] = ()
         self._reachable: frozenset[str] = frozenset()
         self._joined_s = self._left_s = monotonic()
@@ -104,7 +104,7 @@ class NodeWatch:
             await asyncio.sleep(LOOK_PERIOD_S)
 
     async def _take(self, nodes: tuple[RayNode, ...]) -> None:
-        reachable = await self._reach.probe(nodes)
+        reachable = await self._node_probe.probe(nodes)
         living = sum(node.is_alive for node in nodes)
         if reachable - self._reachable:
             self._joined_s = monotonic()

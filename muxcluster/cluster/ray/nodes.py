@@ -138,7 +138,7 @@ def _listed(config: Config, found: Sequence[RayNode]) -> tuple[Node, ...]:
     return nodes_of(config)
 
 
-class Reach:
+class NodeProbe:
     """Probe of living nodes by their raylets' ports, because a cut link reports nothing."""
 
     def __init__(self) -> None:

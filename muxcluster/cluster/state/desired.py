@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from muxcluster.cluster.state.edge import Edge
-from muxcluster.cluster.state.reconcile import Mesh, Wanted
+from muxcluster.cluster.state.reconcile import Mesh, WantedUnit
 from muxcluster.config import Config, ConfiguredModel, served_models, unit_specs
 from muxcluster.core.directory import KeyPair
 from muxcluster.core.served import ServedModel
@@ -24,10 +24,10 @@ class Target:
     num_gpus: float  # GPUs that Ray assigns
 
     @property
-    def wanted(self) -> Wanted:
+    def wanted(self) -> WantedUnit:
         """The same unit for the reconciler."""
         mesh = Mesh(self.planned.node, self.planned.gpus)
-        return Wanted(key_of(self.spec), mesh, frozenset(m.name for m in self.spec.models))
+        return WantedUnit(key_of(self.spec), mesh, frozenset(m.name for m in self.spec.models))
 
 
 @dataclass(frozen=True, slots=True)

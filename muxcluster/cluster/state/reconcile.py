@@ -35,7 +35,7 @@ class Mesh:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedUnit:
     """A planned unit."""
 
     key: str  # equal for units that need no restart to become each other
@@ -44,7 +44,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ObservedUnit:
     """A unit that was started and not stopped since."""
 
     name: str
@@ -73,11 +73,11 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class ClusterView:
     """The input of a decision."""
 
-    wanted: Sequence[Wanted]
-    seen: Sequence[Seen]
+    wanted: Sequence[WantedUnit]
+    observed: Sequence[ObservedUnit]
     nodes: frozenset[str]  # the reachable nodes
     now_s: float
     # Units that failed, by (key, mesh), and when they may be tried again
@@ -91,7 +91,7 @@ class View:
 class Start:
     """Start this unit."""
 
-    unit: Wanted
+    unit: WantedUnit
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ class Stop:
 Action = Start | Drain | Resume | Stop
 
 
-def decide(view: View) -> tuple[Action, ...]:
+def decide(view: ClusterView) -> tuple[Action, ...]:
     """Return the next actions; none if everything is as planned, or has to be waited for.
 
     A ready unit that is the last of a model is stopped only if a planned unit needs its GPUs, and
@@ -128,8 +128,8 @@ def decide(view: View) -> tuple[Action, ...]:
     time, so that a plan that does not work ends at the first unit; all units in the way of lost
     models are stopped together.
     """
-    broken = [unit for unit in view.seen if _is_broken(unit, view)]
-    rest = [unit for unit in view.seen if unit not in broken and unit.phase not in GOING]
+    broken = [unit for unit in view.observed if _is_broken(unit, view)]
+    rest = [unit for unit in view.observed if unit not in broken and unit.phase not in GOING]
     kept = matched(view.wanted, rest)
     surplus = [unit for unit in rest if unit.name not in kept.values()]
     missing = [
@@ -148,11 +148,11 @@ def decide(view: View) -> tuple[Action, ...]:
     return tuple(actions or _eviction(view, rest, surplus, missing))
 
 
-def matched(wanted: Sequence[Wanted], seen: Sequence[Seen]) -> dict[int, str]:
+def matched(wanted: Sequence[WantedUnit], observed: Sequence[ObservedUnit]) -> dict[int, str]:
     """Map positions in `wanted` to names of units that fulfil them."""
     found: dict[int, str] = {}
     for index, unit in enumerate(wanted):
-        equal = [each for each in seen if (each.key, each.mesh) == (unit.key, unit.mesh)]
+        equal = [each for each in observed if (each.key, each.mesh) == (unit.key, unit.mesh)]
         if equal:
             found[index] = min(
                 equal, key=lambda each: (each.phase is not Phase.READY, each.name)
@@ -160,9 +160,9 @@ def matched(wanted: Sequence[Wanted], seen: Sequence[Seen]) -> dict[int, str]:
     return found
 
 
-def is_converged(view: View) -> bool:
+def is_converged(view: ClusterView) -> bool:
     """Return whether exactly the wanted units run, and all of them serve."""
-    here = [unit for unit in view.seen if unit.phase is not Phase.AWAY]
+    here = [unit for unit in view.observed if unit.phase is not Phase.AWAY]
     return (
         len(here) == len(view.wanted)
         and len(matched(view.wanted, here)) == len(view.wanted)
@@ -170,25 +170,29 @@ def is_converged(view: View) -> bool:
     )
 
 
-def _is_broken(unit: Seen, view: View) -> bool:
+def _is_broken(unit: ObservedUnit, view: ClusterView) -> bool:
     if unit.phase in (Phase.SILENT, Phase.FAILED):
         return True
     return unit.phase in COMING and view.now_s - unit.since_s > view.limits.start_s
 
 
-def _starts(view: View, rest: Sequence[Seen], missing: Sequence[Wanted]) -> Iterator[Start]:
+def _starts(
+    view: ClusterView, rest: Sequence[ObservedUnit], missing: Sequence[WantedUnit]
+) -> Iterator[Start]:
     """Yield units whose GPUs are free: those of unserved models together, others one by one."""
     served = {model for unit in rest if unit.serves for model in unit.models}
     num_coming = sum(unit.phase in COMING for unit in rest)
     for unit in sorted(missing, key=lambda unit: unit.models <= served):
-        if _blockers(unit, view.seen) or view.now_s < _next_try_s(view, unit):
+        if _blockers(unit, view.observed) or view.now_s < _next_try_s(view, unit):
             continue
         if num_coming < (1 if unit.models <= served else view.limits.max_starts):
             num_coming += 1
             yield Start(unit)
 
 
-def _removals(view: View, rest: Sequence[Seen], surplus: Sequence[Seen]) -> Iterator[Action]:
+def _removals(
+    view: ClusterView, rest: Sequence[ObservedUnit], surplus: Sequence[ObservedUnit]
+) -> Iterator[Action]:
     """Yield removals of unplanned units, while every planned model keeps a serving unit."""
     planned = {model for unit in view.wanted for model in unit.models}
     serving = [unit for unit in rest if unit.serves]
@@ -206,7 +210,10 @@ def _removals(view: View, rest: Sequence[Seen], surplus: Sequence[Seen]) -> Iter
 
 
 def _eviction(
-    view: View, rest: Sequence[Seen], surplus: Sequence[Seen], missing: Sequence[Wanted]
+    view: ClusterView,
+    rest: Sequence[ObservedUnit],
+    surplus: Sequence[ObservedUnit],
+    missing: Sequence[WantedUnit],
 ) -> Iterator[Drain]:
     """Return the units in the way of a wanted one: their requests wait for it, or move.
 
@@ -219,7 +226,7 @@ def _eviction(
         return
     served = [model for unit in rest if unit.serves for model in unit.models]
 
-    def harm(unit: Wanted) -> int:
+    def harm(unit: WantedUnit) -> int:
         going = [model for each in _blockers(unit, surplus) for model in each.models]
         return sum(served.count(model) <= going.count(model) for model in set(going))
 
@@ -230,9 +237,9 @@ def _eviction(
         yield Drain(name, 0.0)
 
 
-def _blockers(unit: Wanted, seen: Sequence[Seen]) -> list[Seen]:
-    return [each for each in seen if each.mesh.overlaps(unit.mesh)]
+def _blockers(unit: WantedUnit, observed: Sequence[ObservedUnit]) -> list[ObservedUnit]:
+    return [each for each in observed if each.mesh.overlaps(unit.mesh)]
 
 
-def _next_try_s(view: View, unit: Wanted) -> float:
+def _next_try_s(view: ClusterView, unit: WantedUnit) -> float:
     return view.not_before.get((unit.key, unit.mesh), 0.0)

@@ -14,7 +14,7 @@ from muxcluster.channel.server import UnitServer
 from muxcluster.cluster.state.reconcile import Phase
 from muxcluster.cluster.units.job_tap import JobTap
 from muxcluster.cluster.units.mesh import on_granted_gpu
-from muxcluster.cluster.units.report import Entrance, UnitReport
+from muxcluster.cluster.units.report import ListenSpec, UnitReport
 from muxcluster.core.directory import UnitAddress
 from muxcluster.core.errors import EngineFailure, MuxClusterError
 from muxcluster.core.events import TokenDelta
@@ -39,9 +39,9 @@ class UnitReplica:
     one.
     """
 
-    def __init__(self, spec: UnitSpec, entrance: Entrance) -> None:
+    def __init__(self, spec: UnitSpec, listen_spec: ListenSpec) -> None:
         self._spec = spec
-        self._entrance = entrance
+        self._listen_spec = listen_spec
         self._lock = threading.Lock()
         self._cleanup = ExitStack()
         self._unit: Unit | None = None
@@ -97,12 +97,12 @@ class UnitReplica:
 
     def _door(self) -> Door:
         # A new name for each start, so that clients of the old process notice and ask again.
-        folder = self._entrance.socket_dir
+        folder = self._listen_spec.socket_dir
         if folder is not None:
             return Door(f"ipc://{folder}/{self._spec.unit_id}-{os.getpid()}")
-        if self._entrance.client_key is None:
+        if self._listen_spec.client_key is None:
             raise EngineFailure("a unit on the network needs a key that its clients have")
-        return Door(f"tcp://{get_node_ip_address()}:*", self._entrance.client_key)
+        return Door(f"tcp://{get_node_ip_address()}:*", self._listen_spec.client_key)
 
     def _trouble(self) -> str | None:
         """Return why the unit has to be replaced, if so."""

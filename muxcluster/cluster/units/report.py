@@ -8,7 +8,7 @@ from muxcluster.core.served import UnitStats
 
 
 @dataclass(frozen=True, slots=True)
-class Entrance:
+class ListenSpec:
     """Address of a unit: a socket in `socket_dir`; or, if that is None, tcp at its node's address,
     for clients with the secret half of `client_key` (CURVE, Z85)."""
 
