@@ -99,7 +99,6 @@ def _app(arguments: Sequence[str]) -> typer.Typer:
 
 
 def _group(name: str, called: Sequence[str]) -> typer.Typer:
-    """Return the actions of a command."""
     group = typer.Typer()
     group.callback(invoke_without_command=True)(_overview)
     for action, summary in GROUPS[name].items():

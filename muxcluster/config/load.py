@@ -87,7 +87,6 @@ def load_config(path: Path | str) -> Config:
 
 
 def _check_names(section: FileSection, source: _Source) -> None:
-    """Check that names are unique and GPUs known."""
     first: dict[str, int] = {}
     for index, model in enumerate(section.models):
         if model.name in first:

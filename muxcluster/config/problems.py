@@ -59,7 +59,6 @@ def shortened(value: Any) -> str:
 
 
 def _fields(model: type[BaseModel], location: Location) -> list[str]:
-    """Names of the fields of the section that `location` leads to from `model`."""
     for part in location:
         if isinstance(part, str):
             model = _section(model.model_fields[part].annotation)

@@ -22,7 +22,6 @@ class DemoModel:
     fields: Mapping[str, Any]  # of the family's Hugging Face configuration
 
     def describe(self) -> str:
-        """Return its shape in one line."""
         layers, heads = self.fields["num_hidden_layers"], self.fields["num_attention_heads"]
         kv_heads = self.fields.get("num_key_value_heads", heads)
         shape = f"{layers} layers, {heads} heads, {kv_heads} KV heads of {self.fields['head_dim']}"

@@ -63,7 +63,6 @@ def _latencies(done: Sequence[Answer]) -> dict[str, float]:
 
 
 def _details(outcome: Outcome) -> dict[str, Any]:
-    """One entry a request, failed ones too."""
     answers = outcome.answers
     return {
         "input_lens": [answer.num_prompt_tokens for answer in answers],

@@ -25,7 +25,6 @@ class Prompts:
 
     @property
     def path(self) -> str:
-        """Path of the route."""
         return "/v1/chat/completions" if self.is_chat else "/v1/completions"
 
     def bodies(self, num_prompts: int, tokens_per_word: float) -> list[bytes]:

@@ -45,7 +45,6 @@ class Difference:
 
     @property
     def load_bytes(self) -> int:
-        """Bytes of all moves."""
         return sum(move.load_bytes for move in self.moves)
 
     @property
@@ -98,7 +97,6 @@ def _meshes(plan: Plan) -> dict[_Mesh, PlannedUnit]:
 
 
 def _homes(plan: Plan) -> dict[str, dict[_Mesh, PlannedUnit]]:
-    """Map each model to its units."""
     homes: dict[str, dict[_Mesh, PlannedUnit]] = {}
     for mesh, unit in _meshes(plan).items():
         for model in unit.models:

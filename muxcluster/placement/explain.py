@@ -28,7 +28,6 @@ class Place:
 
     @property
     def tp(self) -> int:
-        """GPUs of the mesh."""
         return len(self.gpus)
 
 

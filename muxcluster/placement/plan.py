@@ -48,7 +48,6 @@ class Plan(_Frozen):
     units: tuple[PlannedUnit, ...]
 
     def to_json(self) -> str:
-        """The text of plan.json."""
         return self.model_dump_json(indent=2)
 
     @classmethod

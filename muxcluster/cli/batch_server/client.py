@@ -150,7 +150,6 @@ def _pieces(answer: http.client.HTTPResponse, url: str) -> Iterator[bytes]:
 
 
 def _message(error: urllib.error.HTTPError) -> str:
-    """Return the server's error message."""
     try:
         found = json.loads(error.read())["error"]["message"]
     except (OSError, ValueError, LookupError, TypeError, RecursionError, http.client.HTTPException):

@@ -49,7 +49,6 @@ class Outcome:
     before: Plan | None = None  # the current plan, or the one without the `--what-if` changes
 
     def difference(self) -> Difference | None:
-        """The difference from the plan before to this one."""
         if self.before is None:
             return None
         return difference(self.after.problem, self.before, self.after.plan)

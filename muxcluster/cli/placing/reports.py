@@ -28,7 +28,6 @@ class Judged:
 
     @cached_property
     def demands(self) -> Mapping[str, Demand]:
-        """Demands by model."""
         return {demand.name: demand for demand in self.problem.demands}
 
     @cached_property
@@ -42,15 +41,12 @@ class Judged:
 
     @property
     def offered(self) -> float:
-        """Requests/s of all models."""
         return sum(demand.rate for demand in self.problem.demands)
 
     def gpu_name(self, unit: PlannedUnit) -> str:
-        """Kind of the unit's GPUs."""
         return next(node.gpu.name for node in self.problem.nodes if node.name == unit.node)
 
     def block_bytes(self, unit: PlannedUnit) -> int:
-        """Bytes of one KV block of the unit."""
         demands = [self.demands[model.name] for model in unit.models]
         return block_bytes(demands, self.problem.limits)
 

@@ -37,7 +37,6 @@ class Prepared:
 
     @property
     def models(self) -> tuple[ServedModel, ...]:
-        """All models of the file."""
         return self.desired.models
 
     @property

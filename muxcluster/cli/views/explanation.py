@@ -87,7 +87,6 @@ def _room_text(found: Explanation) -> str:
 
 
 def _effect_text(found: Explanation, each: Alternative) -> str:
-    """Describe the plan with the model there."""
     if each.throughput is None or each.load is None:
         return str(each.refusal)
     change = each.throughput - found.throughput

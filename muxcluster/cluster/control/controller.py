@@ -98,7 +98,6 @@ class Controller:
         return self._state.desired
 
     async def edge(self) -> Edge | None:
-        """Return the desired ingresses."""
         return self._state.edge
 
     async def apply(self, desired: Desired, edge: Edge | None) -> None:

@@ -25,7 +25,6 @@ class EdgeKeeper:
 
     @property
     def is_deployed(self) -> bool:
-        """Whether the desired ingresses run."""
         return not self._is_wanted or (self._done is not None and self._task is None)
 
     def keep(self, edge: Edge | None, num_nodes: int) -> None:

@@ -60,7 +60,6 @@ class Roster:
 
     @property
     def watches(self) -> Sequence[UnitWatch]:
-        """The watches in the order of their start."""
         return tuple(self._watches.values())
 
     @property

@@ -83,7 +83,6 @@ class UnitWatch:
         self.drain_s, self.drain_until_s = limit_s, monotonic() + limit_s
 
     def resume(self) -> None:
-        """Take requests again."""
         self.drain_until_s = None
 
     def hear(self, phase: Phase, report: UnitReport | None) -> None:

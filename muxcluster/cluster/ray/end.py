@@ -28,7 +28,6 @@ def end_raylet() -> None:
 
 
 def _raylet_pid() -> int:
-    """The nearest ancestor that is a raylet."""
     pid = os.getpid()
     while pid > 1:
         pid = _parent(pid)

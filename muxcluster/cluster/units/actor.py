@@ -105,7 +105,6 @@ class UnitReplica:
         return Door(f"tcp://{get_node_ip_address()}:*", self._listen_spec.client_key)
 
     def _trouble(self) -> str | None:
-        """Return why the unit has to be replaced, if so."""
         if self._jobs is None or self._unit is None or self._server is None:
             return None
         if not self._server.is_alive:

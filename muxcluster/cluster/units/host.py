@@ -17,13 +17,10 @@ class UnitHost:
         self._unit: Any = resolve_name(unit_class)(*args)
 
     def report(self) -> Any:
-        """See `UnitReplica.report`."""
         return self._unit.report()
 
     def timeline(self) -> Any:
-        """See `UnitReplica.timeline`."""
         return self._unit.timeline()
 
     def close(self) -> None:
-        """See `UnitReplica.close`."""
         self._unit.close()

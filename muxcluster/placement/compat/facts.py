@@ -27,7 +27,6 @@ class Facts:
 
     @property
     def kv_gb_per_token(self) -> float:
-        """KV cache of one token."""
         return 2 * ITEMSIZE * self.num_layers * self.hidden_size / 2**30
 
 

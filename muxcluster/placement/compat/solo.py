@@ -22,7 +22,6 @@ class Model:
 
     @property
     def facts(self) -> Facts:
-        """The facts of its kind."""
         return FACTS[self.kind]
 
 
@@ -62,7 +61,6 @@ class Tenant:
         return batch / (self.fixed_s[step] + self.per_seq_s * batch + prefill_s)
 
     def alone(self, batch: float) -> float:
-        """Requests/s without neighbours."""
         step = self.step(batch)
         return self.throughput(batch, step, self.prefill_s[step])
 

@@ -32,7 +32,6 @@ class UnitEstimate:
 
     @property
     def throughput(self) -> float:
-        """Requests/s over all its models."""
         return sum(each.rate * share for each, share in zip(self.tenants, self.served, strict=True))
 
     def latencies(self) -> tuple[Latency, ...]:

@@ -17,7 +17,6 @@ class Kind:
 
     @property
     def num_gpus(self) -> int:
-        """GPUs over all nodes."""
         return sum(self.sizes)
 
     def holds(self, counts: Mapping[int, int]) -> bool:

@@ -99,7 +99,6 @@ class Room:
         self._used[gpu][tp] -= 1
 
     def num_idle(self) -> int:
-        """Number of GPUs in no mesh."""
         return sum(
             kind.num_gpus - sum(tp * number for tp, number in self._used[gpu].items())
             for gpu, kind in self._kinds.items()
