@@ -1,4 +1,4 @@
-"""How much code one scheduling decision runs through: files, lines, functions, call depth.
+"""Code of one scheduling decision: files, lines, functions, call depth.
 
 A decision is one `next_jobs` and one `complete` of the real scheduler at steady state, traced line
 by line: `adbs` with packing `priority`, and `adbs` with packing `hybrid` in short memory. Counted

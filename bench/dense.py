@@ -1,4 +1,4 @@
-"""Dense re-batching (BATON) against a static batch of transformers, on the CPU, in one run.
+"""Dense re-batching (BATON) against transformers' static batch, on the CPU, in one run.
 
 The model is a Llama of 9.7 million parameters with random weights, so that our paged engine can
 run beside: 4 layers, hidden size 384, 6 heads and 3 KV heads of 64, intermediate size 1024,

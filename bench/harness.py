@@ -1,4 +1,4 @@
-"""What all benches share: command line, provenance and the JSON record."""
+"""Parts of all benches: command line, provenance and the JSON record."""
 
 import argparse
 import json

@@ -1,4 +1,4 @@
-"""The planner: against the published one on its own scale, against a proven bound, and at scale.
+"""The planner: on the published one's scale, against a proven bound, and on large clusters.
 
 Three tables. *compat*: our search under the MuxServe planner's objective and rules, beside the
 scores recorded for it (with its index defect, the better of those with the defect mended and a

@@ -1,4 +1,4 @@
-"""How fast the simulator is, and that steps it does not ask the scheduler about change nothing.
+"""Speed of the simulator, and equality of results when it skips calls of the scheduler.
 
 The 19-model, 32-GPU points of planner_points.json are placed by our planner and loaded with Poisson
 arrivals, lengths around ShareGPT's; jobs are timed by the published A100 profile. Each point is

@@ -1,4 +1,4 @@
-"""`muxcluster batch run` killed at random moments of `bench/batch.py`, and what came out."""
+"""Kill `muxcluster batch run` at random moments of `bench/batch.py`, and count its results."""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""The engine on a GPU: right first, then decode against its roofline, then 256 requests.
+"""The engine on a GPU: correctness, then decode against its roofline, then 256 requests.
 
 Needs torch, triton, numpy and transformers; models have random weights and are made here.
 (a) Greedy output of a small model in fp32 is that of Hugging Face's `generate` on the same device.

@@ -1,4 +1,4 @@
-"""What a GPU allows: MPS shares, CUDA IPC, green contexts, graph capture, and its ceilings.
+"""Capabilities of a GPU: MPS shares, CUDA IPC, green contexts, graph capture, ceilings.
 
 Needs torch, triton and numpy only. Each check runs in a process of its own for a limited time, so
 that one failure does not lose the rest. No setting of the card is changed; the MPS daemon is our

@@ -1,4 +1,4 @@
-"""Every kernel on a GPU: right first, then how fast, against the card and against others.
+"""Every kernel on a GPU: correctness, then speed, against the GPU's limits and other kernels.
 
 Needs torch, triton and numpy only. Correctness runs first, in processes side by side:
 every public kernel in fp16 and bf16 against float64. Then each kernel's time, alone on the card,

@@ -1,4 +1,4 @@
-"""One call on a lent GPU: several benches within seven minutes, what is worth most first.
+"""One call on a lent GPU: several benches within seven minutes, the most valuable first.
 
 Run by bench/gpu/lease.sh, which sets the environment. Each bench rewrites its record in the
 out-folder after every part, so that a call that is cut off loses only the part that ran. Started

@@ -1,4 +1,4 @@
-"""What travels to a lent machine: wheels that it lacks, and whether all of it is small enough.
+"""Files for a lent machine: missing wheels, and a check of the total size.
 
 The machine gets the files that git knows, those that it does not ignore, and ignored folders that
 are named (.whl with wheels; build/returned with the records of an earlier try). It has torch,

@@ -1,4 +1,4 @@
-"""What the knobs of the hybrid packing trade: interactive latency against batch tokens.
+"""Trade-off of the hybrid packing's parameters: interactive latency against batch tokens.
 
 `batch_stretch`, by how many times its time batch rows may lengthen a job, swept; beside it the
 paper's additive size of a job over its two parameters, where it starts and by how much it grows.

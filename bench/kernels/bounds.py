@@ -1,4 +1,4 @@
-"""Bounds on what compiled kernels need and do, so that a change that makes one worse is noticed.
+"""Bounds of compiled kernels' resources, so that a change for the worse is noticed.
 
 The bounds are what `bench/compile_kernels.py --update-bounds` measured when they were last written,
 in bench/kernels/bounds.json. They hold for one version of Triton, whose compiler they depend on.

@@ -1,4 +1,4 @@
-"""One specimen compiled for one GPU architecture, and what its binary asks of the hardware."""
+"""One specimen compiled for one GPU architecture, and the resources of its binary."""
 
 import importlib
 import pkgutil

@@ -1,4 +1,4 @@
-"""A CUDA device that computes nothing: runs the engine's GPU path on a machine without a GPU.
+"""A CUDA device that computes nothing, to run the engine's GPU path without a GPU.
 
 Inside `FakeCuda`, tensors on "cuda" have a shape, a type and a device but no data (torch's fake
 tensors); tensors on the CPU are real. Triton kernels are not launched: their wrappers check shapes

@@ -1,4 +1,4 @@
-"""Launches of a step a layer, counted on a fake CUDA device."""
+"""Kernel launches per layer of a step, counted on a fake CUDA device."""
 
 import tempfile
 from collections import Counter

@@ -1,4 +1,4 @@
-"""How many thread blocks of a kernel one multiprocessor runs at a time."""
+"""Number of thread blocks of a kernel on one multiprocessor."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""What a kernel's machine code says of its loops: instructions, bytes read, matrix products.
+"""Loops in a kernel's machine code: instructions, bytes read, matrix products.
 
 The input is what `cuobjdump -sass` prints of a binary of one kernel. Loops are natural loops of
 the control-flow graph, so retry code that the assembler moves to the end of a kernel belongs to the

@@ -1,4 +1,4 @@
-"""What each of MuxServe's parts carries, and ChatLMSYS: the paper's remaining headlines, simulated.
+"""Contributions of MuxServe's parts, and ChatLMSYS: the paper's remaining headlines, simulated.
 
 Placement: our planner against most free memory first, on 8 GPUs with 4 models and 16 with 7.
 Resource manager: SM sharing and the unified KV pool on and off, 4 models on one mesh of 4 GPUs.

@@ -1,4 +1,4 @@
-"""MuxServe's evaluation, mended, on our simulator: ours against spatial and temporal.
+"""MuxServe's evaluation, corrected, on our simulator: ours against spatial and temporal.
 
 19 LLaMA models on 32 A100s, popularity a power law of alpha, every model loaded over one window
 (the published runs gave request counts to the wrong models). Ours is our planner's placement with

@@ -1,4 +1,4 @@
-"""What a batch job's shared prefixes save (BatchLLM Eq. 2): on paper, in a cache, in the simulator.
+"""Savings by a batch job's shared prefixes (BatchLLM Eq. 2): computed, in a cache, simulated.
 
 All in whole blocks of 16 tokens, of which an engine computes the last of each prompt; the unit is
 that of `batchllm.py`. Jobs: that bench's first case, `bbh` (its prompts' bytes as tokens, by task

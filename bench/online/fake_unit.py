@@ -1,4 +1,4 @@
-"""A unit without an engine: a real `UnitServer` fed by a clock, so that only the framework is seen.
+"""A unit without an engine: a real `UnitServer` driven by a clock, to measure the framework alone.
 
 Every open request gets its next token at every tick; token i is the i-th of a fixed list, so that
 a client knows what it must read. The first token is sent as soon as the request arrives.

@@ -1,4 +1,4 @@
-"""Memory of a simulation of very many requests: it grows with the records and nothing else."""
+"""Memory of a simulation of very many requests: only its records grow."""
 
 import os
 from collections.abc import Iterator

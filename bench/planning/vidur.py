@@ -1,4 +1,4 @@
-"""The roofline with no profile, against Vidur's measured layers and all-reduces."""
+"""The roofline without a profile, against Vidur's measured layers and all-reduces."""
 
 import csv
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""The record of bench/dense.py: an entry a case and method, the curves and the claims."""
+"""The record of bench/dense.py: an entry per case and method, the curves and the claims."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""What a method of bench/dense.py does, noted while it runs."""
+"""Trace of a method of bench/dense.py while it runs."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence

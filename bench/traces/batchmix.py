@@ -1,4 +1,4 @@
-"""Batch jobs from a few numbers: requests of several kinds, each with its own way to share."""
+"""Batch jobs from a few parameters: requests of several kinds with different sharing."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

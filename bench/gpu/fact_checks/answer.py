@@ -1,4 +1,4 @@
-"""What a check of bench/gpu/facts.py found out."""
+"""Result of a check of bench/gpu/facts.py."""
 
 import json
 from collections.abc import Callable

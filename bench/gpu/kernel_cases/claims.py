@@ -1,4 +1,4 @@
-"""What bench/gpu/kernels.py says in public, read off its timed cases."""
+"""Claims of bench/gpu/kernels.py, from its timed cases."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Plays a workload on units in real time, and what its requests got."""
+"""Play a workload on units in real time, and record its requests."""
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean

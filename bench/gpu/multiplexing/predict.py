@@ -1,4 +1,4 @@
-"""What the simulator says that a system will do, from the profile measured in the same call."""
+"""Predictions of the simulator for a system, from the profile measured in the same call."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""A small profile of the models on the card, by which loads, shares and predictions go."""
+"""A small profile of the models on the GPU, for loads, shares and predictions."""
 
 import tempfile
 from collections.abc import Sequence

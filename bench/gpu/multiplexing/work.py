@@ -1,4 +1,4 @@
-"""Who asks for what in bench/gpu/multiplex.py: models, popularity, lengths, a rate to load them."""
+"""Load of bench/gpu/multiplex.py: models, popularity, lengths, and a rate that loads the GPU."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

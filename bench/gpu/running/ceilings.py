@@ -1,4 +1,4 @@
-"""What the card itself reaches: copy bandwidth and matrix products."""
+"""Measured limits of the GPU: copy bandwidth and matrix products."""
 
 from dataclasses import dataclass
 

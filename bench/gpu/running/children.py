@@ -1,4 +1,4 @@
-"""Runs a script of ours in a process of its own, for a limited time."""
+"""Child processes with a time limit."""
 
 import ctypes
 import os

@@ -1,4 +1,4 @@
-"""Times calls on a GPU: CUDA events, the L2 cache flushed before every repetition."""
+"""Timing of calls on a GPU: CUDA events, with the L2 cache flushed before every repetition."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What the parts of a bench found: the pieces that its record is made of and goes on from."""
+"""Results of the parts of a bench, from which its record is made and continued."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field

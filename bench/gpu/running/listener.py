@@ -1,4 +1,4 @@
-"""Hears what a unit says of its requests, and when."""
+"""Record of a unit's output per request, with times."""
 
 import threading
 from collections.abc import Mapping

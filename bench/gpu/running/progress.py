@@ -1,4 +1,4 @@
-"""The record of a bench that runs in parts: rewritten after each part, and gone on from."""
+"""The record of a bench in parts: rewritten after each part, and continued later."""
 
 import argparse
 import json

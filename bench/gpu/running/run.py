@@ -1,4 +1,4 @@
-"""One part of bench/gpu/kernels.py: what is checked and timed goes through here and is kept."""
+"""One part of a GPU bench: checks, timed cases and their record."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence

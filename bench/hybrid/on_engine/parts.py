@@ -1,4 +1,4 @@
-"""Parts of a run of `bench/hybrid/engine.py`, and what is said of them."""
+"""Parts of a run of `bench/hybrid/engine.py`, and their figures."""
 
 import time
 from collections.abc import Sequence

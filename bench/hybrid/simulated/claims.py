@@ -1,4 +1,4 @@
-"""What is said of the cells: cuts, losses and attainment, beside the paper's."""
+"""Claims from the simulated cells: cuts, losses and attainment, beside the paper's."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

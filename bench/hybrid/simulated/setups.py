@@ -1,4 +1,4 @@
-"""What BROS's evaluation runs on and under: models on meshes, lengths, and the systems compared."""
+"""Setups of BROS's evaluation: models on meshes, lengths, and the compared systems."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace

@@ -1,4 +1,4 @@
-"""How well replayed throughputs agree with measured ones: errors, and the order of the systems."""
+"""Agreement of replayed with measured throughputs: errors, and the order of the systems."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

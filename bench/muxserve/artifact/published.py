@@ -1,4 +1,4 @@
-"""Reads the runs MuxServe's authors published: what was placed where, its load, the results."""
+"""Reader of the runs that MuxServe's authors published: placement, load, results."""
 
 import csv
 from collections import defaultdict

@@ -1,4 +1,4 @@
-"""Simulates published runs: their requests, and each model's throughput as they measured it."""
+"""Simulation of published runs: their requests, and each model's throughput by their definition."""
 
 from collections.abc import Iterator
 from functools import lru_cache

@@ -1,4 +1,4 @@
-"""Results by everything that decides them, code included, so that a broken-off bench goes on."""
+"""Cache of results by all their inputs, code included, to continue an interrupted bench."""
 
 import os
 from dataclasses import dataclass, field

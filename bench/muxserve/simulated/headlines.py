@@ -1,4 +1,4 @@
-"""The paper's ratios between systems, and the same of what was simulated."""
+"""The paper's ratios between systems, and the simulated ones."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

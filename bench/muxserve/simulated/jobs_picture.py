@@ -1,4 +1,4 @@
-"""Why sharing SMs serves more, as a picture: the jobs of one mesh, with and without it."""
+"""A picture of the jobs of one mesh, with and without SM sharing."""
 
 from collections.abc import Mapping
 from dataclasses import replace

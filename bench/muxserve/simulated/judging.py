@@ -1,4 +1,4 @@
-"""Figures of simulated cases that are compared: throughput, attainment, fair shares."""
+"""Compared figures of simulated cases: throughput, attainment, fair shares."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from math import sqrt

@@ -1,4 +1,4 @@
-"""Files of batch jobs for a tiny model on a CPU, and what `batch run` makes of them."""
+"""Files of batch jobs for a tiny model on a CPU, and their runs by `batch run`."""
 
 import io
 import json

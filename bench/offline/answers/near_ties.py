@@ -1,4 +1,4 @@
-"""Which greedy answers a model permits where its two best logits are as good as equal."""
+"""Greedy answers that a model permits when its two best logits are nearly equal."""
 
 import json
 from collections.abc import Iterator, Sequence

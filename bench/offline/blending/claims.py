@@ -1,4 +1,4 @@
-"""What the runs of BlendServe's workloads come to, and which runs that takes."""
+"""Claims from the runs of BlendServe's workloads, and the list of those runs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

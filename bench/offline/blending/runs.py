@@ -1,4 +1,4 @@
-"""Runs a workload in an order and keeps what came of it: a long bench can be continued."""
+"""Runs of a workload in an order, stored so that a long bench can be continued."""
 
 import time
 from collections.abc import Iterable

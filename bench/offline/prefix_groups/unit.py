@@ -1,4 +1,4 @@
-"""One batch job on one simulated GPU as a server would run it, step by step.
+"""One batch job on one simulated GPU, step by step, as on a server.
 
 Llama-3.1-8B on one A100-80GB with 58 GB of KV, job times from the planner's roofline.
 """
