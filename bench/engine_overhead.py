@@ -38,7 +38,7 @@ from bench.harness import Bench, Claim, make_parser, percentiles
 from bench.serving import CONCURRENCY, make_model
 from muxcluster.config import read_facts
 from muxcluster.core.events import TokenDelta
-from muxcluster.core.job import Admission, Job, Phase, Rows, TableDelta, WorkerSlot
+from muxcluster.core.job import Admission, Job, Phase, Rows, TableDelta, WorkerSpec
 from muxcluster.core.kvshape import KvShape, block_bytes
 from muxcluster.core.request import Request
 from muxcluster.core.sampling import SamplingParams
@@ -68,7 +68,7 @@ def unit_of(path: Path) -> UnitSpec:
         models=(model,),
         num_blocks=64 * columns * shape.blocks_per_column,
         block_bytes=size,
-        workers=(WorkerSlot(0, (1.0,)),),
+        workers=(WorkerSpec(0, (1.0,)),),
         scheduler=SchedulerSpec(lane="mixed"),
         num_threads=THREADS,
     )

@@ -40,7 +40,7 @@ from muxcluster.engine.forward.loaded_model import LoadedModel
 from muxcluster.engine.forward.paged_forward import TokenForward
 from muxcluster.engine.load.dummy import DummyWeights
 from muxcluster.engine.memory.upload import PackedUpload
-from muxcluster.engine.sampling.parameters import SlotSampling
+from muxcluster.engine.sampling.parameters import SequenceSampling
 from muxcluster.engine.sampling.prompt_positions import PromptPositions
 from muxcluster.engine.steps.device.capture_lint import CaptureLint, NotCapturable
 from muxcluster.engine.steps.device.decode_step import DecodeStep, buffers_of, decode_arrays
@@ -375,7 +375,7 @@ def load(unit: UnitSpec) -> tuple[LoadedModel, ...]:
 
 def _loaded(model: ModelSpec, forward: Any, arena: Any) -> LoadedModel:
     runs_tokens: TokenForward = forward
-    sampling = SlotSampling(model.max_seqs, model.vocab_size, model.eos_token_ids)
+    sampling = SequenceSampling(model.max_seqs, model.vocab_size, model.eos_token_ids)
     return LoadedModel(
         model.name, runs_tokens, arena.pool, arena.model(model.name), sampling, PromptPositions()
     )

@@ -12,7 +12,7 @@ import torch
 from transformers import LlamaConfig, Qwen3Config
 
 from bench.kernels.fake_cuda import FakeCuda, Recording, decode_step, load
-from muxcluster.core.job import WorkerSlot
+from muxcluster.core.job import WorkerSpec
 from muxcluster.core.kvshape import KvShape
 from muxcluster.core.unitspec import ModelSpec, UnitSpec
 from muxcluster.engine.forward.batch import host_batch
@@ -109,7 +109,7 @@ def _unit(directory: Path, config: Any, num_layers: int, fuses: bool) -> UnitSpe
         load_format="dummy",
         max_seqs=256,
     )
-    workers = (WorkerSlot(0, (1.0,)),)
+    workers = (WorkerSpec(0, (1.0,)),)
     return UnitSpec(
         "u", (model,), 1000, 8192, workers, device="cuda:0", partition="none", fuses_layers=fuses
     )

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from muxcluster.core.events import Finished, StepOutput
-from muxcluster.core.job import Job, JobResult, Phase, WorkerSlot
+from muxcluster.core.job import Job, JobResult, Phase, WorkerSpec
 from muxcluster.core.kvshape import KvShape, block_bytes
 from muxcluster.core.request import Request, ServiceClass, Slo
 from muxcluster.core.sampling import SamplingParams
@@ -34,7 +34,7 @@ _SPARE_SLOTS = 32
 _SPARE_MEMORY = 1.5
 _FILLER_TOKENS = 512
 _JOB_S, _TOKEN_S = 0.02, 5e-5
-_WORKERS = (WorkerSlot(0, (0.5, 1.0)), WorkerSlot(1, (0.5, 1.0)))
+_WORKERS = (WorkerSpec(0, (0.5, 1.0)), WorkerSpec(1, (0.5, 1.0)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

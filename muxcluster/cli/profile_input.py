@@ -11,7 +11,7 @@ from muxcluster.config import Config, ConfiguredModel, plan_for, unit_specs
 from muxcluster.config.planning import nodes_of
 from muxcluster.config.schema import ClusterSection
 from muxcluster.core.errors import ConfigError
-from muxcluster.core.job import WorkerSlot
+from muxcluster.core.job import WorkerSpec
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.profile.grid import Grid, fits
 from muxcluster.engine.unit.partition_choice import settled
@@ -152,7 +152,7 @@ def _alone(
     cluster = ClusterSection(nodes=config.cluster.listed()[:1])
     config = replace(config, models=(model,), cluster=cluster, policy=policy)
     (spec,) = unit_specs(config, plan_for(config, [node]), [node])
-    spec = replace(spec, workers=(WorkerSlot(0, shares),))
+    spec = replace(spec, workers=(WorkerSpec(0, shares),))
     if node.gpu.is_cpu or asked == "none":
         return spec
     # a lone model would get the whole GPU; here it is measured as one of several

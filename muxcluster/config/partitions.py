@@ -4,14 +4,14 @@ from collections.abc import Sequence
 
 from muxcluster.config.load import Config
 from muxcluster.core.errors import ConfigError
-from muxcluster.core.job import Phase, WorkerSlot
+from muxcluster.core.job import Phase, WorkerSpec
 from muxcluster.core.unitspec import ModelSpec
 from muxcluster.placement.hardware import Gpu
 from muxcluster.placement.memory import CONTEXT_BYTES, NUM_CONTEXTS
 from muxcluster.placement.plan import PlannedUnit
 
 _SHARING_LANES = frozenset({"adbs", "round-robin"})
-_ONE_WORKER = (WorkerSlot(0, (1.0,)),)
+_ONE_WORKER = (WorkerSpec(0, (1.0,)),)
 _PREFILL_SHARES = (0.3, 0.5, 1.0)
 # Shares on a GPU: each prefill share but 1.0 has its complement. Each is a process or a context
 # from the start on (0.5 GiB under MPS), so there are few.
@@ -22,7 +22,7 @@ _WORKSPACE_BYTES = 32 * 2**20  # of cuBLAS for every stream, set by torch on Hop
 
 def partition_of(
     config: Config, gpu: Gpu, num_threads: int, num_models: int
-) -> tuple[str, tuple[WorkerSlot, ...]]:
+) -> tuple[str, tuple[WorkerSpec, ...]]:
     """Return UnitSpec's `partition` and `workers`. Raises ConfigError if this kind of GPU has no
     such partition.
 
@@ -42,7 +42,7 @@ def partition_of(
 def pool_blocks(
     planned: int,
     partition: str,
-    workers: tuple[WorkerSlot, ...],
+    workers: tuple[WorkerSpec, ...],
     *,
     block_bytes: int,
     step_bytes: int,
@@ -74,7 +74,7 @@ def recorded_bytes(models: Sequence[ModelSpec]) -> int:
     return 4 * sum(num_logits) + 5 * max(num_logits) + _WORKSPACE_BYTES
 
 
-def of_ranks(config: Config, unit: PlannedUnit) -> tuple[str, tuple[WorkerSlot, ...]]:
+def of_ranks(config: Config, unit: PlannedUnit) -> tuple[str, tuple[WorkerSpec, ...]]:
     """Return partition and workers of a unit over several GPUs. Its ranks run one job at a time: if
     jobs met in another order on another rank, they would deadlock."""
     if config.policy.partition not in ("auto", "none"):
@@ -85,7 +85,7 @@ def of_ranks(config: Config, unit: PlannedUnit) -> tuple[str, tuple[WorkerSlot, 
 
 def _on_cpu(
     config: Config, lane: str, num_threads: int, num_models: int
-) -> tuple[str, tuple[WorkerSlot, ...]]:
+) -> tuple[str, tuple[WorkerSpec, ...]]:
     asked = config.policy.partition
     if asked in ("mps", "green"):
         message = f"{asked} divides a GPU; for a cpu node use auto, threads or none"
@@ -95,17 +95,17 @@ def _on_cpu(
     return partition, _cpu_workers(lane, num_models) if is_shared else _ONE_WORKER
 
 
-def _gpu_workers(num_models: int) -> tuple[WorkerSlot, ...]:
+def _gpu_workers(num_models: int) -> tuple[WorkerSpec, ...]:
     """Return one worker for prefills (and mixed jobs without sharing), others for decodes."""
-    prefill = WorkerSlot(0, _PREFILL_SHARES, frozenset({Phase.PREFILL, Phase.MIXED}))
+    prefill = WorkerSpec(0, _PREFILL_SHARES, frozenset({Phase.PREFILL, Phase.MIXED}))
     decodes = (
-        WorkerSlot(1 + index, _DECODE_SHARES, frozenset({Phase.DECODE}))
+        WorkerSpec(1 + index, _DECODE_SHARES, frozenset({Phase.DECODE}))
         for index in range(min(num_models, _MOST_DECODES))
     )
     return (prefill, *decodes)
 
 
-def _cpu_workers(lane: str, num_models: int) -> tuple[WorkerSlot, ...]:
+def _cpu_workers(lane: str, num_models: int) -> tuple[WorkerSpec, ...]:
     """Return two workers if the lane can use them, each on half of the threads or on all.
 
     With adbs and one model, return one: it keeps all cores busy alone, and prompts beside its
@@ -113,4 +113,4 @@ def _cpu_workers(lane: str, num_models: int) -> tuple[WorkerSlot, ...]:
     """
     if lane not in _SHARING_LANES or (lane == "adbs" and num_models == 1):
         return _ONE_WORKER
-    return tuple(WorkerSlot(worker_id, (0.5, 1.0)) for worker_id in (0, 1))
+    return tuple(WorkerSpec(worker_id, (0.5, 1.0)) for worker_id in (0, 1))

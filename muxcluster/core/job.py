@@ -27,7 +27,7 @@ class Side(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerSlot:
+class WorkerSpec:
     """An executor of jobs: runs one at a time, at one of a few SM shares."""
 
     worker_id: int

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from muxcluster.core.job import WorkerSlot
+from muxcluster.core.job import WorkerSpec
 from muxcluster.core.kvshape import KvShape
 from muxcluster.core.padded import PaddedLimit
 from muxcluster.core.request import Slo
@@ -83,7 +83,7 @@ class UnitSpec:
     models: tuple[ModelSpec, ...]
     num_blocks: int  # num_blocks, block_bytes: the pool; one uint8 tensor [num_blocks, block_bytes]
     block_bytes: int
-    workers: tuple[WorkerSlot, ...]
+    workers: tuple[WorkerSpec, ...]
     scheduler: SchedulerSpec = SchedulerSpec()
     device: str = "cpu"  # "cpu" or "cuda:N"
     # "none" (in-process), "threads" (CPU child processes), "mps" (child processes that share a

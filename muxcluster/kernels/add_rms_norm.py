@@ -3,10 +3,11 @@
 import torch
 from torch import Tensor
 
-from muxcluster.kernels.on_gpu import triton_kernel
+from muxcluster.kernels.on_gpu import triton_on_gpu
 from muxcluster.kernels.rows import check_like, check_rows
 
 
+@triton_on_gpu
 def add_rms_norm(
     hidden: Tensor,
     weight: Tensor,
@@ -27,9 +28,6 @@ def add_rms_norm(
 
     Raises ValueError for wrong shapes, types or strides, before anything is written.
     """
-    if hidden.is_cuda:
-        on_gpu: Tensor = triton_kernel("add_rms_norm")(hidden, weight, eps, residual, gemma)
-        return on_gpu
     check_norm(hidden, weight, residual)
     wide = (hidden if residual is None else residual.add_(hidden)).float()
     normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)

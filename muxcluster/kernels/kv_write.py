@@ -3,9 +3,10 @@
 from torch import Tensor
 
 from muxcluster.kernels.layout import check_heads, check_index, check_table, half_offsets, half_rows
-from muxcluster.kernels.on_gpu import triton_kernel
+from muxcluster.kernels.on_gpu import triton_on_gpu
 
 
+@triton_on_gpu
 def kv_write(
     pool: Tensor,
     key: Tensor,
@@ -28,19 +29,7 @@ def kv_write(
 
     Raises ValueError for wrong shapes, types or strides, before anything is written.
     """
-    if key.is_cuda:
-        triton_kernel("kv_write")(
-            pool,
-            key,
-            value,
-            table,
-            slots,
-            positions,
-            from_right,
-            block_tokens,
-        )
-        return
-    _check(key, value, table, slots, positions, from_right)
+    check_kv_write(key, value, table, slots, positions, from_right)
     tokens, _, head_dim = key.shape
     halves = half_rows(pool, key.dtype, block_tokens, head_dim)
     is_token = positions >= 0
@@ -79,7 +68,7 @@ class WritePlan:
         places.index_put_((self._values[layer], self._offsets), value)
 
 
-def _check(
+def check_kv_write(
     key: Tensor,
     value: Tensor,
     table: Tensor,
@@ -87,6 +76,7 @@ def _check(
     positions: Tensor,
     from_right: Tensor,
 ) -> None:
+    """Raise ValueError unless the arguments are as `kv_write` says."""
     check_heads("key", key)
     check_heads("value", value)
     if key.shape != value.shape or key.dtype != value.dtype:

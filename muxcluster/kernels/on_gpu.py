@@ -1,19 +1,43 @@
-"""Finds the Triton kernel of a public function, so that installs without a GPU need no triton."""
+"""Dispatch of public kernels: CUDA tensors go to the Triton function of the same name."""
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, wraps
 from importlib import import_module
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
+
+from torch import Tensor
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def triton_on_gpu(on_cpu: Callable[P, R]) -> Callable[P, R]:
+    """Return `on_cpu` for tensors on the CPU and its Triton twin for tensors on a GPU.
+
+    The twin is `muxcluster.kernels.triton_ops.<name>.<name>` and takes the same arguments. It is
+    called where any positional argument is a CUDA tensor (others may be pinned host memory). Each
+    of the two checks its arguments with the same function.
+    """
+    name = on_cpu.__name__
+
+    @wraps(on_cpu)
+    def dispatched(*args: P.args, **options: P.kwargs) -> R:
+        if any(isinstance(each, Tensor) and each.is_cuda for each in args):
+            result: R = triton_kernel(name)(*args, **options)
+            return result
+        return on_cpu(*args, **options)
+
+    return dispatched
 
 
 @cache
 def triton_kernel(name: str) -> Callable[..., Any]:
-    """`muxcluster.kernels.triton_ops.<name>.<name>`: the same signature as `kernels.<name>.<name>`.
+    """Return the Triton twin of `muxcluster.kernels.<name>.<name>`.
 
-    The module is loaded by name when the first CUDA tensor comes.
     Raises RuntimeError where triton is not installed.
     """
     try:
+        # By name and at the first call, so that installs without a GPU need no triton.
         module = import_module(f"muxcluster.kernels.triton_ops.{name}")
     except ModuleNotFoundError as missing:
         if missing.name is None or missing.name.partition(".")[0] != "triton":

@@ -4,9 +4,10 @@ from torch import Tensor
 
 from muxcluster.kernels.cpu.decode_plans import decode_plan
 from muxcluster.kernels.layout import check_attention, check_index, check_table, half_rows
-from muxcluster.kernels.on_gpu import triton_kernel
+from muxcluster.kernels.on_gpu import triton_on_gpu
 
 
+@triton_on_gpu
 def paged_decode(
     query: Tensor,
     pool: Tensor,
@@ -35,26 +36,9 @@ def paged_decode(
     (even NaN) does not matter. Arithmetic is in fp32 at least.
     Raises ValueError for wrong shapes, types or strides.
     """
-    if query.is_cuda:
-        output: Tensor = triton_kernel("paged_decode")(
-            query,
-            pool,
-            table,
-            slots,
-            lengths,
-            from_right,
-            block_tokens=block_tokens,
-            scale=scale,
-            sliding_window=sliding_window,
-            soft_cap=soft_cap,
-        )
-        return output
-    check_table(table, from_right)
-    check_attention(query, table, sliding_window, soft_cap)
+    check_paged_decode(query, table, slots, lengths, from_right, sliding_window, soft_cap)
     rows, heads, head_dim = query.shape
     kv_heads = table.shape[1]
-    check_index("slots", slots, rows)
-    check_index("lengths", lengths, rows)
     halves = half_rows(pool, query.dtype, block_tokens, head_dim)
     grouped = query.reshape(rows, kv_heads, heads // kv_heads, head_dim)
     plan = decode_plan(
@@ -69,3 +53,19 @@ def paged_decode(
     )
     attended = plan.attend(grouped, halves, 0, scale=scale, soft_cap=soft_cap)
     return attended.to(query.dtype).view(rows, heads, head_dim)
+
+
+def check_paged_decode(
+    query: Tensor,
+    table: Tensor,
+    slots: Tensor,
+    lengths: Tensor,
+    from_right: Tensor,
+    sliding_window: int | None,
+    soft_cap: float | None,
+) -> None:
+    """Raise ValueError unless the arguments are as `paged_decode` says."""
+    check_table(table, from_right)
+    check_attention(query, table, sliding_window, soft_cap)
+    check_index("slots", slots, len(query))
+    check_index("lengths", lengths, len(query))

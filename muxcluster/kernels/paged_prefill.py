@@ -4,10 +4,11 @@ import torch
 from torch import Tensor
 
 from muxcluster.kernels.layout import check_attention, check_index, check_table, half_rows
-from muxcluster.kernels.on_gpu import triton_kernel
+from muxcluster.kernels.on_gpu import triton_on_gpu
 from muxcluster.kernels.prompt_attention import attend_grouped
 
 
+@triton_on_gpu
 def paged_prefill(
     query: Tensor,
     pool: Tensor,
@@ -35,25 +36,11 @@ def paged_prefill(
 
     Only columns in use are read. Raises ValueError for wrong shapes, types or strides.
     """
-    if query.is_cuda:
-        output: Tensor = triton_kernel("paged_prefill")(
-            query,
-            pool,
-            table,
-            slots,
-            query_offsets,
-            starts,
-            from_right,
-            block_tokens=block_tokens,
-            scale=scale,
-            sliding_window=sliding_window,
-            soft_cap=soft_cap,
-        )
-        return output
-    check_table(table, from_right)
-    check_attention(query, table, sliding_window, soft_cap)
+    check_paged_prefill(
+        query, table, slots, query_offsets, starts, from_right, sliding_window, soft_cap
+    )
     tokens, heads, head_dim = query.shape
-    bounds = _bounds(slots, query_offsets, starts, tokens)
+    bounds = _bounds(query_offsets, tokens)
     halves = half_rows(pool, query.dtype, block_tokens, head_dim)
     output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     for row, (slot, start) in enumerate(zip(slots.tolist(), starts.tolist(), strict=True)):
@@ -73,12 +60,27 @@ def paged_prefill(
     return output
 
 
-def _bounds(slots: Tensor, query_offsets: Tensor, starts: Tensor, tokens: int) -> list[int]:
-    """The offsets as numbers, checked."""
+def check_paged_prefill(
+    query: Tensor,
+    table: Tensor,
+    slots: Tensor,
+    query_offsets: Tensor,
+    starts: Tensor,
+    from_right: Tensor,
+    sliding_window: int | None,
+    soft_cap: float | None,
+) -> None:
+    """Raise ValueError unless the arguments are as `paged_prefill` says; reads no values."""
+    check_table(table, from_right)
+    check_attention(query, table, sliding_window, soft_cap)
     rows = slots.shape[0] if slots.dim() else -1
     check_index("slots", slots, rows)
     check_index("starts", starts, rows)
     check_index("query_offsets", query_offsets, rows + 1)
+
+
+def _bounds(query_offsets: Tensor, tokens: int) -> list[int]:
+    """Return the offsets as numbers. Raises ValueError unless they rise from 0 to `tokens`."""
     bounds: list[int] = query_offsets.tolist()
     if bounds[0] != 0 or bounds[-1] != tokens or bounds != sorted(bounds):
         raise ValueError(f"query_offsets must rise from 0 to {tokens}, got {bounds}")

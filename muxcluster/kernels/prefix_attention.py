@@ -12,9 +12,10 @@ from muxcluster.kernels.cpu.prefix_softmax import (
 )
 from muxcluster.kernels.cpu.prefix_tiles import GroupedRows, batches
 from muxcluster.kernels.layout import check_attention, check_index, check_table, half_rows
-from muxcluster.kernels.on_gpu import triton_kernel
+from muxcluster.kernels.on_gpu import triton_on_gpu
 
 
+@triton_on_gpu
 def prefix_attention(
     query: Tensor,
     pool: Tensor,
@@ -56,17 +57,6 @@ def prefix_attention(
     kernel on a GPU reads no values on the host and so refuses only shapes, types and strides.
     """
     grouped = (table, slots, lengths, from_right, group_offsets, prefix_lengths)
-    if query.is_cuda:
-        output: Tensor = triton_kernel("prefix_attention")(
-            query,
-            pool,
-            *grouped,
-            block_tokens=block_tokens,
-            scale=scale,
-            soft_cap=soft_cap,
-            query_offsets=query_offsets,
-        )
-        return output
     check_prefix_attention(query, *grouped, soft_cap, query_offsets)
     tokens, heads, head_dim = query.shape
     kv_heads = table.shape[1]

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from muxcluster.kernels.layout import check_heads
-from muxcluster.kernels.on_gpu import triton_kernel
+from muxcluster.kernels.on_gpu import triton_on_gpu
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -21,6 +21,7 @@ class HeadNorms:
     eps: float
 
 
+@triton_on_gpu
 def rotary(
     query: Tensor,
     key: Tensor,
@@ -45,9 +46,6 @@ def rotary(
 
     Raises ValueError for wrong shapes, types or strides, before anything is written.
     """
-    if query.is_cuda:
-        triton_kernel("rotary")(query, key, cos, sin, interleaved, norms)
-        return
     check_rotary(query, key, cos, sin)
     if norms is not None:
         check_norms(query, cos, norms)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from muxcluster.kernels.on_gpu import triton_kernel
+from muxcluster.kernels.on_gpu import triton_on_gpu
 
 WEIGHT_BITS = 42
 """Weights are whole numbers, the best token's is 2**42: their sums depend on no order, and those
@@ -15,6 +15,7 @@ FARTHEST = 29.2
 MAX_VOCAB = 1 << 20
 
 
+@triton_on_gpu
 def sample(
     logits: Tensor,
     temperature: Tensor,
@@ -40,9 +41,6 @@ def sample(
     Instead of a sort, the distance of the last survivor is searched by bisection over its bits.
     Raises ValueError for wrong shapes, types or strides.
     """
-    if logits.is_cuda:
-        tokens: Tensor = triton_kernel("sample")(logits, temperature, top_k, top_p, min_p, uniform)
-        return tokens
     check_sample(logits, temperature, top_k, top_p, min_p, uniform)
     if not len(logits):
         return top_k.new_empty(0)

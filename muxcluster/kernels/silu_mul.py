@@ -5,12 +5,13 @@ from typing import Literal
 from torch import Tensor
 from torch.nn.functional import gelu, silu
 
-from muxcluster.kernels.on_gpu import triton_kernel
+from muxcluster.kernels.on_gpu import triton_on_gpu
 from muxcluster.kernels.rows import check_like, check_rows
 
 Activation = Literal["silu", "gelu_tanh"]
 
 
+@triton_on_gpu
 def silu_mul(gate: Tensor, up: Tensor | None = None, activation: Activation = "silu") -> Tensor:
     """Activated `gate` times `up`, element by element (GLU variants, Shazeer 2020).
 
@@ -23,9 +24,6 @@ def silu_mul(gate: Tensor, up: Tensor | None = None, activation: Activation = "s
 
     Raises ValueError for wrong shapes, types, strides or activation.
     """
-    if gate.is_cuda:
-        on_gpu: Tensor = triton_kernel("silu_mul")(gate, up, activation)
-        return on_gpu
     gate, up = gate_and_up(gate, up, activation)
     return (silu(gate) if activation == "silu" else gelu(gate, approximate="tanh")) * up
 

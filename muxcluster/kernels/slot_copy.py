@@ -3,9 +3,10 @@
 import torch
 from torch import Tensor
 
-from muxcluster.kernels.on_gpu import triton_kernel
+from muxcluster.kernels.on_gpu import triton_on_gpu
 
 
+@triton_on_gpu
 def slot_copy(
     destination: Tensor,
     source: Tensor,
@@ -34,16 +35,6 @@ def slot_copy(
     are left as they are.
     Raises ValueError for wrong shapes, types or strides, and on CPU for runs that leave a tensor.
     """
-    if runs.is_cuda:
-        triton_kernel("slot_copy")(
-            destination,
-            source,
-            runs,
-            slot_bytes=slot_bytes,
-            destination_tokens=destination_tokens,
-            source_tokens=source_tokens,
-        )
-        return
     check_slot_copy(destination, source, runs, slot_bytes, destination_tokens, source_tokens)
     first_source, first_destination, counts = runs.long().unbind(1)
     _check_runs("source", first_source, counts, source.shape[0] * source_tokens)

@@ -1,9 +1,10 @@
 """SM shares: which worker runs the next job, on which rung of its ladder."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 
-from muxcluster.core.job import Job, Phase, WorkerSlot
+from muxcluster.core.job import Job, Phase, WorkerSpec
 
 _EPSILON = 1e-6
 """Shares are decimal fractions; their sums are not exact."""
@@ -24,7 +25,7 @@ class ShareLedger:
     is_exclusive: no place is free while any job runs.
     """
 
-    def __init__(self, workers: Sequence[WorkerSlot]) -> None:
+    def __init__(self, workers: Sequence[WorkerSpec]) -> None:
         most_special_first = sorted(workers, key=lambda w: (len(w.phases), w.worker_id))
         self._workers = tuple(most_special_first)
         self._by_phase = {p: [w for w in self._workers if p in w.phases] for p in Phase}
@@ -91,14 +92,12 @@ class ShareLedger:
         self._running[again.worker_id] = again
         self._start_s[again.worker_id] = start_s
 
-    def would_repeat(self, job: Job, choose: Callable[[], Place | None]) -> bool:
-        """True where `choose` would give a running job its place again if it ended now."""
-        running, left = self._running, self.left
-        self._running = {worker: each for worker, each in running.items() if each is not job}
-        self._count_left()
-        place = choose()
-        self._running, self.left = running, left
-        return place == Place(job.worker_id, job.share)
+    def without(self, job: Job) -> "ShareLedger":
+        """Return the ledger as it would be if a running job ended now."""
+        ledger = copy(self)
+        ledger._running = {w: each for w, each in self._running.items() if each is not job}
+        ledger._count_left()
+        return ledger
 
     def _count_left(self) -> None:
         self.left = 1.0 - sum([job.share for job in self._running.values()])
@@ -160,7 +159,7 @@ class ShareLedger:
         num_idle = len(self._idle(phase))
         return min(1, num_idle) if self.is_exclusive else num_idle
 
-    def _idle(self, phase: Phase) -> list[WorkerSlot]:
+    def _idle(self, phase: Phase) -> list[WorkerSpec]:
         if self.is_exclusive and self._running:
             return []
         running = self._running
@@ -177,7 +176,7 @@ class ShareLedger:
             assert set(job.rows.slots.tolist()) <= set(before.rows.slots.tolist()), "rows came"
 
 
-def _ladder(workers: Sequence[WorkerSlot]) -> list[float]:
+def _ladder(workers: Sequence[WorkerSpec]) -> list[float]:
     """All rungs of `workers`, ascending."""
     ladders = {worker.shares for worker in workers}
     return sorted({rung for ladder in ladders for rung in ladder})
@@ -188,7 +187,7 @@ def _nearest(rungs: Sequence[float], share: float) -> float:
     return min(rungs, key=lambda rung: (round(abs(rung - share), 6), -rung))
 
 
-def _first_with(workers: Sequence[WorkerSlot], rung: float) -> Place | None:
+def _first_with(workers: Sequence[WorkerSpec], rung: float) -> Place | None:
     """The first of `workers` that has the rung."""
     for worker in workers:
         if rung in worker.shares:

@@ -11,7 +11,7 @@ from transformers import LlamaConfig
 pytest.importorskip("triton", reason="Triton's wheels are for Linux")
 
 from bench.kernels.fake_cuda import FakeCuda, decode_step, load
-from muxcluster.core.job import WorkerSlot
+from muxcluster.core.job import WorkerSpec
 from muxcluster.core.kvshape import KvShape
 from muxcluster.core.unitspec import ModelSpec, UnitSpec
 from muxcluster.engine.steps.device.capture_lint import NotCapturable
@@ -54,7 +54,7 @@ def llama_unit(directory: Path, num_layers: int) -> UnitSpec:
         max_seqs=256,
     )
     return UnitSpec(
-        "u", (model,), 1000, 8192, (WorkerSlot(0, (1.0,)),), device="cuda:0", partition="none"
+        "u", (model,), 1000, 8192, (WorkerSpec(0, (1.0,)),), device="cuda:0", partition="none"
     )
 
 

@@ -37,6 +37,7 @@ def bench(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=250)
 
 
+@pytest.mark.slow
 def test_every_kernel_is_checked_and_timed(tmp_path: Path) -> None:
     path = tmp_path / "record.json"
     done = bench("--device", "cpu", "--json", str(path), cwd=tmp_path)

@@ -18,7 +18,7 @@ from bench.kernels.fake_cuda import FakeCuda
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.gpu.green.executor import GreenExecutor
 from muxcluster.engine.gpu.green.parts import Part
-from muxcluster.engine.processes.rungs import Seat, rung_seats
+from muxcluster.engine.processes.rungs import WorkerRung, rung_per_share
 from muxcluster.engine.steps.device.captures import CudaGraphs, Step
 from muxcluster.engine.steps.runner import UnitRunner
 from muxcluster.engine.unit.in_process import InProcessExecutor
@@ -28,13 +28,13 @@ BY_NAME = {system.name: system for system in SYSTEMS}
 
 
 class Streams:
-    """A stream a seat, as of green contexts."""
+    """A stream a rung, as of green contexts."""
 
-    def open(self, seats: Sequence[Seat]) -> Mapping[int, Part]:
+    def open(self, rungs: Sequence[WorkerRung]) -> Mapping[int, Part]:
         device = torch.device("cuda:0")
         return {
-            seat.seat_id: Part(None, torch.cuda.ExternalStream(100 + seat.seat_id, device))
-            for seat in seats
+            rung.rung_id: Part(None, torch.cuda.ExternalStream(100 + rung.rung_id, device))
+            for rung in rungs
         }
 
     def close(self) -> None:
@@ -60,6 +60,7 @@ def unit_of(folder: Path, system: System) -> UnitSpec:
     return shared_unit(folder, work, GPU_SITE, system)
 
 
+@pytest.mark.slow
 def test_green_contexts_record_a_third_of_what_they_did(
     tmp_path: Path, graphs: Counter[int]
 ) -> None:
@@ -73,15 +74,16 @@ def test_green_contexts_record_a_third_of_what_they_did(
     assert graphs[103] <= graphs[104] <= graphs[105] < graphs[106]
 
 
+@pytest.mark.slow
 def test_no_process_of_mps_records_more_than_one_model_has_sizes_for(
     tmp_path: Path, graphs: Counter[int]
 ) -> None:
     unit = unit_of(tmp_path, BY_NAME["adbs-mps"])
     memory = UnitRunner(unit).memory
     counts = []
-    for seat in rung_seats(unit.workers):
+    for rung in rung_per_share(unit.workers):
         graphs.clear()
-        UnitRunner(unit, memory).record(seat.worker_id, seat.share or 1.0)
+        UnitRunner(unit, memory).record(rung.worker_id, rung.share or 1.0)
         counts.append(graphs.total())
     assert len(counts) == 11
     assert counts[:3] == [0, 0, 0]

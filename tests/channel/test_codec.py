@@ -40,7 +40,7 @@ from muxcluster.core.job import (
     SlotCopies,
     TableDelta,
     TokenLogprobs,
-    WorkerSlot,
+    WorkerSpec,
 )
 from muxcluster.core.kvshape import KvShape
 from muxcluster.core.request import Request, ServiceClass, Slo
@@ -93,7 +93,7 @@ SPEC = UnitSpec(
     ),
     num_blocks=64,
     block_bytes=8192,
-    workers=(WorkerSlot(0, (0.3, 0.7), frozenset({Phase.PREFILL})), WorkerSlot(1, (1.0,))),
+    workers=(WorkerSpec(0, (0.3, 0.7), frozenset({Phase.PREFILL})), WorkerSpec(1, (1.0,))),
     scheduler=SchedulerSpec(lane="temporal"),
     num_host_blocks=9,
 )

@@ -13,7 +13,7 @@ from muxcluster.cluster.state.desired import Record, Target
 from muxcluster.cluster.state.reconcile import Phase
 from muxcluster.cluster.units.actor import as_reported
 from muxcluster.cluster.units.mesh import mesh_request, on_granted_gpu
-from muxcluster.core.job import WorkerSlot
+from muxcluster.core.job import WorkerSpec
 from muxcluster.core.kvshape import KvShape
 from muxcluster.core.served import ModelStats, SharingStats, UnitState, UnitStats
 from muxcluster.core.unitspec import ModelSpec, UnitSpec
@@ -22,7 +22,7 @@ from muxcluster.placement.plan import PlannedUnit
 MODELS = tuple(
     ModelSpec(name, "/m", KvShape(2, 2, 64, 4), 100, 256, (0,)) for name in ("one", "two")
 )
-SLOTS = (WorkerSlot(0, (0.5, 1.0)), WorkerSlot(1, (0.5,)))
+SLOTS = (WorkerSpec(0, (0.5, 1.0)), WorkerSpec(1, (0.5,)))
 
 
 def _spec(device: str = "cpu") -> UnitSpec:

@@ -8,7 +8,7 @@ import numpy as np
 
 from muxcluster.core.backends import ModelBackend
 from muxcluster.core.events import FinishReason, TokenDelta
-from muxcluster.core.job import Job, JobResult, WorkerSlot
+from muxcluster.core.job import Job, JobResult, WorkerSpec
 from muxcluster.core.kvshape import KvShape, block_bytes
 from muxcluster.core.request import Request
 from muxcluster.core.sampling import SamplingParams
@@ -53,7 +53,7 @@ def fake_spec(num_columns: int = 64, lane: str = "adbs") -> UnitSpec:
         models=models,
         num_blocks=4 * num_columns,
         block_bytes=block_bytes(block_tokens(16), 2),
-        workers=(WorkerSlot(0, (0.5,)), WorkerSlot(1, (0.5,))),
+        workers=(WorkerSpec(0, (0.5,)), WorkerSpec(1, (0.5,))),
         scheduler=SchedulerSpec(lane=lane),
     )
 

@@ -11,7 +11,7 @@ from muxcluster.core.sampling import SamplingParams
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.executor import JobDone, JobFailed, Outcome, OwnerLost, StillRunning
 from muxcluster.engine.processes.executor import ProcessExecutor
-from muxcluster.engine.processes.launcher import Ground
+from muxcluster.engine.processes.launcher import ProcessLauncher
 from muxcluster.engine.processes.liveness import Patience
 from muxcluster.engine.unit.unit import Unit
 from tests.engine.fakes import PATIENCE_S, Sink
@@ -84,9 +84,12 @@ class RecordingExecutor(ProcessExecutor):
     """Knows what runs where, and every outcome but the good ones."""
 
     def __init__(
-        self, spec: UnitSpec, patience: Patience | None = None, ground: Ground | None = None
+        self,
+        spec: UnitSpec,
+        patience: Patience | None = None,
+        launcher: ProcessLauncher | None = None,
     ) -> None:
-        super().__init__(spec, patience, ground)
+        super().__init__(spec, patience, launcher)
         self.running: dict[int, int] = {}
         self.misfortunes: list[JobFailed | OwnerLost] = []
 

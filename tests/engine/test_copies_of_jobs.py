@@ -8,22 +8,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from muxcluster.core.job import Side, SlotCopies, WorkerSlot
+from muxcluster.core.job import Side, SlotCopies, WorkerSpec
 from muxcluster.core.unitspec import ModelSpec, UnitSpec
 from muxcluster.demo.models import build_model
 from muxcluster.engine.executor import Executor
 from muxcluster.engine.unit.executor_choice import make_executor
-from tests.blocks import block_tokens
-from tests.engine.hands import Hands, Held
+from tests.blocks import block_tokens, only_with, scaled
+from tests.engine.manual_jobs import Held, ManualJobs
 from tests.models import model_spec
 
 BLOCK_BYTES = 2 * block_tokens(8) * 128 * 4
 """8 tokens of the wide model, 16 of the narrow one, both fp32."""
 NUM_BLOCKS, NUM_HOST_BLOCKS = 600, 100
-UNUSED_SLOT = (NUM_HOST_BLOCKS - 1) * 8
+UNUSED_SLOT = (NUM_HOST_BLOCKS - 1) * block_tokens(8)
 """A slot of host memory that nobody writes, whichever model counts."""
-NUM_PROMPT = 34
+NUM_PROMPT = scaled(38, 8) - 4
 """With the 4 tokens before blocks are taken, the last block of either model is filled in part."""
+LEFT_PROMPT = scaled(3, 8)
 NUM_TOKENS = 8
 """Output tokens after the restore."""
 
@@ -38,25 +39,25 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ModelSpec]:
 
 
 def _spec(path: Path) -> ModelSpec:
-    return model_spec(path, path.name, max_seqs=64, max_model_len=256)
+    return model_spec(path, path.name, max_seqs=64, max_model_len=scaled(256, 8))
 
 
 @pytest.fixture(scope="module", params=["none", "threads"])
-def hands(request: pytest.FixtureRequest, models: dict[str, ModelSpec]) -> Iterator[Hands]:
+def manual(request: pytest.FixtureRequest, models: dict[str, ModelSpec]) -> Iterator[ManualJobs]:
     """In this process, and with two child processes: what one saves the other restores."""
     spec = UnitSpec(
         unit_id="unit-0",
         models=tuple(models.values()),
         num_blocks=NUM_BLOCKS,
         block_bytes=BLOCK_BYTES,
-        workers=tuple(WorkerSlot(worker_id, (0.5,)) for worker_id in (0, 1)),
+        workers=tuple(WorkerSpec(worker_id, (0.5,)) for worker_id in (0, 1)),
         partition=request.param,
         num_threads=1,
         num_host_blocks=NUM_HOST_BLOCKS,
     )
     executor: Executor = make_executor(spec)
     executor.start()
-    yield Hands(executor, spec)
+    yield ManualJobs(executor, spec)
     executor.close()
 
 
@@ -66,22 +67,22 @@ class Sharing:
     What the KV cache will decide, done block by block; one watermark a block, as there.
     """
 
-    def __init__(self, hands: Hands, right: ModelSpec, left: ModelSpec, seed: int) -> None:
+    def __init__(self, manual: ManualJobs, right: ModelSpec, left: ModelSpec, seed: int) -> None:
         rng = np.random.default_rng(seed)
-        self._hands = hands
+        self._manual = manual
         self._ids = iter(rng.permutation(NUM_BLOCKS).tolist())
         self._frame_ids = count()
         self._frames: dict[int, int] = {}
         self._num_saved: dict[int, int] = {}
-        self._right_tokens = hands.block_tokens(right)
+        self._right_tokens = manual.block_tokens(right)
         prompt = rng.integers(3, right.vocab_size, NUM_PROMPT).tolist()
         columns = -(-(NUM_PROMPT + 4 + NUM_TOKENS) // self._right_tokens)
         self.undisturbed, self.batch = (
-            hands.sequence(right, Side.RIGHT, prompt, self._blocks(right, columns))
+            manual.sequence(right, Side.RIGHT, prompt, self._blocks(right, columns))
             for _ in range(2)
         )
         self._left = left
-        self._left_prompt = rng.integers(3, left.vocab_size, 3).tolist()
+        self._left_prompt = rng.integers(3, left.vocab_size, LEFT_PROMPT).tolist()
 
     def _blocks(self, model: ModelSpec, columns: int) -> list[int]:
         return [next(self._ids) for _ in range(columns * model.shape.blocks_per_column)]
@@ -89,8 +90,8 @@ class Sharing:
     def start(self) -> None:
         """Both right sequences the same way: prompt on worker 0, 4 tokens on worker 1."""
         for held in (self.undisturbed, self.batch):
-            self._hands.prefill(held, 0)
-            self._hands.decode(held, 4, 1)
+            self._manual.prefill(held, 0)
+            self._manual.decode(held, 4, 1)
         assert self.undisturbed.output == self.batch.output
 
     def take(self) -> list[Held]:
@@ -100,7 +101,7 @@ class Sharing:
         width = self._left.shape.blocks_per_column
         taken = lent[: min(len(lent) // width, 2) * width]
         return [
-            self._hands.sequence(self._left, Side.LEFT, self._left_prompt, blocks)
+            self._manual.sequence(self._left, Side.LEFT, self._left_prompt, blocks)
             for blocks in (taken, self._blocks(self._left, len(taken) // width))
         ]
 
@@ -108,7 +109,7 @@ class Sharing:
         """What the left sequence overwrites by its tokens below `end` and is not saved yet."""
         runs = []
         for column, blocks in left.columns.items():
-            mine = end - column * self._hands.block_tokens(left.model)
+            mine = end - column * self._manual.block_tokens(left.model)
             for block in blocks:
                 written = self._overwritten(mine, left.model)
                 first = max(self._num_saved.get(block, 0), self._first_filled(block))
@@ -144,7 +145,7 @@ class Sharing:
 
     def _overwritten(self, num_tokens: int, left: ModelSpec) -> int:
         """Places of the right model's that so many tokens of `left` in one block touch."""
-        tokens = min(max(num_tokens, 0), self._hands.block_tokens(left))
+        tokens = min(max(num_tokens, 0), self._manual.block_tokens(left))
         num_bytes = tokens * left.shape.head_dim * left.shape.itemsize
         shape = self.batch.model.shape
         return -(-num_bytes // (shape.head_dim * shape.itemsize))
@@ -166,14 +167,15 @@ class Sharing:
         return SlotCopies(self.batch.model.name, **arrays)
 
 
-def run_left(hands: Hands, sharing: Sharing) -> tuple[Held, Held]:
+def run_left(manual: ManualJobs, sharing: Sharing) -> tuple[Held, Held]:
     """The left sequence's jobs, each saving what is first overwritten by it; and its twin's."""
     left, twin = sharing.take()
-    hands.prefill(twin, 1)
-    hands.decode(twin, 8, 0)
-    hands.prefill(left, 1, (sharing.saves(left, 3),))
-    hands.decode(left, 2, 0, (sharing.saves(left, 5),))
-    hands.decode(left, 6, 1, (sharing.saves(left, 11),))
+    manual.prefill(twin, 1)
+    first, rest = scaled(2, 8), scaled(6, 8)
+    manual.decode(twin, first + rest, 0)
+    manual.prefill(left, 1, (sharing.saves(left, LEFT_PROMPT),))
+    manual.decode(left, first, 0, (sharing.saves(left, LEFT_PROMPT + first),))
+    manual.decode(left, rest, 1, (sharing.saves(left, LEFT_PROMPT + first + rest),))
     assert left.output == twin.output
     return left, twin
 
@@ -184,34 +186,34 @@ PAIRS = [("narrow", "wide"), ("wide", "narrow"), ("wide", "wide")]
 @pytest.mark.parametrize(("right", "left"), PAIRS)
 @pytest.mark.parametrize("are_fresh", [True, False], ids=["fresh", "in place"])
 def test_nobody_notices(
-    hands: Hands, models: dict[str, ModelSpec], right: str, left: str, are_fresh: bool
+    manual: ManualJobs, models: dict[str, ModelSpec], right: str, left: str, are_fresh: bool
 ) -> None:
     """Tokens and log-probabilities are those of twins in blocks of their own, bit for bit."""
-    sharing = Sharing(hands, models[right], models[left], seed=len(right + left))
+    sharing = Sharing(manual, models[right], models[left], seed=len(right + left))
     sharing.start()
-    interactive, twin = run_left(hands, sharing)
-    hands.decode(sharing.undisturbed, NUM_TOKENS, 0)
+    interactive, twin = run_left(manual, sharing)
+    manual.decode(sharing.undisturbed, NUM_TOKENS, 0)
     restores = sharing.restores(are_fresh=are_fresh)
-    hands.decode(sharing.batch, NUM_TOKENS, 0, (restores,))
+    manual.decode(sharing.batch, NUM_TOKENS, 0, (restores,))
     assert sharing.batch.output == sharing.undisturbed.output
     if are_fresh:  # both go on, in blocks of their own now
         for held in (interactive, twin):
-            hands.decode(held, 1, 1)
+            manual.decode(held, 1, 1)
         assert interactive.output == twin.output
 
 
 @pytest.mark.parametrize(("right", "left"), PAIRS)
 def test_a_restore_whose_job_failed_can_be_repeated(
-    hands: Hands, models: dict[str, ModelSpec], right: str, left: str
+    manual: ManualJobs, models: dict[str, ModelSpec], right: str, left: str
 ) -> None:
     """On another worker, into the same blocks: frames and old blocks are as they were."""
-    sharing = Sharing(hands, models[right], models[left], seed=len(right + left))
+    sharing = Sharing(manual, models[right], models[left], seed=len(right + left))
     sharing.start()
-    run_left(hands, sharing)
-    hands.decode(sharing.undisturbed, NUM_TOKENS, 0)
+    run_left(manual, sharing)
+    manual.decode(sharing.undisturbed, NUM_TOKENS, 0)
     restores = sharing.restores(are_fresh=True)
-    hands.fail(sharing.batch, (restores,), 1)
-    hands.decode(sharing.batch, NUM_TOKENS, 0, (restores,))
+    manual.fail(sharing.batch, (restores,), 1)
+    manual.decode(sharing.batch, NUM_TOKENS, 0, (restores,))
     assert sharing.batch.output == sharing.undisturbed.output
 
 
@@ -227,12 +229,13 @@ def with_a_wrong_slot(copies: SlotCopies, run: int) -> SlotCopies:
     return replace(copies, restores=np.array(runs))
 
 
+@only_with(8)
 @pytest.mark.parametrize("spoil", [without_copies, with_a_wrong_slot])
 @pytest.mark.parametrize(
     ("right", "left", "run"), [("narrow", "wide", 3), ("wide", "narrow", 2), ("wide", "wide", 6)]
 )
 def test_a_wrong_slot_shows(
-    hands: Hands,
+    manual: ManualJobs,
     models: dict[str, ModelSpec],
     right: str,
     left: str,
@@ -240,10 +243,10 @@ def test_a_wrong_slot_shows(
     spoil: Callable[[SlotCopies, int], SlotCopies],
 ) -> None:
     """run: one to whose first slot a head attends; the log-probabilities show nearly all others."""
-    sharing = Sharing(hands, models[right], models[left], seed=len(right + left))
+    sharing = Sharing(manual, models[right], models[left], seed=len(right + left))
     sharing.start()
-    run_left(hands, sharing)
-    hands.decode(sharing.undisturbed, NUM_TOKENS, 0)
+    run_left(manual, sharing)
+    manual.decode(sharing.undisturbed, NUM_TOKENS, 0)
     spoilt = spoil(sharing.restores(are_fresh=True), run)
-    hands.decode(sharing.batch, NUM_TOKENS, 0, (spoilt,))
+    manual.decode(sharing.batch, NUM_TOKENS, 0, (spoilt,))
     assert sharing.batch.tokens != sharing.undisturbed.tokens

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from muxcluster.core.job import Job, WorkerSlot
+from muxcluster.core.job import Job, WorkerSpec
 from muxcluster.engine.processes.executor import ProcessExecutor
 from muxcluster.engine.unit.executor_choice import make_executor
 from muxcluster.engine.unit.in_process import InProcessExecutor
@@ -25,8 +25,8 @@ from tests.engine.lockstep import Lockstep
 from tests.engine.units import running
 from tests.oracles import GreedyOracle
 
-TWO_WORKERS = tuple(WorkerSlot(worker_id, (0.5,)) for worker_id in (0, 1))
-ONE_WORKER = (WorkerSlot(0, (1.0,)),)
+TWO_WORKERS = tuple(WorkerSpec(worker_id, (0.5,)) for worker_id in (0, 1))
+ONE_WORKER = (WorkerSpec(0, (1.0,)),)
 SCARCE_BLOCKS = 280
 """So few that a wave of interactive requests needs what batch requests of both models hold."""
 DELAYS_S = (0.0, 0.001, 0.003)
@@ -47,7 +47,7 @@ def test_both_classes_put_out_what_hugging_face_does(
     directories: Mapping[str, Path],
     oracles: Mapping[str, GreedyOracle],
     lane: str,
-    workers: tuple[WorkerSlot, ...],
+    workers: tuple[WorkerSpec, ...],
     partition: str,
     prefix_caching: bool,
 ) -> None:
@@ -116,7 +116,7 @@ def test_workers_killed_in_jobs_that_save_and_restore(
     directories: Mapping[str, Path],
     oracles: Mapping[str, GreedyOracle],
     lane: str,
-    workers: tuple[WorkerSlot, ...],
+    workers: tuple[WorkerSpec, ...],
 ) -> None:
     """Nothing is lost and no token repeated."""
     spec = hybrid_spec(directories, lane=lane, workers=workers, partition="threads")

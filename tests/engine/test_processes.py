@@ -16,7 +16,7 @@ from muxcluster.core.events import FinishReason
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.executor import JobFailed, OwnerLost
 from muxcluster.engine.processes.executor import ProcessExecutor
-from muxcluster.engine.processes.launcher import ForkGround
+from muxcluster.engine.processes.launcher import ForkLauncher
 from muxcluster.engine.processes.liveness import Patience
 from muxcluster.engine.processes.owner_link import OwnerLink
 from muxcluster.engine.unit.unit import Unit
@@ -218,13 +218,13 @@ def test_a_start_that_fails_leaves_no_process(
 ) -> None:
     """Though nobody has called `close` yet."""
     owners: list[OwnerLink] = []
-    original = ForkGround.owner
+    original = ForkLauncher.owner
 
-    def remembered(ground: ForkGround, patience: Patience) -> OwnerLink:
-        owners.append(original(ground, patience))
+    def remembered(launcher: ForkLauncher, patience: Patience) -> OwnerLink:
+        owners.append(original(launcher, patience))
         return owners[-1]
 
-    monkeypatch.setattr(ForkGround, "owner", remembered)
+    monkeypatch.setattr(ForkLauncher, "owner", remembered)
     executor = ProcessExecutor(spec_of([corrupt]))
     with pytest.raises(LoadError, match=r"model\.safetensors"):
         executor.start()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from muxcluster.core.backends import ModelBackend
 from muxcluster.core.errors import EngineFailure, LoadError
-from muxcluster.core.job import Job, Phase, WorkerSlot
+from muxcluster.core.job import Job, Phase, WorkerSpec
 from muxcluster.core.padded import PaddedLimit, RowBytes
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.executor import JobDone
@@ -31,7 +31,7 @@ def lone_spec(num_blocks: int = 256, token_budget: int = 2048) -> UnitSpec:
         spec,
         models=spec.models[:1],
         num_blocks=num_blocks,
-        workers=(WorkerSlot(0, (0.5, 1.0)),),
+        workers=(WorkerSpec(0, (0.5, 1.0)),),
         scheduler=replace(spec.scheduler, token_budget=token_budget),
     )
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from muxcluster.core.errors import EngineFailure
-from muxcluster.core.job import Job, Phase, WorkerSlot
+from muxcluster.core.job import Job, Phase, WorkerSpec
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.profile.grid import Grid, Point
 from muxcluster.engine.profile.pairs import PairPoint, measure_pairs, pair_points, paired_spec
@@ -18,7 +18,7 @@ GRID = Grid(shares=(0.3, 0.5, 0.7, 1.0), batches=(1, 4), lengths=(5, 40), repeat
 def alone(index: int, **others: object) -> UnitSpec:
     """One of the two fake models in a unit of its own."""
     spec = fake_spec()
-    spec = replace(spec, models=spec.models[index : index + 1], workers=(WorkerSlot(0, (1.0,)),))
+    spec = replace(spec, models=spec.models[index : index + 1], workers=(WorkerSpec(0, (1.0,)),))
     return replace(spec, **others)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from muxcluster.core.job import Job, Side, WorkerSlot
+from muxcluster.core.job import Job, Side, WorkerSpec
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.processes.executor import ProcessExecutor
 from muxcluster.engine.unit.executor_choice import make_executor
@@ -38,7 +38,7 @@ def unit_of(directories: Mapping[str, Path], partition: str) -> UnitSpec:
         models=models,
         num_blocks=0,
         block_bytes=BLOCK_BYTES,
-        workers=tuple(WorkerSlot(worker_id, (0.5,)) for worker_id in (0, 1)),
+        workers=tuple(WorkerSpec(worker_id, (0.5,)) for worker_id in (0, 1)),
         partition=partition,
         num_threads=1,
     )
@@ -57,7 +57,7 @@ def texts_of(spec: UnitSpec, seed: int) -> list[Text]:
 
 
 def sized(spec: UnitSpec, texts: list[Text]) -> UnitSpec:
-    """A pool for two thirds of what the batch sequences alone need, and a frame for every block."""
+    """A pool for two thirds of what batch sequences alone need, with a host block for each one."""
     blocks = 0
     for text in texts:
         if text.side is Side.RIGHT:

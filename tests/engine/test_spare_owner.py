@@ -10,7 +10,7 @@ import pytest
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.processes import executor as processes
 from muxcluster.engine.processes.executor import ProcessExecutor
-from muxcluster.engine.processes.launcher import ForkGround
+from muxcluster.engine.processes.launcher import ForkLauncher
 from muxcluster.engine.processes.liveness import Patience
 from tests.engine.conftest import ModelBuilder
 from tests.engine.fakes import PATIENCE_S
@@ -27,10 +27,10 @@ def spec(tiny: ModelBuilder) -> UnitSpec:
 
 
 @pytest.fixture
-def ground() -> Iterator[ForkGround]:
-    ground = ForkGround()
-    yield ground
-    ground.close()
+def launcher() -> Iterator[ForkLauncher]:
+    launcher = ForkLauncher()
+    yield launcher
+    launcher.close()
 
 
 def idle_owner() -> int:
@@ -78,12 +78,12 @@ def test_a_spare_is_made_in_quiet_times_and_ends_with_the_unit(
     wait_until_gone([spare])
 
 
-def test_a_dead_spare_is_not_taken(ground: ForkGround) -> None:
-    ground.prepare(Patience())
+def test_a_dead_spare_is_not_taken(launcher: ForkLauncher) -> None:
+    launcher.prepare(Patience())
     dead = idle_owner()
     os.kill(dead, signal.SIGKILL)
     wait_until_dead(dead)
-    owner = ground.owner(Patience())
+    owner = launcher.owner(Patience())
     assert owner.pid != dead
     owner.kill()
     owner.stop()

@@ -10,13 +10,13 @@ import numpy as np
 
 from muxcluster.core.clock import Clock
 from muxcluster.core.events import FinishReason
-from muxcluster.core.job import Phase, WorkerSlot
+from muxcluster.core.job import Phase, WorkerSpec
 from muxcluster.core.request import Request
 from muxcluster.core.sampling import SamplingParams
 from muxcluster.core.unitspec import SchedulerSpec, UnitSpec
 from muxcluster.engine.executor import Executor
 from muxcluster.engine.unit.unit import Unit
-from tests.blocks import block_tokens
+from tests.blocks import block_tokens, scaled
 from tests.engine.fakes import Sink
 from tests.models import model_spec
 
@@ -35,15 +35,16 @@ def spec_of(
     model with the widest heads, so that tiny requests grow by several columns.
     """
     models = tuple(
-        model_spec(path, path.name, max_seqs=max_seqs, max_model_len=256) for path in directories
+        model_spec(path, path.name, max_seqs=max_seqs, max_model_len=scaled(256, 8))
+        for path in directories
     )
     half = (0.5,)
-    workers: tuple[WorkerSlot, ...] = (
-        WorkerSlot(0, half, frozenset({Phase.PREFILL})),
-        WorkerSlot(1, half, frozenset({Phase.DECODE})),
+    workers: tuple[WorkerSpec, ...] = (
+        WorkerSpec(0, half, frozenset({Phase.PREFILL})),
+        WorkerSpec(1, half, frozenset({Phase.DECODE})),
     )
     if lane in ("temporal", "mixed"):
-        workers = (WorkerSlot(0, (1.0,)),)
+        workers = (WorkerSpec(0, (1.0,)),)
     return UnitSpec(
         unit_id="unit-0",
         models=models,

@@ -17,7 +17,7 @@ from tests.engine_dense.conftest import ModelBuilder
 from tests.engine_dense.units import VOCAB, generated, unit_of
 
 NUM_TOKENS = 14
-SEATS = (0, 1)
+RUNGS = (0, 1)
 
 
 class Churn:
@@ -29,7 +29,7 @@ class Churn:
         self._runners = (first, UnitRunner(spec, first.memory))
         spec = as_loaded(spec, first.backends)
         self.scheduler = UnitScheduler(spec)
-        self._ledger = AdmissionLedger.of(spec, SEATS)
+        self._ledger = AdmissionLedger.of(spec, RUNGS)
         self._rng = random.Random(seed)
         self._open: set[str] = set()
         self.tokens: dict[str, list[int]] = {}
@@ -50,8 +50,8 @@ class Churn:
             self.scheduler.check()
 
     def _job_output(self, job: Job) -> StepOutput:
-        seat = self._rng.choice(SEATS)
-        result = self._runners[seat].execute(self._ledger.complete(job, seat))
+        rung = self._rng.choice(RUNGS)
+        result = self._runners[rung].execute(self._ledger.complete(job, rung))
         if self._rng.random() < 0.15:
             self.num_lost += 1
             return self.scheduler.fail(job, 0.0, "lost", has_started=False)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
-from muxcluster.core.job import WorkerSlot
+from muxcluster.core.job import WorkerSpec
 from muxcluster.core.kvshape import KvShape
 from muxcluster.core.unitspec import ModelSpec, SchedulerSpec, UnitSpec
 from tests.engine.units import spec_of
@@ -49,7 +49,7 @@ def unit_of(
     """A unit of `dense` models, by family, beside `paged` ones."""
     models = tuple(own_spec(path, family) for family, path in dense.items())
     if not paged:
-        workers = (WorkerSlot(0, (1.0,)),)
+        workers = (WorkerSpec(0, (1.0,)),)
         scheduler = SchedulerSpec(lane=lane, token_budget=64, quota_period_s=1e4)
         return UnitSpec("unit-0", models, num_blocks, 4096, workers, scheduler, "cpu", partition, 1)
     spec = spec_of(paged, lane=lane, partition=partition)

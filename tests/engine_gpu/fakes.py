@@ -19,7 +19,7 @@ class _Given:
 
 
 class FakeCuda:
-    """A card of `sms` multiprocessors and its memory.
+    """A GPU of `sms` multiprocessors and its memory.
 
     A split makes groups of 8, as a GPC of 16 or 18 holds them, and leaves what no group has. Each
     split call deals the multiprocessors anew, so parts of two calls overlap. Resources are known by

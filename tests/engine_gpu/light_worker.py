@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from muxcluster.channel.frames import FrameSocket
-from muxcluster.engine.gpu.mps.messages import Seated, Unseated, encode, read
+from muxcluster.engine.gpu.mps.messages import StartFailed, WorkerReady, encode, read
 
 BUSY = "RuntimeError: CUDA-capable device(s) is/are busy or unavailable"
 
@@ -21,18 +21,18 @@ if __name__ == "__main__":
     stream = FrameSocket(socket.socket(fileno=int(sys.argv[1])))
     while says == "sized" and not Path(os.environ["MUXCLUSTER_READS_AFTER"]).exists():
         time.sleep(0.02)
-    seating = read(int(sys.argv[2]))
+    start = read(int(sys.argv[2]))
     if says == "end":
         sys.exit(7)
     if says == "late":
         time.sleep(60)
     if says == "busy":
-        stream.send(encode(Unseated(BUSY)))
+        stream.send(encode(StartFailed(BUSY)))
     elif says == "sized":
-        stream.send(encode(Seated(tuple(range(len(seating.manifest.tensors))))))
+        stream.send(encode(WorkerReady(tuple(range(len(start.manifest.tensors))))))
     else:
         count = (
             round(float(os.environ["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"])) if says == "ids" else 100
         )
-        stream.send(encode(Seated(tuple(range(count)))))
+        stream.send(encode(WorkerReady(tuple(range(count)))))
     stream.recv()

@@ -29,8 +29,8 @@ def spec_on(device: str) -> UnitSpec:
     return replace(fake_spec(), device=device, partition="auto")
 
 
-def refusing(card: str) -> None:
-    raise EngineFailure(f"no daemon for {card}")
+def refusing(gpu_id: str) -> None:
+    raise EngineFailure(f"no daemon for {gpu_id}")
 
 
 def loading(library: Any) -> Any:
@@ -149,7 +149,7 @@ from tests.engine.fakes import fake_spec
 logging.basicConfig(level=logging.INFO, stream=sys.stdout)
 spec = replace(fake_spec(), device="cuda:0", partition="auto")
 new = SimpleNamespace(cuGreenCtxStreamCreate=None)
-print(settled(spec, lambda card: None, lambda name: new).partition)
+print(settled(spec, lambda gpu_id: None, lambda name: new).partition)
 """
 
 

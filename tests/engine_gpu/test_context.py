@@ -18,7 +18,7 @@ from muxcluster.engine.gpu.context import (
 from muxcluster.engine.gpu.green import parts
 from muxcluster.engine.gpu.mps.explaining import explained
 from muxcluster.engine.gpu.mps.spawned import environment_of
-from muxcluster.engine.processes.rungs import Seat
+from muxcluster.engine.processes.rungs import WorkerRung
 from muxcluster.engine.unit import in_process as inprocess
 from muxcluster.engine.unit.executor_choice import make_executor
 from tests.engine.fakes import fake_spec
@@ -104,7 +104,7 @@ def test_a_unit_in_one_process_has_a_queue_for_each_of_its_streams(
     executor.close()
     assert contexts.connections == [read]
     assert os.environ.get(CONNECTIONS) == users
-    given = environment_of(Seat(0, 0, 0.5), os.environ)
+    given = environment_of(WorkerRung(0, 0, 0.5), os.environ)
     assert given.get(CONNECTIONS) == users
 
 

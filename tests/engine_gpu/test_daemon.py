@@ -1,4 +1,4 @@
-"""The MPS daemon: calls in order, one unit a card, nothing left over however the unit ends."""
+"""The MPS daemon: calls in order, one unit a GPU, nothing left over however the unit ends."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from muxcluster.core.errors import EngineFailure
-from muxcluster.engine.gpu.card import card_of, seen_by_clients
+from muxcluster.engine.gpu.gpu_id import gpu_id_of, seen_by_clients
 from muxcluster.engine.gpu.mps.daemon import LOG_DIRECTORY, PIPE_DIRECTORY, MpsDaemon
 from muxcluster.engine.gpu.mps.guarded import GuardedDaemon
 from tests.conftest import ROOT
@@ -36,7 +36,7 @@ def test_started_asked_and_stopped_in_folders_of_its_own(tmp_path: Path) -> None
     assert control.asked == ["start", ALIVE, "quit -t 5"]
 
 
-def test_a_card_has_one_unit_of_ours_at_a_time(tmp_path: Path) -> None:
+def test_a_gpu_has_one_unit_of_ours_at_a_time(tmp_path: Path) -> None:
     first, second = (MpsDaemon("0", FakeDaemons(), tmp_path) for _ in range(2))
     other = MpsDaemon("1", FakeDaemons(), tmp_path)
     first.start()
@@ -81,7 +81,7 @@ def test_a_daemon_that_is_gone_at_once_is_no_daemon(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("device", "visible", "card", "clients"),
+    ("device", "visible", "gpu_id", "clients"),
     [
         ("cuda:1", None, "1", "0"),
         ("cuda", None, "0", "0"),
@@ -89,17 +89,17 @@ def test_a_daemon_that_is_gone_at_once_is_no_daemon(tmp_path: Path) -> None:
         ("cuda:0", "GPU-8932f937", "GPU-8932f937", "GPU-8932f937"),
     ],
 )
-def test_the_card_is_named_as_daemon_and_clients_count(
-    device: str, visible: str | None, card: str, clients: str
+def test_the_gpu_is_named_as_daemon_and_clients_count(
+    device: str, visible: str | None, gpu_id: str, clients: str
 ) -> None:
     environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    assert card_of(device, environment) == card
-    assert seen_by_clients(card) == clients
+    assert gpu_id_of(device, environment) == gpu_id
+    assert seen_by_clients(gpu_id) == clients
 
 
-def test_a_card_that_is_not_visible_is_refused() -> None:
-    with pytest.raises(ValueError, match="not among the 1 cards"):
-        card_of("cuda:1", {"CUDA_VISIBLE_DEVICES": "0"})
+def test_a_gpu_that_is_not_visible_is_refused() -> None:
+    with pytest.raises(ValueError, match="not among the 1 GPUs"):
+        gpu_id_of("cuda:1", {"CUDA_VISIBLE_DEVICES": "0"})
 
 
 def daemon_pid(folder: Path) -> int:
@@ -188,5 +188,5 @@ def test_a_successor_waits_until_its_predecessor_is_gone(control: FakeControl) -
 
 def test_the_guards_refusal_arrives_in_the_unit(control: FakeControl) -> None:
     control.install(code=1, words="An instance of this daemon is already running")
-    with pytest.raises(EngineFailure, match="another MPS daemon owns this card"):
+    with pytest.raises(EngineFailure, match="another MPS daemon owns this GPU"):
         GuardedDaemon("0")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from muxcluster.core.errors import EngineFailure
-from muxcluster.core.job import WorkerSlot
+from muxcluster.core.job import WorkerSpec
 from muxcluster.engine.gpu.driver import Driver, DriverError
 from muxcluster.engine.gpu.green import parts
 from muxcluster.engine.gpu.green.ends import TwoEnds
@@ -18,8 +18,8 @@ from muxcluster.engine.gpu.memory.allocator import check_configuration, check_se
 from muxcluster.engine.gpu.memory.files import SharedFiles, opened
 from muxcluster.engine.gpu.memory.ipc import DeviceExports, DeviceImports
 from muxcluster.engine.gpu.memory.manifest import Region, manifest_of, tensors_of
-from muxcluster.engine.gpu.mps.messages import Seating, read, written
-from muxcluster.engine.processes.rungs import Seat, rung_seats
+from muxcluster.engine.gpu.mps.messages import StartWorker, read, written
+from muxcluster.engine.processes.rungs import WorkerRung, rung_per_share
 from tests.engine.fakes import fake_spec
 from tests.engine_gpu.fakes import INVALID_CONFIGURATION, SMS, FakeCuda
 
@@ -73,7 +73,7 @@ def test_the_rest_is_combined_where_its_alignment_is_that_of_the_groups(
     assert split.group_sms == 8
 
 
-def test_a_card_that_makes_no_group_is_refused() -> None:
+def test_a_gpu_that_makes_no_group_is_refused() -> None:
     with pytest.raises(DriverError, match="132 multiprocessors make no group of 8"):
         Driver(FakeCuda(num_groups=0)).split()
 
@@ -126,19 +126,19 @@ def green_parts(
     return GreenParts(Driver(fake), CPU)
 
 
-LADDERS = (WorkerSlot(0, (0.3, 0.5, 1.0)), WorkerSlot(1, (0.3, 0.5, 0.7, 1.0)))
+LADDERS = (WorkerSpec(0, (0.3, 0.5, 1.0)), WorkerSpec(1, (0.3, 0.5, 0.7, 1.0)))
 
 
 def granted(parts: Mapping[int, Part]) -> list[int | None]:
     return [part.green and part.green.sm_count for part in parts.values()]
 
 
-def test_the_first_two_slots_take_the_card_from_its_two_ends(
+def test_the_first_two_workers_take_the_gpu_from_its_two_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fake = FakeCuda()
     made = green_parts(monkeypatch, fake)
-    found = made.open(rung_seats(LADDERS))
+    found = made.open(rung_per_share(LADDERS))
     assert granted(found) == [40, 64, None, 36, 68, 92, None]
     assert fake.calls == BEGUN + SPLIT + 5 * MADE
     made.close()
@@ -147,8 +147,8 @@ def test_the_first_two_slots_take_the_card_from_its_two_ends(
 
 
 @pytest.mark.parametrize("num_groups", [16, 14, 3])
-def test_shares_that_fill_the_card_are_apart_and_use_all_of_it(num_groups: int) -> None:
-    """For every pair of shares, on cards whose GPCs leave few or many multiprocessors ungrouped."""
+def test_shares_that_fill_the_gpu_are_apart_and_use_all_of_it(num_groups: int) -> None:
+    """For every pair of shares, on GPUs whose GPCs leave few or many multiprocessors ungrouped."""
     fake = FakeCuda(num_groups=num_groups)
     split = Driver(fake).split()
     ends = TwoEnds(split)
@@ -166,7 +166,7 @@ def test_shares_that_fill_the_card_are_apart_and_use_all_of_it(num_groups: int) 
 @pytest.mark.parametrize(
     ("rest_alignment", "says"), [(2, "4 of 132 multiprocessors are in no group"), (8, "")]
 )
-def test_a_rest_that_cannot_be_combined_is_left_to_whole_card_jobs(
+def test_a_rest_that_cannot_be_combined_is_left_to_whole_gpu_jobs(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     rest_alignment: int,
@@ -174,7 +174,7 @@ def test_a_rest_that_cannot_be_combined_is_left_to_whole_card_jobs(
 ) -> None:
     made = green_parts(monkeypatch, FakeCuda(rest_alignment=rest_alignment))
     with caplog.at_level(logging.INFO):
-        found = made.open(rung_seats(LADDERS))
+        found = made.open(rung_per_share(LADDERS))
     assert granted(found)[3:6] == ([32, 64, 88] if says else [36, 68, 92])
     assert (says in caplog.text) and ("are in no group" in caplog.text) == bool(says)
 
@@ -192,29 +192,29 @@ def test_a_driver_that_refuses_the_rest_is_asked_again_without_it(
 
     fake = Refusing(reports=False)
     made = green_parts(monkeypatch, fake)
-    assert granted(made.open(rung_seats(LADDERS))) == [40, 64, None, 32, 64, 88, None]
+    assert granted(made.open(rung_per_share(LADDERS))) == [40, 64, None, 32, 64, 88, None]
     assert "were not combined" in caplog.text
     made.close()
     assert fake.calls.count("cuGreenCtxDestroy") == fake.calls.count("cuCtxFromGreenCtx")
 
 
-def test_a_card_of_one_group_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_of_one_group_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     made = green_parts(monkeypatch, FakeCuda(num_groups=1))
     with pytest.raises(EngineFailure, match="132 multiprocessors make 1 group"):
-        made.open(rung_seats(LADDERS))
+        made.open(rung_per_share(LADDERS))
 
 
 def test_contexts_that_do_not_confine_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     made = green_parts(monkeypatch, FakeCuda(), confined=False)
     with pytest.raises(EngineFailure, match="equal or swapped: work ran on 132 and 132"):
-        made.open(rung_seats(LADDERS))
+        made.open(rung_per_share(LADDERS))
     made.close()
 
 
 def test_a_driver_without_green_contexts_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     made = green_parts(monkeypatch, FakeCuda("cuGreenCtxCreate", "CUDA_ERROR_NOT_SUPPORTED"))
     with pytest.raises(EngineFailure, match=r"no green contexts \(cuGreenCtxCreate: CUDA_ERROR"):
-        made.open(rung_seats(LADDERS))
+        made.open(rung_per_share(LADDERS))
 
 
 class At:
@@ -313,10 +313,10 @@ def test_tensors_are_found_again_over_the_same_memory() -> None:
     manifest = manifest_of(tensors, files.find)
     assert len(manifest.regions) == 2
     # As it travels.
-    sent = Seating(fake_spec(), Seat(3, 1, 0.5), manifest)
-    seating = read(written(sent))
-    assert seating == sent
-    found = tensors_of(seating.manifest, CPU, opened)
+    sent = StartWorker(fake_spec(), WorkerRung(3, 1, 0.5), manifest)
+    start = read(written(sent))
+    assert start == sent
+    found = tensors_of(start.manifest, CPU, opened)
     assert {name: tensor.tolist() for name, tensor in found.items()} == {
         name: tensor.tolist() for name, tensor in tensors.items()
     }

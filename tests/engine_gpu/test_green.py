@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from muxcluster.core.errors import EngineFailure
-from muxcluster.core.job import Phase, WorkerSlot
+from muxcluster.core.job import Phase, WorkerSpec
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.executor import JobDone, JobFailed
 from muxcluster.engine.gpu.context import CONTEXT_LOST, ContextLost
 from muxcluster.engine.gpu.green import executor as green
 from muxcluster.engine.gpu.green.executor import GreenExecutor
-from muxcluster.engine.processes.rungs import Seat
+from muxcluster.engine.processes.rungs import WorkerRung
 from muxcluster.engine.sampling.results import Ready, RowsResult
 from muxcluster.engine.steps.pending_job import PendingJob
 from tests.engine.conftest import ModelBuilder
@@ -24,8 +24,8 @@ from tests.engine.units import check_lengths, check_nothing_leaks, running, spec
 from tests.engine_gpu.jobs import job_of
 
 SLOTS = (
-    WorkerSlot(0, (0.5, 1.0), frozenset({Phase.PREFILL})),
-    WorkerSlot(1, (0.5, 1.0), frozenset({Phase.DECODE})),
+    WorkerSpec(0, (0.5, 1.0), frozenset({Phase.PREFILL})),
+    WorkerSpec(1, (0.5, 1.0), frozenset({Phase.DECODE})),
 )
 
 
@@ -73,12 +73,12 @@ class MeetingPart:
     """Work on it ends only when as much runs on another part."""
 
     barrier: threading.Barrier
-    entries: list[Seat]
-    seat: Seat
+    entries: list[WorkerRung]
+    rung: WorkerRung
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        self.entries.append(self.seat)
+        self.entries.append(self.rung)
         self.barrier.wait(20.0)
         yield
 
@@ -86,11 +86,11 @@ class MeetingPart:
 class FakeParts:
     def __init__(self, num_together: int) -> None:
         self.barrier = threading.Barrier(num_together)
-        self.entries: list[Seat] = []
+        self.entries: list[WorkerRung] = []
         self.num_closed = 0
 
-    def open(self, seats: Sequence[Seat]) -> Mapping[int, MeetingPart]:
-        return {seat.seat_id: MeetingPart(self.barrier, self.entries, seat) for seat in seats}
+    def open(self, rungs: Sequence[WorkerRung]) -> Mapping[int, MeetingPart]:
+        return {rung.rung_id: MeetingPart(self.barrier, self.entries, rung) for rung in rungs}
 
     def close(self) -> None:
         self.num_closed += 1
@@ -110,7 +110,7 @@ def outcomes_of(executor: GreenExecutor, count: int) -> list:
     return outcomes
 
 
-def test_jobs_of_different_slots_overlap_on_their_own_parts(spec: UnitSpec) -> None:
+def test_jobs_of_different_workers_overlap_on_their_own_parts(spec: UnitSpec) -> None:
     parts = FakeParts(2)
     executor = GreenExecutor(spec, lambda spec: parts)
     executor.start()
@@ -120,7 +120,7 @@ def test_jobs_of_different_slots_overlap_on_their_own_parts(spec: UnitSpec) -> N
     executor.launch(job_of(1, 1.0, job_id=2))
     outcomes = outcomes_of(executor, 2)
     assert {outcome.result.job_id for outcome in outcomes if isinstance(outcome, JobDone)} == {1, 2}
-    assert {(seat.worker_id, seat.share) for seat in parts.entries} == {(0, 0.5), (1, 1.0)}
+    assert {(rung.worker_id, rung.share) for rung in parts.entries} == {(0, 0.5), (1, 1.0)}
     executor.wake()
     assert executor.wait(None) == []
     executor.close()

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from muxcluster.core.errors import EngineFailure
-from muxcluster.core.job import Job, Phase, WorkerSlot
+from muxcluster.core.job import Job, Phase, WorkerSpec
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.executor import OwnerLost
-from muxcluster.engine.gpu.mps.launcher import GPU_PATIENCE, MpsGround
+from muxcluster.engine.gpu.mps.launcher import GPU_PATIENCE, MpsLauncher
 from muxcluster.engine.processes.liveness import Patience
 from muxcluster.engine.unit.unit import Unit
 from tests.conftest import ROOT
@@ -30,8 +30,8 @@ from tests.engine.units import check_lengths, check_nothing_leaks, running, spec
 from tests.engine_gpu.conftest import FakeControl, fake_control
 
 SLOTS = (
-    WorkerSlot(0, (0.5,), frozenset({Phase.PREFILL})),
-    WorkerSlot(1, (0.5, 1.0), frozenset({Phase.DECODE})),
+    WorkerSpec(0, (0.5,), frozenset({Phase.PREFILL})),
+    WorkerSpec(1, (0.5, 1.0), frozenset({Phase.DECODE})),
 )
 NUM_SEATS = 3
 FAULTY = "tests.engine_gpu.faulty_owner"
@@ -43,8 +43,8 @@ class ShareRecorder(RecordingExecutor):
     def __init__(
         self, spec: UnitSpec, module: str | None = None, patience: Patience = GPU_PATIENCE
     ) -> None:
-        ground = MpsGround("0") if module is None else MpsGround("0", module)
-        super().__init__(spec, patience, ground)
+        launcher = MpsLauncher("0") if module is None else MpsLauncher("0", module)
+        super().__init__(spec, patience, launcher)
         self.places: set[tuple[int, float]] = set()
 
     def launch(self, job: Job) -> None:

@@ -3,38 +3,38 @@
 import pytest
 
 from muxcluster.core.errors import EngineFailure
-from muxcluster.core.job import WorkerSlot
+from muxcluster.core.job import WorkerSpec
 from muxcluster.engine.gpu.shares import check_apart, check_shares
-from muxcluster.engine.processes.rungs import SeatPlan, rung_seats, slot_seats
+from muxcluster.engine.processes.rungs import RungPlan, rung_per_share, rung_per_worker
 from tests.engine_gpu.jobs import job_of
 
 WHOLE = 132
-SEATS = rung_seats([WorkerSlot(0, (0.3, 0.5)), WorkerSlot(1, (0.5, 0.7, 1.0))])
+RUNGS = rung_per_share([WorkerSpec(0, (0.3, 0.5)), WorkerSpec(1, (0.5, 0.7, 1.0))])
 
 
 def seen(*counts: int) -> dict[int, frozenset[int]]:
-    return {seat_id: frozenset(range(count)) for seat_id, count in enumerate(counts)}
+    return {rung_id: frozenset(range(count)) for rung_id, count in enumerate(counts)}
 
 
-def test_a_seat_a_rung_or_a_seat_a_slot() -> None:
-    assert [(seat.worker_id, seat.share) for seat in SEATS] == [
+def test_a_rung_per_share_or_per_worker() -> None:
+    assert [(rung.worker_id, rung.share) for rung in RUNGS] == [
         (0, 0.3),
         (0, 0.5),
         (1, 0.5),
         (1, 0.7),
         (1, 1.0),
     ]
-    rungs = SeatPlan(SEATS)
-    assert [rungs.seat_of(job_of(1, share)) for share in (0.5, 0.7, 1.0)] == [2, 3, 4]
+    rungs = RungPlan(RUNGS)
+    assert [rungs.rung_of(job_of(1, share)) for share in (0.5, 0.7, 1.0)] == [2, 3, 4]
     with pytest.raises(KeyError):
-        rungs.seat_of(job_of(0, 1.0))
-    slots = SeatPlan(slot_seats([WorkerSlot(0, (0.5, 1.0)), WorkerSlot(7, (0.5, 1.0))]))
-    assert [slots.seat_of(job_of(7, share)) for share in (0.5, 1.0)] == [7, 7]
+        rungs.rung_of(job_of(0, 1.0))
+    per_worker = RungPlan(rung_per_worker([WorkerSpec(0, (0.5, 1.0)), WorkerSpec(7, (0.5, 1.0))]))
+    assert [per_worker.rung_of(job_of(7, share)) for share in (0.5, 1.0)] == [7, 7]
 
 
 def test_shares_that_took_effect_pass() -> None:
-    check_shares(SEATS, seen(40, 66, 66, 92, 132), WHOLE)
-    check_shares(SEATS, seen(40, 72, 60, 92, 130), WHOLE)
+    check_shares(RUNGS, seen(40, 66, 66, 92, 132), WHOLE)
+    check_shares(RUNGS, seen(40, 72, 60, 92, 130), WHOLE)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_shares_that_took_effect_pass() -> None:
 )
 def test_shares_that_did_not_are_refused(counts: tuple[int, ...], says: str) -> None:
     with pytest.raises(EngineFailure, match=says):
-        check_shares(SEATS, seen(*counts), WHOLE)
+        check_shares(RUNGS, seen(*counts), WHOLE)
 
 
 def test_complements_have_nothing_in_common() -> None:
@@ -62,6 +62,6 @@ def test_complements_have_nothing_in_common() -> None:
         3: frozenset(every[40:]),
         4: frozenset(every),
     }
-    check_apart(SEATS, apart)
+    check_apart(RUNGS, apart)
     with pytest.raises(EngineFailure, match="0.5 of worker 0 and 0.5 of worker 1 should be apart"):
-        check_apart(SEATS, {**apart, 2: frozenset(every[60:126])})
+        check_apart(RUNGS, {**apart, 2: frozenset(every[60:126])})

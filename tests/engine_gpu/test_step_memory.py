@@ -16,7 +16,7 @@ from transformers import LlamaConfig, MistralConfig, Qwen3Config
 from bench.kernels.fake_cuda import FakeCuda, load
 from muxcluster.config import read_facts
 from muxcluster.config.partitions import recorded_bytes
-from muxcluster.core.job import Rows, WorkerSlot
+from muxcluster.core.job import Rows, WorkerSpec
 from muxcluster.core.kvshape import KvShape
 from muxcluster.core.unitspec import ModelSpec, UnitSpec
 from muxcluster.engine.forward.loaded_model import LoadedModel
@@ -93,7 +93,7 @@ def spec_of(directory: Path, name: str) -> ModelSpec:
 
 
 def unit_of(model: ModelSpec, *, fuses: bool) -> UnitSpec:
-    worker = WorkerSlot(0, (1.0,))
+    worker = WorkerSpec(0, (1.0,))
     unit = UnitSpec("u", (model,), 1000, 8192, (worker,), device="cuda:0", partition="none")
     return replace(unit, fuses_layers=fuses)
 

@@ -1,6 +1,6 @@
 """A client of a fake daemon, whose fate is in MUXCLUSTER_CLIENT; run in the place of the real one.
 
-"works", "hangs"; "refused": CUDA's words for a card in exclusive mode; "dies": without a word.
+"works", "hangs"; "refused": CUDA's words for a GPU in exclusive mode; "dies": without a word.
 """
 
 import os

@@ -16,7 +16,7 @@ from muxcluster.core.job import (
     Side,
     TableDelta,
     TokenLogprobs,
-    WorkerSlot,
+    WorkerSpec,
 )
 from muxcluster.core.sampling import SamplingParams
 from muxcluster.core.unitspec import ModelSpec, UnitSpec
@@ -38,7 +38,7 @@ def unit_of(*directories: Path, **fields: object) -> UnitSpec:
         models=tuple(model_spec(path, path.name, **options) for path in directories),
         num_blocks=6000,
         block_bytes=BLOCK_BYTES,
-        workers=(WorkerSlot(0, (1.0,)),),
+        workers=(WorkerSpec(0, (1.0,)),),
         partition="none",
         num_threads=1,
     )

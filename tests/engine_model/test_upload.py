@@ -1,4 +1,4 @@
-"""Packed arrays arrive whole, in the same places each time; news are written once."""
+"""Packed arrays arrive whole, in the same places each time; pending writes are made once."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from muxcluster.core.job import Admission, Side, TableDelta
 from muxcluster.core.sampling import SamplingParams
 from muxcluster.engine.memory.arena import ModelArena
-from muxcluster.engine.memory.pending_writes import News
+from muxcluster.engine.memory.pending_writes import PendingWrites
 from muxcluster.engine.memory.upload import PackedUpload, num_words
 
 CPU = torch.device("cpu")
@@ -67,7 +67,7 @@ def delta(slots: list[int], columns: list[int], first: int) -> TableDelta:
 
 @pytest.mark.parametrize("has_admissions", [False, True])
 @pytest.mark.parametrize("has_tables", [False, True])
-def test_news_are_written_where_they_belong_and_nowhere_else(
+def test_pending_writes_are_written_where_they_belong_and_nowhere_else(
     has_admissions: bool, has_tables: bool
 ) -> None:
     arena = ModelArena(
@@ -77,21 +77,21 @@ def test_news_are_written_where_they_belong_and_nowhere_else(
         block_tokens=8,
     )
     tables, history = arena.tables.clone(), arena.history.clone()
-    news, rights = News(arena), [True, True, False, False]
+    writes, rights = PendingWrites(arena), [True, True, False, False]
     if has_admissions:
-        news.admit(admission(1, [7, 8, 9], Side.LEFT))
-        news.admit(admission(3, [], Side.RIGHT))
+        writes.admit(admission(1, [7, 8, 9], Side.LEFT))
+        writes.admit(admission(3, [], Side.RIGHT))
         history[1, :3] = torch.tensor([7, 8, 9])
         rights = [True, False, False, True]
     if has_tables:
-        news.add_tables(delta([0, 2], [4, 1], 100))
-        news.add_tables(delta([], [], 0))
-        news.add_tables(delta([0], [3], 500))
+        writes.add_tables(delta([0, 2], [4, 1], 100))
+        writes.add_tables(delta([], [], 0))
+        writes.add_tables(delta([0], [3], 500))
         tables[0, :, :, 4] = torch.arange(100, 106).view(2, 3)
         tables[2, :, :, 1] = torch.arange(106, 112).view(2, 3)
         tables[0, :, :, 3] = torch.arange(500, 506).view(2, 3)
-    news.write(PackedUpload(CPU)(news.take()))
+    writes.write(PackedUpload(CPU)(writes.take()))
     assert torch.equal(arena.tables, tables)
     assert torch.equal(arena.history, history)
     assert arena.from_right.tolist() == rights
-    assert news.take() == []
+    assert writes.take() == []

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from muxcluster.core.errors import ConfigError, EngineFailure, LoadError
-from muxcluster.core.job import WorkerSlot
+from muxcluster.core.job import WorkerSpec
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.parallel.executor import RanksExecutor
 from muxcluster.engine.processes.liveness import Patience
@@ -141,7 +141,7 @@ def test_saves_and_restores_are_made_on_every_rank(tiny: ModelBuilder) -> None:
         "wide": tiny("wide", "qwen3", head_dim=128),
     }
     oracles = {name: GreedyOracle(path) for name, path in directories.items()}
-    workers = tuple(WorkerSlot(worker_id, (0.5,)) for worker_id in (0, 1))
+    workers = tuple(WorkerSpec(worker_id, (0.5,)) for worker_id in (0, 1))
     spec = over_ranks(hybrid_spec(directories, lane="adbs", workers=workers))
     saved = SavedBlocks(spec)
     served = serve_both(spec, Lockstep(RanksExecutor(spec), saved), num_waves=3)

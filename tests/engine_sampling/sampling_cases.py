@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from muxcluster.core.sampling import SamplingParams
-from muxcluster.engine.sampling.parameters import SlotSampling
+from muxcluster.engine.sampling.parameters import SequenceSampling
 from muxcluster.engine.sampling.sampler import Sampled, sample
 
 EOS = 2
@@ -18,7 +18,7 @@ class SamplingCase:
     """logits: [requests, vocab]; request i is in slot i, with prompts and outputs as given."""
 
     logits: Tensor
-    state: SlotSampling
+    state: SequenceSampling
     history: Tensor
     lengths: np.ndarray
 
@@ -44,7 +44,7 @@ def build_case(
     seed: int = 0,
 ) -> SamplingCase:
     rng = np.random.default_rng(seed)
-    state = SlotSampling(len(params), vocab_size, (EOS,))
+    state = SequenceSampling(len(params), vocab_size, (EOS,))
     for slot, sampling in enumerate(params):
         state.admit(slot, sampling, num_prompt_tokens)
     length = num_prompt_tokens + num_output_tokens
@@ -57,7 +57,7 @@ def build_case(
 
 def many_draws(logits: Tensor, sampling: SamplingParams, num_draws: int, first: int = 0):
     """Output tokens first .. first + num_draws of one request under constant logits [vocab]."""
-    state = SlotSampling(1, len(logits), (EOS,))
+    state = SequenceSampling(1, len(logits), (EOS,))
     state.admit(0, sampling, 1)
     return sample(
         logits.expand(num_draws, -1),

@@ -7,7 +7,7 @@ from transformers.generation.logits_process import RepetitionPenaltyLogitsProces
 
 from muxcluster.core.sampling import SamplingParams
 from muxcluster.engine.sampling.batch import Batch
-from muxcluster.engine.sampling.parameters import SlotSampling
+from muxcluster.engine.sampling.parameters import SequenceSampling
 from muxcluster.engine.sampling.penalties import penalise_counts, penalise_repetition
 from tests.engine_sampling.sampling_cases import EOS, build_case
 
@@ -79,7 +79,7 @@ def test_bias_forces_and_forbids():
 
 
 def test_bias_outside_the_vocabulary_is_refused_and_the_slot_kept():
-    state = SlotSampling(2, 10, (EOS,))
+    state = SequenceSampling(2, 10, (EOS,))
     state.admit(1, SamplingParams(temperature=0.5), 3)
     for token in (-1, 10):
         with pytest.raises(ValueError, match="logit_bias"):

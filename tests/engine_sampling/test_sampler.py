@@ -17,7 +17,7 @@ from transformers.generation.logits_process import (
 )
 
 from muxcluster.core.sampling import SamplingParams
-from muxcluster.engine.sampling.parameters import SlotSampling
+from muxcluster.engine.sampling.parameters import SequenceSampling
 from muxcluster.engine.sampling.sampler import sample
 from tests.engine_sampling.sampling_cases import build_case, many_draws
 
@@ -67,7 +67,7 @@ def test_frequencies_follow_hugging_face_distribution(sampling, seed):
 
 def test_first_tokens_of_many_seeds_follow_the_distribution():
     logits = 1.5 * torch.randn(VOCAB, generator=torch.Generator().manual_seed(2))
-    state = SlotSampling(5000, VOCAB, ())
+    state = SequenceSampling(5000, VOCAB, ())
     for slot in range(5000):
         state.admit(slot, SamplingParams(seed=slot), 1)
     history = torch.zeros(5000, 1, dtype=torch.int32)

@@ -5,13 +5,13 @@ from functools import partial
 import pytest
 import torch
 
-from muxcluster.kernels.triton_ops.paged_decode import paged_decode, split_decode
+from muxcluster.kernels.triton_ops.paged_decode import paged_decode
 from muxcluster.kernels.triton_ops.parts import splits as splits_module
 from tests.kernels.paged_cases import filled_case, random_query
 from tests.kernels.paged_decode_rules import PagedDecodeRules, check
 
 MANY = {"num_splits": 3, "split_tokens": 16, "tile_tokens": 16}
-split = partial(split_decode, **MANY)
+split = partial(paged_decode, **MANY)
 
 
 class TestPagedDecode(PagedDecodeRules):
@@ -20,10 +20,10 @@ class TestPagedDecode(PagedDecodeRules):
 
 @pytest.mark.parametrize("window", [None, 1, 16, 17, 33, 1000])
 @pytest.mark.parametrize("soft_cap", [None, 2.0])
-@pytest.mark.parametrize("choices", [{"tile_tokens": 16}, MANY])
+@pytest.mark.parametrize("choices", [{"num_splits": 1, "tile_tokens": 16}, MANY])
 def test_window_and_soft_cap(window, soft_cap, choices):
     case = filled_case([1, 33, 70], 1, 64, rights=[False, True, False])
-    way = partial(split_decode, **choices)
+    way = partial(paged_decode, **choices)
     check(way, case, heads=2, sliding_window=window, soft_cap=soft_cap)
 
 
@@ -35,7 +35,7 @@ def test_blocks_that_are_no_tile(window, block):
     rights = [True, False, True, False, True]
     case = filled_case(lengths, 1, 128, dtype=torch.float16, rights=rights, block=block)
     check(paged_decode, case, heads=2, sliding_window=window)
-    check(partial(split_decode, num_splits=3, split_tokens=64), case, 2, sliding_window=window)
+    check(partial(paged_decode, num_splits=3, split_tokens=64), case, 2, sliding_window=window)
 
 
 @pytest.mark.parametrize("window", [None, 1, 63, 64, 100, 150])
@@ -43,7 +43,7 @@ def test_splits_of_tiles_in_one_block(window):
     lengths = [1, 63, 64, 65, 400]
     rights = [True, False, True, False, True]
     case = filled_case(lengths, 1, 128, dtype=torch.float16, rights=rights, block=64)
-    way = partial(split_decode, num_splits=3, split_tokens=64)
+    way = partial(paged_decode, num_splits=3, split_tokens=64)
     check(way, case, heads=2, sliding_window=window)
 
 
@@ -73,13 +73,13 @@ def test_large_scores_do_not_overflow():
     check(split, case, heads=1)
 
 
-@pytest.mark.parametrize("choices", [{}, MANY])
+@pytest.mark.parametrize("choices", [{"num_splits": 1}, MANY])
 def test_a_row_sees_no_more_than_its_table_holds(choices):
     case = filled_case([64], 1, 64)
     table = case.table[:, :, :2]
     query = random_query(1, 1, case)
     outputs = [
-        split_decode(
+        paged_decode(
             query,
             case.pool,
             table,

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from muxcluster.core.events import Finished, FinishReason, Preempted, Rejected, StepOutput
-from muxcluster.core.job import Job, JobResult, WorkerSlot
+from muxcluster.core.job import Job, JobResult, WorkerSpec
 from muxcluster.core.kvshape import KvShape, block_bytes
 from muxcluster.core.request import Request
 from muxcluster.core.sampling import SamplingParams
@@ -18,7 +18,7 @@ from tests.scheduling.fake_worker import EOS, VOCAB, FakeMemory, token_of
 
 LANES = ("adbs", "temporal", "round-robin", "mixed")
 LADDER = (0.25, 0.5, 0.75, 1.0)
-TWO_WORKERS = (WorkerSlot(0, LADDER), WorkerSlot(1, LADDER))
+TWO_WORKERS = (WorkerSpec(0, LADDER), WorkerSpec(1, LADDER))
 
 
 def model_spec(name: str, **changes) -> ModelSpec:

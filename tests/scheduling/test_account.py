@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muxcluster.core.events import Finished
-from muxcluster.core.job import WorkerSlot
+from muxcluster.core.job import WorkerSpec
 from muxcluster.scheduling.state.account import Stage, TimeAccount
 from tests.scheduling.rig import Rig, model_spec, request, unit_spec
 
@@ -95,7 +95,7 @@ def test_times_of_an_undisturbed_request() -> None:
 
 
 def test_decode_that_waits_for_another_model_is_not_running() -> None:
-    rig = Rig(unit_spec(lane="temporal", workers=(WorkerSlot(0, (1.0,)),)))
+    rig = Rig(unit_spec(lane="temporal", workers=(WorkerSpec(0, (1.0,)),)))
     rig.add(*(request(model, model, num_output=20) for model in "ab"))
     rig.run()
     ends = [rig.ends[model] for model in "ab"]

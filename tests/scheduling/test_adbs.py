@@ -1,11 +1,11 @@
 """What ADBS is for: prefill first, decodes beside it, no model starved by turns or quotas."""
 
-from muxcluster.core.job import Phase, WorkerSlot
+from muxcluster.core.job import Phase, WorkerSpec
 from muxcluster.core.kvshape import KvShape, block_bytes
 from muxcluster.core.request import Slo
 from tests.scheduling.rig import LADDER, Rig, model_spec, request, unit_spec
 
-THREE_WORKERS = tuple(WorkerSlot(i, LADDER) for i in range(3))
+THREE_WORKERS = tuple(WorkerSpec(i, LADDER) for i in range(3))
 
 
 def two_models(**more):
@@ -100,7 +100,7 @@ def test_models_without_a_worker_get_no_part_of_the_sms() -> None:
     tenths = tuple(rung / 10 for rung in range(1, 11))
     models = [model_spec(name) for name in "abc"]
     for num_workers, wanted in ((1, [1.0]), (2, [0.5, 0.5]), (3, [0.3, 0.3, 0.3])):
-        workers = tuple(WorkerSlot(worker_id, tenths) for worker_id in range(num_workers))
+        workers = tuple(WorkerSpec(worker_id, tenths) for worker_id in range(num_workers))
         rig = decoding(Rig(unit_spec(models, workers=workers)), "a", "b", "c")
         assert [job.share for job in rig.launch()] == wanted
 

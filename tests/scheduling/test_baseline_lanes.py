@@ -4,10 +4,10 @@ from itertools import pairwise
 
 import pytest
 
-from muxcluster.core.job import Phase, WorkerSlot
+from muxcluster.core.job import Phase, WorkerSpec
 from tests.scheduling.rig import LANES, Rig, model_spec, request, unit_spec
 
-ONE_WORKER = (WorkerSlot(0, (1.0,)),)
+ONE_WORKER = (WorkerSpec(0, (1.0,)),)
 
 
 def rig_of(lane: str, **more) -> Rig:

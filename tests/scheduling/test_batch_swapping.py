@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from muxcluster.core.job import WorkerSlot
+from muxcluster.core.job import WorkerSpec
 from muxcluster.core.request import ServiceClass
 from muxcluster.scheduling.memory.swapping import Swapping
 from tests.scheduling.rig import LANES, Rig, model_spec, request, unit_spec
@@ -13,7 +13,7 @@ from tests.scheduling.test_hybrid import copied
 from tests.scheduling.test_random_runs import WORKERS, check_ends, random_request, run_to_the_end
 
 BATCH = ServiceClass.BATCH
-ONE_WORKER = (WorkerSlot(0, (1.0,)),)
+ONE_WORKER = (WorkerSpec(0, (1.0,)),)
 LANES_OF_ONE_WORKER = ["mixed", "temporal", "adbs"]
 
 

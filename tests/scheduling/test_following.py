@@ -6,13 +6,13 @@ from itertools import count
 import pytest
 
 from muxcluster.core.events import FinishReason
-from muxcluster.core.job import Job, Phase, WorkerSlot
+from muxcluster.core.job import Job, Phase, WorkerSpec
 from muxcluster.core.request import Request, ServiceClass
 from tests.scheduling import test_hybrid_random, test_interactive_lending, test_random_runs
 from tests.scheduling.rig import LANES, Rig, expected_output, model_spec, request, unit_spec
 
 FOLLOWING_LANES = ("adbs", "temporal", "mixed")
-ONE_WORKER = (WorkerSlot(0, (1.0,)),)
+ONE_WORKER = (WorkerSpec(0, (1.0,)),)
 
 
 def stopping(num_output: int, **more) -> Request:

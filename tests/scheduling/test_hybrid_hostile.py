@@ -5,13 +5,13 @@ import random
 import numpy as np
 import pytest
 
-from muxcluster.core.job import WorkerSlot
+from muxcluster.core.job import WorkerSpec
 from muxcluster.core.request import ServiceClass, Slo
 from tests.scheduling.rig import LANES, Rig, expected_output, model_spec, request, unit_spec
 
 BATCH = ServiceClass.BATCH
-ONE_WORKER = (WorkerSlot(0, (1.0,)),)
-TWO_WORKERS = (WorkerSlot(0, (0.5,)), WorkerSlot(1, (0.5,)))
+ONE_WORKER = (WorkerSpec(0, (1.0,)),)
+TWO_WORKERS = (WorkerSpec(0, (0.5,)), WorkerSpec(1, (0.5,)))
 HUGE = 1.7e308
 
 

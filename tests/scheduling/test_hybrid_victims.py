@@ -1,18 +1,18 @@
 """Whom interactive growth preempts gives up blocks by that: else its work is lost in vain.
 
-Where host memory lasts nobody is; the fewer frames there are, the more of these sequences are.
+Where host memory lasts nobody is; the fewer host blocks there are, the more of them are.
 """
 
 import pytest
 
-from muxcluster.core.job import WorkerSlot
+from muxcluster.core.job import WorkerSpec
 from muxcluster.core.request import ServiceClass
 from muxcluster.scheduling.memory import admission
 from tests.scheduling.rig import Rig, model_spec, request, unit_spec
 
 BATCH = ServiceClass.BATCH
-ONE_WORKER = (WorkerSlot(0, (1.0,)),)
-TWO_WORKERS = (WorkerSlot(0, (0.5,)), WorkerSlot(1, (0.5,)))
+ONE_WORKER = (WorkerSpec(0, (1.0,)),)
+TWO_WORKERS = (WorkerSpec(0, (0.5,)), WorkerSpec(1, (0.5,)))
 
 
 def run_crowded(lane: str, num_blocks: int, num_host_blocks: int, workers=ONE_WORKER) -> Rig:

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from muxcluster.core.events import Finished, Rejected
-from muxcluster.core.job import Phase, Side, WorkerSlot
+from muxcluster.core.job import Phase, Side, WorkerSpec
 from muxcluster.core.request import ServiceClass
 from tests.scheduling.rig import LANES, TWO_WORKERS, Rig, model_spec, request, unit_spec
 
-ONE_WORKER = (WorkerSlot(0, (1.0,)),)
+ONE_WORKER = (WorkerSpec(0, (1.0,)),)
 
 
 def rig_of(num_columns: int, lane: str = "adbs", **more) -> Rig:

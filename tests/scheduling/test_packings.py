@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from muxcluster.core.job import Job, Phase, WorkerSlot
+from muxcluster.core.job import Job, Phase, WorkerSpec
 from muxcluster.core.request import Request, ServiceClass
 from tests.scheduling.rig import LANES, Rig, model_spec, request, unit_spec
 from tests.scheduling.test_random_runs import WORKERS, check_ends, random_requests, run_to_the_end
@@ -20,7 +20,7 @@ KEYS: dict[str, Key] = {
         order,
     ),
 }
-ALONE = (WorkerSlot(0, (1.0,)),)
+ALONE = (WorkerSpec(0, (1.0,)),)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import pytest
 
 from muxcluster.core.events import Finished, FinishReason, Rejected
-from muxcluster.core.job import Job, Phase, WorkerSlot
+from muxcluster.core.job import Job, Phase, WorkerSpec
 from muxcluster.core.request import Request, ServiceClass, Slo
 from tests.scheduling.rig import (
     LADDER,
@@ -19,10 +19,10 @@ from tests.scheduling.rig import (
 )
 
 SPLIT = (
-    WorkerSlot(0, (0.5,), frozenset({Phase.PREFILL, Phase.MIXED})),
-    WorkerSlot(1, (0.5,), frozenset({Phase.DECODE})),
+    WorkerSpec(0, (0.5,), frozenset({Phase.PREFILL, Phase.MIXED})),
+    WorkerSpec(1, (0.5,), frozenset({Phase.DECODE})),
 )
-WORKERS = (TWO_WORKERS, (WorkerSlot(3, (1.0,)),), SPLIT, (*TWO_WORKERS, WorkerSlot(2, LADDER)))
+WORKERS = (TWO_WORKERS, (WorkerSpec(3, (1.0,)),), SPLIT, (*TWO_WORKERS, WorkerSpec(2, LADDER)))
 RUNS_PER_PART = 25
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from muxcluster.core.events import Finished, FinishReason
-from muxcluster.core.job import JobResult, Phase, TokenLogprobs, WorkerSlot
+from muxcluster.core.job import JobResult, Phase, TokenLogprobs, WorkerSpec
 from muxcluster.core.request import Slo
 from muxcluster.core.unitspec import SchedulerSpec
 from muxcluster.scheduling.scheduler import UnitScheduler
@@ -244,7 +244,7 @@ def test_wakes_up_for_the_next_quota_adaptation() -> None:
         ),
         ({"num_blocks": 8}, "a pool of 8 blocks holds not one column"),
         (
-            {"workers": (WorkerSlot(0, (1.0,), frozenset({Phase.DECODE})),)},
+            {"workers": (WorkerSpec(0, (1.0,), frozenset({Phase.DECODE})),)},
             "lane 'adbs' needs a worker that runs prefill",
         ),
     ],

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from muxcluster.core.job import Job, Phase, Rows, TableDelta, WorkerSlot
+from muxcluster.core.job import Job, Phase, Rows, TableDelta, WorkerSpec
 from muxcluster.scheduling.shares import Place, ShareLedger
 
 LADDER = (0.25, 0.5, 0.75, 1.0)
@@ -22,7 +22,7 @@ JOB = Job(
 
 
 def ledger(*ladders: tuple[float, ...]) -> ShareLedger:
-    return ShareLedger([WorkerSlot(i, shares) for i, shares in enumerate(ladders)])
+    return ShareLedger([WorkerSpec(i, shares) for i, shares in enumerate(ladders)])
 
 
 def test_one_kind_of_work_gets_everything() -> None:
@@ -72,8 +72,8 @@ def test_one_worker_runs_at_its_one_rung() -> None:
 def test_specialised_workers_keep_to_their_phase() -> None:
     shares = ShareLedger(
         [
-            WorkerSlot(0, (0.5,), frozenset({Phase.PREFILL})),
-            WorkerSlot(1, (0.5,), frozenset({Phase.DECODE})),
+            WorkerSpec(0, (0.5,), frozenset({Phase.PREFILL})),
+            WorkerSpec(1, (0.5,), frozenset({Phase.DECODE})),
         ]
     )
     assert shares.full(Phase.PREFILL) == Place(0, 0.5)

@@ -3,7 +3,7 @@
 import random
 from collections.abc import Callable, Sequence
 
-from muxcluster.core.job import Job, Phase, WorkerSlot
+from muxcluster.core.job import Job, Phase, WorkerSpec
 from muxcluster.core.kvshape import KvShape, block_bytes
 from muxcluster.core.unitspec import ModelSpec, SchedulerSpec, UnitSpec
 from muxcluster.placement.cost import Roofline, slowdown
@@ -16,11 +16,11 @@ from muxcluster.workload.arrival import Arrival
 SHAPE = SHAPES["llama-7b"]
 LADDER = tuple(step / 10 for step in range(1, 11))
 WORKERS = (
-    WorkerSlot(0, LADDER, frozenset({Phase.PREFILL})),
-    WorkerSlot(1, LADDER, frozenset({Phase.DECODE})),
-    WorkerSlot(2, LADDER, frozenset({Phase.DECODE})),
+    WorkerSpec(0, LADDER, frozenset({Phase.PREFILL})),
+    WorkerSpec(1, LADDER, frozenset({Phase.DECODE})),
+    WorkerSpec(2, LADDER, frozenset({Phase.DECODE})),
 )
-ALONE = (WorkerSlot(0, (1.0,)),)
+ALONE = (WorkerSpec(0, (1.0,)),)
 
 
 def sim_unit(

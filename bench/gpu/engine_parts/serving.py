@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from bench.gpu.running.listener import Listener
 from bench.gpu.running.models import blocks_for
 from bench.gpu.running.run import Run
-from muxcluster.core.job import WorkerSlot
+from muxcluster.core.job import WorkerSpec
 from muxcluster.core.request import Request
 from muxcluster.core.sampling import SamplingParams
 from muxcluster.core.unitspec import ModelSpec, SchedulerSpec, UnitSpec
@@ -62,7 +62,7 @@ def unit_of(run: Run, model: ModelSpec, room: tuple[int, int], num_bytes: int) -
         models=(replace(model, max_seqs=sequences),),
         num_blocks=blocks_for(model, sequences, tokens, num_bytes),
         block_bytes=num_bytes,
-        workers=(WorkerSlot(0, (1.0,)),),
+        workers=(WorkerSpec(0, (1.0,)),),
         scheduler=SchedulerSpec(lane="mixed", token_budget=TOKEN_BUDGET, pipeline_depth=2),
         device=device_name(run),
         partition="none",

@@ -16,7 +16,7 @@ from bench.gpu.fact_checks.answer import Answer
 from bench.gpu.fact_checks.probe import Probe, Products
 from bench.gpu.running.children import run_child
 from muxcluster.core.errors import EngineFailure
-from muxcluster.engine.gpu.card import PERCENTAGE, card_of
+from muxcluster.engine.gpu.gpu_id import PERCENTAGE, gpu_id_of
 from muxcluster.engine.gpu.mps.control import ControlProgram
 from muxcluster.engine.gpu.mps.daemon import MpsDaemon
 
@@ -96,7 +96,7 @@ def _daemon() -> Iterator[dict[str, str]]:
 
     No setting of the card is read or written. Raises EngineFailure: why there is no daemon.
     """
-    daemon = MpsDaemon(card_of("cuda:0", os.environ), _CONTROL)
+    daemon = MpsDaemon(gpu_id_of("cuda:0", os.environ), _CONTROL)
     try:
         daemon.start()
         yield daemon.clients

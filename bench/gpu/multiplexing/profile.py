@@ -9,7 +9,7 @@ from bench.gpu.multiplexing.systems import Site, model_spec
 from bench.gpu.multiplexing.work import Tenant, Work
 from bench.gpu.running.models import blocks_for, bytes_of_block
 from muxcluster.core.errors import ConfigError, EngineFailure
-from muxcluster.core.job import WorkerSlot
+from muxcluster.core.job import WorkerSpec
 from muxcluster.core.unitspec import SchedulerSpec, UnitSpec
 from muxcluster.engine.executor import Executor
 from muxcluster.engine.profile.grid import Grid
@@ -83,9 +83,9 @@ def _cells(executor: Executor, whole: UnitSpec, tenant: Tenant, grid: Grid) -> t
 
 def _whole(alone: Sequence[UnitSpec], grid: Grid, partition: str, *, is_paired: bool) -> UnitSpec:
     """A unit of all models; where jobs run side by side, with a second worker at smaller shares."""
-    workers = [WorkerSlot(0, grid.shares)]
+    workers = [WorkerSpec(0, grid.shares)]
     if is_paired:
-        workers.append(WorkerSlot(1, tuple(share for share in grid.shares if share < 1)))
+        workers.append(WorkerSpec(1, tuple(share for share in grid.shares if share < 1)))
     return replace(
         alone[0],
         models=tuple(unit.models[0] for unit in alone),
@@ -105,7 +105,7 @@ def _unit(folder: Path, work: Work, site: Site, tenant: Tenant, grid: Grid) -> U
         models=(model,),
         num_blocks=blocks_for(model, most, longest, num_bytes),
         block_bytes=num_bytes,
-        workers=(WorkerSlot(0, grid.shares),),
+        workers=(WorkerSpec(0, grid.shares),),
         scheduler=SchedulerSpec(token_budget=most * longest),
         device=site.device,
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 from bench.gpu.multiplexing.work import Tenant, Work
 from bench.gpu.running.models import blocks_for, bytes_of_block, spec_of, write_model
 from muxcluster.core.errors import ConfigError
-from muxcluster.core.job import Phase, WorkerSlot
+from muxcluster.core.job import Phase, WorkerSpec
 from muxcluster.core.unitspec import ModelSpec, SchedulerSpec, UnitSpec
 
 
@@ -33,7 +33,7 @@ SYSTEMS = (
     System("adbs-auto", "auto", "adbs", may_unshare=True),
     System("static-green", "green", "mixed", is_static=True),
 )
-# Worker slots whose multiprocessors are apart, by partition: contexts are taken from the two ends
+# Workers whose multiprocessors are apart, by partition: contexts are taken from the two ends
 # of the card. A static split of more models would not be one.
 MOST_APART = {"green": 2}
 # On a CPU threads stand for SMs; that what a CPU cannot have is skipped is tried out too.
@@ -53,8 +53,8 @@ class Site:
     device: str
     dtype: str
     rungs: tuple[float, ...]  # SM shares that are measured
-    workers: tuple[WorkerSlot, ...]  # of a unit that shares the SMs
-    max_seqs: int  # slots of a model; the KV pool holds so many sequences of mean length
+    workers: tuple[WorkerSpec, ...]  # of a unit that shares the SMs
+    max_seqs: int  # most sequences of a model; the KV pool holds so many sequences of mean length
 
 
 _PREFILLS = frozenset({Phase.PREFILL, Phase.MIXED})
@@ -65,14 +65,14 @@ GPU_SITE = Site(
     "bfloat16",
     (0.3, 0.5, 0.7, 1.0),
     (
-        WorkerSlot(0, (0.3, 0.5, 1.0), _PREFILLS),
-        WorkerSlot(1, (0.3, 0.5, 0.7, 1.0), _DECODES),
-        WorkerSlot(2, (0.3, 0.5, 0.7, 1.0), _DECODES),
+        WorkerSpec(0, (0.3, 0.5, 1.0), _PREFILLS),
+        WorkerSpec(1, (0.3, 0.5, 0.7, 1.0), _DECODES),
+        WorkerSpec(2, (0.3, 0.5, 0.7, 1.0), _DECODES),
     ),
     96,
 )
 DRY_SITE = Site(
-    "cpu", "float32", (0.5, 1.0), (WorkerSlot(0, (0.5, 1.0)), WorkerSlot(1, (0.5, 1.0))), 8
+    "cpu", "float32", (0.5, 1.0), (WorkerSpec(0, (0.5, 1.0)), WorkerSpec(1, (0.5, 1.0))), 8
 )
 
 
@@ -95,7 +95,7 @@ def model_spec(folder: Path, tenant: Tenant, work: Work, site: Site) -> ModelSpe
 def shared_unit(folder: Path, work: Work, site: Site, system: System) -> UnitSpec:
     """All models in one unit, the same KV pool for every system."""
     models = tuple(model_spec(folder, tenant, work, site) for tenant in work.tenants)
-    workers: tuple[WorkerSlot, ...] = (WorkerSlot(0, (1.0,)),)
+    workers: tuple[WorkerSpec, ...] = (WorkerSpec(0, (1.0,)),)
     if system.partition != "none":
         workers = site.workers
     return UnitSpec(
@@ -126,7 +126,7 @@ def static_units(whole: UnitSpec, shares: Mapping[str, float]) -> tuple[UnitSpec
             unit_id=f"{whole.unit_id}-{model.name}",
             models=(model,),
             num_blocks=_part_of_pool(whole, model),
-            workers=(WorkerSlot(0, (shares[model.name],)),),
+            workers=(WorkerSpec(0, (shares[model.name],)),),
         )
         for model in whole.models
     )
@@ -134,7 +134,7 @@ def static_units(whole: UnitSpec, shares: Mapping[str, float]) -> tuple[UnitSpec
 
 def static_whole(whole: UnitSpec, shares: Mapping[str, float]) -> UnitSpec:
     """What the executor of all of them is told: the i-th worker runs the i-th model's jobs."""
-    workers = (WorkerSlot(i, (shares[model.name],)) for i, model in enumerate(whole.models))
+    workers = (WorkerSpec(i, (shares[model.name],)) for i, model in enumerate(whole.models))
     return replace(whole, workers=tuple(workers))
 
 

@@ -8,7 +8,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from bench.gpu.running.models import bytes_of_block, hf_config, spec_of
-from muxcluster.core.job import Admission, Job, Phase, Rows, TableDelta, WorkerSlot
+from muxcluster.core.job import Admission, Job, Phase, Rows, TableDelta, WorkerSpec
 from muxcluster.core.sampling import SamplingParams
 from muxcluster.core.unitspec import ModelSpec, UnitSpec
 from muxcluster.placement.shapes.shape import ModelShape
@@ -17,8 +17,8 @@ SHAPE = ModelShape(4, 256, 8, 2, 64, 512, 512, 1024)
 # The default of 0.02 makes a small model repeat a few tokens, which hides wrong keys.
 WEIGHT_STD = 0.2
 WORKERS = (
-    WorkerSlot(0, (0.3, 0.5), frozenset({Phase.PREFILL})),
-    WorkerSlot(1, (0.5, 0.7), frozenset({Phase.DECODE})),
+    WorkerSpec(0, (0.3, 0.5), frozenset({Phase.PREFILL})),
+    WorkerSpec(1, (0.5, 0.7), frozenset({Phase.DECODE})),
 )
 MODELS = ("first", "second")
 MOST_TOKENS = 256

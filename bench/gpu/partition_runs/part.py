@@ -37,10 +37,10 @@ def executor_of(spec: UnitSpec) -> Executor:
 
         return GreenExecutor(spec)
     # The protocol of child processes needs msgspec, which is asked for only here.
-    from muxcluster.engine.gpu.mps.launcher import GPU_PATIENCE, MpsGround
+    from muxcluster.engine.gpu.mps.launcher import GPU_PATIENCE, MpsLauncher
     from muxcluster.engine.processes.executor import ProcessExecutor
 
-    return ProcessExecutor(spec, GPU_PATIENCE, MpsGround(None))
+    return ProcessExecutor(spec, GPU_PATIENCE, MpsLauncher(None))
 
 
 def play(executor: Executor, spec: UnitSpec) -> list[list[int]]:

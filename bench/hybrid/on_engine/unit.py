@@ -13,7 +13,7 @@ from transformers import AutoConfig
 
 from muxcluster.config import read_facts
 from muxcluster.core.events import TokenDelta
-from muxcluster.core.job import WorkerSlot
+from muxcluster.core.job import WorkerSpec
 from muxcluster.core.kvshape import KvShape, block_bytes
 from muxcluster.core.request import Slo
 from muxcluster.core.unitspec import ModelSpec, SchedulerSpec, UnitSpec
@@ -93,7 +93,7 @@ def unit_spec(paths: Mapping[str, Path], packing: str, slo: Slo | None) -> UnitS
         models=tuple(models),
         num_blocks=num_blocks,
         block_bytes=size,
-        workers=(WorkerSlot(0, (1.0,)),),
+        workers=(WorkerSpec(0, (1.0,)),),
         scheduler=SchedulerSpec(lane="mixed", packing=packing, token_budget=_TOKEN_BUDGET),
         partition="none",
         num_threads=THREADS,

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from bench.muxserve.artifact.published import Mesh, Run, Served
-from muxcluster.core.job import Phase, WorkerSlot
+from muxcluster.core.job import Phase, WorkerSpec
 from muxcluster.core.kvshape import KvShape, block_bytes
 from muxcluster.core.unitspec import ModelSpec, SchedulerSpec, UnitSpec
 from muxcluster.placement.cost import Cost
@@ -115,11 +115,11 @@ def _model(model: Served, pool: int) -> ModelSpec:
     )
 
 
-def _workers(lane: str, models: Sequence[Served]) -> tuple[WorkerSlot, ...]:
+def _workers(lane: str, models: Sequence[Served]) -> tuple[WorkerSpec, ...]:
     if lane == "temporal":
-        return (WorkerSlot(0, (1.0,)),)
-    prefill = WorkerSlot(0, GPU.shares, frozenset({Phase.PREFILL}))
+        return (WorkerSpec(0, (1.0,)),)
+    prefill = WorkerSpec(0, GPU.shares, frozenset({Phase.PREFILL}))
     decodes = (
-        WorkerSlot(1 + index, GPU.shares, frozenset({Phase.DECODE})) for index in range(len(models))
+        WorkerSpec(1 + index, GPU.shares, frozenset({Phase.DECODE})) for index in range(len(models))
     )
     return (prefill, *decodes)

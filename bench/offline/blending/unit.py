@@ -6,7 +6,7 @@ import numpy as np
 from scipy.optimize import linprog
 
 from bench.offline.blending.traces import BLOCK_TOKENS
-from muxcluster.core.job import Phase, WorkerSlot
+from muxcluster.core.job import Phase, WorkerSpec
 from muxcluster.core.kvshape import KvShape, block_bytes
 from muxcluster.core.unitspec import ModelSpec, SchedulerSpec, UnitSpec
 from muxcluster.offline.blend.resources import resource_model
@@ -35,14 +35,14 @@ def make_unit(prefill_share: float | None) -> SimUnit:
     per_block = block_bytes(BLOCK_TOKENS, 2)
     model = ModelSpec("m", "", shape, SHAPE.vocab_size, MAX_LEN, (), max_seqs=2 * MOST_ROWS)
     if prefill_share is None:
-        lane, workers = "mixed", (WorkerSlot(0, (1.0,)),)
+        lane, workers = "mixed", (WorkerSpec(0, (1.0,)),)
     else:
         rest = round(1 - prefill_share, 6)
         lane, workers = (
             "adbs",
             (
-                WorkerSlot(0, (prefill_share, 1.0), frozenset({Phase.PREFILL})),
-                WorkerSlot(1, (rest, 1.0), frozenset({Phase.DECODE})),
+                WorkerSpec(0, (prefill_share, 1.0), frozenset({Phase.PREFILL})),
+                WorkerSpec(1, (rest, 1.0), frozenset({Phase.DECODE})),
             ),
         )
     policy = SchedulerSpec(lane=lane, token_budget=BUDGET_TOKENS, max_decode_rows=MOST_ROWS)

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linprog
 
-from muxcluster.core.job import Phase, WorkerSlot
+from muxcluster.core.job import Phase, WorkerSpec
 from muxcluster.core.kvshape import KvShape, block_bytes
 from muxcluster.core.unitspec import ModelSpec, SchedulerSpec, UnitSpec
 from muxcluster.offline.blend.resources import ResourceModel, resource_model
@@ -48,7 +48,7 @@ def make_unit(shapes: Shapes, prefill_share: float | None) -> SimUnit:
     """Prefill beside decode with such a share for prefill, a decode worker a model; None: mixed
     jobs on all SMs, models in turn. A phase that is alone takes all SMs."""
     if prefill_share is None:
-        lane, workers = "mixed", (WorkerSlot(0, (1.0,)),)
+        lane, workers = "mixed", (WorkerSpec(0, (1.0,)),)
     else:
         lane, workers = "adbs", _side_by_side(prefill_share, len(shapes))
     models = tuple(
@@ -61,14 +61,14 @@ def make_unit(shapes: Shapes, prefill_share: float | None) -> SimUnit:
     return SimUnit(spec, {name: SimModel(shape, COST) for name, shape in shapes.items()})
 
 
-def _side_by_side(prefill_share: float, num_models: int) -> tuple[WorkerSlot, ...]:
+def _side_by_side(prefill_share: float, num_models: int) -> tuple[WorkerSpec, ...]:
     rest = round(10 * (1 - prefill_share))
     rungs = tuple(step / 10 for step in range(1, rest + 1)) if num_models > 1 else (rest / 10,)
     decoding = (
-        WorkerSlot(1 + index, (*rungs, 1.0), frozenset({Phase.DECODE}))
+        WorkerSpec(1 + index, (*rungs, 1.0), frozenset({Phase.DECODE}))
         for index in range(num_models)
     )
-    return WorkerSlot(0, (prefill_share, 1.0), frozenset({Phase.PREFILL})), *decoding
+    return WorkerSpec(0, (prefill_share, 1.0), frozenset({Phase.PREFILL})), *decoding
 
 
 def least_s(shapes: Shapes, summaries: Mapping[str, JobSummary]) -> float:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from muxcluster.core.events import Finished, Rejected
-from muxcluster.core.job import WorkerSlot
+from muxcluster.core.job import WorkerSpec
 from muxcluster.core.kvshape import KvShape, block_bytes
 from muxcluster.core.unitspec import ModelSpec, SchedulerSpec, UnitSpec
 from muxcluster.offline.blend.resources import resource_model
@@ -168,6 +168,6 @@ def _unit(size_bytes: int, system: System) -> SimUnit:
         token_budget=CHUNK if system.chunks else WHOLE,
         max_decode_rows=system.most_rows,
     )
-    workers = (WorkerSlot(0, (1.0,)),)
+    workers = (WorkerSpec(0, (1.0,)),)
     spec = UnitSpec("u", (model,), size_bytes // per_block, per_block, workers, policy)
     return SimUnit(spec, {"m": SimModel(SHAPE, Roofline(GPU))})

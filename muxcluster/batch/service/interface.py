@@ -23,22 +23,21 @@ class BatchRequest:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Counts for metrics. by_status: batches of all time. num_lines: theirs, by result. num_tokens:
-    of answers since the desk started, by kind; "cached" ones are prompt tokens too. num_waiting:
-    batches that wait for the disk; num_storage_failures: writes that it refused since then."""
+    """Counts for metrics."""
 
-    by_status: Mapping[str, int]
-    num_lines: Mapping[str, int]
+    by_status: Mapping[str, int]  # batches since the folder was made
+    num_lines: Mapping[str, int]  # of these batches, by result
+    # of answers since the service started, by kind; those in "cached" are in "prompt" too
     num_tokens: Mapping[str, int]
-    num_waiting: int = 0
-    num_storage_failures: int = 0
+    num_waiting: int = 0  # batches that wait for the disk
+    num_storage_failures: int = 0  # writes that the disk refused since the service started
 
 
-class Desk(Protocol):
+class BatchService(Protocol):
     """Files and batches, each of one owner, whom alone it is there for.
 
     Everything raises RequestError where the client is wrong, StorageFailed where the disk takes
-    nothing, and Unavailable where the desk's process is not there.
+    nothing, and Unavailable where the service's process is not there.
     """
 
     async def start(self) -> None:

@@ -1,4 +1,4 @@
-"""The desk in the process that owns the folder: files, batches, and the runs of open batches."""
+"""The batch service in the process that owns its folder: files, batches, runs of open batches."""
 
 import asyncio
 import logging
@@ -27,8 +27,8 @@ SURPRISE_RETRY_S = 30.0
 MODELS_PERIOD_S = 0.1
 
 
-class LocalDesk:
-    """As `Desk`, over a folder that no other process may have.
+class LocalBatchService:
+    """As `BatchService`, over a folder that no other process may have.
 
     models: names served at the moment; batches begin once there are any.
     """
@@ -46,7 +46,7 @@ class LocalDesk:
         Raises ConfigError where another process has the folder, StorageFailed.
         """
         self._store = BatchStore(directory)
-        self._file_store = FileStore(self._store, settings.max_file_bytes)
+        self._files = FileStore(self._store, settings.max_file_bytes)
         self._models = models
         limits = Limits(settings.max_line_bytes, settings.max_lines, settings.max_file_bytes)
         self._answerer = answerer
@@ -92,33 +92,33 @@ class LocalDesk:
                 await asyncio.sleep(SURPRISE_RETRY_S)
 
     async def begin(self, owner: str) -> str:
-        return await asyncio.to_thread(self._file_store.begin, owner)
+        return await asyncio.to_thread(self._files.begin, owner)
 
     async def add(self, upload_id: str, data: bytes) -> None:
-        await asyncio.to_thread(self._file_store.add, upload_id, data)
+        await asyncio.to_thread(self._files.add, upload_id, data)
 
     async def finish(self, upload_id: str, name: str, purpose: str) -> ApiObject:
         if purpose != PURPOSE:
             raise InvalidValue(f"purpose: expected {PURPOSE}, found {purpose!r:.40}", "purpose")
-        file = await asyncio.to_thread(self._file_store.finish, upload_id, name, purpose, _now())
+        file = await asyncio.to_thread(self._files.finish, upload_id, name, purpose, _now())
         return file_object(file)
 
     async def abandon(self, upload_id: str) -> None:
-        await asyncio.to_thread(self._file_store.abandon, upload_id)
+        await asyncio.to_thread(self._files.abandon, upload_id)
 
     async def file(self, owner: str, file_id: str) -> ApiObject:
-        return file_object(await asyncio.to_thread(self._file_store.get, owner, file_id))
+        return file_object(await asyncio.to_thread(self._files.get, owner, file_id))
 
     async def files(self, owner: str, page: FilePage) -> list[ApiObject]:
-        found = await asyncio.to_thread(self._file_store.listed, owner, page)
+        found = await asyncio.to_thread(self._files.listed, owner, page)
         return [file_object(file) for file in found]
 
     async def delete(self, owner: str, file_id: str) -> ApiObject:
-        await asyncio.to_thread(self._file_store.delete, owner, file_id)
+        await asyncio.to_thread(self._files.delete, owner, file_id)
         return {"id": file_id, "object": "file", "deleted": True}
 
     async def read(self, owner: str, file_id: str, offset: int, count: int) -> bytes:
-        return await asyncio.to_thread(self._file_store.read, owner, file_id, offset, count)
+        return await asyncio.to_thread(self._files.read, owner, file_id, offset, count)
 
     async def create(self, owner: str, asked: BatchRequest) -> ApiObject:
         if asked.endpoint not in ENDPOINTS:
@@ -126,7 +126,7 @@ class LocalDesk:
             message = f"endpoint: expected {expected}, found {asked.endpoint!r:.60}"
             raise InvalidValue(message, "endpoint")
         now, seconds = _now(), window_s(asked.window)
-        file = await asyncio.to_thread(self._file_store.get, owner, asked.input_file_id)
+        file = await asyncio.to_thread(self._files.get, owner, asked.input_file_id)
         if file.purpose != PURPOSE:
             raise InvalidValue(f"{file.file_id} was not uploaded for batches", "input_file_id")
         order = Order(
@@ -134,16 +134,16 @@ class LocalDesk:
         )
         batch = await asyncio.to_thread(self._store.create, order, now)
         self._begin(batch)
-        return self._api_object(batch)
+        return self._object(batch)
 
     async def batch(self, owner: str, batch_id: str) -> ApiObject:
-        return self._api_object(await asyncio.to_thread(self._owned, owner, batch_id))
+        return self._object(await asyncio.to_thread(self._owned, owner, batch_id))
 
     async def batches(self, owner: str, count: int, after: str | None) -> list[ApiObject]:
         if after is not None:
             await asyncio.to_thread(self._owned, owner, after)
         found = await asyncio.to_thread(self._store.listed, owner, count, after)
-        return [self._api_object(batch) for batch in found]
+        return [self._object(batch) for batch in found]
 
     async def cancel(self, owner: str, batch_id: str) -> ApiObject:
         batch = await asyncio.to_thread(self._owned, owner, batch_id)
@@ -152,7 +152,7 @@ class LocalDesk:
         batch = await asyncio.to_thread(self._store.cancel, batch_id, _now())
         if batch.status is Status.CANCELLING:
             self._runner.cancel(batch_id)
-        return self._api_object(batch)
+        return self._object(batch)
 
     async def figures(self) -> Figures:
         sql = (
@@ -180,7 +180,7 @@ class LocalDesk:
             raise NotFound(f"no batch {batch_id[:80]!r}", "batch_id")
         return batch
 
-    def _api_object(self, batch: Batch) -> ApiObject:
+    def _object(self, batch: Batch) -> ApiObject:
         progress = self._runner.progress(batch.batch_id)
         waits_for = self._runner.waits.reason(batch.batch_id)
         left_s = None if progress is None or waits_for is not None else progress.left_s()

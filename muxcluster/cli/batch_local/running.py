@@ -118,14 +118,16 @@ class LocalRun:
 
 def local_planner(local: LocalService, settings: Mapping[str, Setting], order: str) -> LocalPlanner:
     """Return a planner that feeds the units of `local`. settings: of each model."""
-    return LocalPlanner(local.texts, settings, order, lenient=False, units=local.fed)
+    return LocalPlanner(
+        local.texts, settings, order, lenient=False, units=local.fed, kept=local.kept
+    )
 
 
 def local_runner(
     store: BatchStore, local: LocalService, planner: Planner, models: Sequence[str]
 ) -> BatchRunner:
     """Return a runner of the batches of `store` on `local`."""
-    answerer = LineAnswerer(local.service, lenient=False)
+    answerer = LineAnswerer(local.service, lenient=False, kept=local.kept)
     return BatchRunner(store, answerer, planner, lambda: models, RunnerSettings(window=_MOST_OPEN))
 
 

@@ -1,4 +1,4 @@
-"""The desk as ingresses see it: an actor on the head node, made when it is first needed."""
+"""The batch service as ingresses see it: an actor on the head node, made at its first use."""
 
 import asyncio
 import logging
@@ -22,8 +22,8 @@ TIMEOUT_S = 60.0
 """How long the actor may take; a hung one is never reported."""
 
 
-class RemoteDesk:
-    """As `Desk`. settings: of the actor, should it have to be made."""
+class BatchServiceClient:
+    """As `BatchService`. settings: of the actor, should it have to be made."""
 
     def __init__(self, settings: ApiSettings, controller: Any) -> None:
         self._settings = settings
@@ -56,43 +56,43 @@ class RemoteDesk:
         await self._ask("add", upload_id, data)
 
     async def finish(self, upload_id: str, name: str, purpose: str) -> ApiObject:
-        found: ApiObject = await self._ask("finish", upload_id, name, purpose)
-        return found
+        card: ApiObject = await self._ask("finish", upload_id, name, purpose)
+        return card
 
     async def abandon(self, upload_id: str) -> None:
         await self._ask("abandon", upload_id)
 
     async def file(self, owner: str, file_id: str) -> ApiObject:
-        found: ApiObject = await self._ask("file", owner, file_id)
-        return found
+        card: ApiObject = await self._ask("file", owner, file_id)
+        return card
 
     async def files(self, owner: str, page: FilePage) -> list[ApiObject]:
-        found: list[ApiObject] = await self._ask("files", owner, page)
-        return found
+        cards: list[ApiObject] = await self._ask("files", owner, page)
+        return cards
 
     async def delete(self, owner: str, file_id: str) -> ApiObject:
-        found: ApiObject = await self._ask("delete", owner, file_id)
-        return found
+        card: ApiObject = await self._ask("delete", owner, file_id)
+        return card
 
     async def read(self, owner: str, file_id: str, offset: int, count: int) -> bytes:
         data: bytes = await self._ask("read", owner, file_id, offset, count)
         return data
 
     async def create(self, owner: str, asked: BatchRequest) -> ApiObject:
-        found: ApiObject = await self._ask("create", owner, asked)
-        return found
+        card: ApiObject = await self._ask("create", owner, asked)
+        return card
 
     async def batch(self, owner: str, batch_id: str) -> ApiObject:
-        found: ApiObject = await self._ask("batch", owner, batch_id)
-        return found
+        card: ApiObject = await self._ask("batch", owner, batch_id)
+        return card
 
     async def batches(self, owner: str, count: int, after: str | None) -> list[ApiObject]:
-        found: list[ApiObject] = await self._ask("batches", owner, count, after)
-        return found
+        cards: list[ApiObject] = await self._ask("batches", owner, count, after)
+        return cards
 
     async def cancel(self, owner: str, batch_id: str) -> ApiObject:
-        found: ApiObject = await self._ask("cancel", owner, batch_id)
-        return found
+        card: ApiObject = await self._ask("cancel", owner, batch_id)
+        return card
 
     async def figures(self) -> Figures | None:
         if self._host is None:
@@ -101,7 +101,7 @@ class RemoteDesk:
         return figures
 
     async def _ask(self, method: str, *args: Any) -> Any:
-        """The actor's answer. Raises what the desk raises; NotReady where none comes."""
+        """The actor's answer. Raises what the batch service raises; NotReady where none comes."""
         try:
             host = await self._found()
             return await asyncio.wait_for(host.ask.remote(method, *args), TIMEOUT_S)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from muxcluster.engine.forward.paged_forward import TokenForward
 from muxcluster.engine.memory.arena import ModelArena
-from muxcluster.engine.sampling.parameters import SlotSampling
+from muxcluster.engine.sampling.parameters import SequenceSampling
 from muxcluster.engine.sampling.prompt_positions import PromptPositions
 
 Numbers = NDArray[np.int32]
@@ -25,5 +25,5 @@ class LoadedModel:
     forward: TokenForward
     pool: Tensor
     arena: ModelArena
-    sampling: SlotSampling
+    sampling: SequenceSampling
     prompts: PromptPositions

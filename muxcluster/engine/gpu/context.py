@@ -8,7 +8,7 @@ import torch
 
 from muxcluster.core.job import Job, JobResult
 from muxcluster.core.unitspec import UnitSpec
-from muxcluster.engine.gpu.card import PERCENTAGE
+from muxcluster.engine.gpu.gpu_id import PERCENTAGE
 from muxcluster.engine.sampling.results import has_passed, new_event
 from muxcluster.engine.steps.pending_job import PendingJob
 from muxcluster.engine.steps.runner import UnitRunner

@@ -10,10 +10,10 @@ NOT_STARTED = (
     "the MPS control daemon did not start: nvidia-cuda-mps-control -d ended with {code}: {said}"
 )
 ANOTHER_DAEMON = (
-    "another MPS daemon owns this card ({said}): stop it, or use policy.partition green or none"
+    "another MPS daemon owns this GPU ({said}): stop it, or use policy.partition green or none"
 )
 EXCLUSIVE = (
-    "the card refuses a context ({said}): it is in compute mode EXCLUSIVE_PROCESS and some other "
+    "the GPU refuses a context ({said}): it is in compute mode EXCLUSIVE_PROCESS and some other "
     "process or MPS server has it; end that one (we never change the compute mode)"
 )
 NO_SERVER = "a process cannot reach the MPS server ({said}); the daemon's log ends: {log}"
@@ -38,15 +38,15 @@ OVERLAP = (
     "be apart, but their work ran on {shared} multiprocessors in common"
 )
 IPC_REFUSED = (
-    "CUDA IPC is refused ({reason}): owner and workers must see the same card in the same IPC and "
+    "CUDA IPC is refused ({reason}): owner and workers must see the same GPU in the same IPC and "
     "PID namespace (in a container, --ipc=host); or use policy.partition green or none"
 )
 NOT_PLAIN_MEMORY = (
     "CUDA IPC needs memory of plain cudaMalloc, and torch is told otherwise ({what}): unset it, or "
     "use policy.partition green or none"
 )
-CARD_TAKEN = (
-    "card {card} already has a unit of ours (process {holder}): its SM shares are not divided "
+GPU_TAKEN = (
+    "GPU {gpu_id} already has a unit of ours (process {holder}): its SM shares are not divided "
     "twice; stop that unit first"
 )
 CLIENT_REFUSED = "the MPS daemon starts, but a client under it fails: {said}"

@@ -13,7 +13,7 @@ _NO_NUMBERS = np.empty(0, dtype=np.int64)
 _NO_TOKENS = np.empty(0, dtype=np.int32)
 
 
-class News:
+class PendingWrites:
     """Tokens and sides of admitted sequences, and table entries; one indexed write of each."""
 
     def __init__(self, arena: ModelArena) -> None:
@@ -52,13 +52,13 @@ class News:
             ]
         return arrays
 
-    def write(self, news: Sequence[Tensor]) -> None:
+    def write(self, writes: Sequence[Tensor]) -> None:
         """Enter what `take` gave, now on the device."""
-        if len(news) in (4, 7):
-            slots, rights, places, tokens = news[:4]
+        if len(writes) in (4, 7):
+            slots, rights, places, tokens = writes[:4]
             self._arena.from_right[slots] = rights
             self._arena.history.view(-1)[places] = tokens
-        if len(news) in (3, 7):
-            slots, columns, blocks = news[-3:]
+        if len(writes) in (3, 7):
+            slots, columns, blocks = writes[-3:]
             tables = self._arena.tables
             tables[slots, :, :, columns] = blocks.view(len(blocks), *tables.shape[1:3])

@@ -13,14 +13,14 @@ _NO_TOKENS: NDArray[np.int32] = np.empty(0, dtype=np.int32)
 
 
 class _ModelLedger:
-    """One model: the latest admission per slot, and the one each seat's worker has seen.
+    """One model: the latest admission per slot, and the one each rung's worker has seen.
 
-    versions: int64 [max_seqs], 0 = never admitted. seen: seat_id -> int64 [max_seqs].
+    versions: int64 [max_seqs], 0 = never admitted. seen: rung_id -> int64 [max_seqs].
     """
 
-    def __init__(self, spec: ModelSpec, seat_ids: Sequence[int]) -> None:
+    def __init__(self, spec: ModelSpec, rung_ids: Sequence[int]) -> None:
         self.versions = np.zeros(spec.max_seqs, dtype=np.int64)
-        self.seen = {seat: np.zeros_like(self.versions) for seat in seat_ids}
+        self.seen = {rung: np.zeros_like(self.versions) for rung in rung_ids}
         self.latest: list[Admission | None] = [None] * spec.max_seqs
 
 
@@ -36,17 +36,17 @@ class AdmissionLedger:
     _next_version: int = 1
 
     @classmethod
-    def of(cls, spec: UnitSpec, seat_ids: Sequence[int]) -> "AdmissionLedger":
-        """An empty ledger for the unit's models and seats."""
-        return cls({model.name: _ModelLedger(model, seat_ids) for model in spec.models})
+    def of(cls, spec: UnitSpec, rung_ids: Sequence[int]) -> "AdmissionLedger":
+        """An empty ledger for the unit's models and rungs."""
+        return cls({model.name: _ModelLedger(model, rung_ids) for model in spec.models})
 
-    def complete(self, job: Job, seat_id: int) -> Job:
+    def complete(self, job: Job, rung_id: int) -> Job:
         """The job with an admission (empty tokens) for each row its worker does not know yet.
 
-        Records the job's own admissions as seen by the seat it runs in. O(rows) in numpy.
+        Records the job's own admissions as seen by the rung it runs in. O(rows) in numpy.
         """
         ledger = self._models[job.model]
-        seen = ledger.seen[seat_id]
+        seen = ledger.seen[rung_id]
         for admission in job.admissions:
             slot = admission.slot
             ledger.latest[slot] = replace(admission, tokens=_NO_TOKENS)
@@ -61,7 +61,7 @@ class AdmissionLedger:
         extra = tuple(admission for admission in known if admission is not None)
         return replace(job, admissions=job.admissions + extra)
 
-    def forget_worker(self, seat_id: int) -> None:
-        """A new process runs in `seat_id`: it has seen nothing."""
+    def forget_worker(self, rung_id: int) -> None:
+        """A new process runs in `rung_id`: it has seen nothing."""
         for ledger in self._models.values():
-            ledger.seen[seat_id][:] = 0
+            ledger.seen[rung_id][:] = 0

@@ -12,7 +12,7 @@ from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.executor import JobDone, Outcome, OwnerLost, StillRunning
 from muxcluster.engine.processes.admissions import AdmissionLedger
 from muxcluster.engine.processes.child_executor import ChildExecutor
-from muxcluster.engine.processes.launcher import ForkGround, Ground
+from muxcluster.engine.processes.launcher import ForkLauncher, ProcessLauncher
 from muxcluster.engine.processes.liveness import Patience
 from muxcluster.engine.processes.owner_link import OwnerLink
 from muxcluster.engine.processes.worker_link import GONE, WorkerLink
@@ -26,7 +26,7 @@ MOST_PREPARING_S = 30.0
 
 
 class ProcessExecutor(ChildExecutor):
-    """One owner, one worker per seat; a lost worker is replaced, a lost owner reported.
+    """One owner, one worker per rung; a lost worker is replaced, a lost owner reported.
 
     Lost means dead or hung: every process has a pulse, taken several times within
     `patience.silence_s`; a job has a time limit, and so has the owner when it is asked for a
@@ -34,12 +34,15 @@ class ProcessExecutor(ChildExecutor):
     """
 
     def __init__(
-        self, spec: UnitSpec, patience: Patience | None = None, ground: Ground | None = None
+        self,
+        spec: UnitSpec,
+        patience: Patience | None = None,
+        launcher: ProcessLauncher | None = None,
     ) -> None:
-        """ground: what the processes are, by default forks on the CPU."""
+        """launcher: what the processes are, by default forks on the CPU."""
         super().__init__(spec, patience)
-        self._ground = ground or ForkGround()
-        self._plan = self._ground.plan(spec)
+        self._launcher = launcher or ForkLauncher()
+        self._plan = self._launcher.plan(spec)
         self._owner: OwnerLink | None = None
         self._workers: dict[int, WorkerLink] = {}
         self._ledger = self._new_ledger()
@@ -52,8 +55,8 @@ class ProcessExecutor(ChildExecutor):
         return self._owner.pid
 
     def launch(self, job: Job) -> None:
-        seat_id = self._plan.seat_of(job)
-        self._workers[seat_id].launch(self._ledger.complete(job, seat_id), time.monotonic())
+        rung_id = self._plan.rung_of(job)
+        self._workers[rung_id].launch(self._ledger.complete(job, rung_id), time.monotonic())
 
     def wait(self, timeout_s: float | None) -> Sequence[Outcome]:
         ready = self._speaking(timeout_s)
@@ -74,14 +77,14 @@ class ProcessExecutor(ChildExecutor):
 
     def _make_processes(self) -> None:
         started_s = time.monotonic()
-        self._owner = self._ground.owner(self._patience)
+        self._owner = self._launcher.owner(self._patience)
         self.backends = self._owner.load(self._spec)
         loaded_s = time.monotonic()
         self._ledger = self._new_ledger()
         self._selector.register(self._owner.control, selectors.EVENT_READ, self._owner)
         try:
-            for seat in self._plan.seats:
-                self._fork(seat.seat_id)
+            for rung in self._plan.rungs:
+                self._fork(rung.rung_id)
         except (*GONE, TimeoutError) as error:
             message = f"the memory owner of {self._spec.unit_id} was lost before it made a worker"
             raise EngineFailure(message) from error
@@ -98,8 +101,8 @@ class ProcessExecutor(ChildExecutor):
         )
 
     def prepare(self) -> None:
-        """Have the ground ready for the next owner now."""
-        self._ground.prepare(self._patience)
+        """Have the launcher ready for the next owner now."""
+        self._launcher.prepare(self._patience)
 
     def _prepare_in_time(self, now: float) -> None:
         """When nothing runs, at last all the same."""
@@ -110,20 +113,20 @@ class ProcessExecutor(ChildExecutor):
 
     def close(self) -> None:
         super().close()
-        self._ground.close()
+        self._launcher.close()
 
     def _kill_processes(self) -> None:
         owner = self._owner
         if owner is not None:
             owner.kill()
 
-    def _fork(self, seat_id: int) -> None:
+    def _fork(self, rung_id: int) -> None:
         assert self._owner is not None, "a worker without an owner"
-        frames, pid = self._owner.fork(seat_id)
+        frames, pid = self._owner.fork(rung_id)
         start_by_s = time.monotonic() + self._patience.start_s
-        worker = WorkerLink(seat_id, frames, pid, self._limits, start_by_s)
-        self._ledger.forget_worker(seat_id)
-        self._workers[seat_id] = worker
+        worker = WorkerLink(rung_id, frames, pid, self._limits, start_by_s)
+        self._ledger.forget_worker(rung_id)
+        self._workers[rung_id] = worker
         self._selector.register(worker.frames, selectors.EVENT_READ, worker)
 
     def _hear(self, worker: WorkerLink) -> Sequence[Outcome]:
@@ -182,10 +185,10 @@ class ProcessExecutor(ChildExecutor):
                 self._selector.unregister(self._owner.control)
             self._owner.stop()
             self._owner = None
-        self._ground.release()
+        self._launcher.release()
 
     def _new_ledger(self) -> AdmissionLedger:
-        return AdmissionLedger.of(self._spec, [seat.seat_id for seat in self._plan.seats])
+        return AdmissionLedger.of(self._spec, [rung.rung_id for rung in self._plan.rungs])
 
     def _drop(self, worker: WorkerLink) -> None:
         del self._workers[worker.worker_id]

@@ -6,13 +6,13 @@ from typing import Protocol
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.processes.liveness import Patience
 from muxcluster.engine.processes.owner_link import ONE_THREAD, OwnerLink
-from muxcluster.engine.processes.rungs import SeatPlan, slot_seats
+from muxcluster.engine.processes.rungs import RungPlan, rung_per_worker
 
 
-class Ground(Protocol):
+class ProcessLauncher(Protocol):
     """Made ready before every start of an owner, given back after its end."""
 
-    def plan(self, spec: UnitSpec) -> SeatPlan:
+    def plan(self, spec: UnitSpec) -> RungPlan:
         """The unit's worker processes."""
         ...
 
@@ -33,8 +33,8 @@ class Ground(Protocol):
         ...
 
 
-class ForkGround:
-    """CPU workers: forks of a single-threaded owner, one a slot.
+class ForkLauncher:
+    """CPU workers: forks of a single-threaded owner, one per worker.
 
     A spare owner waits beside the one that serves. It has imported torch and transformers, which
     takes most of an owner's start (5 of 7 processor seconds, bench/owner_loss.py), and holds no
@@ -44,8 +44,8 @@ class ForkGround:
     def __init__(self) -> None:
         self._spare: OwnerLink | None = None
 
-    def plan(self, spec: UnitSpec) -> SeatPlan:
-        return SeatPlan(slot_seats(spec.workers))
+    def plan(self, spec: UnitSpec) -> RungPlan:
+        return RungPlan(rung_per_worker(spec.workers))
 
     def owner(self, patience: Patience) -> OwnerLink:
         spare, self._spare = self._spare, None

@@ -20,7 +20,7 @@ class WorkerLink:
     Jobs that come while it starts (on a GPU that may take minutes) are sent when it says that it
     takes them, and their time limits begin then.
 
-    worker_id: by which the owner knows it, its seat; several seats may belong to one worker slot.
+    worker_id: by which the owner knows it, its rung; several rungs may belong to one worker.
     """
 
     def __init__(

@@ -7,7 +7,7 @@ from functools import partial
 from itertools import product
 
 from muxcluster.core.backends import as_loaded
-from muxcluster.core.job import Job, WorkerSlot
+from muxcluster.core.job import Job, WorkerSpec
 from muxcluster.core.unitspec import ModelSpec, UnitSpec
 from muxcluster.engine.dense.places import num_batches
 from muxcluster.engine.executor import Executor, JobDone
@@ -89,7 +89,7 @@ def paired_spec(specs: Sequence[UnitSpec], points: Sequence[PairPoint]) -> UnitS
         first,
         models=tuple(_as_short_as(spec.models[0], points) for spec in specs),
         num_blocks=2 * max(num_blocks, slab) if slab else num_blocks,
-        workers=(WorkerSlot(_PREFILLS, rungs), WorkerSlot(_DECODES, rungs)),
+        workers=(WorkerSpec(_PREFILLS, rungs), WorkerSpec(_DECODES, rungs)),
         num_host_blocks=0,
     )
 
@@ -113,7 +113,7 @@ def _slab_blocks(specs: Sequence[UnitSpec], spec: UnitSpec, point: Point, num_sh
     if padded is None:
         return 0
     rungs = (1.0,) * num_shares
-    batches = num_batches(replace(spec, workers=(WorkerSlot(0, rungs), WorkerSlot(1, rungs))))
+    batches = num_batches(replace(spec, workers=(WorkerSpec(0, rungs), WorkerSpec(1, rungs))))
     num_bytes = batches * padded.row_bytes.of(point.batch, point.tokens + 1)
     return len(specs) * -(-num_bytes // spec.block_bytes)
 

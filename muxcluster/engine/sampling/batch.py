@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from muxcluster.engine.sampling.parameters import SlotSampling
+from muxcluster.engine.sampling.parameters import SequenceSampling
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -18,7 +18,7 @@ class Batch:
     slots: NDArray[np.int32]
     history: Tensor
     lengths: NDArray[np.int32]
-    state: SlotSampling
+    state: SequenceSampling
 
     @property
     def output_index(self) -> NDArray[np.int64]:

@@ -18,7 +18,7 @@ class TokenBias:
     values: NDArray[np.float32]
 
 
-class SlotSampling:
+class SequenceSampling:
     """Parameters of every slot, one entry a slot; arrays are read by the sampler's stages.
 
     Numbers are those of `SamplingParams`; `top_k` is vocab_size where the request set none.

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from muxcluster.engine.memory.upload import Array
-from muxcluster.engine.sampling.parameters import SlotSampling
+from muxcluster.engine.sampling.parameters import SequenceSampling
 from muxcluster.engine.sampling.randomness import uniforms
 from muxcluster.kernels.sample import sample
 
@@ -18,13 +18,13 @@ BROKEN = 1 << 32
 on the device need not know."""
 
 
-def is_plain(state: SlotSampling, slots: Numbers, lengths: Numbers) -> bool:
+def is_plain(state: SequenceSampling, slots: Numbers, lengths: Numbers) -> bool:
     """Whether no row asks for more. slots, lengths: [rows], as of `sampler.sample`."""
     held = lengths - state.num_prompt_tokens[slots] < state.min_tokens[slots]
     return not bool((state.needs_host[slots] | held).any())
 
 
-def limits(state: SlotSampling, slots: Numbers, num_rows: int) -> list[Array]:
+def limits(state: SequenceSampling, slots: Numbers, num_rows: int) -> list[Array]:
     """Temperature, top_k, top_p and min_p of `num_rows` rows, as `kernels.sample` takes them.
 
     Rows beyond the slots take the best token.
@@ -38,7 +38,7 @@ def limits(state: SlotSampling, slots: Numbers, num_rows: int) -> list[Array]:
 
 
 def random_numbers(
-    state: SlotSampling, slots: Numbers, lengths: Numbers, num_steps: int, num_rows: int
+    state: SequenceSampling, slots: Numbers, lengths: Numbers, num_steps: int, num_rows: int
 ) -> NDArray[np.float64]:
     """float64 [num_steps, num_rows] in (0, 1), for tokens at `lengths` and those that follow."""
     numbers = np.full((num_steps, num_rows), 0.5)

@@ -14,7 +14,7 @@ from muxcluster.engine.sampling.best import best_tokens
 from muxcluster.engine.sampling.bias import add_bias, hold_end_tokens, rows_to_bias, rows_to_hold
 from muxcluster.engine.sampling.draw import draw
 from muxcluster.engine.sampling.logprobs import token_logprobs
-from muxcluster.engine.sampling.parameters import SlotSampling
+from muxcluster.engine.sampling.parameters import SequenceSampling
 from muxcluster.engine.sampling.penalties import (
     penalise_counts,
     penalise_repetition,
@@ -59,7 +59,7 @@ def sample(
     slots: NDArray[np.int32],
     history: Tensor,
     lengths: NDArray[np.int32],
-    state: SlotSampling,
+    state: SequenceSampling,
 ) -> Sampled:
     """Sample one token a row; every row's outcome is independent of the rest of the batch.
 
@@ -100,7 +100,7 @@ def prompt_logprobs(
 
 
 def _check(
-    logits: Tensor, slots: NDArray[np.int32], lengths: NDArray[np.int32], state: SlotSampling
+    logits: Tensor, slots: NDArray[np.int32], lengths: NDArray[np.int32], state: SequenceSampling
 ) -> None:
     shape = (len(slots), state.vocab_size)
     if logits.shape != shape or logits.dtype != torch.float32 or lengths.shape != slots.shape:

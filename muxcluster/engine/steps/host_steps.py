@@ -17,7 +17,7 @@ from muxcluster.engine.forward.cpu_attention import PlannedAttention
 from muxcluster.engine.forward.loaded_model import Numbers
 from muxcluster.engine.forward.paged_forward import TokenForward
 from muxcluster.engine.memory.arena import ModelArena
-from muxcluster.engine.sampling.parameters import SlotSampling
+from muxcluster.engine.sampling.parameters import SequenceSampling
 from muxcluster.engine.sampling.prompt_positions import Asked, PromptPositions
 from muxcluster.engine.sampling.results import Pending, Ready, result_of
 from muxcluster.engine.sampling.sampler import Sampled, sample
@@ -80,7 +80,7 @@ class HostSteps:
         self,
         forward: RowsForward,
         arena: ModelArena,
-        sampling: SlotSampling,
+        sampling: SequenceSampling,
         prompts: PromptPositions,
     ) -> None:
         """arena: the model's part. sampling, prompts: what was admitted to its slots."""

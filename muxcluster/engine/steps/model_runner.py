@@ -1,4 +1,4 @@
-"""One model of a unit in this process: applies a job's news, runs its forwards, samples."""
+"""Runner of one model of a unit: make a job's pending writes, run its forwards, sample."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -15,7 +15,7 @@ from muxcluster.engine.dense.store import RowStore
 from muxcluster.engine.forward.loaded_model import LoadedModel
 from muxcluster.engine.forward.paged_forward import TokenForward
 from muxcluster.engine.memory.arena import ModelArena
-from muxcluster.engine.sampling.parameters import SlotSampling
+from muxcluster.engine.sampling.parameters import SequenceSampling
 from muxcluster.engine.sampling.prompt_positions import PromptPositions
 from muxcluster.engine.sampling.results import Pending, RowsResult
 from muxcluster.engine.steps.device.captures import Capture
@@ -25,7 +25,7 @@ from muxcluster.engine.steps.host_steps import HostSteps, PagedRows, RowsForward
 
 
 class Steps(Protocol):
-    """Runs the steps of one model on its device, after the news it was told."""
+    """Runs the steps of one model on its device, after the pending writes of its job."""
 
     def admit(self, admission: Admission) -> None:
         """The slot's side and tokens."""
@@ -72,7 +72,7 @@ class ModelRunner:
         capture: how decode steps are recorded. None: the CPU's way, with no device to wait for,
         which is that of a model with a cache of its own (Slab) everywhere.
         """
-        self._sampling = SlotSampling(spec.max_seqs, spec.vocab_size, spec.eos_token_ids)
+        self._sampling = SequenceSampling(spec.max_seqs, spec.vocab_size, spec.eos_token_ids)
         self._prompts = PromptPositions()
         self._runs_in_pieces = capture is None and isinstance(forward, FusedDecoder)
         self._steps: Steps

@@ -9,9 +9,9 @@ from importlib import import_module
 from typing import Any
 
 from muxcluster.core.errors import EngineFailure
-from muxcluster.core.job import WorkerSlot
+from muxcluster.core.job import WorkerSpec
 from muxcluster.core.unitspec import UnitSpec
-from muxcluster.engine.gpu.card import card_of
+from muxcluster.engine.gpu.gpu_id import gpu_id_of
 from muxcluster.engine.gpu.mps.trial import try_mps
 
 logger = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ def settled(
     """The unit with a partition that its node has, and workers that go with it; logs which and
     why. A unit that does not leave the choice is returned as it is.
 
-    try_daemon: starts a daemon for a card, runs a client under it and stops both; raises
+    try_daemon: starts a daemon for a GPU, runs a client under it and stops both; raises
     EngineFailure where one of them fails.
     """
     if spec.partition != "auto":
@@ -56,7 +56,7 @@ def _why_no_mps(spec: UnitSpec, try_daemon: Callable[[str], None]) -> str | None
     if no_protocol is not None:
         return f"worker processes need {_PROTOCOL}, {no_protocol}"
     try:
-        try_daemon(card_of(spec.device, os.environ))
+        try_daemon(gpu_id_of(spec.device, os.environ))
     except (EngineFailure, ValueError) as refusal:
         return str(refusal)
     return None
@@ -86,11 +86,11 @@ def _why_no_green(load_driver: Callable[[str], Any]) -> str | None:
 
 
 def _unshared(spec: UnitSpec) -> UnitSpec:
-    """One worker on the whole card; `mixed` is what adbs is then."""
+    """One worker on the whole GPU; `mixed` is what adbs is then."""
     lane = "mixed" if spec.scheduler.lane == "adbs" else spec.scheduler.lane
     return replace(
         spec,
         partition="none",
-        workers=(WorkerSlot(0, (1.0,)),),
+        workers=(WorkerSpec(0, (1.0,)),),
         scheduler=replace(spec.scheduler, lane=lane),
     )

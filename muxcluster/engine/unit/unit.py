@@ -19,11 +19,11 @@ from muxcluster.engine.unit.deltas import deltas_of
 from muxcluster.engine.unit.executor_choice import make_executor
 from muxcluster.engine.unit.inbox import Inbox, Message
 from muxcluster.engine.unit.job_log import JobLog
-from muxcluster.engine.unit.warm_up import rehearse
+from muxcluster.engine.unit.warm_up import warm_up
 from muxcluster.scheduling.memory.batch_memory import BatchSpace
 from muxcluster.scheduling.packing import PACKINGS
 from muxcluster.scheduling.scheduler import UnitScheduler
-from muxcluster.scheduling.steptime.measured import MeasuredSeed
+from muxcluster.scheduling.steptime.seed import MeasuredSeed
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ class Unit:
             self._executor.start()
             self._take(self._executor.backends)
             if PACKINGS[self._spec.scheduler.packing].predicts:
-                rehearse(self._spec, self._executor, self._clock, self._measured)
+                warm_up(self._spec, self._executor, self._clock, self._measured)
         except BaseException:
             self._executor.close()
             raise

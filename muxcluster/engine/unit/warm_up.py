@@ -6,11 +6,11 @@ from dataclasses import replace
 from itertools import pairwise
 
 from muxcluster.core.clock import Clock
-from muxcluster.core.job import Phase, WorkerSlot
+from muxcluster.core.job import Phase, WorkerSpec
 from muxcluster.core.unitspec import ModelSpec, UnitSpec
 from muxcluster.engine.executor import Executor, OwnerLost
-from muxcluster.engine.unit.warm_up_scheduler import LostInRehearsal, Stage
-from muxcluster.scheduling.steptime.measured import MeasuredSeed
+from muxcluster.engine.unit.warm_up_scheduler import LostInWarmUp, WarmUpScheduler
+from muxcluster.scheduling.steptime.seed import MeasuredSeed
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ first, as time may run out."""
 _WARM_UP = (1, 16)
 
 
-def rehearse(spec: UnitSpec, executor: Executor, clock: Clock, seed: MeasuredSeed) -> None:
+def warm_up(spec: UnitSpec, executor: Executor, clock: Clock, seed: MeasuredSeed) -> None:
     """Run jobs of every model on every worker and rung of a started `executor`; `seed` learns.
 
     The jobs are those of schedulers of their own, so the unit's knows nothing of them; what they
@@ -38,22 +38,22 @@ def rehearse(spec: UnitSpec, executor: Executor, clock: Clock, seed: MeasuredSee
     after some losses, without a word to whoever called. Raises as `Executor.wait` and `restart`.
     """
     try:
-        for workers in _stages(spec.workers):
-            _warm_up(spec, workers, executor, clock)
-        rungs: dict[frozenset[tuple[Phase, float]], tuple[WorkerSlot, ...]] = {}
-        for workers in sorted(_stages(spec.workers), key=_share, reverse=True):
+        for workers in _worker_sets(spec.workers):
+            _run_first_jobs(spec, workers, executor, clock)
+        rungs: dict[frozenset[tuple[Phase, float]], tuple[WorkerSpec, ...]] = {}
+        for workers in sorted(_worker_sets(spec.workers), key=_share, reverse=True):
             rungs.setdefault(_rungs(workers), workers)
         for model in spec.models:
             for workers in rungs.values():
-                stage = Stage(_alone(spec, workers), executor, clock, seed)
-                _learn(stage, model, _MOST_S / len(rungs))
-    except LostInRehearsal as loss:
+                scheduler = WarmUpScheduler(_alone(spec, workers), executor, clock, seed)
+                _learn(scheduler, model, _MOST_S / len(rungs))
+    except LostInWarmUp as loss:
         logger.warning("%s starts with fewer step times known: %s", spec.unit_id, loss)
         if isinstance(loss.outcome, OwnerLost):
             executor.restart()
 
 
-def _stages(workers: Sequence[WorkerSlot]) -> Iterator[tuple[WorkerSlot, ...]]:
+def _worker_sets(workers: Sequence[WorkerSpec]) -> Iterator[tuple[WorkerSpec, ...]]:
     """Each worker at each of its rungs, the largest first, and others for what it may not run."""
     for worker in workers:
         others = tuple(
@@ -65,38 +65,38 @@ def _stages(workers: Sequence[WorkerSlot]) -> Iterator[tuple[WorkerSlot, ...]]:
             yield (replace(worker, shares=(share,)), *others)
 
 
-def _share(workers: Sequence[WorkerSlot]) -> float:
+def _share(workers: Sequence[WorkerSpec]) -> float:
     return workers[0].shares[0]
 
 
-def _rungs(workers: Sequence[WorkerSlot]) -> frozenset[tuple[Phase, float]]:
+def _rungs(workers: Sequence[WorkerSpec]) -> frozenset[tuple[Phase, float]]:
     return frozenset((phase, worker.shares[0]) for worker in workers for phase in worker.phases)
 
 
-def _alone(spec: UnitSpec, workers: tuple[WorkerSlot, ...]) -> UnitSpec:
+def _alone(spec: UnitSpec, workers: tuple[WorkerSpec, ...]) -> UnitSpec:
     """The same models and pool, one job at a time, in the order of arrival."""
     lane = "mixed" if spec.scheduler.lane == "mixed" else "temporal"
     policy = replace(spec.scheduler, lane=lane, packing="priority", pipeline_depth=1)
     return replace(spec, workers=workers, scheduler=policy, num_host_blocks=0)
 
 
-def _warm_up(
-    spec: UnitSpec, workers: tuple[WorkerSlot, ...], executor: Executor, clock: Clock
+def _run_first_jobs(
+    spec: UnitSpec, workers: tuple[WorkerSpec, ...], executor: Executor, clock: Clock
 ) -> None:
     """The first jobs of a process are slow, and nothing is to be learnt from them."""
-    stage = Stage(_alone(spec, workers), executor, clock)
+    scheduler = WarmUpScheduler(_alone(spec, workers), executor, clock)
     for model in spec.models:
-        stage.add(model, *_WARM_UP)
-        stage.run()
+        scheduler.add(model, *_WARM_UP)
+        scheduler.run()
 
 
-def _learn(stage: Stage, model: ModelSpec, seconds: float) -> None:
-    end_s = stage.now + seconds
+def _learn(scheduler: WarmUpScheduler, model: ModelSpec, seconds: float) -> None:
+    end_s = scheduler.now + seconds
     for first, second in list(pairwise(_SCRIPT))[::2]:
-        if stage.now >= end_s:
+        if scheduler.now >= end_s:
             return
         for prompts, length in (first, second):
-            if stage.prefill_s(model.name, prompts, length) < _LONGEST_S:
-                stage.add(model, prompts, length)
-                stage.run(num_jobs=2)
-        stage.run()
+            if scheduler.prefill_s(model.name, prompts, length) < _LONGEST_S:
+                scheduler.add(model, prompts, length)
+                scheduler.run(num_jobs=2)
+        scheduler.run()

@@ -12,7 +12,7 @@ from muxcluster.core.sampling import SamplingParams
 from muxcluster.core.unitspec import ModelSpec, UnitSpec
 from muxcluster.engine.executor import Executor, JobDone, JobFailed, Outcome, OwnerLost
 from muxcluster.scheduling.scheduler import UnitScheduler
-from muxcluster.scheduling.steptime.measured import MeasuredSeed
+from muxcluster.scheduling.steptime.seed import MeasuredSeed
 
 _PATIENCE_S = 1.0
 _MOST_LOSSES = 2
@@ -20,7 +20,7 @@ _NUM_OUTPUT = 3
 _GREEDY = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=_NUM_OUTPUT)
 
 
-class LostInRehearsal(Exception):
+class LostInWarmUp(Exception):
     """`outcome` says what became of the last job: its worker is lost once more, or the owner."""
 
     def __init__(self, outcome: JobFailed | OwnerLost) -> None:
@@ -28,10 +28,10 @@ class LostInRehearsal(Exception):
         self.outcome = outcome
 
 
-class Stage:
+class WarmUpScheduler:
     """Runs requests on an executor that nobody else uses meanwhile.
 
-    Jobs that fail run again, twice; then LostInRehearsal is raised, and where the owner is lost.
+    Jobs that fail run again, twice; then LostInWarmUp is raised, and where the owner is lost.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Stage:
         )
         prompt = np.arange(length, dtype=np.int32) % np.int32(model.vocab_size)
         for _ in range(max(1, min(prompts, *most))):
-            name = f"rehearsal-{next(self._ids)}"
+            name = f"warm-up-{next(self._ids)}"
             request = Request(name, model.name, prompt, _GREEDY, cacheable=False)
             self._num_open += 1
             self._count(self._scheduler.add(request, self.now))
@@ -92,7 +92,7 @@ class Stage:
         while True:
             for outcome in self._executor.wait(_PATIENCE_S):
                 if isinstance(outcome, OwnerLost):
-                    raise LostInRehearsal(outcome)
+                    raise LostInWarmUp(outcome)
                 if isinstance(outcome, JobDone | JobFailed):
                     return outcome
 
@@ -106,7 +106,7 @@ class Stage:
         assert isinstance(outcome, JobFailed), outcome
         self._num_losses += 1
         if self._num_losses > _MOST_LOSSES:
-            raise LostInRehearsal(outcome)
+            raise LostInWarmUp(outcome)
         started = outcome.has_started
         self._count(self._scheduler.fail(job, now, outcome.message, has_started=started))
 

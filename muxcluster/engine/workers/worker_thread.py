@@ -1,4 +1,4 @@
-"""A worker slot as a thread of the unit's process: takes jobs from a queue, runs them in order."""
+"""A worker as a thread of the unit's process: takes jobs from a queue, runs them in order."""
 
 import queue
 import threading
@@ -12,7 +12,7 @@ _NAP_S = 5e-5
 """Between two looks at device and queue, while the device works and nothing follows yet."""
 
 
-class Hand:
+class WorkerThread:
     """Runs from `start` to `close`; what becomes of its jobs is told on its own thread."""
 
     def __init__(

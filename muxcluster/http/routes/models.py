@@ -26,8 +26,8 @@ def model_routes(texts: ModelTexts, settings: ApiSettings) -> APIRouter:
 
     @router.get("/v1/models", response_model=None)
     async def list_models() -> Response:
-        listed = [_model_object(text.served, created) for text in texts]
-        return json_response({"object": "list", "data": listed})
+        objects = [_model_object(text.served, created) for text in texts]
+        return json_response({"object": "list", "data": objects})
 
     @router.get("/v1/models/{model:path}", response_model=None)
     async def one_model(model: str) -> Response:

@@ -8,7 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from muxcluster.kernels.layout import check_heads, check_index, check_table, half_rows
+from muxcluster.kernels.kv_write import check_kv_write
+from muxcluster.kernels.layout import half_rows
 from muxcluster.kernels.triton_ops.parts.tiles import TABLE_STRIDES
 from muxcluster.kernels.triton_ops.specimens.attention import attention_specimen, pool_block
 from muxcluster.kernels.triton_ops.specimens.specimen import ALL, HOPPER, Specimen
@@ -77,17 +78,8 @@ def kv_write(
     block_tokens: int,
 ) -> None:
     """As `muxcluster.kernels.kv_write.kv_write`, on the tensors' device, without waiting for it."""
-    check_table(table, from_right)
-    check_heads("key", key)
-    check_heads("value", value)
+    check_kv_write(key, value, table, slots, positions, from_right)
     tokens, kv_heads, head_dim = key.shape
-    if key.shape != value.shape or key.dtype != value.dtype or kv_heads != table.shape[1]:
-        raise ValueError(
-            f"key and value must agree and have the table's {table.shape[1]} KV heads, "
-            f"got {key.dtype} {tuple(key.shape)} and {value.dtype} {tuple(value.shape)}"
-        )
-    check_index("slots", slots, tokens)
-    check_index("positions", positions, tokens)
     halves = half_rows(pool, key.dtype, block_tokens, head_dim)
     items = tokens * kv_heads
     if not items:

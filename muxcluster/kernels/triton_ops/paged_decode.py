@@ -14,13 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from muxcluster.kernels.layout import (
-    check_attention,
-    check_heads,
-    check_index,
-    check_table,
-    half_rows,
-)
+from muxcluster.kernels.layout import half_rows
+from muxcluster.kernels.paged_decode import check_paged_decode
 from muxcluster.kernels.triton_ops.parts.attend_span import attend_span
 from muxcluster.kernels.triton_ops.parts.splits import (
     SPLIT_TOKENS,
@@ -137,58 +132,23 @@ def paged_decode(
     scale: float,
     sliding_window: int | None = None,
     soft_cap: float | None = None,
+    num_splits: int | None = None,
+    split_tokens: int = SPLIT_TOKENS,
+    tile_tokens: int | None = None,
 ) -> Tensor:
     """As `muxcluster.kernels.paged_decode.paged_decode`, on the tensors' device.
 
     Nothing waits for the device and the grid follows from shapes alone, so the call can be
     captured in a CUDA graph. Lengths are not checked; a row sees no more than its table holds.
+
+    num_splits: most splits of a row, by default chosen from the shapes. split_tokens: least tokens
+    of a split. tile_tokens: tokens read at once, a power of two of at least 16.
     """
-    check_table(table, from_right)
-    check_heads("query", query)
-    splits = choose_splits(
-        query.shape[0], table.shape[1], table.shape[2] * block_tokens, query.device
-    )
-    return split_decode(
-        query,
-        pool,
-        table,
-        slots,
-        lengths,
-        from_right,
-        block_tokens=block_tokens,
-        scale=scale,
-        sliding_window=sliding_window,
-        soft_cap=soft_cap,
-        num_splits=splits,
-    )
-
-
-def split_decode(
-    query: Tensor,
-    pool: Tensor,
-    table: Tensor,
-    slots: Tensor,
-    lengths: Tensor,
-    from_right: Tensor,
-    *,
-    block_tokens: int,
-    scale: float,
-    sliding_window: int | None = None,
-    soft_cap: float | None = None,
-    num_splits: int = 1,
-    split_tokens: int = SPLIT_TOKENS,
-    tile_tokens: int | None = None,
-) -> Tensor:
-    """`paged_decode` with its choices as arguments.
-
-    num_splits: most splits of a row. split_tokens: least tokens of a split. tile_tokens: tokens
-    read at once, a power of two of at least 16.
-    """
-    check_table(table, from_right)
-    check_attention(query, table, sliding_window, soft_cap)
+    check_paged_decode(query, table, slots, lengths, from_right, sliding_window, soft_cap)
     rows, heads, head_dim = query.shape
-    check_index("slots", slots, rows)
-    check_index("lengths", lengths, rows)
+    kv_heads, max_tokens = table.shape[1], table.shape[2] * block_tokens
+    if num_splits is None:
+        num_splits = choose_splits(rows, kv_heads, max_tokens, query.device)
     halves = half_rows(pool, query.dtype, block_tokens, head_dim)
     output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     if not output.numel():
@@ -200,8 +160,8 @@ def split_decode(
     tile, stages = choose_tile(head_dim, query.dtype, block_tokens)
     if tile_tokens is not None:
         tile, stages = tile_tokens, pipeline_stages(block_tokens, tile_tokens, TILES_IN_FLIGHT)
-    limits = (num_splits, table.shape[2] * block_tokens, sliding_window or 0)
-    kv_heads, group = table.shape[1], heads // table.shape[1]
+    limits = (num_splits, max_tokens, sliding_window or 0)
+    group = heads // kv_heads
     shape = span_constants(head_dim, tile, split_tokens, block_tokens, sliding_window is not None)
     decode_kernel[rows * num_splits, kv_heads * triton.cdiv(group, group_block(group))](
         partial,

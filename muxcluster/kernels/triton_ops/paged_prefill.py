@@ -18,7 +18,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from muxcluster.kernels.layout import check_attention, check_index, check_table, half_rows
+from muxcluster.kernels.layout import half_rows
+from muxcluster.kernels.paged_prefill import check_paged_prefill
 from muxcluster.kernels.triton_ops.parts.attend_prompt import attend_prompt
 from muxcluster.kernels.triton_ops.parts.prefill_tiling import Tiling, capability, choose_tiling
 from muxcluster.kernels.triton_ops.parts.tiles import (
@@ -142,13 +143,11 @@ def paged_prefill(
     Nothing waits for the device: offsets that do not rise from 0 to the number of tokens are not
     noticed, and a row sees no more than its table holds. tiling: chosen from shapes by default.
     """
-    check_table(table, from_right)
-    check_attention(query, table, sliding_window, soft_cap)
+    check_paged_prefill(
+        query, table, slots, query_offsets, starts, from_right, sliding_window, soft_cap
+    )
     tokens, heads, head_dim = query.shape
-    rows = slots.shape[0] if slots.dim() else -1
-    check_index("slots", slots, rows)
-    check_index("starts", starts, rows)
-    check_index("query_offsets", query_offsets, rows + 1)
+    rows = len(slots)
     halves = half_rows(pool, query.dtype, block_tokens, head_dim)
     output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     if not output.numel():

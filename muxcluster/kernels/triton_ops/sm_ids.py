@@ -4,6 +4,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from muxcluster.kernels.sm_ids import check_sm_ids
 from muxcluster.kernels.triton_ops.specimens.specimen import Specimen
 
 _SPINS = 20_000
@@ -24,7 +25,8 @@ def _sm_ids(ids, sums, spins):
 
 
 def sm_ids(ids: Tensor, sums: Tensor) -> None:
-    """As muxcluster.kernels.sm_ids."""
+    """As `muxcluster.kernels.sm_ids.sm_ids`."""
+    check_sm_ids(ids, sums)
     _sm_ids[(len(ids),)](ids, sums, _SPINS)
 
 

@@ -1,6 +1,6 @@
 """From a plan to units that can be simulated."""
 
-from muxcluster.core.job import Phase, WorkerSlot
+from muxcluster.core.job import Phase, WorkerSpec
 from muxcluster.core.kvshape import KvShape, block_bytes
 from muxcluster.core.request import Slo
 from muxcluster.core.unitspec import ModelSpec, SchedulerSpec, UnitSpec
@@ -63,13 +63,13 @@ def _unit(
     return SimUnit(spec, models, unit.tp, gpu.host_link)
 
 
-def workers_of(lane: str, gpu: Gpu, num_models: int) -> tuple[WorkerSlot, ...]:
+def workers_of(lane: str, gpu: Gpu, num_models: int) -> tuple[WorkerSpec, ...]:
     """Workers of a unit: see `units_of`."""
     if lane not in _SHARING_LANES:
-        return (WorkerSlot(0, (1.0,)),)
-    prefill = WorkerSlot(0, gpu.shares, frozenset({Phase.PREFILL}))
+        return (WorkerSpec(0, (1.0,)),)
+    prefill = WorkerSpec(0, gpu.shares, frozenset({Phase.PREFILL}))
     decodes = (
-        WorkerSlot(1 + index, gpu.shares, frozenset({Phase.DECODE})) for index in range(num_models)
+        WorkerSpec(1 + index, gpu.shares, frozenset({Phase.DECODE})) for index in range(num_models)
     )
     return (prefill, *decodes)
 

@@ -14,14 +14,14 @@ from muxcluster.engine.executor import JobDone, JobFailed, Outcome
 from muxcluster.engine.gpu.context import ContextLost, SettledJob, SettledRunner
 from muxcluster.engine.gpu.green.parts import Part, Parts, parts_for
 from muxcluster.engine.processes.admissions import AdmissionLedger
-from muxcluster.engine.processes.rungs import SeatPlan, rung_seats
+from muxcluster.engine.processes.rungs import RungPlan, rung_per_share
 from muxcluster.engine.steps.runner import UnitRunner
-from muxcluster.engine.workers.worker_thread import Hand
+from muxcluster.engine.workers.worker_thread import WorkerThread
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A seat's runner and where it runs."""
+    """A rung's runner and where it runs."""
 
     runner: SettledRunner
     part: Part
@@ -35,41 +35,41 @@ class _Place:
             return self.runner.record_next()
 
 
-class _Seated:
-    """Runs the jobs of one worker slot, each in its seat."""
+class _WorkerJobs:
+    """Runs the jobs of one worker, each in its rung."""
 
-    def __init__(self, worker_id: int, plan: SeatPlan, places: Mapping[int, _Place]) -> None:
-        """places: of all seats."""
+    def __init__(self, worker_id: int, plan: RungPlan, places: Mapping[int, _Place]) -> None:
+        """places: of all rungs."""
         self._plan = plan
         self._places = places
-        self._own = [places[seat.seat_id] for seat in plan.seats if seat.worker_id == worker_id]
+        self._own = [places[rung.rung_id] for rung in plan.rungs if rung.worker_id == worker_id]
 
     def launch(self, job: Job) -> SettledJob:
-        return self._places[self._plan.seat_of(job)].launch(job)
+        return self._places[self._plan.rung_of(job)].launch(job)
 
     def waits(self, job: Job) -> bool:
-        return self._places[self._plan.seat_of(job)].runner.waits(job)
+        return self._places[self._plan.rung_of(job)].runner.waits(job)
 
     def record_next(self) -> bool:
         return any(place.record_next() for place in self._own)
 
 
 class GreenExecutor:
-    """One thread a worker slot, one runner and one context a seat; weights, pool and tables once.
+    """One thread a worker, one runner and one context a rung; weights, pool and tables once.
 
-    Jobs of different slots overlap. A CUDA error that breaks the context breaks the process: the
+    Jobs of different workers overlap. A CUDA error that breaks the context breaks the process: the
     unit fails, and whoever started it starts it anew.
     """
 
     def __init__(self, spec: UnitSpec, make_parts: Callable[[UnitSpec], Parts] = parts_for) -> None:
-        """make_parts: where seats run. Nothing starts yet."""
+        """make_parts: where rungs run. Nothing starts yet."""
         self._spec = spec
         self._make_parts = make_parts
         self._parts: Parts | None = None
-        self._plan = SeatPlan(rung_seats(spec.workers))
-        self._ledger = AdmissionLedger.of(spec, [seat.seat_id for seat in self._plan.seats])
+        self._plan = RungPlan(rung_per_share(spec.workers))
+        self._ledger = AdmissionLedger.of(spec, [rung.rung_id for rung in self._plan.rungs])
         self._places: dict[int, _Place] = {}
-        self._hands: dict[int, Hand] = {}
+        self._threads: dict[int, WorkerThread] = {}
         self._ended: queue.SimpleQueue[JobDone | JobFailed | SystemExit | None]
         self._ended = queue.SimpleQueue()
         self.backends: tuple[ModelBackend, ...] = ()
@@ -81,28 +81,28 @@ class GreenExecutor:
 
     def start(self) -> None:
         self._parts = self._make_parts(self._spec)
-        parts = self._parts.open(self._plan.seats)  # before the weights: it may be refused
+        parts = self._parts.open(self._plan.rungs)  # before the weights: it may be refused
         device, memory = torch.device(self._spec.device), None
         warm: set[int] = set()
-        for seat in self._plan.seats:
+        for rung in self._plan.rungs:
             runner = UnitRunner(self._spec, memory)
             memory, self.backends = runner.memory, runner.backends
-            place = _Place(SettledRunner(runner, device), parts[seat.seat_id])
+            place = _Place(SettledRunner(runner, device), parts[rung.rung_id])
             if device.type == "cuda":
                 with place.part.entered():
-                    if seat.worker_id not in warm:
-                        runner.warm_up(seat.worker_id)
-                        warm.add(seat.worker_id)
-                    runner.record(seat.worker_id, seat.share or 1.0)
-            self._places[seat.seat_id] = place
+                    if rung.worker_id not in warm:
+                        runner.warm_up(rung.worker_id)
+                        warm.add(rung.worker_id)
+                    runner.record(rung.worker_id, rung.share or 1.0)
+            self._places[rung.rung_id] = place
         for worker in self._spec.workers:
-            seated = _Seated(worker.worker_id, self._plan, self._places)
-            hand = Hand(f"worker {worker.worker_id}", seated, self._ended.put)
-            self._hands[worker.worker_id] = hand
-            hand.start()
+            jobs = _WorkerJobs(worker.worker_id, self._plan, self._places)
+            thread = WorkerThread(f"worker {worker.worker_id}", jobs, self._ended.put)
+            self._threads[worker.worker_id] = thread
+            thread.start()
 
     def launch(self, job: Job) -> None:
-        self._hands[job.worker_id].give(self._ledger.complete(job, self._plan.seat_of(job)))
+        self._threads[job.worker_id].give(self._ledger.complete(job, self._plan.rung_of(job)))
 
     def wait(self, timeout_s: float | None) -> Sequence[Outcome]:
         try:
@@ -124,9 +124,9 @@ class GreenExecutor:
         """Nothing to end: there are no child processes."""
 
     def close(self) -> None:
-        for hand in self._hands.values():
-            hand.close()
-        self._hands.clear()
+        for thread in self._threads.values():
+            thread.close()
+        self._threads.clear()
         self._places.clear()
         if self._parts is not None:
             self._parts.close()

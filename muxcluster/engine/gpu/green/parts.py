@@ -1,4 +1,4 @@
-"""Green contexts of a unit's seats: which multiprocessors each worker slot gets at each share."""
+"""Green contexts of a unit's rungs: which multiprocessors each worker gets at each share."""
 
 import logging
 import os
@@ -17,7 +17,7 @@ from muxcluster.engine.gpu.green.ends import TwoEnds
 from muxcluster.engine.gpu.refusals import NO_GREEN
 from muxcluster.engine.gpu.shares import Seen, check_apart, check_shares
 from muxcluster.engine.gpu.sm_probe import SmProbe
-from muxcluster.engine.processes.rungs import Seat
+from muxcluster.engine.processes.rungs import WorkerRung
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ class Contexts(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Multiprocessors of one seat. green: None for all of them."""
+    """Multiprocessors of one rung. green: None for all of them."""
 
     green: GreenContext | None
     stream: torch.cuda.Stream | None
@@ -52,10 +52,10 @@ class Part:
 
 
 class Parts(Protocol):
-    """Where the seats of a unit in one process run."""
+    """Where the rungs of a unit in one process run."""
 
-    def open(self, seats: Sequence[Seat]) -> Mapping[int, Part]:
-        """By seat id, verified. Raises EngineFailure: there are none, or a share had no effect."""
+    def open(self, rungs: Sequence[WorkerRung]) -> Mapping[int, Part]:
+        """By rung id, verified. Raises EngineFailure: there are none, or a share had no effect."""
         ...
 
     def close(self) -> None:
@@ -64,62 +64,62 @@ class Parts(Protocol):
 
 
 class GreenParts:
-    """Worker slots take the card from its two ends in turn, so that the first slot (prefill) and
-    the second one are apart at all shares that fill at most the card together."""
+    """Workers take the GPU from its two ends in turn, so that the first one (prefill) and
+    the second one are apart at all shares that fill at most the GPU together."""
 
     def __init__(self, contexts: Contexts, device: torch.device) -> None:
         self._contexts = contexts
         self._device = device
         self._made: list[GreenContext] = []
 
-    def open(self, seats: Sequence[Seat]) -> Mapping[int, Part]:
+    def open(self, rungs: Sequence[WorkerRung]) -> Mapping[int, Part]:
         probe = SmProbe(self._device)
         whole = len(probe.run())
         try:
-            parts = self._make(seats)
+            parts = self._make(rungs)
         except DriverError as reason:
             raise EngineFailure(NO_GREEN.format(reason=reason)) from reason
-        seen = {seat_id: _seen(part, probe) for seat_id, part in parts.items()}
-        check_shares(seats, seen, whole)
-        check_apart(seats, seen)
-        logger.info("multiprocessors seen: %s", _counts(seats, seen))
+        seen = {rung_id: _seen(part, probe) for rung_id, part in parts.items()}
+        check_shares(rungs, seen, whole)
+        check_apart(rungs, seen)
+        logger.info("multiprocessors seen: %s", _counts(rungs, seen))
         return parts
 
     def close(self) -> None:
         while self._made:
             self._contexts.destroy(self._made.pop())
 
-    def _make(self, seats: Sequence[Seat]) -> dict[int, Part]:
+    def _make(self, rungs: Sequence[WorkerRung]) -> dict[int, Part]:
         """Raises DriverError: a call was refused, or the device cannot be divided."""
         split = self._contexts.split()
         if split.combines_rest:
             try:
-                return self._make_of(split, seats)
+                return self._make_of(split, rungs)
             except DriverError as refusal:
                 logger.warning("groups and the rest of a split were not combined: %s", refusal)
                 self.close()
         if split.rest is not None:
             logger.info(
-                "%d of %d multiprocessors are in no group: only jobs on the whole card use them",
+                "%d of %d multiprocessors are in no group: only jobs on the whole GPU use them",
                 *(split.rest.sm_count, split.num_sms),
             )
-        return self._make_of(replace(split, combines_rest=False), seats)
+        return self._make_of(replace(split, combines_rest=False), rungs)
 
-    def _make_of(self, split: SmSplit, seats: Sequence[Seat]) -> dict[int, Part]:
+    def _make_of(self, split: SmSplit, rungs: Sequence[WorkerRung]) -> dict[int, Part]:
         ends = TwoEnds(split)
         from_start = {
             worker_id: index % 2 == 0
-            for index, worker_id in enumerate(sorted({seat.worker_id for seat in seats}))
+            for index, worker_id in enumerate(sorted({rung.worker_id for rung in rungs}))
         }
-        return {seat.seat_id: self._part(seat, ends, from_start[seat.worker_id]) for seat in seats}
+        return {rung.rung_id: self._part(rung, ends, from_start[rung.worker_id]) for rung in rungs}
 
-    def _part(self, seat: Seat, ends: TwoEnds, is_from_start: bool) -> Part:
-        assert seat.share is not None, "a context has one share"
-        if seat.share >= 1.0 - _EPSILON:  # a stream of its own, or slots would wait for each other
+    def _part(self, rung: WorkerRung, ends: TwoEnds, is_from_start: bool) -> Part:
+        assert rung.share is not None, "a context has one share"
+        if rung.share >= 1.0 - _EPSILON:  # a stream of its own, or slots would wait for each other
             own = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]  # torch leaves it untyped
             return Part(None, own)
         green = self._contexts.create(
-            ends.from_start(seat.share) if is_from_start else ends.from_end(seat.share)
+            ends.from_start(rung.share) if is_from_start else ends.from_end(rung.share)
         )
         self._made.append(green)
         stream = torch.cuda.ExternalStream(green.stream, self._device)  # type: ignore[no-untyped-call]  # torch leaves it untyped
@@ -129,8 +129,8 @@ class GreenParts:
 class ThreadParts:
     """The CPU's twin: nothing confines a thread, and nothing is verified."""
 
-    def open(self, seats: Sequence[Seat]) -> Mapping[int, Part]:
-        return {seat.seat_id: Part(None, None) for seat in seats}
+    def open(self, rungs: Sequence[WorkerRung]) -> Mapping[int, Part]:
+        return {rung.rung_id: Part(None, None) for rung in rungs}
 
     def close(self) -> None:
         """Nothing is held."""
@@ -154,5 +154,5 @@ def _seen(part: Part, probe: SmProbe) -> frozenset[int]:
     return probe.seen()
 
 
-def _counts(seats: Sequence[Seat], seen: Seen) -> str:
-    return ", ".join(f"{len(seen[seat.seat_id])} at {seat.share:g}" for seat in seats)
+def _counts(rungs: Sequence[WorkerRung], seen: Seen) -> str:
+    return ", ".join(f"{len(seen[rung.rung_id])} at {rung.share:g}" for rung in rungs)

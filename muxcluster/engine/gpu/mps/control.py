@@ -28,7 +28,7 @@ class DaemonControl(Protocol):
 
 
 class ControlProgram:
-    """The program on the PATH. It reads and writes no setting of the card."""
+    """The program on the PATH. It reads and writes no setting of the GPU."""
 
     def is_installed(self) -> bool:
         return shutil.which(CONTROL) is not None

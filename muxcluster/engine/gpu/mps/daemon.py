@@ -1,6 +1,6 @@
-"""An MPS daemon of our own for one card: one unit at a time has it, and nobody else's is touched.
+"""An MPS daemon of our own for one GPU: one unit at a time has it, and nobody else's is touched.
 
-A card belongs to one unit by the plan, so a second unit of ours is refused and not let in: shares
+A GPU belongs to one unit by the plan, so a second unit of ours is refused and not let in: shares
 of two units would not add up, and an error in one would break the other. It waits a while first,
 for a unit that starts again comes while its predecessor is still going.
 """
@@ -15,9 +15,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from muxcluster.core.errors import EngineFailure
-from muxcluster.engine.gpu.card import VISIBLE, folder_name, seen_by_clients
+from muxcluster.engine.gpu.gpu_id import VISIBLE, folder_name, seen_by_clients
 from muxcluster.engine.gpu.mps.control import CONTROL, DaemonControl
-from muxcluster.engine.gpu.refusals import ANOTHER_DAEMON, CARD_TAKEN, NO_CONTROL, why_not_started
+from muxcluster.engine.gpu.refusals import ANOTHER_DAEMON, GPU_TAKEN, NO_CONTROL, why_not_started
 
 PIPE_DIRECTORY = "CUDA_MPS_PIPE_DIRECTORY"
 LOG_DIRECTORY = "CUDA_MPS_LOG_DIRECTORY"
@@ -29,24 +29,24 @@ _POLL_S = 0.05
 
 
 class MpsDaemon:
-    """From `start` to `stop`; one process may have one per card.
+    """From `start` to `stop`; one process may have one per GPU.
 
-    root: folder for locks, pipes and logs of all cards, only ours to write; by default one of this
+    root: folder for locks, pipes and logs of all GPUs, only ours to write; by default one of this
     user's in the system's folder for temporary files.
     """
 
-    def __init__(self, card: str, control: DaemonControl, root: Path | None = None) -> None:
-        self._card = card
+    def __init__(self, gpu_id: str, control: DaemonControl, root: Path | None = None) -> None:
+        self._gpu_id = gpu_id
         self._control = control
         root = root or Path(tempfile.gettempdir(), f"muxcluster-mps-{os.getuid()}")
-        self._folder = root / folder_name(card)
+        self._folder = root / folder_name(gpu_id)
         self._lock: int | None = None
         self._is_started = False
 
     @property
     def clients(self) -> dict[str, str]:
         """Environment of the daemon's clients."""
-        return {**self._folders, VISIBLE: seen_by_clients(self._card)}
+        return {**self._folders, VISIBLE: seen_by_clients(self._gpu_id)}
 
     @property
     def _folders(self) -> dict[str, str]:
@@ -56,9 +56,9 @@ class MpsDaemon:
         }
 
     def start(self, neighbour_s: float = NEIGHBOUR_S) -> None:
-        """Lock the card, end a daemon that a crash left, start ours, see that it answers.
+        """Lock the GPU, end a daemon that a crash left, start ours, see that it answers.
 
-        Raises EngineFailure: the program is missing, another unit or daemon has the card.
+        Raises EngineFailure: the program is missing, another unit or daemon has the GPU.
         """
         if not self._control.is_installed():
             raise EngineFailure(NO_CONTROL)
@@ -68,7 +68,7 @@ class MpsDaemon:
             Path(folder).mkdir(exist_ok=True)
         said = self._folder / "log" / "start.txt"
         self._is_started = True
-        code = self._control.start({**self._folders, VISIBLE: self._card}, said)
+        code = self._control.start({**self._folders, VISIBLE: self._gpu_id}, said)
         words = said.read_text(errors="replace") if said.exists() else ""
         if code:
             raise EngineFailure(why_not_started(code, f"{words} {self._log()}"))
@@ -77,7 +77,7 @@ class MpsDaemon:
             raise EngineFailure(ANOTHER_DAEMON.format(said=f"ours is gone at once: {answer}"))
 
     def stop(self) -> None:
-        """End the daemon and its server, give the card back; idempotent."""
+        """End the daemon and its server, give the GPU back; idempotent."""
         if self._is_started:
             self._quit()
             self._is_started = False
@@ -100,7 +100,7 @@ class MpsDaemon:
                 if time.monotonic() >= deadline_s:
                     holder = os.pread(lock, 32, 0).decode().strip() or "unknown"
                     os.close(lock)
-                    message = CARD_TAKEN.format(card=self._card, holder=holder)
+                    message = GPU_TAKEN.format(gpu_id=self._gpu_id, holder=holder)
                     raise EngineFailure(message) from None
                 time.sleep(_POLL_S)
         os.truncate(lock, 0)

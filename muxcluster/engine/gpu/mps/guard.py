@@ -1,8 +1,9 @@
 """A small process that holds a unit's MPS daemon, and stops it however the unit ends.
 
-Run as `python -m muxcluster.engine.gpu.mps.guard CARD` by the unit: says in one line of JSON which
-environment the daemon's clients need, or why there is none, and lives until its standard input
-ends or it gets SIGTERM. It imports nothing large, and a killed unit closes its end of the pipe.
+Run as `python -m muxcluster.engine.gpu.mps.guard GPU_ID` by the unit: writes one line of JSON
+with the environment that the daemon's clients need, or why there is none, and lives until its
+standard input ends or it gets SIGTERM. It imports nothing large. A killed unit closes its end of
+the pipe.
 """
 
 import json
@@ -27,12 +28,12 @@ def _ended(*_: object) -> None:
     raise SystemExit(0)
 
 
-def main(card: str) -> int:
+def main(gpu_id: str) -> int:
     """Hold the daemon; the exit status."""
     signal.signal(signal.SIGTERM, _ended)
     for ignored in (signal.SIGINT, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)  # the unit decides when we end
-    daemon = MpsDaemon(card, ControlProgram())
+    daemon = MpsDaemon(gpu_id, ControlProgram())
     try:
         daemon.start()
         _say({"environment": daemon.clients})

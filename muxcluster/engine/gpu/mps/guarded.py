@@ -13,10 +13,10 @@ _STOP_S = 45.0
 class GuardedDaemon:
     """A daemon that ends with us, whatever our end is."""
 
-    def __init__(self, card: str) -> None:
+    def __init__(self, gpu_id: str) -> None:
         """Blocks until the daemon runs. Raises EngineFailure: why it does not."""
         self._guard = subprocess.Popen(
-            [sys.executable, "-m", GUARD_MODULE, card],
+            [sys.executable, "-m", GUARD_MODULE, gpu_id],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,

@@ -1,13 +1,13 @@
-"""What an owner and the worker that it spawned for a seat tell each other.
+"""What a GPU unit's owner and a worker that it spawned for a rung send each other.
 
-The worker inherits a file with Seating in it, and a stream to the owner. It answers Seated or
-Unseated; the owner passes it the unit's stream (one byte with a descriptor). The worker may say
-Lost at its end. EOF means that the other side is gone.
-
-Seating is no message on the stream, because it may be larger than a socket's buffer (a manifest of
-four models takes 141 KB) and a worker reads only after its imports: the owner would wait for one
-worker after the other.
+The worker inherits a file with a `StartWorker` message and a stream to the owner. It answers
+`WorkerReady` or `StartFailed`; then the owner passes it the unit's stream (one byte with a
+descriptor). The worker may send `Lost` before it ends. EOF means that the other side has ended.
 """
+
+# StartWorker is a file and not a message on the stream because it may be larger than a socket's
+# buffer (a manifest of four models takes 141 KB) and a worker reads only after its imports: the
+# owner would wait for one worker after the other.
 
 import os
 from typing import cast
@@ -16,24 +16,24 @@ import msgspec
 
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.gpu.memory.manifest import Manifest
-from muxcluster.engine.processes.rungs import Seat
+from muxcluster.engine.processes.rungs import WorkerRung
 
 
-class Seating(msgspec.Struct, frozen=True, tag="seating"):
-    """Owner to worker: the unit, your seat, and the memory to map."""
+class StartWorker(msgspec.Struct, frozen=True, tag="start_worker"):
+    """Owner to worker: the unit, your rung, and the memory to map."""
 
     spec: UnitSpec
-    seat: Seat
+    rung: WorkerRung
     manifest: Manifest
 
 
-class Seated(msgspec.Struct, frozen=True, tag="seated"):
+class WorkerReady(msgspec.Struct, frozen=True, tag="worker_ready"):
     """Worker to owner: everything is mapped; multiprocessors that my work runs on."""
 
     sm_ids: tuple[int, ...]
 
 
-class Unseated(msgspec.Struct, frozen=True, tag="unseated"):
+class StartFailed(msgspec.Struct, frozen=True, tag="start_failed"):
     """Worker to owner: I cannot work, and why."""
 
     message: str
@@ -45,35 +45,35 @@ class Lost(msgspec.Struct, frozen=True, tag="lost"):
     reason: str
 
 
-SeatMessage = Seating | Seated | Unseated | Lost
+StartMessage = StartWorker | WorkerReady | StartFailed | Lost
 
 
-def encode(message: SeatMessage) -> bytes:
+def encode(message: StartMessage) -> bytes:
     """The message as bytes."""
     return _encoder.encode(message)
 
 
-def decode(data: bytes) -> SeatMessage:
+def decode(data: bytes) -> StartMessage:
     """The message in `data`. Raises msgspec.MsgspecError where it is none."""
     return _decoder.decode(data)
 
 
-def written(seating: Seating) -> int:
-    """Descriptor of a new file in memory that holds `seating`; whoever calls closes it."""
-    descriptor = os.memfd_create("muxcluster-seating")
+def written(start: StartWorker) -> int:
+    """Descriptor of a new file in memory that holds `start`; whoever calls closes it."""
+    descriptor = os.memfd_create("muxcluster-start")
     with open(descriptor, "wb", closefd=False) as file:
-        file.write(encode(seating))
+        file.write(encode(start))
     return descriptor
 
 
-def read(descriptor: int) -> Seating:
+def read(descriptor: int) -> StartWorker:
     """What `written` wrote; closes the file."""
     with open(descriptor, "rb") as file:
         file.seek(0)
-        seating = decode(file.read())
-    assert isinstance(seating, Seating), f"a worker was given {type(seating).__name__}"
-    return seating
+        start = decode(file.read())
+    assert isinstance(start, StartWorker), f"a worker was given {type(start).__name__}"
+    return start
 
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(cast(type[SeatMessage], SeatMessage))
+_decoder = msgspec.msgpack.Decoder(cast(type[StartMessage], StartMessage))

@@ -1,4 +1,4 @@
-"""The memory owner of a GPU unit: loads once, exports, spawns a worker process a seat.
+"""The memory owner of a GPU unit: loads once, exports, spawns a worker process a rung.
 
 Run as `python -m muxcluster.engine.gpu.mps.owner CONTROL_FD FORK_FD` by the unit, with the
 protocol of muxcluster.engine.workers.owner. Unlike that one it says Ready when its workers are
@@ -18,9 +18,9 @@ from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.gpu.context import ContextLost, check_context, open_context
 from muxcluster.engine.gpu.memory.shared import OwnedMemory
 from muxcluster.engine.gpu.mps.explaining import explained
-from muxcluster.engine.gpu.mps.messages import Lost, Seated, Unseated
+from muxcluster.engine.gpu.mps.messages import Lost, StartFailed, WorkerReady
 from muxcluster.engine.gpu.mps.spawned import WORKER_MODULE, SpawnedWorker
-from muxcluster.engine.gpu.mps.worker_pool import Staff
+from muxcluster.engine.gpu.mps.worker_pool import WorkerPool
 from muxcluster.engine.gpu.sm_probe import SmProbe
 from muxcluster.engine.workers.child_main import serve_unit
 from muxcluster.engine.workers.owner import WORKER_ID_BYTES
@@ -31,8 +31,8 @@ logger = logging.getLogger(__name__)
 class GpuOwner:
     """Serves one unit after its workers are ready."""
 
-    def __init__(self, staff: Staff, control: FrameSocket, forks: socket.socket) -> None:
-        self._staff = staff
+    def __init__(self, worker_pool: WorkerPool, control: FrameSocket, forks: socket.socket) -> None:
+        self._worker_pool = worker_pool
         self._control = control
         self._forks = forks
         self._selector = selectors.DefaultSelector()
@@ -42,7 +42,7 @@ class GpuOwner:
         selector = self._selector
         selector.register(self._control, selectors.EVENT_READ)
         selector.register(self._forks, selectors.EVENT_READ)
-        for worker in self._staff.workers:
+        for worker in self._worker_pool.workers:
             selector.register(worker, selectors.EVENT_READ, worker)
         while True:
             ready = [key for key, _ in selector.select()]
@@ -59,7 +59,7 @@ class GpuOwner:
         request, descriptors, _, _ = socket.recv_fds(self._forks, WORKER_ID_BYTES, 1)
         if not request:
             return False
-        worker = self._staff.at(int.from_bytes(request, "little"))
+        worker = self._worker_pool.at(int.from_bytes(request, "little"))
         if worker.has_unit:
             worker = self._replace(worker)
         with socket.socket(fileno=descriptors[0]) as stream:
@@ -68,25 +68,25 @@ class GpuOwner:
         return True
 
     def _replace(self, worker: SpawnedWorker) -> SpawnedWorker:
-        """A new worker in the seat, if the one that is lost did not break our context."""
+        """A new worker in the rung, if the one that is lost did not break our context."""
         if worker in (key.data for key in self._selector.get_map().values()):
             self._selector.unregister(worker)
         said = worker.last_words()
         worker.end()
         self._mourn(worker, said)
-        fresh = self._staff.spawn(worker.seat)
+        fresh = self._worker_pool.spawn(worker.rung)
         self._selector.register(fresh, selectors.EVENT_READ, fresh)
         return fresh
 
     def _hear(self, worker: SpawnedWorker) -> None:
         """A new worker is ready, or one is gone; the unit sees the end of its stream by itself."""
-        if worker is not self._staff.at(worker.seat.seat_id):
+        if worker is not self._worker_pool.at(worker.rung.rung_id):
             return  # replaced since it spoke
         said = worker.hear()
-        if isinstance(said, Seated) and self._staff.is_as_before(worker, said):
+        if isinstance(said, WorkerReady) and self._worker_pool.is_as_before(worker, said):
             return
-        if isinstance(said, Seated | Unseated):
-            logger.error("a new worker %d is refused: %s", worker.seat.seat_id, said)
+        if isinstance(said, WorkerReady | StartFailed):
+            logger.error("a new worker %d is refused: %s", worker.rung.rung_id, said)
         self._selector.unregister(worker)
         worker.has_unit = True
         worker.end()
@@ -95,33 +95,33 @@ class GpuOwner:
     def _mourn(self, worker: SpawnedWorker, said: object) -> None:
         """Raises ContextLost where the worker's end was more than its own."""
         if isinstance(said, Lost):
-            logger.error("worker %d lost its context: %s", worker.seat.seat_id, said.reason)
+            logger.error("worker %d lost its context: %s", worker.rung.rung_id, said.reason)
             raise ContextLost(said.reason)
-        check_context(self._staff.device)
+        check_context(self._worker_pool.device)
 
 
 def main(control_fd: int, fork_fd: int, worker_module: str = WORKER_MODULE) -> int:
     """Serve one unit to its end; the exit status."""
     forks = socket.socket(fileno=fork_fd)
 
-    def load(spec: UnitSpec) -> Staff:
+    def load(spec: UnitSpec) -> WorkerPool:
         """Memory, workers and verified shares."""
         device = torch.device(spec.device)
         open_context(device, spec, {})
         whole = len(SmProbe(device).run())
-        staff = Staff(spec, OwnedMemory(spec), whole, worker_module)
+        worker_pool = WorkerPool(spec, OwnedMemory(spec), whole, worker_module)
         try:
-            staff.assemble()
+            worker_pool.assemble()
         except BaseException:
-            staff.dismiss()
+            worker_pool.dismiss()
             raise
-        return staff
+        return worker_pool
 
-    def serve(_: UnitSpec, staff: Staff, control: FrameSocket) -> None:
+    def serve(_: UnitSpec, worker_pool: WorkerPool, control: FrameSocket) -> None:
         try:
-            GpuOwner(staff, control, forks).serve()
+            GpuOwner(worker_pool, control, forks).serve()
         finally:
-            staff.dismiss()
+            worker_pool.dismiss()
 
     return serve_unit("mux-owner", control_fd, load, serve, explained)
 

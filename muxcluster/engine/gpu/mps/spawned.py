@@ -12,11 +12,18 @@ from contextlib import suppress
 from muxcluster.channel.frames import FrameSocket
 from muxcluster.core.errors import EngineFailure
 from muxcluster.core.unitspec import UnitSpec
-from muxcluster.engine.gpu.card import PERCENTAGE
+from muxcluster.engine.gpu.gpu_id import PERCENTAGE
 from muxcluster.engine.gpu.memory.manifest import Manifest
-from muxcluster.engine.gpu.mps.messages import Lost, Seated, Seating, Unseated, decode, written
+from muxcluster.engine.gpu.mps.messages import (
+    Lost,
+    StartFailed,
+    StartWorker,
+    WorkerReady,
+    decode,
+    written,
+)
 from muxcluster.engine.gpu.refusals import WORKER_ENDED
-from muxcluster.engine.processes.rungs import Seat
+from muxcluster.engine.processes.rungs import WorkerRung
 
 WORKER_MODULE = "muxcluster.engine.gpu.mps.worker"
 
@@ -24,23 +31,23 @@ WORKER_MODULE = "muxcluster.engine.gpu.mps.worker"
 class SpawnedWorker:
     """A worker from its spawning to its end."""
 
-    def __init__(self, spec: UnitSpec, seat: Seat, manifest: Manifest, module: str) -> None:
+    def __init__(self, spec: UnitSpec, rung: WorkerRung, manifest: Manifest, module: str) -> None:
         """Returns at once, however late the worker reads; `hear` tells what became of it."""
-        self.seat = seat
+        self.rung = rung
         self.has_unit = False
         self._stream, theirs = socket.socketpair()
         files = [r.descriptor for r in manifest.regions if r.descriptor is not None]
-        seating = written(Seating(spec, seat, manifest))
+        start = written(StartWorker(spec, rung, manifest))
         try:
             with theirs:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", module, str(theirs.fileno()), str(seating)],
+                    [sys.executable, "-m", module, str(theirs.fileno()), str(start)],
                     stdin=subprocess.DEVNULL,
-                    env=environment_of(seat, os.environ),
-                    pass_fds=(theirs.fileno(), seating, *files),
+                    env=environment_of(rung, os.environ),
+                    pass_fds=(theirs.fileno(), start, *files),
                 )
         finally:
-            os.close(seating)
+            os.close(start)
         self._frames = FrameSocket(self._stream)
 
     @property
@@ -52,7 +59,7 @@ class SpawnedWorker:
         """Readable when it has something to say or is gone."""
         return self._stream.fileno()
 
-    def hear(self) -> Seated | Unseated | Lost | None:
+    def hear(self) -> WorkerReady | StartFailed | Lost | None:
         """What it says about its start or its end; None: it is gone."""
         try:
             frame = self._frames.recv()
@@ -61,7 +68,7 @@ class SpawnedWorker:
         if frame is None:
             return None
         said = decode(frame)
-        assert not isinstance(said, Seating), "a worker was given a seat by another"
+        assert not isinstance(said, StartWorker), "a worker was given a rung by another"
         return said
 
     def last_words(self) -> Lost | None:
@@ -97,11 +104,11 @@ class SpawnedWorker:
         """It ended before it was ready."""
         how = f"exit status {status}" if status >= 0 else signal.Signals(-status).name
         return EngineFailure(
-            WORKER_ENDED.format(worker=self.seat.worker_id, share=self.seat.share, status=how)
+            WORKER_ENDED.format(worker=self.rung.worker_id, share=self.rung.share, status=how)
         )
 
 
-def environment_of(seat: Seat, inherited: Mapping[str, str]) -> dict[str, str]:
-    """The owner's, with the seat's share as MPS takes it: percent of the multiprocessors."""
-    assert seat.share is not None, "a process needs a share of its own"
-    return {**inherited, PERCENTAGE: f"{100 * seat.share:g}"}
+def environment_of(rung: WorkerRung, inherited: Mapping[str, str]) -> dict[str, str]:
+    """The owner's, with the rung's share as MPS takes it: percent of the multiprocessors."""
+    assert rung.share is not None, "a process needs a share of its own"
+    return {**inherited, PERCENTAGE: f"{100 * rung.share:g}"}

@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 from muxcluster.core.errors import EngineFailure
-from muxcluster.engine.gpu.card import PERCENTAGE
+from muxcluster.engine.gpu.gpu_id import PERCENTAGE
 from muxcluster.engine.gpu.mps.control import ControlProgram
 from muxcluster.engine.gpu.mps.guarded import GuardedDaemon
 from muxcluster.engine.gpu.refusals import CLIENT_LATE, CLIENT_REFUSED, NO_CLIENT
@@ -16,13 +16,13 @@ CLIENT_S = 120.0
 _TRIAL_PERCENTAGE = "50"
 
 
-def try_mps(card: str, module: str = CLIENT_MODULE, limit_s: float = CLIENT_S) -> None:
-    """Start a daemon for `card`, run one client under it, and stop both.
+def try_mps(gpu_id: str, module: str = CLIENT_MODULE, limit_s: float = CLIENT_S) -> None:
+    """Start a daemon for `gpu_id`, run one client under it, and stop both.
 
     module: the client's program. Raises EngineFailure: why there is no daemon, or how the client
     failed.
     """
-    daemon = GuardedDaemon(card)
+    daemon = GuardedDaemon(gpu_id)
     try:
         _run_client({**os.environ, **daemon.environment}, module, limit_s)
         # Where a client cannot connect, CUDA may go on without MPS and without a word.

@@ -1,6 +1,6 @@
 """A GPU worker process: maps the owner's memory, says which multiprocessors it has, runs jobs.
 
-Run as `python -m muxcluster.engine.gpu.mps.worker OWNER_FD SEATING_FD` by the owner, which has set
+Run as `python -m muxcluster.engine.gpu.mps.worker OWNER_FD START_FD` by the owner, which has set
 the SM share in its environment: the driver reads it when the context is made.
 """
 
@@ -14,7 +14,14 @@ import torch
 from muxcluster.channel.frames import FrameSocket
 from muxcluster.engine.gpu.context import ContextLost, SettledRunner, open_context
 from muxcluster.engine.gpu.memory.shared import mapped_memory
-from muxcluster.engine.gpu.mps.messages import Lost, Seated, Seating, Unseated, encode, read
+from muxcluster.engine.gpu.mps.messages import (
+    Lost,
+    StartFailed,
+    StartWorker,
+    WorkerReady,
+    encode,
+    read,
+)
 from muxcluster.engine.gpu.sm_probe import SmProbe
 from muxcluster.engine.steps.runner import UnitRunner
 from muxcluster.engine.workers.child_main import settle_in
@@ -24,33 +31,33 @@ from muxcluster.engine.workers.worker import Worker
 logger = logging.getLogger(__name__)
 
 
-def sit_down(seating: Seating) -> tuple[SettledRunner, frozenset[int]]:
+def make_runner(start: StartWorker) -> tuple[SettledRunner, frozenset[int]]:
     """A runner over the owner's memory, and the multiprocessors that its work runs on.
 
     Raises EngineFailure where the memory cannot be mapped, RuntimeError with CUDA's own words.
     """
-    spec = seating.spec
+    spec = start.spec
     device = torch.device(spec.device)
     open_context(device, spec, os.environ)
     sm_ids = SmProbe(device).run()
-    runner = UnitRunner(spec, mapped_memory(spec, seating.manifest))
+    runner = UnitRunner(spec, mapped_memory(spec, start.manifest))
     if device.type == "cuda":
-        runner.warm_up(seating.seat.worker_id)
-        runner.record(seating.seat.worker_id, seating.seat.share or 1.0)
+        runner.warm_up(start.rung.worker_id)
+        runner.record(start.rung.worker_id, start.rung.share or 1.0)
     return SettledRunner(runner, device), sm_ids
 
 
-def serve(stream: socket.socket, seating: Seating) -> int:
+def serve(stream: socket.socket, start: StartWorker) -> int:
     """Everything from sitting down to the end; the exit status."""
     owner = FrameSocket(stream)
-    name_process(f"mux-worker-{seating.seat.seat_id}")
+    name_process(f"mux-worker-{start.rung.rung_id}")
     try:
-        runner, sm_ids = sit_down(seating)
+        runner, sm_ids = make_runner(start)
     except Exception as error:
-        logger.exception("worker %d cannot start", seating.seat.seat_id)
-        owner.send(encode(Unseated(f"{type(error).__name__}: {error}")))
+        logger.exception("worker %d cannot start", start.rung.rung_id)
+        owner.send(encode(StartFailed(f"{type(error).__name__}: {error}")))
         return 1
-    owner.send(encode(Seated(tuple(sorted(sm_ids)))))
+    owner.send(encode(WorkerReady(tuple(sorted(sm_ids)))))
     request, descriptors, _, _ = socket.recv_fds(stream, 1, 1)
     if not request:
         return 0
@@ -63,11 +70,11 @@ def serve(stream: socket.socket, seating: Seating) -> int:
     return 0
 
 
-def main(owner_fd: int, seating_fd: int) -> int:
+def main(owner_fd: int, start_fd: int) -> int:
     """Serve until the unit or the owner is gone; the exit status."""
     settle_in()
     try:
-        return serve(socket.socket(fileno=owner_fd), read(seating_fd))
+        return serve(socket.socket(fileno=owner_fd), read(start_fd))
     except (BrokenPipeError, ConnectionResetError):
         return 0  # the others went first
 

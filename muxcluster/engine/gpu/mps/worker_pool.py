@@ -11,11 +11,11 @@ from muxcluster.core.errors import EngineFailure
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.gpu.memory.shared import OwnedMemory
 from muxcluster.engine.gpu.mps.explaining import explained
-from muxcluster.engine.gpu.mps.messages import Seated, Unseated
+from muxcluster.engine.gpu.mps.messages import StartFailed, WorkerReady
 from muxcluster.engine.gpu.mps.spawned import SpawnedWorker
 from muxcluster.engine.gpu.refusals import WORKER_LATE
 from muxcluster.engine.gpu.shares import check_shares
-from muxcluster.engine.processes.rungs import Seat, rung_seats
+from muxcluster.engine.processes.rungs import WorkerRung, rung_per_share
 
 logger = logging.getLogger(__name__)
 
@@ -25,8 +25,8 @@ START_S = 300.0
 _REAP_S = 10.0
 
 
-class Staff:
-    """One worker a seat. whole: multiprocessors that the owner itself sees work run on."""
+class WorkerPool:
+    """One worker a rung. whole: multiprocessors that the owner itself sees work run on."""
 
     def __init__(self, spec: UnitSpec, memory: OwnedMemory, whole: int, module: str) -> None:
         self.device = torch.device(spec.device)
@@ -39,17 +39,17 @@ class Staff:
 
     @property
     def workers(self) -> tuple[SpawnedWorker, ...]:
-        """The newest of each seat."""
+        """The newest of each rung."""
         return tuple(self._workers.values())
 
-    def at(self, seat_id: int) -> SpawnedWorker:
-        """The newest worker of the seat."""
-        return self._workers[seat_id]
+    def at(self, rung_id: int) -> SpawnedWorker:
+        """The newest worker of the rung."""
+        return self._workers[rung_id]
 
-    def spawn(self, seat: Seat) -> SpawnedWorker:
-        """A (new) worker for the seat; it is not ready yet."""
-        worker = SpawnedWorker(self._spec, seat, self._memory.manifest, self._module)
-        self._workers[seat.seat_id] = worker
+    def spawn(self, rung: WorkerRung) -> SpawnedWorker:
+        """A (new) worker for the rung; it is not ready yet."""
+        worker = SpawnedWorker(self._spec, rung, self._memory.manifest, self._module)
+        self._workers[rung.rung_id] = worker
         return worker
 
     def assemble(self, limit_s: float = START_S) -> None:
@@ -57,26 +57,28 @@ class Staff:
 
         Raises EngineFailure: which worker cannot start and why, or which share did not take effect.
         """
-        seats = rung_seats(self._spec.workers)
-        for seat in seats:
-            self.spawn(seat)
+        rungs = rung_per_share(self._spec.workers)
+        for rung in rungs:
+            self.spawn(rung)
         deadline_s = time.monotonic() + limit_s
         for worker, said in self._answers(deadline_s, limit_s):
-            self._seen[worker.seat.seat_id] = frozenset(said.sm_ids)
-        check_shares(seats, self._seen, self._whole)
-        counts = (f"{len(self._seen[seat.seat_id])} at {seat.share:g}" for seat in seats)
+            self._seen[worker.rung.rung_id] = frozenset(said.sm_ids)
+        check_shares(rungs, self._seen, self._whole)
+        counts = (f"{len(self._seen[rung.rung_id])} at {rung.share:g}" for rung in rungs)
         logger.info("%s: multiprocessors seen: %s", self._spec.unit_id, ", ".join(counts))
 
-    def is_as_before(self, worker: SpawnedWorker, said: Seated) -> bool:
-        """Whether a new worker has as many multiprocessors as the first one of its seat."""
-        return len(said.sm_ids) == len(self._seen[worker.seat.seat_id])
+    def is_as_before(self, worker: SpawnedWorker, said: WorkerReady) -> bool:
+        """Whether a new worker has as many multiprocessors as the first one of its rung."""
+        return len(said.sm_ids) == len(self._seen[worker.rung.rung_id])
 
     def dismiss(self) -> None:
         """End all workers."""
         for worker in self._workers.values():
             worker.end()
 
-    def _answers(self, deadline_s: float, limit_s: float) -> Iterator[tuple[SpawnedWorker, Seated]]:
+    def _answers(
+        self, deadline_s: float, limit_s: float
+    ) -> Iterator[tuple[SpawnedWorker, WorkerReady]]:
         with selectors.DefaultSelector() as selector:
             for worker in self.workers:
                 selector.register(worker, selectors.EVENT_READ, worker)
@@ -88,18 +90,18 @@ class Staff:
                     selector.unregister(key.fileobj)
                     yield key.data, self._answer(key.data)
 
-    def _answer(self, worker: SpawnedWorker) -> Seated:
+    def _answer(self, worker: SpawnedWorker) -> WorkerReady:
         said = worker.hear()
         if said is None:
             raise worker.ended(worker.reap(_REAP_S))
-        if isinstance(said, Seated):
+        if isinstance(said, WorkerReady):
             return said
-        assert isinstance(said, Unseated), "a worker lost its context without a job"
-        who = f"worker {worker.seat.worker_id} at SM share {worker.seat.share:g}"
+        assert isinstance(said, StartFailed), "a worker lost its context without a job"
+        who = f"worker {worker.rung.worker_id} at SM share {worker.rung.share:g}"
         raise EngineFailure(f"{who}: {explained(said.message)}")
 
     def _late(self, worker: SpawnedWorker, limit_s: float) -> EngineFailure:
-        seat = worker.seat
+        rung = worker.rung
         return EngineFailure(
-            WORKER_LATE.format(worker=seat.worker_id, share=seat.share, seconds=limit_s)
+            WORKER_LATE.format(worker=rung.worker_id, share=rung.share, seconds=limit_s)
         )

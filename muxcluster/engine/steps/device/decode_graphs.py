@@ -12,7 +12,7 @@ from torch import Tensor
 from muxcluster.core.job import SharedPrefixes
 from muxcluster.engine.forward.loaded_model import LoadedModel, Numbers
 from muxcluster.engine.forward.prefix_rows import fits
-from muxcluster.engine.memory.pending_writes import News
+from muxcluster.engine.memory.pending_writes import PendingWrites
 from muxcluster.engine.memory.upload import Array, PackedUpload, num_words
 from muxcluster.engine.sampling.plain import is_plain, random_numbers
 from muxcluster.engine.sampling.results import Pending, Readback, Ready, result_of
@@ -97,12 +97,12 @@ class DecodeGraphs:
     """
 
     def __init__(
-        self, model: LoadedModel, capture: Capture, upload: PackedUpload, news: News
+        self, model: LoadedModel, capture: Capture, upload: PackedUpload, writes: PendingWrites
     ) -> None:
         self._model = model
         self._capture = capture
         self._upload = upload
-        self._news = news
+        self._writes = writes
         self._sizes = batch_sizes(len(model.arena.tables))
         most, device = self._sizes[-1], model.pool.device
         inputs = num_words(decode_arrays(model, _NOBODY, _NOBODY, np.empty(most)))
@@ -173,15 +173,15 @@ class DecodeGraphs:
         numbers: NDArray[np.float64],
         prefixes: SharedPrefixes | None,
     ) -> Tensor:
-        """Fill the buffers, write the news; the random numbers of the steps after the first."""
+        """Fill the buffers and make the pending writes; return random numbers of later steps."""
         inputs = decode_arrays(self._model, slots, starts, numbers[0], prefixes)
-        more: list[Array] = [numbers[1:], *self._news.take()]
+        more: list[Array] = [numbers[1:], *self._writes.take()]
         if num_words([*inputs, *more]) <= len(self._words):
-            following, *news = self._upload([*inputs, *more], self._words, NUM_BUFFERS)
+            following, *writes = self._upload([*inputs, *more], self._words, NUM_BUFFERS)
         else:
-            following, *news = self._upload(more)
+            following, *writes = self._upload(more)
             self._upload(inputs, self._words)
-        self._news.write(news)
+        self._writes.write(writes)
         return following
 
     def _with_host(

@@ -12,7 +12,7 @@ from muxcluster.core.job import Admission, Rows, TableDelta
 from muxcluster.engine.forward.batch import HostBatch, TokenBatch, host_batch
 from muxcluster.engine.forward.loaded_model import LoadedModel, Numbers
 from muxcluster.engine.forward.paged_attention import PagedAttention
-from muxcluster.engine.memory.pending_writes import News
+from muxcluster.engine.memory.pending_writes import PendingWrites
 from muxcluster.engine.memory.upload import Array, PackedUpload
 from muxcluster.engine.sampling.plain import draw, is_plain, limits, random_numbers
 from muxcluster.engine.sampling.results import InOrder, Pending, Readback, Ready, result_of
@@ -43,16 +43,16 @@ class DeviceSteps:
         self._model = model
         self._capture = capture
         self._upload = PackedUpload(model.pool.device)
-        self._news = News(model.arena)
+        self._writes = PendingWrites(model.arena)
         self._decodes: dict[int, DecodeGraphs] = {}
 
     def admit(self, admission: Admission) -> None:
-        """As `News.admit`; written with the next rows."""
-        self._news.admit(admission)
+        """As `PendingWrites.admit`; written with the next rows."""
+        self._writes.admit(admission)
 
     def write_tables(self, delta: TableDelta) -> None:
-        """As `News.add_tables`; written with the next rows."""
-        self._news.add_tables(delta)
+        """As `PendingWrites.add_tables`; written with the next rows."""
+        self._writes.add_tables(delta)
 
     def record(self, num_rows: int, share: float) -> None:
         """As `DecodeGraphs.record`, for the calling thread's stream."""
@@ -89,7 +89,7 @@ class DeviceSteps:
         place = self._capture.place
         decode = self._decodes.get(place)
         if decode is None:
-            decode = DecodeGraphs(self._model, self._capture, self._upload, self._news)
+            decode = DecodeGraphs(self._model, self._capture, self._upload, self._writes)
             self._decodes[place] = decode
         return decode
 
@@ -120,7 +120,7 @@ class DeviceSteps:
     def _begin(
         self, batch: HostBatch, wanted: NDArray[np.int64], slots: Numbers, lengths: Numbers
     ) -> _Inputs:
-        """All that the step reads, on the device, and the news written."""
+        """All that the step reads, on the device, and pending writes done."""
         model, num_rows = self._model, len(slots)
         width = model.arena.history.shape[1]
         arrays = [
@@ -130,9 +130,9 @@ class DeviceSteps:
             *limits(model.sampling, slots, num_rows),
             random_numbers(model.sampling, slots, lengths, 1, num_rows)[0],
         ]
-        tensors = self._upload([*batch.arrays, *arrays, *self._news.take()])
+        tensors = self._upload([*batch.arrays, *arrays, *self._writes.take()])
         num_inputs = len(batch.arrays) + len(arrays)
-        self._news.write(tensors[num_inputs:])
+        self._writes.write(tensors[num_inputs:])
         return _inputs(batch, tensors[:num_inputs])
 
     def _of_nobody(self) -> list[Array]:

@@ -1,4 +1,4 @@
-"""The desk behind an actor: its errors are those of the desk, or say that it is not there."""
+"""The batch service behind an actor: its errors come through, or say that it is not there."""
 
 import asyncio
 import pickle
@@ -8,8 +8,8 @@ import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
 
 from muxcluster.batch.service.settings import BatchSettings
-from muxcluster.cluster.ingress import batch_client as remote_desk
-from muxcluster.cluster.ingress.batch_client import RemoteDesk
+from muxcluster.cluster.ingress import batch_client as client_module
+from muxcluster.cluster.ingress.batch_client import BatchServiceClient
 from muxcluster.core.errors import NotFound, NotReady, StorageFailed
 from muxcluster.http.settings import ApiSettings
 
@@ -37,57 +37,57 @@ class FakeHost:
 def hosts(monkeypatch):
     """Those that are made, one after the other."""
     made = []
-    monkeypatch.setattr(remote_desk, "make_host", lambda settings, controller: made.pop(0))
+    monkeypatch.setattr(client_module, "make_host", lambda settings, controller: made.pop(0))
     return made
 
 
 @pytest.fixture
-def desk(tmp_path):
-    return RemoteDesk(ApiSettings(batch=BatchSettings(str(tmp_path))), None)
+def batch_service(tmp_path):
+    return BatchServiceClient(ApiSettings(batch=BatchSettings(str(tmp_path))), None)
 
 
 @pytest.mark.parametrize(
     "error",
     [NotFound("no file", "file_id"), StorageFailed(Path("/x"), "full"), NotReady("no", 3, "x")],
 )
-def test_the_desks_errors_come_through(desk, hosts, error):
+def test_the_services_errors_come_through(batch_service, hosts, error):
     sent = pickle.loads(pickle.dumps(error))
     hosts.append(FakeHost(RayTaskError("ask", "Traceback", sent).as_instanceof_cause()))
     with pytest.raises(type(error)) as caught:
-        asyncio.run(desk.file("me", "file-a"))
+        asyncio.run(batch_service.file("me", "file-a"))
     assert str(caught.value) == str(error)
     assert vars(caught.value) == vars(error)
 
 
-def test_a_host_that_restarts_is_waited_for_and_one_that_died_is_made_again(desk, hosts):
+def test_a_host_that_restarts_is_waited_for_and_one_that_died_is_made_again(batch_service, hosts):
     hosts.extend([FakeHost(ActorUnavailableError("gone", None)), FakeHost({"id": "file-a"})])
     first, second = hosts
 
     async def ask():
         with pytest.raises(NotReady) as caught:
-            await desk.file("me", "file-a")
+            await batch_service.file("me", "file-a")
         assert caught.value.code == "batches_lost"
         assert hosts == [second]
         first.ask = FakeMethod(ActorDiedError())
         with pytest.raises(NotReady):
-            await desk.file("me", "file-a")
-        return await desk.file("me", "file-a")
+            await batch_service.file("me", "file-a")
+        return await batch_service.file("me", "file-a")
 
     assert asyncio.run(ask()) == {"id": "file-a"}
 
 
-def test_nothing_is_started_where_no_batches_are_kept(desk, hosts):
-    asyncio.run(desk.start())
-    assert asyncio.run(desk.figures()) is None
+def test_nothing_is_started_where_no_batches_are_kept(batch_service, hosts):
+    asyncio.run(batch_service.start())
+    assert asyncio.run(batch_service.figures()) is None
 
 
-def test_other_settings_take_a_new_host(desk, hosts, tmp_path, monkeypatch):
+def test_other_settings_take_a_new_host(batch_service, hosts, tmp_path, monkeypatch):
     (tmp_path / "batches.sqlite").touch()
     old, new = FakeHost(None), FakeHost(None)
     old.settings, new.settings = FakeMethod(ApiSettings()), FakeMethod(None)
     hosts.extend([old, new])
     killed = []
-    monkeypatch.setattr(remote_desk.ray, "kill", killed.append)
-    asyncio.run(desk.start())
+    monkeypatch.setattr(client_module.ray, "kill", killed.append)
+    asyncio.run(batch_service.start())
     assert killed == [old]
     assert new.settings.num_calls == 1

@@ -1,4 +1,4 @@
-"""A worker slot that is a thread: it begins the next job before the last one has ended."""
+"""A worker that is a thread: it begins the next job before the last one has ended."""
 
 import queue
 import threading
@@ -13,7 +13,7 @@ from muxcluster.engine.executor import JobDone
 from muxcluster.engine.unit import in_process as inprocess
 from muxcluster.engine.unit.in_process import InProcessExecutor
 from muxcluster.engine.workers.pipeline import IDLE_S
-from muxcluster.engine.workers.worker_thread import Hand
+from muxcluster.engine.workers.worker_thread import WorkerThread
 from tests.engine.blocked import Blocked, BlockedRunner
 from tests.engine.fakes import fake_spec
 from tests.engine.test_admissions import job_of
@@ -37,16 +37,16 @@ def wait_for(is_so: Callable[[], bool]) -> None:
 
 def test_two_jobs_begin_and_are_told_in_order() -> None:
     runner, told = BlockedRunner(), queue.SimpleQueue[object]()
-    hand = Hand("hand", runner, told.put)
-    hand.start()
-    hand.give(FIRST)
-    hand.give(SECOND)
+    thread = WorkerThread("thread", runner, told.put)
+    thread.start()
+    thread.give(FIRST)
+    thread.give(SECOND)
     before, after = runner.begun.get(timeout=20.0), runner.begun.get(timeout=20.0)
     assert told.empty()
     after.may_end.set()
     before.may_end.set()
     assert [job_id(told.get(timeout=20.0)) for _ in range(2)] == [1, 2]
-    hand.close()
+    thread.close()
     assert told.empty()
 
 
@@ -56,22 +56,22 @@ def test_a_process_that_must_end_says_so_and_runs_nothing_more() -> None:
             raise SystemExit(job.job_id)
 
     told = queue.SimpleQueue[object]()
-    hand = Hand("hand", Ending(), told.put)
-    hand.give(FIRST)
-    hand.give(SECOND)
-    hand.start()
+    thread = WorkerThread("thread", Ending(), told.put)
+    thread.give(FIRST)
+    thread.give(SECOND)
+    thread.start()
     end = told.get(timeout=20.0)
     assert isinstance(end, SystemExit) and end.code == 1
-    hand.close()
+    thread.close()
     assert told.empty()
 
 
 def test_a_worker_records_what_jobs_wanted_when_it_has_none() -> None:
     runner, told = BlockedRunner(), queue.SimpleQueue[object]()
     runner.num_wanted = 3
-    hand = Hand("hand", runner, told.put)
-    hand.start()
-    hand.give(FIRST)
+    thread = WorkerThread("thread", runner, told.put)
+    thread.start()
+    thread.give(FIRST)
     begun = runner.begun.get(timeout=20.0)
     time.sleep(4 * IDLE_S)
     assert runner.num_idle == 0  # the device works
@@ -80,10 +80,10 @@ def test_a_worker_records_what_jobs_wanted_when_it_has_none() -> None:
     wait_for(lambda: runner.num_idle == 3)
     time.sleep(4 * IDLE_S)
     assert runner.num_idle == 3  # nothing more was wanted
-    hand.give(replace(SECOND, follows=None))
+    thread.give(replace(SECOND, follows=None))
     runner.begun.get(timeout=20.0).may_end.set()
     wait_for(lambda: runner.num_idle == 4)
-    hand.close()
+    thread.close()
 
 
 def test_one_process_records_between_its_jobs(monkeypatch: pytest.MonkeyPatch) -> None:

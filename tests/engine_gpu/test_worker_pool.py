@@ -7,38 +7,38 @@ from types import SimpleNamespace
 import pytest
 
 from muxcluster.core.errors import EngineFailure
-from muxcluster.core.job import WorkerSlot
+from muxcluster.core.job import WorkerSpec
 from muxcluster.engine.gpu.memory.manifest import Manifest, Placed
-from muxcluster.engine.gpu.mps.messages import Seated, Seating, encode
-from muxcluster.engine.gpu.mps.worker_pool import Staff
-from muxcluster.engine.processes.rungs import Seat, rung_seats
+from muxcluster.engine.gpu.mps.messages import StartWorker, WorkerReady, encode
+from muxcluster.engine.gpu.mps.worker_pool import WorkerPool
+from muxcluster.engine.processes.rungs import WorkerRung, rung_per_share
 from tests.conftest import ROOT
 from tests.engine.fakes import fake_spec
 
 NOTHING = SimpleNamespace(manifest=Manifest((), ()))
-SPEC = replace(fake_spec(), workers=(WorkerSlot(0, (0.3, 1.0)),))
+SPEC = replace(fake_spec(), workers=(WorkerSpec(0, (0.3, 1.0)),))
 
 
-def staff_of(monkeypatch: pytest.MonkeyPatch, says: str) -> Staff:
+def worker_pool_of(monkeypatch: pytest.MonkeyPatch, says: str) -> WorkerPool:
     monkeypatch.setenv("MUXCLUSTER_SAYS", says)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    return Staff(SPEC, NOTHING, 100, "tests.engine_gpu.light_worker")
+    return WorkerPool(SPEC, NOTHING, 100, "tests.engine_gpu.light_worker")
 
 
 def test_workers_with_their_shares_are_ready(monkeypatch: pytest.MonkeyPatch) -> None:
-    staff = staff_of(monkeypatch, "ids")
-    staff.assemble()
-    assert [worker.seat.share for worker in staff.workers] == [0.3, 1.0]
-    last = staff.at(1)
-    assert staff.is_as_before(last, Seated(tuple(range(100, 200))))
-    assert not staff.is_as_before(last, Seated(tuple(range(99))))
-    staff.dismiss()
+    worker_pool = worker_pool_of(monkeypatch, "ids")
+    worker_pool.assemble()
+    assert [worker.rung.share for worker in worker_pool.workers] == [0.3, 1.0]
+    last = worker_pool.at(1)
+    assert worker_pool.is_as_before(last, WorkerReady(tuple(range(100, 200))))
+    assert not worker_pool.is_as_before(last, WorkerReady(tuple(range(99))))
+    worker_pool.dismiss()
 
 
 @pytest.mark.parametrize(
     ("says", "limit_s", "message"),
     [
-        ("busy", 240.0, "worker 0 at SM share .*: the card refuses a context .*EXCLUSIVE_PROCESS"),
+        ("busy", 240.0, "worker 0 at SM share .*: the GPU refuses a context .*EXCLUSIVE_PROCESS"),
         ("end", 240.0, "worker process 0 at SM share .* ended at its start: exit status 7"),
         ("late", 0.2, "worker process 0 at SM share .* was not ready after 0 s"),
         ("all", 240.0, "SM shares 0.3 and 1 of worker 0 are equal or swapped: work ran on 100"),
@@ -47,10 +47,10 @@ def test_workers_with_their_shares_are_ready(monkeypatch: pytest.MonkeyPatch) ->
 def test_why_workers_are_not_ready(
     monkeypatch: pytest.MonkeyPatch, says: str, limit_s: float, message: str
 ) -> None:
-    staff = staff_of(monkeypatch, says)
+    worker_pool = worker_pool_of(monkeypatch, says)
     with pytest.raises(EngineFailure, match=message):
-        staff.assemble(limit_s)
-    staff.dismiss()
+        worker_pool.assemble(limit_s)
+    worker_pool.dismiss()
 
 
 @pytest.mark.timeout(180)
@@ -64,13 +64,15 @@ def test_workers_that_read_late_hold_up_nobody(
     monkeypatch.setenv("MUXCLUSTER_READS_AFTER", str(tmp_path / "spawned"))
     tensor = Placed("weights/llama/model.layers.0.mlp.weight", None, 0, "bfloat16", (0,), (1,))
     manifest = Manifest((), (tensor,) * (num_bytes // 60))
-    assert len(encode(Seating(SPEC, Seat(0, 0, 0.3), manifest))) > num_bytes
+    assert len(encode(StartWorker(SPEC, WorkerRung(0, 0, 0.3), manifest))) > num_bytes
     memory = SimpleNamespace(manifest=manifest)
-    staff = Staff(SPEC, memory, 100, "tests.engine_gpu.light_worker")
+    worker_pool = WorkerPool(SPEC, memory, 100, "tests.engine_gpu.light_worker")
     try:
-        workers = [staff.spawn(seat) for seat in rung_seats(SPEC.workers)]
+        workers = [worker_pool.spawn(rung) for rung in rung_per_share(SPEC.workers)]
         (tmp_path / "spawned").touch()
-        counts = [len(said.sm_ids) for each in workers if isinstance(said := each.hear(), Seated)]
+        counts = [
+            len(said.sm_ids) for each in workers if isinstance(said := each.hear(), WorkerReady)
+        ]
         assert counts == [len(manifest.tensors)] * len(workers)
     finally:
-        staff.dismiss()
+        worker_pool.dismiss()

@@ -1,13 +1,11 @@
-"""The parts of block sharing alone: host frames, lent blocks, runs of copies, the ledger."""
+"""The parts of block lending alone: host blocks, lent blocks, runs of copies, the ledger."""
 
 import numpy as np
 import pytest
 
 from muxcluster.kvcache.ledger import BlockLedger
-from muxcluster.kvcache.lending.blocks import LentBlocks
-from muxcluster.kvcache.lending.copies import runs
-from muxcluster.kvcache.lending.host_blocks import HostFrames
-from muxcluster.kvcache.lending.shared_columns import SharedColumns
+from muxcluster.kvcache.lending.blocks import HostBlocks, TakeableBlocks, runs
+from muxcluster.kvcache.lending.columns import ColumnsOverLent
 from muxcluster.kvcache.model import Shortage
 
 
@@ -15,30 +13,30 @@ def ids(*numbers: int) -> np.ndarray:
     return np.array(numbers, dtype=np.int32)
 
 
-def test_a_touched_frame_is_free_when_its_job_has_ended() -> None:
-    frames = HostFrames(4)
-    first, second = frames.take(2), frames.take(2)
-    frames.touch(first)
-    frames.give(np.concatenate((first, second)))
-    assert frames.free == 2
-    assert set(frames.dying.tolist()) == set(first.tolist())
-    frames.check(ids())
-    frames.settle(first)
-    assert frames.free == 4
-    frames.check(ids())
+def test_a_touched_host_block_is_free_when_its_job_has_ended() -> None:
+    host_blocks = HostBlocks(4)
+    first, second = host_blocks.take(2), host_blocks.take(2)
+    host_blocks.touch(first)
+    host_blocks.give(np.concatenate((first, second)))
+    assert host_blocks.free == 2
+    assert set(host_blocks.dying.tolist()) == set(first.tolist())
+    host_blocks.check(ids())
+    host_blocks.settle(first)
+    assert host_blocks.free == 4
+    host_blocks.check(ids())
 
 
-def test_the_frames_see_a_leak() -> None:
-    frames = HostFrames(4)
-    held = frames.take(2)
+def test_host_blocks_see_a_leak() -> None:
+    host_blocks = HostBlocks(4)
+    held = host_blocks.take(2)
     with pytest.raises(AssertionError, match="leaked"):
-        frames.check(held[:1])
+        host_blocks.check(held[:1])
     with pytest.raises(AssertionError, match="leaked"):
-        frames.check(np.repeat(held, 2)[:3])
+        host_blocks.check(np.repeat(held, 2)[:3])
 
 
 def test_the_emptiest_blocks_are_taken_first() -> None:
-    lent = LentBlocks(10)
+    lent = TakeableBlocks(10)
     lent.add(ids(1, 2, 3, 4, 5), ids(0, 3, 7, 0, 3))
     assert lent.take(4).tolist() == [3, 5, 2, 4]
     lent.check()
@@ -46,7 +44,7 @@ def test_the_emptiest_blocks_are_taken_first() -> None:
 
 
 def test_a_block_that_left_and_came_back_is_there_once() -> None:
-    lent = LentBlocks(10)
+    lent = TakeableBlocks(10)
     for tier in (0, 6, 0, 0, 6):
         lent.add(ids(5), ids(tier))
         lent.check()
@@ -60,7 +58,7 @@ def test_a_block_that_left_and_came_back_is_there_once() -> None:
 
 def test_lent_blocks_agree_with_a_set() -> None:
     draw = np.random.default_rng(0)
-    lent, expected = LentBlocks(50), set()
+    lent, expected = TakeableBlocks(50), set()
     for _ in range(2000):
         kind, count = draw.integers(3), int(draw.integers(6))
         inside, outside = sorted(expected), sorted(set(range(50)) - expected)
@@ -88,7 +86,7 @@ def test_runs_leave_out_what_is_empty() -> None:
 
 
 def test_shared_columns_are_due_when_more_tokens_come_than_are_safe() -> None:
-    shared = SharedColumns(8, block_tokens=16)
+    shared = ColumnsOverLent(8, block_tokens=16)
     shared.add(ids(3, 3, 5), ids(1, 2, 0), ids(10, 11, 12))
     due, held = shared.due(ids(3, 4), ids(20, 50))
     assert (due.tolist(), held.tolist()) == ([0], [4])
@@ -97,7 +95,7 @@ def test_shared_columns_are_due_when_more_tokens_come_than_are_safe() -> None:
     due, held = shared.due(ids(5, 3), ids(9, 40))
     assert (due.tolist(), held.tolist()) == ([0, 1, 2], [16, 8, 9])
     shared.narrow(due, ids(16, 8, 16))
-    assert (shared.slots.tolist(), shared.columns.tolist()) == ([3], [11])
+    assert (shared.rows.tolist(), shared.columns.tolist()) == ([3], [11])
 
 
 def test_the_ledger_keeps_the_classes_apart() -> None:

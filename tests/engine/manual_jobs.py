@@ -42,7 +42,7 @@ class Held:
         return [each.token for each in self.output]
 
 
-class Hands:
+class ManualJobs:
     """Runs one job at a time on `executor`, which has started."""
 
     def __init__(self, executor: Executor, spec: UnitSpec) -> None:

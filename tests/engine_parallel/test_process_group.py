@@ -103,7 +103,7 @@ def test_collectives_of_tensors_on_a_card(monkeypatch: pytest.MonkeyPatch, backe
         (("cuda:0", "cuda:1"), NCCL, False),
         ((), GLOO, False),
     ],
-    ids=["on one card", "on two", "on the CPU"],
+    ids=["on one GPU", "on two", "on the CPU"],
 )
 def test_a_rank_records_steps_where_a_graph_can_hold_its_collectives(
     monkeypatch: pytest.MonkeyPatch, devices: tuple[str, ...], backend: str, is_unrecorded: bool

@@ -15,7 +15,7 @@ import torch
 pytest.importorskip("triton", reason="Triton's wheels are for Linux")
 
 from bench.kernels.fake_cuda import FakeCuda, KernelKey
-from muxcluster.core.job import Phase, Rows, SharedPrefixes, WorkerSlot
+from muxcluster.core.job import Phase, Rows, SharedPrefixes, WorkerSpec
 from muxcluster.core.unitspec import SchedulerSpec, UnitSpec
 from muxcluster.engine.forward.prefix_rows import side_by_side
 from muxcluster.engine.steps.device.captures import CallAgain
@@ -65,7 +65,7 @@ def unit_for(directory: Path, case: Case, phases: frozenset[Phase] = frozenset(P
     return replace(
         unit,
         device="cuda:0",
-        workers=(WorkerSlot(0, (1.0,), phases),),
+        workers=(WorkerSpec(0, (1.0,), phases),),
         scheduler=SchedulerSpec(token_budget=TOKEN_BUDGET),
         fuses_layers=case.fuses,
     )

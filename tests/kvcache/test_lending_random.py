@@ -1,14 +1,14 @@
-"""Blocks shared from both sides under random operations: no token is ever lost, nothing leaks."""
+"""Blocks lent under random operations: no token is ever lost, nothing leaks."""
 
 import pytest
 
-from tests.kvcache.walk import SharingWalk
+from tests.kvcache.walk import LendingWalk
 from tests.kvcache.world import World
 
 QUOTAS = {"wide": 40, "odd": 40}
 NUM_OPERATIONS = 5000
 
-# seed, blocks of the pool, host frames, lazy saving
+# seed, blocks of the pool, host blocks, lazy saving
 CONDITIONS = [
     (0, 30, 24, True),
     (1, 40, 12, True),
@@ -18,10 +18,10 @@ CONDITIONS = [
 ]
 
 
-@pytest.mark.parametrize(("seed", "num_blocks", "num_frames", "lazily"), CONDITIONS)
-def test_no_token_is_lost(seed: int, num_blocks: int, num_frames: int, lazily: bool) -> None:
-    world = World.build(seed, num_blocks, num_frames, QUOTAS, saves_lazily=lazily)
-    walk = SharingWalk(world)
+@pytest.mark.parametrize(("seed", "num_blocks", "num_host_blocks", "lazily"), CONDITIONS)
+def test_no_token_is_lost(seed: int, num_blocks: int, num_host_blocks: int, lazily: bool) -> None:
+    world = World.build(seed, num_blocks, num_host_blocks, QUOTAS, saves_lazily=lazily)
+    walk = LendingWalk(world)
     for _ in range(NUM_OPERATIONS // len(CONDITIONS)):
         walk.step()
     assert min(walk.seen[kind] for kind in ("saves", "swaps", "failed")) > 0

@@ -6,22 +6,22 @@ import numpy as np
 import pytest
 
 from muxcluster.kvcache.cache import KvCache
+from muxcluster.kvcache.lending.blocks import NO_RUNS, HostBlocks
 from muxcluster.kvcache.lending.columns import LentColumns
-from muxcluster.kvcache.lending.copies import NO_RUNS
-from muxcluster.kvcache.lending.host_blocks import HostFrames
 from muxcluster.kvcache.lending.restore import Restoring
 from muxcluster.kvcache.lending.save import Saving
+from muxcluster.kvcache.lending.state import LentState
 from tests.blocks import only_with
 from tests.kvcache.script import Script
-from tests.kvcache.test_sharing_random import CONDITIONS, QUOTAS
-from tests.kvcache.test_sharing_rules import (
+from tests.kvcache.test_lending_random import CONDITIONS, QUOTAS
+from tests.kvcache.test_saving_rules import (
     LEFT,
     RIGHT,
 )
-from tests.kvcache.test_sharing_rules import (
-    test_a_frame_that_a_running_job_fills_waits_for_its_end as reuse_a_frame,
+from tests.kvcache.test_saving_rules import (
+    test_a_host_block_that_a_running_job_fills_waits_for_its_end as reuse_a_host_block,
 )
-from tests.kvcache.walk import SharingWalk
+from tests.kvcache.walk import LendingWalk
 from tests.kvcache.world import World
 
 pytestmark = only_with(16)
@@ -30,36 +30,36 @@ Patch = Callable[[pytest.MonkeyPatch], None]
 
 
 def _skip_a_save(patch: pytest.MonkeyPatch) -> None:
-    save = Saving._save
-    patch.setattr(Saving, "_save", lambda *arguments: save(*arguments)[1:])
+    save = LentState.save
+    patch.setattr(LentState, "save", lambda *arguments: save(*arguments)[1:])
 
 
 def _round_down(patch: pytest.MonkeyPatch) -> None:
-    def touched(self, kv, victim, blocks, held):
-        places = held * kv.slot_bytes // victim.slot_bytes
-        return np.where(held == kv.block_tokens, victim.block_tokens, places)
+    def touched(self, victim, blocks, held):
+        places = held * self._kv.slot_bytes // victim.slot_bytes
+        return np.where(held == self._kv.block_tokens, victim.block_tokens, places)
 
     patch.setattr(Saving, "_touched", touched)
 
 
 def _forget_who_is_blocked(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Restoring, "blocked", lambda *_: None)
+    patch.setattr(LentState, "blocked", lambda *_: None)
 
 
 def _trust_failed_restores(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Restoring, "_undo", Restoring._finish)
+    patch.setattr(LentState, "_undo", LentState._finish)
 
 
 def _trust_failed_saves(patch: pytest.MonkeyPatch) -> None:
-    end = Restoring.end
+    end = LentState.end_job
 
     def forgiving(self, job_id, *, succeeded):
         lost = end(self, job_id, succeeded=succeeded)
         for model, slot in lost:
-            self._sharing.models[self._sharing.index[model]].lent.is_spoiled[slot] = False
+            self.models[self.index[model]].lent.is_spoiled[slot] = False
         return []
 
-    patch.setattr(Restoring, "end", forgiving)
+    patch.setattr(LentState, "end_job", forgiving)
 
 
 def _skip_moves(patch: pytest.MonkeyPatch) -> None:
@@ -90,7 +90,7 @@ def _look_at_the_wrong_end(patch: pytest.MonkeyPatch) -> None:
 
 
 def _forget_what_lies_below(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Restoring, "_share", lambda *_: None)
+    patch.setattr(LentState, "_list_restored", lambda *_: None)
 
 
 def _skip_a_restore(patch: pytest.MonkeyPatch) -> None:
@@ -123,19 +123,21 @@ def test_the_data_shows_a_planted_fault(fault: Patch, monkeypatch: pytest.Monkey
     # Without the invariants, so that it is lost tokens that show it.
     monkeypatch.setattr(KvCache, "check", lambda _: None)
     with pytest.raises(AssertionError):
-        for seed, num_blocks, num_frames, _ in CONDITIONS:
-            walk = SharingWalk(World.build(seed, num_blocks, num_frames, QUOTAS))
+        for seed, num_blocks, num_host_blocks, _ in CONDITIONS:
+            walk = LendingWalk(World.build(seed, num_blocks, num_host_blocks, QUOTAS))
             for _ in range(1000):
                 walk.step()
 
 
-def test_the_data_shows_a_frame_that_is_free_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    reuse_a_frame()
-    monkeypatch.setattr(HostFrames, "touch", lambda *_: None)
-    monkeypatch.setattr(HostFrames, "settle", lambda *_: None)
+def test_the_data_shows_a_host_block_that_is_free_too_early(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reuse_a_host_block()
+    monkeypatch.setattr(HostBlocks, "touch", lambda *_: None)
+    monkeypatch.setattr(HostBlocks, "settle", lambda *_: None)
     monkeypatch.setattr(KvCache, "check", lambda _: None)
     with pytest.raises(AssertionError, match="lost tokens"):
-        reuse_a_frame()
+        reuse_a_host_block()
 
 
 def _busy_script() -> Script:
@@ -152,8 +154,8 @@ def _busy_script() -> Script:
     return script
 
 
-def _sharing(script: Script):
-    return script.cache._sharing
+def _state(script: Script):
+    return script.cache._lent
 
 
 def _lent(script: Script):
@@ -161,45 +163,45 @@ def _lent(script: Script):
 
 
 def _taken_block(script: Script) -> int:
-    return int(np.flatnonzero(_sharing(script).pool.owners == 3)[0])
+    return int(np.flatnonzero(_state(script).pool.owners == 3)[0])
 
 
 def _miscount_costs(script: Script) -> None:
     _lent(script).costs[0] += 1
 
 
-def _lose_a_frame(script: Script) -> None:
-    _sharing(script).frames.take(1)
+def _lose_a_host_block(script: Script) -> None:
+    _state(script).host_blocks.take(1)
 
 
-def _name_a_frame_twice(script: Script) -> None:
+def _name_a_host_block_twice(script: Script) -> None:
     column = script.cache.of("odd")._kv.sequences.columns[2, 0]
-    _lent(script).frames[column, 0] = _lent(script).frames[column, 1]
+    _lent(script).host_blocks[column, 0] = _lent(script).host_blocks[column, 1]
 
 
 def _lower_a_watermark(script: Script) -> None:
-    _sharing(script).rights.saved[_taken_block(script)] = 0
+    _state(script).lenders.saved[_taken_block(script)] = 0
 
 
 def _pass_a_watermark(script: Script) -> None:
-    script.cache.of("odd")._kv.shared.safe[:] = 23
+    script.cache.of("odd")._kv.over_lent.safe[:] = 23
 
 
 def _forget_a_shared_column(script: Script) -> None:
-    shared = script.cache.of("odd")._kv.shared
+    shared = script.cache.of("odd")._kv.over_lent
     shared.keep(np.zeros(len(shared), dtype=np.bool_))
 
 
 def _swap_owners(script: Script) -> None:
-    _sharing(script).rights.cells[_taken_block(script)] += 1
+    _state(script).lenders.cells[_taken_block(script)] += 1
 
 
 def _hide_a_lent_block(script: Script) -> None:
-    _sharing(script).lent.remove(_sharing(script).lent.ids[:1].astype(np.int32))
+    _state(script).takeable.remove(_state(script).takeable.ids[:1].astype(np.int32))
 
 
 def _miscount_lent(script: Script) -> None:
-    _sharing(script).ledger.free_lent(1)
+    _state(script).ledger.free_lent(1)
 
 
 def _forget_a_save(script: Script) -> None:
@@ -207,7 +209,7 @@ def _forget_a_save(script: Script) -> None:
 
 
 def _invent_a_source(script: Script) -> None:
-    _sharing(script).rights.is_source[_taken_block(script)] = True
+    _state(script).lenders.is_source[_taken_block(script)] = True
 
 
 def _lend_a_reader(script: Script) -> None:
@@ -218,8 +220,8 @@ def _lend_a_reader(script: Script) -> None:
     "fault",
     [
         _miscount_costs,
-        _lose_a_frame,
-        _name_a_frame_twice,
+        _lose_a_host_block,
+        _name_a_host_block_twice,
         _lower_a_watermark,
         _pass_a_watermark,
         _forget_a_shared_column,

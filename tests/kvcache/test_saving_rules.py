@@ -154,8 +154,8 @@ def test_while_it_is_saved_a_sequence_can_only_be_closed() -> None:
     assert script.cache.of("odd").can_restore(0)
 
 
-def test_a_frame_that_a_running_job_fills_waits_for_its_end() -> None:
-    script = Script(6, num_frames=6)
+def test_a_host_block_that_a_running_job_fills_waits_for_its_end() -> None:
+    script = Script(6, num_host_blocks=6)
     script.begin("odd", 0, RIGHT, 24)
     script.begin("odd", 2, RIGHT, 24)
     script.lend("odd", 0, 3)
