@@ -48,7 +48,7 @@ class _Upload:
 
 
 class FileStore:
-    """The files of a store. Any thread may call it, of one upload one at a time."""
+    """Files of a store. Thread-safe, but for calls of one upload at the same time."""
 
     def __init__(self, store: BatchStore, max_bytes: int) -> None:
         """max_bytes: of a file. What crashes left half done is removed. Raises StorageFailed."""
