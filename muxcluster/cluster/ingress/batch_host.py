@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from muxcluster.batch.service.local import LocalBatchService
+from muxcluster.cluster.control.controller import Controller
 from muxcluster.cluster.ingress.batch_planner import ServerPlanner
 from muxcluster.cluster.ingress.controller_calls import ControllerCalls, connect
 from muxcluster.cluster.units.actors import BATCHES, make_on_head
@@ -20,10 +21,8 @@ from muxcluster.http.settings import ApiSettings, QueueLimits
 from muxcluster.router.fleet import ClusterBackend
 from muxcluster.router.unit_links import UnitLinks, keep_in_step
 
-"""Named by its module, as it predicts with the simulator, which this layer does without."""
 _MODELS_PERIOD_S = 0.25
-_UNBOUNDED = QueueLimits(batch=2**20)
-"""How many lines wait here is bounded by `BatchSettings.max_running`."""
+_UNBOUNDED = QueueLimits(batch=2**20)  # `BatchSettings.max_running` bounds the lines that wait
 _MOST_KEPT_TOKENS = 2**26  # of planned lines that wait, 256 MiB; the rest is tokenised again
 
 
@@ -52,7 +51,7 @@ class BatchHost:
             settings.batch,
             ServerPlanner(
                 self._texts,
-                partial(calls.ask, "desired"),
+                partial(calls.ask, Controller.desired),
                 settings.batch.max_running,
                 lenient=settings.lenient,
                 kept=kept,
@@ -73,9 +72,9 @@ class BatchHost:
         """What it was made with."""
         return self._settings
 
-    async def ask(self, method: str, *args: Any) -> Any:
-        """The answer of the batch service. Raises what it raises."""
-        return await getattr(self._batch_service, method)(*args)
+    async def ask(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Return the batch service's answer. Raises what it raises."""
+        return await getattr(self._batch_service, method)(*args, **kwargs)
 
     async def close(self) -> None:
         """Stop; open batches go on in the next one. Idempotent."""

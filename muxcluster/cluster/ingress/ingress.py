@@ -9,6 +9,7 @@ from typing import Any
 from fastapi import FastAPI
 from ray import serve
 
+from muxcluster.cluster.control.controller import Controller
 from muxcluster.cluster.embedded import APP
 from muxcluster.cluster.ingress.batch_client import BatchServiceClient
 from muxcluster.cluster.ingress.coalesce import coalesce
@@ -28,8 +29,7 @@ from muxcluster.router.fleet import ClusterBackend
 from muxcluster.router.unit_links import UnitLinks, keep_in_step
 
 INGRESS = "ingress"
-VIEW_TIMEOUT_S = 15.0
-"""How long the controller may take where it asks the units first."""
+VIEW_TIMEOUT_S = 15.0  # the controller asks the units first
 ITEM_PERIOD_S = 0.025
 """A Ray item costs 0.2-0.5 ms: a Python caller's stream gets at most 40 a second per choice."""
 
@@ -50,6 +50,7 @@ class Ingress:
             request_log.write_to(Path(settings.request_log))
         self._settings = settings
         self._controller = ControllerCalls(controller)
+        self._views = ControllerCalls(controller, VIEW_TIMEOUT_S)
         self._batch_service = (
             None if settings.batch is None else BatchServiceClient(settings, controller)
         )
@@ -109,14 +110,13 @@ class Ingress:
 
         Raises NotReady while the controller does not answer; the data path goes on without it.
         """
-        state: dict[str, Any] = await self._controller.ask("status", timeout_s=VIEW_TIMEOUT_S)
+        state = await self._views.ask(Controller.status)
         links = {link.unit_id: link.state().value for link in self._unit_links.links()}
         return {**state, "ready": self._backend.ready(), "links": links}
 
     async def timeline(self) -> dict[str, Any]:
         """Finished jobs of each unit, oldest first. Raises as `status`."""
-        jobs: dict[str, Any] = await self._controller.ask("timeline", timeout_s=VIEW_TIMEOUT_S)
-        return jobs
+        return await self._views.ask(Controller.timeline)
 
     async def drain(self, timeout_s: float) -> int:
         """Refuse new requests, wait for the open ones; how many are still open after that."""
