@@ -30,8 +30,7 @@ logger = logging.getLogger(__name__)
 SEND_HIGH_WATER = 10_000
 RECEIVE_HIGH_WATER = 10_000
 PINGS_PER_SILENCE = 10
-SILENCE_S = 5.0
-"""A unit reports twice a second; a stalled one is left to others after this long."""
+SILENCE_S = 5.0  # A unit reports twice a second; a stalled one is left to others after this long
 
 
 class UnitClient:

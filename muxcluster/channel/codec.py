@@ -118,8 +118,7 @@ Message = (
     | Stats
 )
 
-_ARRAY_KINDS = "biuf"
-"""Booleans, integers and floats: the dtypes that are plain bytes."""
+_ARRAY_KINDS = "biuf"  # booleans, integers and floats: the dtypes that are plain bytes
 
 
 def encode(message: Message) -> bytes:

@@ -9,13 +9,12 @@ from muxcluster.core.directory import KeyPair
 
 ZAP_ENDPOINT = "inproc://zeromq.zap.01"
 ZAP_DOMAIN = "unit"
+# A frame's length is read before its sender is known; bodies are smaller than this
 MAX_FRAME_BYTES = 64 * 2**20
-"""A frame's length is read before its sender is known; bodies are smaller than this."""
-HANDSHAKE_MS = 3000
-"""A connection that has not proved itself by then is dropped."""
+HANDSHAKE_MS = 3000  # A connection that has not proved itself by then is dropped
 HEARTBEAT_MS = 1000
+# A cut link sends no reset: without any answer for this long the connection is given up
 UNREACHABLE_MS = 3000
-"""A cut link sends no reset: without any answer for this long the connection is given up."""
 KEEPALIVE_IDLE_S = 10
 
 

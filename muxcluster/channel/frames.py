@@ -2,8 +2,7 @@
 
 import socket
 
-LENGTH_BYTES = 4
-"""Little-endian, so a frame has less than 4 GiB."""
+LENGTH_BYTES = 4  # little-endian, so a frame has less than 4 GiB
 
 
 class FrameSocket:

@@ -5,8 +5,7 @@ from collections.abc import Callable
 
 import zmq
 
-MAX_AT_ONCE = 1000
-"""Messages heard before the loop's other work gets its turn."""
+MAX_AT_ONCE = 1000  # messages heard before the loop's other work gets its turn
 
 
 class SocketReader:

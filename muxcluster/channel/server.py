@@ -21,11 +21,9 @@ from muxcluster.core.served import UnitStats
 
 logger = logging.getLogger(__name__)
 
-SEND_HIGH_WATER = 1000
-"""Messages queued for one client; beyond them its deltas are merged here."""
+SEND_HIGH_WATER = 1000  # messages queued for one client; beyond them its deltas are merged here
 RECEIVE_HIGH_WATER = 10_000
-RETRY_S = 0.02
-"""How soon a client whose queue was full is tried again."""
+RETRY_S = 0.02  # how soon a client whose queue was full is tried again
 
 
 class UnitServer:

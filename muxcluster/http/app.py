@@ -31,8 +31,7 @@ from muxcluster.router.backend import Backend
 from muxcluster.text.validation.body import field_path
 
 CLIENT_CLOSED = 499
-MODELS_PERIOD_S = 0.25
-"""How soon after its directory a new model's tokenizer is read."""
+MODELS_PERIOD_S = 0.25  # how soon after its directory a new model's tokenizer is read
 
 
 def create_app(

@@ -23,10 +23,8 @@ from muxcluster.http.service import CompletionService
 from muxcluster.text.schemas import ChatBody, CompletionBody, GenerationBody
 from muxcluster.text.validation.body import parse
 
-NO_LIMIT_S = 1e9
-"""A line may wait as long as its batch does."""
-MOST_FAILURES = 3
-"""Losses of its unit that a line outlives."""
+NO_LIMIT_S = 1e9  # A line may wait as long as its batch does
+MOST_FAILURES = 3  # losses of its unit that a line outlives
 MAX_PAUSE_S = 5.0
 
 

@@ -11,8 +11,7 @@ from muxcluster.core.request import Request
 from muxcluster.core.served import JobRecord, ServedModel, UnitStats
 from muxcluster.core.token_source import Stream, TokenSource
 
-MAX_KEPT_JOBS = 100_000
-"""Job records kept where nobody takes them."""
+MAX_KEPT_JOBS = 100_000  # job records kept where nobody takes them
 
 
 class Backend(TokenSource, Protocol):

@@ -16,10 +16,8 @@ from muxcluster.router.unit_link import RESTART_LIMIT_S, LinkState, UnitLink
 from muxcluster.router.unit_links import UnitLinks
 
 DRAIN_POLL_S = 0.05
-CUT_S = 2.0
-"""How long requests that a drain cuts get to tell their clients."""
-RETRY_S = 0.1
-"""Pause before an accepted request is offered again to a unit whose queue was full."""
+CUT_S = 2.0  # how long requests that a drain cuts get to tell their clients
+RETRY_S = 0.1  # pause before an accepted request is offered again to a unit whose queue was full
 UNHEALTHY = (LinkState.STALLED, LinkState.FAILED)
 
 

@@ -9,12 +9,11 @@ from muxcluster.core.errors import MuxClusterError, NotReady
 from muxcluster.core.events import FinishReason, TokenDelta
 from muxcluster.core.request import Request
 
+# A request that has lost its unit this often without a new token may be what kills it
 MAX_LOSSES_IN_A_ROW = 4
-"""A request that has lost its unit this often without a new token may be what kills it."""
-MAX_LOSSES = 12
-"""And in all, for one that always gets a few tokens first."""
+MAX_LOSSES = 12  # and in all, for one that always gets a few tokens first
+# of NotReady from a unit: it is gone, or goes; its successor will take the request
 LOST_CODES = frozenset({"replica_lost", "server_shutting_down", "model_loading"})
-"""Of NotReady from a unit: it is gone, or goes; its successor will take the request."""
 
 
 class Progress:

@@ -8,12 +8,10 @@ from muxcluster.core.hashing import extend_hashes, root_hash
 from muxcluster.core.request import Request
 
 CHUNK_TOKENS = 64
+# so much of a prompt is compared: 4,096 tokens; hashing them takes some 50 microseconds
 MAX_CHUNKS = 64
-"""So much of a prompt is compared: 4,096 tokens; hashing them takes some 50 microseconds."""
-MAX_HASHES = 16_384
-"""Chunks remembered of each unit, about two megabytes."""
-SLACK_S = 0.02
-"""Predictions that differ by less say nothing: the emptier unit is taken."""
+MAX_HASHES = 16_384  # chunks remembered of each unit, about two megabytes
+SLACK_S = 0.02  # predictions that differ by less say nothing: the emptier unit is taken
 
 
 class PrefixMemory:

@@ -20,12 +20,11 @@ from muxcluster.router.unit_load import LoadMeter
 
 logger = logging.getLogger(__name__)
 
-SILENT_S = 5.0
-"""A unit reports twice a second; one that has not for this long gets no new requests."""
+SILENT_S = 5.0  # A unit reports twice a second; one that has not for this long gets no new requests
+# And after this long it is stuck. A node out of reach shows earlier: its connection breaks.
 STALLED_S = 10.0
-"""And after this long it is stuck. A node out of reach shows earlier: its connection breaks."""
+# how long a lost unit may take to come back before requests stop waiting for it
 RESTART_LIMIT_S = 120.0
-"""How long a lost unit may take to come back before requests stop waiting for it."""
 
 
 class LinkState(StrEnum):
@@ -70,8 +69,7 @@ class UnitLink:
         self, unit_id: str, connect: Connect, restart_limit_s: float = RESTART_LIMIT_S
     ) -> None:
         self.unit_id = unit_id
-        self.num_open = 0
-        """Requests of ours that the unit works on."""
+        self.num_open = 0  # requests of ours that the unit works on
         self.load = LoadMeter()
         self.prefixes = PrefixMemory()
         self._connect = connect

@@ -12,11 +12,11 @@ from muxcluster.router.unit_link import RESTART_LIMIT_S, Connect, LinkState, Uni
 logger = logging.getLogger(__name__)
 
 WATCH_PERIOD_S = 0.1
+# how often the controller is asked for a newer directory while every unit is well
 POLL_PERIOD_S = 0.5
-"""How often the controller is asked for a newer directory while every unit is well."""
 
+# The controller's answer as `Directory.version` tells; None too where it does not answer
 AskDirectory = Callable[[str | None], Awaitable[Directory | None]]
-"""The controller's answer as `Directory.version` tells; None too where it does not answer."""
 
 
 class UnitLinks:

@@ -5,10 +5,9 @@ from dataclasses import dataclass, field
 
 from muxcluster.core.served import ModelStats, UnitStats
 
-UNKNOWN_TOKEN_S = 1e-4
-"""Seconds to prefill a token, before any was measured."""
+UNKNOWN_TOKEN_S = 1e-4  # seconds to prefill a token, before any was measured
+# share of the earlier measurements that the next report leaves: about ten reports count
 MEMORY = 0.9
-"""Share of the earlier measurements that the next report leaves: about ten reports count."""
 
 
 @dataclass(slots=True)

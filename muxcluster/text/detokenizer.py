@@ -5,10 +5,9 @@ from collections.abc import Sequence
 from muxcluster.text.tokenizer import Tokenizer
 
 _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
+# tokens decoded again with each new one, at most (a run of byte-fallback tokens excepted)
 MAX_WINDOW = 24
-"""Tokens decoded again with each new one, at most (a run of byte-fallback tokens excepted)."""
-KEPT = 8
-"""Tokens kept as context: a UTF-8 decoder is in step again after 3 bytes, a token has one."""
+KEPT = 8  # tokens kept as context: a UTF-8 decoder is in step again after 3 bytes, a token has one
 
 
 class Detokenizer:

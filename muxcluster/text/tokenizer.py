@@ -26,8 +26,8 @@ class Tokenizer:
         self._bytes = ByteReader(_decoder_parts(fast))
         self._special = frozenset(_special_ids(fast))
         self.vocab_size: int = fast.get_vocab_size(with_added_tokens=True)
+        # characters of the longest entry: a text has at least len(text) / longest tokens
         self.longest: int = max(map(len, fast.get_vocab(with_added_tokens=True)), default=1)
-        """Characters of the longest entry: a text has at least len(text) / longest tokens."""
 
     @classmethod
     def load(cls, path: Path | str) -> "Tokenizer":

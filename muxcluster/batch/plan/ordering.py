@@ -28,8 +28,7 @@ from muxcluster.sim.batch.simulate import SimPredictor
 from muxcluster.sim.batch.together import OrderedJob, compare_together
 from muxcluster.text.schemas import GenerationBody
 
-SAMPLED = 500
-"""Requests that orders are compared on: more would keep the engine waiting."""
+SAMPLED = 500  # requests that orders are compared on: more would keep the engine waiting
 
 
 class LocalPlanner:

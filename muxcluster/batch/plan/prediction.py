@@ -12,10 +12,8 @@ from muxcluster.sim.batch.setting import Setting
 from muxcluster.sim.batch.simulate import SimPredictor
 from muxcluster.workload.files.batchfile import NOTHING, Skips
 
-AUTO = "auto"
-"""The order that stands for all of them: the fastest by prediction is taken."""
-LENGTHS = ("sampled", "known")
-"""What plans are told of output lengths: nothing, or all."""
+AUTO = "auto"  # the order that stands for all of them: the fastest by prediction is taken
+LENGTHS = ("sampled", "known")  # what plans are told of output lengths: nothing, or all
 
 
 @dataclass(frozen=True, slots=True)

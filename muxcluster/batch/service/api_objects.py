@@ -5,8 +5,8 @@ from typing import Any
 from muxcluster.batch.store.files import StoredFile
 from muxcluster.batch.store.job import OPEN, Batch, Status, Use
 
+# key of a running batch's metadata: when its last line should end, Unix seconds as text
 ESTIMATE = "estimated_finish_at"
-"""Key of a running batch's metadata: when its last line should end, Unix seconds as text."""
 _TIMES = {
     "created_at": "created",
     "in_progress_at": Status.IN_PROGRESS,

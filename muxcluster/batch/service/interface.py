@@ -7,8 +7,7 @@ from typing import Any, Protocol
 from muxcluster.batch.store.files import FilePage
 
 PURPOSE = "batch"
-ApiObject = Mapping[str, Any]
-"""An object as OpenAI's API shows it."""
+ApiObject = Mapping[str, Any]  # an object as OpenAI's API shows it
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,7 @@ from muxcluster.core.errors import InvalidValue, NotFound, StorageFailed
 logger = logging.getLogger(__name__)
 
 STORAGE_RETRY_S = 5.0
-SURPRISE_RETRY_S = 30.0
-"""How soon a batch goes on whose run failed by a fault of ours."""
+SURPRISE_RETRY_S = 30.0  # how soon a batch goes on whose run failed by a fault of ours
 MODELS_PERIOD_S = 0.1
 
 

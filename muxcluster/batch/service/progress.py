@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 from muxcluster.batch.store.job import Use
 
+# Of the time so far, the last part, whose speed counts: models get faster once their caches are
+# warm, and interactive load comes and goes. Less would follow every long answer.
 RECENT = 0.5
-"""Of the time so far, the last part, whose speed counts: models get faster once their caches are
-warm, and interactive load comes and goes. Less would follow every long answer."""
 _MAX_MARKS = 128
 
 

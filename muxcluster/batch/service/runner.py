@@ -21,10 +21,9 @@ from muxcluster.batch.store.job import OPEN, Batch, Status
 from muxcluster.batch.store.results import refused
 from muxcluster.batch.store.store import BatchStore, Pending
 
-_CLOSING_LINES = 1000
-"""Lines that are told at once that they will not run."""
+_CLOSING_LINES = 1000  # lines that are told at once that they will not run
+# others than the batch's lines take memory and give it back, and nobody tells us
 _ASK_AGAIN_S = 0.5
-"""Others than the batch's lines take memory and give it back, and nobody tells us."""
 
 
 @dataclass(frozen=True, slots=True)

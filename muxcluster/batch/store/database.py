@@ -36,8 +36,7 @@ CREATE UNIQUE INDEX IF NOT EXISTS line_names ON lines (batch, digest);
 
 _NAME = "batches.sqlite"
 _BESIDE = ("-wal", "-shm", "-journal")
-FILES, UPLOADS = "files", "uploads"
-"""Folders beside the database."""
+FILES, UPLOADS = "files", "uploads"  # folders beside the database
 _OURS = (_NAME, *(_NAME + suffix for suffix in _BESIDE), "lock", FILES, UPLOADS)
 
 

@@ -12,8 +12,7 @@ from muxcluster.batch.store.store import BatchStore
 from muxcluster.core.errors import ContentTooLarge, InvalidValue, NotFound, StorageFailed
 from muxcluster.core.inputs.private import make_private_folder
 
-IDLE_S = 600.0
-"""An upload of which nothing came for so long is given up."""
+IDLE_S = 600.0  # an upload of which nothing came for so long is given up
 _COLUMNS = "id, owner, purpose, name, num_bytes, created_at"
 
 

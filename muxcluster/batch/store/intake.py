@@ -13,8 +13,8 @@ from muxcluster.batch.store.results import refused
 from muxcluster.batch.store.store import BatchStore, Result
 from muxcluster.core.errors import ContentTooLarge, InvalidValue, ModelNotFound, RequestError
 
+# most lines of a transaction: other batches record results between two, and it is in memory
 _CHUNK, _CHUNK_BYTES = 2000, 64 * 2**20
-"""Most lines of a transaction: other batches record results between two, and it is in memory."""
 _TEXT_BYTES = 4
 
 

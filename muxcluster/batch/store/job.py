@@ -21,8 +21,8 @@ class Status(StrEnum):
     CANCELLED = "cancelled"
 
 
+# states that a batch leaves by itself
 OPEN = frozenset({Status.VALIDATING, Status.IN_PROGRESS, Status.FINALIZING, Status.CANCELLING})
-"""States that a batch leaves by itself."""
 
 
 @dataclass(frozen=True, slots=True)

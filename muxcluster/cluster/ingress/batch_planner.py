@@ -22,10 +22,9 @@ from muxcluster.sim.batch.setting import Setting
 
 logger = logging.getLogger(__name__)
 
+# A longer job runs as it stands in its file: planning it would keep it waiting for minutes
 MOST_LINES = 100_000
-"""A longer job runs as it stands in its file: planning it would keep it waiting for minutes."""
-PERIOD_S = 10.0
-"""How soon a plan follows that of the units."""
+PERIOD_S = 10.0  # how soon a plan follows that of the units
 
 
 class OrderedLines:

@@ -6,8 +6,7 @@ from muxcluster.core.job import TokenLogprobs
 from muxcluster.http.calls.choice import PlacedLogprob
 from muxcluster.text.tokenizer import Tokenizer
 
-LOWEST = -9999.0
-"""Stands for minus infinity, which JSON cannot say."""
+LOWEST = -9999.0  # stands for minus infinity, which JSON cannot say
 
 
 def completion_logprobs(tokenizer: Tokenizer, placed: Sequence[PlacedLogprob]) -> dict[str, object]:

@@ -19,8 +19,7 @@ from muxcluster.http.errors import http_error
 from muxcluster.text.schemas import StreamOptions
 
 Deltas = Stream[ChoiceDelta]
-_MARK = uuid4().hex
-"""Stands for a text in a frame; found nowhere else in an event."""
+_MARK = uuid4().hex  # stands for a text in a frame; found nowhere else in an event
 
 
 class StreamBroken(Exception):

@@ -9,11 +9,9 @@ from muxcluster.core.errors import InvalidValue, Overloaded
 from muxcluster.core.request import ServiceClass
 from muxcluster.http.settings import QueueLimits
 
-RATE_WINDOW_S = 10.0
-"""Time over which the speed of a queue is averaged."""
+RATE_WINDOW_S = 10.0  # time over which the speed of a queue is averaged
 UNKNOWN_RETRY_S = 5
-MAX_RETRY_S = 60
-"""Clients obey Retry-After up to a minute."""
+MAX_RETRY_S = 60  # clients obey Retry-After up to a minute
 
 
 class _Queue:

@@ -13,8 +13,8 @@ from muxcluster.http.calls.call import Call
 from muxcluster.text.detokenizer import Detokenizer
 from muxcluster.text.stop import StopMatcher
 
+# prompt tokens the detokeniser reads first: what a token looks like depends on its neighbours
 CONTEXT_TOKENS = 6
-"""Prompt tokens the detokeniser reads first: what a token looks like depends on its neighbours."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,8 +29,7 @@ from muxcluster.text.tokenizer import Tokenizer
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
-RETRY_S = 5.0
-"""How soon a model's files are read again where that failed."""
+RETRY_S = 5.0  # how soon a model's files are read again where that failed
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ from muxcluster.http.calls.choice import ChoiceDelta
 from muxcluster.http.metrics import request_log
 from muxcluster.http.metrics.requests import ENGINE, REJECTED_CODES, Metrics
 
-REJECTED = "rejected"
-"""How a request ends that no unit took; it counts apart from those that ended."""
+REJECTED = "rejected"  # how a request ends that no unit took; it counts apart from those that ended
+# each part of a request's time and the metric that tells it; all but the first sum to it
 PART_HISTOGRAMS = {
     "total_s": "e2e_request_latency_seconds",
     "queue_s": "request_queue_time_seconds",
@@ -23,9 +23,7 @@ PART_HISTOGRAMS = {
     "recovery_s": "request_recovery_seconds",
     "framework_s": "request_framework_seconds",
 }
-"""Each part of a request's time and the metric that tells it; all but the first sum to it."""
-TIMER_S = 0.001
-"""Timers may fire this much early."""
+TIMER_S = 0.001  # timers may fire this much early
 
 
 class RequestRecord:

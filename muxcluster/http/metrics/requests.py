@@ -9,10 +9,8 @@ from muxcluster.core.served import ServedModel
 from muxcluster.http.calls.call import Call
 
 LABELS = ("model_name", "engine")
-UNKNOWN_MODEL = ""
-"""`model_name` label of requests that were refused unread."""
-ENGINE = "0"
-"""`engine` label of what is measured here rather than in a unit."""
+UNKNOWN_MODEL = ""  # `model_name` label of requests that were refused unread
+ENGINE = "0"  # `engine` label of what is measured here rather than in a unit
 
 _SECONDS = (2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
 _TTFT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0)
@@ -55,8 +53,8 @@ COUNTERS = {
 OUR_COUNTERS = {
     "request_recoveries": "Times that a request lost its unit and went on in another.",
 }
+# Of NotReady: the request was turned away. After a `replica_lost` it has failed.
 REJECTED_CODES = frozenset({"model_loading", "no_capacity", "server_shutting_down"})
-"""Of NotReady: the request was turned away. After a `replica_lost` it has failed."""
 
 
 class Metrics:

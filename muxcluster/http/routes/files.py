@@ -14,8 +14,7 @@ from muxcluster.core.inputs.clip import plain
 from muxcluster.http.routes.form import Piece, form_pieces
 from muxcluster.http.routes.generation import json_response
 
-CHUNK_BYTES = 2**20
-"""Of a file, between the server's processes."""
+CHUNK_BYTES = 2**20  # of a file, between the server's processes
 MAX_FIELD_BYTES = 256
 MAX_NAME_CHARS = 255
 MAX_FILES = 10_000

@@ -23,8 +23,8 @@ from muxcluster.text.validation.body import parse
 
 TIMEOUT_HEADER = "x-request-timeout-seconds"
 TIMING_HEADER = "x-muxcluster-timing"
+# how long after its time limit a stream is cut whose client has stopped reading
 READER_GRACE_S = 5.0
-"""How long after its time limit a stream is cut whose client has stopped reading."""
 
 
 def generation_routes(service: CompletionService, *, lenient: bool) -> APIRouter:

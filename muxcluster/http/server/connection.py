@@ -25,15 +25,13 @@ except ImportError:  # an optional part of uvicorn, which then uses h11
     HAS_HTTPTOOLS = False
     HttpToolsProtocol = asyncio.Protocol  # type: ignore[assignment,misc]
 
+# received data is parsed in pieces, so that a limit is noticed close to where it is passed
 PIECE_BYTES = 8192
-"""Received data is parsed in pieces, so that a limit is noticed close to where it is passed."""
-MAX_UNPARSED_BYTES = 2**20
-"""Of requests that a client pipelines behind one that is being answered."""
-HEADER_EXTRA_BYTES = 4
-"""`: ` and the end of the line."""
+MAX_UNPARSED_BYTES = 2**20  # of requests that a client pipelines behind one that is being answered
+HEADER_EXTRA_BYTES = 4  # `: ` and the end of the line
+# How long a refused client may go on sending before its connection is closed. Closing at once would
+# reset the connection, and the client could lose the answer.
 LINGER_S = 2.0
-"""How long a refused client may go on sending before its connection is closed. Closing at once
-would reset the connection, and the client could lose the answer."""
 LINGER_BYTES = 2**20
 BAD_REQUEST = status_error(400, "this is not a valid HTTP/1.1 request")
 
@@ -105,8 +103,7 @@ class Guard:
         self._is_head_late = True
         self._refusal: HttpError | None = None
         self._num_discarded = 0
-        self.is_ending = False
-        """Nothing that the client sends is parsed any more."""
+        self.is_ending = False  # nothing that the client sends is parsed any more
         self.expect_bytes()
 
     def expect_bytes(self, *, of_head: bool = True) -> None:
@@ -216,12 +213,11 @@ class LimitedHttpTools(HttpToolsProtocol):
         self._has_message_ended = False
         self._num_bytes = 0
         self._num_headers = 0
+        # In pieces that brought neither a head's start or end nor a body's bytes. The parser
+        # collects them: an unfinished header, a trailer, a chunk extension.
         self._num_silent_bytes = 0
-        """In pieces that brought neither a head's start or end nor a body's bytes. The parser
-        collects them: an unfinished header, a trailer, a chunk extension."""
         self._too_large: HeadTooLarge | None = None
-        self._open: list[Cycle] = []
-        """Requests that are not answered yet."""
+        self._open: list[Cycle] = []  # requests that are not answered yet
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)

@@ -15,10 +15,8 @@ from muxcluster.http.server.connection import HeadLimits, limited_protocol
 logger = logging.getLogger(__name__)
 
 BACKLOG = 4096
-BIND_TIMEOUT_S = 15.0
-"""How long a replica that replaces another waits for the port it leaves."""
-KEEP_ALIVE_S = 65
-"""Longer than the minute for which common load balancers keep idle connections."""
+BIND_TIMEOUT_S = 15.0  # how long a replica that replaces another waits for the port it leaves
+KEEP_ALIVE_S = 65  # longer than the minute for which common load balancers keep idle connections
 CLOSE_S = 1
 
 

@@ -22,8 +22,7 @@ from muxcluster.http.settings import ApiSettings
 
 OPEN_ROUTES = frozenset({"/health", "/ping", "/ready"})
 UPLOAD = "/v1/files"
-FORM_BYTES = 64 * 2**10
-"""Of an upload's form around the file."""
+FORM_BYTES = 64 * 2**10  # of an upload's form around the file
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 HEAD_LIMITS = HeadLimits()
 PLAIN_ID = re.compile(r"[\x21-\x7e]{1,128}")

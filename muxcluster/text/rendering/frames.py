@@ -7,10 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-LENGTH = struct.Struct(">Q")
-"""Before a job."""
-HEAD = struct.Struct(">BQ")
-"""Before a reply: its outcome, and how many bytes of text follow."""
+LENGTH = struct.Struct(">Q")  # before a job
+HEAD = struct.Struct(">BQ")  # before a reply: its outcome, and how many bytes of text follow
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +58,10 @@ class ReceivedJob:
 class Outcome(enum.IntEnum):
     """How a job went. A process that runs out of time sends nothing: it is killed."""
 
-    RENDERED = 0
-    """Text: the prompt."""
-    REFUSED = 1
-    """Text: what the template, or the compiler, says."""
-    TOO_LONG = 2
-    """Text: how many characters the prompt has."""
-    NO_MEMORY = 3
-    """No text. The process ends."""
+    RENDERED = 0  # text: the prompt
+    REFUSED = 1  # text: what the template, or the compiler, says
+    TOO_LONG = 2  # text: how many characters the prompt has
+    NO_MEMORY = 3  # No text. The process ends.
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,7 @@ from muxcluster.text.rendering.frames import Job, Outcome, Reply
 from muxcluster.text.rendering.process import Died, RenderLimits, RenderProcess
 
 NUM_PROCESSES = 2
-SUSPECT_S = 60.0
-"""How long a template that hit a limit is confined to the slow slot."""
+SUSPECT_S = 60.0  # how long a template that hit a limit is confined to the slow slot
 
 
 @dataclass(slots=True, eq=False)

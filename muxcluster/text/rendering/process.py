@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from muxcluster.text.rendering.frames import HEAD, Job, Outcome, Reply
 
 WORKER = "muxcluster.text.rendering.worker"
+# of our environment: a template that broke out of its sandbox finds no secrets there
 KEPT_VARIABLES = ("LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "PYTHONHOME", "TZ")
-"""Of our environment: a template that broke out of its sandbox finds no secrets there."""
 RECEIVE_BYTES = 2**18
-END_S = 1.0
-"""How long a process may take to end once it has closed its socket."""
+END_S = 1.0  # how long a process may take to end once it has closed its socket
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from muxcluster.core.errors import UnsupportedParameter
 from muxcluster.core.inputs.clip import plain
 
+# known fields that never change the output here (tools, which some of them tune, are refused)
 HARMLESS = frozenset(
     {
         "user",
@@ -19,8 +20,8 @@ HARMLESS = frozenset(
         "stream_interval",
     }
 )
-"""Known fields that never change the output here (tools, which some of them tune, are refused)."""
 
+# known fields we do not honour, with the values (beside null) at which they change nothing
 REFUSED: Mapping[str, tuple[object, ...]] = {
     "allowed_token_ids": ([],),
     "audio": (),
@@ -81,7 +82,6 @@ REFUSED: Mapping[str, tuple[object, ...]] = {
     "vllm_xargs": ({},),
     "web_search_options": (),
 }
-"""Known fields we do not honour, with the values (beside null) at which they change nothing."""
 
 
 def check_outside_fields(

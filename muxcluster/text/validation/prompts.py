@@ -10,8 +10,8 @@ from muxcluster.core.errors import InvalidValue, MissingParameter, UnsupportedPa
 from muxcluster.core.inputs.clip import plain
 
 MAX_PROMPTS = 1024
+# and parts of messages: looking at 800,000 that fit a body held up the event loop for seconds
 MAX_MESSAGES = 16_384
-"""And parts of messages: looking at 800,000 that fit a body held up the event loop for seconds."""
 ROLES = frozenset({"system", "developer", "user", "assistant"})
 TOOL_FIELDS = ("tool_calls", "function_call", "tool_call_id", "audio")
 
