@@ -41,7 +41,7 @@ class BatchServiceClient:
         self._host: Any = None
 
     async def start(self) -> None:
-        """Where this node keeps batches, have them go on, with these settings."""
+        """If this node keeps batches, start their actor, with these settings."""
         batch = self._settings.batch
         if batch is None or not database_path(Path(batch.directory)).exists():
             return
@@ -56,7 +56,7 @@ class BatchServiceClient:
             logger.error("batches do not go on: %s", error)
 
     async def close(self) -> None:
-        """The actor outlives its ingresses."""
+        """Do nothing: the actor outlives its ingresses."""
 
     begin = _asked(BatchService.begin)
     add = _asked(BatchService.add)

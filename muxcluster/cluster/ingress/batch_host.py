@@ -1,4 +1,4 @@
-"""The actor that alone keeps files and batches, and sends their requests to the units."""
+"""The one actor that keeps files and batches and sends their requests to the units."""
 
 import asyncio
 from dataclasses import replace
@@ -27,9 +27,9 @@ _MOST_KEPT_TOKENS = 2**26  # of planned lines that wait, 256 MiB; the rest is to
 
 
 class BatchHost:
-    """A `LocalBatchService` behind Ray calls, with an edge of its own towards the units.
+    """A `LocalBatchService` behind Ray calls, with links of its own to the units.
 
-    To be made on a running event loop. Raises as `LocalBatchService`.
+    Make it on a running event loop. Raises as `LocalBatchService`.
     """
 
     def __init__(self, settings: ApiSettings, controller: Any) -> None:
@@ -69,7 +69,7 @@ class BatchHost:
             await asyncio.sleep(_MODELS_PERIOD_S)
 
     async def settings(self) -> ApiSettings:
-        """What it was made with."""
+        """Return the settings it was made with."""
         return self._settings
 
     async def ask(self, method: str, *args: Any, **kwargs: Any) -> Any:
@@ -86,5 +86,5 @@ class BatchHost:
 
 
 def make_host(settings: ApiSettings, controller: Any) -> Any:
-    """The handle of the cluster's one host, which is made on the head where it is missing."""
+    """Return the handle of the cluster's one host; make it on the head if it is missing."""
     return make_on_head(BatchHost, BATCHES, settings, controller)

@@ -1,4 +1,4 @@
-"""The controller as the processes of the edge see it: asked, and done without."""
+"""Calls of the controller by ingresses and the batch service, which also run without it."""
 
 from typing import Any
 
@@ -31,7 +31,7 @@ class ControllerCalls:
             raise NotReady(message, retry_after_s=2, code="controller_lost") from error
 
     async def directory(self, known_version: str | None) -> Directory | None:
-        """Return a newer directory; None too where the controller is gone: the next turn asks."""
+        """Return a newer directory; None if there is none or the controller does not answer."""
         try:
             return await self.ask(Controller.directory, known_version)
         except NotReady:
