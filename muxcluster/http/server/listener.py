@@ -1,4 +1,4 @@
-"""The ingress's own HTTP port: one hop from the client to the process that holds its stream."""
+"""The ingress's own HTTP port, so that no proxy stands between a client and its stream."""
 
 import asyncio
 import contextlib
@@ -23,8 +23,7 @@ CLOSE_S = 1
 class Listener:
     """Serves an ASGI application on `address`, on the event loop that calls `start`.
 
-    The application's lifespan is not run: whoever made it does that. parser: as for
-    `limited_protocol`.
+    Does not run the application's lifespan. parser: as for `limited_protocol`.
     """
 
     def __init__(
@@ -36,7 +35,7 @@ class Listener:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self, app: ASGIApp) -> None:
-        """Listen. Raises EngineFailure where the port does not become free."""
+        """Listen. Raises EngineFailure if the port does not become free."""
         bound = await _bind(self._address)
         config = uvicorn.Config(
             app,
@@ -62,7 +61,7 @@ class Listener:
             raise EngineFailure("the HTTP server did not start") from self._task.exception()
 
     async def close(self) -> None:
-        """Stop listening; streams still open are cut. Idempotent."""
+        """Stop listening and cut open streams. Idempotent."""
         task, self._task = self._task, None
         if task is not None and self._server is not None:
             self._server.should_exit = True

@@ -1,4 +1,4 @@
-"""Fields outside the schemas: harmless ones pass, those we do not honour are refused by name."""
+"""Checks fields outside the schemas: harmless ones pass, unsupported ones are refused."""
 
 from collections.abc import Iterable, Mapping
 
@@ -87,7 +87,7 @@ REFUSED: Mapping[str, tuple[object, ...]] = {
 def check_outside_fields(
     data: Mapping[str, object], names: Iterable[str], *, lenient: bool
 ) -> None:
-    """Looks at each field `names` of `data` that its schema does not have.
+    """Check the fields `names` of `data`, which its schema does not have.
 
     Raises UnsupportedParameter for a known field with an effect we would drop, and for an
     unknown one unless `lenient`.
