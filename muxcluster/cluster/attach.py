@@ -16,6 +16,7 @@ from ray.exceptions import RayError
 from muxcluster.cluster.control.controller import Controller, Wiring
 from muxcluster.cluster.control.roster import CLOSE_S
 from muxcluster.cluster.control.store import clear_state
+from muxcluster.cluster.ray.actor_calls import Method, P, R, ask_and_wait
 from muxcluster.cluster.ray.privacy import found, keep_token_private
 from muxcluster.cluster.units.actors import (
     CONTROLLER,
@@ -27,6 +28,7 @@ from muxcluster.cluster.units.actors import (
 )
 from muxcluster.core.errors import EngineFailure, Unavailable
 
+ASK_TIMEOUT_S = 30.0
 POLL_S = 0.2
 MOST_FAILURES = 3  # failures of a unit after which a command stops waiting for it
 
@@ -69,10 +71,17 @@ def find_controller() -> Any | None:
     return find_actor(CONTROLLER)
 
 
-def ask(controller: Any, method: str, *args: Any, timeout_s: float = 30.0) -> Any:
-    """Call a method of the controller. Raises Unavailable if there is no answer."""
+def ask(controller: Any, method: Method[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """Return the answer to a method of `Controller`. Raises Unavailable where none comes."""
+    return ask_within(ASK_TIMEOUT_S, controller, method, *args, **kwargs)
+
+
+def ask_within(
+    timeout_s: float, controller: Any, method: Method[P, R], *args: P.args, **kwargs: P.kwargs
+) -> R:
+    """As `ask`, with a time limit of its own."""
     try:
-        return ray.get(getattr(controller, method).remote(*args), timeout=timeout_s)
+        return ask_and_wait(controller, timeout_s, method, *args, **kwargs)
     except (RayError, TimeoutError) as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise Unavailable(f"the controller does not answer: {lines[-1]}") from error
@@ -85,8 +94,7 @@ def ask_status(address: str, timeout_s: float) -> dict[str, Any]:
         controller = find_controller()
         if controller is None:
             raise Unavailable(f"no muxcluster server in the cluster at {address}")
-        state: dict[str, Any] = ask(controller, "status", timeout_s=timeout_s)
-    return state
+        return ask_within(timeout_s, controller, Controller.status)
 
 
 def wait_converged(
@@ -102,7 +110,7 @@ def wait_converged(
     """
     deadline = time.monotonic() + timeout_s
     while True:
-        progress = ask(controller, "progress")
+        progress = ask(controller, Controller.progress)
         tell(progress)
         if progress["converged"]:
             return
@@ -127,10 +135,8 @@ def stop_everything(timeout_s: float = 60.0) -> None:
     """
     controller = find_controller()
     if controller is not None:
-        with contextlib.suppress(
-            Unavailable
-        ):  # a hung controller is killed; its units are stopped from here
-            ask(controller, "stop", timeout_s=timeout_s)
+        with contextlib.suppress(Unavailable):  # a hung one is killed, its units ended from here
+            ask_within(timeout_s, controller, Controller.stop)
         ray.kill(controller)
     serve.shutdown()
     names = [name for name in unit_names() if name != CONTROLLER]

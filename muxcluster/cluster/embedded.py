@@ -17,7 +17,7 @@ from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
 from muxcluster.cluster.attach import ask, start_controller, stop_everything, wait_converged
-from muxcluster.cluster.control.controller import Wiring
+from muxcluster.cluster.control.controller import Controller, Wiring
 from muxcluster.cluster.ray.privacy import keep_token_private, make_token, on_loopback
 from muxcluster.cluster.ray.process_logs import VARIABLE
 from muxcluster.cluster.ray.server_folder import ServerFolder
@@ -75,7 +75,7 @@ class EmbeddedRay:
         """
         controller = start_controller(Wiring(self.socket_dir, unit_class))
         try:
-            ask(controller, "apply", desired, edge)
+            ask(controller, Controller.apply, desired, edge)
             wait_converged(controller, START_TIMEOUT_S, most_failures=1)
         except Unavailable as error:
             raise EngineFailure(str(error)) from error

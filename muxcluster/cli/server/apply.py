@@ -18,7 +18,7 @@ from muxcluster.cluster.attach import (
     start_controller,
     wait_converged,
 )
-from muxcluster.cluster.control.controller import Wiring
+from muxcluster.cluster.control.controller import Controller, Wiring
 from muxcluster.cluster.ingress.serve_app import Ingresses, ingresses_of
 from muxcluster.cluster.ray.nodes import planning_nodes, ray_nodes
 from muxcluster.cluster.state.desired import Desired, desired_of
@@ -46,8 +46,8 @@ def apply(config: Path, options: UpOptions) -> None:
     wanted = load_config(config)
     with joined(options.address):
         controller = find_controller()
-        before = None if controller is None else ask(controller, "desired")
-        edge_before = None if controller is None else ask(controller, "edge")
+        before = None if controller is None else ask(controller, Controller.desired)
+        edge_before = None if controller is None else ask(controller, Controller.edge)
         desired, edge = _planned(wanted, before), ingresses_of(wanted)
         change = change_between(before, desired, is_edge_new=edge != edge_before)
         _show(console, change, desired, options.as_json)
@@ -59,7 +59,7 @@ def apply(config: Path, options: UpOptions) -> None:
             _confirm()
         controller = controller or start_controller(Wiring())
         if not change.is_empty:
-            ask(controller, "apply", desired, edge)
+            ask(controller, Controller.apply, desired, edge)
         wait_converged(controller, options.timeout_s, _ProgressPrinter(console))
         _announce(console, desired, edge)
 
