@@ -67,9 +67,9 @@ def test_the_script_compiles_a_kernel_and_says_so():
 
 
 def test_the_script_fails_on_a_spill_on_nonsense_and_on_what_is_worse_than_it_was(tmp_path):
-    shutil.copytree(ROOT / "muxcluster" / "kernels", tmp_path / "muxcluster" / "kernels")
-    shutil.copy(ROOT / "muxcluster" / "__init__.py", tmp_path / "muxcluster")
-    shutil.copytree(ROOT / "bench", tmp_path / "bench", ignore=shutil.ignore_patterns("results"))
+    for package in ("muxcluster", "bench"):
+        ignored = shutil.ignore_patterns("results", "__pycache__")
+        shutil.copytree(ROOT / package, tmp_path / package, ignore=ignored)
     source = ROOT / "tests" / "bench" / "faulty_kernels.py"
     shutil.copy(source, tmp_path / "muxcluster" / "kernels" / "triton_ops" / "faulty.py")
     bounds = tmp_path / "bench" / "kernels" / "bounds.json"
