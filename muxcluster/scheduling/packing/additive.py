@@ -27,17 +27,17 @@ class AdditivePacking(HybridPacking):
         self._last: dict[str, tuple[float, bool]] = {}
 
     def _limit_s(self, draft: Draft, turn: Turn) -> float:
-        """Targets in reach bind the size after the step, not the step."""
+        """Return no limit: targets in reach bound the size after the step, not the step."""
         self._last[draft.model.name] = self._slack.for_prompts(draft, turn), False
         return math.inf
 
     def _room(self, draft: Draft) -> int:
-        """Rows that batch sequences may have."""
+        """Return the rows that batch sequences may have."""
         size = self._sizes.get(draft.model.name, self._limits.first_rows)
         return max(0, min(size, self._limits.max_decode_rows) - len(draft))
 
     def observe(self, job: Job, seconds: float, num_beside: int) -> None:
-        """Grow, or start again."""
+        """Let the size grow, or start again."""
         super().observe(job, seconds, num_beside)
         name, first = job.model, self._limits.first_rows
         size = self._sizes.get(name, first)

@@ -54,7 +54,7 @@ class HybridPacking:
         self._plain = PriorityPacking(memory, limits, times)
 
     def may_prefill(self, model: ModelState) -> bool:
-        """True where a chunk or an admissible request waits."""
+        """Return True where a chunk or an admissible request waits."""
         if len(model.slots.idle_prefilling()):
             return True
         if (slot := self._memory.next_interactive(model)) is not None:
@@ -75,7 +75,7 @@ class HybridPacking:
         self._times.observe(job, seconds, num_beside=num_beside)
 
     def decodes_all(self, model: ModelState) -> bool:
-        """True where no batch work is here: how much of it there is room for changes with time."""
+        """Return True where no batch work is here: the room for it changes with time."""
         return not model.has_batch_work
 
     def pack(self, model: ModelState, phase: Phase, turn: Turn) -> Batch:
@@ -117,10 +117,10 @@ class HybridPacking:
         return self._limits.max_decode_rows - len(draft)
 
     def _is_waited_for(self, model: ModelState, phase: Phase) -> bool:
-        """True where an interactive request waits for the next job, or for blocks.
+        """Return True where an interactive request waits for the next job, or for blocks.
 
-        Batch rows would only keep it waiting. One that waits for a slot, or for blocks that nobody
-        lends, waits for them to end, too.
+        Batch rows would only delay it, unless it waits for a slot, or for blocks that are not lent:
+        then batch rows must end first.
         """
         head = model.waiting.by_class[ServiceClass.INTERACTIVE].head
         if head is None or (model.slots.num_batch and not model.slots.num_free):
@@ -162,7 +162,7 @@ class HybridPacking:
             self._returns.batch(draft, turn, limit_s, room - len(rows), is_prefilling=False)
 
     def _urgent_prompts(self, draft: Draft, turn: Turn) -> bool:
-        """False where some interactive prompt waits that the job has no room or memory for."""
+        """Return False where an interactive prompt waits for room in the job, or for memory."""
         model, table = draft.model, draft.model.slots
         prefilling = self._memory.unblocked(model, table.idle_prefilling())
         if table.num_batch and len(prefilling):
@@ -172,7 +172,7 @@ class HybridPacking:
         if not len(prefilling) and waiting.head is None:
             return True
         limit_s = self._slack.for_prompts(draft, turn)
-        # Else a prediction that is wrong for ever could keep prompts out for ever.
+        # Otherwise a prediction that stays wrong could keep prompts out forever.
         least = LEAST_CHUNK if _is_late(model, prefilling, turn.now) else 0
         if not self._prompts.chunks(draft, prefilling, limit_s, least):
             return False
@@ -183,7 +183,7 @@ class HybridPacking:
         return self._prompts.admit(draft, ServiceClass.INTERACTIVE, limit_s, least=least)
 
     def _batch_prompts(self, draft: Draft, turn: Turn, limit_s: float, *, is_done: bool) -> None:
-        """is_done: no interactive prompt waits; else nobody new is let in."""
+        """is_done: no interactive prompt waits; otherwise no new request is admitted."""
         model, table = draft.model, draft.model.slots
         is_overdue = self._ageing.is_overdue(model, turn.now)
         if is_overdue:
@@ -202,7 +202,7 @@ class HybridPacking:
 
 
 def _is_late(model: ModelState, prefilling: Slots, now: float) -> bool:
-    """True where some interactive prompt has missed its target."""
+    """Return True where some interactive prompt has missed its target."""
     head = model.waiting.by_class[ServiceClass.INTERACTIVE].head
     if head is not None and head.deadline_s < now:
         return True

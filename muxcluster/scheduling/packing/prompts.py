@@ -21,8 +21,10 @@ _ROWS_PER_SPARE = 8
 
 
 def whole_tiles(count: int, num_before: int) -> int:
-    """So many tokens of a prompt or a few less, so that the job, which has `num_before` tokens
-    without them, is made of whole tiles."""
+    """Return `count` tokens of a prompt or a few less, so that the job is made of whole tiles.
+
+    num_before: tokens of the job without them.
+    """
     num_over = (num_before + count) % TILE_TOKENS
     if num_before + count < _LEAST_TILES * TILE_TOKENS or count - num_over < LEAST_CHUNK:
         return count
@@ -37,7 +39,7 @@ class Prompts:
         self._limits = limits
 
     def chunks(self, draft: Draft, slots: Slots, limit_s: float, least: int = 0) -> bool:
-        """Chunks of prompts that are begun; False where the job is full. least: see `chunk`."""
+        """Add chunks of begun prompts; return False where the job is full. least: see `chunk`."""
         return all(self.chunk(draft, slot, limit_s, least=least) for slot in slots.tolist())
 
     def chunk(
@@ -50,8 +52,9 @@ class Prompts:
         least: int = 0,
         num_to_come: int | None = None,
     ) -> bool:
-        """As much of a prompt as fits; True: all of it. Of one of the batch class that does not fit
-        whole, what makes the job whole tiles.
+        """Add as much of a prompt as fits; return True where that is all of it.
+
+        Of a batch prompt that does not fit whole, it adds what makes the job whole tiles.
 
         least: tokens that the job takes of prompts whatever its time, as its budget allows.
         num_to_come: of a restored one, of which at least a token is in the job: rows that will
@@ -81,7 +84,7 @@ class Prompts:
         most: float = math.inf,
         least: int = 0,
     ) -> bool:
-        """At most so many new requests of a class; False where the job or memory is full."""
+        """Admit at most so many requests of a class; return False where job or memory is full."""
         waiting = draft.model.waiting.by_class[service]
         while (head := waiting.head) is not None:
             most -= 1
@@ -101,7 +104,7 @@ class Prompts:
 
 
 def lacks_prompts(model: ModelState) -> bool:
-    """True where nothing could be in a prefill job; where it is False there may still be nothing.
+    """Return True where a prefill job surely has no rows; a quick check without memory or time.
 
     A unit of many models asks most of them for a prefill at every step, to no effect.
     """
@@ -115,7 +118,7 @@ def lacks_prompts(model: ModelState) -> bool:
 
 
 def lacks_batch_prompts(model: ModelState) -> bool:
-    """`lacks_prompts`, of the batch class alone."""
+    """Return True where a prefill job surely has no rows of the batch class."""
     table = model.slots
     prefilling = table.idle_prefilling()
     if len(prefilling) and bool(table.is_batch[prefilling].any()):
@@ -126,7 +129,7 @@ def lacks_batch_prompts(model: ModelState) -> bool:
 
 
 def lets_batch_in(model: ModelState) -> bool:
-    """True where a batch sequence may take a slot, if there is memory."""
+    """Return True where a batch sequence may take a slot, if there is memory."""
     table = model.slots
     if table.num_lent:
         return False
@@ -134,7 +137,7 @@ def lets_batch_in(model: ModelState) -> bool:
 
 
 def has_lent_prompts(model: ModelState) -> bool:
-    """True where a sequence that lends has prompt left to compute."""
+    """Return True where a sequence that lent blocks has prompt left to compute."""
     table = model.slots
     if not (table.num_lent and table.num_prefilling):
         return False

@@ -28,7 +28,7 @@ class RestoredRows:
         self._prompts = Prompts(memory, limits)
 
     def by_force(self, draft: Draft, turn: Turn, phase: Phase) -> None:
-        """Where nothing else can run, the most senior lent sequence does, whoever gives way."""
+        """Restore the most senior lent sequence where nothing else can run; others give way."""
         table = draft.model.slots
         slot = int(table.by_seniority(table.idle_lent())[0])
         if _is_for(phase, bool(table.is_prefilling[slot])):
@@ -39,7 +39,7 @@ class RestoredRows:
                 draft.save(self._memory, turn.job_id)
 
     def interactive(self, draft: Draft, turn: Turn, phase: Phase) -> None:
-        """Lent interactive sequences, before anything that could take their memory again."""
+        """Restore lent interactive sequences, before others could take their memory again."""
         model, memory = draft.model, self._memory
         idle = model.slots.idle_decoding() if phase is Phase.MIXED else ()
         room = min(self._limits.max_decode_rows, self._limits.token_budget)
@@ -56,7 +56,7 @@ class RestoredRows:
                 return
             limit_s = self._slack.for_prompts(draft, turn)
             self._add_restored(draft, slot, restored, limit_s, num_to_come=len(idle))
-            # It may lie over one that lent, too, which must then wait for the next job.
+            # It may lie over another lent sequence, which must then wait for the next job.
             draft.save(memory, turn.job_id)
             model.slots.start_job(np.array([slot], dtype=np.int32))
 

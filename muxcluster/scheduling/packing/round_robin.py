@@ -41,7 +41,7 @@ class RoundRobinPacking:
         self._last: dict[str, ServiceClass] = {}
 
     def may_prefill(self, model: ModelState) -> bool:
-        """True where the class in turn has prompts, or that one has nothing and the other has."""
+        """Return True where the class in turn has prompts, or has nothing and the other has."""
         for service in self._turns(model):
             if self._packings[service].may_prefill(model):
                 return True
@@ -61,7 +61,7 @@ class RoundRobinPacking:
         """Learn nothing: no step time is predicted."""
 
     def decodes_all(self, model: ModelState) -> bool:
-        """Always: where a class has its turn and others wait, these could decode."""
+        """Return True: where the other class waits for its turn, it shows as work to decode."""
         return True
 
     def pack(self, model: ModelState, phase: Phase, turn: Turn) -> Batch:
@@ -81,9 +81,9 @@ class RoundRobinPacking:
         return _OTHER[last], last
 
     def _may_decode(self, model: ModelState, service: ServiceClass) -> bool:
-        """True where a decode job of the class finds blocks, by preemption if need be.
+        """Return True where a decode job of the class finds blocks, at worst by preemption.
 
-        Its most senior row does unless it is itself the next victim.
+        Its most senior row does, unless it is itself the next victim.
         """
         table = model.slots
         slots = self._packings[service].decoding(model)

@@ -8,32 +8,29 @@ from numpy.typing import NDArray
 
 from muxcluster.core.padded import PaddedBatch, RowBytes
 
+# Share of the overhead of one batch that is forgotten with each later batch that takes less: a
+# cache that allocates ahead does so once in many steps.
 _FORGETTING = 0.05
-"""Of what a batch once took beyond what later ones do, this share is forgotten with each of these:
-a cache that allocates ahead does so once in many steps."""
 
 
 @dataclass(slots=True)
 class BatchScaling:
     """Scales a batch down before a step would take it over its limit, and up where there is room.
 
-    row_bytes: as foretold; `observe` says what is really taken. limit_bytes: of the batch's cache.
-    max_rows: at any memory. room: the share of the limit up to which `entering` lets queries come
-    in; what is left keeps those that came from being saved at once again. Who came first stays,
-    whatever its memory, so every batch gets on.
+    The query that came first stays, whatever its memory, so every batch progresses.
     """
 
-    row_bytes: RowBytes
-    limit_bytes: int
-    max_rows: int
+    row_bytes: RowBytes  # predicted; `observe` corrects it by what is really taken
+    limit_bytes: int  # of the batch's cache
+    max_rows: int  # at any memory
+    # Share of the limit up to which `entering` admits queries: the rest keeps those that came in
+    # from being saved again at once.
     room: float = 0.9
-    overhead: float = field(default=1.0, init=False)
-    """Memory that batches take, over what is foretold of them."""
-    usage: float = field(default=0.0, init=False)
-    """Memory of the last batch, of `limit_bytes`."""
+    overhead: float = field(default=1.0, init=False)  # memory that batches take / predicted
+    usage: float = field(default=0.0, init=False)  # memory of the last batch / limit_bytes
 
     def observe(self, batch: PaddedBatch) -> None:
-        """A batch as it was found: what it took beyond the foretold, later ones are taken to."""
+        """Learn from a batch by how much memory differs from the prediction."""
         self.usage = batch.num_bytes / self.limit_bytes
         foretold = self.row_bytes.of(batch.num_rows, batch.num_columns)
         if foretold:
@@ -42,26 +39,28 @@ class BatchScaling:
             self.overhead += gain * (measured - self.overhead)
 
     def num_bytes(self, num_rows: int, num_columns: int) -> float:
-        """What a batch is expected to take."""
+        """Return the bytes that a batch is expected to take."""
         return self.row_bytes.of(num_rows, num_columns) * self.overhead
 
     def num_fitting(
         self, lengths: NDArray[np.integer], *, num_rows: int = 0, longest: int = 0
     ) -> int:
-        """How many queries of cached tokens `lengths` (int [n]), from the first on, may be in a
-        batch beside `num_rows` others of `longest` tokens at most, for one more token of each.
+        """Return how many queries, from the first on, may be in a batch for one more token each.
 
-        One at least where there are no others.
+        lengths: int [n], their cached tokens. num_rows: others in the batch, of `longest` tokens at
+        most. At least one where there are no others.
         """
         return self._num_fitting(self.limit_bytes, lengths, num_rows, longest)
 
     def leaving(self, rows: Mapping[int, int]) -> list[int]:
-        """Which of `rows`, queries and their cached tokens in the order in which they came in, to
-        save to host memory before the next step: the last to come in."""
+        """Return which of `rows` to save to host memory before the next step: the last to come in.
+
+        rows: queries and their cached tokens, in the order in which they came in.
+        """
         return list(rows)[self.num_fitting(_array(rows.values())) :]
 
     def entering(self, rows: Mapping[int, int], waiting: Mapping[int, int]) -> list[int]:
-        """Which of `waiting`, in their order, the batch has room for; nobody overtakes.
+        """Return which of `waiting`, in their order, the batch has room for; none overtakes.
 
         An empty batch takes the first, whatever its memory.
         """
