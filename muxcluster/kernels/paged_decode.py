@@ -1,4 +1,6 @@
-"""Attention of one new token a sequence over its blocks; plain-torch twin of the Triton kernel."""
+"""Attention of one new token per sequence over its blocks; plain-torch twin of the Triton
+kernel.
+"""
 
 from torch import Tensor
 
@@ -21,20 +23,20 @@ def paged_decode(
     sliding_window: int | None = None,
     soft_cap: float | None = None,
 ) -> Tensor:
-    """Attention output [rows, heads, head_dim] in the query's type.
+    """Return attention [rows, heads, head_dim] in the query's type.
 
     query: [rows, heads, head_dim]; heads is a multiple of kv_heads (grouped-query attention).
     pool: uint8 [num_blocks, block_bytes], the new token's K and V already written.
     table: int32 [max_seqs, kv_heads, max_columns], one layer's view.
-    slots: int32 or int64 [rows]. lengths: int32 or int64 [rows], tokens of context including
-        the current one; a row of length 0 yields zeros.
+    slots: int32 or int64 [rows]. lengths: int32 or int64 [rows], tokens of context including the
+    current one; a row of length 0 yields zeros.
     from_right: bool [max_seqs].
     scale: factor on the scores. sliding_window: only the last so many keys are seen.
     soft_cap: scores s become soft_cap * tanh(s / soft_cap).
 
-    Only columns in use are read, and what a block holds outside of the sequence's own tokens
-    (even NaN) does not matter. Arithmetic is in fp32 at least.
-    Raises ValueError for wrong shapes, types or strides.
+    Only columns in use are read, and what a block holds outside of the sequence's own tokens (even
+    NaN) does not matter. Arithmetic is in fp32 at least. Raises ValueError for wrong shapes, types
+    or strides.
     """
     check_paged_decode(query, table, slots, lengths, from_right, sliding_window, soft_cap)
     rows, heads, head_dim = query.shape

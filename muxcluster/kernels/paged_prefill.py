@@ -95,7 +95,8 @@ def _gather(
     end: int,
     token_shape: tuple[int, int],
 ) -> tuple[Tensor, Tensor]:
-    """Keys and values [kv_heads, 1, end - begin, head_dim] of one sequence in order of position.
+    """Return keys and values [kv_heads, 1, end - begin, head_dim] of one sequence in order of
+    position.
 
     table: int32 [kv_heads, max_columns]. token_shape: block_tokens, head_dim.
     """

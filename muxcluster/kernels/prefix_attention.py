@@ -98,7 +98,7 @@ def check_prefix_attention(
     soft_cap: float | None,
     query_offsets: Tensor | None,
 ) -> None:
-    """What can be checked without reading a value: shapes, types, strides; ValueError."""
+    """Raise ValueError for wrong shapes, types or strides; reads no values."""
     check_table(table, from_right)
     check_attention(query, table, None, soft_cap)
     rows = slots.shape[0] if slots.dim() else -1

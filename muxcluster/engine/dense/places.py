@@ -2,12 +2,13 @@
 
 from muxcluster.core.unitspec import UnitSpec
 
-_COPIES = 2
-"""Of a batch: while rows are put together there are those before, too."""
+_COPIES = 2  # Of a batch: while rows are put together there are those before, too
 
 
 def num_batches(unit: UnitSpec) -> int:
-    """Padded batches of one model in `unit`: two for each runner that may hold one."""
+    """Return how many padded batches of one model `unit` holds: two per runner that may hold
+    one.
+    """
     if unit.partition == "green":
         return _COPIES * sum(len(worker.shares) for worker in unit.workers)
     return _COPIES * len(unit.workers)

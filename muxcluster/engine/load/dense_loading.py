@@ -24,9 +24,10 @@ _NUM_TOKENS = 4
 
 
 def load_dense(spec: ModelSpec, device: str) -> DenseModel:
-    """The model in `spec.path` on `device` in `spec.dtype`, as `loading.load_model` reads it.
+    """Return the model in `spec.path` on `device` in `spec.dtype`, read as by
+    `paged_loading.load_model`.
 
-    Raises LoadError as that does, and naming config.json where its rows cannot be batched.
+    Raises LoadError as that does, and naming config.json if its rows cannot be batched.
     """
     check_load_format(spec)
     directory = Path(spec.path)
@@ -50,7 +51,7 @@ def load_dense(spec: ModelSpec, device: str) -> DenseModel:
 
 @torch.inference_mode()
 def _plain_logits(model: nn.Module) -> Tensor:
-    """fp32 [1, vocab] after a few tokens; zeros where the model cannot even run those."""
+    """Return fp32 [1, vocab] after a few tokens; zeros if the model cannot even run those."""
     tokens = np.ones((1, _NUM_TOKENS), dtype=np.int64)
     try:
         return DenseForward(model).run(tokens, Padding.of([_NUM_TOKENS]), None).logits

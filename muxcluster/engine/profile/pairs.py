@@ -1,4 +1,4 @@
-"""Measures how much a prefill and a decode slow one another, side by side on parts of the SMs."""
+"""Measures how much a prefill and a decode slow each other, side by side on parts of the SMs."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -17,15 +17,13 @@ from muxcluster.engine.profile.model import check_outcome, run_jobs, samples_of,
 from muxcluster.engine.unit.executor_choice import make_executor
 from muxcluster.placement.cost import Pair, PairedJob
 
-MOST_SAMPLES = 64
-"""Of the quicker of two jobs there are as many as the slower one takes."""
-_PREFILLS, _DECODES = 0, 1
-"""Worker ids."""
+MOST_SAMPLES = 64  # Of the quicker of two jobs there are as many as the slower one takes
+_PREFILLS, _DECODES = 0, 1  # Worker ids
 
 
 @dataclass(frozen=True, slots=True)
 class PairPoint:
-    """A prefill of one model beside decode steps of one (it may be the same)."""
+    """A prefill of one model beside decode steps of another (or the same)."""
 
     prefill_model: str
     prefill: Point
@@ -34,9 +32,12 @@ class PairPoint:
 
 
 def pair_points(specs: Sequence[UnitSpec], grid: Grid) -> tuple[PairPoint, ...]:
-    """Every two models of `specs` (units of one model each), at every two shares of the grid that
-    make up the whole: its longest prompt, one at a time, beside its greatest batch of its longest
-    contexts, as far as they fit."""
+    """Return every two models of `specs` (units of one model each) at every two shares of the grid
+    that add up to the whole.
+
+    Each point is the grid's longest prompt, one at a time, beside its greatest batch of its longest
+    contexts, as far as they fit.
+    """
     splits = [
         (share, rest)
         for share, rest in product(grid.shares, grid.shares)
@@ -53,8 +54,9 @@ def pair_points(specs: Sequence[UnitSpec], grid: Grid) -> tuple[PairPoint, ...]:
 
 
 def _largest(specs: Sequence[UnitSpec], spec: UnitSpec, share: float, grid: Grid) -> Point | None:
-    """The largest point that fits `spec`; with padded batches its slab must not need more blocks
-    than `spec` has beside its own."""
+    """Return the largest point that fits `spec`, whose slab must not need more blocks than the
+    rest.
+    """
     points = [Point(share, batch, tokens) for batch, tokens in product(grid.batches, grid.lengths)]
     shares = len(grid.shares)
     found = [
@@ -71,10 +73,11 @@ def _have_slots(one: UnitSpec, prefill: Point, other: UnitSpec, decode: Point) -
 
 
 def paired_spec(specs: Sequence[UnitSpec], points: Sequence[PairPoint]) -> UnitSpec:
-    """A unit of all the models, with a worker for prefills and one for decodes, and a KV pool that
-    is just large enough: with padded batches twice as large, as their slabs may take half of it.
+    """Return a unit of all the models, with a worker for prefills and one for decodes, and a KV
+    pool that is just large enough.
 
-    specs: as loaded.
+    With padded batches the pool is twice as large, as their slabs may take half of it. specs: as
+    loaded.
     """
     first = specs[0]
     shares = {point.prefill.share for point in points} | {point.decode.share for point in points}
@@ -100,15 +103,18 @@ def _points_of(model: str, points: Sequence[PairPoint]) -> list[Point]:
 
 
 def _as_short_as(model: ModelSpec, points: Sequence[PairPoint]) -> ModelSpec:
-    """A padded model's slab holds its longest sequence: here the longest of `points`."""
+    """Return `spec` with the longest of `points` as its longest sequence, which a padded slab must
+    hold.
+    """
     if model.padded is None:
         return model
     return replace(model, max_model_len=1 + max(p.tokens for p in _points_of(model.name, points)))
 
 
 def _slab_blocks(specs: Sequence[UnitSpec], spec: UnitSpec, point: Point, num_shares: int) -> int:
-    """Blocks of half a pool such that an even part of them holds the padded batches of `point`; 0
-    where no batch is padded. num_shares: rungs of each of the two workers."""
+    """Return blocks of half a pool such that an even part of them holds the padded batches of
+    `point`; 0 if no batch is padded. num_shares: rungs of each of the two workers.
+    """
     padded = spec.models[0].padded
     if padded is None:
         return 0
@@ -137,10 +143,10 @@ def measure_pairs(
     on_point: Callable[[PairPoint], None],
     executor: Executor | None = None,
 ) -> tuple[Pair, ...]:
-    """Each point alone and side by side. spec: as `paired_spec` makes it.
+    """Measure each point alone and side by side. spec: as `paired_spec` makes it.
 
-    Seconds are those from launching to the outcome, as in `profiling.measure`, which also says
-    what `on_point` and `executor` are and what is raised.
+    Seconds are from launching to the outcome, as in `profile.model.measure`, which also describes
+    `on_point`, `executor` and what is raised.
     """
     executor = executor or make_executor(spec)
     try:
@@ -156,7 +162,7 @@ def measure_pairs(
 
 
 def pair_at(executor: Executor, spec: UnitSpec, point: PairPoint, repeats: int) -> Pair:
-    """One point, on an executor of `spec` that has started. Raises as `measure_pairs`."""
+    """Measure one point on an executor of `spec` that has started. Raises as `measure_pairs`."""
     books = Books(spec)
     prefills = ProfileJobs(spec, Post(point.prefill_model, _PREFILLS), books)
     post = Post(point.decode_model, _DECODES, first_slot=point.prefill.batch)
@@ -180,12 +186,10 @@ def pair_at(executor: Executor, spec: UnitSpec, point: PairPoint, repeats: int) 
 
 @dataclass(slots=True)
 class _Turns:
-    """A worker's jobs again and again. jobs: those of one turn, in order.
+    """Repeats a worker's jobs."""
 
-    seconds: of the turns that ended, the first one left out: its neighbour began later.
-    """
-
-    jobs: Callable[[], Sequence[Job]]
+    jobs: Callable[[], Sequence[Job]]  # those of one turn, in order
+    # of the turns that ended, the first one left out: its neighbour began later
     seconds: list[float] = field(default_factory=list)
     num_ended: int = 0
     _left: list[Job] = field(default_factory=list)
@@ -201,14 +205,14 @@ class _Turns:
         return job_id == self._running
 
     def go_on(self, executor: Executor) -> bool:
-        """After its job ended: launch the turn's next one, or False where that was the last."""
+        """After a job ended: launch the turn's next one; return False if that was the last."""
         if self._left:
             self._launch(executor)
             return True
         return False
 
     def count(self) -> None:
-        """The turn that ended had a neighbour all the time, unless it was the first."""
+        """Record the turn that ended, unless it was the first: its neighbour began later."""
         self.num_ended += 1
         if self.num_ended > 1 and len(self.seconds) < MOST_SAMPLES:
             self.seconds.append(time.perf_counter() - self._started_s)
@@ -224,7 +228,7 @@ def _turn_alone(executor: Executor, turn: _Turns) -> float:
 
 
 def _side_by_side(executor: Executor, turns: Sequence[_Turns], repeats: int) -> None:
-    """Both begin again whenever they end, until each has its samples; then both come to an end."""
+    """Repeat both until each has its samples; then let both end."""
     for turn in turns:
         turn.begin(executor)
     num_running = len(turns)

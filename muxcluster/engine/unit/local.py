@@ -1,4 +1,6 @@
-"""A unit in this process behind asyncio: what ingress and Python callers see, without sockets."""
+"""A unit in this process behind asyncio: the client of ingress and Python callers, without
+sockets.
+"""
 
 import asyncio
 import logging
@@ -35,7 +37,7 @@ class LocalUnitClient:
         await asyncio.to_thread(self._unit.start)
 
     async def generate(self, request: Request) -> AsyncGenerator[TokenDelta, None]:
-        """Deltas of the request up to the one with its end; a slow reader gets them merged.
+        """Yield deltas of the request up to the one with its end; a slow reader gets them merged.
 
         `aclose` before the end aborts the request. Raises as `Unit.submit`.
         """
@@ -54,7 +56,7 @@ class LocalUnitClient:
                 self._unit.abort(request.request_id)
 
     def stats(self) -> UnitStats | None:
-        """The unit now."""
+        """Return the current state of the unit."""
         return self._unit.stats()
 
     async def close(self) -> None:

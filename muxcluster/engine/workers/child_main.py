@@ -1,4 +1,4 @@
-"""The program of a child process that loads a unit's models and then serves the unit."""
+"""Main program of a child process that loads a unit's models and then serves the unit."""
 
 import faulthandler
 import logging
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 def settle_in() -> None:
-    """What every child process does first: show where it crashed, log, and outlive a Ctrl-C."""
+    """Set up a child process: show where it crashes, log, and ignore Ctrl-C."""
     faulthandler.enable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the unit decides when we end
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
@@ -35,11 +35,11 @@ def serve_unit(
     explain: Callable[[str], str] = str,
     backends: Callable[[T], tuple[ModelBackend, ...]] | None = None,
 ) -> int:
-    """Serve one unit to its end; the exit status.
+    """Serve one unit to its end; return the exit status.
 
-    name: of the process. load: what to do between Start and Ready; what it raises is told to the
-    unit, an error that nobody foresaw as `explain` puts it. serve: the rest, with what was loaded.
-    backends: how its models run; None: all of them paged.
+    name: of the process. load: what to do between Start and Ready; the unit gets what it raises, an
+    unforeseen error as explained by `explain`. serve: the rest, with what was loaded. backends: how
+    its models run; None: all of them paged.
     """
     name_process(f"{name}-idle")
     settle_in()

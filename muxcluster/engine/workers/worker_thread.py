@@ -8,12 +8,12 @@ from muxcluster.core.job import Job
 from muxcluster.engine.executor import JobDone, JobFailed
 from muxcluster.engine.workers.pipeline import IDLE_S, JobRunner, Pipeline
 
+# Between two looks at device and queue, while the device works and nothing follows yet.
 _NAP_S = 5e-5
-"""Between two looks at device and queue, while the device works and nothing follows yet."""
 
 
 class WorkerThread:
-    """Runs from `start` to `close`; what becomes of its jobs is told on its own thread."""
+    """Runs jobs from `start` to `close`; reports their outcomes on its own thread."""
 
     def __init__(
         self,
@@ -21,7 +21,9 @@ class WorkerThread:
         runner: JobRunner,
         tell: Callable[[JobDone | JobFailed | SystemExit], None],
     ) -> None:
-        """tell: of every job; of SystemExit where a job raised it, and then nothing runs here."""
+        """tell: called with every outcome; with SystemExit if a job raised it, and then nothing
+        runs here.
+        """
         self._pipeline = Pipeline(runner)
         self._tell = tell
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
@@ -30,15 +32,15 @@ class WorkerThread:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """Call it once."""
+        """Start the thread; call it once."""
         self._thread.start()
 
     def give(self, job: Job) -> None:
-        """It runs after those given before."""
+        """Add a job; it runs after those given before."""
         self._jobs.put(job)
 
     def close(self) -> None:
-        """Wait for what has begun; the rest is dropped."""
+        """Wait for jobs that have begun; drop the rest."""
         self._is_closing = True
         self._jobs.put(None)
         self._thread.join()

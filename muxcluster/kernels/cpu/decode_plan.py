@@ -1,4 +1,4 @@
-"""The CPU path of decode attention: what is the same in every layer is worked out once."""
+"""CPU path of decode attention: computes once what is the same in every layer."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,23 +16,19 @@ from muxcluster.kernels.cpu.decode_rows import (
 )
 from muxcluster.kernels.layout import token_positions
 
+# Gathered K and V stay below this, so that they are still in the cache when they are read.
 GROUP_BYTES = 4 << 20
-"""Gathered K and V stay below this, so that they are still in the cache when they are read."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Part:
-    """Some rows, padded to one width, and some KV heads of theirs.
-
-    ids: int32 [layers, 2 * rows * heads * columns], halves of the pool: all K, then all V.
-    bias: fp32 [rows * heads, 1, tokens], 0 where a key is seen and -inf where not.
-    unwritten: int64, gathered tokens (K and V alike) that their sequence never wrote: may be NaN.
-    """
+    """Some rows, padded to one width, and some KV heads of theirs."""
 
     rows: slice
     heads: slice
-    ids: Tensor
-    bias: Tensor
+    ids: Tensor  # int32 [layers, 2 * rows * heads * columns], halves of the pool: all K, then all V
+    bias: Tensor  # fp32 [rows * heads, 1, tokens], 0 where a key is seen and -inf where not
+    # int64, gathered tokens (K and V alike) that their sequence never wrote: may be NaN
     unwritten: Tensor
 
 
@@ -75,10 +71,11 @@ class DecodePlan:
         soft_cap: float | None,
         log_sums: Tensor | None = None,
     ) -> Tensor:
-        """query: [rows, kv_heads, group, head_dim]. halves: as of `half_rows`. The query's shape.
+        """Return attention of the query's shape, with arithmetic in fp32 at least.
 
-        Arithmetic is in fp32 at least. log_sums: [rows, kv_heads, group], to be filled with the
-        logarithm of the sum of the scores' exponentials of each row that has keys.
+        query: [rows, kv_heads, group, head_dim]. halves: as from `half_rows`. log_sums: [rows,
+        kv_heads, group], filled with the logarithm of the sum of the scores' exponentials of each
+        row that has keys.
         """
         if self._order is not None:
             query = query.index_select(0, self._order)

@@ -1,4 +1,4 @@
-"""The rows of a decode step by the number of columns they read, and groups of similar ones."""
+"""Sorts the rows of a decode step by the number of columns they read, and groups similar ones."""
 
 from bisect import bisect_right
 from collections.abc import Iterator
@@ -9,8 +9,8 @@ from torch import Tensor
 
 
 class Rows(NamedTuple):
-    """Sequences by number of columns to read: int64 [rows] each; keys begins <= position < lengths
-    are seen.
+    """Sequences by number of columns to read: int64 [rows] each; keys at begins <= position <
+    lengths are seen.
     """
 
     slots: Tensor
@@ -25,9 +25,9 @@ def by_width(
     block_tokens: int,
     begins: Tensor | None = None,
 ) -> tuple[Rows, list[int], Tensor]:
-    """The rows sorted by width, the widths, and which row of the batch each one is.
+    """Return the rows sorted by width, the widths, and which row of the batch each one is.
 
-    begins: int64 [rows], where the keys of a row begin; else at 0, or where its window does.
+    begins: int64 [rows], where the keys of a row begin; None: at 0, or where its window does.
     """
     if begins is None:
         begins = torch.zeros_like(lengths)
@@ -58,7 +58,7 @@ def groups(widths: list[int], budget: int) -> Iterator[tuple[slice, int]]:
 
 
 def ordered_like(log_sums: Tensor | None, order: Tensor | None) -> Tensor | None:
-    """Where a plan that works in another order than its rows' puts their sums."""
+    """Return where a plan that works in another order than its rows' writes their sums."""
     return log_sums if log_sums is None or order is None else torch.empty_like(log_sums)
 
 

@@ -1,7 +1,8 @@
-"""The CPU path of decode attention of prefix groups: a plan a step, each prefix read once a layer.
+"""CPU path of decode attention of prefix groups: one plan per step, each prefix read once per
+layer.
 
-What `prefix_attention` computes for rows of one token, with what is the same in every layer worked
-out once (BatchLLM §4.4).
+Computes what `prefix_attention` computes for rows of one token (BatchLLM §4.4), and computes once
+what is the same in every layer.
 """
 
 from dataclasses import dataclass
@@ -12,17 +13,16 @@ from torch import Tensor
 from muxcluster.kernels.cpu.decode_plans import decode_plan
 from muxcluster.kernels.cpu.decode_rows import softmax
 
+# Keys and values of a prefix are gathered in parts below this, so that they stay in the cache.
 PART_BYTES = 8 << 20
-"""Keys and values of a prefix are gathered in parts below this, so that they stay in the cache."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Prefix:
-    """Some columns of one group. rows: of the step. ids: int32 [layers, 2 * kv_heads * columns],
-    halves of the pool: all K, then all V."""
+    """Some columns of one group."""
 
-    rows: slice
-    ids: Tensor
+    rows: slice  # of the step
+    ids: Tensor  # int32 [layers, 2 * kv_heads * columns], halves of the pool: all K, then all V
 
 
 class PrefixPlan:

@@ -14,8 +14,7 @@ from muxcluster.kernels.triton_ops.parts.tiles import TABLE_STRIDES
 from muxcluster.kernels.triton_ops.specimens.attention import attention_specimen, pool_block
 from muxcluster.kernels.triton_ops.specimens.specimen import ALL, HOPPER, Specimen
 
-ITEMS = 16
-"""Heads a program copies: two loads of 16 bytes a thread at head_dim 128."""
+ITEMS = 16  # Heads a program copies: two loads of 16 bytes a thread at head_dim 128
 
 
 @triton.jit(do_not_specialize=["items", *TABLE_STRIDES])

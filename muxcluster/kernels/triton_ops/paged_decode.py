@@ -1,10 +1,11 @@
-"""Attention of one new token a sequence over its blocks, split over the sequence.
+"""Attention of one new token per sequence over its blocks, split over the sequence.
 
-FlashDecoding over a head-wise block table. One program takes one KV head of one row and one span
-of its context, with all query heads of the group (up to 32), so that keys and values are read
-once. The group is padded to 16 for the tensor cores: the kernel waits for memory, so the padding
-costs nothing.
+FlashDecoding over a head-wise block table. One program takes one KV head of one row and one span of
+its context, with all query heads of the group (up to 32), so that keys and values are read once.
+The group is padded to 16 for the tensor cores.
 """
+
+# The kernel waits for memory, so the padding costs nothing.
 
 from collections.abc import Iterator
 from itertools import chain
@@ -35,9 +36,9 @@ from muxcluster.kernels.triton_ops.parts.tiles import (
 from muxcluster.kernels.triton_ops.specimens.attention import attention_specimen, pool_block
 from muxcluster.kernels.triton_ops.specimens.specimen import ALL, HOPPER, Specimen
 
+# Tiles of keys and values that a program waits for at a time. Two of 32 KiB in three programs fill
+# the memory pipeline of a multiprocessor.
 TILES_IN_FLIGHT = 2
-"""Tiles of keys and values that a program waits for at a time. Two of 32 KiB in three programs fill
-the memory pipeline of a multiprocessor."""
 
 
 @triton.jit(do_not_specialize=["num_splits", "max_tokens", "window", *TABLE_STRIDES])
@@ -191,17 +192,17 @@ def paged_decode(
 
 
 def group_block(group: int) -> int:
-    """Query heads a program takes; more than 32 would not leave enough registers."""
+    """Return the query heads that a program takes; more than 32 would not leave enough
+    registers.
+    """
     return min(32, max(16, triton.next_power_of_2(group)))
 
 
 def choose_tile(head_dim: int, dtype: torch.dtype, block_tokens: int) -> tuple[int, int]:
-    """Tokens read at once and stages of the pipeline that reads them.
-
-    16 KiB of keys, less in fp32, whose products take more registers. Half as many where that puts
-    each tile into one block: the loop then has fewer instructions a byte than with tiles of two
-    blocks, and one tile more is in flight.
-    """
+    """Return tokens read at once, and stages of the pipeline that reads them."""
+    # 16 KiB of keys, less in fp32, whose products take more registers. Half as many where that puts
+    # each tile into one block: the loop then has fewer instructions a byte than with tiles of two
+    # blocks, and one tile more is in flight.
     elements = 8192 if dtype.itemsize == 2 else 2048
     tile = max(16, min(128, elements // triton.next_power_of_2(head_dim)))
     half = tile // 2

@@ -185,7 +185,7 @@ def paged_prefill(
 
 
 def tile_constants(group: int, head_dim: int, tiling: Tiling) -> dict[str, int]:
-    """Those constexpr arguments that follow from the shape of a tile."""
+    """Return the constexpr arguments that follow from the shape of a tile."""
     return {
         "GROUP": group,
         "BLOCK_M": tiling.members,

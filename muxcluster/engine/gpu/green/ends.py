@@ -1,4 +1,4 @@
-"""Which groups of a split make an SM share."""
+"""Which groups of a split make up an SM share."""
 
 import math
 
@@ -8,11 +8,11 @@ _EPSILON = 1e-6
 
 
 class TwoEnds:
-    """Hands out the multiprocessors of one split from its two ends.
+    """Takes the multiprocessors of one split from its two ends.
 
-    Shares of opposite ends that fill at most the device together have no group in common: both cut
-    the row of groups at the same place where they add up to one. What no group has lies at the far
-    end, beyond the last group.
+    Shares of opposite ends that together fill at most the device have no group in common: both cut
+    the row of groups at the same place if they add up to one. Multiprocessors in no group lie at
+    the far end, beyond the last group.
     """
 
     def __init__(self, split: SmSplit) -> None:
@@ -22,17 +22,19 @@ class TwoEnds:
         self._split = split
 
     def from_start(self, share: float) -> tuple[SmResource, ...]:
-        """About `share` of the multiprocessors, 0 < share < 1; at least one group."""
+        """Return about `share` of the multiprocessors, 0 < share < 1; at least one group."""
         return self._split.groups[: self._cut(share)]
 
     def from_end(self, share: float) -> tuple[SmResource, ...]:
-        """As `from_start`, with the multiprocessors that no group has, where they combine."""
+        """As `from_start`, with the multiprocessors that are in no group if they combine with
+        groups.
+        """
         groups = self._split.groups[self._cut(1.0 - share) :]
         if self._split.rest is None or not self._split.combines_rest:
             return groups
         return (*groups, self._split.rest)
 
     def _cut(self, share: float) -> int:
-        """Groups before the place where `share` of the multiprocessors ends; grows with `share`."""
+        """Return the number of groups before the place where `share` of the device ends."""
         exact = share * self._split.num_sms / self._split.group_sms
         return min(max(math.floor(exact + 0.5 + _EPSILON), 1), len(self._split.groups) - 1)

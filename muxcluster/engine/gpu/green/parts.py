@@ -25,7 +25,7 @@ _EPSILON = 1e-6
 
 
 class Contexts(Protocol):
-    """The driver calls that are needed: see driver.Driver."""
+    """The driver calls that are needed: see `driver.Driver`."""
 
     def split(self) -> SmSplit: ...
 
@@ -36,14 +36,14 @@ class Contexts(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Multiprocessors of one rung. green: None for all of them."""
+    """Multiprocessors of one rung."""
 
-    green: GreenContext | None
+    green: GreenContext | None  # None for all of them
     stream: torch.cuda.Stream | None
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """Work of this thread runs on the part."""
+        """Run the work of this thread on the part."""
         if self.stream is None:
             yield
         else:
@@ -52,20 +52,25 @@ class Part:
 
 
 class Parts(Protocol):
-    """Where the rungs of a unit in one process run."""
+    """The parts of the device where the rungs of a unit in one process run."""
 
     def open(self, rungs: Sequence[WorkerRung]) -> Mapping[int, Part]:
-        """By rung id, verified. Raises EngineFailure: there are none, or a share had no effect."""
+        """Return verified parts by rung id. Raises EngineFailure: there are none, or a share had no
+        effect.
+        """
         ...
 
     def close(self) -> None:
-        """Give them back, when nothing runs on them; idempotent."""
+        """Release the parts, when nothing runs on them; idempotent."""
         ...
 
 
 class GreenParts:
-    """Workers take the GPU from its two ends in turn, so that the first one (prefill) and
-    the second one are apart at all shares that fill at most the GPU together."""
+    """Parts that are green contexts.
+
+    Workers take the GPU from its two ends in turn, so that the first (prefill) and the second are
+    apart at all shares that together fill at most the GPU.
+    """
 
     def __init__(self, contexts: Contexts, device: torch.device) -> None:
         self._contexts = contexts
@@ -90,7 +95,9 @@ class GreenParts:
             self._contexts.destroy(self._made.pop())
 
     def _make(self, rungs: Sequence[WorkerRung]) -> dict[int, Part]:
-        """Raises DriverError: a call was refused, or the device cannot be divided."""
+        """Create the parts. Raises DriverError: a call was refused, or the device cannot be
+        divided.
+        """
         split = self._contexts.split()
         if split.combines_rest:
             try:
@@ -127,7 +134,7 @@ class GreenParts:
 
 
 class ThreadParts:
-    """The CPU's twin: nothing confines a thread, and nothing is verified."""
+    """CPU twin of `GreenParts`: nothing confines a thread, and nothing is verified."""
 
     def open(self, rungs: Sequence[WorkerRung]) -> Mapping[int, Part]:
         return {rung.rung_id: Part(None, None) for rung in rungs}
@@ -137,7 +144,7 @@ class ThreadParts:
 
 
 def parts_for(spec: UnitSpec) -> Parts:
-    """Of the unit's device. Raises EngineFailure where the driver cannot be loaded."""
+    """Return the parts of the unit's device. Raises EngineFailure without a driver."""
     device = torch.device(spec.device)
     if device.type == "cpu":
         return ThreadParts()

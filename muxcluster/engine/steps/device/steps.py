@@ -1,5 +1,6 @@
-"""Steps on a GPU, given to it without waiting: prompts and mixed batches as they come, decodes
-replayed."""
+"""Steps on a GPU, launched without waiting: prompts and mixed batches directly, decodes
+replayed.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,12 +27,12 @@ _NOBODY = np.empty(0, dtype=np.int32)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Inputs:
-    """wanted: int64, tokens whose logits are. places: int64 [sampling rows], in the flattened
-    history, where their tokens go. outcome, drawing: as of `plain.draw`."""
+    """Inputs of one step on the device."""
 
     batch: TokenBatch
-    wanted: Tensor
-    places: Tensor
+    wanted: Tensor  # int64, tokens whose logits are
+    places: Tensor  # int64 [sampling rows], in the flattened history, where their tokens go
+    # outcome, drawing: as of `plain.draw`
     outcome: Tensor
     drawing: Sequence[Tensor]
 
@@ -82,7 +83,7 @@ class DeviceSteps:
         return InOrder((first, more))
 
     def waits(self, rows: Rows) -> bool:
-        """Where the host's sampler chooses the token of some row."""
+        """Return whether the host's sampler chooses the token of some row."""
         return not is_plain(self._model.sampling, rows.slots, rows.starts + rows.counts)
 
     def _decode(self) -> DecodeGraphs:
@@ -94,7 +95,7 @@ class DeviceSteps:
         return decode
 
     def _once(self, rows: Rows) -> Pending:
-        """One step of rows of any number of tokens."""
+        """Run one step of rows of any number of tokens."""
         model = self._model
         batch = host_batch(
             rows.slots, rows.starts, rows.counts, rows.prefixes, has_fixed_groups=True
@@ -120,7 +121,7 @@ class DeviceSteps:
     def _begin(
         self, batch: HostBatch, wanted: NDArray[np.int64], slots: Numbers, lengths: Numbers
     ) -> _Inputs:
-        """All that the step reads, on the device, and pending writes done."""
+        """Upload all that the step reads, and make the pending writes."""
         model, num_rows = self._model, len(slots)
         width = model.arena.history.shape[1]
         arrays = [
@@ -136,8 +137,9 @@ class DeviceSteps:
         return _inputs(batch, tensors[:num_inputs])
 
     def _of_nobody(self) -> list[Array]:
-        """The arrays behind a batch's own, where the first token's logits are wanted and no
-        sequence gets a token."""
+        """Return arrays for a batch that wants the first token's logits, whose token no sequence
+        gets.
+        """
         num_slots, width = self._model.arena.history.shape
         return [
             np.zeros(1, dtype=np.int64),
@@ -148,13 +150,13 @@ class DeviceSteps:
         ]
 
     def _draw(self, logits: Tensor, inputs: _Inputs) -> None:
-        """A token a row, into the history too."""
+        """Draw a token per row, into the history too."""
         history = self._model.arena.history
         draw(logits, inputs.drawing, None, inputs.outcome)
         history.view(-1)[inputs.places] = inputs.outcome[1:].to(history.dtype)
 
     def _logits(self, inputs: _Inputs, positions: Tensor) -> Tensor:
-        """fp32 [wanted, vocab]; one row too many where none is wanted.
+        """Return fp32 [wanted, vocab]; one row too many if none is wanted.
 
         positions: int64 [tokens], the batch's, as the model looks them up.
         """
@@ -165,7 +167,9 @@ class DeviceSteps:
 
 
 def _inputs(batch: HostBatch, tensors: Sequence[Tensor]) -> _Inputs:
-    """tensors: the batch's arrays and those of the other fields, on the device."""
+    """Return the inputs. tensors: the batch's arrays and those of the other fields, on the
+    device.
+    """
     num_batch = len(batch.arrays)
     wanted, places, outcome, *drawing = tensors[num_batch:]
     return _Inputs(batch.on_device(tensors[:num_batch]), wanted, places, outcome, drawing)

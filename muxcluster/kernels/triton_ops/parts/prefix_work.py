@@ -11,19 +11,15 @@ SEARCHED = tl.constexpr(128)
 
 
 class Work(NamedTuple):
-    """Queries token to stop of a KV head, and keys begin to end of the slot's sequence.
+    """Queries token to stop of a KV head, and keys begin to end of the slot's sequence."""
 
-    is_prefix: the keys are a group's prefix. split: of the prefix, or after those the distinct
-    keys'. position: that of the query `token`.
-    """
-
-    is_prefix: Any
+    is_prefix: Any  # the keys are a group's prefix
     kv_head: Any
-    split: Any
+    split: Any  # of the prefix, or after those the distinct keys'
     slot: Any
     token: Any
     stop: Any
-    position: Any
+    position: Any  # that of the query `token`
     begin: Any
     end: Any
 
