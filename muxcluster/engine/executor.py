@@ -41,8 +41,9 @@ Outcome = JobDone | JobFailed | OwnerLost | StillRunning
 
 
 class Executor(Protocol):
-    """The workers of one unit. Only `wake`, `kill` and `is_recovering` may be used from other
-    threads.
+    """The workers of one unit.
+
+    Only `wake`, `kill` and `is_recovering` may be used from other threads.
     """
 
     @property
@@ -63,8 +64,7 @@ class Executor(Protocol):
         ...
 
     def launch(self, job: Job) -> None:
-        """Give the job to the worker it names, which must be idle or have the job that this one
-        follows.
+        """Give the job to the worker it names, which is idle or has the job that this one follows.
 
         If the job that it follows fails, this one fails without running.
         """

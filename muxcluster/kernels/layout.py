@@ -30,16 +30,13 @@ def half_rows(pool: Tensor, dtype: torch.dtype, block_tokens: int, head_dim: int
 
 
 def half_offsets(positions: Tensor, from_right: Tensor, block_tokens: int) -> Tensor:
-    """Return token places inside a block, int64 as `positions`; the sides fill from opposite
-    ends.
-    """
+    """Return token places inside a block, int64 as `positions`; sides fill from opposite ends."""
     offsets = positions % block_tokens
     return torch.where(from_right, block_tokens - 1 - offsets, offsets)
 
 
 def token_positions(columns: Tensor, from_right: Tensor, block_tokens: int) -> Tensor:
-    """Return positions [rows, columns * block_tokens] of the tokens in the order of gathered
-    columns.
+    """Return positions [rows, columns * block_tokens] of the tokens in gathered columns.
 
     columns: int64 [rows, columns]. from_right: bool [rows, 1].
     """
@@ -49,9 +46,7 @@ def token_positions(columns: Tensor, from_right: Tensor, block_tokens: int) -> T
 
 
 def check_heads(name: str, tensor: Tensor) -> None:
-    """Raise ValueError unless `tensor` is floating [tokens, heads, head_dim] with unit stride in a
-    head.
-    """
+    """Raise ValueError unless `tensor` is floating [tokens, heads, head_dim], heads contiguous."""
     if tensor.dim() != 3 or not tensor.is_floating_point() or tensor.stride(-1) != 1:
         raise ValueError(
             f"{name} must be floating [tokens, heads, head_dim] with head_dim contiguous, "
@@ -68,8 +63,9 @@ def check_index(name: str, tensor: Tensor, length: int) -> None:
 
 
 def check_table(table: Tensor, from_right: Tensor) -> None:
-    """Raise ValueError unless `table` is int32 [max_seqs, kv_heads, max_columns], `from_right` bool
-    [max_seqs].
+    """Raise ValueError unless table and sides fit.
+
+    table: int32 [max_seqs, kv_heads, max_columns]. from_right: bool [max_seqs].
     """
     if table.dtype != torch.int32 or table.dim() != 3 or table.stride(-1) != 1:
         raise ValueError(

@@ -1,6 +1,4 @@
-"""Attention of one new token per sequence over its blocks; plain-torch twin of the Triton
-kernel.
-"""
+"""Attention of one new token per sequence over its blocks; plain-torch twin of the kernel."""
 
 from torch import Tensor
 

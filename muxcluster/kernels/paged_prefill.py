@@ -95,8 +95,7 @@ def _gather(
     end: int,
     token_shape: tuple[int, int],
 ) -> tuple[Tensor, Tensor]:
-    """Return keys and values [kv_heads, 1, end - begin, head_dim] of one sequence in order of
-    position.
+    """Return one sequence's keys and values [kv_heads, 1, end - begin, head_dim] by position.
 
     table: int32 [kv_heads, max_columns]. token_shape: block_tokens, head_dim.
     """

@@ -115,9 +115,7 @@ def _on_gpu(
 def _way(
     device: torch.device, dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int
 ) -> bool | None:
-    """Return whether keys and values must be expanded to all query heads; None: it does not
-    work.
-    """
+    """Return whether keys and values must be expanded to all query heads; None: unusable."""
     # Found by running it on random numbers: what torch's kernel takes depends on its version and
     # the GPU.
     reasons = []
@@ -145,9 +143,7 @@ def _difference(
     head_dim: int,
     expands: bool,
 ) -> float:
-    """Return how far results on `device` are from fp32's: sequences of 5 and 135 tokens in one
-    tensor.
-    """
+    """Return how far results on `device` are from fp32's, for sequences of 5 and 135 tokens."""
     generator = torch.Generator().manual_seed(0)
     ends, window, scale = (0, 5, 140), 70, head_dim**-0.5
     joint = torch.randn(140, heads + 2 * kv_heads, head_dim, generator=generator).to(device, dtype)

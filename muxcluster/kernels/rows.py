@@ -7,9 +7,7 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def check_rows(name: str, tensor: Tensor) -> None:
-    """Raise ValueError unless `tensor` is fp32, bf16 or fp16 [rows, width], width ≥ 1 and
-    contiguous.
-    """
+    """Raise ValueError unless `tensor` is fp32, bf16 or fp16 [rows, width ≥ 1], rows contiguous."""
     if (
         tensor.dtype not in _DTYPES
         or tensor.dim() != 2

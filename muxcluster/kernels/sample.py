@@ -90,9 +90,7 @@ def check_sample(
 
 
 def _distances(logits: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
-    """Return distances fp32 [rows, vocab] from each row's best token, and that token int64
-    [rows].
-    """
+    """Return distances fp32 [rows, vocab] from each row's best token, and that token int64."""
     logits = logits.nan_to_num(nan=-torch.inf, neginf=-torch.inf)
     highest = logits.amax(-1, keepdim=True)
     logits = logits.masked_fill(highest.isneginf(), 0.0)
@@ -113,8 +111,8 @@ def _share(mass: Tensor, top_p: Tensor) -> Tensor:
 
 
 def _smallest(bits: Tensor, weights: Tensor, wanted: Tensor, highest: Tensor) -> Tensor:
-    """Return the smallest bound [rows, 1] within which weights sum to `wanted` or more; at most
-    `highest`.
+    """Return the smallest bound [rows, 1], at most `highest`, within which weights sum to
+    `wanted`.
     """
     low = torch.full_like(highest, -1)
     high = highest

@@ -28,8 +28,8 @@ class Norm:
     eps: float  # added to the mean square
 
     def __call__(self, residual: Tensor, added: Tensor | None) -> Tensor:
-        """Return the norm of `residual + added`, [tokens, hidden_size]; `residual` becomes that
-        sum.
+        """Return the norm of `residual + added`, [tokens, hidden_size], and store the sum in
+        `residual`.
         """
         if added is None:
             return add_rms_norm(residual, self.weight, self.eps)

@@ -51,8 +51,7 @@ def kernel_decoder(model: Foreign, num_positions: int) -> KernelDecoder:
 
 @torch.inference_mode()
 def packed_decoder(model: Foreign, num_positions: int) -> KernelDecoder:
-    """Return one rank's part of a model on the CPU twins of our kernels, merged and packed for
-    oneDNN.
+    """Return one rank's part of a model on our kernels' CPU twins, merged and packed for oneDNN.
 
     model: a model that `is_fusible` accepts; it loses its weights layer by layer. num_positions:
     most tokens of a sequence. Raises NotTheSame where the logits of random tokens differ; the model

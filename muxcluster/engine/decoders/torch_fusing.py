@@ -91,9 +91,7 @@ def _norm(norm: Foreign, *, in_pairs: bool = False) -> RmsNorm:
 
 
 def _pairs(head_dim: int) -> Tensor:
-    """Return the order of a head's elements in which those that rotary turns together are
-    neighbours.
-    """
+    """Return the order of a head's elements that makes those turned together neighbours."""
     return torch.arange(head_dim).view(2, -1).T.flatten()
 
 

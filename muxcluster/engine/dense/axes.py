@@ -48,8 +48,8 @@ class CacheAxes:
 
     @classmethod
     def found(cls, one: Sample, longer: Sample, wider: Sample) -> "CacheAxes":
-        """Find the axes by comparing caches: `longer` has one more token per row than `one`,
-        `wider` more rows.
+        """Find the axes by comparing: `longer` has one more token per row than `one`, `wider` more
+        rows.
 
         Raises UnknownCache where an axis is neither, or does not grow as rows or columns do.
         """
@@ -61,8 +61,8 @@ class CacheAxes:
 
     @property
     def has_fixed_states(self) -> bool:
-        """True if some state does not grow with the tokens, so that padding inside a row would
-        change it.
+        """True if some state does not grow with the tokens: padding inside a row would change
+        it.
         """
         return any(each.row is not None and each.column is None for each in self.leaves)
 
@@ -90,9 +90,7 @@ class CacheAxes:
         return rebuilt(cache, change)
 
     def joined(self, caches: Sequence[Any], length: int, device: torch.device) -> Any:
-        """Return all rows of `caches` in one cache of `length` columns on `device`, aligned at
-        their ends.
-        """
+        """Return all rows of `caches` as `length` columns on `device`, aligned at their ends."""
         # What is missing on the left is filled with zeros: a masked key's probability is 0, but 0
         # times whatever the memory held before need not be 0.
         parts = [leaves(cache) for cache in caches]

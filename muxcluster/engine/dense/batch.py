@@ -36,8 +36,7 @@ class DenseBatch:
 
     @property
     def cache(self) -> Any:
-        """The cache of all rows, in the order of `queries`; read-only, and invalid after the next
-        call.
+        """The cache of all rows, in the order of `queries`; read-only, invalid after the next call.
 
         There must be rows.
         """
@@ -55,9 +54,7 @@ class DenseBatch:
         return dict(zip(self.queries, self.padding.lengths.tolist(), strict=True))
 
     def step(self, tokens: Mapping[int, int]) -> Tensor:
-        """Compute one more token of every query; return fp32 [rows, vocab] in the order of
-        `queries`.
-        """
+        """Compute one more token of every query; fp32 [rows, vocab] in the order of `queries`."""
         ids = np.array([[tokens[query]] for query in self.queries], dtype=np.int64)
         padding = self.padding.appended(np.ones(len(ids), dtype=np.int64))
         return self._run(ids, padding, self._cache)
@@ -65,10 +62,9 @@ class DenseBatch:
     def shape(
         self, tokens: Mapping[int, int], prompts: Mapping[int, NDArray[np.integer]]
     ) -> Tensor:
-        """Vector shaping (§4.1): prefill new queries with `prompts` in the forward in which the
-        others take one more token each; return fp32 [rows, vocab], old rows first.
+        """Vector shaping (§4.1): prefill new queries in the forward of the others' next token.
 
-        Only for models that take padding inside a row.
+        Returns fp32 [rows, vocab], old rows first. Only for models that take padding inside a row.
         """
         lengths = [len(prompt) for prompt in prompts.values()]
         padding = self.padding.appended(np.ones(len(self.queries), dtype=np.int64), lengths)
@@ -105,8 +101,8 @@ class DenseBatch:
         self.queries, self.padding = tuple(queries), padding
 
     def saved(self, query: int) -> KeptRow:
-        """Return what `embed` needs to continue a query, in host memory; the query also stays in
-        the batch.
+        """Return what `embed` needs to continue a query, in host memory; the batch keeps the
+        query.
         """
         row = self.queries.index(query)
         _, columns = self.padding.selected([row])

@@ -22,8 +22,7 @@ def leaves(cache: Any) -> list[Leaf]:
 
 
 def rebuilt(cache: Any, change: Callable[[Leaf], Leaf]) -> Any:
-    """Return a cache like `cache` with each tensor and integer replaced by `change` of it, in
-    order.
+    """Return a copy of `cache` with each tensor and integer replaced by `change` of it, in order.
 
     Looks into tuples, lists, dictionaries, and objects of the modules that define the cache and
     transformers' own caches; everything else is shared with `cache`.

@@ -82,9 +82,7 @@ class DenseForward:
         return Output(logits.to(torch.float32), made)
 
     def _new_cache(self) -> Any | None:
-        """Return a cache of transformers that keeps all columns of every attention layer; None lets
-        the model make one.
-        """
+        """Return a transformers cache that keeps all columns; None lets the model make one."""
         # A layer with a window would keep its last columns only. These are not the last tokens
         # where a row has holes or is inserted later; the mask hides what the window does not see.
         if self.model.is_remote_code() or self._cache_name == "state":

@@ -20,9 +20,7 @@ class RowLayout:
     """
 
     def __init__(self, axes: CacheAxes, sample: Sample) -> None:
-        """sample: a cache that the model made; what belongs to no row is taken from it for all
-        rows.
-        """
+        """sample: a cache of the model; what belongs to no row is taken from it for all rows."""
         self._axes = axes
         self._template = axes.selected(sample.cache, [0], [sample.length - 1])
         growing = [leaf for leaf, each in self._tensors() if each.column is not None]
@@ -32,8 +30,7 @@ class RowLayout:
         self.row_bytes = RowBytes(self.state_bytes, self.token_bytes)
 
     def tokens(self, cache: Any, width: int, behind: int, num_bytes: int) -> Tensor:
-        """Return `width` columns, with `behind` more behind them, as uint8 [rows, width,
-        num_bytes].
+        """Return `width` columns, with `behind` more behind them: uint8 [rows, width, num_bytes].
 
         num_bytes: at least token_bytes; the rest is zeros.
         """

@@ -101,8 +101,8 @@ class _Trial:
         return self._continues(self._prefilled(np.inf))
 
     def takes_holes(self) -> bool:
-        """True if the second prompt may be prefilled in the forward of a token of the first, both
-        continue from there, and the same the other way round.
+        """True if a prompt may be prefilled in the forward of a token of another, in either
+        order.
         """
         return self._shapes(0, 1) and self._shapes(1, 0)
 

@@ -52,8 +52,9 @@ class Padding:
         return np.maximum(np.cumsum(self.mask, axis=1, dtype=np.int64) - 1, 0)
 
     def appended(self, counts: NDArray[np.int64], new: Sequence[int] = ()) -> "Padding":
-        """Vector shaping (§4.1): rows take `counts` tokens (≥ 1 each) in one forward, and new rows
-        of `new` tokens are added below, with padding where the batch was before them.
+        """Vector shaping (§4.1): rows take `counts` tokens (≥ 1 each) in one forward.
+
+        New rows of `new` tokens are added below, with padding where the batch was before them.
         """
         ends = np.concatenate((counts, np.asarray(new, dtype=np.int64)))
         width = int(ends.max())
@@ -63,8 +64,9 @@ class Padding:
         return Padding(np.concatenate((before, after), axis=1))
 
     def embedded(self, lengths: Sequence[int]) -> "Padding":
-        """Vector embedding (§4.2): finished rows of `lengths` tokens are added below, all rows
-        aligned at their ends; rows longer than the batch pad its rows on the left.
+        """Vector embedding (§4.2): add finished rows of `lengths` tokens below.
+
+        All rows are aligned at their ends; rows longer than the batch pad its rows on the left.
         """
         length = max((self.length, *lengths))
         rows = np.zeros((self.num_rows, length), dtype=np.bool_)
@@ -73,8 +75,7 @@ class Padding:
         return Padding(np.concatenate((rows, new)))
 
     def selected(self, rows: Sequence[int]) -> tuple["Padding", NDArray[np.intp]]:
-        """Return only `rows`, and the columns (int [kept]) in which at least one of them has a
-        token.
+        """Return only `rows`, and the columns (int [kept]) in which one of them has a token.
 
         Removes the leading padding that they have in common, [0 : min index], and holes that only
         removed rows had filled.

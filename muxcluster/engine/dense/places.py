@@ -6,9 +6,7 @@ _COPIES = 2  # Of a batch: while rows are put together there are those before, t
 
 
 def num_batches(unit: UnitSpec) -> int:
-    """Return how many padded batches of one model `unit` holds: two per runner that may hold
-    one.
-    """
+    """Return how many padded batches of a model `unit` holds: two per runner that may hold one."""
     if unit.partition == "green":
         return _COPIES * sum(len(worker.shares) for worker in unit.workers)
     return _COPIES * len(unit.workers)

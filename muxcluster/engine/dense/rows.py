@@ -66,8 +66,8 @@ class DenseRows:
         self._stale.add(slot)
 
     def logits(self, rows: Rows, asked: Asked) -> Tensor:
-        """Return fp32 [sampling rows + asked.tokens, vocab], both in order, and write the rows'
-        caches to the pool.
+        """Return fp32 [sampling rows + asked.tokens, vocab], both in order; writes caches to the
+        pool.
         """
         chunks = [
             Chunk(row, slot, start, start + count)
@@ -184,7 +184,7 @@ class DenseRows:
         wants: dict[int, int],
         found: dict[int, Tensor],
     ) -> None:
-        """Compute the tokens of `chunks` from the first on, or behind those of `kept` (of one
+        """Compute the tokens of `chunks` from the first on, or behind those of `kept` (one
         chunk).
         """
         length = 0 if kept is None else kept.length

@@ -26,8 +26,8 @@ class Slab:
 
 
 def slab_for(model: DenseModel, spec: ModelSpec, unit: UnitSpec) -> Slab:
-    """Return a slab of half of the model's even part of the pool, or more if the longest sequence
-    needs it.
+    """Return a slab of half of the model's even part of the pool, or what the longest sequence
+    needs.
 
     Raises LoadError where the pool is too small for that, or a column of blocks, as the unit counts
     them, for the model's own cache.

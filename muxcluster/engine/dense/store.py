@@ -58,8 +58,9 @@ class RowStore:
         starts: NDArray[np.integer],
         counts: NDArray[np.integer],
     ) -> None:
-        """Store tokens starts[i] to starts[i] + counts[i] (≥ 1) of slots[i], the last ones of row i
-        of `cache`, and its states if there are any.
+        """Store tokens starts[i] to starts[i] + counts[i] (≥ 1) of slots[i].
+
+        They are the last ones of row i of `cache`; its states are stored too, if there are any.
         """
         where = torch.from_numpy(slots.astype(np.int64)).to(self._pool.device)
         if self._state_planes:
@@ -74,9 +75,7 @@ class RowStore:
             self._mark(where, starts + counts)
 
     def read(self, slot: int, length: int) -> KeptRow | None:
-        """Return the first `length` tokens of a slot, or None if its states are of another number
-        of tokens.
-        """
+        """Return the first `length` tokens of a slot, or None if its states are not of so many."""
         blocks = self._arena.tables[slot].flatten(0, 1).long()
         tokens = states = None
         if self._state_planes:

@@ -45,8 +45,7 @@ def _attention(
     attention_mask: Tensor | None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Implement transformers' interface: query [1, heads, tokens, head_dim], key and value
-    likewise.
+    """Implement transformers' interface: query, key and value [1, heads, tokens, head_dim].
 
     Returns [1, tokens, heads, head_dim] and no weights. Raises KeyError where the model did not
     pass our batch on.

@@ -68,8 +68,10 @@ class TokenBatch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HostBatch:
-    """A `TokenBatch` in host arrays: the same fields, those of rows by kind one after the other,
-    then those of groups where there are any.
+    """A `TokenBatch` in host arrays.
+
+    The same fields, those of rows by kind one after the other, then those of groups if there are
+    any.
     """
 
     arrays: tuple[NDArray[np.integer], ...]

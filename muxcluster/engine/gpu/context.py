@@ -79,9 +79,7 @@ def _create_context(device: torch.device) -> None:
 
 
 def check_context(device: torch.device) -> None:
-    """Raise ContextLost if an error of this process, or of another one under MPS, broke the
-    context.
-    """
+    """Raise ContextLost if the context is broken, by this process or by another one under MPS."""
     if device.type != "cuda":
         return
     try:
@@ -108,9 +106,7 @@ class SettledJob:
         return self._job.is_done and (self._all_done is None or has_passed(self._all_done))
 
     def result(self) -> JobResult:
-        """Wait for the results. Raises what the job raises, ContextLost if the context is lost with
-        it.
-        """
+        """Wait for the results. Raises what the job raises, or ContextLost."""
         with watched(self._device):
             result = self._job.result()
             if self._all_done is not None:

@@ -155,9 +155,7 @@ class Driver:
         return base.value, num_bytes.value
 
     def handle(self, base: int) -> bytes:
-        """Return a handle with which other processes can map the allocation that begins at
-        `base`.
-        """
+        """Return a handle to map the allocation that begins at `base` in another process."""
         handle = IpcHandle()
         self._call("cuIpcGetMemHandle", byref(handle), c_uint64(base))
         return bytes(handle)

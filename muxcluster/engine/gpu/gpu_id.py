@@ -9,8 +9,7 @@ PERCENTAGE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 
 
 def gpu_id_of(device: str, environment: Mapping[str, str]) -> str:
-    """Return the id of the GPU of `device` ("cuda:N") in `CUDA_VISIBLE_DEVICES`: an index or a
-    UUID.
+    """Return the index or UUID of `device` ("cuda:N") in `CUDA_VISIBLE_DEVICES`.
 
     environment: this process's; N counts among its `CUDA_VISIBLE_DEVICES`. Raises ValueError where
     it names fewer GPUs.
@@ -32,7 +31,5 @@ def seen_by_clients(gpu_id: str) -> str:
 
 
 def folder_name(gpu_id: str) -> str:
-    """Return the GPU id as part of a path, at most 44 characters: a socket's path has at most 107
-    bytes.
-    """
+    """Return the GPU id as part of a path, shortened: a socket's path has at most 107 bytes."""
     return re.sub(r"[^A-Za-z0-9-]", "_", gpu_id)[:44]

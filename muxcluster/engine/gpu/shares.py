@@ -30,9 +30,7 @@ def check_shares(rungs: Sequence[WorkerRung], seen: Seen, whole: int) -> None:
 
 
 def check_apart(rungs: Sequence[WorkerRung], seen: Seen) -> None:
-    """Raise EngineFailure if shares of the first two workers overlap that together fill at most the
-    GPU.
-    """
+    """Raise EngineFailure if shares of the first two workers that fit side by side overlap."""
     # Only the first two workers take the GPU from different ends.
     first_two = sorted({rung.worker_id for rung in rungs})[:2]
     for first, second in combinations(rungs, 2):

@@ -24,8 +24,7 @@ _NUM_TOKENS = 4
 
 
 def load_dense(spec: ModelSpec, device: str) -> DenseModel:
-    """Return the model in `spec.path` on `device` in `spec.dtype`, read as by
-    `paged_loading.load_model`.
+    """Return the model in `spec.path` on `device` in `spec.dtype`, read as by `load_model`.
 
     Raises LoadError as that does, and naming config.json if its rows cannot be batched.
     """

@@ -40,9 +40,7 @@ class PackedLinear(nn.Module):
         return output[:num_rows].view(*inputs.shape[:-1], self.out_features)
 
     def plus(self, inputs: Tensor, added: Tensor) -> Tensor:
-        """Return `forward(inputs) + added` in one pass; `added` has the shape and type of the
-        result.
-        """
+        """Return `forward(inputs) + added` in one pass; `added` is like the result."""
         num_rows = inputs.numel() // self.in_features
         num_filled = filled_rows(num_rows)
         if num_filled == num_rows:
@@ -52,9 +50,7 @@ class PackedLinear(nn.Module):
 
 
 def filled_rows(num_rows: int) -> int:
-    """Return with how many rows a product of `num_rows` rows is computed; up to 32 it is
-    `num_rows`.
-    """
+    """Return with how many rows a product of `num_rows` rows is computed; the same up to 32."""
     # oneDNN compiles a kernel for every number of rows and keeps it for good, some 0.7 MiB per
     # number and linear beside a cache of 1024 (its ONEDNN_PRIMITIVE_CACHE_CAPACITY does not bound
     # the rest), and prompts come in all lengths: a worker of a tiny model grew from 300 to 830 MiB
@@ -83,9 +79,7 @@ def pack_linears(model: nn.Module) -> int:
 
 
 def _pack_inside(module: nn.Module, packed: WeakKeyDictionary[nn.Module, PackedLinear]) -> int:
-    """Pack linears recursively. packed: what was packed before, for a linear used in several
-    places.
-    """
+    """Pack linears recursively. packed: linears done before, for those used in several places."""
     # There is no list of all linears, so each plain weight is freed before the next is packed.
     num_packed = 0
     for name, child in list(module.named_children()):

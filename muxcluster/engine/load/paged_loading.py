@@ -97,9 +97,7 @@ def read_weights(config: PretrainedConfig, spec: ModelSpec, attention: str | Non
 
 
 def _check(findings: dict[str, Any], file: Path) -> None:
-    """Check the library's `findings`: sets of names, and (name, in file, in model) for
-    mismatches.
-    """
+    """Check `findings` of the library: sets of names, and (name, in file, in model) mismatches."""
     for name, in_file, in_model in sorted(findings["mismatched_keys"]):
         raise LoadError(
             file, f"{name} has shape {tuple(in_file)}, config.json asks for {tuple(in_model)}"

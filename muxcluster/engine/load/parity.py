@@ -99,8 +99,9 @@ def check_forward(model: nn.Module, spec: ModelSpec) -> None:
 
 
 def check_logits(logits: Tensor, spec: ModelSpec) -> None:
-    """Raise LoadError naming the model's folder if a row of `logits` [rows, vocab] holds NaN or
-    +inf, or nothing finite.
+    """Raise LoadError if a row of `logits` [rows, vocab] holds NaN or +inf, or nothing finite.
+
+    The error names the model's folder.
     """
     num_broken = int((~logits.amax(-1).isfinite()).sum())
     if not num_broken:

@@ -30,8 +30,9 @@ class _Recorder:
 
 @torch.inference_mode()
 def probe(model: nn.Module, spec: ModelSpec, config_file: Path) -> None:
-    """Raise NotPaged naming `config_file` unless every layer passes ordinary keys and values of the
-    specified shape to our attention, each layer once.
+    """Raise NotPaged naming `config_file` unless our attention can serve every layer.
+
+    Every layer must pass ordinary keys and values of the specified shape to it, exactly once.
     """
     recorder = _Recorder()
     device = next(model.parameters()).device

@@ -45,9 +45,7 @@ def _shards(index: Path) -> dict[Path, set[str]]:
 
 
 def _tensor_names(file: Path) -> set[str]:
-    """Return the names in the file. Opening reads the header and compares it with the file's
-    length.
-    """
+    """Return the names in the file; opening it compares the header with the file's length."""
     try:
         with safe_open(file, framework="pt") as tensors:
             return set(tensors.keys())

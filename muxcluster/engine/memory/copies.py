@@ -81,7 +81,7 @@ class DirectTransfer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StagedTransfer:
-    """Transfer on a GPU: a kernel gathers slots into device memory, and one copy takes them to the
+    """Transfer on a GPU: a kernel gathers slots into device memory, one copy takes them to the
     host.
 
     All of it is on the current stream: kernels of the forward come after the gather that saves what
@@ -131,7 +131,7 @@ class StagedTransfer:
         self.open_saves.clear()
 
     def _packed(self, runs: Runs, sizes: SlotSizes, device: torch.device) -> Tensor:
-        """Return uint8 [slots of `runs`, 2 * slot_bytes], blocks of one slot; pinned if on the
+        """Return uint8 [slots of `runs`, 2 * slot_bytes], one slot per block; pinned if on the
         CPU.
         """
         shape = (int(runs[:, 2].sum()), 2 * sizes.slot_bytes)
@@ -200,8 +200,8 @@ def copy_runs(
 
 
 def _with_packed(runs: Runs, column: int) -> Runs:
-    """Return the runs with source (column 0) or destination (1) in packed memory, one after
-    another.
+    """Return the runs with source (column 0) or destination (1) one after another in packed
+    memory.
     """
     packed = runs.copy()
     packed[:, column] = runs[:, 2].cumsum() - runs[:, 2]

@@ -58,9 +58,7 @@ def _is_plain(
     num_blocks: tuple[int, int],
     block_tokens: int,
 ) -> bool:
-    """Return whether all runs are in range, within a block, and in the same place of both
-    blocks.
-    """
+    """Return whether all runs are in range, in one block, and in the same place of both blocks."""
     is_inside = (blocks >= 0) & (blocks < num_blocks)
     is_within = (counts >= 0) & (places[:, 0] + counts <= block_tokens)
     return bool(is_inside.all() and is_within.all() and (places[:, 0] == places[:, 1]).all())

@@ -31,7 +31,7 @@ class PendingWrites:
             self._deltas.append(delta)
 
     def take(self) -> list[Array]:
-        """Return all collected arrays, in the form that `write` takes, and forget them; [] if
+        """Return all collected arrays in the form that `write` takes, and forget them; [] if
         none.
         """
         admissions, deltas = self._admissions, self._deltas

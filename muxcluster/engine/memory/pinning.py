@@ -24,8 +24,7 @@ class _LockedPages(mmap.mmap):
 
 
 def pinned_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Return zeros on the CPU in locked memory of just that size, freed with the last tensor or
-    view.
+    """Return zeros on the CPU in locked memory of just that size, freed with the last view.
 
     Raises RuntimeError with CUDA's message.
     """
@@ -39,8 +38,7 @@ def pinned_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 
 def pin(tensor: Tensor) -> Callable[[], object]:
-    """Lock the pages of a contiguous CPU tensor that is not empty; return a function that unlocks
-    them.
+    """Lock the pages of a contiguous, non-empty CPU tensor; return a function that unlocks them.
 
     Raises RuntimeError with CUDA's message.
     """

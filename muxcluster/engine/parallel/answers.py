@@ -10,9 +10,7 @@ from muxcluster.engine.executor import JobDone, JobFailed
 
 
 class OutOfStep(Exception):
-    """Ranks differ for good in their memory or their place in the collectives; the message says
-    how.
-    """
+    """Ranks differ for good in memory or place in the collectives; the message says how."""
 
 
 class Answers:
@@ -25,8 +23,8 @@ class Answers:
 
     @property
     def is_split(self) -> bool:
-        """True if some rank has failed while others have not answered: they may wait for it inside
-        a collective.
+        """True if some ranks have failed and others not answered: they may wait inside a
+        collective.
         """
         has_failed = any(isinstance(answer, Failed) for answer in self._said.values())
         return has_failed and len(self._said) < self._num_ranks
@@ -39,9 +37,7 @@ class Answers:
         self._said[rank] = answer
 
     def outcome(self) -> JobDone | JobFailed | None:
-        """Return the outcome of the job; None while some rank has not answered. Raises
-        OutOfStep.
-        """
+        """Return the job's outcome; None while some rank has not answered. Raises OutOfStep."""
         if len(self._said) < self._num_ranks:
             return None
         return _outcome(self.job, [self._said[rank] for rank in range(self._num_ranks)])

@@ -93,7 +93,7 @@ class RanksExecutor(ChildExecutor):
             self._wakes.wake()
 
     def _take(self, link: RankLink) -> Sequence[Outcome]:
-        """Take the rank's answer; return the job's outcome if complete. Raises RankLost and
+        """Take the rank's answer; return the job's outcome if complete. Raises RankLost,
         OutOfStep.
         """
         answer, answers = link.hear(), self._answers

@@ -92,7 +92,7 @@ class ProcessGroup:
         return whole.to(part.device).movedim(0, -2).reshape(*part.shape[:-1], -1)
 
     def _reachable(self, tensor: Tensor) -> Tensor:
-        """Return the tensor, or a copy in host memory if gloo cannot reach it; then waits for the
+        """Return the tensor, or a copy in host memory if gloo needs it, which waits for the
         device.
         """
         return tensor.cpu() if self._has_gloo and tensor.is_cuda else tensor
@@ -107,9 +107,7 @@ _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 
 
 def _prefer_loopback() -> None:
-    """Use the loopback interface: a mesh never spans nodes, and the host's own name may not
-    resolve.
-    """
+    """Use loopback: a mesh never spans nodes, and the host's own name may not resolve."""
     names = {name for _, name in socket.if_nameindex()}
     if _LOOPBACK in names:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", _LOOPBACK)

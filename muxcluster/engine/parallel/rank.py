@@ -40,8 +40,8 @@ class Rank:
             self._control.send(encode(self._run(message.job)))
 
     def _run(self, job: Job) -> Done | Failed:
-        """Run the job. Raises torch.AcceleratorError, after which this process cannot use its
-        GPU.
+        """Run the job. Raises torch.AcceleratorError, after which this process's GPU is
+        unusable.
         """
         try:
             result = self._runner.execute(job)

@@ -1,6 +1,4 @@
-"""Records which worker has seen which sequence, because a worker needs a row's sampling
-parameters.
-"""
+"""Records which worker has seen which sequence: a worker needs a row's sampling parameters."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -43,8 +41,7 @@ class AdmissionLedger:
         return cls({model.name: _ModelLedger(model, rung_ids) for model in spec.models})
 
     def complete(self, job: Job, rung_id: int) -> Job:
-        """Return the job with an admission (empty tokens) for each row its worker does not know
-        yet.
+        """Return the job with an admission (empty tokens) for each row that is new to its worker.
 
         Records the job's own admissions as seen by the rung it runs in. O(rows) in numpy.
         """

@@ -26,8 +26,7 @@ MOST_PREPARING_S = 30.0
 
 
 class ProcessExecutor(ChildExecutor):
-    """Executor with one owner, and one worker per rung; replaces a lost worker, reports a lost
-    owner.
+    """Executor with one owner and one worker per rung: replaces lost workers, reports a lost owner.
 
     Lost means dead or hung: every process has a pulse, taken several times within
     `patience.silence_s`; a job has a time limit, and so has the owner when it is asked for a

@@ -17,9 +17,7 @@ class ProcessLauncher(Protocol):
         ...
 
     def owner(self, patience: Patience) -> OwnerLink:
-        """Prepare everything and start an owner. Raises EngineFailure with the reason if it
-        cannot.
-        """
+        """Prepare everything and start an owner. Raises EngineFailure if it cannot."""
         ...
 
     def prepare(self, patience: Patience) -> None:

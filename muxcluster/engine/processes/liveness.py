@@ -66,7 +66,7 @@ class Pulse:
         self._num_missed = 0
 
     def beat(self, *, is_busy: bool) -> None:
-        """Take the pulse. is_busy: it should be computing; otherwise it may sleep, but not be
+        """Take the pulse. is_busy: it should be computing; else it may sleep, but not be
         stopped.
         """
         reading = self._read()
@@ -81,9 +81,7 @@ class Pulse:
         self._num_missed = 0 if is_alive else self._num_missed + 1
 
     def _read(self) -> tuple[str, float] | None:
-        """Return state letter and processor seconds of all threads (proc(5)), or None if
-        unknown.
-        """
+        """Return state letter and processor seconds of all threads (proc(5)); None if unknown."""
         try:
             fields = self._stat.read_text().rpartition(")")[2].split()
         except OSError:

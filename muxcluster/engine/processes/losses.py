@@ -45,8 +45,8 @@ class LossLedger:
             self._bound(self._workers, WORKERS_S, what, now)
 
     def owner_lost(self, now: float) -> None:
-        """Record that the owner died, hung, or could not load. Raises EngineFailure after too many
-        losses.
+        """Record that the owner died, hung, or could not load. Raises EngineFailure like
+        `worker_lost`.
         """
         self._count("the memory owner", is_blank=True)
         self._bound(self._owners, OWNERS_S, "the memory owner", now)

@@ -45,9 +45,7 @@ class OwnerLink(ChildProcess):
         module: str | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """module: the owner's program, by default the one that forks. environment: the whole
-        environment.
-        """
+        """module: the owner's program, by default the one that forks. environment: all of it."""
         self._patience = patience
         unit_control, owner_control = socket.socketpair()
         self._forks, owner_forks = socket.socketpair()

@@ -81,8 +81,9 @@ class WorkerLink:
             self._give_up_s = now + self._limits.limit_s(self._jobs[0])
 
     def hear(self, now: float) -> Sequence[Outcome] | None:
-        """Return the outcome of its first job, nothing if it says that it takes jobs, or None if
-        the worker is dead or hangs inside a frame.
+        """Return the outcome of its first job, or nothing if it says that it takes jobs.
+
+        Returns None if the worker is dead or hangs inside a frame.
         """
         try:
             frame = self.frames.recv()

@@ -51,9 +51,7 @@ class ProfileJobs:
     def __init__(
         self, spec: UnitSpec, post: Post | None = None, books: Books | None = None
     ) -> None:
-        """post: by default the unit's only model on its first worker. books: shared with other
-        jobs.
-        """
+        """post: by default the only model on its first worker. books: shared with other jobs."""
         if post is None:
             (only,) = spec.models
             post = Post(only.name, spec.workers[0].worker_id)
@@ -72,8 +70,9 @@ class ProfileJobs:
         return 0 if self._model.padded is None else _FORMING_STEPS
 
     def prefill(self, point: Point) -> list[Job]:
-        """Replace the last prompts by random new ones: one job if the token budget allows, else as
-        few as it needs. `point` must fit (`grid.fits`).
+        """Replace the last prompts by random new ones, in as few jobs as the token budget allows.
+
+        `point` must fit (`grid.fits`).
         """
         self._num_decodes = 0
         slots = self._reopen(point.batch)
@@ -152,8 +151,7 @@ class ProfileJobs:
 
 
 def prompt_rows(batch: int, tokens: int, budget: int) -> Sequence[Rows]:
-    """Return `batch` prompts of `tokens` tokens on slots 0, 1, ..., cut into jobs of `budget`
-    tokens.
+    """Return `batch` prompts of `tokens` tokens on slots 0, 1, ..., cut into jobs of `budget`.
 
     First come, first served: each job but the last is full, and a prompt may span several.
     """

@@ -33,8 +33,7 @@ def measure(
     on_point: Callable[[Point], None],
     executor: Executor | None = None,
 ) -> Profiled:
-    """Measure a prefill and a decode cell for each point of `grid` that fits the unit, in the
-    grid's order.
+    """Measure a prefill and a decode cell for each point of `grid` that fits, in the grid's order.
 
     spec: a unit of one model, whose first worker may run at every share of the grid. Seconds are
     those from launching a job to its outcome, as the unit sees them. `on_point` is called after

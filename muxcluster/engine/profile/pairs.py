@@ -32,11 +32,10 @@ class PairPoint:
 
 
 def pair_points(specs: Sequence[UnitSpec], grid: Grid) -> tuple[PairPoint, ...]:
-    """Return every two models of `specs` (units of one model each) at every two shares of the grid
-    that add up to the whole.
+    """Return every two models of `specs` at every two shares of the grid that add up to the whole.
 
-    Each point is the grid's longest prompt, one at a time, beside its greatest batch of its longest
-    contexts, as far as they fit.
+    specs: units of one model each. A point is the grid's longest prompt, one at a time, beside its
+    greatest batch of its longest contexts, as far as they fit.
     """
     splits = [
         (share, rest)
@@ -54,9 +53,7 @@ def pair_points(specs: Sequence[UnitSpec], grid: Grid) -> tuple[PairPoint, ...]:
 
 
 def _largest(specs: Sequence[UnitSpec], spec: UnitSpec, share: float, grid: Grid) -> Point | None:
-    """Return the largest point that fits `spec`, whose slab must not need more blocks than the
-    rest.
-    """
+    """Return the largest point that fits `spec`, leaving enough blocks for its slab."""
     points = [Point(share, batch, tokens) for batch, tokens in product(grid.batches, grid.lengths)]
     shares = len(grid.shares)
     found = [
@@ -73,11 +70,10 @@ def _have_slots(one: UnitSpec, prefill: Point, other: UnitSpec, decode: Point) -
 
 
 def paired_spec(specs: Sequence[UnitSpec], points: Sequence[PairPoint]) -> UnitSpec:
-    """Return a unit of all the models, with a worker for prefills and one for decodes, and a KV
-    pool that is just large enough.
+    """Return a unit of all the models, with a worker for prefills, one for decodes, and a KV pool.
 
-    With padded batches the pool is twice as large, as their slabs may take half of it. specs: as
-    loaded.
+    The pool is just large enough; with padded batches it is twice as large, as their slabs may take
+    half of it. specs: as loaded.
     """
     first = specs[0]
     shares = {point.prefill.share for point in points} | {point.decode.share for point in points}
@@ -103,17 +99,16 @@ def _points_of(model: str, points: Sequence[PairPoint]) -> list[Point]:
 
 
 def _as_short_as(model: ModelSpec, points: Sequence[PairPoint]) -> ModelSpec:
-    """Return `spec` with the longest of `points` as its longest sequence, which a padded slab must
-    hold.
-    """
+    """Return `spec` with the longest of `points` as longest sequence, which a slab must hold."""
     if model.padded is None:
         return model
     return replace(model, max_model_len=1 + max(p.tokens for p in _points_of(model.name, points)))
 
 
 def _slab_blocks(specs: Sequence[UnitSpec], spec: UnitSpec, point: Point, num_shares: int) -> int:
-    """Return blocks of half a pool such that an even part of them holds the padded batches of
-    `point`; 0 if no batch is padded. num_shares: rungs of each of the two workers.
+    """Return blocks of half a pool whose even part holds the padded batches of `point`.
+
+    0 if no batch is padded. num_shares: rungs of each of the two workers.
     """
     padded = spec.models[0].padded
     if padded is None:

@@ -38,10 +38,10 @@ def _weights(scores: Tensor, threshold: Tensor | None) -> Tensor:
 
 
 def _pick(weights: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the first place [rows] where the running sum of weights [rows, n] exceeds target, and
-    the rest of the target there.
+    """Return the first place [rows] where the running sum of weights [rows, n] exceeds target.
 
-    A place without weight is never picked, whatever rounding did.
+    Returns also the rest of the target there. A place without weight is never picked, whatever
+    rounding did.
     """
     mass = weights.cumsum(-1)
     last = torch.searchsorted(mass, mass[:, -1:].contiguous())

@@ -15,8 +15,7 @@ _CHUNK_ROWS = 64  # Rows worked on at once: bounds the copies of long prompts' l
 def token_logprobs(
     logits: Tensor, tokens: NDArray[np.int64], num_top: NDArray[np.int64]
 ) -> tuple[TokenLogprobs, ...]:
-    """Return one entry per row: tokens[row] and the num_top[row] best tokens under
-    softmax(logits[row]).
+    """Return per row tokens[row] and the num_top[row] best tokens under softmax(logits[row]).
 
     logits: fp32 [rows, vocab]. num_top beyond the vocabulary gives the whole vocabulary. Ties rank
     equal and are listed lowest id first.

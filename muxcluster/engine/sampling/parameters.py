@@ -1,6 +1,4 @@
-"""Sampling parameters of all sequences of one model as arrays, from which a batch gathers its
-rows.
-"""
+"""Sampling parameters of all sequences of one model as arrays, gathered by each batch."""
 
 from dataclasses import dataclass
 
@@ -21,9 +19,7 @@ class TokenBias:
 
 
 class SequenceSampling:
-    """Sampling parameters of one model's sequences, one array entry per slot, as in
-    `SamplingParams`.
-    """
+    """Sampling parameters of one model's sequences as in `SamplingParams`, one entry per slot."""
 
     def __init__(self, max_seqs: int, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
         self.vocab_size = vocab_size

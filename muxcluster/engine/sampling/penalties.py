@@ -53,8 +53,7 @@ def _per_row(values: NDArray[np.float32], batch: Batch, logits: Tensor) -> Tenso
 def _occurrences(
     logits: Tensor, batch: Batch, rows: NDArray[np.int64], starts: NDArray[np.int64]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return distinct (row, token) pairs and their counts in history[slot, start : length] of
-    `rows`.
+    """Return distinct (row, token) pairs and their counts in history[slot, start : length].
 
     Three tensors [pairs]: row into `logits`, token, count.
     """

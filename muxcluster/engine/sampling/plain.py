@@ -19,16 +19,13 @@ BROKEN = 1 << 32
 
 
 def is_plain(state: SequenceSampling, slots: Numbers, lengths: Numbers) -> bool:
-    """Return whether no row needs more than that. slots, lengths: [rows], as for
-    `sampler.sample`.
-    """
+    """Return whether no row needs more. slots, lengths: [rows], as for `sampler.sample`."""
     held = lengths - state.num_prompt_tokens[slots] < state.min_tokens[slots]
     return not bool((state.needs_host[slots] | held).any())
 
 
 def limits(state: SequenceSampling, slots: Numbers, num_rows: int) -> list[Array]:
-    """Return temperature, top_k, top_p and min_p of `num_rows` rows, as `kernels.sample` takes
-    them.
+    """Return temperature, top_k, top_p and min_p of `num_rows` rows for `kernels.sample`.
 
     Rows beyond the slots take the best token.
     """
@@ -43,9 +40,7 @@ def limits(state: SequenceSampling, slots: Numbers, num_rows: int) -> list[Array
 def random_numbers(
     state: SequenceSampling, slots: Numbers, lengths: Numbers, num_steps: int, num_rows: int
 ) -> NDArray[np.float64]:
-    """Return float64 [num_steps, num_rows] in (0, 1), for tokens at `lengths` and those that
-    follow.
-    """
+    """Return float64 [num_steps, num_rows] in (0, 1), for tokens at `lengths` and later ones."""
     numbers = np.full((num_steps, num_rows), 0.5)
     first = lengths - state.num_prompt_tokens[slots]
     for step in range(num_steps):
@@ -54,12 +49,11 @@ def random_numbers(
 
 
 def draw(logits: Tensor, drawing: Sequence[Tensor], live: Tensor | None, outcome: Tensor) -> None:
-    """Draw a token per row into outcome[1:], plus BROKEN if the row is broken, and add the number
-    of broken rows among `live` to outcome[0].
+    """Draw a token per row into outcome[1:]; mark and count broken rows.
 
     logits: fp32 [rows, vocab]. drawing: `limits` and one step of `random_numbers`. live: int64
-    [rows] of ones and zeros, None: all. outcome: int64 [1 + rows]. Broken rows: see
-    `sampler.Sampled`.
+    [rows] of ones and zeros, None: all. outcome: int64 [1 + rows]; broken rows get BROKEN added to
+    their token, and outcome[0] grows by those among `live`. Broken rows: see `sampler.Sampled`.
 
     The seed decides as in `sampler.sample`. Greedy rows get the same tokens. Drawn rows get the
     same tokens unless the sampler's sums in float64 and the kernel's in whole numbers of 2**-42

@@ -61,8 +61,8 @@ class PromptPositions:
     def of(
         self, slots: NDArray[np.int32], starts: NDArray[np.int32], counts: NDArray[np.int32]
     ) -> Asked:
-        """Return the tokens of a batch (arrays [rows]) whose successor is in the prompt of an
-        asking request.
+        """Return the tokens of a batch (arrays [rows]) that precede prompt tokens of asking
+        requests.
         """
         if not self._asking:
             return Asked((), np.empty(0, dtype=np.int64))

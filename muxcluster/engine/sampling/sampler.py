@@ -108,9 +108,7 @@ def _check(
 
 
 def _repaired(logits: Tensor) -> tuple[Tensor, tuple[int, ...]]:
-    """Return logits without NaN and +inf, and the rows that had them (see
-    `Sampled.broken_rows`).
-    """
+    """Return logits without NaN and +inf, and the rows that had them (`Sampled.broken_rows`)."""
     # A row's maximum shows all three faults: it is NaN, +inf or, with nothing finite, -inf.
     broken = (~logits.amax(-1).isfinite()).nonzero().squeeze(1)
     if not len(broken):
@@ -122,9 +120,7 @@ def _repaired(logits: Tensor) -> tuple[Tensor, tuple[int, ...]]:
 
 
 def _edited(logits: Tensor, batch: Batch) -> Tensor:
-    """Return the logits after bias, min_tokens and penalties; `logits` itself if no row needs
-    them.
-    """
+    """Return the logits after bias, min_tokens and penalties; `logits` itself if none apply."""
     edited = logits
     for choose, edit in _EDITS:
         rows = choose(batch)
@@ -136,9 +132,7 @@ def _edited(logits: Tensor, batch: Batch) -> Tensor:
 
 
 def _drawn(logits: Tensor, batch: Batch, rows: NDArray[np.int64]) -> Tensor:
-    """Return random tokens int64 [len(rows)] from those rows' logits [len(rows), vocab],
-    overwritten.
-    """
+    """Return random tokens int64 [len(rows)] from those rows' logits, overwritten."""
     state, slots, device = batch.state, batch.slots[rows], logits.device
     temperature = torch.from_numpy(state.temperature[slots]).to(logits)
     temperature = temperature.clamp_(min=torch.finfo(logits.dtype).tiny)

@@ -33,9 +33,7 @@ def thresholds(scores: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> T
 
 
 def _bound(vocab_size: int, total: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
-    """Return a score [1] that every survivor of the row reaches, so that fewer tokens need
-    sorting.
-    """
+    """Return a score [1] that every survivor of the row reaches: fewer tokens need sorting."""
     # All tokens of less than (1 - top_p) * total / vocab_size together weigh less than what top-p
     # cuts off, so that its cut lies above them; a thousandth is left for rounding.
     if total.isnan():
@@ -56,8 +54,10 @@ def _totals(scores: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tens
 def _decide(
     best: Tensor, totals: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return thresholds [rows] from the best scores [rows, n], sorted, and whether top-p's result
-    is sure, bool [rows]: with n < vocab, survivors or the end of the nucleus may lie beyond them.
+    """Return thresholds [rows] from the best scores [rows, n], sorted, and whether they are sure.
+
+    Sure (bool [rows]) is about top-p: with n < vocab, survivors or the end of the nucleus may lie
+    beyond them.
     """
     num_best = best.shape[1]
     kth = best.gather(1, (top_k.clamp(max=num_best) - 1).unsqueeze(1)).squeeze(1)

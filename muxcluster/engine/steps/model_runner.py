@@ -94,9 +94,7 @@ class ModelRunner:
         return self._runs_in_pieces
 
     def admit(self, admission: Admission) -> None:
-        """Record a slot's sampling parameters, its side, and its tokens if the admission has
-        them.
-        """
+        """Record a slot's sampling parameters, its side, and its tokens if there are any."""
         self._sampling.admit(admission.slot, admission.sampling, admission.num_prompt_tokens)
         self._prompts.admit(admission)
         self._steps.admit(admission)
@@ -110,16 +108,14 @@ class ModelRunner:
         self._steps.warm_up(steps)
 
     def record(self, num_rows: int, share: float) -> None:
-        """Record the likeliest decode steps of up to `num_rows` rows for the calling thread's
-        stream.
+        """Record the likeliest decode steps of up to `num_rows` rows for the thread's stream.
 
         share: as in `decode_graphs.sizes_ahead`.
         """
         self._steps.record(num_rows, share)
 
     def record_next(self) -> bool:
-        """Record one more decode step that was met and is not recorded; return whether there was
-        one.
+        """Record one more decode step that was met; return whether there was one.
 
         It takes some forwards; the calling thread's stream is the one of the steps.
         """

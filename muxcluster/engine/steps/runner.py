@@ -56,11 +56,11 @@ class UnitRunner:
         capture: Capture | None = None,
         group: RankGroup | None = None,
     ) -> None:
-        """memory: what is loaded already, here or in another process; None: load and allocate.
-        capture: how decode steps are recorded; None: chosen for the device. group: of the ranks
-        that the models are divided over, which run the same jobs in one order.
+        """Load the models and allocate, or use `memory`, loaded here or in another process.
 
-        Raises LoadError naming the file of a model that cannot be loaded.
+        capture: how decode steps are recorded; None: chosen for the device. group: of the ranks
+        that the models are divided over, which run the same jobs in one order. Raises LoadError
+        naming the file of a model that cannot be loaded.
         """
         self._spec = spec
         self._device = torch.device(spec.device)
@@ -149,8 +149,7 @@ class UnitRunner:
 
     @torch.inference_mode()
     def record_next(self) -> bool:
-        """Record one more decode step that was met and is not recorded; return whether there was
-        one.
+        """Record one more decode step that was met; return whether there was one.
 
         For the calling thread's stream, when it is idle.
         """

@@ -6,7 +6,7 @@ from muxcluster.core.events import Finished, Rejected, StepOutput, TokenDelta, m
 
 
 def deltas_of(outputs: Iterable[StepOutput]) -> dict[str, TokenDelta]:
-    """Return one delta per request that got tokens, prompt logprobs or its end; in order of
+    """Return a delta per request that got tokens, prompt logprobs or its end, in order of
     arrival.
     """
     deltas: dict[str, TokenDelta] = {}

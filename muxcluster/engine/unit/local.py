@@ -1,6 +1,4 @@
-"""A unit in this process behind asyncio: the client of ingress and Python callers, without
-sockets.
-"""
+"""A unit in this process behind asyncio: for ingress and Python callers, without sockets."""
 
 import asyncio
 import logging

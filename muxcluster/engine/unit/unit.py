@@ -136,9 +136,7 @@ class Unit:
                 self._post(request_id)
 
     def pin(self, message: PinnedPrefix | Unpin) -> None:
-        """Pin a planned batch's prefix, from any thread; ignored by a unit that takes no
-        requests.
-        """
+        """Pin a planned batch's prefix, from any thread; ignored if the unit takes no requests."""
         with self._lock:
             if self._refusal is None:
                 self._post(message)
@@ -149,9 +147,7 @@ class Unit:
             return self._scheduler.batch_memory.space(model)
 
     def stats(self) -> UnitStats:
-        """Return the current state of the unit, with the jobs that ended since the last call; from
-        any thread.
-        """
+        """Return the unit's state and the jobs that ended since the last call; from any thread."""
         with self._lock:
             stats = self._scheduler.stats(self._clock.now(), self._spec.unit_id)
             self._say_if_changed(stats.sharing)

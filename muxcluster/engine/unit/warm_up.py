@@ -1,6 +1,4 @@
-"""Jobs that run before a unit is ready, so that step times are measured before the first
-request.
-"""
+"""Jobs that run before a unit is ready, so that step times are known at the first request."""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -55,8 +53,8 @@ def warm_up(spec: UnitSpec, executor: Executor, clock: Clock, seed: MeasuredSeed
 
 
 def _worker_sets(workers: Sequence[WorkerSpec]) -> Iterator[tuple[WorkerSpec, ...]]:
-    """Yield each worker at each of its rungs, the largest first, with others for what it may not
-    run.
+    """Yield each worker at each of its rungs, the largest first, and others for its missing
+    phases.
     """
     for worker in workers:
         others = tuple(

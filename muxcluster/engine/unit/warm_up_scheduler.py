@@ -59,10 +59,9 @@ class WarmUpScheduler:
         return line.seconds(num_tokens, num_tokens * length / 2) if line else 0.0
 
     def add(self, model: ModelSpec, prompts: int, length: int) -> None:
-        """Add `prompts` requests of `length` tokens, or fewer and shorter ones if a job, the model
-        or the pool cannot hold them.
+        """Add `prompts` requests of `length` tokens, each with three output tokens.
 
-        Each produces three tokens.
+        Adds fewer and shorter ones if a job, the model or the pool cannot hold them.
         """
         policy = self._spec.scheduler
         length = max(1, min(length, policy.token_budget, model.max_model_len - _NUM_OUTPUT))

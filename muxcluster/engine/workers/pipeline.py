@@ -39,16 +39,15 @@ class JobRunner(Protocol):
         ...
 
     def waits(self, job: Job) -> bool:
-        """Return whether `launch` returns only when the job has ended: the host has a part in
+        """Return whether `launch` returns only when the job has ended: the host takes part in
         it.
         """
         ...
 
     def record_next(self) -> bool:
-        """Prepare something that jobs have wanted, for some tenths of a second; return whether
-        there was any.
+        """Prepare something that jobs have wanted, for some tenths of a second.
 
-        Called on the thread of `launch`, when no job is open.
+        Returns whether there was any. Called on the thread of `launch`, when no job is open.
         """
         ...
 

@@ -21,8 +21,8 @@ class WorkerThread:
         runner: JobRunner,
         tell: Callable[[JobDone | JobFailed | SystemExit], None],
     ) -> None:
-        """tell: called with every outcome; with SystemExit if a job raised it, and then nothing
-        runs here.
+        """tell: called with every outcome, or with SystemExit if a job raised it, which ends the
+        thread.
         """
         self._pipeline = Pipeline(runner)
         self._tell = tell

@@ -105,9 +105,7 @@ class DirectPlan:
         soft_cap: float | None,
         log_sums: Tensor | None,
     ) -> Tensor:
-        """Return attention [rows, kv_heads, group, head_dim]; tokens: [pool, head_dim], K and V
-        alike.
-        """
+        """Return attention [rows, kv_heads, group, head_dim]. tokens: [pool, head_dim], K and V."""
         rows, kv_heads, group, head_dim = query.shape
         flat = query.reshape(-1, head_dim)
         ids = self._ids(part, layer, (rows, kv_heads), group)

@@ -106,11 +106,9 @@ def _parts(
     block_tokens: int,
     budget: int,
 ) -> Iterator[_Part]:
-    """A group, cut by KV heads where all of them are beyond `budget` columns.
-
-    Past a row's last column its first one is repeated: only its own blocks are read, and that one
-    is nearly always full.
-    """
+    """Yield parts of a group, cut by KV heads if all of them are beyond `budget` columns."""
+    # Past a row's last column its first one is repeated: only its own blocks are read, and that one
+    # is nearly always full.
     rows = Rows(*(each[part] for each in all_rows))
     begins, lengths = rows.begins.unsqueeze(1), rows.lengths.unsqueeze(1)
     right = from_right[rows.slots].unsqueeze(1)
@@ -139,7 +137,7 @@ def _parts(
 
 
 def _gathered_at(unwritten: Tensor, num_rows: int, num_heads: int, num_tokens: int) -> Tensor:
-    """Where the (row, token) pairs lie among gathered tokens [2, rows, heads, tokens]."""
+    """Return where the (row, token) pairs lie among gathered tokens [2, rows, heads, tokens]."""
     row, token = unwritten.unbind(1)
     heads = torch.arange(num_heads, device=row.device)
     keys = ((row.unsqueeze(1) * num_heads + heads) * num_tokens + token.unsqueeze(1)).flatten()
@@ -155,7 +153,7 @@ def _attend(
     soft_cap: float | None,
     log_sums: Tensor | None,
 ) -> Tensor:
-    """Attention [rows, heads, group, head_dim] of a part; query likewise."""
+    """Return attention [rows, heads, group, head_dim] of a part; query likewise."""
     shape, head_dim = query.shape, query.shape[-1]
     gathered = halves.index_select(0, part.ids[layer]).view(-1, head_dim)
     if len(part.unwritten):

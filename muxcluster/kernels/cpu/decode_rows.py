@@ -9,8 +9,9 @@ from torch import Tensor
 
 
 class Rows(NamedTuple):
-    """Sequences by number of columns to read: int64 [rows] each; keys at begins <= position <
-    lengths are seen.
+    """Sequences by number of columns to read, int64 [rows] each.
+
+    Keys at begins <= position < lengths are seen.
     """
 
     slots: Tensor

@@ -1,5 +1,4 @@
-"""CPU path of decode attention of prefix groups: one plan per step, each prefix read once per
-layer.
+"""CPU path of decode attention of prefix groups: a plan per step reads each prefix once a layer.
 
 Computes what `prefix_attention` computes for rows of one token (BatchLLM §4.4), and computes once
 what is the same in every layer.
@@ -105,8 +104,10 @@ def _parts(blocks: Tensor, rows: slice, most: int) -> list[_Prefix]:
 def _attend(
     query: Tensor, halves: Tensor, ids: Tensor, scale: float, soft_cap: float | None
 ) -> tuple[Tensor, Tensor]:
-    """Attention of a group's queries [rows, kv_heads, group, head_dim] to shared keys alone, and
-    the logarithms of its sums [rows, kv_heads, group]."""
+    """Return attention of a group's queries to shared keys alone, and the logarithms of its sums.
+
+    Queries and attention: [rows, kv_heads, group, head_dim]; logarithms: [rows, kv_heads, group].
+    """
     rows, kv_heads, group, head_dim = query.shape
     keys, values = halves.index_select(0, ids).view(2, kv_heads, -1, head_dim)
     if keys.dtype.itemsize < 4:

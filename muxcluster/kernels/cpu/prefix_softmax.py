@@ -56,9 +56,7 @@ class PooledKeys:
     head_dim: int
 
     def gather(self, blocks: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return keys and values [n, tokens, head_dim] of blocks [n, columns], in the pool's
-        order.
-        """
+        """Return keys and values [n, tokens, head_dim] of blocks [n, columns] as they lie there."""
         ids = 2 * blocks.reshape(-1).long()
         gathered = self.halves.index_select(0, torch.cat((ids, ids + 1)))
         keys, values = gathered.view(2, len(blocks), -1, self.head_dim).to(dtype)

@@ -42,9 +42,7 @@ class GroupedRows:
         query_offsets: Tensor | None,
         num_tokens: int,
     ) -> "GroupedRows":
-        """Read the arguments. Raises ValueError for offsets that do not rise to what they
-        divide.
-        """
+        """Read the arguments. Raises ValueError for offsets that do not rise as they must."""
         groups = _bounds("group_offsets", group_offsets, len(slots))
         offsets = list(range(num_tokens + 1))
         if query_offsets is not None:
@@ -52,9 +50,7 @@ class GroupedRows:
         return cls(groups, offsets, prefix_lengths.tolist(), lengths.tolist(), slots.tolist())
 
     def check(self, block_tokens: int, columns: int) -> None:
-        """Raise ValueError for rows beyond their table, and for prefixes that not every query
-        sees.
-        """
+        """Raise ValueError for rows beyond their table or prefixes that not every query sees."""
         furthest = max(self.ends, default=0)
         if furthest > columns * block_tokens:
             raise ValueError(f"a row ends at {furthest}, beyond its table of {columns} columns")

@@ -192,9 +192,7 @@ def paged_decode(
 
 
 def group_block(group: int) -> int:
-    """Return the query heads that a program takes; more than 32 would not leave enough
-    registers.
-    """
+    """Return the query heads of a program; more than 32 would not leave enough registers."""
     return min(32, max(16, triton.next_power_of_2(group)))
 
 

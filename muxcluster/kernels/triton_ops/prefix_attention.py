@@ -92,8 +92,9 @@ def _shape_of(query: Tensor, kv_heads: int, rows: int, groups: int, single: bool
 
 
 def _partials(query: Tensor, tiling: PrefixTiling) -> tuple[Tensor, Tensor]:
-    """Return memory for what the splits leave: partial [tokens, heads, splits, head_dim], sums
-    without the last dimension, both fp32.
+    """Return memory for what the splits leave, fp32.
+
+    partial: [tokens, heads, splits, head_dim]; sums: without the last dimension.
     """
     tokens, heads, head_dim = query.shape
     splits = (tokens, heads, tiling.prefix_splits + tiling.distinct_splits)

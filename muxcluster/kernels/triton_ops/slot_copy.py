@@ -88,9 +88,7 @@ def slot_copy(
 
 
 def _constants(words: int, destination: tuple[int, int], source: tuple[int, int]) -> dict[str, Any]:
-    """Return the kernel's constants; destination, source: tokens per block, words of half a
-    block.
-    """
+    """Return the kernel's constants. destination, source: tokens and words of half a block."""
     padded = triton.next_power_of_2(words)
     most = triton.next_power_of_2(max(destination[0], source[0]))
     return {
@@ -105,9 +103,7 @@ def _constants(words: int, destination: tuple[int, int], source: tuple[int, int]
 
 
 def _specimen(name: str, words: int, destination_tokens: int, source_tokens: int) -> Specimen:
-    """Return a specimen for pools with blocks of 8 KiB, staging with blocks of one slot; words of 8
-    bytes.
-    """
+    """Return a specimen with pool blocks of 8 KiB, staging blocks of one slot, 8-byte words."""
     pool, staging = 512, words
     constants = _constants(
         words,

@@ -26,9 +26,7 @@ class TwoEnds:
         return self._split.groups[: self._cut(share)]
 
     def from_end(self, share: float) -> tuple[SmResource, ...]:
-        """As `from_start`, with the multiprocessors that are in no group if they combine with
-        groups.
-        """
+        """As `from_start`, with the multiprocessors in no group if they combine with groups."""
         groups = self._split.groups[self._cut(1.0 - share) :]
         if self._split.rest is None or not self._split.combines_rest:
             return groups

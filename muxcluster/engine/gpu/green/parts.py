@@ -55,7 +55,7 @@ class Parts(Protocol):
     """The parts of the device where the rungs of a unit in one process run."""
 
     def open(self, rungs: Sequence[WorkerRung]) -> Mapping[int, Part]:
-        """Return verified parts by rung id. Raises EngineFailure: there are none, or a share had no
+        """Return verified parts by rung id. Raises EngineFailure: no parts, or a share had no
         effect.
         """
         ...
@@ -95,8 +95,8 @@ class GreenParts:
             self._contexts.destroy(self._made.pop())
 
     def _make(self, rungs: Sequence[WorkerRung]) -> dict[int, Part]:
-        """Create the parts. Raises DriverError: a call was refused, or the device cannot be
-        divided.
+        """Create the parts. Raises DriverError if a call is refused or the device is not
+        divisible.
         """
         split = self._contexts.split()
         if split.combines_rest:

@@ -14,9 +14,7 @@ _ALIGNMENT = 64
 
 
 class SharedFiles:
-    """Allocates zeros in memory files and finds tensors in them; the files live as long as this
-    object.
-    """
+    """Allocates zeros in memory files and finds tensors in them; owns the files."""
 
     def __init__(self) -> None:
         self._regions: list[tuple[int, Region]] = []

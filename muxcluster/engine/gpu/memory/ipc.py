@@ -51,8 +51,7 @@ class DeviceImports:
         self._device = device
 
     def opened(self, region: Region) -> Tensor:
-        """Return uint8 [num_bytes] over the mapped memory, which stays mapped until the process
-        ends.
+        """Map the region as uint8 [num_bytes]; it stays mapped until the process ends.
 
         Raises EngineFailure if the driver refuses the handle.
         """

@@ -20,8 +20,10 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A tensor: `offset` bytes into region number `region`, strides in elements. region None: it
-    is empty, and lies nowhere."""
+    """A tensor: `offset` bytes into region number `region`, strides in elements.
+
+    region: None if it is empty.
+    """
 
     name: str
     region: int | None

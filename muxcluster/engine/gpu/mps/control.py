@@ -19,9 +19,7 @@ class DaemonControl(Protocol):
         ...
 
     def start(self, environment: Mapping[str, str], said: Path) -> int:
-        """Start a daemon in the background; return the exit code. said: file that gets its
-        messages.
-        """
+        """Start a daemon in the background; return the exit code. said: file for its messages."""
         ...
 
     def ask(self, environment: Mapping[str, str], command: str) -> str:

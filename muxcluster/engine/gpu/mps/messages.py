@@ -28,9 +28,7 @@ class StartWorker(msgspec.Struct, frozen=True, tag="start_worker"):
 
 
 class WorkerReady(msgspec.Struct, frozen=True, tag="worker_ready"):
-    """Worker to owner: all memory is mapped; `sm_ids` are the multiprocessors that its work runs
-    on.
-    """
+    """Worker to owner: all memory is mapped; its work runs on the multiprocessors `sm_ids`."""
 
     sm_ids: tuple[int, ...]
 

@@ -38,9 +38,7 @@ class GpuOwner:
         self._selector = selectors.DefaultSelector()
 
     def serve(self) -> None:
-        """Hand workers over on request until the unit is gone. Raises ContextLost if all must start
-        again.
-        """
+        """Hand workers over on request until the unit is gone. Raises ContextLost."""
         selector = self._selector
         selector.register(self._control, selectors.EVENT_READ)
         selector.register(self._forks, selectors.EVENT_READ)
@@ -81,7 +79,7 @@ class GpuOwner:
         return fresh
 
     def _hear(self, worker: SpawnedWorker) -> None:
-        """Take a worker's message: it is ready, or it is gone. The unit sees the end of its stream
+        """Take a worker's message: it is ready, or gone. The unit sees the end of its stream
         itself.
         """
         if worker is not self._worker_pool.at(worker.rung.rung_id):

@@ -95,7 +95,7 @@ class SpawnedWorker:
         return status
 
     def reap(self, timeout_s: float) -> int:
-        """Wait for a worker that closed its stream; kill it after `timeout_s`. Return its exit
+        """Wait for a worker that closed its stream; kill it after `timeout_s`; return its
         status.
         """
         with suppress(subprocess.TimeoutExpired):

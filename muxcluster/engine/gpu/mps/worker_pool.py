@@ -29,8 +29,8 @@ class WorkerPool:
     """One worker process per rung."""
 
     def __init__(self, spec: UnitSpec, memory: OwnedMemory, whole: int, module: str) -> None:
-        """whole: number of multiprocessors that the owner itself sees work run on. module: the
-        worker's program.
+        """whole: multiprocessors that the owner itself sees work run on. module: the worker's
+        program.
         """
         self.device = torch.device(spec.device)
         self._spec = spec

@@ -132,7 +132,7 @@ def _is_tied(model: Foreign) -> bool:
 
 
 def _divisible(model: Foreign, module: Foreign, kind: type[Foreign], group: RankGroup) -> str:
-    """Return the name of a vocabulary module where every rank can have some rows; "": it stays
+    """Return the name of a vocabulary module that every rank can have rows of; "": it stays
     whole.
     """
     # A class of its own may do more than its rows do.

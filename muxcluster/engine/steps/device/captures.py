@@ -33,8 +33,7 @@ class Capture(Protocol):
         ...
 
     def capture(self, step: Step) -> Step:
-        """Return a function that runs `step` on the tensors it reads and writes now, as often as it
-        is called.
+        """Return a function that repeats `step` on the tensors it reads and writes now.
 
         `step` is run some times before, so its tensors must allow that without harm. Raises
         RuntimeError if it cannot be captured.
@@ -124,7 +123,5 @@ def _new_stream(device: torch.device) -> torch.cuda.Stream:
 
 
 def capture_for(device: torch.device) -> Capture | None:
-    """Return the capture for `device`; None on the CPU, where inputs need no packing and no capture
-    pays.
-    """
+    """Return the capture for `device`; None on the CPU, where no capture pays."""
     return CudaGraphs(device) if device.type == "cuda" else None

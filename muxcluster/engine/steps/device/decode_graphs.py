@@ -49,8 +49,7 @@ def batch_sizes(most: int) -> list[int]:
 
 
 def sizes_ahead(most: int, share: float) -> list[int]:
-    """Return the sizes of batches of up to `most` rows to record before the worker is ready,
-    ascending.
+    """Return the sizes of batches of up to `most` rows to record before serving, ascending.
 
     share: of the SMs that the worker may have at most. On all of them: powers of two and `most`, so
     that less than half of the rows fill up. On a part: powers of four up to `share * most` rows.
@@ -121,8 +120,9 @@ class DecodeGraphs:
         return len(self._recorded)
 
     def record(self, num_rows: int, share: float = 1.0) -> None:
-        """Record the likeliest steps of up to `num_rows` rows, the largest first. share: as in
-        `sizes_ahead`.
+        """Record the likeliest steps of up to `num_rows` rows, the largest first.
+
+        share: as in `sizes_ahead`.
         """
         # The memory of the largest serves the others too.
         for size in reversed(sizes_ahead(min(num_rows, self._sizes[-1]), share)):
@@ -143,8 +143,7 @@ class DecodeGraphs:
         num_steps: int,
         prefixes: SharedPrefixes | None = None,
     ) -> Pending:
-        """Run rows of one token each at `starts`, all sampling, then continue from their own
-        tokens.
+        """Run rows of one token each at `starts`, all sampling, then on from their own tokens.
 
         prefixes: what they share, rows of a group side by side. Steps that share are recorded
         apart: they read the groups from their buffers, in a fixed shape. If there are too many
@@ -207,9 +206,7 @@ class DecodeGraphs:
         return next(size for size in self._sizes if size >= num_rows)
 
     def _runnable(self, wanted: _Kind) -> tuple[_Kind, Step]:
-        """Return a recorded step of the wanted kind, one that can stand in for it, or the step
-        itself.
-        """
+        """Return a recorded step of the wanted kind, one that can stand in for it, or the step."""
         if wanted not in self._recorded:
             able = [kind for kind in self._recorded if kind.can_run(wanted)]
             self._want(wanted, _PADDED_COST if able else _EAGER_COST)

@@ -1,6 +1,4 @@
-"""Steps on a GPU, launched without waiting: prompts and mixed batches directly, decodes
-replayed.
-"""
+"""Steps on a GPU, launched without waiting: decodes are replayed, all else runs directly."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -137,9 +135,7 @@ class DeviceSteps:
         return _inputs(batch, tensors[:num_inputs])
 
     def _of_nobody(self) -> list[Array]:
-        """Return arrays for a batch that wants the first token's logits, whose token no sequence
-        gets.
-        """
+        """Return arrays for a batch that wants one token's logits, for no sequence."""
         num_slots, width = self._model.arena.history.shape
         return [
             np.zeros(1, dtype=np.int64),
@@ -167,9 +163,7 @@ class DeviceSteps:
 
 
 def _inputs(batch: HostBatch, tensors: Sequence[Tensor]) -> _Inputs:
-    """Return the inputs. tensors: the batch's arrays and those of the other fields, on the
-    device.
-    """
+    """Return the inputs. tensors: the batch's arrays and the other fields, on the device."""
     num_batch = len(batch.arrays)
     wanted, places, outcome, *drawing = tensors[num_batch:]
     return _Inputs(batch.on_device(tensors[:num_batch]), wanted, places, outcome, drawing)

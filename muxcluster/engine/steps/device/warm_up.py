@@ -38,9 +38,7 @@ class WarmUp:
     shares: bool = False  # the single rows go through attention that reads shared prefixes once
 
     def batch(self) -> HostBatch:
-        """Return the step's tokens: they read the first places of slot 0's blocks and write
-        nothing.
-        """
+        """Return the step's tokens: they read the begin of slot 0's blocks and write nothing."""
         counts = np.array([1] * self.num_single + list(self.counts), dtype=np.int32)
         slots = np.zeros_like(counts)
         starts = np.where(counts > 1, np.int32(self.start), np.int32(0))

@@ -63,9 +63,7 @@ class PrefixShape:
 def device_tiling(
     shape: PrefixShape, max_tokens: int, dtype: torch.dtype, device: torch.device
 ) -> PrefixTiling:
-    """Return `choose_tiling` for the device and shapes of about this size; on CPU nothing is
-    split.
-    """
+    """Return `choose_tiling` for the device and about these shapes; on CPU nothing is split."""
     # Counts are rounded to powers of two, those of groups down: few kernels are compiled, and which
     # ones can be told ahead.
     programs = 1
@@ -83,8 +81,7 @@ def device_tiling(
 def choose_tiling(
     shape: PrefixShape, max_tokens: int, dtype: torch.dtype, programs: int
 ) -> PrefixTiling:
-    """Return tiles that hold a group or row of average size, and splits enough for so many
-    programs.
+    """Return tiles that hold a group or row of average size, and splits for so many programs.
 
     max_tokens: what a table row can hold.
     """

@@ -31,11 +31,10 @@ def attention_specimen(
     capabilities: tuple[int, ...] = ALL,
     **options: int,
 ) -> Specimen:
-    """Return a specimen. types: element types of the pointers; other arguments are constants or
-    i32.
+    """Return a specimen; arguments in neither `types` nor `constants` are i32.
 
-    strides: those that are multiples of 16, beside every pointer. options: Specimen's num_warps and
-    num_stages.
+    types: element types of the pointers. strides: those that are multiples of 16, beside every
+    pointer. options: Specimen's num_warps and num_stages.
     """
     known = TYPES | dict(types) | dict.fromkeys(constants, "constexpr")
     signature = {argument: known.get(argument, "i32") for argument in kernel.arg_names}
