@@ -95,7 +95,6 @@ class KernelDecoder:
         wanted: Tensor | None,
         out: Tensor | None = None,
     ) -> Tensor:
-        """As `TokenForward.logits`."""
         residual = self.embeddings(tokens)
         cosines, sines = self.rotary(residual, positions.unsqueeze(0))
         added = None

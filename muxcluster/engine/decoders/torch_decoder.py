@@ -94,7 +94,6 @@ class FusedDecoder:
         wanted: Tensor | None,
         out: Tensor | None = None,
     ) -> Tensor:
-        """As `TokenForward.logits`."""
         hidden = embedding(tokens, self.embeddings)
         turns = self.turns[positions]
         for layer in self.layers:

@@ -59,7 +59,6 @@ class DenseModel:
         return cls(forward, trial.axes, padding, holes, chunks, layout)
 
     def batch(self) -> DenseBatch:
-        """Return an empty batch."""
         return DenseBatch(self.forward, self.axes)
 
 

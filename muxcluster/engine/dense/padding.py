@@ -21,7 +21,6 @@ class Padding:
 
     @classmethod
     def none(cls) -> "Padding":
-        """Return the padding of a batch without rows."""
         return cls(np.zeros((0, 0), dtype=np.bool_))
 
     @classmethod
@@ -31,7 +30,6 @@ class Padding:
 
     @property
     def num_rows(self) -> int:
-        """Number of queries in the batch."""
         return len(self.mask)
 
     @property

@@ -46,7 +46,7 @@ class ManyRows:
 class FreshRows:
     """Rows of several tokens that start at position 0: all keys that they see are their own."""
 
-    rows: ManyRows  # as of others of several tokens
+    rows: ManyRows  # as for other rows of several tokens
     offsets: Tensor  # its query_offsets in int32
     max_tokens: int  # of the longest row
 
@@ -61,7 +61,7 @@ class TokenBatch:
     ends: NDArray[np.int64]  # int64 [rows], each row's last token
     # single, many, fresh: the rows by kind; None where there is none of it, never all
     single: SingleRows | None
-    # those of several tokens that follow others, of a chunk before or of a cached prefix
+    # of `many`: rows of several tokens that follow earlier ones, of a chunk or of a cached prefix
     many: ManyRows | None
     fresh: FreshRows | None
 

@@ -20,7 +20,7 @@ class LoadedModel:
 
     name: str
     forward: TokenForward
-    pool: Tensor  # uint8 [num_blocks, block_bytes], shared by all models;
+    pool: Tensor  # uint8 [num_blocks, block_bytes], shared by all models
     arena: ModelArena  # this model's part
     # sampling, prompts: what was admitted to its slots
     sampling: SequenceSampling

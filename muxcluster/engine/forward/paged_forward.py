@@ -49,7 +49,6 @@ class Forward:
         wanted: Tensor | None,
         out: Tensor | None = None,
     ) -> Tensor:
-        """As `TokenForward.logits`."""
         picks = self._picks_logits and wanted is not None
         options = {"logits_to_keep": wanted} if picks else {}
         output = self._model(

@@ -88,7 +88,6 @@ class Reordered:
 
     @property
     def is_done(self) -> bool:
-        """As `Pending.is_done`."""
         return self.pending.is_done
 
     def result(self) -> RowsResult:

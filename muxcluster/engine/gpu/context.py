@@ -18,8 +18,8 @@ logger = logging.getLogger(__name__)
 # Hardware queues of a context, read by the driver when it is created.
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 
-# The most there are. The default is 8, and streams that share a queue wait for each other: a unit
-# in one process has a stream for each share of each worker.
+# The most there are. The default is 8, and streams that share a queue wait for each other; a unit
+# in one process has one stream per worker and share.
 _NUM_CONNECTIONS = 32
 
 CONTEXT_LOST = 86  # Exit status of a process whose context is lost
@@ -102,7 +102,6 @@ class SettledJob:
 
     @property
     def is_done(self) -> bool:
-        """True where `result` need not wait."""
         return self._job.is_done and (self._all_done is None or has_passed(self._all_done))
 
     def result(self) -> JobResult:
@@ -127,7 +126,6 @@ class SettledRunner:
             return SettledJob(self._runner.launch(job), self._device)
 
     def waits(self, job: Job) -> bool:
-        """As `UnitRunner.waits`."""
         return self._runner.waits(job)
 
     def record_next(self) -> bool:

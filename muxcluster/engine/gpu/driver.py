@@ -69,12 +69,10 @@ class SmSplit:
 
     @property
     def group_sms(self) -> int:
-        """Number of multiprocessors in a group."""
         return int(self.groups[0].sm_count)
 
     @property
     def num_sms(self) -> int:
-        """Number of multiprocessors of the device."""
         rest = self.rest.sm_count if self.rest is not None else 0
         return len(self.groups) * self.group_sms + int(rest)
 

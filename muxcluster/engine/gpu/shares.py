@@ -7,12 +7,12 @@ from muxcluster.core.errors import EngineFailure
 from muxcluster.engine.gpu.refusals import EQUAL_SHARES, NOT_HONOURED, OVERLAP
 from muxcluster.engine.processes.rungs import WorkerRung
 
-# Of all multiprocessors: they are granted in groups (of 2 by MPS, of 8 on Hopper by contexts).
+# tolerated error, as a share of all multiprocessors: they are granted in groups (of 2 by MPS, of 8
+# on Hopper by contexts)
 _TOLERANCE = 0.1
 _EPSILON = 1e-6
 
-# Ids of the multiprocessors that a rung's work ran on, by rung id.
-Seen = Mapping[int, frozenset[int]]
+Seen = Mapping[int, frozenset[int]]  # rung id -> ids of the multiprocessors that its work ran on
 
 
 def check_shares(rungs: Sequence[WorkerRung], seen: Seen, whole: int) -> None:

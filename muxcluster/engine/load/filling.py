@@ -28,7 +28,6 @@ class WeightSource(Protocol):
 
 
 def whole(name: str, shape: torch.Size) -> tuple[slice, ...]:
-    """Return all of the tensor: a `Cut`."""
     return tuple(slice(0, length) for length in shape)
 
 

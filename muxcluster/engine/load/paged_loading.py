@@ -66,7 +66,6 @@ def _on_device(model: nn.Module, device: str) -> nn.Module:
 
 
 def check_load_format(spec: ModelSpec) -> None:
-    """Raise ValueError for an unknown load format."""
     if spec.load_format not in ("auto", "dummy"):
         raise ValueError(f"unknown load_format {spec.load_format!r}: use 'auto' or 'dummy'")
 

@@ -24,7 +24,7 @@ _MODELS = frozenset(
 # Kinds of rotary embedding whose angles depend on the position alone.
 _ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn"})
 
-# Most by which a logit may differ, over the largest logit.
+# most difference of a logit, relative to the largest logit
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.1, torch.float16: 0.02}
 
 NUM_TOKENS = 9
@@ -47,7 +47,6 @@ class WholeAttention:
     calls: list[LayerCall] = field(default_factory=list)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: LayerCall) -> Tensor:
-        """As `LayerAttention.attend`."""
         self.calls.append(call)
         attended = scaled_dot_product_attention(
             query.transpose(0, 1),

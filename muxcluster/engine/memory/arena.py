@@ -55,7 +55,6 @@ class Arena:
         }
 
     def model(self, name: str) -> ModelArena:
-        """Return the part of the unit's model `name`."""
         return self._models[name]
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from muxcluster.kernels.slot_copy import slot_copy
 
-_PART_BYTES = 2**19  # Copied at once: what numpy gathers on the way stays in the cache
+_PART_BYTES = 2**19  # bytes copied at once, so that what numpy gathers stays in the cache
 
 
 def copy_between_blocks(

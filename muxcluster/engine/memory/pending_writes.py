@@ -26,7 +26,6 @@ class PendingWrites:
         self._admissions.append(admission)
 
     def add_tables(self, delta: TableDelta) -> None:
-        """Add entries for the block tables."""
         if len(delta):
             self._deltas.append(delta)
 

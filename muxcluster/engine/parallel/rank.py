@@ -33,7 +33,6 @@ class Rank:
         self._control = control
 
     def serve(self) -> None:
-        """Run jobs until the unit is gone."""
         while (frame := self._control.recv()) is not None:
             message = decode(frame)
             assert isinstance(message, Launch), f"a rank was sent {type(message).__name__}"

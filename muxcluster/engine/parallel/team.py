@@ -79,7 +79,6 @@ class RankTeam:
         return is_stopped or (bool(busy) and all(busy))
 
     def kill(self) -> None:
-        """Send SIGKILL to all ranks."""
         for link in self.links:
             link.kill()
 

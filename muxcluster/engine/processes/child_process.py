@@ -13,7 +13,7 @@ from muxcluster.core.backends import ModelBackend
 from muxcluster.core.errors import EngineFailure, LoadError
 from muxcluster.engine.processes.liveness import Pulse
 
-STOP_GRACE_S = 5.0  # For what ends by itself, from the end of its streams on
+STOP_GRACE_S = 5.0  # for processes that end by themselves, from the end of their streams on
 
 
 class ChildProcess:
@@ -54,7 +54,6 @@ class ChildProcess:
 
     @property
     def is_alive(self) -> bool:
-        """False once it has ended."""
         return self._process.poll() is None
 
     def reap(self, grace_s: float) -> int:

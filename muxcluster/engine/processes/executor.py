@@ -19,9 +19,8 @@ from muxcluster.engine.processes.worker_link import GONE, WorkerLink
 
 logger = logging.getLogger(__name__)
 
-# Seconds without a loss before a spare is made, or looked after, while no job runs.
-SETTLED_S = 10.0
-# So much later it is made though jobs run: its imports take a core some seconds.
+SETTLED_S = 10.0  # Seconds without a loss before a spare is made or checked, while no job runs.
+# After this much longer it is made even while jobs run: its imports take a core some seconds.
 MOST_PREPARING_S = 30.0
 
 

@@ -2,9 +2,9 @@
 
 from muxcluster.core.job import Job, Phase
 
-_MARGIN = 20.0  # A job may take this many times what the slowest one so far took per token
+_MARGIN = 20.0  # a job may take this many times the slowest time per token so far
 
-_UNMEASURED = 10.0  # Times the shortest limit that the first job of a kind may take
+_UNMEASURED = 10.0  # limit of the first job of a kind, in multiples of the shortest limit
 
 
 class JobLimits:

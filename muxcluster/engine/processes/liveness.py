@@ -19,11 +19,11 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 class Patience:
     """How long, in seconds, child processes may be silent before they are taken for hung."""
 
-    # a worker in a job that uses no processor time; any process that was stopped
+    # a worker that runs a job without using processor time, or any stopped process
     silence_s: float = 10.0
-    fork_s: float = 10.0  # an owner that was asked for a worker
-    start_s: float = 60.0  # a worker that was made, and does not take jobs yet
-    load_s: float = 60.0  # an owner that loads, and uses no processor time
+    fork_s: float = 10.0  # until an owner has forked a worker
+    start_s: float = 60.0  # until a new worker takes jobs
+    load_s: float = 60.0  # an owner that loads without using processor time
     # shortest time limit of a job, however busy its worker is; it begins when the worker takes jobs
     job_s: float = 60.0
 
@@ -48,7 +48,6 @@ class Pulse:
 
     @property
     def has_missed(self) -> bool:
-        """True if the last beat failed."""
         return self._num_missed > 0
 
     @property

@@ -7,7 +7,7 @@ from muxcluster.core.errors import EngineFailure
 # Losses of idle workers and of owners in a row: no job finished since, so none ever may.
 MAX_BLANK = 5
 
-MAX_IN_A_ROW = 16  # Losses of any kind in a row; poisonous requests account for two or three each
+MAX_IN_A_ROW = 16  # losses of any kind in a row; a poisonous request accounts for two or three
 
 MAX_WORKERS, WORKERS_S = 32, 60.0
 MAX_OWNERS, OWNERS_S = 8, 300.0  # Losses within so many seconds, though jobs finish between them

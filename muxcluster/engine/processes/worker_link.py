@@ -10,7 +10,7 @@ from muxcluster.engine.executor import JobDone, JobFailed, Outcome
 from muxcluster.engine.processes.job_limits import JobLimits
 from muxcluster.engine.processes.liveness import Pulse
 
-# What a stream raises whose other end is a dead process.
+# Errors of a stream whose other end is a dead process.
 GONE = (BrokenPipeError, ConnectionResetError)
 
 
@@ -40,12 +40,10 @@ class WorkerLink:
 
     @property
     def is_busy(self) -> bool:
-        """True while it has a job."""
         return len(self._jobs) > 0
 
     @property
     def is_serving(self) -> bool:
-        """True once it has started."""
         return self._is_serving
 
     @property
@@ -76,7 +74,6 @@ class WorkerLink:
             self._untaken = job.job_id
 
     def _begin(self, now: float) -> None:
-        """Start the time limit of the first of its jobs."""
         if self._jobs:
             self._give_up_s = now + self._limits.limit_s(self._jobs[0])
 

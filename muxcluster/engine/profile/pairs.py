@@ -17,8 +17,8 @@ from muxcluster.engine.profile.model import check_outcome, run_jobs, samples_of,
 from muxcluster.engine.unit.executor_choice import make_executor
 from muxcluster.placement.cost import Pair, PairedJob
 
-MOST_SAMPLES = 64  # Of the quicker of two jobs there are as many as the slower one takes
-_PREFILLS, _DECODES = 0, 1  # Worker ids
+MOST_SAMPLES = 64  # most samples of the quicker of two jobs, while the slower one takes its own
+_PREFILLS, _DECODES = 0, 1  # worker ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,8 +183,8 @@ def pair_at(executor: Executor, spec: UnitSpec, point: PairPoint, repeats: int) 
 class _Turns:
     """Repeats a worker's jobs."""
 
-    jobs: Callable[[], Sequence[Job]]  # those of one turn, in order
-    # of the turns that ended, the first one left out: its neighbour began later
+    jobs: Callable[[], Sequence[Job]]  # the jobs of one turn, in order
+    # seconds of the turns that ended, without the first: its neighbour began later
     seconds: list[float] = field(default_factory=list)
     num_ended: int = 0
     _left: list[Job] = field(default_factory=list)

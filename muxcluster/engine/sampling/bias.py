@@ -9,7 +9,6 @@ from muxcluster.engine.sampling.batch import Batch
 
 
 def rows_to_bias(batch: Batch) -> NDArray[np.int64]:
-    """Return rows with a logit bias."""
     return np.flatnonzero(batch.state.has_bias[batch.slots])
 
 

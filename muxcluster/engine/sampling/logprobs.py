@@ -9,7 +9,7 @@ from torch import Tensor
 
 from muxcluster.core.job import TokenLogprobs
 
-_CHUNK_ROWS = 64  # Rows worked on at once: bounds the copies of long prompts' logits
+_CHUNK_ROWS = 64  # rows worked on at once: bounds the copies of long prompts' logits
 
 
 def token_logprobs(

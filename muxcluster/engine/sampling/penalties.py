@@ -9,7 +9,6 @@ from muxcluster.engine.sampling.batch import Batch
 
 
 def rows_repeating(batch: Batch) -> NDArray[np.int64]:
-    """Return rows with a repetition penalty."""
     return np.flatnonzero(batch.state.repetition_penalty[batch.slots] != 1.0)
 
 

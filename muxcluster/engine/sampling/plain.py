@@ -13,8 +13,8 @@ from muxcluster.kernels.sample import sample
 
 Numbers = NDArray[np.int32]
 
-# Added to the token of a broken row. As int32 it is the token again, so steps that go on from it on
-# the device need not know.
+# Added to the token of a broken row. Cast to int32 it is the token again, so steps on the device
+# that continue from it are not affected.
 BROKEN = 1 << 32
 
 
@@ -69,7 +69,6 @@ def draw(logits: Tensor, drawing: Sequence[Tensor], live: Tensor | None, outcome
 
 
 def filled(values: Array, num_rows: int, fill: float) -> Array:
-    """Return [num_rows]: `values` and then `fill`."""
     array = np.full(num_rows, fill, dtype=values.dtype)
     array[: len(values)] = values
     return array

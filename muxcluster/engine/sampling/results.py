@@ -49,11 +49,9 @@ class Ready:
 
     @property
     def is_done(self) -> bool:
-        """Always True."""
         return True
 
     def result(self) -> RowsResult:
-        """Return the result."""
         return self.value
 
 
@@ -80,11 +78,9 @@ class Readback:
 
     @property
     def is_done(self) -> bool:
-        """As `Pending.is_done`."""
         return self._done is None or has_passed(self._done)
 
     def result(self) -> RowsResult:
-        """As `Pending.result`."""
         if self._done is not None:
             self._done.synchronize()
         outcomes = self._host.numpy()
@@ -102,7 +98,6 @@ def has_passed(event: torch.cuda.Event) -> bool:
 
 
 def new_event() -> torch.cuda.Event:
-    """Return an event that is not recorded yet."""
     return torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's own gap
 
 
@@ -114,11 +109,9 @@ class InOrder:
 
     @property
     def is_done(self) -> bool:
-        """As `Pending.is_done`, of the last part."""
         return self.parts[-1].is_done
 
     def result(self) -> RowsResult:
-        """As `Pending.result`, of all parts."""
         results = [part.result() for part in self.parts]
         asking = {row for result in results for row in result.logprobs}
         return RowsResult(

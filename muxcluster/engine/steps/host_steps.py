@@ -59,7 +59,6 @@ class PagedRows:
         self._attention = PlannedAttention
 
     def logits(self, rows: Rows, asked: Asked) -> Tensor:
-        """As `RowsForward.logits`."""
         device, arena = self._pool.device, self._arena
         batch = token_batch(rows.slots, rows.starts, rows.counts, device, rows.prefixes)
         wanted = np.concatenate((batch.ends[rows.samples], asked.tokens))
@@ -99,7 +98,6 @@ class HostSteps:
             arena.history[slot, : len(tokens)] = self._tensor(tokens)
 
     def write_tables(self, delta: TableDelta) -> None:
-        """Write the delta's blocks to the block tables."""
         if not len(delta):
             return
         tables = self._arena.tables

@@ -15,10 +15,10 @@ from muxcluster.engine.sampling.results import RowsResult
 
 # Enough for a product to run at full speed, few enough that threads end at about one time.
 PIECE_TOKENS = 256
-# Times the number of threads: a thread's tokens below which pieces do not pay. Each piece reads all
-# weights, so the more threads read, the more each must make of it. (Two threads, two quiet cores, a
-# 56M Llama: a decode step of 32 rows takes 31.5 ms in pieces and 25.7 whole; beside other work
-# pieces take 57 ms and whole ones 191, for want of barriers, but decode steps are mostly alone.)
+# Tokens per thread, times the number of threads, below which pieces do not pay. Each piece reads
+# all weights, so the more threads read, the more tokens each needs. (Two threads, two quiet cores,
+# a 56M Llama: a decode step of 32 rows takes 31.5 ms in pieces and 25.7 whole; beside other work
+# pieces take 57 ms and whole ones 191, because barriers wait, but decode steps are mostly alone.)
 MIN_TOKENS = 17
 
 T = TypeVar("T")
@@ -42,7 +42,6 @@ def cut(rows: Rows, num_threads: int) -> list[slice]:
 
 
 def part(rows: Rows, piece: slice) -> Rows:
-    """Return the rows of one piece."""
     prefixes = None if rows.prefixes is None else rows.prefixes.of(piece)
     starts, counts, samples = rows.starts[piece], rows.counts[piece], rows.samples[piece]
     return Rows(rows.slots[piece], starts, counts, samples, prefixes)

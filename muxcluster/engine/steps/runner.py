@@ -85,7 +85,6 @@ class UnitRunner:
         return _backends(self.memory.forwards)
 
     def execute(self, job: Job) -> JobResult:
-        """Launch the job and wait for its result."""
         return self.launch(job).result()
 
     @torch.inference_mode()

@@ -8,7 +8,7 @@ from muxcluster.core.pinning import PinnedPrefix, Unpin
 from muxcluster.core.request import Request
 from muxcluster.scheduling.scheduler import UnitScheduler
 
-Message = Request | PinnedPrefix | Unpin | str  # A plain string is the id of a request to abort
+Message = Request | PinnedPrefix | Unpin | str  # a str is the id of a request to abort
 
 
 class Inbox:
@@ -18,11 +18,9 @@ class Inbox:
         self._messages: deque[Message] = deque()
 
     def post(self, message: Message) -> None:
-        """Add a message."""
         self._messages.append(message)
 
     def clear(self) -> None:
-        """Drop all messages."""
         self._messages.clear()
 
     def hand_to(self, scheduler: UnitScheduler, now: float) -> Iterator[StepOutput]:

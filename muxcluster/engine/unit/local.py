@@ -26,7 +26,6 @@ class LocalUnitClient:
 
     @property
     def unit(self) -> Unit:
-        """The unit behind this client."""
         return self._unit
 
     async def start(self) -> None:
@@ -54,7 +53,6 @@ class LocalUnitClient:
                 self._unit.abort(request.request_id)
 
     def stats(self) -> UnitStats | None:
-        """Return the current state of the unit."""
         return self._unit.stats()
 
     async def close(self) -> None:

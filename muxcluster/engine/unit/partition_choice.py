@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 _LIBRARY = "libcuda.so.1"
 _GREEN_CALL = "cuGreenCtxStreamCreate"
-_PROTOCOL = "msgspec"  # What worker processes need and a node may lack
+_PROTOCOL = "msgspec"  # library that worker processes need and a node may lack
 
 
 def settled(

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 OutputSink = Callable[[Mapping[str, TokenDelta]], None]
 
-_MIN_WAIT_S = 0.001  # A deadline already past must not make the loop spin
+_MIN_WAIT_S = 0.001  # so that a deadline already past does not make the loop spin
 
 
 class Unit:

@@ -14,12 +14,12 @@ from muxcluster.scheduling.steptime.measured import MeasuredSeed
 
 logger = logging.getLogger(__name__)
 
-# Seconds a model, but for what has begun by then, and for the first jobs of each worker.
+# Seconds per model; jobs that have begun by then, and the first jobs of each worker, take longer.
 _MOST_S = 2.0
 _LONGEST_S = 0.25  # Prompts that would take longer together are left out
-# Prompts, and tokens of each. Those at even places come while nobody is here, the next ones while
-# these decode. Eight of the first kind make prefill known, eight decode steps that; small ones come
-# first, as time may run out.
+# Prompts, and tokens of each. Those at even places run alone, the next ones while these decode.
+# Eight of the first kind are enough to learn prefill, eight decode steps to learn decode; small
+# ones come first, as time may run out.
 _SCRIPT = (
     *((1, 16), (4, 8), (1, 64), (2, 16), (8, 8), (1, 32), (2, 32), (8, 4)),
     *((1, 32), (1, 64), (16, 4), (4, 16), (4, 16), (1, 16), (1, 48), (2, 32)),

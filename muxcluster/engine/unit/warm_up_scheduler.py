@@ -49,7 +49,6 @@ class WarmUpScheduler:
 
     @property
     def now(self) -> float:
-        """Seconds on the clock."""
         return self._clock.now()
 
     def prefill_s(self, model: str, prompts: int, length: int) -> float:
@@ -111,7 +110,6 @@ class WarmUpScheduler:
         self._count(self._scheduler.fail(job, now, outcome.message, has_started=started))
 
     def _count(self, output: StepOutput | None) -> None:
-        """Count the requests that ended."""
         if output is not None:
             ends = [each for each in output.events if not isinstance(each, Preempted)]
             self._num_open -= len(ends)

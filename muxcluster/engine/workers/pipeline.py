@@ -11,9 +11,9 @@ from muxcluster.engine.executor import JobDone, JobFailed
 
 logger = logging.getLogger(__name__)
 
-IDLE_S = 0.05  # A worker that has had no job for so long uses the time to record steps
+IDLE_S = 0.05  # a worker without a job for this long records steps
 
-_MOST = 2  # Jobs begun at a time: the device works at one, and has the next when that ends
+_MOST = 2  # jobs begun at a time: the device runs one, and has the next when that ends
 
 REFUSED = "the job that it follows failed"
 

@@ -8,7 +8,7 @@ from muxcluster.core.job import Job
 from muxcluster.engine.executor import JobDone, JobFailed
 from muxcluster.engine.workers.pipeline import IDLE_S, JobRunner, Pipeline
 
-# Between two looks at device and queue, while the device works and nothing follows yet.
+# pause between two polls of device and queue while the device works and no job follows yet
 _NAP_S = 5e-5
 
 

@@ -14,9 +14,7 @@ _ANSWER_S = 20.0
 class DaemonControl(Protocol):
     """Starts a daemon and sends it commands; `environment` names its folders and extends ours."""
 
-    def is_installed(self) -> bool:
-        """Return whether the program exists."""
-        ...
+    def is_installed(self) -> bool: ...
 
     def start(self, environment: Mapping[str, str], said: Path) -> int:
         """Start a daemon in the background; return the exit code. said: file for its messages."""

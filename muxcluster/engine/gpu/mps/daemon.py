@@ -21,7 +21,7 @@ from muxcluster.engine.gpu.refusals import ANOTHER_DAEMON, GPU_TAKEN, NO_CONTROL
 
 PIPE_DIRECTORY = "CUDA_MPS_PIPE_DIRECTORY"
 LOG_DIRECTORY = "CUDA_MPS_LOG_DIRECTORY"
-NEIGHBOUR_S = 20.0  # How long a predecessor may take to go
+NEIGHBOUR_S = 20.0  # time for a predecessor to end
 _QUIT = "quit -t 5"
 _GONE_S = 10.0
 _POLL_S = 0.05

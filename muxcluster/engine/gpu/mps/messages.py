@@ -49,7 +49,6 @@ StartMessage = StartWorker | WorkerReady | StartFailed | Lost
 
 
 def encode(message: StartMessage) -> bytes:
-    """Return the message as bytes."""
     return _encoder.encode(message)
 
 

@@ -52,7 +52,6 @@ class SpawnedWorker:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
         return self._process.pid
 
     def fileno(self) -> int:

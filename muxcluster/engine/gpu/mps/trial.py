@@ -11,8 +11,7 @@ from muxcluster.engine.gpu.mps.guarded import GuardedDaemon
 from muxcluster.engine.gpu.refusals import CLIENT_LATE, CLIENT_REFUSED, NO_CLIENT
 
 CLIENT_MODULE = "muxcluster.engine.gpu.mps.trial_client"
-# Within which a client must have imported torch, made its context and run an operation.
-CLIENT_S = 120.0
+CLIENT_S = 120.0  # time for a client to import torch, make its context and run an operation
 _TRIAL_PERCENTAGE = "50"
 
 

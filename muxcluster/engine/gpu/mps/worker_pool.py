@@ -19,7 +19,7 @@ from muxcluster.engine.processes.rungs import WorkerRung, rung_per_share
 
 logger = logging.getLogger(__name__)
 
-# Within which all workers must be ready: they import torch, map memory, record decode steps.
+# time for all workers to be ready: they import torch, map memory, record decode steps
 START_S = 300.0
 
 _REAP_S = 10.0
@@ -46,7 +46,6 @@ class WorkerPool:
         return tuple(self._workers.values())
 
     def at(self, rung_id: int) -> SpawnedWorker:
-        """Return the newest worker of the rung."""
         return self._workers[rung_id]
 
     def spawn(self, rung: WorkerRung) -> SpawnedWorker:
@@ -75,7 +74,6 @@ class WorkerPool:
         return len(said.sm_ids) == len(self._seen[worker.rung.rung_id])
 
     def dismiss(self) -> None:
-        """End all workers."""
         for worker in self._workers.values():
             worker.end()
 

@@ -46,14 +46,12 @@ class CallAgain:
 
     @property
     def place(self) -> int:
-        """Return the only place."""
         return 0
 
     def check(self, step: Step) -> None:
         """Do nothing: any step can be called again."""
 
     def capture(self, step: Step) -> Step:
-        """Return `step`."""
         return step
 
 
@@ -80,7 +78,6 @@ class CudaGraphs:
 
     @property
     def place(self) -> int:
-        """Return the current stream."""
         return int(torch.cuda.current_stream(self._device).cuda_stream)
 
     def check(self, step: Step) -> None:

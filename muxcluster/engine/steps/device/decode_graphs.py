@@ -28,17 +28,17 @@ from muxcluster.engine.steps.device.decode_step import (
 
 logger = logging.getLogger(__name__)
 
-# Room behind a step's inputs for table entries: more of them are copied apart.
+# Room behind a step's inputs for table entries; more entries are copied separately.
 _NEWS_WORDS = 1 << 16
 
 _NOBODY = np.empty(0, dtype=np.int32)
 
-MOST_FAILURES = 3  # Captures that fail one after another until no more are tried
+MOST_FAILURES = 3  # after this many failed captures in a row none is tried
 
-# What a step costs that is not recorded, and what recording one does, in about half milliseconds:
+# Cost of a step that is not recorded, and of recording one, in units of about half a millisecond:
 # without a graph the host takes some 5 ms longer for a model of 8 billion parameters, with up to
-# twice the rows the device less than one; to record is to run the step four times (estimates, to be
-# measured on a GPU).
+# twice the rows the device takes less than one; recording runs the step four times (estimates, not
+# yet measured on a GPU).
 _EAGER_COST, _PADDED_COST, _RECORDING_COST = 10, 1, 300
 
 
@@ -116,7 +116,6 @@ class DecodeGraphs:
 
     @property
     def num_recorded(self) -> int:
-        """Number of recorded steps."""
         return len(self._recorded)
 
     def record(self, num_rows: int, share: float = 1.0) -> None:

@@ -94,7 +94,6 @@ class DecodeStep:
         self._ends = np.arange(len(buffers.slots))
 
     def run(self) -> None:
-        """Run the whole step."""
         self.compute()
         draw(self.logits, self.buffers.drawing, self.buffers.advances, self.buffers.outcome)
         self.go_on()

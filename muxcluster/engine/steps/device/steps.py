@@ -46,11 +46,9 @@ class DeviceSteps:
         self._decodes: dict[int, DecodeGraphs] = {}
 
     def admit(self, admission: Admission) -> None:
-        """As `PendingWrites.admit`; written with the next rows."""
         self._writes.admit(admission)
 
     def write_tables(self, delta: TableDelta) -> None:
-        """As `PendingWrites.add_tables`; written with the next rows."""
         self._writes.add_tables(delta)
 
     def record(self, num_rows: int, share: float) -> None:
@@ -70,7 +68,6 @@ class DeviceSteps:
             self._draw(logits, inputs)
 
     def launch(self, rows: Rows, num_steps: int) -> Pending:
-        """As `ModelRunner.launch`."""
         if np.all(rows.samples) and np.all(rows.counts == 1):
             return self._decode().launch(rows.slots, rows.starts, num_steps, rows.prefixes)
         first = self._once(rows)
