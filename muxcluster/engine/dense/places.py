@@ -1,8 +1,10 @@
 """How many padded batches of a dense model a unit may hold at the same time."""
 
+# A module of its own, because the unit's process imports it and must not import torch.
+
 from muxcluster.core.unitspec import UnitSpec
 
-_COPIES = 2  # Of a batch: while rows are put together there are those before, too
+_COPIES = 2  # of a batch: while a new one is put together the old one exists, too
 
 
 def num_batches(unit: UnitSpec) -> int:

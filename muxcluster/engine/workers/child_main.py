@@ -6,6 +6,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 from muxcluster.channel.codec import LoadFailed, Ready, Start, decode, encode
@@ -13,7 +14,6 @@ from muxcluster.channel.frames import FrameSocket
 from muxcluster.core.backends import ModelBackend
 from muxcluster.core.errors import EngineFailure, LoadError
 from muxcluster.core.unitspec import UnitSpec
-from muxcluster.engine.workers.process_name import name_process
 
 logger = logging.getLogger(__name__)
 
@@ -25,6 +25,13 @@ def settle_in() -> None:
     faulthandler.enable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the unit decides when we end
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+
+
+def name_process(name: str) -> None:
+    """Set the name that `ps` and `top` show (15 characters); on Linux only."""
+    comm = Path("/proc/self/comm")
+    if comm.exists():
+        comm.write_text(name)
 
 
 def serve_unit(

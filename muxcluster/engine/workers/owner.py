@@ -18,8 +18,7 @@ import torch
 from muxcluster.channel.frames import FrameSocket
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.steps.runner import UnitRunner
-from muxcluster.engine.workers.child_main import serve_unit
-from muxcluster.engine.workers.process_name import name_process
+from muxcluster.engine.workers.child_main import name_process, serve_unit
 from muxcluster.engine.workers.worker import Worker
 
 logger = logging.getLogger(__name__)

@@ -1,5 +1,7 @@
 """Checks that torch allocates what CUDA IPC can export: plain cudaMalloc."""
 
+# A module of its own, because the unit's process imports it and must not import torch.
+
 from collections.abc import Mapping, Sequence
 from typing import Any
 

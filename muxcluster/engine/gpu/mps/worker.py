@@ -24,8 +24,7 @@ from muxcluster.engine.gpu.mps.messages import (
 )
 from muxcluster.engine.gpu.sm_probe import SmProbe
 from muxcluster.engine.steps.runner import UnitRunner
-from muxcluster.engine.workers.child_main import settle_in
-from muxcluster.engine.workers.process_name import name_process
+from muxcluster.engine.workers.child_main import name_process, settle_in
 from muxcluster.engine.workers.worker import Worker
 
 logger = logging.getLogger(__name__)
