@@ -22,7 +22,7 @@ class JobFailed:
     job_id: int
     worker_id: int
     message: str
-    has_started: bool = True  # False where the worker was gone before it took the job
+    has_started: bool = True  # False if the worker was gone before it took the job
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,10 +78,9 @@ class KernelLayer:
 class KernelDecoder:
     """Llama's kind of decoder on our kernels, a `TokenForward`."""
 
-    model: nn.Module  # whose parameters the layers use, by their names
+    model: nn.Module  # owner of the parameters that the layers use
     embeddings: Linear  # int64 [tokens] to new [tokens, hidden_size]
-    # module of the model that makes cosines and sines [1, tokens, head_dim] of positions [1,
-    # tokens]
+    # the model's module that makes cosines and sines [1, tokens, head_dim] of positions [1, tokens]
     rotary: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
     layers: tuple[KernelLayer, ...]
     norm: Norm

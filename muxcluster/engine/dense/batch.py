@@ -31,7 +31,7 @@ class DenseBatch:
         self._forward = forward
         self._axes = axes
         self._cache: Any | None = None
-        self.queries: tuple[int, ...] = ()  # In the order of rows
+        self.queries: tuple[int, ...] = ()  # in the order of rows
         self.padding = Padding.none()
 
     @property

@@ -13,12 +13,12 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from muxcluster.engine.dense.padding import Padding
 
-# In configurations: how many columns a layer looks back, where it does not see all.
+# Names in configurations of how many columns a layer looks back, if it does not see all.
 _WINDOW_NAMES = ("sliding_window", "window_size", "attention_window", "attention_chunk_size")
 
 _CACHE_NAMES = ("past_key_values", "cache_params", "state")
 
-Foreign = Any  # A transformers model: what it has beside nn.Module differs by class
+Foreign = Any  # a model of transformers; attributes beyond nn.Module's differ by class
 
 
 @dataclass(frozen=True, slots=True, eq=False)

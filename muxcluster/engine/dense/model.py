@@ -15,9 +15,9 @@ from muxcluster.engine.dense.layout import RowLayout
 from muxcluster.engine.dense.padding import Padding
 from muxcluster.engine.dense.prefill import MOST_PADDING, prefill
 
-_LONG, _SHORT = 9, 5  # Prompt tokens of the trial: the padding is longer than most convolutions
+_LONG, _SHORT = 9, 5  # prompt tokens of the trial; the padding is longer than most convolutions
 
-# Difference of logits, over the largest of them, that rounding may make.
+# difference of logits that rounding may make, relative to the largest logit
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 
 

@@ -12,7 +12,7 @@ from muxcluster.engine.dense.batch import KeptRow, end_aligned
 from muxcluster.engine.dense.forward import DenseForward
 from muxcluster.engine.dense.padding import Padding
 
-MOST_PADDING = 0.25  # Padding that a group of prompts may have, as a share of its tokens
+MOST_PADDING = 0.25  # padding that a group of prompts may have, as a share of its tokens
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -58,8 +58,8 @@ class DenseRows:
         self._stale: set[int] = set()
         max_seqs = len(arena.history) - 1
         self._scaling = BatchScaling(limit.row_bytes, limit.limit_bytes, max_seqs)
-        self.batch = model.batch()  # Of the rows that decode, by slot
-        self.padded: PaddedBatch | None = None  # As `RowsForward.padded`
+        self.batch = model.batch()  # of the rows that decode, by slot
+        self.padded: PaddedBatch | None = None  # as `RowsForward.padded`
 
     def forget(self, slot: int) -> None:
         """Forget the slot's batch row: another sequence has the slot."""

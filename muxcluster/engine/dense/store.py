@@ -20,10 +20,9 @@ from muxcluster.engine.dense.layout import RowLayout
 from muxcluster.engine.memory.arena import ModelArena
 from muxcluster.kernels.layout import half_offsets
 
-_HEAD_BYTES = 8  # The number of tokens that states are of, as int64
+_HEAD_BYTES = 8  # the number of tokens that the states are of, as int64
 
-# Tokens are written so many bytes at a time: copies of all would be a second cache.
-_SLICE_BYTES = 1 << 22
+_SLICE_BYTES = 1 << 22  # Bytes of tokens written at a time: copies of all would be a second cache.
 
 _WORDS = {2: torch.int16, 4: torch.int32}
 

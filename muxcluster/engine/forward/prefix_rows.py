@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from muxcluster.core.job import Rows, SharedPrefixes
 from muxcluster.engine.sampling.results import Pending, RowsResult
 
-_NO_LEADER = -1  # Sorts rows that share nothing behind one another, before the groups
+_NO_LEADER = -1  # sorts rows that share nothing together, before the groups
 
 
 def side_by_side(rows: Rows) -> tuple[Rows, NDArray[np.intp] | None]:

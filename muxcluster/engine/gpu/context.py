@@ -15,14 +15,14 @@ from muxcluster.engine.steps.runner import UnitRunner
 
 logger = logging.getLogger(__name__)
 
-# Hardware queues of a context, read by the driver when it is created.
+# Number of hardware queues of a context, read by the driver when it is created.
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 
 # The most there are. The default is 8, and streams that share a queue wait for each other; a unit
 # in one process has one stream per worker and share.
 _NUM_CONNECTIONS = 32
 
-CONTEXT_LOST = 86  # Exit status of a process whose context is lost
+CONTEXT_LOST = 86  # exit status of a process whose context is lost
 
 
 class ContextLost(SystemExit):

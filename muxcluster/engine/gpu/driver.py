@@ -53,7 +53,7 @@ class GreenContext:
 
     sm_count: int  # multiprocessors granted
     stream: int  # a stream whose work stays on them
-    context: int  # to be made current instead
+    context: int  # made current instead of using the stream
     handle: int  # the green context itself
 
 
@@ -62,8 +62,8 @@ class SmSplit:
     """All multiprocessors of a device, divided by one call."""
 
     groups: tuple[SmResource, ...]  # of equal size, no two with a multiprocessor in common
-    rest: SmResource | None  # the multiprocessors that no group has, None where there are none
-    # whether a context may have groups and the rest; the driver wants the same alignment of all
+    rest: SmResource | None  # multiprocessors in no group, None if there are none
+    # True if a context may have groups and the rest: the driver requires the same alignment of all
     # resources of a context
     combines_rest: bool
 

@@ -15,7 +15,7 @@ from muxcluster.engine.load.paged_loading import load_model
 
 logger = logging.getLogger(__name__)
 
-BACKENDS = ("auto", "paged", "dense")  # Names that `ModelSpec.backend` may have
+BACKENDS = ("auto", "paged", "dense")  # names that `ModelSpec.backend` may have
 
 
 def load(spec: ModelSpec, device: str, group: RankGroup | None = None) -> nn.Module | DenseModel:

@@ -43,7 +43,8 @@ def load_dense(spec: ModelSpec, device: str) -> DenseModel:
         try:
             return DenseModel.of(model)
         except NotDense as error:
-            check_logits(_plain_logits(model), spec)  # else NaN reads as a matter of padding
+            # else NaN would look like an effect of padding
+            check_logits(_plain_logits(model), spec)
             message = f"this model cannot be re-batched: {error}"
             raise LoadError(directory / "config.json", message) from error
 

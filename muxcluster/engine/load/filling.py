@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from muxcluster.engine.load.skeleton import put, tied_names
 
-# Which part of the tensor of that name and whole shape is wanted.
+# returns the requested part of a tensor, given its name and whole shape
 Cut = Callable[[str, torch.Size], tuple[slice, ...]]
 
 

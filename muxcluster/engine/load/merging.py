@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-Foreign = Any  # A module of transformers, of whose attributes mypy knows nothing
+Foreign = Any  # a module of transformers, with attributes that mypy does not know
 
 Linears = tuple[nn.Linear, ...]
 
@@ -55,7 +55,7 @@ def merge_products(model: Foreign, device: str) -> None:
                 for name in _NAMES:
                     _merge(linears, name, device)
         if was_on_gpu:
-            torch.cuda.empty_cache()  # else torch keeps the old parts: they fit nothing that comes
+            torch.cuda.empty_cache()  # else torch keeps the old parts, which fit no later tensor
 
 
 def merged(linears: Sequence[nn.Linear]) -> Product | None:

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-# Up to so many rows, products are of a multiple of so many: some 2 % more than was asked for.
+# up to so many rows, products have a multiple of so many rows: some 2 % more work
 _ROW_STEPS = ((32, 1), (64, 4), (256, 8), (512, 16), (math.inf, 32))
 
 

@@ -21,7 +21,7 @@ _MODELS = frozenset(
     {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
 )
 
-# Kinds of rotary embedding whose angles depend on the position alone.
+# kinds of rotary embedding whose angles depend on the position alone
 _ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn"})
 
 # most difference of a logit, relative to the largest logit
@@ -29,7 +29,7 @@ _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.1, torch.float16: 0.02}
 
 NUM_TOKENS = 9
 
-Foreign = Any  # A module of transformers, of whose attributes mypy knows nothing
+Foreign = Any  # a module of transformers, with attributes that mypy does not know
 
 
 class NotFusible(Exception):
@@ -63,8 +63,8 @@ class WholeAttention:
 class Answer:
     """A model's logits for random tokens."""
 
-    logits: Tensor  # fp32 [NUM_TOKENS, vocab];
-    calls: Sequence[LayerCall]  # of its layers
+    logits: Tensor  # fp32 [NUM_TOKENS, vocab]
+    calls: Sequence[LayerCall]  # of the model's layers
     dtype: torch.dtype  # of its weights
 
     def check(self, other: "Answer") -> None:

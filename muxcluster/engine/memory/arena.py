@@ -28,7 +28,7 @@ class ModelArena:
     block_tokens: int  # token places of a block for this model
 
 
-# Memory by name, shape and type; "host" is wanted in host memory, all else where models run.
+# Returns memory for a name, shape and type: "host" in host memory, all else where models run.
 Take = Callable[[str, tuple[int, ...], torch.dtype], Tensor]
 
 
@@ -79,7 +79,7 @@ def _allocate(
     if name == HOST and device.type != "cpu":
         return pinned_zeros(shape, dtype)
     num_bytes = math.prod(shape) * dtype.itemsize
-    if device.type != "cpu" or not num_bytes:  # nobody can map nothing
+    if device.type != "cpu" or not num_bytes:  # zero bytes cannot be mapped
         return torch.zeros(shape, dtype=dtype, device=device)
     mapping = mmap.mmap(-1, num_bytes)  # MAP_SHARED and anonymous; the tensor keeps it alive
     return torch.frombuffer(mapping, dtype=dtype).view(shape)

@@ -93,10 +93,8 @@ class StagedTransfer:
     # A head-wise block is a few KiB, and one copy per run would cost thousands of launches. So
     # slots cross the bus packed, whole tokens side by side, into pinned memory.
 
-    pool: Tensor  # on the device;
-    # pinned. The same code runs with both on the CPU, which is how it is tested; on a GPU it has
-    # not run yet.
-    host: Tensor
+    pool: Tensor  # on the device
+    host: Tensor  # Pinned. For tests both may be on the CPU; on a GPU it has not run yet.
     staging_bytes: int = STAGING_BYTES
     open_saves: list[tuple[Tensor, Runs, SlotSizes]] = field(default_factory=list)
 

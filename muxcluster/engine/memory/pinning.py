@@ -29,7 +29,7 @@ def pinned_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     Raises RuntimeError with CUDA's message.
     """
     num_bytes = math.prod(shape) * dtype.itemsize
-    if not num_bytes:  # nobody can map nothing
+    if not num_bytes:  # zero bytes cannot be mapped
         return torch.zeros(shape, dtype=dtype)
     pages = _LockedPages(-1, num_bytes)
     tensor = torch.frombuffer(pages, dtype=dtype).view(shape)

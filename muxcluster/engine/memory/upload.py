@@ -10,7 +10,7 @@ from torch import Tensor
 
 Array = NDArray[Any]
 
-# Arrays begin at multiples of 16 bytes: Triton compiles a kernel anew for pointers that do not.
+# Arrays begin at multiples of 16 bytes: Triton compiles another kernel for other pointers.
 _ALIGNED_WORDS = 2
 
 _DTYPES = {np.dtype(np.int64): torch.int64, np.dtype(np.int32): torch.int32} | {

@@ -4,13 +4,12 @@ from collections import deque
 
 from muxcluster.core.errors import EngineFailure
 
-# Losses of idle workers and of owners in a row: no job finished since, so none ever may.
-MAX_BLANK = 5
+MAX_BLANK = 5  # Losses of idle workers and of owners in a row without a finished job in between.
 
 MAX_IN_A_ROW = 16  # losses of any kind in a row; a poisonous request accounts for two or three
 
 MAX_WORKERS, WORKERS_S = 32, 60.0
-MAX_OWNERS, OWNERS_S = 8, 300.0  # Losses within so many seconds, though jobs finish between them
+MAX_OWNERS, OWNERS_S = 8, 300.0  # losses within so many seconds, even if jobs finish between them
 
 
 class LossLedger:

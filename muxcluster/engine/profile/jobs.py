@@ -15,7 +15,7 @@ from muxcluster.kvcache.cache import KvCache
 from muxcluster.kvcache.model import KvModel, Shortage
 
 _FORMING_STEPS = 2
-_STEPS_AHEAD = 8  # Steps of a padded batch in a row, before it is formed again at its first context
+_STEPS_AHEAD = 8  # steps of a padded batch in a row, before it is formed again at its first context
 _GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
 
 

@@ -24,7 +24,7 @@ class Profiled(NamedTuple):
     """Measured step times of a unit."""
 
     cells: tuple[Cell, ...]
-    spec: UnitSpec  # the unit as it is with its model loaded
+    spec: UnitSpec  # the unit with its model as loaded
 
 
 def measure(

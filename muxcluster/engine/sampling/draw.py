@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-# The target is first found among sums of so many tokens: one running sum a span, not a token.
+# Tokens per partial sum, among which the target is first found: one running sum per span, not per
+# token.
 _SPAN_TOKENS = 256
 
 

@@ -24,7 +24,7 @@ from muxcluster.engine.sampling.penalties import (
 from muxcluster.engine.sampling.randomness import uniforms
 from muxcluster.engine.sampling.truncation import thresholds
 
-# Which rows, and what is done to their logits; in this order.
+# Which rows an edit is for, and the edit of their logits; in this order.
 _EDITS: tuple[
     tuple[Callable[[Batch], NDArray[np.int64]], Callable[[Tensor, Batch, NDArray[np.int64]], None]],
     ...,
@@ -36,7 +36,7 @@ _EDITS: tuple[
 )
 
 
-# Logits drawn from at once, so that a chunk's arrays stay in the processor's cache.
+# Logits per chunk of rows, so that a chunk's arrays stay in the processor's cache.
 _CHUNK_LOGITS = 1 << 18
 
 

@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-NUM_CANDIDATES = 256  # Best tokens looked at first; only rows they do not decide are sorted whole
+# best tokens looked at first; only rows that they do not decide are sorted whole
+NUM_CANDIDATES = 256
 
 
 def thresholds(scores: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:

@@ -122,7 +122,7 @@ class HostSteps:
         steps: list[Sampled] = []
         prompt_logprobs: Mapping[int, tuple[TokenLogprobs, ...]] = {}
         for _ in range(num_steps):
-            # Rows that decode take several steps, so who is in a group stays so.
+            # Rows that decode take several steps, so groups stay the same.
             now = Rows(rows.slots, starts, counts, rows.samples, rows.prefixes)
             asked = self._prompts.of(rows.slots, starts, counts)
             logits = self._forward.logits(now, asked)

@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 # Seconds per model; jobs that have begun by then, and the first jobs of each worker, take longer.
 _MOST_S = 2.0
-_LONGEST_S = 0.25  # Prompts that would take longer together are left out
+_LONGEST_S = 0.25  # prompts that would take longer together are left out
 # Prompts, and tokens of each. Those at even places run alone, the next ones while these decode.
 # Eight of the first kind are enough to learn prefill, eight decode steps to learn decode; small
 # ones come first, as time may run out.

@@ -121,7 +121,7 @@ class Pipeline:
             self._discard_follower(job)
             return self._failed(job, error)
         now = time.monotonic()
-        if now - result.seconds < self._last_end_s:  # it was launched before the last one's end
+        if now - result.seconds < self._last_end_s:  # launched before the last one's end
             result = replace(result, seconds=now - self._last_end_s)
         self._last_end_s = now
         return JobDone(result)

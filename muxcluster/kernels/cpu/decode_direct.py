@@ -23,9 +23,9 @@ from muxcluster.kernels.cpu.decode_rows import (
 )
 from muxcluster.kernels.layout import half_offsets
 
-MAX_INDICES = 1 << 20  # Tokens of all query heads that are worked on at once
+MAX_INDICES = 1 << 20  # tokens of all query heads that are worked on at once
 
-MIN_ROWS = 8  # With fewer rows gathering is as fast, having fewer operators
+MIN_ROWS = 8  # with fewer rows gathering is as fast, having fewer operators
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -10,7 +10,7 @@ from muxcluster.kernels.layout import token_positions
 
 # Gathered keys and values, or scores, stay below this, so that they fit in the cache.
 PART_BYTES = 4 << 20
-LOWEST = -1e30  # Highest score before any key was seen; finite, so that differences are never NaN
+LOWEST = -1e30  # highest score before any key was seen; finite, so that differences are never NaN
 
 
 @dataclass(frozen=True, slots=True)

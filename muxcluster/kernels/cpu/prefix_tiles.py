@@ -14,7 +14,7 @@ class Tile(NamedTuple):
     """Consecutive queries of one row, and its distinct keys begin <= position < end."""
 
     queries: int
-    columns: int  # blocks a KV head that hold the keys. Tiles sort by queries, then columns.
+    columns: int  # blocks per KV head that hold the keys; tiles sort by queries, then columns
     token: int  # the first query; the last one is at position end - 1
     slot: int
     begin: int

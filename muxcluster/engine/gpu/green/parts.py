@@ -153,7 +153,8 @@ class GreenParts:
 
     def _part(self, rung: WorkerRung, ends: TwoEnds, is_from_start: bool) -> Part:
         assert rung.share is not None, "a context has one share"
-        if rung.share >= 1.0 - _EPSILON:  # a stream of its own, or slots would wait for each other
+        # a stream of its own, or workers would wait for each other
+        if rung.share >= 1.0 - _EPSILON:
             own = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]  # torch leaves it untyped
             return Part(None, own)
         green = self._contexts.create(

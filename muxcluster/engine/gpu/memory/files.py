@@ -22,7 +22,7 @@ class SharedFiles:
     def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Return a tensor on the CPU in a file of its own."""
         num_bytes = math.prod(shape) * dtype.itemsize
-        if not num_bytes:  # nobody can map nothing
+        if not num_bytes:  # zero bytes cannot be mapped
             return torch.zeros(shape, dtype=dtype)
         descriptor = os.memfd_create("muxcluster")
         os.truncate(descriptor, num_bytes)

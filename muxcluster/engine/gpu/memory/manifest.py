@@ -12,7 +12,7 @@ class Region:
     """A region of memory that another process can map."""
 
     num_bytes: int
-    # of the file that it is, inherited by children under the same number; None: device memory,
+    # descriptor of its file, inherited by children under the same number; None: device memory,
     # which `handle` opens
     descriptor: int | None = None
     handle: bytes = b""
@@ -41,7 +41,7 @@ class Manifest:
     tensors: tuple[Placed, ...]
 
 
-# The region that a tensor's first element lies in, and where in it (bytes).
+# Returns the region that contains a tensor's first element, and its offset there in bytes.
 Find = Callable[[Tensor], tuple[Region, int]]
 
 

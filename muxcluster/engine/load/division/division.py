@@ -27,7 +27,7 @@ _BY_OUTPUT, _BY_INPUT = "colwise", "rowwise"
 _WHOLE = frozenset({"replicate", "replicated", "replicated_with_grad_allreduce"})
 _LAYER_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
-Foreign = Any  # A model or configuration of transformers, of whose attributes mypy knows nothing
+Foreign = Any  # a model or configuration of transformers, with attributes that mypy does not know
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ def _divisible(model: Foreign, module: Foreign, kind: type[Foreign], group: Rank
     """Return the name of a vocabulary module that every rank can have rows of; "": it stays
     whole.
     """
-    # A class of its own may do more than its rows do.
+    # Else its class may do more than look up rows.
     if type(module) is not kind:
         return ""
     num_rows = module.weight.shape[0]

@@ -10,12 +10,11 @@ from torch.utils._pytree import tree_leaves
 
 # Operators whose result the host waits for.
 _SYNCS = frozenset({"_local_scalar_dense", "item", "is_nonzero", "equal"})
-# Operators whose result has as many elements as values say.
+# Operators whose result's size depends on values.
 _DATA_SHAPED = frozenset(
     {"nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive", "bincount"}
 )
-# Operators of several parts that a GPU runs as one.
-_WHOLE = frozenset({"scaled_dot_product_attention"})
+_WHOLE = frozenset({"scaled_dot_product_attention"})  # Composite operators that a GPU runs as one.
 
 
 class NotCapturable(RuntimeError):

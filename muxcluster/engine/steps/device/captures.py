@@ -59,9 +59,9 @@ class CallAgain:
 class _Place:
     """Where the graphs of one stream are captured, and the memory that they share."""
 
-    # the place's own, or for the default stream, which cannot be captured, one beside it. cuBLAS
-    # keeps a workspace of 32 MiB (on Hopper) for every stream it has seen, and torch a memory pool,
-    # so that all graphs of a place are captured on the same stream.
+    # The place's own stream, or another one for the default stream, which cannot be captured.
+    # cuBLAS keeps a workspace of 32 MiB (on Hopper) for every stream it has seen, and torch a
+    # memory pool, so all graphs of a place are captured on the same stream.
     stream: torch.cuda.Stream
     pool: Any  # handle of the memory pool of its graphs, which run one after another
 

@@ -72,8 +72,8 @@ class _Kind:
     """A step that can be recorded."""
 
     size: int  # rows
-    shares: bool  # its attention reads shared prefixes once
-    draws: bool  # the whole step; else its first part, behind which the host's sampler chooses
+    shares: bool  # True if its attention reads shared prefixes once
+    draws: bool  # True: the whole step; else its first part, after which the host's sampler chooses
 
     def can_run(self, wanted: "_Kind") -> bool:
         """Return whether this step can do the work of `wanted`.

@@ -16,7 +16,7 @@ from muxcluster.engine.forward.prefix_rows import fixed_groups
 from muxcluster.engine.memory.upload import Array
 from muxcluster.engine.sampling.plain import draw, filled, limits
 
-# The position of a row that only fills up: its key and value are not written, it sees nothing.
+# Position of a row that only fills up: its key and value are not written, it sees nothing.
 _NOWHERE = -1
 
 

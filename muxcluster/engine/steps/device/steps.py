@@ -28,7 +28,7 @@ class _Inputs:
     """Inputs of one step on the device."""
 
     batch: TokenBatch
-    wanted: Tensor  # int64, tokens whose logits are
+    wanted: Tensor  # int64, tokens whose logits are needed
     places: Tensor  # int64 [sampling rows], in the flattened history, where their tokens go
     # outcome, drawing: as of `plain.draw`
     outcome: Tensor

@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 from muxcluster.core.job import SharedPrefixes
 from muxcluster.engine.forward.batch import HostBatch, host_batch
 
-_NOWHERE = -1  # The position of a token whose key and value are not written
+_NOWHERE = -1  # position of a token whose key and value are not written
 
-# Queries times heads of prefill attention's largest tile: longer rows have the same tiling.
+# Queries times heads of the largest tile of prefill attention; longer rows have the same tiling.
 _TILE_MEMBERS = 128
 
 
@@ -35,7 +35,7 @@ class WarmUp:
     num_single: int = 0  # rows of one token
     counts: tuple[int, ...] = ()  # tokens of the others
     start: int = 1  # where those begin
-    shares: bool = False  # the single rows go through attention that reads shared prefixes once
+    shares: bool = False  # True if attention of the single rows reads shared prefixes once
 
     def batch(self) -> HostBatch:
         """Return the step's tokens: they read the begin of slot 0's blocks and write nothing."""
