@@ -46,7 +46,7 @@ class DirectPlan:
     def __init__(
         self,
         tables: Tensor,
-        slots: Tensor,
+        table_rows: Tensor,
         lengths: Tensor,
         from_right: Tensor,
         *,
@@ -56,7 +56,7 @@ class DirectPlan:
         begins: Tensor | None = None,
     ) -> None:
         """As `DecodePlan`; tables contiguous. group: query heads per KV head."""
-        rows, widths, order = by_width(slots, lengths, sliding_window, block_tokens, begins)
+        rows, widths, order = by_width(table_rows, lengths, sliding_window, block_tokens, begins)
         self._tables = tables
         self._block_tokens = block_tokens
         self._order = None if is_identity(order) else order
@@ -148,8 +148,8 @@ def _part(
     columns = positions // block_tokens
     if int(columns.max()) >= max_columns:
         raise IndexError(f"a row of column {int(columns.max())} in tables of {max_columns}")
-    first = (rows.slots * num_layers * kv_heads + torch.arange(kv_heads)) * max_columns
-    offsets = half_offsets(positions, from_right[rows.slots], block_tokens)
+    first = (rows.table_rows * num_layers * kv_heads + torch.arange(kv_heads)) * max_columns
+    offsets = half_offsets(positions, from_right[rows.table_rows], block_tokens)
     bias = torch.zeros(positions.shape).masked_fill_(steps >= num_seen, -torch.inf)
     num_tokens = len(steps)
     heads = kv_heads * group

@@ -38,7 +38,7 @@ class DecodePlan:
     def __init__(
         self,
         tables: Tensor,
-        slots: Tensor,
+        table_rows: Tensor,
         lengths: Tensor,
         from_right: Tensor,
         *,
@@ -47,11 +47,11 @@ class DecodePlan:
         sliding_window: int | None = None,
         begins: Tensor | None = None,
     ) -> None:
-        """tables: int32 [max_seqs, layers, kv_heads, max_columns]. slots, lengths: int [rows].
+        """tables: int32 [max_seqs, layers, kv_heads, max_columns]. table_rows, lengths: int [rows].
 
         token_bytes: K and V of one token and head. The rest as in `paged_decode`.
         """
-        rows, widths, order = by_width(slots, lengths, sliding_window, block_tokens, begins)
+        rows, widths, order = by_width(table_rows, lengths, sliding_window, block_tokens, begins)
         self._order = None if is_identity(order) else order
         self._has_empty = bool(widths) and widths[0] == 0
         budget = GROUP_BYTES // (block_tokens * token_bytes)
@@ -111,7 +111,7 @@ def _parts(
     # is nearly always full.
     rows = Rows(*(each[part] for each in all_rows))
     begins, lengths = rows.begins.unsqueeze(1), rows.lengths.unsqueeze(1)
-    right = from_right[rows.slots].unsqueeze(1)
+    right = from_right[rows.table_rows].unsqueeze(1)
     first = begins // block_tokens
     columns = first + torch.arange(widest, device=tables.device)
     own = torch.where(columns * block_tokens < lengths, columns, first)
@@ -120,7 +120,7 @@ def _parts(
     unwritten = (token_positions(own, right, block_tokens) >= lengths).nonzero()
     bias = torch.zeros(hidden.shape, device=hidden.device).masked_fill_(hidden, -torch.inf)
     # [rows, columns, layers, kv_heads] to [layers, rows, kv_heads, columns]
-    blocks = tables[rows.slots.unsqueeze(1), :, :, own].permute(2, 0, 3, 1)
+    blocks = tables[rows.table_rows.unsqueeze(1), :, :, own].permute(2, 0, 3, 1)
     num_layers, num_rows, num_heads, _ = blocks.shape
     step = max(1, budget // (num_rows * widest))
     for start in range(0, num_heads, step):

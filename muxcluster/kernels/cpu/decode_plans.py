@@ -10,7 +10,7 @@ def decode_plan(
     query: Tensor,
     halves: Tensor,
     tables: Tensor,
-    slots: Tensor,
+    table_rows: Tensor,
     lengths: Tensor,
     from_right: Tensor,
     *,
@@ -27,7 +27,7 @@ def decode_plan(
     if suits(tables, halves, query):
         return DirectPlan(
             tables,
-            slots,
+            table_rows,
             lengths,
             from_right,
             block_tokens=block_tokens,
@@ -37,7 +37,7 @@ def decode_plan(
         )
     return DecodePlan(
         tables,
-        slots,
+        table_rows,
         lengths,
         from_right,
         block_tokens=block_tokens,

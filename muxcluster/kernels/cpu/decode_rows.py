@@ -14,13 +14,13 @@ class Rows(NamedTuple):
     Keys at begins <= position < lengths are seen.
     """
 
-    slots: Tensor
+    table_rows: Tensor
     begins: Tensor
     lengths: Tensor
 
 
 def by_width(
-    slots: Tensor,
+    table_rows: Tensor,
     lengths: Tensor,
     sliding_window: int | None,
     block_tokens: int,
@@ -36,7 +36,7 @@ def by_width(
             begins = (lengths - sliding_window).clamp_(min=0)
     ends = (lengths + block_tokens - 1) // block_tokens
     widths, order = (ends - begins // block_tokens).sort(stable=True)
-    rows = Rows(*(each[order].long() for each in (slots, begins, lengths)))
+    rows = Rows(*(each[order].long() for each in (table_rows, begins, lengths)))
     return rows, widths.tolist(), order
 
 

@@ -32,7 +32,7 @@ class PrefixPlan:
         query: Tensor,
         halves: Tensor,
         tables: Tensor,
-        slots: Tensor,
+        table_rows: Tensor,
         lengths: Tensor,
         from_right: Tensor,
         group_offsets: Tensor,
@@ -40,7 +40,7 @@ class PrefixPlan:
         *,
         block_tokens: int,
     ) -> None:
-        """query, halves, tables: as of `decode_plan`. slots, lengths: int64 [rows], rows of a
+        """query, halves, tables: as of `decode_plan`. table_rows, lengths: int64 [rows], rows of a
         group side by side, each with at least one key behind its prefix.
         group_offsets: int64 [groups + 1]. prefix_lengths: int64 [groups], as in `prefix_attention`.
         """
@@ -52,7 +52,7 @@ class PrefixPlan:
             query,
             halves,
             tables,
-            slots,
+            table_rows,
             lengths,
             from_right,
             block_tokens=block_tokens,
@@ -67,7 +67,7 @@ class PrefixPlan:
             )
             if size and tokens
             for prefix in _parts(
-                tables[slots[first], :, :, : tokens // block_tokens],
+                tables[table_rows[first], :, :, : tokens // block_tokens],
                 slice(first, first + size),
                 most,
             )

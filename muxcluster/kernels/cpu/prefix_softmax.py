@@ -99,15 +99,16 @@ def add_distinct(
     count, widest, block_tokens = tiles[-1].queries, tiles[-1].columns, pooled.block_tokens
     # Columns that every query of every tile sees whole need no mask.
     clear = max(0, ((tiles[0].columns - 1) * block_tokens + 2 - count) // block_tokens)
-    used, first, slots, begins, ends = torch.tensor([tile[1:] for tile in tiles]).T.unsqueeze(2)
+    numbers = torch.tensor([tile[1:] for tile in tiles]).T.unsqueeze(2)
+    used, first, table_rows, begins, ends = numbers
     tokens = first + torch.arange(count)
     skipped = begins // block_tokens
     columns = skipped + torch.arange(widest)
-    positions = token_positions(columns[:, clear:], pooled.from_right[slots], block_tokens)
+    positions = token_positions(columns[:, clear:], pooled.from_right[table_rows], block_tokens)
     limits = ends - count + torch.arange(count)
     # Past a row's last column that column is repeated, so that only its own blocks are read.
     own = torch.minimum(columns, skipped + used - 1)
-    blocks = pooled.table[slots, :, own].transpose(1, 2).flatten(0, 1)
+    blocks = pooled.table[table_rows, :, own].transpose(1, 2).flatten(0, 1)
     keys, values = pooled.gather(blocks, query.dtype)
     unused = (positions >= ends)[:, None, :, None]
     tail = values.view(len(tiles), kv_heads, -1, head_dim)[:, :, clear * block_tokens :]

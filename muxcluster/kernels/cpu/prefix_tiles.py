@@ -16,7 +16,7 @@ class Tile(NamedTuple):
     queries: int
     columns: int  # blocks per KV head that hold the keys; tiles sort by queries, then columns
     token: int  # the first query; the last one is at position end - 1
-    slot: int
+    table_row: int
     begin: int
     end: int
 
@@ -28,14 +28,14 @@ class GroupedRows:
     groups: list[int]  # offsets [groups + 1] over rows
     offsets: list[int]  # [rows + 1] over queries
     prefixes: list[int]  # [groups]
-    # ends, slots: [rows]
+    # ends, table_rows: [rows]
     ends: list[int]
-    slots: list[int]
+    table_rows: list[int]
 
     @classmethod
     def read(
         cls,
-        slots: Tensor,
+        table_rows: Tensor,
         lengths: Tensor,
         group_offsets: Tensor,
         prefix_lengths: Tensor,
@@ -43,11 +43,11 @@ class GroupedRows:
         num_tokens: int,
     ) -> "GroupedRows":
         """Read the arguments. Raises ValueError for offsets that do not rise as they must."""
-        groups = _bounds("group_offsets", group_offsets, len(slots))
+        groups = _bounds("group_offsets", group_offsets, len(table_rows))
         offsets = list(range(num_tokens + 1))
         if query_offsets is not None:
             offsets = _bounds("query_offsets", query_offsets, num_tokens)
-        return cls(groups, offsets, prefix_lengths.tolist(), lengths.tolist(), slots.tolist())
+        return cls(groups, offsets, prefix_lengths.tolist(), lengths.tolist(), table_rows.tolist())
 
     def check(self, block_tokens: int, columns: int) -> None:
         """Raise ValueError for rows beyond their table or prefixes that not every query sees."""
@@ -77,7 +77,7 @@ class GroupedRows:
                 end = self.ends[row] - stop + last
                 columns = -(-(end - prefix) // block_tokens)
                 if columns > 0:
-                    yield Tile(last - token, columns, token, self.slots[row], prefix, end)
+                    yield Tile(last - token, columns, token, self.table_rows[row], prefix, end)
 
 
 def batches(tiles: list[Tile], budget: int) -> Iterator[list[Tile]]:

@@ -48,7 +48,7 @@ def decode_kernel(
     query,
     pool,
     table,
-    slots,
+    table_rows,
     lengths,
     from_right,
     scale,
@@ -58,7 +58,7 @@ def decode_kernel(
     window,
     query_row_stride,
     query_head_stride,
-    table_slot_stride,
+    table_row_stride,
     table_head_stride,
     GROUP: tl.constexpr,
     BLOCK_G: tl.constexpr,
@@ -82,15 +82,15 @@ def decode_kernel(
     PARTS: tl.constexpr = (GROUP + BLOCK_G - 1) // BLOCK_G
     row, split = tl.program_id(0) // num_splits, tl.program_id(0) % num_splits
     kv_head = tl.program_id(1) // PARTS
-    slot = tl.load(slots + row).to(tl.int64)
+    table_row = tl.load(table_rows + row).to(tl.int64)
     end = tl.minimum(tl.load(lengths + row).to(tl.int32), max_tokens)
     first_seen, begin = seen_span(end, window, ALIGN, HAS_WINDOW)
     if IS_SPLIT:
         begin, end = bounds_of_split(split, num_splits, begin, end, TILE, MIN_TILES)
         if begin >= end:
             return
-    right = tl.load(from_right + slot)
-    blocks = table + slot * table_slot_stride + kv_head * table_head_stride
+    right = tl.load(from_right + table_row)
+    blocks = table + table_row * table_row_stride + kv_head * table_head_stride
 
     heads = tl.program_id(1) % PARTS * BLOCK_G + tl.arange(0, BLOCK_G)
     places = tl.arange(0, BLOCK_D)
@@ -125,7 +125,7 @@ def paged_decode(
     query: Tensor,
     pool: Tensor,
     table: Tensor,
-    slots: Tensor,
+    table_rows: Tensor,
     lengths: Tensor,
     from_right: Tensor,
     *,
@@ -145,7 +145,7 @@ def paged_decode(
     num_splits: most splits of a row, by default chosen from the shapes. split_tokens: least tokens
     of a split. tile_tokens: tokens read at once, a power of two of at least 16.
     """
-    check_paged_decode(query, table, slots, lengths, from_right, sliding_window, soft_cap)
+    check_paged_decode(query, table, table_rows, lengths, from_right, sliding_window, soft_cap)
     rows, heads, head_dim = query.shape
     kv_heads, max_tokens = table.shape[1], table.shape[2] * block_tokens
     if num_splits is None:
@@ -170,7 +170,7 @@ def paged_decode(
         query,
         halves,
         table,
-        slots,
+        table_rows,
         lengths,
         from_right,
         *score_factors(scale, soft_cap),

@@ -29,7 +29,7 @@ def prefix_attention(
     query: Tensor,
     pool: Tensor,
     table: Tensor,
-    slots: Tensor,
+    table_rows: Tensor,
     lengths: Tensor,
     from_right: Tensor,
     group_offsets: Tensor,
@@ -52,14 +52,14 @@ def prefix_attention(
     # The merge is a second kernel: merging in the program that comes last would need counters to be
     # zeroed before every launch, and an order of memory between programs that the interpreter
     # cannot show to hold.
-    grouped = (table, slots, lengths, from_right, group_offsets, prefix_lengths)
+    grouped = (table, table_rows, lengths, from_right, group_offsets, prefix_lengths)
     check_prefix_attention(query, *grouped, soft_cap, query_offsets)
     halves = half_rows(pool, query.dtype, block_tokens, query.shape[2])
     output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     if not output.numel():
         return output
     single = query_offsets is None
-    shape = _shape_of(query, table.shape[1], len(slots), len(prefix_lengths), single)
+    shape = _shape_of(query, table.shape[1], len(table_rows), len(prefix_lengths), single)
     max_tokens = table.shape[2] * block_tokens
     chosen = tiling or device_tiling(shape, max_tokens, query.dtype, query.device)
     partial, sums = _partials(query, chosen)

@@ -12,7 +12,7 @@ import triton.language as tl
 
 # Arguments that follow from how long a model's sequences may be. No kernel is compiled anew for
 # them: they are in no address that is read by more than one lane at a time.
-TABLE_STRIDES = ("table_slot_stride", "table_head_stride")
+TABLE_STRIDES = ("table_row_stride", "table_head_stride")
 
 # Scores are kept in units of log 2, since exp2 is the exponential the hardware has.
 LOG2E = math.log2(math.e)

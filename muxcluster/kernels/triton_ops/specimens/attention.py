@@ -9,7 +9,7 @@ from muxcluster.kernels.triton_ops.specimens.specimen import ALL, Specimen
 # launches.
 TYPES = {
     "table": "*i32",
-    "slots": "*i64",
+    "table_rows": "*i64",
     "lengths": "*i64",
     "query_offsets": "*i64",
     "starts": "*i64",
