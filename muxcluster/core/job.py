@@ -28,14 +28,11 @@ class Side(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:
-    """An executor of jobs: runs one at a time, at one of a few SM shares.
-
-    shares: the rungs it can run at, ascending, each in (0, 1]. phases: what it may run.
-    """
+    """One worker of a unit: runs one job at a time, at one of a few SM shares."""
 
     worker_id: int
-    shares: tuple[float, ...]
-    phases: frozenset[Phase] = frozenset(Phase)
+    shares: tuple[float, ...]  # the SM shares it can run at, ascending, each in (0, 1]
+    phases: frozenset[Phase] = frozenset(Phase)  # what it may run
 
 
 @dataclass(frozen=True, slots=True, eq=False)

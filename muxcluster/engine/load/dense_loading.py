@@ -55,5 +55,5 @@ def _plain_logits(model: nn.Module) -> Tensor:
     tokens = np.ones((1, _NUM_TOKENS), dtype=np.int64)
     try:
         return DenseForward(model).run(tokens, Padding.of([_NUM_TOKENS]), None).logits
-    except Exception:  # noqa: BLE001 - foreign code; why it fails is told by whoever asks
+    except Exception:  # noqa: BLE001 - foreign code; the caller finds out why it fails
         return torch.zeros(1, 1)

@@ -13,7 +13,7 @@ from muxcluster.engine.sampling.sampler import prompt_logprobs
 
 @dataclass(frozen=True, slots=True)
 class AskedRow:
-    """Row `row` wants its first `num_tokens` tokens, at positions from `start` in `slot`."""
+    """Row `row` needs its first `num_tokens` tokens, at positions from `start` in `slot`."""
 
     row: int
     slot: int

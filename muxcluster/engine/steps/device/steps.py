@@ -132,7 +132,7 @@ class DeviceSteps:
         return _inputs(batch, tensors[:num_inputs])
 
     def _of_nobody(self) -> list[Array]:
-        """Return arrays for a batch that wants one token's logits, for no sequence."""
+        """Return arrays for a batch that needs one token's logits, for no sequence."""
         num_slots, width = self._model.arena.history.shape
         return [
             np.zeros(1, dtype=np.int64),
