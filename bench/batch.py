@@ -32,8 +32,8 @@ sys.path[0] = str(ROOT)
 
 import numpy as np
 
-from bench.batch_kills import run_killed
-from bench.batch_streams import SLO, Streams
+from bench.batches.kills import run_killed
+from bench.batches.streams import SLO, Streams
 from bench.harness import Bench, Claim, make_parser
 from bench.traces.batchmix import Kind, mixed_job
 from muxcluster.batch.plan.setting import settings_of

@@ -17,8 +17,8 @@ sys.path[0] = str(ROOT)
 
 from bench.harness import Bench, Claim, cannot_run, make_parser
 from tests.cluster_hosts import scenarios
-from tests.cluster_hosts.hosts import why_not
 from tests.cluster_hosts.load import StreamResult
+from tests.cluster_hosts.namespaces import why_not
 from tests.cluster_hosts.ray_hosts import RayHosts
 from tests.cluster_hosts.served import Served
 

@@ -2,7 +2,7 @@
 
 Each module below kernels/triton_ops states realistic arguments of its kernels (SPECIMENS). Each is
 compiled as Triton's JIT would at a launch, and the binary is asked for its registers, stack, shared
-memory and loops, which are held against bench/kernel_bounds.json. Then the launches of a decode
+memory and loops, which are held against bench/kernels/bounds.json. Then the launches of a decode
 layer are counted on a fake device, and the streams on which the CUDA graphs of one place are
 captured. Exit code 1 where a kernel does not compile, spills to the stack, needs more shared memory
 than the architecture has or is worse than its bounds, or a layer takes more launches than it may.
@@ -23,11 +23,11 @@ os.environ.pop("TRITON_INTERPRET", None)  # interpreted kernels cannot be compil
 
 import triton
 
-from bench.compiled import SHARED_LIMITS, Compiled, compile_named, modules, specimens
-from bench.cuda_stubs import capture_streams_per_place
 from bench.harness import Bench, Claim, make_parser
-from bench.kernel_bounds import Bounds, binary_name, updated
-from bench.launches import MOST_LAUNCHES, layer_launches
+from bench.kernels.bounds import Bounds, binary_name, updated
+from bench.kernels.compiled import SHARED_LIMITS, Compiled, compile_named, modules, specimens
+from bench.kernels.cuda_stubs import capture_streams_per_place
+from bench.kernels.launches import MOST_LAUNCHES, layer_launches
 
 QUICK = (90,)
 _HEAD = (

@@ -25,8 +25,8 @@ from scipy.interpolate import LinearNDInterpolator, NearestNDInterpolator
 sys.path.pop(0)  # the script's folder, whose http.py would hide Python's
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from bench.cost_vidur import all_reduce_errors, layer_errors
 from bench.harness import Bench, Claim, make_parser
+from bench.planning.vidur import all_reduce_errors, layer_errors
 from muxcluster.placement.cost import (
     Cell,
     Cost,

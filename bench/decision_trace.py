@@ -20,9 +20,9 @@ sys.path.pop(0)  # the script's folder, whose http.py would hide Python's
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bench.harness import ROOT, Bench, Claim, make_parser
-from bench.scheduler_hybrid import HybridCase, HybridLoad, hybrid_spec
-from bench.scheduler_load import Profiled, SteadyLoad, sharegpt_lengths, unit_spec
-from bench.scheduler_timing import measure
+from bench.scheduling.hybrid import HybridCase, HybridLoad, hybrid_spec
+from bench.scheduling.load import Profiled, SteadyLoad, sharegpt_lengths, unit_spec
+from bench.scheduling.timing import measure
 from muxcluster.core.kvshape import KvShape
 
 SHAPE = KvShape(num_layers=8, num_kv_heads=4, head_dim=128, itemsize=2)

@@ -45,10 +45,11 @@ import yaml
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
-from bench.dense_methods import Baton, decoupled, static
-from bench.dense_picture import draw
-from bench.dense_queries import Query, fewest_steps, mixed, short
-from bench.dense_record import (
+from bench.harness import ROOT, Bench, make_parser
+from bench.rebatching.methods import Baton, decoupled, static
+from bench.rebatching.picture import draw
+from bench.rebatching.queries import Query, fewest_steps, mixed, short
+from bench.rebatching.record import (
     BATON,
     BATON_PD,
     DECOUPLED,
@@ -62,8 +63,7 @@ from bench.dense_record import (
     curves_of,
     rows_of,
 )
-from bench.dense_trace import Trace, watched
-from bench.harness import ROOT, Bench, make_parser
+from bench.rebatching.trace import Trace, watched
 from muxcluster.core.padded import RowBytes
 from muxcluster.demo.models import build_model
 from muxcluster.engine.dense.model import DenseModel
@@ -130,7 +130,7 @@ def unit(path: Path, backend: str) -> Iterator[UnitChild]:
     lengths = {"prompt_tokens": 64, "output_tokens": 64, "dtype": "float32"}
     fields = {"models": [{**model, **lengths}], "policy": {"kv_gb": 0.25}}
     config.write_text(yaml.safe_dump(fields), encoding="utf-8")
-    command = (sys.executable, str(ROOT / "bench" / "dense_unit.py"), str(config))
+    command = (sys.executable, str(ROOT / "bench" / "rebatching" / "unit.py"), str(config))
     environment = {name: os.environ[name] for name in os.environ if name != "OMP_NUM_THREADS"}
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment) as child:

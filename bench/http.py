@@ -28,8 +28,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import numpy as np
 import yaml
 
-from bench.fake_unit import UNIT_CLASS, Script, write_scripts
 from bench.harness import ROOT, Bench, Claim, make_parser, percentiles
+from bench.online.fake_unit import UNIT_CLASS, Script, write_scripts
 from bench.processes import cpu_seconds
 from muxcluster.cli.server.launch import free_address, prepare, url_of, wait_ready
 from muxcluster.cluster.embedded import EmbeddedRay
@@ -95,7 +95,7 @@ class Client:
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
-            (sys.executable, str(ROOT / "bench" / "http_client.py")),
+            (sys.executable, str(ROOT / "bench" / "online" / "http_client.py")),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

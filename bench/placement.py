@@ -19,8 +19,8 @@ sys.path.pop(0)  # the script's folder, whose http.py would hide Python's
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bench.harness import Bench, Claim, make_parser
-from bench.placement_cases import LARGE_FLEET, SMALL_FLEET, Point, fleet, points
-from bench.placement_plot import draw
+from bench.planning.cases import LARGE_FLEET, SMALL_FLEET, Point, fleet, points
+from bench.planning.plot import draw
 from muxcluster.placement.memory import DoesNotFit
 from muxcluster.placement.plan import Plan
 from muxcluster.placement.planner import Method, place

@@ -26,21 +26,21 @@ sys.path.pop(0)  # the script's folder, whose http.py would hide Python's
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bench.harness import Bench, Claim, make_parser, percentiles
-from bench.scheduler_hybrid import (
+from bench.scheduling.hybrid import (
     CLAIMED_SIZE,
     HYBRID_SIZES,
     HYBRID_TARGET_US,
     hybrid_cases,
     run_hybrid,
 )
-from bench.scheduler_load import (
+from bench.scheduling.load import (
     Lengths,
     SteadyLoad,
     sharegpt_lengths,
     trace_lengths,
     unit_spec,
 )
-from bench.scheduler_timing import Clock, measure
+from bench.scheduling.timing import Clock, measure
 from muxcluster.core.kvshape import KvShape
 from muxcluster.placement.shapes.known import SHAPES
 

@@ -33,8 +33,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import yaml
 
 from bench.harness import ROOT, Bench, cannot_run, make_parser
+from bench.online.rows import Case, Measured, claims_of, row_of
 from bench.processes import cpu_seconds
-from bench.serving_rows import Case, Measured, claims_of, row_of
 from muxcluster.cli.server.launch import free_address, prepare, serving, url_of
 from muxcluster.core.inputs.web_url import HttpAddress
 from muxcluster.demo.models import build_model
@@ -147,7 +147,7 @@ async def load(url: str, case: Case) -> Outcome:
 def alone(
     path: Path, asked: Sequence[Case], script: str, python: str = sys.executable
 ) -> dict[str, Any]:
-    """Each case with one engine alone, in a process of its own: `script` beside this one.
+    """Each case with one engine alone, in a process of its own: `script` of bench/online.
 
     path: the model's directory, or for ours a configuration.
     """
@@ -164,7 +164,7 @@ def alone(
     }
     environment = {name: os.environ[name] for name in os.environ if name != "OMP_NUM_THREADS"}
     done = subprocess.run(
-        (python, str(ROOT / "bench" / script)),
+        (python, str(ROOT / "bench" / "online" / script)),
         input=json.dumps(task),
         stdout=subprocess.PIPE,
         text=True,
@@ -192,9 +192,9 @@ def measure_all(folder: Path, asked: Sequence[Case], openvino: str | None) -> Ev
         write_config(path, asked[0].num_tokens, dtype) for dtype in ("float32", "bfloat16")
     )
     http = ours(fp32, asked)
-    units = [alone(config, asked, "serving_unit.py") for config in (fp32, bf16)]
-    hf = alone(path, asked, "serving_hf.py")
-    third = alone(path, asked, "serving_openvino.py", openvino) if openvino else None
+    units = [alone(config, asked, "unit.py") for config in (fp32, bf16)]
+    hf = alone(path, asked, "hf.py")
+    third = alone(path, asked, "openvino_genai.py", openvino) if openvino else None
     measured = [
         Measured(
             case,

@@ -21,8 +21,8 @@ sys.path.pop(0)  # the script's folder, whose http.py would hide Python's
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bench.harness import Bench, Claim, make_parser
-from bench.placement_cases import Point, points
-from bench.simulator_memory import measure_memory
+from bench.planning.cases import Point, points
+from bench.planning.simulator_memory import measure_memory
 from muxcluster.placement.planner import place
 from muxcluster.sim.core.planned import units_of
 from muxcluster.sim.core.simulate import SimResult, simulate

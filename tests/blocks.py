@@ -16,6 +16,11 @@ def block_tokens(own: int) -> int:
     return int(_ASKED) if _ASKED else own
 
 
+def scaled(num_tokens: int, own: int) -> int:
+    """As many tokens as fill the blocks that `num_tokens` fill where a block holds `own`."""
+    return num_tokens * block_tokens(own) // own
+
+
 def only_with(own: int) -> pytest.MarkDecorator:
     """For tests whose numbers are those of blocks of `own` tokens."""
     is_other = block_tokens(own) != own

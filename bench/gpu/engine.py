@@ -28,15 +28,15 @@ if __name__ == "__main__":
     sys.path.pop(0)  # the script's folder, whose kernels.py would hide the package
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
-from bench.gpu.card import card_of
-from bench.gpu.ceilings import measure
-from bench.gpu.clock import Clock
-from bench.gpu.found import Found
-from bench.gpu.isolated import Group, run_group
-from bench.gpu.progress import Progress, parts_parser
+from bench.gpu.running.card import card_of
+from bench.gpu.running.ceilings import measure
+from bench.gpu.running.clock import Clock
+from bench.gpu.running.found import Found
+from bench.gpu.running.isolated import Group, run_group
+from bench.gpu.running.progress import Progress, parts_parser
 from bench.harness import Bench, Claim
 
-SCRIPT = Path(__file__).resolve().parent / "engine_part.py"
+SCRIPT = Path(__file__).resolve().parent / "engine_parts" / "part.py"
 PARTS_S: Mapping[str, float] = {
     "equal": 70.0,
     "equal.stock": 60.0,

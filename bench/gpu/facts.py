@@ -20,14 +20,14 @@ if __name__ == "__main__":
 
 import torch
 
-from bench.gpu.answer import last_answer
-from bench.gpu.card import card_of
-from bench.gpu.children import run_child
-from bench.gpu.found import FAILED, NO_TIME, NO_TIME_LEFT, OK, Found, Part
-from bench.gpu.progress import Progress, parts_parser
+from bench.gpu.fact_checks.answer import last_answer
+from bench.gpu.running.card import card_of
+from bench.gpu.running.children import run_child
+from bench.gpu.running.found import FAILED, NO_TIME, NO_TIME_LEFT, OK, Found, Part
+from bench.gpu.running.progress import Progress, parts_parser
 from bench.harness import Bench, Claim
 
-SCRIPT = str(Path(__file__).resolve().parent / "fact.py")
+SCRIPT = str(Path(__file__).resolve().parent / "fact_checks" / "fact.py")
 LIMITS_S = {
     "versions": 40,
     "ceilings": 60,

@@ -27,18 +27,18 @@ if __name__ == "__main__":
     sys.path.pop(0)  # the script's folder, whose kernels.py would hide the package
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
-from bench.gpu.card import card_of
-from bench.gpu.ceilings import measure
-from bench.gpu.claims import claims
-from bench.gpu.clock import Clock
-from bench.gpu.found import Found
-from bench.gpu.isolated import Group, run_group
-from bench.gpu.part import PARTS
-from bench.gpu.progress import Progress, parts_parser
-from bench.gpu.run import line
+from bench.gpu.kernel_cases.claims import claims
+from bench.gpu.kernel_cases.part import PARTS
+from bench.gpu.running.card import card_of
+from bench.gpu.running.ceilings import measure
+from bench.gpu.running.clock import Clock
+from bench.gpu.running.found import Found
+from bench.gpu.running.isolated import Group, run_group
+from bench.gpu.running.progress import Progress, parts_parser
+from bench.gpu.running.run import line
 from bench.harness import Bench, Claim
 
-SCRIPT = Path(__file__).resolve().parent / "part.py"
+SCRIPT = Path(__file__).resolve().parent / "kernel_cases" / "part.py"
 CORRECT_S = 150.0
 """A correctness part has so long: some thirty compilations each, all parts at once."""
 SPEED_S = 90.0

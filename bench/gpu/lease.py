@@ -21,8 +21,8 @@ if __name__ == "__main__":
     sys.path.pop(0)  # the script's folder, whose kernels.py would hide the package
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
-from bench.gpu.children import end_on_terminate, run_logged
-from bench.gpu.found import OK, SKIPPED
+from bench.gpu.running.children import end_on_terminate, run_logged
+from bench.gpu.running.found import OK, SKIPPED
 from bench.harness import Bench, Claim, make_parser, write_whole
 
 HERE = Path(__file__).resolve().parent

@@ -21,7 +21,7 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
 from bench.gpu import engine, facts, kernels, multiplex, partitions
-from bench.gpu.found import OK, Found, from_record
+from bench.gpu.running.found import OK, Found, from_record
 from bench.harness import ROOT, Claim, record_text, write_whole
 
 RESULTS = ROOT / "bench" / "results" / "gpu"

@@ -28,18 +28,18 @@ if __name__ == "__main__":
     sys.path.pop(0)  # the script's folder, whose kernels.py would hide the package
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
-from bench.gpu.card import card_of
-from bench.gpu.found import Found, from_record
-from bench.gpu.isolated import Group, run_group
-from bench.gpu.multiplex_predict import predicted_per_s
-from bench.gpu.multiplex_setup import cost_of, site_of, systems_of, work_of
-from bench.gpu.multiplex_systems import shared_unit, static_units
-from bench.gpu.multiplex_work import capacity_per_s, static_shares
-from bench.gpu.progress import Progress, parts_parser
+from bench.gpu.multiplexing.predict import predicted_per_s
+from bench.gpu.multiplexing.setup import cost_of, site_of, systems_of, work_of
+from bench.gpu.multiplexing.systems import shared_unit, static_units
+from bench.gpu.multiplexing.work import capacity_per_s, static_shares
+from bench.gpu.running.card import card_of
+from bench.gpu.running.found import Found, from_record
+from bench.gpu.running.isolated import Group, run_group
+from bench.gpu.running.progress import Progress, parts_parser
 from bench.harness import Bench, Claim
 from muxcluster.placement.cost import Profile
 
-SCRIPT = Path(__file__).resolve().parent / "multiplex_part.py"
+SCRIPT = Path(__file__).resolve().parent / "multiplexing" / "part.py"
 SIZES = ("1b", "3b", "8b", "1b")
 DRY_SIZES = ("1b", "8b")
 """Most popular first."""

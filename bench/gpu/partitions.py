@@ -26,14 +26,14 @@ if __name__ == "__main__":
     sys.path.pop(0)  # the script's folder, whose kernels.py would hide the package
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
-from bench.gpu.card import card_of
-from bench.gpu.children import run_child
-from bench.gpu.found import FAILED, NO_TIME, NO_TIME_LEFT, OK, WRONG, Found, Part
-from bench.gpu.partitions_jobs import write_models
-from bench.gpu.progress import Progress, parts_parser
+from bench.gpu.partition_runs.jobs import write_models
+from bench.gpu.running.card import card_of
+from bench.gpu.running.children import run_child
+from bench.gpu.running.found import FAILED, NO_TIME, NO_TIME_LEFT, OK, WRONG, Found, Part
+from bench.gpu.running.progress import Progress, parts_parser
 from bench.harness import Bench, Claim
 
-SCRIPT = str(Path(__file__).resolve().parent / "partitions_part.py")
+SCRIPT = str(Path(__file__).resolve().parent / "partition_runs" / "part.py")
 LIMITS_S: Mapping[str, float] = {"none": 60.0, "green": 120.0, "mps": 180.0}
 """Green contexts and processes take longest to start: every rung records its own graphs."""
 _DRY_TIMES = 4

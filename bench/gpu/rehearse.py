@@ -22,8 +22,8 @@ if __name__ == "__main__":
     sys.path.pop(0)  # the script's folder, whose kernels.py would hide the package
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
-from bench.gpu.found import OK
 from bench.gpu.lease import CALL_LIMIT_S, CALLS, FILE_BYTES, FILES
+from bench.gpu.running.found import OK
 from bench.harness import Bench, Claim, make_parser
 
 SCRIPT = Path(__file__).resolve().parent / "lease.sh"

@@ -17,10 +17,10 @@ sys.path.pop(0)  # the script's folder
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
 from bench.harness import Bench, make_parser
-from bench.hybrid.claims import all_claims
 from bench.hybrid.picture import draw
-from bench.hybrid.running import Cell, Runner
-from bench.hybrid.setups import (
+from bench.hybrid.simulated.claims import all_claims
+from bench.hybrid.simulated.running import Cell, Runner
+from bench.hybrid.simulated.setups import (
     ALONE,
     APART_ENTRY,
     COMPARED,
@@ -32,7 +32,7 @@ from bench.hybrid.setups import (
     Entry,
     Point,
 )
-from bench.hybrid.table import samples_of, show
+from bench.hybrid.simulated.table import samples_of, show
 from muxcluster.sim.cases.sweep import Cache
 
 _RATES = (1.0, 3.0, 5.0, 7.5, 10.0, 12.5, 15.0)

@@ -42,8 +42,8 @@ if __name__ == "__main__" and any(os.environ.get(name) != ONE_THREAD[name] for n
     os.execve(sys.executable, sys.orig_argv, {**os.environ, **ONE_THREAD})
 
 from bench.harness import Bench, make_parser
-from bench.hybrid.engine_load import BATCH, INTERACTIVE, Draws, Kind, Traffic
-from bench.hybrid.engine_parts import (
+from bench.hybrid.on_engine.load import BATCH, INTERACTIVE, Draws, Kind, Traffic
+from bench.hybrid.on_engine.parts import (
     ALONE,
     BATCH_ALONE,
     OURS,
@@ -58,7 +58,7 @@ from bench.hybrid.engine_parts import (
     targets,
     verdict,
 )
-from bench.hybrid.engine_unit import (
+from bench.hybrid.on_engine.unit import (
     MAX_SEQS,
     SHAPES,
     SMALL,

@@ -14,11 +14,11 @@ sys.path.pop(0)  # the script's folder
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
 from bench.harness import Bench, Claim, make_parser
-from bench.hybrid.claims import changes
-from bench.hybrid.knobs_picture import draw
-from bench.hybrid.running import Cell, Runner, batch_tokens_per_s, normalised_s
-from bench.hybrid.setups import ENTRIES, OURS, Entry, Point
-from bench.hybrid.table import samples_of, show
+from bench.hybrid.simulated.claims import changes
+from bench.hybrid.simulated.knobs_picture import draw
+from bench.hybrid.simulated.running import Cell, Runner, batch_tokens_per_s, normalised_s
+from bench.hybrid.simulated.setups import ENTRIES, OURS, Entry, Point
+from bench.hybrid.simulated.table import samples_of, show
 from muxcluster.sim.cases.sweep import Cache
 
 PREDICTED, ADDITIVE = "predicted", "additive"

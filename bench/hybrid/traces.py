@@ -19,10 +19,10 @@ sys.path.pop(0)  # the script's folder
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
 from bench.harness import Bench, Claim, make_parser
-from bench.hybrid.claims import apart_claims, claims_of
 from bench.hybrid.picture import draw
-from bench.hybrid.running import Build, Cell, Runner
-from bench.hybrid.setups import (
+from bench.hybrid.simulated.claims import apart_claims, claims_of
+from bench.hybrid.simulated.running import Build, Cell, Runner
+from bench.hybrid.simulated.setups import (
     APART_ENTRY,
     ENTRIES,
     OURS,
@@ -33,7 +33,7 @@ from bench.hybrid.setups import (
     assembled,
     problem_of,
 )
-from bench.hybrid.table import samples_of, show
+from bench.hybrid.simulated.table import samples_of, show
 from bench.traces.servegen_offline import read_servegen_offline
 from muxcluster.sim.cases.case import Case
 from muxcluster.sim.cases.sweep import Cache

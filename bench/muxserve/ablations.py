@@ -18,7 +18,7 @@ sys.path.pop(0)  # the script's folder
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
 from bench.harness import Bench, make_parser
-from bench.muxserve.ablation_cases import (
+from bench.muxserve.simulated.ablation_cases import (
     COLOCATED,
     NEITHER,
     Point,
@@ -26,11 +26,11 @@ from bench.muxserve.ablation_cases import (
     placement_points,
     resource_points,
 )
-from bench.muxserve.cases import SLO_SCALE, Duration
-from bench.muxserve.headlines import HEADLINES, Measured, claims_of
-from bench.muxserve.jobs_picture import draw
-from bench.muxserve.judging import requests_per_s
-from bench.muxserve.running import Runner
+from bench.muxserve.simulated.cases import SLO_SCALE, Duration
+from bench.muxserve.simulated.headlines import HEADLINES, Measured, claims_of
+from bench.muxserve.simulated.jobs_picture import draw
+from bench.muxserve.simulated.judging import requests_per_s
+from bench.muxserve.simulated.running import Runner
 from muxcluster.sim.cases.sweep import Cache
 
 _SCALES = (1.0, 2.0, 4.0)

@@ -16,10 +16,17 @@ sys.path.pop(0)  # the script's folder
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
 from bench.harness import Bench, Claim, make_parser
-from bench.muxserve.cases import ALPHAS, SCALES, SLO_SCALE, Duration, ablations, problems
-from bench.muxserve.judging import requests_per_s
 from bench.muxserve.picture import draw
-from bench.muxserve.running import Cell, Runner, Search, ablation_rows, grid, highest_rates
+from bench.muxserve.simulated.cases import ALPHAS, SCALES, SLO_SCALE, Duration, ablations, problems
+from bench.muxserve.simulated.judging import requests_per_s
+from bench.muxserve.simulated.running import (
+    Cell,
+    Runner,
+    Search,
+    ablation_rows,
+    grid,
+    highest_rates,
+)
 from muxcluster.sim.cases.sweep import Cache
 
 _SWEEP = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.625, 0.75, 1.0, 1.25, 1.5, 2.0)

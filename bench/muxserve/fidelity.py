@@ -19,10 +19,10 @@ sys.path.pop(0)  # the script's folder
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
 from bench.harness import Bench, Claim, make_parser
-from bench.muxserve.agreement import Row, by_point, pairs_right, ranked, row_of
-from bench.muxserve.published import Run, read_runs
-from bench.muxserve.replay import Replayed, replay
-from bench.muxserve.store import Store
+from bench.muxserve.artifact.agreement import Row, by_point, pairs_right, ranked, row_of
+from bench.muxserve.artifact.published import Run, read_runs
+from bench.muxserve.artifact.replay import Replayed, replay
+from bench.muxserve.artifact.store import Store
 
 _QUICK = ("chatlmsys_c500", "chatlmsys_c1200", "synth19_a2.1_s0.5")
 _NEAR = 0.02

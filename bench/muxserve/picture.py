@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from bench.muxserve.cases import SLO_SCALE, SYSTEMS
+from bench.muxserve.simulated.cases import SLO_SCALE, SYSTEMS
 from muxcluster.sim.plot.style import PALE, STYLE, dash_of, dress, system_colours
 
 Row = Mapping[str, Any]

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 import numpy as np
 
 from bench.harness import Bench, Claim, make_parser
-from bench.offline.batchllm_cases import (
+from bench.offline.prefix_groups.cases import (
     CASE_1,
     CASE_2,
     LADDER,
@@ -36,8 +36,8 @@ from bench.offline.batchllm_cases import (
     run_case,
     valleys,
 )
-from bench.offline.batchllm_picture import draw
-from bench.offline.batchllm_unit import BATCHLLM, BOTH, GROUPED, System
+from bench.offline.prefix_groups.picture import draw
+from bench.offline.prefix_groups.unit import BATCHLLM, BOTH, GROUPED, System
 
 _PAPER = {"case_1": 12.85 / 9.83, "case_2": 1.47, "batching_and_order": 1.09, "cut": 0.15}
 _NUM_BINS = 160

@@ -18,10 +18,10 @@ sys.path.pop(0)  # the script's folder, whose modules would hide others
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
 from bench.harness import Bench, make_parser
-from bench.offline.blendserve_claims import COMPARED, ORDERS, SERIAL, Part, case_of, claims_of
-from bench.offline.blendserve_picture import draw_all
-from bench.offline.blendserve_runs import Rows
-from bench.offline.blendserve_traces import GRID, TRACES
+from bench.offline.blending.claims import COMPARED, ORDERS, SERIAL, Part, case_of, claims_of
+from bench.offline.blending.picture import draw_all
+from bench.offline.blending.runs import Rows
+from bench.offline.blending.traces import GRID, TRACES
 from bench.offline.rows import Row
 
 REQUESTS, GRID_REQUESTS = 100_000, 30_000

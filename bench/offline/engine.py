@@ -26,8 +26,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 import torch
 
 from bench.harness import Bench, Claim, make_parser
-from bench.offline.engine_jobs import Answered, Machine, answer, few_shot_job, shaped_job
-from bench.offline.near_ties import differing, near_ties
+from bench.offline.answers.jobs import Answered, Machine, answer, few_shot_job, shaped_job
+from bench.offline.answers.near_ties import differing, near_ties
 from bench.offline.rows import Row, Rows
 from bench.traces.batchmix import Kind
 from muxcluster.demo.models import build_model

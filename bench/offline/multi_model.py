@@ -22,9 +22,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 import numpy as np
 
 from bench.harness import Bench, Claim, make_parser
-from bench.offline.multi_model_cases import Case, cases, jobs_of
-from bench.offline.multi_model_picture import draw
-from bench.offline.multi_model_unit import (
+from bench.offline.joint.cases import Case, cases, jobs_of
+from bench.offline.joint.picture import draw
+from bench.offline.joint.unit import (
     SPLITS,
     best_split,
     kv_bytes,
@@ -32,7 +32,7 @@ from bench.offline.multi_model_unit import (
     make_unit,
     resources_of,
 )
-from muxcluster.offline.choice import Nature, Unplanned, nature_of
+from muxcluster.offline.choice import JobSummary, Unplanned, summary_of
 from muxcluster.offline.feed.feeder import BatchFeeder
 from muxcluster.sim.batch.joint import JointPrediction, JointPredictor, ModelJob
 from muxcluster.sim.batch.simulate import SimPredictor
@@ -139,10 +139,10 @@ def main(argv: Sequence[str] | None = None) -> None:
 def run_case(case: Case, seconds: float, seed: int) -> Result:
     """All runs of a case whose jobs have so many seconds of work each."""
     jobs, shapes = jobs_of(case, seconds, seed), case.shapes
-    natures = {model: nature_of(job.with_tree()) for model, job in jobs.items()}
-    alone = {model: _alone(case, model, job, natures[model]) for model, job in jobs.items()}
+    summaries = {model: summary_of(job.with_tree()) for model, job in jobs.items()}
+    alone = {model: _alone(case, model, job, summaries[model]) for model, job in jobs.items()}
     orders = {model: each.order for model, each in alone.items()}
-    split = best_split(shapes, natures)
+    split = best_split(shapes, summaries)
     lanes = [each for each in SPLITS if abs(each - split) < 0.11]
     joint = {_lane(each): _at_once(case, jobs, orders, each) for each in (*lanes, None)}
     fcfs = dict.fromkeys(jobs, "fcfs")
@@ -152,13 +152,14 @@ def run_case(case: Case, seconds: float, seed: int) -> Result:
     best = min(joint.values(), key=lambda found: found.together.makespan_s)
     use = best.together.use
     compute, memory = (
-        sum(getattr(each, name) for each in natures.values()) for name in ("compute_s", "memory_s")
+        sum(getattr(each, name) for each in summaries.values())
+        for name in ("compute_s", "memory_s")
     )
     found = Result(
         case.name,
         tuple(alone.values()),
         compute / memory,
-        least_s(shapes, natures),
+        least_s(shapes, summaries),
         {lane: each.together.makespan_s for lane, each in joint.items()},
         {lane: each.together.makespan_s for lane, each in unaware.items()},
         dict(best.end_s),
@@ -170,9 +171,9 @@ def run_case(case: Case, seconds: float, seed: int) -> Result:
     return found
 
 
-def _alone(case: Case, model: str, job: Unplanned, nature: Nature) -> Alone:
+def _alone(case: Case, model: str, job: Unplanned, summary: JobSummary) -> Alone:
     shapes = {model: case.shapes[model]}
-    whole, split = job.with_tree(), best_split(shapes, {model: nature})
+    whole, split = job.with_tree(), best_split(shapes, {model: summary})
 
     def seconds(share: float | None, order: str) -> float:
         predictor = SimPredictor(make_unit(shapes, share), model, job.model)
@@ -182,8 +183,8 @@ def _alone(case: Case, model: str, job: Unplanned, nature: Nature) -> Alone:
     runs_s = {f"{_lane(split)} {order}": seconds(split, order) for order in ORDERS}
     order = min(runs_s, key=lambda name: runs_s[name]).split()[-1]
     runs_s[f"{MIXED} {order}"] = seconds(None, order)
-    least = least_s(shapes, {model: nature})
-    return Alone(model, nature.num_requests, nature.density, least, runs_s)
+    least = least_s(shapes, {model: summary})
+    return Alone(model, summary.num_requests, summary.density, least, runs_s)
 
 
 def _at_once(

@@ -19,8 +19,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 import numpy as np
 
 from bench.harness import Bench, Claim, make_parser
-from bench.offline.batchllm_cases import CASE_1, QUICK, REQUESTS
-from bench.offline.batchllm_unit import BATCHLLM, BLOCK_TOKENS, BOTH_MANY, KV_BYTES, RESOURCES, run
+from bench.offline.prefix_groups.cases import CASE_1, QUICK, REQUESTS
+from bench.offline.prefix_groups.unit import (
+    BATCHLLM,
+    BLOCK_TOKENS,
+    BOTH_MANY,
+    KV_BYTES,
+    RESOURCES,
+    run,
+)
 from bench.traces.servegen_offline import read_servegen_offline
 from muxcluster.offline.choice import Unplanned
 from muxcluster.offline.order.lifetimes import prefix_lifetimes

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import math
-from collections.abc import AsyncGenerator
 
 import zmq
 
@@ -19,11 +18,10 @@ from muxcluster.channel.codec import (
     encode,
 )
 from muxcluster.channel.curve import unlock
-from muxcluster.channel.mailbox import Mailbox
 from muxcluster.channel.reader import SocketReader
+from muxcluster.channel.unit_stream import UnitStream, UnitStreams
 from muxcluster.core.directory import KeyPair, UnitAddress
 from muxcluster.core.errors import EngineFailure, InvalidValue, NotReady, Overloaded, Unavailable
-from muxcluster.core.events import TokenDelta
 from muxcluster.core.request import Request
 from muxcluster.core.served import UnitStats
 
@@ -50,7 +48,7 @@ class UnitClient:
         self._socket: zmq.Socket[bytes] | None = None
         self._readers: list[SocketReader] = []
         self._pinging: asyncio.Task[None] | None = None
-        self._mailboxes: dict[str, Mailbox] = {}
+        self._streams = UnitStreams(self._submit, self._abort)
         self._stats: UnitStats | None = None
         self._stats_at_s = -math.inf
         self._silent_pings = 0
@@ -87,30 +85,25 @@ class UnitClient:
         ]
         self._pinging = asyncio.create_task(self._ping(endpoint))
 
-    async def generate(self, request: Request) -> AsyncGenerator[TokenDelta, None]:
-        """Deltas of the request up to the one with its end; a slow reader gets them merged.
+    def generate(self, request: Request) -> UnitStream:
+        """As `TokenSource.generate`; a slow reader gets deltas merged.
 
-        `aclose` before the end aborts the request. Raises NotReady or Overloaded where the unit
-        cannot take or finish it, InvalidValue where an open request has the same id.
+        Raises NotReady or Overloaded where the unit cannot take or finish the request,
+        InvalidValue where an open request has the same id.
         """
+        return self._streams.generate(request)
+
+    def _submit(self, request: Request) -> None:
         request_id = request.request_id
         if self._socket is None or self._is_lost:
             raise NotReady("the unit does not answer", code="replica_lost")
-        if request_id in self._mailboxes:
+        if request_id in self._streams:
             raise InvalidValue(f"request id {request_id!r} is in use", "request_id")
         if not self._post(Submit(request)):
             raise Overloaded("too many messages wait for the unit")
-        mailbox = self._mailboxes[request_id] = Mailbox()
-        has_ended = False
-        try:
-            while not has_ended:
-                delta = await mailbox.take()
-                has_ended = delta.finished is not None or delta.rejected is not None
-                yield delta
-        finally:
-            del self._mailboxes[request_id]
-            if not has_ended:
-                self._post(Abort(request_id))
+
+    def _abort(self, request_id: str) -> None:
+        self._post(Abort(request_id))
 
     def stats(self) -> UnitStats | None:
         """The unit's latest report, None before the first."""
@@ -163,17 +156,12 @@ class UnitClient:
         self._silent_pings = 0
         self._is_lost = self._is_broken = False
         if isinstance(message, Deltas):
-            for request_id, delta in message.deltas.items():
-                mailbox = self._mailboxes.get(request_id)
-                if mailbox is not None:
-                    mailbox.put(delta)
+            self._streams.put(message.deltas)
         elif isinstance(message, Stats):
             self._stats = message.stats
             self._stats_at_s = asyncio.get_running_loop().time()
         elif isinstance(message, Refused):
-            mailbox = self._mailboxes.get(message.request_id)
-            if mailbox is not None:
-                mailbox.fail(_unavailable(message))
+            self._streams.fail(message.request_id, _unavailable(message))
         else:
             logger.warning("the unit sent %s", type(message).__name__)
 
@@ -192,11 +180,10 @@ class UnitClient:
                 self._lose(f"no sign of life from {endpoint} for {self._silence_s:g} s")
 
     def _lose(self, reason: str) -> None:
-        if self._mailboxes and not self._is_lost:
-            logger.warning("%s: %d requests lose their unit", reason, len(self._mailboxes))
+        if self._streams and not self._is_lost:
+            logger.warning("%s: %d requests lose their unit", reason, len(self._streams))
         self._is_lost = True
-        for mailbox in self._mailboxes.values():
-            mailbox.fail(NotReady(reason, code="replica_lost"))
+        self._streams.fail_all(NotReady(reason, code="replica_lost"))
 
 
 def _unavailable(refused: Refused) -> Unavailable:

@@ -13,6 +13,8 @@ import typer
 
 from muxcluster.core.errors import ConfigError, InfeasiblePlan, LoadError, MuxClusterError
 
+# Command -> one line of help. `x` is the function `x` of module `muxcluster.cli.x`, imported only
+# when it is called: `place` needs neither torch nor Ray.
 COMMANDS = {
     "place": "Plan which models share which GPUs, without starting anything.",
     "simulate": "Compare policies on a virtual clock, on GPUs that need not exist.",
@@ -25,9 +27,8 @@ COMMANDS = {
     "status": "Show what a running server does.",
     "demo": "Serve three small models and send them a burst of requests.",
 }
-"""Command -> one line of help. `x` is the function `x` of module `muxcluster.cli.x`, imported only
-when it is called: `place` needs neither torch nor Ray."""
 
+# Commands of several actions, each with its line of help.
 GROUPS = {
     "batch": {
         "plan": "Predict how long a job takes in each order.",
@@ -38,15 +39,14 @@ GROUPS = {
         "results": "Bring the answers of a server's batch.",
     },
 }
-"""Commands of several actions, each with its line of help."""
+# Where the actions of a command are: `y` is the function `y` of module `y` there.
 _FOLDERS = {"batch": "batch."}
-"""Where the actions of a command are: `y` is the function `y` of module `y` there."""
 
+# What typer raises for a wrong command line; it has no public name of its own.
 _USAGE_ERROR: Any = typer.BadParameter.__base__
-"""What typer raises for a wrong command line; it has no public name of its own."""
 _BAD_INPUT = (ConfigError, InfeasiblePlan, LoadError)
+# Extras that bring modules; all other modules that the base install lacks come with `serve`.
 _EXTRAS = {"matplotlib": "plot", "triton": "gpu"}
-"""Extras that bring modules; all other modules that the base install lacks come with `serve`."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -38,13 +38,13 @@ from muxcluster.placement.problem import Node
 from muxcluster.placement.shapes.shape import ModelShape
 
 FULL = Grid(shares=(), batches=(1, 2, 4, 8), lengths=(32, 128, 512), repeats=3)
+# No shares: those that the node can be divided into.
 QUICK = Grid(shares=(), batches=(1, 4), lengths=(32, 128), repeats=1)
-"""No shares: those that the node can be divided into."""
 FULL_GPU = Grid(shares=(), batches=(1, 8, 32, 128), lengths=(128, 512, 2048), repeats=3)
 QUICK_GPU = Grid(shares=(), batches=(1, 32), lengths=(128, 1024), repeats=1)
 COLUMNS = ("share", "batch", "tokens", "prefill ms", "decode ms")
+# Mean number of running processes from which on the machine does not count as quiet.
 BUSY_LOAD = 0.5
-"""Mean number of running processes from which on the machine does not count as quiet."""
 _CPUINFO = Path("/proc/cpuinfo")
 
 

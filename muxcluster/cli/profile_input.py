@@ -20,20 +20,19 @@ from muxcluster.placement.names import nearest
 from muxcluster.placement.problem import Node
 
 _MOST = 2**20
+# Measured by default: every rung is a process or a context of its own.
 GPU_SHARES = (0.3, 0.5, 0.7, 1.0)
-"""Measured by default: every rung is a process or a context of its own."""
-_DEVICES = "muxcluster.engine.profile.device"
-"""Imports torch, which a profile of CPUs does without."""
+_DEVICES = "muxcluster.engine.profile.device"  # Imports torch, which a profile of CPUs does without
 
 Number = TypeVar("Number", int, float)
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A model to measure. spec: it alone in a unit, as `serve` would run it, but with one worker
-    for all shares."""
+    """A model to measure."""
 
     model: ConfiguredModel
+    # It alone in a unit, as `serve` would run it, but with one worker for all shares
     spec: UnitSpec
 
 

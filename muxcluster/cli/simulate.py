@@ -26,17 +26,17 @@ from muxcluster.cli.simulating.batch import (
     ModelOption,
     OrderOption,
     job_of,
-    job_wish,
+    job_options,
 )
 from muxcluster.cli.simulating.comparison import Grid, Prepared, prepare, reports_of
-from muxcluster.cli.simulating.demand import Wish
+from muxcluster.cli.simulating.demand import LoadOptions
 from muxcluster.cli.simulating.hybrid import (
     HYBRID_SYSTEMS,
     HybridOption,
     OutputOption,
     PromptOption,
     WaveOption,
-    batch_wish,
+    batch_options,
 )
 from muxcluster.cli.simulating.tracing import traced
 from muxcluster.cli.views.pictures import picture_of
@@ -183,11 +183,11 @@ def simulate(  # noqa: PLR0913 - each parameter is an option of the command line
     _check_numbers(duration, slo_scale, max_rate, alpha)
     if trace is not None and alpha is None and max_rate is not None:
         raise typer.BadParameter("--max-rate needs --alpha")
-    wish = Wish(duration, seed, alpha, max_rate, length_sigma, trace)
-    asked_job = job_wish(batch, order, batch_model, lengths)
-    waves = batch_wish(hybrid, batch_prompt_tokens, batch_output_tokens, batch_requests)
+    options = LoadOptions(duration, seed, alpha, max_rate, length_sigma, trace)
+    asked_job = job_options(batch, order, batch_model, lengths)
+    waves = batch_options(hybrid, batch_prompt_tokens, batch_output_tokens, batch_requests)
     chosen = _systems(systems or (HYBRID_SYSTEMS if hybrid else _SYSTEMS))
-    grid = Grid(chosen, _scales(rate_scale), wish, slo_scale, plan, waves)
+    grid = Grid(chosen, _scales(rate_scale), options, slo_scale, plan, waves)
     drawn: Callable[[Sequence[CaseReport], str], bytes] | None = None
     if plot is not None:
         drawn = picture_of("muxcluster.sim.plot.comparison", plot)

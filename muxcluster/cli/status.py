@@ -18,6 +18,7 @@ from muxcluster.core.errors import Unavailable
 from muxcluster.core.inputs.web_url import checked_url
 
 TIMEOUT_S = 10.0
+# Numbers of a model and their titles; quota, used and cached in blocks.
 COLUMNS = MappingProxyType(
     {
         "running": "running",
@@ -28,9 +29,7 @@ COLUMNS = MappingProxyType(
         "rate_per_s": "req/s",
     }
 )
-"""Numbers of a model and their titles; quota, used and cached in blocks."""
-COMING = ("starting", "loading")
-"""Phases of a unit that is on its way."""
+COMING = ("starting", "loading")  # Phases of a unit that is on its way
 
 
 def status(

@@ -28,8 +28,7 @@ from muxcluster.cluster.units.actors import (
 from muxcluster.core.errors import EngineFailure, Unavailable
 
 POLL_S = 0.2
-MOST_FAILURES = 3
-"""Times that a unit may fail before a command gives up waiting for it."""
+MOST_FAILURES = 3  # Times that a unit may fail before a command gives up waiting for it
 
 Progress = Callable[[dict[str, Any]], None]
 

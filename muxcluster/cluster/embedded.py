@@ -32,18 +32,17 @@ APP = "muxcluster"
 SERVE_LOGGING: Mapping[str, Any] = MappingProxyType(
     {"log_level": "WARNING", "enable_access_log": False}
 )
-START_TIMEOUT_S = 1800.0
-"""Large models take their time; what fails says so before."""
+START_TIMEOUT_S = 1800.0  # Large models take their time; what fails says so before
+# Tokens do not pass through Ray's object store, so it may be small.
 OBJECT_STORE_BYTES = 128 * 2**20
-"""Tokens do not pass through Ray's object store, so it may be small."""
 
+# Read by Ray's processes when they start; a value the user set wins.
 SERVE_VARIABLES = {
     "RAY_USAGE_STATS_ENABLED": "0",
     # In HAProxy mode a stop would otherwise wait 30 s.
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
     "RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S": "1",
 }
-"""Read by Ray's processes when they start; a value the user set wins."""
 
 
 class EmbeddedRay:

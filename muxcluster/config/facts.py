@@ -15,16 +15,12 @@ _LENGTH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope", "su"})
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """Facts of one model.
-
-    dtype: as its weights are stored, "float32" where it does not say. max_context: most tokens of
-    a sequence.
-    """
+    """Facts of one model."""
 
     shape: ModelShape
     eos_token_ids: tuple[int, ...]
-    dtype: str
-    max_context: int
+    dtype: str  # as its weights are stored, "float32" where it does not say
+    max_context: int  # most tokens of a sequence
 
 
 def read_facts(directory: Path) -> ModelFacts:

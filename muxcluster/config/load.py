@@ -25,10 +25,10 @@ from muxcluster.placement.shapes.shape import ShapeError
 
 @dataclass(frozen=True, slots=True)
 class ConfiguredModel:
-    """One model of the file. path: its directory, None where only a shape is known."""
+    """One model of the file."""
 
     section: ModelSection
-    path: Path | None
+    path: Path | None  # its directory, None where only a shape is known
     facts: ModelFacts
     max_model_len: int
 

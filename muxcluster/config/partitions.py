@@ -13,13 +13,11 @@ from muxcluster.placement.plan import PlannedUnit
 _SHARING_LANES = frozenset({"adbs", "round-robin"})
 _ONE_WORKER = (WorkerSpec(0, (1.0,)),)
 _PREFILL_SHARES = (0.3, 0.5, 1.0)
+# Of a GPU: each prefill share but the whole has its complement. Each share is a process or a
+# context that is there from the start (0.5 GiB under MPS), so the ladder is short.
 _DECODE_SHARES = (0.3, 0.5, 0.7, 1.0)
-"""Of a GPU: each prefill share but the whole has its complement. Each share is a process or a
-context that is there from the start (0.5 GiB under MPS), so the ladder is short."""
-_MOST_DECODES = 2
-"""Decode workers of a GPU, for the same reason."""
-_WORKSPACE_BYTES = 32 * 2**20
-"""What torch gives cuBLAS on Hopper for every stream."""
+_MOST_DECODES = 2  # Decode workers of a GPU, for the same reason
+_WORKSPACE_BYTES = 32 * 2**20  # What torch gives cuBLAS on Hopper for every stream
 
 
 def partition_of(

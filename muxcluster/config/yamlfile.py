@@ -18,18 +18,17 @@ from muxcluster.core.errors import ConfigError
 
 Location = tuple[str | int, ...]
 
-MOST_BYTES = 2 * 2**20
-"""Some ten thousand models."""
+MOST_BYTES = 2 * 2**20  # Some ten thousand models
 MOST_DEPTH = 32
+# Keys count as values, and what an alias stands for counts wherever the alias is.
 MOST_VALUES = 100_000
-"""Keys count as values, and what an alias stands for counts wherever the alias is."""
 
 _MOST_DIGITS = 400
 _EXPONENT = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)[eE][-+]?[0-9]+$")
 _MOST_EXACT = 2**53
 _KEY = re.compile(r"[\w./-]{1,80}")
+# What PyYAML's constructors raise for values that are not of their tag's form.
 _WRONG_VALUES = (ValueError, LookupError, TypeError, AttributeError, OverflowError)
-"""What PyYAML's constructors raise for values that are not of their tag's form."""
 
 
 class _Loader(yaml.SafeLoader):

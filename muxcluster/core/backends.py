@@ -1,4 +1,4 @@
-"""What loading its models tells of a unit, and the unit as it is then."""
+"""How the models of a unit run, which is known once they are loaded."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,24 +11,20 @@ PAGED, DENSE = "paged", "dense"
 
 @dataclass(frozen=True, slots=True)
 class ModelBackend:
-    """How a loaded model runs: see `ModelSpec.backend`.
-
-    slab_blocks: blocks of the pool that its padded batches take the place of. padded: see there.
-    is_positional: its cache is one entry a token, so prefixes can be shared.
-    """
+    """How a loaded model runs: see `ModelSpec.backend`."""
 
     model: str
     name: str = PAGED
-    slab_blocks: int = 0
-    is_positional: bool = True
-    padded: PaddedLimit | None = None
+    slab_blocks: int = 0  # blocks of the pool whose memory its padded batches take
+    is_positional: bool = True  # its cache is one entry a token, so prefixes can be shared
+    padded: PaddedLimit | None = None  # see `ModelSpec.padded`
 
 
 def as_loaded(spec: UnitSpec, backends: Sequence[ModelBackend]) -> UnitSpec:
-    """The unit that the scheduler and the workers have: a smaller pool where models borrow from
-    it, and no prefix shared that is not there token by token.
+    """Return the spec for scheduler and workers once the models are loaded.
 
-    Models that `backends` does not name are as `spec` says.
+    The pool is smaller by the memory of padded batches, and models whose cache is not one entry a
+    token share no prefixes. Models that `backends` does not name stay as they are in `spec`.
     """
     found = {each.model: each for each in backends}
     models = tuple(_loaded(model, found.get(model.name)) for model in spec.models)

@@ -1,4 +1,4 @@
-"""Time as a value: drivers own a clock, state machines are told the time."""
+"""Clocks: drivers own one, state machines get the time as an argument."""
 
 import time
 from typing import Protocol

@@ -1,4 +1,4 @@
-"""The one error tree; the API layer alone turns it into HTTP, the CLI into exit codes.
+"""All errors of the project. Only the API layer turns them into HTTP, only the CLI into exit codes.
 
 MuxClusterError
 ├── RequestError            one request is wrong; `code` is OpenAI's error code, `param` the field
@@ -12,7 +12,7 @@ MuxClusterError
 │   ├── ContentTooLarge         content_too_large
 │   ├── UnsupportedMediaType    unsupported_media_type
 │   └── ChatTemplateLimit       chat_template_limit
-├── Unavailable             the request was fine, the server cannot take it now; `retry_after_s`
+├── Unavailable             the request is valid, the server cannot take it now; `retry_after_s`
 │   ├── Overloaded              rate_limit_exceeded
 │   └── NotReady                model_loading, server_shutting_down, replica_lost,
 │                               no_capacity, controller_lost, batches_lost
@@ -20,9 +20,9 @@ MuxClusterError
 ├── LoadError               a model directory cannot be loaded; names the file
 ├── InfeasiblePlan          the models do not fit the cluster; names model and gigabytes
 ├── RequestTimeout          the request's time limit passed
-├── StorageFailed           the disk would not take what had to be kept; names the file
+├── StorageFailed           a file could not be written to disk; names the file
 └── EngineFailure           our own fault: a worker, owner or unit is gone
-    └── PoisonRequest           this request fails its job every time: sending it again is no use
+    └── PoisonRequest           this request fails every job it is in; do not retry
         └── NonFiniteLogits         the model computed NaN or infinite logits for it
 """
 
@@ -64,7 +64,7 @@ class MissingParameter(RequestError):
 
 
 class UnsupportedParameter(RequestError):
-    """A field that would change the output and that we do not honour."""
+    """A field that would change the output and is not supported."""
 
     code = "unsupported_parameter"
 
@@ -94,7 +94,7 @@ class ContentTooLarge(RequestError):
 
 
 class UnsupportedMediaType(RequestError):
-    """The body is not of the kind that the route reads."""
+    """The body is of a content type that the route does not read."""
 
     code = "unsupported_media_type"
 
@@ -106,7 +106,7 @@ class ChatTemplateLimit(RequestError):
 
 
 class Unavailable(MuxClusterError):
-    """The request was fine and may be sent again after `retry_after_s` seconds."""
+    """The request is valid and may be sent again after `retry_after_s` seconds."""
 
     code = "server_is_overloaded"
 
@@ -131,9 +131,9 @@ class NotReady(Unavailable):
 
 
 class ConfigError(MuxClusterError):
-    """A configuration or plan file is wrong: one line naming the file, the key and the mend.
+    """A configuration or plan file is wrong; the message names file, key and remedy in one line.
 
-    line: where in the file, counted from 1; None where there is no such place.
+    line: in the file, counted from 1; None if unknown.
     """
 
     def __init__(self, path: Path | str, key: str, message: str, line: int | None = None) -> None:
@@ -162,7 +162,7 @@ class RequestTimeout(MuxClusterError):
 
 
 class StorageFailed(MuxClusterError):
-    """What was to be kept could not be written; what was kept before is whole."""
+    """A file could not be written; what was stored before is intact."""
 
     def __init__(self, path: Path | str, message: str) -> None:
         super().__init__(f"{path}: {message}")

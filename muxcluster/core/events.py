@@ -1,4 +1,4 @@
-"""What comes back up: tokens of a step in arrays, objects only for the rare events."""
+"""Output of a unit: tokens of a step in arrays, and objects for the rare events."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,48 +21,45 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A request ended; sent exactly once per request that was accepted.
-
-    stop_token: the end token that stopped it (also its last output token), else None.
-    num_cached_tokens: prompt tokens taken from the prefix cache at first admission.
-    queue_s, prefill_s, decode_s: seconds from add to first launch, to first token, to the end.
-    preempted_s, restore_s: seconds it waited to be launched again after preemptions and failed
-    jobs, and seconds of recomputing what was lost. Disjoint: these five sum to end minus add.
-    decode_running_s: the part of decode_s spent in running jobs; the rest waited for a turn.
-    recovery_s, num_recoveries: filled in by the ingress: losses of the request's unit, and seconds
-    from its last output before each to its submission to the next unit.
-    message: for people, when the reason is `error`. code: for programs, then; "poison_request":
-    it fails whenever it runs, "non_finite_logits": so it does because its logits are NaN or
-    infinite, "replica_lost": the unit failed with it.
-    """
+    """A request ended; sent exactly once per request that was accepted."""
 
     request_id: str
     reason: FinishReason
+    # The end token that stopped it (also its last output token), else None
     stop_token: int | None = None
-    num_cached_tokens: int = 0
+    num_cached_tokens: int = 0  # prompt tokens taken from the prefix cache at first admission
     num_preemptions: int = 0
+    # queue_s, prefill_s, decode_s: seconds from add to first launch, to first token, to the end
     queue_s: float = 0.0
     prefill_s: float = 0.0
     decode_s: float = 0.0
+    # preempted_s, restore_s: seconds of waiting for a launch after preemptions and failed jobs, and
+    # of recomputing what was lost. These five are disjoint and sum to end minus add.
     preempted_s: float = 0.0
     restore_s: float = 0.0
+    # The part of decode_s spent in running jobs; the rest waited for a turn
     decode_running_s: float = 0.0
+    # recovery_s, num_recoveries: set by the ingress: number of times the request lost its unit, and
+    # seconds from the last output before each loss to the submission to the next unit
     recovery_s: float = 0.0
     num_recoveries: int = 0
-    message: str = ""
+    message: str = ""  # for people, when the reason is `error`
+    # For programs, when the reason is `error`: "poison_request": it fails whenever it runs;
+    # "non_finite_logits": it fails because its logits are NaN or infinite; "replica_lost": the unit
+    # failed while it ran
     code: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Preempted:
-    """A running request gave up its blocks and waits again; it will go on by itself."""
+    """A running request lost its blocks and waits to be resumed by the scheduler."""
 
     request_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """A request that can never run here (it counts as its one and only end)."""
+    """A request that can never run here; no `Finished` follows."""
 
     request_id: str
     code: str
@@ -74,26 +71,22 @@ Event = Finished | Preempted | Rejected
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepOutput:
-    """Outcome of one completed job, or of an abort.
+    """Outcome of one completed job, or of an abort."""
 
-    request_ids: [rows]. tokens: int32 [sum(counts)], surplus after an end token already cut.
-    counts: int32 [rows]. logprobs, prompt_logprobs: as in `JobResult`, keyed by row.
-    Tokens of a request always come before its `Finished`.
-    """
-
-    request_ids: Sequence[str]
-    tokens: NDArray[np.int32]
-    counts: NDArray[np.int32]
+    request_ids: Sequence[str]  # [rows]
+    tokens: NDArray[np.int32]  # int32 [sum(counts)], surplus after an end token already cut
+    counts: NDArray[np.int32]  # int32 [rows]
+    # logprobs, prompt_logprobs: as in `JobResult`, keyed by row
     logprobs: Mapping[int, tuple[TokenLogprobs, ...]]
     prompt_logprobs: Mapping[int, tuple[TokenLogprobs, ...]]
-    events: tuple[Event, ...] = ()
+    events: tuple[Event, ...] = ()  # a request's `Finished` never comes before its tokens
 
 
 @dataclass(frozen=True, slots=True)
 class TokenDelta:
-    """New output of one request on its way to one reader (ingress or Python caller).
+    """New output of one request for one reader (ingress or Python caller).
 
-    finished or rejected is set on the last delta, and only there.
+    `finished` or `rejected` is set on the last delta, and only there.
     """
 
     tokens: tuple[int, ...] = ()
@@ -104,7 +97,7 @@ class TokenDelta:
 
 
 def merge(first: TokenDelta, second: TokenDelta) -> TokenDelta:
-    """Both deltas of one request as one; `first` came earlier."""
+    """Merge two successive deltas of one request."""
     return TokenDelta(
         tokens=first.tokens + second.tokens,
         logprobs=first.logprobs + second.logprobs,

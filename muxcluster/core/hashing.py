@@ -1,4 +1,4 @@
-"""Chained hashes of token blocks: equal hash means equal tokens from the first on."""
+"""Chained hashes of token blocks: an equal hash means equal tokens from the start."""
 
 import hashlib
 from collections.abc import Sequence
@@ -8,12 +8,12 @@ from numpy.typing import NDArray
 
 
 def root_hash(model: str, salt: str) -> bytes:
-    """Start of every chain of `model` under tenant `salt`; 32 bytes."""
+    """Return the 32-byte start of every hash chain of `model` under tenant `salt`."""
     return hashlib.sha256(f"{model}\0{salt}".encode()).digest()
 
 
 def extend_hashes(parent: bytes, tokens: NDArray[np.int32], block_tokens: int) -> Sequence[bytes]:
-    """Hashes of the full blocks of `tokens` (int32 [n]) that follow the chain value `parent`.
+    """Return the hashes of the full blocks of `tokens` (int32 [n]) after the chain value `parent`.
 
     A trailing partial block has no hash. sha256 rather than a fast hash: a collision would show
     one tenant another's cached prefix.

@@ -1,4 +1,4 @@
-"""How one model's keys and values fall into the unit's uniform blocks (DESIGN.md §3)."""
+"""Layout of one model's keys and values in the unit's uniform blocks (DESIGN.md §3)."""
 
 from dataclasses import dataclass
 
@@ -10,12 +10,11 @@ class KvShape:
     num_layers: int
     num_kv_heads: int
     head_dim: int
-    itemsize: int
-    """Bytes per element in the pool: 2 for 16-bit, 4 for fp32."""
+    itemsize: int  # Bytes per element in the pool: 2 for 16-bit, 4 for fp32
 
     @property
     def blocks_per_column(self) -> int:
-        """Blocks a sequence takes each time it grows by `block_tokens` tokens."""
+        """Blocks that a sequence needs for each `block_tokens` tokens."""
         return self.num_layers * self.num_kv_heads
 
     @property
@@ -24,9 +23,9 @@ class KvShape:
         return 2 * self.blocks_per_column * self.head_dim * self.itemsize
 
     def block_tokens(self, block_bytes: int) -> int:
-        """Token positions in a block of `block_bytes`, a multiple of 8.
+        """Return the token slots in a block of `block_bytes`, a multiple of 8.
 
-        Raises ValueError where a block would hold fewer than 8 tokens.
+        Raises ValueError if a block would hold fewer than 8 tokens.
         """
         tokens = block_bytes // (2 * self.head_dim * self.itemsize) // 8 * 8
         if tokens == 0:

@@ -1,4 +1,4 @@
-"""Memory of padded batches: what one may take, and what it was found to take."""
+"""Memory of padded batches: predicted, allowed and measured."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 class RowBytes:
     """Memory of one row: `fixed` bytes (states that do not grow) and `per_token` for each column.
 
-    Padding takes as much as tokens do.
+    Padding takes as much memory as tokens.
     """
 
     fixed: int
@@ -20,17 +20,16 @@ class RowBytes:
 
 @dataclass(frozen=True, slots=True)
 class PaddedLimit:
-    """Of a model whose batches are padded: what a row is foretold to take, and what one batch of
-    one worker may."""
+    """Memory limit of the padded batches of one model."""
 
-    row_bytes: RowBytes
-    limit_bytes: int
+    row_bytes: RowBytes  # predicted for a row
+    limit_bytes: int  # of one batch of one worker
 
 
 @dataclass(frozen=True, slots=True)
 class PaddedBatch:
-    """A padded batch as it is. num_columns: padding included. num_bytes: as allocated."""
+    """Size of a padded batch."""
 
     num_rows: int
-    num_columns: int
-    num_bytes: int
+    num_columns: int  # padding included
+    num_bytes: int  # as allocated

@@ -1,4 +1,4 @@
-"""What a planned batch job asks of its unit's prefix cache."""
+"""Messages of a planned batch job to its unit's prefix cache."""
 
 from dataclasses import dataclass
 
@@ -8,19 +8,16 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PinnedPrefix:
-    """Batch requests of `model` that begin with `tokens` (int32 [n]) are to come.
+    """Keep the prefix `tokens` (int32 [n]): batch requests of `model` with it will follow."""
 
-    pin_id: one that is known already names this prefix from now on. cache_salt: the requests'.
-    """
-
-    pin_id: str
+    pin_id: str  # a known id is rebound to this prefix
     model: str
     tokens: NDArray[np.int32]
-    cache_salt: str = ""
+    cache_salt: str = ""  # of the requests
 
 
 @dataclass(frozen=True, slots=True)
 class Unpin:
-    """None of them is to come any more."""
+    """Drop a pin: no more requests with its prefix will follow."""
 
     pin_id: str

@@ -30,23 +30,19 @@ def _no_tokens() -> NDArray[np.int32]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Request:
-    """A request for the engine.
-
-    prompt_tokens: int32 [num_prompt_tokens]. A simulator may pass a zero-stride array: only the
-        length is read unless the prefix cache or a worker needs the ids.
-    output_tokens: int32 [n], produced before a recovery; they count as output, not as prompt.
-    slo: None means no target. priority: vLLM's sign, lower runs earlier.
-    cache_salt: prefixes are shared only among equal salts.
-    cacheable: False keeps the request away from the prefix cache (prompt logprobs need that).
-    """
+    """A request for the engine."""
 
     request_id: str
     model: str
+    # int32 [num_prompt_tokens]. A simulator may pass a zero-stride array: only the length is read
+    # unless the prefix cache or a worker needs the ids.
     prompt_tokens: NDArray[np.int32]
     sampling: SamplingParams
+    # int32 [n], produced before a recovery; they count as output, not as prompt
     output_tokens: NDArray[np.int32] = field(default_factory=_no_tokens)
     service_class: ServiceClass = ServiceClass.INTERACTIVE
-    slo: Slo | None = None
-    priority: int = 0
-    cache_salt: str = ""
+    slo: Slo | None = None  # None means no target
+    priority: int = 0  # vLLM's sign, lower runs earlier
+    cache_salt: str = ""  # prefixes are shared only among equal salts
+    # False keeps the request away from the prefix cache (prompt logprobs need that)
     cacheable: bool = True

@@ -1,4 +1,4 @@
-"""Static facts of a model that a unit serves, as the layers above the engine need them."""
+"""What layers above the engine know of a unit: its models, its state and its finished jobs."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -29,41 +29,35 @@ class ModelStats:
     used_blocks: int = 0
     cached_blocks: int = 0
     rate_per_s: float = 0.0
-    prefix_queries: int = 0
-    """Prompt tokens looked up in the prefix cache."""
-    prefix_hits: int = 0
-    """Prompt tokens found there."""
+    prefix_queries: int = 0  # Prompt tokens looked up in the prefix cache
+    prefix_hits: int = 0  # Prompt tokens found there
     num_preemptions: int = 0
     prompt_tokens: int = 0
     output_tokens: int = 0
+    # Columns that its batch requests lent to interactive ones
     num_lent_columns: int = 0
-    """Columns that its batch requests gave up so that interactive ones could grow."""
+    # Token slots (of one layer and KV head) of these, copied to host memory before overwriting
     num_saved_slots: int = 0
-    """Token slots (of one layer and KV head) of them copied to host memory before overwriting."""
-    num_restored_slots: int = 0
-    """Token slots copied back from there."""
+    num_restored_slots: int = 0  # token slots copied back
+    # Tokens whose KV was computed again after a preemption or a failed job.
     num_recomputed_tokens: int = 0
-    """Tokens whose KV was computed again after a preemption or a failed job."""
+    # Blocks that batch requests hold outside the quota, not in `used_blocks` (packing "hybrid")
     batch_blocks: int = 0
-    """Blocks of batch requests that are not counted in `used_blocks`: what they hold beside every
-    quota, with packing hybrid."""
+    # Batch requests that lent blocks and wait to be restored; part of `num_running`
     num_lent: int = 0
-    """Batch requests that gave blocks up and wait to be restored; part of `num_running`."""
-    waiting_tokens: int = 0
-    """Tokens to compute before every request that is here now has its first."""
+    waiting_tokens: int = 0  # to compute until each request here has its first output token
+    # Tokens whose KV was not read again by decode steps because a group of rows read it once (in
+    # layers with full attention)
     num_shared_reads: int = 0
-    """Tokens whose KV decode steps did not read again because a group of rows read it once (by
-    layers that see all of a context)."""
+    # Mean of |predicted / actual - 1| over the last jobs; 0 where nothing is predicted.
     step_time_error: float = 0.0
-    """Mean of |predicted / actual - 1| over the last jobs; 0 where nothing is predicted."""
+    # Memory of the last padded batch over its limit; 0 without padded batches
     padded_usage: float = 0.0
-    """Memory of the last padded batch, of what it may take; 0 without padded batches."""
+    # Requests that ended because the model computed NaN or infinite logits for them.
     num_non_finite: int = 0
-    """Requests that ended because the model computed NaN or infinite logits for them."""
-    backend: str = "paged"
-    """What runs it, "paged" or "dense"; "auto" as long as nothing is loaded."""
+    backend: str = "paged"  # "paged" or "dense"; "auto" until the model is loaded
+    # False while `rate_per_s` is the plan's, because no request has come
     is_rate_measured: bool = False
-    """False as long as `rate_per_s` is the plan's, since no request has come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,22 +76,20 @@ class JobRecord:
 
 
 class UnitState(StrEnum):
-    """recovering: processes restart and requests wait. failed: a new unit must take its place."""
+    """Whether a unit can run requests."""
 
     READY = "ready"
-    RECOVERING = "recovering"
-    FAILED = "failed"
+    RECOVERING = "recovering"  # processes restart and requests wait
+    FAILED = "failed"  # a new unit must replace it
 
 
 @dataclass(frozen=True, slots=True)
 class SharingStats:
-    """Whether jobs of a unit run side by side on parts of the SMs, and what that gained.
-
-    gain, mixed_gain: seconds that jobs would have taken alone, one after another, over the seconds
-    they took side by side, or as mixed jobs; 1 while not measured.
-    """
+    """Whether jobs of a unit run side by side on parts of the SMs, and what that gained."""
 
     is_on: bool
+    # gain, mixed_gain: seconds of the jobs alone, one after another, over their seconds side by
+    # side, or as mixed jobs; 1 until measured
     gain: float = 1.0
     mixed_gain: float = 1.0
 
@@ -111,8 +103,6 @@ class UnitStats:
     num_blocks: int
     free_blocks: int
     models: tuple[ModelStats, ...] = ()
-    jobs: tuple[JobRecord, ...] = ()
-    """Jobs finished since the previous stats."""
+    jobs: tuple[JobRecord, ...] = ()  # Jobs finished since the previous stats
     state: UnitState = UnitState.READY
-    sharing: SharingStats | None = None
-    """None where the unit always shares, or cannot."""
+    sharing: SharingStats | None = None  # None if the unit always shares, or cannot

@@ -14,8 +14,8 @@ from transformers.utils import logging as transformers_logging
 
 from muxcluster.demo.tokenizer_training import BOS_ID, EOS_ID, PAD_ID, write_tokenizer
 
+# The libraries' default of 0.02 makes a tiny model repeat a few tokens and hides wrong KV.
 WEIGHT_STD = 0.2
-"""The libraries' default of 0.02 makes a tiny model repeat a few tokens and hides wrong KV."""
 
 NORM_STD = 0.1
 
@@ -32,6 +32,7 @@ _COMMON: Mapping[str, Any] = MappingProxyType(
     }
 )
 
+# Configuration of each family where it differs from `_COMMON`.
 FAMILIES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "llama": {
@@ -106,7 +107,6 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         },
     }
 )
-"""Configuration of each family where it differs from `_COMMON`."""
 
 
 def build_model(directory: Path, family: str, *, seed: int = 0, **overrides: Any) -> Path:

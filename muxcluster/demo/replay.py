@@ -16,18 +16,15 @@ TIMEOUT_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One answered request; seconds on one clock. error: None, or why there is no answer.
-
-    ttft_s: to the first streamed piece of text. end_s: when the last piece came.
-    """
+    """One answered request; seconds on one clock."""
 
     model: str
     start_s: float
-    ttft_s: float
-    end_s: float
+    ttft_s: float  # to the first streamed piece of text
+    end_s: float  # when the last piece came
     prompt_tokens: int
     output_tokens: int
-    error: str | None = None
+    error: str | None = None  # None, or why there is no answer
 
     @property
     def tpot_s(self) -> float | None:

@@ -11,10 +11,7 @@ from muxcluster.demo.replay import Sample
 
 @dataclass(frozen=True, slots=True)
 class ModelReport:
-    """A model's part of the burst; seconds; NaN where nothing was measured.
-
-    tokens_per_s: output tokens over the time of the whole burst.
-    """
+    """A model's part of the burst; seconds; NaN where nothing was measured."""
 
     model: str
     num_requests: int
@@ -23,7 +20,7 @@ class ModelReport:
     ttft_p99_s: float
     tpot_p50_s: float
     tpot_p99_s: float
-    tokens_per_s: float
+    tokens_per_s: float  # output tokens over the time of the whole burst
     quota_start: int
     quota_end: int
 

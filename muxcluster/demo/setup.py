@@ -15,11 +15,11 @@ from muxcluster.demo.workload import Burst, Planned
 
 @dataclass(frozen=True, slots=True)
 class DemoModel:
-    """A model of the demo. fields: of the family's Hugging Face configuration."""
+    """A model of the demo."""
 
     name: str
     family: str
-    fields: Mapping[str, Any]
+    fields: Mapping[str, Any]  # of the family's Hugging Face configuration
 
     def describe(self) -> str:
         """Its shape in one line."""
@@ -29,6 +29,7 @@ class DemoModel:
         return f"{self.name}: {self.family}, {shape}"
 
 
+# In falling order of popularity; three families, layer counts, head counts, two head sizes.
 MODELS = (
     DemoModel(
         "tiny-llama",
@@ -75,7 +76,6 @@ MODELS = (
         ),
     ),
 )
-"""In falling order of popularity; three families, layer counts, head counts, two head sizes."""
 
 STAMP = "muxcluster-demo.json"
 
@@ -122,9 +122,9 @@ def _load(requests: list[Planned], span_s: float) -> Expected:
 
 
 MAX_MODEL_LEN = 384
+# So small a pool that a burst fills it, so that quotas have a reason to move. Cores that are always
+# shared, for the timeline's sake: whether that pays on a CPU is not what the demo shows.
 POLICY = MappingProxyType({"kv_gb": 0.016, "quota_period_s": 2.0, "sharing": "always"})
-"""So small a pool that a burst fills it, so that quotas have a reason to move. Cores that are
-always shared, for the timeline's sake: whether that pays on a CPU is not what the demo shows."""
 
 
 def write_config(directory: Path, paths: list[Path], expected: list[Expected]) -> Path:

@@ -19,15 +19,14 @@ from muxcluster.loadgen.exchange import Target
 
 CHECK_TOKENS = 48
 
-Ask = Callable[[str], Any]
-"""The answer of the server's `status` or `timeline`."""
+Ask = Callable[[str], Any]  # The answer of the server's `status` or `timeline`
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What the demonstration came to. overlap_s: seconds in which all models streamed at once."""
+    """What the demonstration came to."""
 
-    overlap_s: float
+    overlap_s: float  # seconds in which all models streamed at once
     samples: tuple[Sample, ...]
 
     @property

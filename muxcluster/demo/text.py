@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
+# Rich in prose, and present in every supported Python (where one is absent it is left out).
 MODULES = (
     "argparse",
     "bisect",
@@ -44,7 +45,6 @@ MODULES = (
     "urllib/request",
     "zipfile",
 )
-"""Rich in prose, and present in every supported Python (where one is absent it is left out)."""
 
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 

@@ -10,8 +10,7 @@ from muxcluster.demo.text import docstrings
 
 BOS, EOS, PAD = "<|bos|>", "<|eos|>", "<|pad|>"
 BOS_ID, EOS_ID, PAD_ID = 0, 1, 2
-SMALLEST_VOCAB = 3 + 256
-"""The special tokens and every byte."""
+SMALLEST_VOCAB = 3 + 256  # The special tokens and every byte
 
 CHAT_TEMPLATE = (
     "{{ bos_token }}"

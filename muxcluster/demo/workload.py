@@ -43,11 +43,11 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """prompt, output: divisors of lengths; most_*: the longest allowed, in tokens."""
+    """How much shorter the replayed requests are than the trace's."""
 
-    prompt: float = 16.0
+    prompt: float = 16.0  # prompt, output: divisors of the lengths
     output: float = 4.0
-    most_prompt: int = 160
+    most_prompt: int = 160  # most_prompt, most_output: longest allowed, in tokens
     most_output: int = 96
 
 

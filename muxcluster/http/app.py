@@ -11,7 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from muxcluster import __version__
-from muxcluster.batch.service.interface import Desk
+from muxcluster.batch.service.interface import BatchService
 from muxcluster.core.errors import MuxClusterError
 from muxcluster.http.calls.model_text import ModelTexts
 from muxcluster.http.errors import HttpError, http_error, status_error
@@ -36,12 +36,12 @@ MODELS_PERIOD_S = 0.25
 
 
 def create_app(
-    backend: Backend, settings: ApiSettings | None = None, desk: Desk | None = None
+    backend: Backend, settings: ApiSettings | None = None, batch_service: BatchService | None = None
 ) -> FastAPI:
     """The OpenAI application. `app.state.service` is the CompletionService behind it,
     `app.state.on_refused_head` counts requests that a listener refuses before they get here.
 
-    desk: of files and batches, started and closed with the application; None has none of them.
+    batch_service: started and closed with the application; None: no routes of files and batches.
     Raises LoadError naming the file where a model's tokenizer or template cannot be read.
     """
     settings = settings or ApiSettings()
@@ -58,15 +58,15 @@ def create_app(
             asyncio.create_task(_observe(units, settings.stats_period_s)),
             asyncio.create_task(_follow(backend, texts, metrics)),
         ]
-        if desk is not None:
-            polls.append(asyncio.create_task(desk.start()))
-            polls.append(asyncio.create_task(batches.follow(desk)))
+        if batch_service is not None:
+            polls.append(asyncio.create_task(batch_service.start()))
+            polls.append(asyncio.create_task(batches.follow(batch_service)))
         yield
         for poll in polls:
             poll.cancel()
         await asyncio.gather(*polls, return_exceptions=True)
-        if desk is not None:
-            await desk.close()
+        if batch_service is not None:
+            await batch_service.close()
 
     app = DocumentedApp(title="muxcluster", version=__version__, lifespan=lifespan)
     app.state.service = service
@@ -74,9 +74,9 @@ def create_app(
     app.include_router(generation_routes(service, lenient=settings.lenient))
     app.include_router(model_routes(texts, settings))
     app.include_router(status_routes(backend, texts, metrics))
-    if desk is not None:
-        app.include_router(file_routes(desk))
-        app.include_router(batch_routes(desk))
+    if batch_service is not None:
+        app.include_router(file_routes(batch_service))
+        app.include_router(batch_routes(batch_service))
     app.add_middleware(Edge, settings=settings, metrics=metrics)
     _add_error_answers(app)
     return app

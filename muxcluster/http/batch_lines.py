@@ -2,11 +2,12 @@
 
 import asyncio
 import json
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
-from muxcluster.batch.service.answers import Answer, Grown
+from muxcluster.batch.service.answers import Answer, OnTokens
 from muxcluster.batch.store.entry import CHAT, Entry
 from muxcluster.batch.store.job import Use
 from muxcluster.batch.store.results import answered
@@ -14,7 +15,9 @@ from muxcluster.batch.store.store import Result
 from muxcluster.core.errors import EngineFailure, PoisonRequest, RequestError, Unavailable
 from muxcluster.http.answers.responses import Deltas, whole
 from muxcluster.http.answers.wire import ChatWire, CompletionWire
-from muxcluster.http.calls.call import Arrival, Call
+from muxcluster.http.calls.call import Call, RequestHead, Tokenised
+from muxcluster.http.calls.choice import ChoiceDelta
+from muxcluster.http.calls.kept_prompts import KeptPrompts
 from muxcluster.http.errors import http_error
 from muxcluster.http.service import CompletionService
 from muxcluster.text.schemas import ChatBody, CompletionBody, GenerationBody
@@ -28,24 +31,26 @@ MAX_PAUSE_S = 5.0
 
 
 class LineAnswerer:
-    """Answers entries through `service`, as batch class. lenient: unknown fields pass.
+    """Answers entries through `service`, as batch class."""
 
-    used: tokens of all answers so far.
-    """
-
-    def __init__(self, service: CompletionService, *, lenient: bool) -> None:
+    def __init__(
+        self, service: CompletionService, *, lenient: bool, kept: KeptPrompts | None = None
+    ) -> None:
+        """lenient: unknown fields pass. kept: prompts that the plan of a batch has tokenised."""
         self._service = service
         self._lenient = lenient
-        self.used = Use()
+        self._kept = KeptPrompts() if kept is None else kept
+        self.used = Use()  # tokens of all answers so far
 
-    async def answer(self, line: int, entry: Entry, batch_id: str, grown: Grown) -> Answer:
+    async def answer(self, line: int, entry: Entry, batch_id: str, on_tokens: OnTokens) -> Answer:
         """As `batch.service.answers.Answerer.answer`."""
-        growth = _Growth(grown)
+        counter = _TokenCounter(on_tokens)
         request_id = f"{batch_id}-{line}"
+        tokenised = self._kept.take(batch_id, line)
         num_failures = 0
         while True:
             try:
-                body = await self._run(entry, request_id, growth)
+                body = await self._run(entry, request_id, counter, tokenised)
                 use = _use(body)
                 self.used += use
                 result = replace(answered(line, entry.custom_id, request_id, body), use=use)
@@ -59,27 +64,29 @@ class LineAnswerer:
                 if num_failures == MOST_FAILURES:
                     return Answer(_failed(line, entry, request_id, error), None)
 
-    async def _run(self, entry: Entry, request_id: str, growth: "_Growth") -> dict[str, Any]:
+    async def _run(
+        self, entry: Entry, request_id: str, counter: "_TokenCounter", tokenised: Tokenised | None
+    ) -> dict[str, Any]:
         body = body_of(entry, lenient=self._lenient)
-        call = await self._service.prepare(body, Arrival(request_id))
+        call = await self._service.prepare(body, RequestHead(request_id), tokenised)
         call = replace(call, timeout_s=NO_LIMIT_S)
         with call.admission:
-            return await whole(call, growth.of(self._service.stream(call)), _wire(entry, call))
+            return await whole(call, counter.of(self._service.stream(call)), _wire(entry, call))
 
 
-class _Growth:
+class _TokenCounter:
     """Tells of the tokens of whichever stream comes."""
 
-    def __init__(self, grown: Grown) -> None:
-        self._grown = grown
+    def __init__(self, on_tokens: OnTokens) -> None:
+        self._on_tokens = on_tokens
         self._has_begun = False
 
-    async def of(self, deltas: Deltas) -> Deltas:
+    async def of(self, deltas: Deltas) -> AsyncGenerator[ChoiceDelta, None]:
         num_tokens = 0
         async with aclosing(deltas):
             async for delta in deltas:
                 num_tokens += len(delta.tokens)
-                self._grown(num_tokens, is_first=not self._has_begun)
+                self._on_tokens(num_tokens, is_first=not self._has_begun)
                 self._has_begun = True
                 yield delta
 

@@ -1,26 +1,24 @@
 """The path of a call: check, tokenise, generate n choices, detokenise; HTTP and Python alike."""
 
-import asyncio
 import secrets
-import time
 import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 
-from muxcluster.core.errors import EngineFailure, InvalidValue, Overloaded, RequestTimeout
+from muxcluster.core.errors import EngineFailure, InvalidValue, Overloaded
 from muxcluster.core.request import ServiceClass
 from muxcluster.http.calls.admission import Admission, Gate
-from muxcluster.http.calls.call import Arrival, Call, Prompt
+from muxcluster.http.calls.call import Call, Prompt, RequestHead, Tokenised
+from muxcluster.http.calls.call_stream import CallStream
 from muxcluster.http.calls.choice import ChoiceDelta, ChoiceText, one_by_one
-from muxcluster.http.calls.merge import merge
 from muxcluster.http.calls.model_text import ModelText, ModelTexts, off_loop
 from muxcluster.http.errors import rejection
 from muxcluster.http.metrics.record import RequestRecord
 from muxcluster.http.metrics.requests import Metrics
 from muxcluster.http.settings import ApiSettings
-from muxcluster.router.backend import Backend, close
+from muxcluster.router.backend import Backend
 from muxcluster.text.schemas import ChatBody, CompletionBody, GenerationBody
 from muxcluster.text.validation.body import parse
 from muxcluster.text.validation.prompts import chat_messages, split_prompts, token_ids
@@ -62,17 +60,20 @@ class CompletionService:
     ) -> AsyncGenerator[ChoiceDelta, None]:
         schema = ChatBody if "messages" in fields else CompletionBody
         body: GenerationBody = parse(schema, fields, lenient=self._settings.lenient)
-        call = await self.prepare(body, Arrival(request_id or uuid.uuid4().hex))
+        call = await self.prepare(body, RequestHead(request_id or uuid.uuid4().hex))
         # no await until `stream` has it: nothing can end between the two
         async with aclosing(self.stream(call)) as deltas:
             async for delta in deltas:
                 yield delta
 
-    async def prepare(self, body: GenerationBody, arrival: Arrival) -> Call:
+    async def prepare(
+        self, body: GenerationBody, head: RequestHead, tokenised: Tokenised | None = None
+    ) -> Call:
         """Checks `body`, takes its room in the queue and tokenises; asks no engine.
 
-        The caller streams the call or releases its admission. Raises RequestError, and Overloaded
-        where the model's queue is full.
+        tokenised: the prompts of `body`; those of a model that was replaced are not used. The
+        caller streams the call or releases its admission. Raises RequestError, and Overloaded where
+        the model's queue is full.
         """
         check_stream_options(body)
         model = self._texts.find(body.model)
@@ -82,21 +83,22 @@ class CompletionService:
             raise InvalidValue(f"at most {MAX_CALL_CHOICES} choices in one request", "n")
         admission = self._admit(model.served.name, service_class(body), num_choices)
         try:
-            prompts = await self._prompts(body, model)
+            if tokenised is None or tokenised.model is not model:
+                tokenised = Tokenised(model, tuple(await self._prompts(body, model)))
         except BaseException:
             admission.release()
             raise
-        call_id = body.request_id or arrival.request_id
+        call_id = body.request_id or head.request_id
         return Call(
             call_id=f"chatcmpl-{call_id}" if isinstance(body, ChatBody) else f"cmpl-{call_id}",
             engine_id=f"{call_id}-{uuid.uuid4().hex[:12]}",
             model=model,
-            prompts=tuple(prompts),
+            prompts=tokenised.prompts,
             n=body.n or 1,
             sampling=sampling,
-            arrival=arrival,
+            head=head,
             admission=admission,
-            timeout_s=self.time_limit_s(arrival),
+            timeout_s=self.time_limit_s(head),
             stop=tuple(body.stop or ()),
             include_stop=bool(body.include_stop_str_in_output),
             skip_special_tokens=body.skip_special_tokens is not False,
@@ -107,10 +109,10 @@ class CompletionService:
             cache_salt=body.cache_salt or "",
         )
 
-    def time_limit_s(self, arrival: Arrival) -> float:
+    def time_limit_s(self, head: RequestHead) -> float:
         """How long a call may take: as long as the client says, but no longer than the server."""
         limit_s = self._settings.request_timeout_s
-        return limit_s if arrival.timeout_s is None else min(limit_s, arrival.timeout_s)
+        return limit_s if head.timeout_s is None else min(limit_s, head.timeout_s)
 
     async def _prompts(self, body: GenerationBody, model: ModelText) -> Sequence[Prompt]:
         """The body's prompts, tokenised; long ones on a thread."""
@@ -123,26 +125,10 @@ class CompletionService:
         work = partial(_completion_prompts, body, model, items)
         return await off_loop(work, sum(map(len, items)), inline)
 
-    async def stream(self, call: Call) -> AsyncGenerator[ChoiceDelta, None]:
-        """Deltas of all choices as they come.
-
-        Raises what the backend raises, or RequestTimeout.
-        """
-        left_s = call.deadline_s - time.monotonic()
-        deadline = asyncio.get_running_loop().time() + left_s
-        with call.admission:
-            self._metrics.call_started(call)
-            sources = [self._choice(call, index) for index in range(call.num_choices)]
-            async with aclosing(merge(sources)) as deltas:
-                while True:
-                    try:
-                        async with asyncio.timeout_at(deadline):
-                            delta = await anext(deltas)
-                    except StopAsyncIteration:
-                        return
-                    except TimeoutError:
-                        raise RequestTimeout(f"no end within {call.timeout_s:g} s") from None
-                    yield delta
+    def stream(self, call: Call) -> CallStream:
+        """Deltas of all choices as they come. Raises what the backend raises, or RequestTimeout."""
+        self._metrics.call_started(call)
+        return CallStream(call, self._choice)
 
     def _admit(self, model: str, service_class: ServiceClass, num_requests: int) -> Admission:
         """Room for a call's requests. Raises Overloaded, counted."""
@@ -155,15 +141,13 @@ class CompletionService:
     async def _choice(self, call: Call, index: int) -> AsyncGenerator[ChoiceDelta, None]:
         """One choice from the backend; a stop string, an error or closing aborts the request."""
         text = ChoiceText(call, index)
-        if call.prompt_of(index).max_tokens == 0 and call.sampling.prompt_logprobs is None:
-            with RequestRecord(self._metrics, call, index) as record:
+        with call.admission.place(index), RequestRecord(self._metrics, call, index) as record:
+            if text.needs_no_tokens:
                 update = text.echo_only()
                 record.advance(update, None)
                 yield update
-            return
-        tokens = self._backend.generate(call.request(index))
-        with RequestRecord(self._metrics, call, index) as record:
-            try:
+                return
+            async with aclosing(self._backend.generate(call.request(index))) as tokens:
                 async for delta in tokens:
                     if delta.rejected is not None:
                         raise rejection(delta.rejected)
@@ -171,23 +155,24 @@ class CompletionService:
                     parts = (delta,) if call.sampling.logprobs is None else one_by_one(delta)
                     for part in parts:
                         update = text.advance(part)
+                        if update.tokens:
+                            call.admission.start(index)
                         record.advance(update, part.finished)
                         if text.finished:
                             yield replace(update, time=record.time())
                             return
                         yield update
-            finally:
-                await close(tokens)
             raise EngineFailure("the token stream ended before the request did")
 
 
-def prompts_of(body: GenerationBody, model: ModelText) -> list[Prompt]:
-    """The body's prompts, tokenised here and now. Raises RequestError."""
+def tokenise(body: GenerationBody, model: ModelText) -> Tokenised:
+    """The body's prompts, tokenised on this thread. Raises RequestError."""
     if isinstance(body, ChatBody):
         text = model.render(body, chat_messages(body.messages))
-        return [_chat_prompt(body, model, text)]
+        return Tokenised(model, (_chat_prompt(body, model, text),))
     assert isinstance(body, CompletionBody)
-    return _completion_prompts(body, model, split_prompts(body.prompt))
+    prompts = _completion_prompts(body, model, split_prompts(body.prompt))
+    return Tokenised(model, tuple(prompts))
 
 
 def num_prompts(body: GenerationBody) -> int:
@@ -200,7 +185,7 @@ def _chat_prompt(body: ChatBody, model: ModelText, text: str) -> Prompt:
     tokens = model.encode(text, add_special_tokens=bool(body.add_special_tokens))
     if len(tokens) == 0:
         raise InvalidValue("the messages render to an empty prompt", "messages")
-    return Prompt(text, tokens, max_tokens_for(body, model.served, len(tokens)))
+    return Prompt("", tokens, max_tokens_for(body, model.served, len(tokens)))
 
 
 def _completion_prompts(
@@ -211,7 +196,8 @@ def _completion_prompts(
     for item in items:
         if isinstance(item, str):
             model.check_length(item, "prompt")
-            text, tokens = item, model.encode(item, add_special_tokens=add_special_tokens)
+            tokens = model.encode(item, add_special_tokens=add_special_tokens)
+            text = item if body.echo else ""
         else:
             tokens = token_ids(item, model.served.vocab_size, "prompt")
             text = _decoded(body, model, tokens.tolist())

@@ -3,30 +3,25 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from muxcluster.kvcache.free_ids import IdStack
+from muxcluster.kvcache.pool import IdStack
 
 
 class ColumnStore:
-    """Columns (one token block over all layers and KV heads) of one model.
-
-    blocks: int32 [num_columns, num_ids], layer-major block ids; num_ids is blocks_per_column, or 0
-        where blocks are counted and have no ids.
-    refs: int32 [num_columns], live sequences whose table holds the column.
-    owners: uint8 [num_columns], owner bit of the side it was filled from, 0 for a free column.
-    """
+    """Columns (one token block over all layers and KV heads) of one model."""
 
     def __init__(
         self, num_columns: int, blocks_per_column: int, *, has_block_ids: bool = True
     ) -> None:
         self.blocks_per_column = blocks_per_column
         self.num_ids = blocks_per_column if has_block_ids else 0
-        self.blocks = np.zeros((num_columns, self.num_ids), dtype=np.int32)
-        self.refs = np.zeros(num_columns, dtype=np.int32)
+        self.blocks = np.zeros((num_columns, self.num_ids), dtype=np.int32)  # ids, layer-major
+        self.refs = np.zeros(num_columns, dtype=np.int32)  # live sequences that read the column
+        # Owner bit of the side it was filled from, 0 for a free column.
         self.owners = np.zeros(num_columns, dtype=np.uint8)
         self._free = IdStack(num_columns)
 
     def add(self, blocks: NDArray[np.int32], owners: NDArray[np.uint8]) -> NDArray[np.int32]:
-        """New columns with one reader each; blocks int32 [n, num_ids], owners [n]."""
+        """Return new columns with one reader each; blocks int32 [n, num_ids], owners [n]."""
         columns = self._free.take(len(blocks))
         places = columns.astype(np.intp)  # once: numpy would convert at each use
         self.blocks[places] = blocks
@@ -37,9 +32,9 @@ class ColumnStore:
     def remove(
         self, columns: NDArray[np.int32]
     ) -> tuple[NDArray[np.int32], NDArray[np.uint8] | np.uint8]:
-        """Forget unread columns (at least one); their block ids and owner bits, both [n * num_ids].
+        """Remove unread columns (at least one); return block ids and owner bits, [n * num_ids].
 
-        One bit where all have the same: most have, and to spread it over the blocks takes longer.
+        The owner is one bit where all columns have the same.
         """
         places = columns.astype(np.intp)
         assert not np.count_nonzero(self.refs[places]), "a column with readers is removed"
@@ -48,15 +43,15 @@ class ColumnStore:
         self.owners[places] = 0
         self._free.give(columns)
         if np.count_nonzero(owners == owners[0]) == len(owners):
-            return blocks, owners[0]
+            return blocks, owners[0]  # most often, and faster than to repeat it
         return blocks, owners.repeat(self.num_ids)
 
     def attach(self, columns: NDArray[np.int32]) -> None:
-        """One more reader for each of `columns` (distinct)."""
+        """Add a reader to each of `columns` (distinct)."""
         self.refs[columns] += 1
 
     def detach(self, columns: NDArray[np.int32]) -> NDArray[np.bool_]:
-        """One reader less for each of `columns` (distinct); True where none is left, [n]."""
+        """Remove a reader from each of `columns` (distinct); return where none is left, [n]."""
         places = columns.astype(np.intp)
         refs = self.refs[places] - 1
         self.refs[places] = refs

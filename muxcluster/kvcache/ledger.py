@@ -1,6 +1,6 @@
-"""The ledger of block counts: quotas and who uses how much, without a single block id.
+"""Counts of blocks by model: quotas, use, cache and lending, without a block id.
 
-Every decision about memory is taken here, so a simulator can take the same ones on counts alone.
+Every decision about memory is made on these counts, so a simulator without block ids decides alike.
 """
 
 from collections.abc import Mapping
@@ -11,23 +11,21 @@ from muxcluster.kvcache.model import Shortage
 class BlockLedger:
     """Counts of one pool. Each block is free, used or cached by one model, or lent.
 
-    used: distinct blocks referenced by live sequences, charged once to their model. Where blocks
-        are shared from both sides, those of batch sequences are counted apart and no quota binds
-        them; a block with two owners is used by the interactive one (DESIGN.md §3).
-    cached: unreferenced blocks that the prefix cache keeps; charged to nobody and evictable.
-    lent: blocks that their sequences left to interactive ones; charged to nobody.
     Lowering a quota stops growth and never takes anything away (DESIGN.md §3).
     """
 
     def __init__(self, num_blocks: int, quotas: Mapping[str, int]) -> None:
         self.num_blocks = num_blocks
         self._quotas = dict(quotas)
+        # Distinct blocks that live sequences hold, charged once to their model. Where sequences
+        # lend, those of batch sequences are counted apart and no quota binds them; a block with two
+        # owners is used by the interactive one (DESIGN.md §3).
         self._used = dict.fromkeys(quotas, 0)
         self._batch = dict.fromkeys(quotas, 0)
-        self._cached = dict.fromkeys(quotas, 0)
+        self._cached = dict.fromkeys(quotas, 0)  # unread, in the prefix cache
         self.free = num_blocks
-        self.evictable = 0
-        self.lent = 0
+        self.evictable = 0  # cached blocks of all models
+        self.lent = 0  # lent and not taken; charged to no model
 
     def quota(self, model: str) -> int:
         """Most blocks the model may use."""
@@ -42,7 +40,7 @@ class BlockLedger:
         return self._batch[model]
 
     def cached(self, model: str) -> int:
-        """Unreferenced blocks of the model in the prefix cache."""
+        """Unread blocks of the model in the prefix cache."""
         return self._cached[model]
 
     def set_quotas(self, quotas: Mapping[str, int]) -> None:
@@ -53,11 +51,11 @@ class BlockLedger:
         self._quotas.update(quotas)
 
     def quota_left(self, model: str) -> int:
-        """Blocks the model may still be charged for, never negative."""
+        """Return the blocks the model may still be charged for, never negative."""
         return max(0, self._quotas[model] - self._used[model])
 
     def headroom(self, model: str, *, is_batch: bool = False) -> int:
-        """Blocks the model may take now, evicting cached ones where needed."""
+        """Return the blocks the model may take now, evicting cached ones where needed."""
         if is_batch:
             return self.free + self.evictable
         return min(self.quota_left(model), self.free + self.evictable + self.lent)
@@ -65,7 +63,7 @@ class BlockLedger:
     def shortage(
         self, model: str, blocks: int, batch: int = 0, *, num_returned: int = 0
     ) -> Shortage | None:
-        """None where the model may take `blocks` blocks now, else how many are missing.
+        """Return how many of `blocks` the model lacks now, None for none.
 
         batch: how many of them are for batch sequences. num_returned: lent blocks that an
         interactive sequence gets back beside them.
@@ -77,36 +75,36 @@ class BlockLedger:
         return Shortage(missing, by_quota=beyond_quota > 0) if missing > 0 else None
 
     def take(self, model: str, blocks: int, *, is_batch: bool = False) -> None:
-        """Free blocks become used."""
+        """Charge free blocks to the model."""
         self.free -= blocks
         (self._batch if is_batch else self._used)[model] += blocks
 
     def give(self, model: str, blocks: int, *, is_batch: bool = False) -> None:
-        """Used blocks become free."""
+        """Free used blocks."""
         self.take(model, -blocks, is_batch=is_batch)
 
     def cache(self, model: str, blocks: int, *, is_batch: bool = False) -> None:
-        """Used blocks lose their last reader and stay in the prefix cache."""
+        """Count used blocks as cached: they lost their last reader."""
         (self._batch if is_batch else self._used)[model] -= blocks
         self._cached[model] += blocks
         self.evictable += blocks
 
     def revive(self, model: str, blocks: int, *, is_batch: bool = False) -> None:
-        """Cached blocks get a reader again and are charged."""
+        """Count cached blocks as used: they got a reader."""
         self.cache(model, -blocks, is_batch=is_batch)
 
     def lend(self, model: str, blocks: int, *, is_batch: bool = True) -> None:
-        """Blocks of the model's batch (or other) sequences are lent; negative: used again."""
+        """Count used blocks of batch (or other) sequences as lent; negative: as used again."""
         (self._batch if is_batch else self._used)[model] -= blocks
         self.lent += blocks
 
     def free_lent(self, blocks: int) -> None:
-        """Lent blocks become free (negative: free blocks become lent)."""
+        """Count lent blocks as free (negative: free ones as lent)."""
         self.lent -= blocks
         self.free += blocks
 
     def evict(self, model: str, blocks: int) -> None:
-        """Cached blocks become free."""
+        """Free cached blocks."""
         self._cached[model] -= blocks
         self.evictable -= blocks
         self.free += blocks

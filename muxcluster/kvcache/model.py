@@ -1,4 +1,4 @@
-"""What the KV cache is told of a model, and its answer when memory is short."""
+"""A model as the KV cache sees it, and the cache's answer when memory is short."""
 
 from dataclasses import dataclass
 
@@ -7,32 +7,22 @@ from muxcluster.core.kvshape import KvShape
 
 @dataclass(frozen=True, slots=True)
 class KvModel:
-    """One model of the unit.
-
-    max_seqs: slots, that is sequences that may hold blocks at the same time.
-    max_model_len: most tokens of one sequence.
-    prefix_caching: False frees every column of a sequence that closes.
-    shared_prefix_tokens: see `PrefixGroups`.
-    is_positional: a column holds what belongs to its tokens, each in its place; else whoever writes
-        to a column may write to all of it, and it is lent and saved whole.
-    """
+    """One model of the unit."""
 
     name: str
     shape: KvShape
-    max_seqs: int
-    max_model_len: int
-    prefix_caching: bool = True
-    shared_prefix_tokens: int = 0
+    max_seqs: int  # rows: sequences that may hold blocks at the same time
+    max_model_len: int  # most tokens of one sequence
+    prefix_caching: bool = True  # False frees every column of a sequence that closes
+    shared_prefix_tokens: int = 0  # see `PrefixGroups`
+    # True if a column holds each token's KV in its place. Else a job that writes to a column may
+    # write to all of it, and it is lent and saved whole.
     is_positional: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
-    """ "Not now": nothing was taken because `blocks` blocks are missing.
-
-    by_quota: the model's own quota lacks blocks (the pool may lack them too); otherwise the quota
-        would do and only the pool is full.
-    """
+    """The answer "not now": nothing was taken because `blocks` blocks are missing."""
 
     blocks: int
-    by_quota: bool
+    by_quota: bool  # the model's own quota lacks blocks; else only the pool is full

@@ -1,4 +1,4 @@
-"""One model's part of the cache: its columns, sequences and prefixes side by side."""
+"""The bookkeeping of one model: its columns, sequences, prefixes and lent columns."""
 
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -8,8 +8,7 @@ from numpy.typing import NDArray
 
 from muxcluster.core.job import TableDelta
 from muxcluster.kvcache.columns import ColumnStore
-from muxcluster.kvcache.lending.columns import LentColumns
-from muxcluster.kvcache.lending.shared_columns import SharedColumns
+from muxcluster.kvcache.lending.columns import ColumnsOverLent, LentColumns
 from muxcluster.kvcache.model import KvModel
 from muxcluster.kvcache.pool import OWNER_BIT
 from muxcluster.kvcache.prefix import PrefixIndex
@@ -17,15 +16,14 @@ from muxcluster.kvcache.prefix_groups import PrefixGroups
 from muxcluster.kvcache.sequences import Lack, SequenceTable
 
 NumTokens = TypeVar("NumTokens", int, NDArray[np.int32])
+# Takes a block for each owner bit, uint8 [n]; returns their ids, int32 [n].
 Allocate = Callable[[NDArray[np.uint8]], NDArray[np.int32]]
-"""Takes a block for each owner bit, uint8 [n]; their ids, int32 [n]."""
 
 
 class ModelKv:
-    """Column store, sequence table and prefix index of one model, without any quota.
+    """Column store, sequence table, prefix index and lent columns of one model, without quotas.
 
-    Where blocks have no ids, a column gets one only when it is published: nobody asks before.
-    capacity, num_committed, num_lent: int32 [max_seqs], what others may read of each slot, live.
+    Where blocks have no ids, a column gets one only when it is published.
     """
 
     def __init__(
@@ -36,7 +34,7 @@ class ModelKv:
         has_block_ids: bool,
         num_host_blocks: int | None,
     ) -> None:
-        """num_host_blocks: host frames for lent columns, None where no column is ever lent."""
+        """num_host_blocks: for lent columns; None where no column is ever lent."""
         per_column = model.shape.blocks_per_column
         self.model = model
         self.block_bytes = block_bytes
@@ -44,7 +42,7 @@ class ModelKv:
         self.slot_bytes = model.shape.head_dim * model.shape.itemsize
         num_columns = num_blocks // per_column
         most_empty, self._may_lend = num_columns, num_host_blocks is not None
-        if num_host_blocks is not None:  # lent columns may have frames, or nothing, for blocks
+        if num_host_blocks is not None:  # lent columns may have host blocks, or none at all
             num_columns += num_host_blocks // per_column + most_empty
         self.columns = ColumnStore(num_columns, per_column, has_block_ids=has_block_ids)
         self.sequences = SequenceTable(
@@ -53,28 +51,29 @@ class ModelKv:
         self._names_all = has_block_ids
         shape = (num_columns if self._may_lend else 0, per_column)
         self.lent = LentColumns(model.max_seqs, shape, most_empty)
-        self.shared = SharedColumns(model.max_seqs, self.block_tokens)
+        self.over_lent = ColumnsOverLent(model.max_seqs, self.block_tokens)
         self.prefix = PrefixIndex()
         self.groups = PrefixGroups(self.columns, self.sequences, model.shared_prefix_tokens)
+        # Live views for others to read, int32 [max_seqs].
         self.capacity = _read_only(self.sequences.capacity)
         self.num_committed = _read_only(self.sequences.num_committed)
         self.num_lent = _read_only(self.lent.counts)
         self.nothing = self._delta(np.empty(0, np.int32), np.empty(0, np.int32))
 
-    def delta(self, slots: NDArray[np.int32]) -> TableDelta:
-        """The whole tables of `slots` but lent columns; empty where blocks have no ids."""
+    def delta(self, rows: NDArray[np.int32]) -> TableDelta:
+        """Return the whole tables of `rows` but lent columns; empty where blocks have no ids."""
         if not self._names_all:
             return self.nothing
-        entries, positions = self.sequences.entries(slots)
-        if self._may_lend and self.lent.counts[slots].any():
+        entries, positions = self.sequences.entries(rows)
+        if self._may_lend and self.lent.counts[rows].any():
             whole = self.sequences.num_columns - self.lent.counts
             is_whole = positions < whole[entries]
             entries, positions = entries[is_whole], positions[is_whole]
         return self._delta(entries, positions)
 
-    def _delta(self, slots: NDArray[np.int32], positions: NDArray[np.int32]) -> TableDelta:
+    def _delta(self, rows: NDArray[np.int32], positions: NDArray[np.int32]) -> TableDelta:
         return TableDelta(
-            slots, positions, self.columns.blocks[self.sequences.columns[slots, positions]]
+            rows, positions, self.columns.blocks[self.sequences.columns[rows, positions]]
         )
 
     def extend(self, lack: Lack, allocate: Allocate) -> TableDelta:
@@ -83,41 +82,54 @@ class ModelKv:
             self.sequences.count(lack)
             return self.nothing
         growth = self.sequences.growth(lack)
-        owners = self.sequences.owners[growth.slots]
-        rows = allocate(owners.repeat(self.columns.num_ids))
-        rows = rows.reshape(len(growth), self.columns.num_ids)
-        columns = self.columns.add(rows, owners)
+        owners = self.sequences.owners[growth.rows]
+        blocks = allocate(owners.repeat(self.columns.num_ids))
+        blocks = blocks.reshape(len(growth), self.columns.num_ids)
+        columns = self.columns.add(blocks, owners)
         self.sequences.append(lack, growth, columns)
-        return TableDelta(growth.slots, growth.positions, rows)
+        return TableDelta(growth.rows, growth.positions, blocks)
 
-    def commit(self, slot: int, hashes: Sequence[bytes]) -> None:
-        """The next len(hashes) columns of `slot` are computed: publish them but lent ones."""
-        sequences, owner = self.sequences, int(self.sequences.owners[slot])
-        if self._may_lend and self.lent.counts[slot]:
-            whole = sequences.num_columns[slot] - self.lent.counts[slot]
-            hashes = hashes[: whole - sequences.num_committed[slot] // self.block_tokens]
-        place = sequences.advance(slot, len(hashes))
+    def commit(self, row: int, hashes: Sequence[bytes]) -> None:
+        """Publish the next len(hashes) columns of `row`, which are computed, but lent ones."""
+        sequences, owner = self.sequences, int(self.sequences.owners[row])
+        if self._may_lend and self.lent.counts[row]:
+            whole = sequences.num_columns[row] - self.lent.counts[row]
+            hashes = hashes[: whole - sequences.num_committed[row] // self.block_tokens]
+        place = sequences.advance(row, len(hashes))
         if not self.model.prefix_caching:
             return
         if not self._names_all:
             blocks = np.empty((len(hashes), 0), dtype=np.int32)
             owners = np.full(len(hashes), owner, dtype=np.uint8)
-            sequences.name(slot, self.columns.add(blocks, owners))
-        self.prefix.commit(sequences.columns[slot, place], hashes, owner)
+            sequences.name(row, self.columns.add(blocks, owners))
+        self.prefix.commit(sequences.columns[row, place], hashes, owner)
 
     def num_held(self, num_tokens: NumTokens) -> NumTokens:
-        """Places from the first on that so many tokens may fill: see `KvModel.is_positional`."""
+        """Return how many places so many tokens may fill: see `KvModel.is_positional`."""
         if self.model.is_positional:
             return num_tokens
         return -(-num_tokens // self.block_tokens) * self.block_tokens
+
+    def lent_entries(
+        self, rows: NDArray[np.int32]
+    ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
+        """Return row, position and id of each lent column of `rows` but kept ones, int32 [n]."""
+        counts, ends = self.lent.counts[rows], self.sequences.num_columns[rows]
+        column_rows = rows.repeat(counts)
+        # The lent columns of a row end at ends; the repeated term restarts the count.
+        positions = np.arange(counts.sum()) + (ends - counts.cumsum()).repeat(counts)
+        positions = positions.astype(np.int32)
+        columns = self.sequences.columns[column_rows, positions]
+        is_lent = ~self.lent.is_kept[columns]
+        return column_rows[is_lent], positions[is_lent], columns[is_lent]
 
     def check(self) -> None:
         """Raise AssertionError where tables, reference counts and prefixes disagree."""
         self.columns.check()
         self.sequences.check()
         self.prefix.check()
-        slots = np.arange(self.model.max_seqs, dtype=np.int32)
-        held = self.sequences.columns[self.sequences.entries(slots)]
+        rows = np.arange(self.model.max_seqs, dtype=np.int32)
+        held = self.sequences.columns[self.sequences.entries(rows)]
         refs = np.bincount(held, minlength=len(self.columns.refs))
         assert (refs == self.columns.refs).all(), "reference counts differ from the tables"
         owners = np.repeat(self.sequences.owners, self.sequences.num_named)

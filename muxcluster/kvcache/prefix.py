@@ -28,7 +28,7 @@ class PrefixIndex:
         return len(hashes) > 0 and hashes[0] in self._published[owner]
 
     def match(self, hashes: Sequence[bytes], owner: int) -> NDArray[np.int32]:
-        """Columns of the longest published prefix of the chain `hashes`, int32 [n]."""
+        """Return the columns of the longest published prefix of the chain `hashes`, int32 [n]."""
         published = self._published[owner]
         columns: list[int] = []
         for key in hashes:
@@ -39,12 +39,12 @@ class PrefixIndex:
         return np.array(columns, dtype=np.int32)
 
     def holders(self, hashes: Sequence[bytes], owner: int) -> list[int]:
-        """The columns that publish any of `hashes`, in their order."""
+        """Return the columns that publish any of `hashes`, in their order."""
         published = self._published[owner]
         return [published[key] for key in hashes if key in published]
 
     def keys(self, columns: Sequence[int]) -> list[bytes | None]:
-        """The key of each column, None where it has none."""
+        """Return the key of each column, None where it has none."""
         return [self._keys.get(column) for column in columns]
 
     def commit(self, columns: NDArray[np.int32], hashes: Sequence[bytes], owner: int) -> None:
@@ -55,7 +55,7 @@ class PrefixIndex:
             published.setdefault(key, column)
 
     def retire(self, columns: Sequence[int], owner: int) -> list[int | None]:
-        """The last reader of each of `columns` left: which publishes its key from now on.
+        """Return which column publishes the key of each of `columns`, whose last reader left.
 
         None for a column without a key. A spare whose key was evicted meanwhile takes its place;
         one whose key is still published elsewhere loses its key and is to be freed.
@@ -71,13 +71,13 @@ class PrefixIndex:
         return holders
 
     def forget(self, columns: Sequence[int], owners: Sequence[int]) -> None:
-        """Drop published columns (they were evicted)."""
+        """Drop published columns that were evicted."""
         pop, published = self._keys.pop, self._published
         for column, owner in zip(columns, owners, strict=True):
             del published[owner][pop(column)]
 
     def unpublish(self, columns: NDArray[np.int32], owner: int) -> None:
-        """`columns` (int32 [n]) have no key any more; a spare of one may be published later."""
+        """Drop the keys of `columns` (int32 [n]); a spare of one may be published later."""
         published = self._published[owner]
         for column in columns.tolist():
             key = self._keys.pop(column, None)

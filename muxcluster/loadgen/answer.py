@@ -15,20 +15,16 @@ _END_MARK = b"data: [DONE]"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Answer:
-    """One streamed answer. Times are seconds on time.perf_counter.
-
-    event_times_s: arrival of each event that carried output. num_reads: socket reads that brought
-    the answer. error: empty where the stream came whole, to its `[DONE]`.
-    """
+    """One streamed answer. Times are seconds on time.perf_counter."""
 
     start_s: float
-    event_times_s: tuple[float, ...] = ()
+    event_times_s: tuple[float, ...] = ()  # arrival of each event that carried output
     text: str = ""
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
-    num_reads: int = 0
+    num_reads: int = 0  # socket reads that brought the answer
     finish_reason: str | None = None
-    error: str = ""
+    error: str = ""  # empty where the stream came whole, to its `[DONE]`
 
     @property
     def is_complete(self) -> bool:

@@ -11,11 +11,11 @@ from muxcluster.core.inputs.web_url import checked_url
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where requests go. path: in front of each request's own, without a trailing slash."""
+    """Where requests go."""
 
     host: str
     port: int
-    path: str = ""
+    path: str = ""  # in front of each request's own, without a trailing slash
     is_secure: bool = False
 
     @classmethod
@@ -29,11 +29,12 @@ class Target:
 
 @dataclass(slots=True, eq=False)
 class Received:
-    """Raw bytes as they came. pieces: (seconds on time.perf_counter, bytes). error: what broke."""
+    """Raw bytes as they came."""
 
     start_s: float
+    # (seconds on time.perf_counter, bytes)
     pieces: list[tuple[float, bytes]] = field(default_factory=list)
-    error: str = ""
+    error: str = ""  # what broke
 
 
 class _Keeping(asyncio.Protocol):

@@ -13,31 +13,24 @@ from muxcluster.loadgen.exchange import Received, Target, exchange
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How requests are sent.
+    """How requests are sent."""
 
-    rate_per_s: mean rate of arrivals, infinite for all at once. burstiness: shape of the gamma
-    distribution of their gaps; 1 is a Poisson process, less is burstier. max_concurrency: most
-    requests open at a time, None for no limit.
-    """
-
-    rate_per_s: float = math.inf
+    rate_per_s: float = math.inf  # mean rate of arrivals, infinite for all at once
+    # Shape of the gamma distribution of their gaps; 1 is a Poisson process, less is burstier
     burstiness: float = 1.0
-    max_concurrency: int | None = None
+    max_concurrency: int | None = None  # most requests open at a time, None for no limit
     timeout_s: float = 600.0
     seed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a load came to. queue_s: seconds each request waited for a free place.
-
-    client_cpu_s: processor time of this process while the load ran, parsing not included.
-    """
+    """What a load came to."""
 
     answers: tuple[Answer, ...]
-    queue_s: tuple[float, ...]
+    queue_s: tuple[float, ...]  # seconds each request waited for a free place
     duration_s: float
-    client_cpu_s: float
+    client_cpu_s: float  # processor time of this process while the load ran, parsing not included
 
 
 def arrivals_s(num_requests: int, pace: Pace) -> list[float]:

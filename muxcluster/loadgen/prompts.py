@@ -8,22 +8,18 @@ from dataclasses import dataclass
 from http.client import HTTPException
 
 SAMPLE_WORDS = 200
-TOKENS_PER_WORD = 1.5
-"""Guess for servers that do not tokenise for us."""
+TOKENS_PER_WORD = 1.5  # Guess for servers that do not tokenise for us
 _CONSONANTS, _VOWELS = "bcdfghjklmnprstvw", "aeiou"
 
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """What is asked for. input_len, output_len: tokens; the input's is approximate.
-
-    is_chat: chat completions instead of completions.
-    """
+    """What is asked for."""
 
     model: str
-    input_len: int
+    input_len: int  # input_len, output_len: tokens; the input's is approximate
     output_len: int
-    is_chat: bool = False
+    is_chat: bool = False  # chat completions instead of completions
     ignore_eos: bool = True
     seed: int = 0
 

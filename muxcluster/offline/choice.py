@@ -46,16 +46,14 @@ class Unplanned:
 
 
 @dataclass(frozen=True, slots=True)
-class Nature:
-    """What orders work with. sharing: share of prompt tokens that need not be computed.
-
-    compute_s, memory_s: resource seconds of the whole (BlendServe §2.3), shared tokens once.
-    """
+class JobSummary:
+    """Size, sharing and resource seconds of a job."""
 
     num_requests: int
     prompt_tokens: int
     output_tokens: int
-    sharing: float
+    sharing: float  # share of prompt tokens that need not be computed
+    # compute_s, memory_s: resource seconds (BlendServe §2.3), shared tokens counted once
     compute_s: float
     memory_s: float
 
@@ -70,11 +68,11 @@ class Nature:
         return max(self.compute_s, self.memory_s)
 
 
-def nature_of(job: OfflineJob) -> Nature:
-    """Of a whole job."""
+def summary_of(job: OfflineJob) -> JobSummary:
+    """Summarise a whole job."""
     tree = job.tree
     work = node_work(tree, job.model, job.leaf_work())
-    return Nature(
+    return JobSummary(
         len(tree.order),
         tree.prompt_tokens,
         round(float(job.outputs.mean.sum())),
@@ -93,12 +91,12 @@ def sample_job(job: Unplanned, whole: OfflineJob, count: int) -> Unplanned:
     """
     if count >= len(job.prompts):
         return job
-    wanted = nature_of(whole)
+    wanted = summary_of(whole)
     samples = [_runs_of(job, whole.tree, count, run) for run in _RUNS]
-    return min(samples, key=lambda each: _difference(nature_of(each.with_tree()), wanted))
+    return min(samples, key=lambda each: _difference(summary_of(each.with_tree()), wanted))
 
 
-def _difference(sample: Nature, whole: Nature) -> float:
+def _difference(sample: JobSummary, whole: JobSummary) -> float:
     density = abs(np.log(sample.density / whole.density))
     return float(density) + abs(sample.sharing - whole.sharing)
 
@@ -136,7 +134,7 @@ class Choice:
     """predictions: by order, of the sample. sample: what they were made on."""
 
     predictions: Mapping[str, Prediction]
-    sample: Nature
+    sample: JobSummary
 
     @property
     def best(self) -> str:
@@ -160,7 +158,7 @@ def compare_orders(
         )
         for name in names
     }
-    return Choice(predictions, nature_of(job))
+    return Choice(predictions, summary_of(job))
 
 
 def feeder_of(job: OfflineJob, order: str, expected: float | None = None) -> BatchFeeder:

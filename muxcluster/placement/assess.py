@@ -11,24 +11,20 @@ from muxcluster.placement.problem import Demand, Node, Problem
 
 @dataclass(frozen=True, slots=True)
 class ModelReport:
-    """One model on one unit.
-
-    offered, served: requests/s. share: served of offered, the paper's normalised R. batch: mean
-    sequences in decode; max_batch: most that its quota holds. ttft_s, tpot_s: predicted means.
-    ttft_margin, tpot_margin: target / predicted - 1, None without a target.
-    """
+    """One model on one unit."""
 
     name: str
-    offered: float
+    offered: float  # offered, served: requests/s
     served: float
-    share: float
-    batch: float
-    max_batch: int
+    share: float  # served of offered, the paper's normalised R
+    batch: float  # mean sequences in decode
+    max_batch: int  # most that its quota holds
     quota_blocks: int
     prefill_share: float
     decode_share: float
-    ttft_s: float
+    ttft_s: float  # ttft_s, tpot_s: predicted means
     tpot_s: float
+    # ttft_margin, tpot_margin: target / predicted - 1, None without a target
     ttft_margin: float | None
     tpot_margin: float | None
 
@@ -37,19 +33,18 @@ class ModelReport:
 class UnitReport:
     """One unit.
 
-    load: of its fullest resource if all that is offered were served, 1 = full. limit: that
-    resource where not all is served, else "". shared: prefill and decode side by side. prefill,
-    sms, bandwidth: busy part of the prefill lane, the SMs' time and the memory's, at what is
-    served. Bytes are over all GPUs of the mesh.
+    Bytes are over all GPUs of the mesh.
     """
 
     id: str
     node: str
     gpu: str
     tp: int
-    load: float
-    limit: str
-    shared: bool
+    load: float  # of its fullest resource if all that is offered were served, 1 = full
+    limit: str  # that resource where not all is served, else ""
+    shared: bool  # prefill and decode side by side
+    # prefill, sms, bandwidth: busy part of the prefill lane, the SMs' time and the memory's, at
+    # what is served
     prefill: float
     sms: float
     bandwidth: float

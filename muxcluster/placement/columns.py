@@ -4,22 +4,18 @@ from dataclasses import dataclass
 
 from muxcluster.placement.shapes.shape import STATE_ITEMSIZE, ModelShape
 
-_HEAD_BYTES = 8
-"""Of the number of tokens that a state is of."""
+_HEAD_BYTES = 8  # Of the number of tokens that a state is of
 _WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """A column is `num_layers` x `num_heads` blocks; a token has 2 x head_dim elements in each.
-
-    tokens: that a block has places for, a multiple of 8; 0 where it is too small for 8.
-    """
+    """A column is `num_layers` x `num_heads` blocks; a token has 2 x head_dim elements in each."""
 
     num_layers: int
     num_heads: int
     head_dim: int
-    tokens: int
+    tokens: int  # that a block has places for, a multiple of 8; 0 where it is too small for 8
 
     def num_blocks(self, num_tokens: int) -> int:
         """Of a sequence of `num_tokens`."""

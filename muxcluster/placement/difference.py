@@ -12,14 +12,13 @@ _SAME = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Weights of `load_bytes` that `to` has to load; before: the units that have the model now,
-    none for a new model. is_replica: it stays where it was as well."""
+    """Weights of `load_bytes` that `to` has to load."""
 
     model: str
-    before: tuple[PlannedUnit, ...]
+    before: tuple[PlannedUnit, ...]  # the units that have the model now, none for a new model
     to: PlannedUnit
     load_bytes: int
-    is_replica: bool
+    is_replica: bool  # it stays where it was as well
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,15 +32,14 @@ class RateChange:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """What `difference` found. Units are the same where node and GPUs are; kept: models of both
-    plans on the same units; opened, closed: units of one plan only; removed: models of the old plan
-    only; dropped: (model, unit) that it leaves while it stays or goes elsewhere."""
+    """What `difference` found. Units are the same where node and GPUs are."""
 
     moves: tuple[Move, ...]
-    kept: tuple[str, ...]
-    removed: tuple[str, ...]
+    kept: tuple[str, ...]  # models of both plans on the same units
+    removed: tuple[str, ...]  # models of the old plan only
+    # (model, unit) that it leaves while it stays or goes elsewhere
     dropped: tuple[tuple[str, PlannedUnit], ...]
-    opened: tuple[PlannedUnit, ...]
+    opened: tuple[PlannedUnit, ...]  # opened, closed: units of one plan only
     closed: tuple[PlannedUnit, ...]
     rates: tuple[RateChange, ...]
 

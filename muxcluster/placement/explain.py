@@ -19,9 +19,9 @@ _MOST_DOUBLINGS = 20
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """GPUs of a node; unit: the id of the unit on them, None where they are idle."""
+    """GPUs of a node."""
 
-    unit: str | None
+    unit: str | None  # the id of the unit on them, None where they are idle
     node: str
     gpus: tuple[int, ...]
     gpu: Gpu
@@ -34,15 +34,12 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """The plan with the model moved to `place`.
-
-    throughput, value: requests/s and objective of the whole plan; load: of the unit there, 1 =
-    full; all None where it does not fit, for the `refusal`.
-    """
+    """The plan with the model moved to `place`."""
 
     place: Place
-    throughput: float | None = None
+    throughput: float | None = None  # throughput, value: requests/s and objective of the whole plan
     value: float | None = None
+    # Of the unit there, 1 = full; all None where it does not fit, for the `refusal`
     load: float | None = None
     refusal: str | None = None
     missing_bytes: int | None = None
@@ -50,30 +47,25 @@ class Alternative:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """One model on one unit of a plan.
-
-    offered, served, full_rate: requests/s; the last is the greatest offer at which the unit still
-    serves all its models in full. weight_bytes, kv_bytes: its own. load, load_without: of the unit
-    with it and before it (0: it is alone). marginal: requests/s that the unit serves more with it.
-    fullest: the resource that is used most. throughput, value: of the whole plan.
-    alternatives: the best first.
-    """
+    """One model on one unit of a plan."""
 
     model: str
     place: Place
     neighbours: tuple[str, ...]
+    # offered, served, full_rate: requests/s; the last is the greatest offer at which the unit still
+    # serves all its models in full
     offered: float
     served: float
     full_rate: float
-    weight_bytes: int
+    weight_bytes: int  # weight_bytes, kv_bytes: its own
     kv_bytes: int
-    load: float
+    load: float  # load, load_without: of the unit with it and before it (0: it is alone)
     load_without: float
-    marginal: float
-    fullest: str
-    throughput: float
+    marginal: float  # requests/s that the unit serves more with it
+    fullest: str  # the resource that is used most
+    throughput: float  # throughput, value: of the whole plan
     value: float
-    alternatives: tuple[Alternative, ...]
+    alternatives: tuple[Alternative, ...]  # the best first
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,41 +16,37 @@ from muxcluster.placement.names import nearest
 
 GIB = 2**30
 _TENTHS = tuple(step / 10 for step in range(1, 11))
+# fp32 of one core in oneDNN's matrix products (8 lanes, 2 FMA units, about half of the peak).
 _CPU_FLOPS_PER_CORE = 40e9
-"""fp32 of one core in oneDNN's matrix products (8 lanes, 2 FMA units, about half of the peak)."""
 _CPU_BANDWIDTH_PER_CORE = 8e9
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One accelerator. A CPU socket is a "GPU" whose SMs are its cores.
-
-    memory_bytes: all of it. usable_share: what one engine may take of it. bandwidth: bytes/s.
-    flops: dense 16-bit FLOP/s (CPU: fp32). link: bytes/s to a peer in one direction. host_link:
-    bytes/s between it and pinned host memory in one direction, as large copies reach them.
-    bandwidth_knee: share of the SMs from which on more of them draw little more of the memory
-    bandwidth (0.4: fitted to decode on 30 to 100 % of an A100).
-    shares: the rungs of SM shares it can be divided into, ascending.
-    """
+    """One accelerator. A CPU socket is a "GPU" whose SMs are its cores."""
 
     name: str
-    memory_bytes: int
-    bandwidth: float
-    flops: float
+    memory_bytes: int  # all of it
+    bandwidth: float  # bytes/s
+    flops: float  # dense 16-bit FLOP/s (CPU: fp32)
     num_sms: int
-    link: float
+    link: float  # bytes/s to a peer in one direction
+    # Bytes/s between it and pinned host memory in one direction, as large copies reach them
     host_link: float = 25e9
-    usable_share: float = 0.9
+    usable_share: float = 0.9  # what one engine may take of it
+    # Share of the SMs from which on more of them draw little more of the memory bandwidth (0.4:
+    # fitted to decode on 30 to 100 % of an A100)
     bandwidth_knee: float = 0.4
-    shares: tuple[float, ...] = _TENTHS
+    shares: tuple[float, ...] = _TENTHS  # the rungs of SM shares it can be divided into, ascending
     is_cpu: bool = False
 
 
 _PCIE3, _PCIE4, _PCIE5 = 16, 32, 64
+# Part of a PCIe x16 slot's rate that copies reach: 12.5, 25 and 50 GB/s are what is usually
+# measured on generations 3, 4 and 5.
 _PAYLOAD = 25 / 32
-"""Part of a PCIe x16 slot's rate that copies reach: 12.5, 25 and 50 GB/s are what is usually
-measured on generations 3, 4 and 5."""
+# Slots of those that are not on PCIe 4. GB200's link to its CPU is faster; it counts as PCIe 5.
 _SLOTS: Mapping[str, int] = MappingProxyType(
     {
         **dict.fromkeys(("V100-16GB", "V100-32GB", "T4"), _PCIE3),
@@ -58,7 +54,6 @@ _SLOTS: Mapping[str, int] = MappingProxyType(
         **dict.fromkeys(("B200", "GB200", "B300"), _PCIE5),
     }
 )
-"""Slots of those that are not on PCIe 4. GB200's link to its CPU is faster; it counts as PCIe 5."""
 _ROWS = (
     # name, GiB, GB/s, TFLOP/s, SMs, link in GB/s
     ("V100-16GB", 15.7, 900, 125, 80, 150),
@@ -85,6 +80,8 @@ _ROWS = (
     ("GB200", 184.0, 8000, 2500, 152, 900),
     ("B300", 267.5, 7700, 2250, 148, 900),
 )
+# Known GPUs by name. "H100", "V100", "A100" without "PCIe" are the NVLink modules. NVLink bridges,
+# which join pairs of cards only, are not counted: a bridged card is as fast as its PCIe slot.
 GPUS: Mapping[str, Gpu] = MappingProxyType(
     {
         name: Gpu(
@@ -99,8 +96,6 @@ GPUS: Mapping[str, Gpu] = MappingProxyType(
         for name, gib, gb_s, tflops, sms, link in _ROWS
     }
 )
-"""Known GPUs by name. "H100", "V100", "A100" without "PCIe" are the NVLink modules. NVLink bridges,
-which join pairs of cards only, are not counted: a bridged card is as fast as its PCIe slot."""
 
 _MAKERS = re.compile(r"nvidia|geforce|tesla", re.IGNORECASE)
 _OTHER_NAMES: Mapping[str, str] = {

@@ -6,11 +6,10 @@ from muxcluster.placement.columns import Columns, columns
 from muxcluster.placement.hardware import GIB, Gpu
 from muxcluster.placement.problem import Demand, Limits
 
+# CUDA context and kernels of one process; a GPU's owner and two workers have one each.
 CONTEXT_BYTES = GIB // 2
-"""CUDA context and kernels of one process; a GPU's owner and two workers have one each."""
 NUM_CONTEXTS = 3
-_LOGITS_ROWS = 256
-"""Most rows whose fp32 logits exist at once."""
+_LOGITS_ROWS = 256  # Most rows whose fp32 logits exist at once
 
 
 class DoesNotFit(Exception):

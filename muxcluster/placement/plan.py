@@ -15,48 +15,36 @@ class _Frozen(BaseModel):
 
 
 class PlannedModel(_Frozen):
-    """One model of a unit.
-
-    prefill_sm, decode_sm: SM shares its jobs are expected to take. batch: mean decode batch.
-    quota_blocks: KV blocks it may hold at first. throughput: requests/s it is expected to serve.
-    """
+    """One model of a unit."""
 
     name: str
-    prefill_sm: Share
+    prefill_sm: Share  # prefill_sm, decode_sm: SM shares its jobs are expected to take
     decode_sm: Share
-    batch: Amount
-    quota_blocks: Count
-    throughput: Amount
+    batch: Amount  # mean decode batch
+    quota_blocks: Count  # KV blocks it may hold at first
+    throughput: Amount  # requests/s it is expected to serve
 
 
 class PlannedUnit(_Frozen):
-    """A mesh and the models colocated on it.
-
-    gpus: indices on the node, `tp` of them. kv_blocks: its pool, over all its GPUs.
-    """
+    """A mesh and the models colocated on it."""
 
     id: str
     node: str
-    gpus: tuple[Count, ...]
+    gpus: tuple[Count, ...]  # indices on the node, `tp` of them
     tp: Annotated[int, Field(ge=1)]
-    kv_blocks: Count
+    kv_blocks: Count  # its pool, over all its GPUs
     models: tuple[PlannedModel, ...]
 
 
 class Plan(_Frozen):
-    """A placement of all models.
+    """A placement of all models."""
 
-    method, objective: what found it and what was maximised; score: the objective's value.
-    throughput: requests/s over all models. bound: what no plan can exceed, None if unknown.
-    solve_seconds: time the planner took.
-    """
-
-    method: str
+    method: str  # method, objective: what found it and what was maximised
     objective: str
-    score: Amount
-    throughput: Amount
-    bound: Amount | None
-    solve_seconds: Amount
+    score: Amount  # the objective's value
+    throughput: Amount  # requests/s over all models
+    bound: Amount | None  # what no plan can exceed, None if unknown
+    solve_seconds: Amount  # time the planner took
     units: tuple[PlannedUnit, ...]
 
     def to_json(self) -> str:

@@ -15,7 +15,7 @@ from muxcluster.placement.problem import Problem
 from muxcluster.placement.search.assemble import planned_units
 from muxcluster.placement.search.baselines import memory_greedy, spatial
 from muxcluster.placement.search.gpus import kinds_of
-from muxcluster.placement.search.layout import Placed, Workshop, value
+from muxcluster.placement.search.layout import Placed, UnitBuilder, value
 from muxcluster.placement.search.replan import continued, kept_units, matched
 from muxcluster.placement.search.start import effort, search
 from muxcluster.placement.search.subclusters import search_monotone
@@ -26,11 +26,11 @@ METHODS: tuple[str, ...] = get_args(Method)
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A layout; bound: no layout has a greater value; before: units whose GPUs it keeps."""
+    """A layout."""
 
     units: Sequence[Placed]
-    bound: float | None = None
-    before: Sequence[PlannedUnit | None] = ()
+    bound: float | None = None  # no layout has a greater value
+    before: Sequence[PlannedUnit | None] = ()  # units whose GPUs it keeps
 
 
 def place(
@@ -57,8 +57,8 @@ def place(
         if curves is None:
             raise ValueError("compat needs `curves`, the published profile")
         return place_compat(problem, read_curves(curves))
-    workshop = Workshop(Estimator(problem), kinds_of(problem.nodes))
-    found = _solver(method, current, time_limit_s)(workshop)
+    builder = UnitBuilder(Estimator(problem), kinds_of(problem.nodes))
+    found = _solver(method, current, time_limit_s)(builder)
     units = planned_units(problem, found.units, found.before)
     return Plan(
         method=method,
@@ -73,44 +73,46 @@ def place(
 
 def _solver(
     method: Method, current: Plan | None, time_limit_s: float
-) -> Callable[[Workshop], _Found]:
+) -> Callable[[UnitBuilder], _Found]:
     if method == "spatial":
-        return lambda workshop: _Found(spatial(workshop))
+        return lambda builder: _Found(spatial(builder))
     if method == "memory-greedy":
-        return lambda workshop: _Found(memory_greedy(workshop))
+        return lambda builder: _Found(memory_greedy(builder))
     prove = _exact if method == "exact" else _bounded
     return partial(prove, current=current, time_limit_s=time_limit_s)
 
 
-def _bounded(workshop: Workshop, *, current: Plan | None, time_limit_s: float) -> _Found:
+def _bounded(builder: UnitBuilder, *, current: Plan | None, time_limit_s: float) -> _Found:
     """The search's layout and how good any could be."""
-    found = _searched(workshop, current)
-    bound = upper_bound(workshop, time_limit_s, reached=value(found.units))
-    return replace(found, bound=_at_least(bound, workshop, found.units))
+    found = _searched(builder, current)
+    bound = upper_bound(builder, time_limit_s, reached=value(found.units))
+    return replace(found, bound=_at_least(bound, builder, found.units))
 
 
-def _exact(workshop: Workshop, *, current: Plan | None, time_limit_s: float) -> _Found:
+def _exact(builder: UnitBuilder, *, current: Plan | None, time_limit_s: float) -> _Found:
     """The search's layout made as good as columns and time allow; it stays where `current` says
     that nothing better is worth the moves."""
-    found = _searched(workshop, current)
-    units, bound = solve_exact(workshop, found.units, time_limit_s)
+    found = _searched(builder, current)
+    units, bound = solve_exact(builder, found.units, time_limit_s)
     if current is not None:
-        units = continued(workshop, current, units, most_estimates=0)
-        found = replace(found, before=_before(workshop, current, units))
-    return replace(found, units=units, bound=_at_least(bound, workshop, units))
+        units = continued(builder, current, units, most_estimates=0)
+        found = replace(found, before=_before(builder, current, units))
+    return replace(found, units=units, bound=_at_least(bound, builder, units))
 
 
-def _searched(workshop: Workshop, current: Plan | None) -> _Found:
-    nodes = workshop.estimator.problem.nodes
-    units = search_monotone(workshop, nodes, search)
+def _searched(builder: UnitBuilder, current: Plan | None) -> _Found:
+    nodes = builder.estimator.problem.nodes
+    units = search_monotone(builder, nodes, search)
     if current is None:
         return _Found(units)
-    units = continued(workshop, current, units, most_estimates=effort(workshop, units))
-    return _Found(units, before=_before(workshop, current, units))
+    units = continued(builder, current, units, most_estimates=effort(builder, units))
+    return _Found(units, before=_before(builder, current, units))
 
 
-def _before(workshop: Workshop, current: Plan, units: Sequence[Placed]) -> list[PlannedUnit | None]:
-    return matched(workshop, kept_units(workshop, current), units)
+def _before(
+    builder: UnitBuilder, current: Plan, units: Sequence[Placed]
+) -> list[PlannedUnit | None]:
+    return matched(builder, kept_units(builder, current), units)
 
 
 def _score(problem: Problem, units: Sequence[Placed]) -> float:
@@ -119,9 +121,9 @@ def _score(problem: Problem, units: Sequence[Placed]) -> float:
     return value(units)
 
 
-def _at_least(bound: float | None, workshop: Workshop, units: Sequence[Placed]) -> float | None:
+def _at_least(bound: float | None, builder: UnitBuilder, units: Sequence[Placed]) -> float | None:
     """A bound of the objective; none where that is not a rate."""
-    objective = workshop.estimator.problem.objective
+    objective = builder.estimator.problem.objective
     if bound is None or objective == "fewest-gpus":
         return None
     return max(bound, value(units))

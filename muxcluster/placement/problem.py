@@ -7,31 +7,26 @@ from muxcluster.placement.cost import Profile
 from muxcluster.placement.hardware import Gpu
 from muxcluster.placement.shapes.shape import ModelShape
 
+# What a plan's score is: requests/s served; the same, each times its model's weight; requests/s
+# served within the latency targets; the GPUs used, fewest of those that meet all rates.
 Objective = Literal["throughput", "weighted", "goodput", "fewest-gpus"]
-"""What a plan's score is: requests/s served; the same, each times its model's weight; requests/s
-served within the latency targets; the GPUs used, fewest of those that meet all rates."""
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """One model and what is asked of it.
-
-    itemsize: bytes per weight and KV element. rate: requests/s. prompt_tokens, output_tokens:
-    means. max_model_len, max_seqs: longest sequence and most sequences that hold KV at once.
-    weight: of a request in the "weighted" objective. ttft_s, tpot_s: latency targets, None
-    without one.
-    """
+    """One model and what is asked of it."""
 
     name: str
     shape: ModelShape
-    rate: float
-    prompt_tokens: float
+    rate: float  # requests/s
+    prompt_tokens: float  # prompt_tokens, output_tokens: means
     output_tokens: float
+    # max_model_len, max_seqs: longest sequence and most sequences that hold KV at once
     max_model_len: int
     max_seqs: int
-    itemsize: int = 2
-    weight: float = 1.0
-    ttft_s: float | None = None
+    itemsize: int = 2  # bytes per weight and KV element
+    weight: float = 1.0  # of a request in the "weighted" objective
+    ttft_s: float | None = None  # ttft_s, tpot_s: latency targets, None without one
     tpot_s: float | None = None
 
     def worth(self, objective: Objective) -> float:
@@ -63,30 +58,26 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the engine is configured to.
-
-    token_budget: most tokens a job processes. kv_bytes: pool of a unit, None = all that is left.
-    """
+    """What the engine is configured to."""
 
     block_tokens: int = 16
-    token_budget: int = 2048
-    kv_bytes: int | None = None
+    token_budget: int = 2048  # most tokens a job processes
+    kv_bytes: int | None = None  # pool of a unit, None = all that is left
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Models to place on nodes. Names are unique in each.
-
-    epsilon: most by which the served fractions of two models of one unit may differ where they
-    compete (0: max-min fair). profiles: measurements to predict seconds from; GPUs and models
-    that are in none are predicted by a roofline.
-    """
+    """Models to place on nodes. Names are unique in each."""
 
     demands: tuple[Demand, ...]
     nodes: tuple[Node, ...]
     limits: Limits = field(default=Limits())
     objective: Objective = "throughput"
+    # Most by which the served fractions of two models of one unit may differ where they compete (0:
+    # max-min fair)
     epsilon: float = 0.0
+    # Measurements to predict seconds from; GPUs and models that are in none are predicted by a
+    # roofline
     profiles: tuple[Profile, ...] = ()
 
     def in_order(self) -> "Problem":

@@ -1,7 +1,7 @@
 """What the HTTP surface needs from below: a stream of token deltas per request."""
 
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -9,23 +9,17 @@ from muxcluster.core.errors import ModelNotFound, NotReady
 from muxcluster.core.events import TokenDelta
 from muxcluster.core.request import Request
 from muxcluster.core.served import JobRecord, ServedModel, UnitStats
+from muxcluster.core.token_source import Stream, TokenSource
 
 MAX_KEPT_JOBS = 100_000
 """Job records kept where nobody takes them."""
 
 
-class Backend(Protocol):
+class Backend(TokenSource, Protocol):
     """The served models and the units behind them."""
 
     def models(self) -> Sequence[ServedModel]:
         """Every model served at the moment; none while they are not known yet."""
-        ...
-
-    def generate(self, request: Request) -> AsyncIterator[TokenDelta]:
-        """Deltas of `request` until the one with finished or rejected; closing it early aborts.
-
-        Raises Unavailable or EngineFailure while it is iterated.
-        """
         ...
 
     def stats(self) -> Sequence[UnitStats]:
@@ -41,16 +35,16 @@ class Backend(Protocol):
         ...
 
 
-class UnitClientLike(Protocol):
-    """One unit seen from here: the channel's client or the in-process one."""
-
-    def generate(self, request: Request) -> AsyncIterator[TokenDelta]:
-        """As `Backend.generate`."""
-        ...
+class StatsSource(Protocol):
+    """Reports how one unit does."""
 
     def stats(self) -> UnitStats | None:
         """Latest state, None before the first report."""
         ...
+
+
+class UnitSource(TokenSource, StatsSource, Protocol):
+    """One unit: the channel's client or the in-process one."""
 
 
 class RoutedBackend:
@@ -63,7 +57,7 @@ class RoutedBackend:
     def __init__(
         self,
         models: Sequence[ServedModel],
-        client_of: Mapping[str, UnitClientLike],
+        client_of: Mapping[str, UnitSource],
         silence_s: float = 30.0,
     ) -> None:
         self._models = tuple(models)
@@ -76,8 +70,10 @@ class RoutedBackend:
     def models(self) -> Sequence[ServedModel]:
         return self._models
 
-    def generate(self, request: Request) -> AsyncIterator[TokenDelta]:
-        """Raises ModelNotFound where no unit serves `request.model`, NotReady while draining."""
+    def generate(self, request: Request) -> Stream[TokenDelta]:
+        """As `TokenSource.generate`.
+
+        Raises ModelNotFound where no unit serves `request.model`, NotReady while draining."""
         if self._draining:
             raise NotReady("the server is shutting down", code="server_shutting_down")
         client = self._client_of.get(request.model)
@@ -106,14 +102,14 @@ class RoutedBackend:
 class UnitReports:
     """One unit's reports, gathered so that no job is lost whoever looks at them."""
 
-    def __init__(self, client: UnitClientLike) -> None:
-        self._client = client
+    def __init__(self, unit: StatsSource) -> None:
+        self._unit = unit
         self._latest: UnitStats | None = None
         self._jobs: list[JobRecord] = []
         self._changed_s = 0.0
 
     def _poll(self) -> None:
-        report = self._client.stats()
+        report = self._unit.stats()
         if report is None or (self._latest is not None and report.now_s == self._latest.now_s):
             return
         self._latest = report
@@ -133,10 +129,3 @@ class UnitReports:
         """Seconds since the report last changed, None before the first."""
         self._poll()
         return None if self._latest is None else time.monotonic() - self._changed_s
-
-
-async def close(stream: AsyncIterator[object]) -> None:
-    """Ends a stream; a backend's that has not reached its end is aborted by that."""
-    aclose = getattr(stream, "aclose", None)
-    if aclose is not None:
-        await aclose()

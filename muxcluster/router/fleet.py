@@ -3,17 +3,17 @@
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 
 from muxcluster.core.errors import ModelNotFound, NotReady, Overloaded
 from muxcluster.core.events import TokenDelta
 from muxcluster.core.request import Request
 from muxcluster.core.served import ServedModel, UnitStats
-from muxcluster.router.backend import UnitReports, close
+from muxcluster.router.backend import UnitReports
 from muxcluster.router.recovery import Progress, is_loss
 from muxcluster.router.routing import Candidate, choose
 from muxcluster.router.unit_link import RESTART_LIMIT_S, LinkState, UnitLink
-from muxcluster.router.unit_links import Lines
+from muxcluster.router.unit_links import UnitLinks
 
 DRAIN_POLL_S = 0.05
 CUT_S = 2.0
@@ -24,14 +24,14 @@ UNHEALTHY = (LinkState.STALLED, LinkState.FAILED)
 
 
 class ClusterBackend:
-    """A `Backend`: each model's requests go to one of the units that `lines` knows for it.
+    """A `Backend`: each model's requests go to one of the units that `unit_links` knows for it.
 
     A request that was accepted outlives its unit: it waits for the unit, or goes to another that
     serves the model, with what it has so far. wait_s: longest such a wait in seconds.
     """
 
-    def __init__(self, lines: Lines, wait_s: float = RESTART_LIMIT_S) -> None:
-        self._lines = lines
+    def __init__(self, unit_links: UnitLinks, wait_s: float = RESTART_LIMIT_S) -> None:
+        self._unit_links = unit_links
         self._reports: dict[UnitLink, UnitReports] = {}
         self._wait_s = wait_s
         self._is_warm = False
@@ -40,66 +40,57 @@ class ClusterBackend:
         self._num_open = 0
 
     def models(self) -> Sequence[ServedModel]:
-        return self._lines.models()
+        return self._unit_links.models()
 
-    async def generate(self, request: Request) -> AsyncIterator[TokenDelta]:
-        """As `Backend.generate`.
+    async def generate(self, request: Request) -> AsyncGenerator[TokenDelta, None]:
+        """As `TokenSource.generate`, from as many units as it takes.
 
         Raises ModelNotFound where `request.model` is not configured; NotReady while it drains,
         before the model was first up, where no capacity is left for it, and where the request lost
         its units too often or for too long.
         """
         self._check(request.model)
+        progress = Progress(request)
         self._num_open += 1
-        deltas = self._recovered(request)
         try:
-            async for delta in deltas:
-                yield delta
+            while True:
+                link = await self._open_link(request, is_under_way=progress.num_losses > 0)
+                try:
+                    async with link.opened(progress.submission()) as deltas:
+                        async for delta in deltas:
+                            delta = progress.advance(delta)
+                            yield delta
+                            if delta.finished is not None or delta.rejected is not None:
+                                return
+                except NotReady as error:
+                    if self._is_cutting or not is_loss(error):
+                        raise self._reason(error) from error
+                    link.lose()
+                    progress.lose(error)
+                except Overloaded:
+                    if progress.num_losses == 0:
+                        raise
+                    await asyncio.sleep(RETRY_S)
         finally:
             self._num_open -= 1
-            await close(deltas)
 
     def _check(self, model: str) -> None:
         if self._is_draining:
             raise NotReady("the server is shutting down", code="server_shutting_down")
-        if self._lines.version is None:
+        if self._unit_links.version is None:
             raise NotReady("the server does not know its units yet")
         self._check_place(model)
-        if not self._lines.was_served(model):
+        if not self._unit_links.was_served(model):
             raise NotReady(f"{model} is loading")
 
     def _check_place(self, model: str, *, is_under_way: bool = False) -> None:
         """Raises where waiting for a unit is no use; what is under way waits for a new place."""
-        if not any(served.name == model for served in self._lines.models()):
+        if not any(served.name == model for served in self._unit_links.models()):
             raise ModelNotFound(f"model {model} is not served here", "model")
-        retry_s = self._lines.unplaced_s(model)
-        if retry_s is not None and not is_under_way and not self._lines.of(model):
+        retry_s = self._unit_links.unplaced_s(model)
+        if retry_s is not None and not is_under_way and not self._unit_links.of(model):
             message = f"no capacity is left for {model}"
             raise NotReady(message, max(1, math.ceil(retry_s)), "no_capacity")
-
-    async def _recovered(self, request: Request) -> AsyncIterator[TokenDelta]:
-        """Deltas of the request from as many units as it takes."""
-        progress = Progress(request)
-        while True:
-            link = await self._open_link(request, is_under_way=progress.num_losses > 0)
-            deltas = link.generate(progress.submission())
-            try:
-                async for delta in deltas:
-                    delta = progress.advance(delta)
-                    yield delta
-                    if delta.finished is not None or delta.rejected is not None:
-                        return
-            except NotReady as error:
-                if self._is_cutting or not is_loss(error):
-                    raise self._reason(error) from error
-                link.lose()
-                progress.lose(error)
-            except Overloaded:
-                if progress.num_losses == 0:
-                    raise
-                await asyncio.sleep(RETRY_S)
-            finally:
-                await close(deltas)
 
     def _reason(self, error: NotReady) -> NotReady:
         if self._is_cutting:
@@ -112,12 +103,12 @@ class ClusterBackend:
         deadline = asyncio.get_running_loop().time() + self._wait_s
         while not self._is_cutting:
             self._check_place(model, is_under_way=is_under_way)
-            ready = [link for link in self._lines.of(model) if link.is_open()]
+            ready = [link for link in self._unit_links.of(model) if link.is_open()]
             if ready:
                 return self._best(request, ready)
             try:
                 async with asyncio.timeout_at(deadline):
-                    await self._lines.change()
+                    await self._unit_links.change()
             except TimeoutError:
                 message = f"no unit of {model} came back within {self._wait_s:g} s"
                 raise NotReady(message, retry_after_s=10, code="replica_lost") from None
@@ -133,7 +124,7 @@ class ClusterBackend:
                 unit_id=link.unit_id,
                 wait_s=link.load.wait_s(model, now),
                 token_s=link.load.token_s(model),
-                crowd=link.load.crowd(),
+                num_requests=link.load.num_requests(),
                 prefixes=link.prefixes,
             )
             for link in links
@@ -145,7 +136,7 @@ class ClusterBackend:
 
     def stats(self) -> Sequence[UnitStats]:
         """Each unit's latest report, with all jobs since the previous call."""
-        links = self._lines.links()
+        links = self._unit_links.links()
         self._reports = {link: self._reports.get(link, UnitReports(link)) for link in links}
         taken = (reports.take() for reports in self._reports.values())
         return [report for report in taken if report is not None]
@@ -156,13 +147,13 @@ class ClusterBackend:
         At first it waits until every model that has a place is up. After that a model that is lost,
         moves or comes new makes its own requests wait or fail, and not those of the others.
         """
-        self._is_warm = self._is_warm or self._lines.are_warm()
-        is_up = any(link.state() is LinkState.UP for link in self._lines.routed())
+        self._is_warm = self._is_warm or self._unit_links.are_warm()
+        is_up = any(link.state() is LinkState.UP for link in self._unit_links.routed())
         return self._is_warm and is_up and not self._is_draining
 
     def healthy(self) -> bool:
         """False where every unit stalls, has failed, or takes longer to restart than it may."""
-        states = [link.state() for link in self._lines.routed()]
+        states = [link.state() for link in self._unit_links.routed()]
         return not states or any(state not in UNHEALTHY for state in states)
 
     async def drain(self, timeout_s: float) -> int:
@@ -175,7 +166,7 @@ class ClusterBackend:
         num_cut = self._num_open
         if num_cut:
             self._is_cutting = True
-            await self._lines.close()
+            await self._unit_links.close()
             await self._until_idle(CUT_S)
         return num_cut
 

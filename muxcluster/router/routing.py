@@ -47,15 +47,12 @@ class PrefixMemory:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A unit that a request may go to, as its `LoadMeter` sees it for the request's model.
-
-    wait_s: until what waits there is prefilled. token_s: to prefill one token. crowd: requests.
-    """
+    """A unit that a request may go to, as its `LoadMeter` sees it for the request's model."""
 
     unit_id: str
-    wait_s: float
-    token_s: float
-    crowd: int
+    wait_s: float  # until what waits there is prefilled
+    token_s: float  # to prefill one token
+    num_requests: int  # open there, of all models
     prefixes: PrefixMemory
 
 
@@ -81,7 +78,7 @@ def choose(request: Request, candidates: Sequence[Candidate]) -> Choice:
         ranked.append((unit.wait_s + num_left * unit.token_s, unit, num_left))
     limit_s = min(expected_s for expected_s, _, _ in ranked) + SLACK_S
     near = [rank for rank in ranked if rank[0] <= limit_s]
-    _, chosen, num_left = min(near, key=lambda rank: (rank[1].crowd, rank[0]))
+    _, chosen, num_left = min(near, key=lambda rank: (rank[1].num_requests, rank[0]))
     chosen.prefixes.remember(chunks)
     return Choice(chosen.unit_id, num_left)
 

@@ -3,7 +3,8 @@
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager
 from enum import StrEnum
 from typing import Protocol
 
@@ -12,7 +13,8 @@ from muxcluster.core.errors import NotReady
 from muxcluster.core.events import TokenDelta
 from muxcluster.core.request import Request
 from muxcluster.core.served import UnitState, UnitStats
-from muxcluster.router.backend import close
+from muxcluster.core.token_source import Stream
+from muxcluster.router.backend import UnitSource
 from muxcluster.router.routing import PrefixMemory
 from muxcluster.router.unit_load import LoadMeter
 
@@ -42,16 +44,8 @@ class LinkState(StrEnum):
     FAILED = "failed"
 
 
-class UnitConnection(Protocol):
+class UnitConnection(UnitSource, Protocol):
     """The channel's client of one unit, connected."""
-
-    def generate(self, request: Request) -> AsyncIterator[TokenDelta]:
-        """As `Backend.generate`."""
-        ...
-
-    def stats(self) -> UnitStats | None:
-        """The latest report, None before the first."""
-        ...
 
     def stats_age_s(self) -> float:
         """Seconds since the latest report; infinite before the first."""
@@ -90,19 +84,21 @@ class UnitLink:
         self._lost_at_s = -math.inf
         self._is_closed = False
 
-    async def generate(self, request: Request) -> AsyncIterator[TokenDelta]:
-        """As `Backend.generate`. Raises NotReady before the unit's first report."""
+    @asynccontextmanager
+    async def opened(self, request: Request) -> AsyncGenerator[Stream[TokenDelta], None]:
+        """The stream of `request` from the unit, counted in `num_open` and closed at the end.
+
+        Raises NotReady before the unit's first report.
+        """
         client = self._client
         if client is None or client.stats() is None:
             raise NotReady(f"{self.unit_id} is loading its models")
-        deltas = client.generate(request)
         self.num_open += 1
         try:
-            async for delta in deltas:
-                yield delta
+            async with aclosing(client.generate(request)) as deltas:
+                yield deltas
         finally:
             self.num_open -= 1
-            await close(deltas)
 
     def stats(self) -> UnitStats | None:
         """The latest report, None before the first."""

@@ -19,7 +19,7 @@ AskDirectory = Callable[[str | None], Awaitable[Directory | None]]
 """The controller's answer as `Directory.version` tells; None too where it does not answer."""
 
 
-class Lines:
+class UnitLinks:
     """Follows directories: connects units, moves models among them, lets units go.
 
     Knows nothing before the first `apply`, and keeps what it knows while no newer one comes.
@@ -137,20 +137,20 @@ class Lines:
         self._wake()
 
 
-async def keep_in_step(lines: Lines, ask: AskDirectory) -> None:
+async def keep_in_step(links: UnitLinks, ask: AskDirectory) -> None:
     """Until cancelled: follow the controller's directories, and watch the units."""
-    await asyncio.gather(_watch(lines), _poll(lines, ask))
+    await asyncio.gather(_watch(links), _poll(links, ask))
 
 
-async def _watch(lines: Lines) -> None:
+async def _watch(links: UnitLinks) -> None:
     while True:
-        await lines.refresh()
+        await links.refresh()
         await asyncio.sleep(WATCH_PERIOD_S)
 
 
-async def _poll(lines: Lines, ask: AskDirectory) -> None:
+async def _poll(links: UnitLinks, ask: AskDirectory) -> None:
     while True:
-        directory = await ask(lines.version)
+        directory = await ask(links.version)
         if directory is not None:
-            await lines.apply(directory)
-        await asyncio.sleep(POLL_PERIOD_S if lines.are_well() else WATCH_PERIOD_S)
+            await links.apply(directory)
+        await asyncio.sleep(POLL_PERIOD_S if links.are_well() else WATCH_PERIOD_S)

@@ -113,7 +113,7 @@ class LoadMeter:
         state = self._models.get(model)
         return 0.0 if state is None else state.left_s(now)
 
-    def crowd(self) -> int:
+    def num_requests(self) -> int:
         """Requests of all models there, with those sent since the latest report."""
         models = () if self._latest is None else self._latest.models
         there = sum(model.num_running + model.num_waiting for model in models)

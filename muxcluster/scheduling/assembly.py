@@ -19,9 +19,9 @@ from muxcluster.scheduling.packing.batch import Limits
 from muxcluster.scheduling.shares import ShareLedger
 from muxcluster.scheduling.state.model import ModelState
 from muxcluster.scheduling.state.rates import LoadMeter
-from muxcluster.scheduling.steptime.copies import CopyTimes
+from muxcluster.scheduling.steptime.learn import CopyTimes
+from muxcluster.scheduling.steptime.model import StepTimes
 from muxcluster.scheduling.steptime.seed import Seed
-from muxcluster.scheduling.steptime.step_times import StepTimes
 
 _RATE_PERIODS = 4.0
 """Time constant of measured rates, in quota periods."""

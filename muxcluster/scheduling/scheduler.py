@@ -24,18 +24,19 @@ from muxcluster.scheduling.jobs import JobBuilder
 from muxcluster.scheduling.lanes.view import LaneView
 from muxcluster.scheduling.lookahead.fast_forward import FastForward, Repetition
 from muxcluster.scheduling.lookahead.pipelining import Pipelining
-from muxcluster.scheduling.memory.adaptation import Adaptation
 from muxcluster.scheduling.memory.admission import Memory
-from muxcluster.scheduling.memory.balancer import QuotaBalancer
 from muxcluster.scheduling.memory.batch_memory import BatchMemory
+from muxcluster.scheduling.memory.quotas import Adaptation, QuotaBalancer
 from muxcluster.scheduling.memory.refusals import refusal, unknown_model
 from muxcluster.scheduling.packing import PACKINGS
+from muxcluster.scheduling.packing.batch import Batch, Turn
 from muxcluster.scheduling.shares import ShareLedger
 from muxcluster.scheduling.state.check import check_model
 from muxcluster.scheduling.state.live import LiveRequest
+from muxcluster.scheduling.state.model import ModelState
 from muxcluster.scheduling.state.report import model_stats
 from muxcluster.scheduling.state.stopping import ended_already
-from muxcluster.scheduling.steptime.cost import StepCost
+from muxcluster.scheduling.steptime.model import StepCost
 from muxcluster.scheduling.steptime.seed import Seed
 
 
@@ -84,15 +85,17 @@ class UnitScheduler:
         self.batch_memory = BatchMemory(self._kv, self._models, is_bound=has_quotas and not lends)
         self._limits = limits(policy, max_steps)
         self._packing = packing(self._memory, self._limits, self._times)
-        self._view = LaneView(models, self._shares, self._packing, JobBuilder(saves=lends), cost)
+        self._builder = JobBuilder(saves=lends)
+        self._view = LaneView(models, self._shares, self._packing, cost)
         balancer = QuotaBalancer(self._kv, models, self._carry) if has_quotas else None
         self._adaptation = Adaptation(models, balancer, policy.quota_period_s)
         self._completion = Completion(self._memory)
         self._fast_forward = FastForward(
-            self._models, self._kv, self._view, self._lane, policy.max_decode_rows
+            self._models, self._kv, self._view, self._lane, self._builder, policy.max_decode_rows
         )
-        is_pipelined = policy.pipeline_depth > 1 and not only_counts
-        self._pipelining = Pipelining(self._view, self._lane) if is_pipelined else None
+        self._pipelining: Pipelining | None = None
+        if policy.pipeline_depth > 1 and not only_counts and self._lane.may_pipeline:
+            self._pipelining = Pipelining(self._view, self._lane, self._packing, self._builder)
         self._failures = Failures(self._memory)
         self._live: dict[str, LiveRequest] = {}
         self._num_added = 0
@@ -144,10 +147,25 @@ class UnitScheduler:
         return self._output(events_only([live.finished(FinishReason.ABORT, now)]))
 
     def next_jobs(self, now: float) -> list[Job]:
-        """Jobs to launch on the SM shares that are free, then those to send after running ones."""
+        """Return jobs to launch on the free SM shares, then jobs to send after running ones."""
         self._adaptation.advance(now)
-        jobs = self._lane.next_jobs(self._view, now)
+        jobs: list[Job] = []
+        for model, phase, place in self._lane.proposals(self._view, now):
+            batch = self._pack(model, phase, Turn(now, place.share, self._builder.next_id))
+            if len(batch) == 0:
+                continue  # memory lets no row of it run now
+            job = self._builder.build(model, phase, place, batch, now)
+            self._shares.start(job, now)
+            self._view.count(job)
+            jobs.append(job)
         return jobs if self._pipelining is None else jobs + self._pipelining.next_jobs()
+
+    def _pack(self, model: ModelState, phase: Phase, turn: Turn) -> Batch:
+        if phase is Phase.PREFILL:
+            return self._packing.prefill(model, turn)
+        if phase is Phase.DECODE:
+            return self._packing.decode(model, turn)
+        return self._packing.mixed(model, turn)
 
     def complete(self, job: Job, result: JobResult, now: float) -> StepOutput:
         """`job` ran; what follows it runs now. One that a reset forgot yields an empty output."""
@@ -208,17 +226,18 @@ class UnitScheduler:
         """When `next_jobs` should be called though nothing happened; None while nobody is here."""
         return self._adaptation.next_s() if self._live else None
 
-    def repeats(self, launched: Sequence[Job], first: Job) -> dict[Job, int]:
-        """How often each running decode job would end and be launched again as it is.
+    def repeats(self, first: Job) -> dict[Job, int]:
+        """Return how often each running decode job would end and be launched again as it is.
 
-        launched: what `next_jobs` answered just now. first: who ends first; empty where that one
-        is not launched again. It holds while nothing else happens, before `undisturbed_until_s`.
-        Jobs that do not run yet take turns with the one that does.
+        Call it after `next_jobs`. first: the job that ends first; empty where that one is not
+        launched again. It holds while nothing else happens, before `undisturbed_until_s`. Jobs that
+        do not run yet take turns with the one that does.
         """
-        # Blocks may have come free after prompts had been passed over.
-        if self._memory.has_preempted or not self._packing.repeats:
+        # Blocks may have come free after prompts had been passed over; each job that ends may
+        # change the judge's mind.
+        if self._memory.has_preempted or not self._packing.repeats or self._judge is not None:
             return {}
-        return self._fast_forward.limits(launched, first)
+        return self._fast_forward.limits(first)
 
     @property
     def lets_in(self) -> bool:

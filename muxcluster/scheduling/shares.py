@@ -1,6 +1,7 @@
 """SM shares: which worker runs the next job, on which rung of its ladder."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 
 from muxcluster.core.job import Job, Phase, WorkerSpec
@@ -91,14 +92,12 @@ class ShareLedger:
         self._running[again.worker_id] = again
         self._start_s[again.worker_id] = start_s
 
-    def would_repeat(self, job: Job, choose: Callable[[], Place | None]) -> bool:
-        """True where `choose` would give a running job its place again if it ended now."""
-        running, left = self._running, self.left
-        self._running = {worker: each for worker, each in running.items() if each is not job}
-        self._count_left()
-        place = choose()
-        self._running, self.left = running, left
-        return place == Place(job.worker_id, job.share)
+    def without(self, job: Job) -> "ShareLedger":
+        """Return the ledger as it would be if a running job ended now."""
+        ledger = copy(self)
+        ledger._running = {w: each for w, each in self._running.items() if each is not job}
+        ledger._count_left()
+        return ledger
 
     def _count_left(self) -> None:
         self.left = 1.0 - sum([job.share for job in self._running.values()])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from muxcluster.batch.service.answers import Answer, Grown
+from muxcluster.batch.service.answers import Answer, OnTokens
 from muxcluster.batch.service.planning import FileOrder, LivePlan, Read
 from muxcluster.batch.service.runner import BatchRunner, RunnerSettings
 from muxcluster.batch.store.entry import Entry
@@ -22,13 +22,13 @@ class _Answerer:
     def __init__(self, log: list[tuple[object, ...]]) -> None:
         self._log = log
 
-    async def answer(self, line: int, entry: Entry, batch_id: str, grown: Grown) -> Answer:
+    async def answer(self, line: int, entry: Entry, batch_id: str, on_tokens: OnTokens) -> Answer:
         self._log.append(("start", line))
         await asyncio.sleep(0)
         if line % 2:
             return Answer(result_of(Pending(line, 0, 0, "", 0)), None)
-        grown(1, is_first=True)
-        grown(line, is_first=False)
+        on_tokens(1, is_first=True)
+        on_tokens(line, is_first=False)
         await asyncio.sleep(0)
         return Answer(replace(result_of(Pending(line, 0, 0, "", 0)), use=Use(1, 0, line)), line)
 
@@ -118,10 +118,12 @@ def test_no_more_lines_of_a_model_than_its_window_are_under_way(store: BatchStor
     num_open: list[int] = []
 
     class Counting(_Answerer):
-        async def answer(self, line: int, entry: Entry, batch_id: str, grown: Grown) -> Answer:
+        async def answer(
+            self, line: int, entry: Entry, batch_id: str, on_tokens: OnTokens
+        ) -> Answer:
             open_lines.add(line)
             num_open.append(len(open_lines))
-            found = await super().answer(line, entry, batch_id, grown)
+            found = await super().answer(line, entry, batch_id, on_tokens)
             open_lines.remove(line)
             return found
 

@@ -54,7 +54,7 @@ def go_on(*units: ScriptedUnit) -> None:
 def is_idle(link: UnitLink) -> bool:
     """It knows that its unit has done all that was sent."""
     link.measure()
-    return link.load.crowd() == 0
+    return link.load.num_requests() == 0
 
 
 async def one_of_two_busy(cluster: Cluster) -> tuple[ScriptedUnit, ScriptedUnit, Streams]:
@@ -117,7 +117,7 @@ def test_a_moved_models_streams_stay_and_its_new_requests_go_to_the_new_unit(
         # the old one goes: nothing of it is left
         cluster.serve(b, tiny=("b",))
         cluster.controller.change(draining={})
-        await until(lambda: [link.unit_id for link in cluster.ingress._lines.links()] == ["b"])
+        await until(lambda: [link.unit_id for link in cluster.ingress._unit_links.links()] == ["b"])
         assert await cluster.text("tiny", "end", 3) == says("end", 3)
 
     run((served,), work)
@@ -163,7 +163,7 @@ def test_without_a_place_only_that_model_is_refused_and_its_streams_wait(
         a.close()
         cluster.serve(b, two=("b",))
         cluster.controller.change(unplaced={"one": 7.0})
-        await until(lambda: cluster.ingress._lines.unplaced_s("one") is not None)
+        await until(lambda: cluster.ingress._unit_links.unplaced_s("one") is not None)
         with pytest.raises(openai.InternalServerError) as refused:
             await cluster.text("one", "x")
         assert refused.value.status_code == 503 and refused.value.code == "no_capacity"
@@ -209,7 +209,7 @@ def test_requests_spread_and_equal_beginnings_go_where_they_went(
         units = cluster.start("a", "tiny"), cluster.start("b", "tiny")
         cluster.serve(*units, tiny=("a", "b"))
         await cluster.ready()
-        await until(lambda: all(link.is_open() for link in cluster.ingress._lines.links()))
+        await until(lambda: all(link.is_open() for link in cluster.ingress._unit_links.links()))
         for unit in units:
             unit.most_tokens = 0
         asked = [asyncio.create_task(cluster.text("tiny", text, 10)) for text in texts]
@@ -219,7 +219,7 @@ def test_requests_spread_and_equal_beginnings_go_where_they_went(
         first = [{request.prompt_tokens.tobytes() for request in unit.requests} for unit in units]
         assert min(map(len, first)) >= 2
         for text in 2 * texts:
-            await until(lambda: all(is_idle(link) for link in cluster.ingress._lines.links()))
+            await until(lambda: all(is_idle(link) for link in cluster.ingress._unit_links.links()))
             await cluster.text("tiny", text, 10)
         for unit, prompts in zip(units, first, strict=True):
             assert Counter(r.prompt_tokens.tobytes() for r in unit.requests) == dict.fromkeys(
@@ -240,11 +240,11 @@ def test_a_unit_that_hangs_is_left_though_its_connection_stays(
         await cluster.ready()
         running = await under_way(cluster, a, "tiny")
         cluster.controller.change(routes={"tiny": ("a", "b")})
-        await until(lambda: len(cluster.ingress._lines.of("tiny")) == 2)
+        await until(lambda: len(cluster.ingress._unit_links.of("tiny")) == 2)
         a.lives.clear()
         await assert_exact(running, says)
         assert len(b.requests) == len(PROMPTS)
-        (link,) = [each for each in cluster.ingress._lines.links() if each.unit_id == "a"]
+        (link,) = [each for each in cluster.ingress._unit_links.links() if each.unit_id == "a"]
         assert link.state() is not LinkState.UNREACHABLE
         a.lives.set()
         await until(lambda: len(a.aborted) == len(PROMPTS))
@@ -266,7 +266,7 @@ def test_a_cut_line_moves_its_streams_to_another_node(
             await cluster.ready()
             running = await under_way(cluster, a, "tiny")
             cluster.controller.change(units={"a": far, "b": b.address}, routes={"tiny": ("a", "b")})
-            await until(lambda: len(cluster.ingress._lines.of("tiny")) == 2)
+            await until(lambda: len(cluster.ingress._unit_links.of("tiny")) == 2)
             relay.cut()
             await assert_exact(running, says)
             assert len(b.requests) >= len(PROMPTS)

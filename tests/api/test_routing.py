@@ -33,7 +33,7 @@ class Unit:
 
     unit_id: str
     wait_s: float = 0.0
-    crowd: int = 0
+    num_requests: int = 0
     token_s: float = TOKEN_S
 
 
@@ -48,7 +48,7 @@ class Router:
         for unit in units:
             self.memories.setdefault(unit.unit_id, PrefixMemory(self._max_hashes))
         candidates = [
-            Candidate(u.unit_id, u.wait_s, u.token_s, u.crowd, self.memories[u.unit_id])
+            Candidate(u.unit_id, u.wait_s, u.token_s, u.num_requests, self.memories[u.unit_id])
             for u in units
         ]
         return choose(asked, candidates).unit_id
@@ -91,25 +91,26 @@ def test_an_unknown_prompt_takes_the_least_wait_then_the_emptiest(
     chosen = Router().choose(request(tokens), candidates)
     cost = {c.unit_id: c.wait_s + len(tokens) * c.token_s for c in candidates}
     near = [c for c in candidates if cost[c.unit_id] <= min(cost.values()) + SLACK_S]
-    assert next(c for c in near if c.unit_id == chosen).crowd == min(c.crowd for c in near)
+    least = min(c.num_requests for c in near)
+    assert next(c for c in near if c.unit_id == chosen).num_requests == least
 
 
 def test_a_shared_beginning_goes_where_it_went() -> None:
     router, shared = Router(), prompt(1, 4)
-    first = router.choose(request(shared + prompt(2, 1)), [Unit("a", crowd=1), Unit("b")])
+    first = router.choose(request(shared + prompt(2, 1)), [Unit("a", num_requests=1), Unit("b")])
     assert first == "b"
     for seed in range(3, 9):
         again = request(shared + prompt(seed, 1))
-        assert router.choose(again, [Unit("a"), Unit("b", crowd=9)]) == "b"
+        assert router.choose(again, [Unit("a"), Unit("b", num_requests=9)]) == "b"
     other = request(prompt(9, 5))
-    assert router.choose(other, [Unit("a"), Unit("b", crowd=9)]) == "a"
+    assert router.choose(other, [Unit("a"), Unit("b", num_requests=9)]) == "a"
 
 
 def test_affinity_gives_way_where_waiting_costs_more_than_prefilling() -> None:
     saved_s = 4 * CHUNK_TOKENS * TOKEN_S
     for extra_s, expected in ((-1.5 * SLACK_S, "a"), (1.5 * SLACK_S, "b")):
         router, shared = Router(), request(prompt(1, 4))
-        assert router.choose(shared, [Unit("a"), Unit("b", crowd=1)]) == "a"
+        assert router.choose(shared, [Unit("a"), Unit("b", num_requests=1)]) == "a"
         busy = [Unit("a", wait_s=saved_s + extra_s), Unit("b")]
         assert router.choose(shared, busy) == expected
 
@@ -117,8 +118,8 @@ def test_affinity_gives_way_where_waiting_costs_more_than_prefilling() -> None:
 def test_only_what_may_be_shared_counts_as_the_same() -> None:
     """Another tenant, another model, and a request without caching find nothing."""
     router, tokens = Router(), prompt(1, 4)
-    assert router.choose(request(tokens, "x"), [Unit("a", crowd=1), Unit("b")]) == "b"
-    crowded = [Unit("a"), Unit("b", crowd=1)]
+    assert router.choose(request(tokens, "x"), [Unit("a", num_requests=1), Unit("b")]) == "b"
+    crowded = [Unit("a"), Unit("b", num_requests=1)]
     assert router.choose(request(tokens, "y"), crowded) == "a"
     assert router.choose(request(tokens, "x"), crowded) == "b"
     del router.memories["b"]
@@ -127,15 +128,15 @@ def test_only_what_may_be_shared_counts_as_the_same() -> None:
 
 def test_a_long_prompt_is_hashed_to_a_limit_only() -> None:
     router = Router()
-    both = [Unit("a"), Unit("b", crowd=1)]
+    both = [Unit("a"), Unit("b", num_requests=1)]
     router.choose(request(prompt(1, 3 * MAX_CHUNKS)), both)
     assert len(router.memories["a"]) == MAX_CHUNKS
 
 
 def test_beginnings_outlive_what_follows_them() -> None:
     router, shared = Router(max_hashes=6), prompt(1, 3)
-    both = [Unit("a"), Unit("b", crowd=1)]
+    both = [Unit("a"), Unit("b", num_requests=1)]
     for seed in range(2, 20):
         assert router.choose(request(shared + prompt(seed, 2)), both) == "a"
     assert len(router.memories["a"]) == 6
-    assert router.choose(request(shared), [Unit("a", crowd=5), Unit("b")]) == "a"
+    assert router.choose(request(shared), [Unit("a", num_requests=5), Unit("b")]) == "a"

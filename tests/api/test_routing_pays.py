@@ -92,7 +92,9 @@ def least_open(request: Request, units: Sequence[Unit], now: float) -> int:
 
 def routed(request: Request, units: Sequence[Unit], now: float) -> int:
     candidates = [
-        Candidate(str(i), u.load.wait_s("m", now), u.load.token_s("m"), u.load.crowd(), u.prefixes)
+        Candidate(
+            str(i), u.load.wait_s("m", now), u.load.token_s("m"), u.load.num_requests(), u.prefixes
+        )
         for i, u in enumerate(units)
     ]
     choice = choose(request, candidates)

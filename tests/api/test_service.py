@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from muxcluster.core.errors import EngineFailure, InvalidValue, RequestTimeout
 from muxcluster.core.events import Finished, FinishReason, TokenDelta
 from muxcluster.http.app import create_app
-from muxcluster.http.calls.call import Arrival
+from muxcluster.http.calls.call import RequestHead
 from muxcluster.http.calls.choice import ChoiceText
 from muxcluster.http.calls.merge import merge
 from muxcluster.http.settings import ApiSettings
@@ -27,7 +27,7 @@ def service_of(backend, **options):
 
 def prepared(service, **fields):
     body = parse(CompletionBody, {"model": "tiny", "prompt": "x", **fields})
-    return asyncio.run(service.prepare(body, Arrival("r")))
+    return asyncio.run(service.prepare(body, RequestHead("r")))
 
 
 async def collected(stream):

@@ -19,7 +19,9 @@ def prefill(seconds: float, num_tokens: int, model: str = "m", phase: str = "pre
 def test_an_unknown_unit_has_no_wait() -> None:
     load = LoadMeter()
     assert (
-        load.wait_s("m", 0.0) == 0.0 and load.token_s("m") == UNKNOWN_TOKEN_S and load.crowd() == 0
+        load.wait_s("m", 0.0) == 0.0
+        and load.token_s("m") == UNKNOWN_TOKEN_S
+        and load.num_requests() == 0
     )
 
 
@@ -35,16 +37,18 @@ def test_what_was_sent_since_the_report_waits_too_and_is_not_counted_twice() -> 
     load = LoadMeter()
     waiting = ModelStats("m", 2, 1, waiting_tokens=100)
     load.send("m", 100, 5.0)
-    assert load.wait_s("m", 5.0) == pytest.approx(100 * UNKNOWN_TOKEN_S) and load.crowd() == 1
+    assert (
+        load.wait_s("m", 5.0) == pytest.approx(100 * UNKNOWN_TOKEN_S) and load.num_requests() == 1
+    )
     load.send("m", 50, 6.001)
     load.hear(report(1.0, waiting), 6.0)
     assert load.wait_s("m", 6.001) == pytest.approx(150 * UNKNOWN_TOKEN_S - 0.001)
-    assert load.crowd() == 4
+    assert load.num_requests() == 4
     # the same report, read again later
     load.hear(report(1.0, waiting), 6.5)
     assert load.wait_s("m", 6.001) == pytest.approx(150 * UNKNOWN_TOKEN_S - 0.001)
     load.hear(report(1.5, ModelStats("m")), 6.5)
-    assert load.wait_s("m", 6.5) == 0.0 and load.crowd() == 0
+    assert load.wait_s("m", 6.5) == 0.0 and load.num_requests() == 0
 
 
 def test_between_reports_what_waits_is_worked_off() -> None:

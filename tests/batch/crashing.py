@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-from muxcluster.batch.service.answers import Answer, Answerer, Grown
+from muxcluster.batch.service.answers import Answer, Answerer, OnTokens
 from muxcluster.batch.service.planning import FileOrder
 from muxcluster.batch.service.runner import BatchRunner, Ended, RunnerSettings
 from muxcluster.batch.store.entry import Entry
@@ -53,10 +53,10 @@ class FakeAnswerer:
         self._death = death
         self._rng = random.Random(time.time_ns())
 
-    async def answer(self, line: int, entry: Entry, batch_id: str, grown: Grown) -> Answer:
+    async def answer(self, line: int, entry: Entry, batch_id: str, on_tokens: OnTokens) -> Answer:
         """As `Answerer.answer`."""
         await asyncio.sleep(self._rng.choice((0.0, 0.0, 0.001)))
-        grown(1, is_first=True)
+        on_tokens(1, is_first=True)
         self._death.passes("answering")
         status = 200 if line % 10 else 400
         result = answered(line, entry.custom_id, f"{batch_id}-{line}", {}, status)

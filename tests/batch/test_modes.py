@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from muxcluster.batch.store.database import database_path
-from muxcluster.batch.store.files import Shelf
+from muxcluster.batch.store.files import FileStore
 from muxcluster.batch.store.store import BatchStore
 
 
@@ -37,7 +37,7 @@ EXPECTED = {
 
 def test_a_new_store(tmp_path: Path) -> None:
     store = BatchStore(tmp_path / "jobs" / "store")
-    Shelf(store, 1000)
+    FileStore(store, 1000)
     assert modes(tmp_path / "jobs" / "store") == EXPECTED
     store.close()
     assert (tmp_path / "jobs").stat().st_mode & 0o777 == 0o777, "not ours alone"
@@ -46,7 +46,7 @@ def test_a_new_store(tmp_path: Path) -> None:
 def test_a_store_that_others_could_read(tmp_path: Path) -> None:
     folder = tmp_path / "store"
     store = BatchStore(folder)
-    Shelf(store, 1000)
+    FileStore(store, 1000)
     store.close()
     # left by a crash: the files beside the database are there, with what was committed
     connection = sqlite3.connect(database_path(folder))
@@ -54,7 +54,7 @@ def test_a_store_that_others_could_read(tmp_path: Path) -> None:
     for each in (folder, *folder.rglob("*")):
         each.chmod(0o755 if each.is_dir() else 0o644)
     store = BatchStore(folder)
-    Shelf(store, 1000)
+    FileStore(store, 1000)
     assert modes(folder) == EXPECTED
     store.close()
     connection.close()

@@ -6,8 +6,8 @@ import pytest
 
 from bench import batch
 from bench.batch import WARM, WARM_COUNT, Ran, speed, write_jobs
-from bench.batch_kills import Killed
-from bench.batch_streams import Streams
+from bench.batches.kills import Killed
+from bench.batches.streams import Streams
 
 ESTIMATES = [(20, 0.2, 300.0), (60, 0.5, 50.0), (80, 0.9, 15.0)]
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from bench.offline.blending.claims import Part, case_of, claims_of
+from bench.offline.blending.picture import GRID_FILE, USE_FILE, draw_all
+from bench.offline.blending.runs import Rows, untold
+from bench.offline.blending.traces import Mix, trace
+from bench.offline.blending.unit import BUDGET_TOKENS, KV_BYTES, RESOURCES
 from bench.offline.blendserve import main
-from bench.offline.blendserve_claims import Part, case_of, claims_of
-from bench.offline.blendserve_picture import GRID_FILE, USE_FILE, draw_all
-from bench.offline.blendserve_runs import Rows, untold
-from bench.offline.blendserve_traces import Mix, trace
-from bench.offline.blendserve_unit import BUDGET_TOKENS, KV_BYTES, RESOURCES
 from bench.offline.rows import Row
 from muxcluster.offline.blend.lengths import known_lengths
 from muxcluster.offline.feed.feeder import Room

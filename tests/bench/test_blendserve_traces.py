@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from bench.offline.blendserve_traces import GRID, TRACES, Mix, kind_nature, kinds_of, trace
+from bench.offline.blending.traces import GRID, TRACES, Mix, kind_summary, kinds_of, trace
 from bench.traces.batchmix import long_outputs
 from muxcluster.offline.blend.resources import resource_model
-from muxcluster.offline.choice import nature_of
+from muxcluster.offline.choice import summary_of
 from muxcluster.placement.hardware import gpu_named
 from muxcluster.placement.shapes.known import shape_named
 
@@ -25,14 +25,14 @@ def test_kinds_are_like_their_sources() -> None:
     kinds = kinds_of(TRACES[0], MODEL)
     assert sorted(kinds) == sorted(PUBLISHED)
     for name, (sharing, density) in PUBLISHED.items():
-        found = kind_nature(kinds[name], MODEL)
+        found = kind_summary(kinds[name], MODEL)
         assert abs(found.sharing - sharing) < 0.02
         assert abs(found.density / density - 1) < 0.17
 
 
 @pytest.mark.parametrize("mix", TRACES)
 def test_mixtures_are_as_dense_and_share_as_much_as_asked(mix: Mix) -> None:
-    found = nature_of(trace(mix, 15_000, MODEL, 1e9, seed=1).with_tree())
+    found = summary_of(trace(mix, 15_000, MODEL, 1e9, seed=1).with_tree())
     assert 15_000 <= found.num_requests < 16_000
     assert abs(found.sharing - mix.sharing) < 0.03
     assert abs(found.density / mix.density - 1) < 0.05

@@ -13,7 +13,13 @@ import pytest
 
 pytest.importorskip("triton", reason="Triton's wheels are for Linux")
 
-from bench.compiled import SHARED_LIMITS, CompileFailed, compile_specimen, modules, specimens
+from bench.kernels.compiled import (
+    SHARED_LIMITS,
+    CompileFailed,
+    compile_specimen,
+    modules,
+    specimens,
+)
 from tests.bench.faulty_kernels import NONSENSE, product_of, sums_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -66,7 +72,7 @@ def test_the_script_fails_on_a_spill_on_nonsense_and_on_what_is_worse_than_it_wa
     shutil.copytree(ROOT / "bench", tmp_path / "bench", ignore=shutil.ignore_patterns("results"))
     source = ROOT / "tests" / "bench" / "faulty_kernels.py"
     shutil.copy(source, tmp_path / "muxcluster" / "kernels" / "triton_ops" / "faulty.py")
-    bounds = tmp_path / "bench" / "kernel_bounds.json"
+    bounds = tmp_path / "bench" / "kernels" / "bounds.json"
     found = json.loads(bounds.read_text())
     found["bounds"]["silu_mul bf16 sm_90"]["registers"] = 10
     found["bounds"]["silu_mul fp16 sm_90"]["registers"] = 100

@@ -7,11 +7,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from bench.dense_methods import Baton, decoupled, static
-from bench.dense_picture import draw
-from bench.dense_queries import LONG, SHORT, Query, fewest_steps, mixed, quantiles
-from bench.dense_record import BATON_PD, STATIC, Done, Measured, claims_of, curves_of, rows_of
-from bench.dense_trace import Trace, Work, thinned, watched
+from bench.rebatching.methods import Baton, decoupled, static
+from bench.rebatching.picture import draw
+from bench.rebatching.queries import LONG, SHORT, Query, fewest_steps, mixed, quantiles
+from bench.rebatching.record import BATON_PD, STATIC, Done, Measured, claims_of, curves_of, rows_of
+from bench.rebatching.trace import Trace, Work, thinned, watched
 from muxcluster.demo.models import build_model
 from muxcluster.engine.dense.model import DenseModel
 from muxcluster.scheduling.state.batch_scaling import BatchScaling

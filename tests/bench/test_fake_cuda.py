@@ -10,7 +10,7 @@ from transformers import LlamaConfig
 
 pytest.importorskip("triton", reason="Triton's wheels are for Linux")
 
-from bench.fake_cuda import FakeCuda, decode_step, load
+from bench.kernels.fake_cuda import FakeCuda, decode_step, load
 from muxcluster.core.job import WorkerSpec
 from muxcluster.core.kvshape import KvShape
 from muxcluster.core.unitspec import ModelSpec, UnitSpec

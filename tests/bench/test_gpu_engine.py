@@ -10,13 +10,13 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from bench.gpu.engine import PARTS_S, claims_of
-from bench.gpu.engine_decode import rates_of, step_bytes
-from bench.gpu.engine_equal import compared
-from bench.gpu.engine_part import PARTS
-from bench.gpu.found import NO_TIME, OK, WRONG, Found, Part
-from bench.gpu.isolated import Group, run_group
-from bench.gpu.listener import Heard, Listener
-from bench.gpu.models import hf_config, shape_of
+from bench.gpu.engine_parts.decode import rates_of, step_bytes
+from bench.gpu.engine_parts.equal import compared
+from bench.gpu.engine_parts.part import PARTS
+from bench.gpu.running.found import NO_TIME, OK, WRONG, Found, Part
+from bench.gpu.running.isolated import Group, run_group
+from bench.gpu.running.listener import Heard, Listener
+from bench.gpu.running.models import hf_config, shape_of
 from tests.bench.gpu_scripts import record_of, run_bare
 
 SIZES = ("1b", "8b")
@@ -135,7 +135,7 @@ def test_claims_are_of_what_was_reached() -> None:
 SCRIPT = """
 import sys
 sys.path.insert(0, {root!r})
-from bench.gpu.isolated import run_here
+from bench.gpu.running.isolated import run_here
 
 def fine(run):
     run.keep({{"case": "fine"}}, {{"series": [1.0]}})

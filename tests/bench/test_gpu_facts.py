@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from bench.gpu import fact, facts, facts_green, facts_mps
-from bench.gpu.answer import last_answer
-from bench.gpu.children import Ended, run_child
-from bench.gpu.facts_ipc import ipc
-from bench.gpu.found import Found
+from bench.gpu import facts
+from bench.gpu.fact_checks import fact, green, mps
+from bench.gpu.fact_checks.answer import last_answer
+from bench.gpu.fact_checks.ipc import ipc
+from bench.gpu.running.children import Ended, run_child
+from bench.gpu.running.found import Found
 from muxcluster.engine.gpu.driver import Driver
 from tests.conftest import ROOT
 from tests.engine_gpu.conftest import fake_control
@@ -75,7 +76,8 @@ def test_two_processes_share_a_tensor() -> None:
 def test_facts_need_neither_msgspec_nor_transformers() -> None:
     """They are the first to run on a new machine."""
     absent = "msgspec", "transformers", "pydantic", "zmq"
-    code = f"import sys; sys.modules.update(dict.fromkeys({absent})); import bench.gpu.fact"
+    block = f"import sys; sys.modules.update(dict.fromkeys({absent}))"
+    code = f"{block}; import bench.gpu.fact_checks.fact"
     ended = run_child(("-c", code), 60)
     assert not ended.failure
 
@@ -84,9 +86,9 @@ def test_the_mps_daemon_is_stopped_though_a_client_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     control = fake_control(tmp_path, monkeypatch)
-    monkeypatch.setattr(facts_mps, "_child", lambda *_: 1 / 0)
+    monkeypatch.setattr(mps, "_child", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        list(facts_mps.mps())
+        list(mps.mps())
     assert control.asked()[0] == "start"
     assert control.asked()[-1] == "ask quit -t 5"
 
@@ -96,8 +98,8 @@ def test_a_daemon_that_does_not_start_says_why(
 ) -> None:
     control = fake_control(tmp_path, monkeypatch)
     control.install(code=1, words="no room for a daemon")
-    monkeypatch.setattr(facts_mps, "_clients", lambda _: pytest.fail("it started"))
-    (answer,) = facts_mps.mps()
+    monkeypatch.setattr(mps, "_clients", lambda _: pytest.fail("it started"))
+    (answer,) = mps.mps()
     assert answer.verdict == "no"
     assert "ended with 1: no room for a daemon" in answer.text
 
@@ -133,9 +135,9 @@ class FakeCard:
 
 @pytest.fixture
 def fake_driver(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
-    """The driver of facts_green; streams are numbered from 100 on, two a share."""
+    """The driver of green; streams are numbered from 100 on, two a share."""
     driver = FakeCuda()
-    monkeypatch.setattr(facts_green, "Driver", lambda: Driver(driver))
+    monkeypatch.setattr(green, "Driver", lambda: Driver(driver))
     monkeypatch.setattr(torch.cuda, "ExternalStream", int)
     monkeypatch.setattr(torch.cuda, "current_stream", int)
     return driver
@@ -143,8 +145,8 @@ def fake_driver(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
 
 def put_card(driver: FakeCuda, patch: pytest.MonkeyPatch, told: dict[int, set[int]]) -> FakeCard:
     card = FakeCard(driver, told)
-    patch.setattr(facts_green, "Probe", lambda: card)
-    patch.setattr(facts_green, "Products", lambda: card)
+    patch.setattr(green, "Probe", lambda: card)
+    patch.setattr(green, "Products", lambda: card)
     patch.setattr(torch.cuda, "stream", card.on)
     return card
 
@@ -165,8 +167,8 @@ def test_green_contexts_are_believed_only_when_work_keeps_apart(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     put_card(fake_driver, monkeypatch, told)
-    monkeypatch.setattr(facts_green, "_other_ways", lambda *_: {})
-    *_, answer = facts_green.green()
+    monkeypatch.setattr(green, "_other_ways", lambda *_: {})
+    *_, answer = green.green()
     assert answer.verdict == verdict
     assert f"seen [64, {len(told.get(101, range(68)))}]" in answer.text
     assert fake_driver.calls.count("cuDevSmResourceSplitByCount") == 2, "a query and one split"
@@ -202,7 +204,7 @@ def test_dangerous_probes_come_after_the_verdict(
 ) -> None:
     """Every one of them breaks here, as on this machine, which has no GPU."""
     put_card(fake_driver, monkeypatch, {})
-    answers = list(facts_green.green())
+    answers = list(green.green())
     assert [answer.verdict for answer in answers] == ["yes"] * 7
     assert "half of a second split" not in answers[2].text
     assert "the part made the current context: " in answers[-1].text
@@ -234,8 +236,8 @@ def test_mps_is_believed_only_when_shares_shrink(
         count = by_share[environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"]]
         return {"numbers": {"attribute": count, "seen": count, "flops_per_s": 1e14}}
 
-    monkeypatch.setattr(facts_mps, "_child", child)
-    answers = list(facts_mps.mps())
+    monkeypatch.setattr(mps, "_child", child)
+    answers = list(mps.mps())
     assert [answer.verdict for answer in answers] == [verdict] * 3
     assert "beside another" not in answers[0].text and "mapped" in answers[2].text
     assert started == [("mps-client", share) for share in ("100", "50", "25", "50", "50")] + [

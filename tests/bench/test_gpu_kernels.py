@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.gpu.ceilings import Ceilings
-from bench.gpu.claims import claims
-from bench.gpu.clock import Clock
-from bench.gpu.run import Run, relative_error
-from bench.gpu.speed_attention import DECODE, LLAMA3_8B, decode_case
-from bench.gpu.speed_prefix import prefix_case
+from bench.gpu.kernel_cases.claims import claims
+from bench.gpu.kernel_cases.speed.attention import DECODE, LLAMA3_8B, decode_case
+from bench.gpu.kernel_cases.speed.prefix import prefix_case
+from bench.gpu.running.ceilings import Ceilings
+from bench.gpu.running.clock import Clock
+from bench.gpu.running.run import Run, relative_error
 from tests.conftest import ROOT
 
 SCRIPT = ROOT / "bench" / "gpu" / "kernels.py"

@@ -16,7 +16,7 @@ import torch
 
 from bench.gpu import engine, facts, kernels, lease, multiplex, partitions, travel
 from bench.gpu.lease import CALL_S, CALLS
-from bench.gpu.multiplex_systems import SYSTEMS
+from bench.gpu.multiplexing.systems import SYSTEMS
 from tests.conftest import ROOT
 
 SCRIPT = ROOT / "bench" / "gpu" / "lease.sh"
@@ -222,10 +222,9 @@ def test_engine_and_kernels_run_on_what_the_machine_has(tmp_path: Path) -> None:
     assert absent >= {"msgspec", "pydantic", "ray", "zmq", "fastapi"}
     block = f"import sys\nfor name in {sorted(absent)!r}:\n    sys.modules[name] = None\n"
     (tmp_path / "sitecustomize.py").write_text(block, encoding="utf-8")
-    code = (
-        "import bench.gpu.fact, bench.gpu.part, bench.gpu.engine_part, bench.gpu.partitions_part, "
-        "bench.gpu.multiplex_part, bench.gpu.multiplex_predict, bench.gpu.merge, bench.gpu.lease"
-    )
+    parts = "kernel_cases.part engine_parts.part partition_runs.part multiplexing.part"
+    others = "fact_checks.fact multiplexing.predict merge lease"
+    code = f"import {', '.join(f'bench.gpu.{name}' for name in f'{parts} {others}'.split())}"
     paths = os.pathsep.join((str(tmp_path), str(ROOT)))
     done = subprocess.run(
         (sys.executable, "-c", code),

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from bench.gpu.found import FAILED, NO_TIME, OK, Found, Part
 from bench.gpu.merge import Refused, main, merged
+from bench.gpu.running.found import FAILED, NO_TIME, OK, Found, Part
 
 SETTING = {"bench": "engine", "dry": False, "card": "H100", "quick": False, "seed": 0}
 NAMES = ("equal", "decode.8b", "serve.8b.muxcluster")

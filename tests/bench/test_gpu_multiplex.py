@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from bench.gpu.multiplex import claims
-from bench.gpu.multiplex_setup import cost_of, work_of
-from bench.gpu.multiplex_systems import DRY_SYSTEMS, SYSTEMS
+from bench.gpu.multiplexing.setup import cost_of, work_of
+from bench.gpu.multiplexing.systems import DRY_SYSTEMS, SYSTEMS
 from muxcluster.placement.cost import MeasuredCost, Profile
 from tests.bench.gpu_scripts import ABSENT, record_of, run_bare
 from tests.conftest import ROOT

@@ -7,10 +7,10 @@ from time import monotonic, sleep
 import numpy as np
 import pytest
 
-from bench.gpu.listener import Heard, Listener
-from bench.gpu.multiplex_play import SLO_SCALE, play, requests_of, row_of
-from bench.gpu.multiplex_predict import predicted_per_s
-from bench.gpu.multiplex_systems import (
+from bench.gpu.multiplexing.play import SLO_SCALE, play, requests_of, row_of
+from bench.gpu.multiplexing.predict import predicted_per_s
+from bench.gpu.multiplexing.split import Split
+from bench.gpu.multiplexing.systems import (
     DRY_SITE,
     GPU_SITE,
     SYSTEMS,
@@ -19,8 +19,8 @@ from bench.gpu.multiplex_systems import (
     static_units,
     static_whole,
 )
-from bench.gpu.multiplex_work import Work, busy_s, capacity_per_s, static_shares, tenants_of
-from bench.gpu.split import Split
+from bench.gpu.multiplexing.work import Work, busy_s, capacity_per_s, static_shares, tenants_of
+from bench.gpu.running.listener import Heard, Listener
 from muxcluster.core.errors import ConfigError
 from muxcluster.core.job import Job
 from muxcluster.core.unitspec import UnitSpec

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
+from bench.gpu.partition_runs.jobs import WORKERS, pairs, unit_of, write_models
+from bench.gpu.partition_runs.part import DRY_TOKENS, executor_of, play
 from bench.gpu.partitions import LIMITS_S, verdict
-from bench.gpu.partitions_jobs import WORKERS, pairs, unit_of, write_models
-from bench.gpu.partitions_part import DRY_TOKENS, executor_of, play
 from muxcluster.core.job import Phase
 from muxcluster.engine.gpu.green.executor import GreenExecutor
 from muxcluster.engine.processes.executor import ProcessExecutor

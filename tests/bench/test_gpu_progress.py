@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from bench.gpu.found import FAILED, NO_TIME, OK, WRONG, Found, Part, from_record, verdict_of
+from bench.gpu.running.found import FAILED, NO_TIME, OK, WRONG, Found, Part, from_record, verdict_of
 from tests.conftest import ROOT
 
 SCRIPT = """
 import sys, time
 from pathlib import Path
 sys.path.insert(0, {root!r})
-from bench.gpu.found import OK, Found, Part
-from bench.gpu.progress import Progress, parts_parser
+from bench.gpu.running.found import OK, Found, Part
+from bench.gpu.running.progress import Progress, parts_parser
 from bench.harness import Bench, Claim
 
 NAMES = ("first", "second", "third")
@@ -157,11 +157,12 @@ def is_running(pid: int) -> bool:
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux tells a process of its parent's end")
 def test_a_part_ends_when_its_script_is_killed(tmp_path: Path) -> None:
     part = (
-        "import os, time; from pathlib import Path; from bench.gpu.children import die_with_parent;"
+        "import os, time; from pathlib import Path;"
+        "from bench.gpu.running.children import die_with_parent;"
         "die_with_parent(); Path('pid.part').write_text(str(os.getpid()));"
         "Path('pid.part').rename('pid'); time.sleep(600)"
     )
-    script = f"from bench.gpu.children import run_child; run_child(('-c', {part!r}), 600)"
+    script = f"from bench.gpu.running.children import run_child; run_child(('-c', {part!r}), 600)"
     process = subprocess.Popen(
         (sys.executable, "-c", script), cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}
     )

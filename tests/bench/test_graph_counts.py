@@ -12,9 +12,9 @@ import torch
 
 pytest.importorskip("triton", reason="Triton's wheels are for Linux")
 
-from bench.fake_cuda import FakeCuda
-from bench.gpu.multiplex_systems import GPU_SITE, SYSTEMS, System, shared_unit
-from bench.gpu.multiplex_work import Work, tenants_of
+from bench.gpu.multiplexing.systems import GPU_SITE, SYSTEMS, System, shared_unit
+from bench.gpu.multiplexing.work import Work, tenants_of
+from bench.kernels.fake_cuda import FakeCuda
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.gpu.green.executor import GreenExecutor
 from muxcluster.engine.gpu.green.parts import Part

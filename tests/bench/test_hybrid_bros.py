@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from bench.hybrid.bros import Slice
-from bench.hybrid.claims import (
+from bench.hybrid.picture import draw
+from bench.hybrid.simulated.claims import (
     all_claims,
     alone_claims,
     apart_claims,
@@ -16,10 +17,9 @@ from bench.hybrid.claims import (
     claims_of,
     work_claims,
 )
-from bench.hybrid.lengths import LONGEST, SHORTEST, Even, Fitted
-from bench.hybrid.picture import draw
-from bench.hybrid.running import Cell, Runner, batch_tokens_per_s, normalised_s
-from bench.hybrid.setups import APART, ENTRIES, LENGTHS, OURS, SETUPS, Point, case_of
+from bench.hybrid.simulated.lengths import LONGEST, SHORTEST, Even, Fitted
+from bench.hybrid.simulated.running import Cell, Runner, batch_tokens_per_s, normalised_s
+from bench.hybrid.simulated.setups import APART, ENTRIES, LENGTHS, OURS, SETUPS, Point, case_of
 from muxcluster.placement.hardware import GIB
 from muxcluster.sim.cases.sweep import Cache
 from muxcluster.sim.report.report import (

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.hybrid.engine_load import BATCH, INTERACTIVE, Draws, Traffic
-from bench.hybrid.engine_parts import (
+from bench.hybrid.on_engine.load import BATCH, INTERACTIVE, Draws, Traffic
+from bench.hybrid.on_engine.parts import (
     ALONE,
     BATCH_ALONE,
     OURS,
@@ -17,7 +17,7 @@ from bench.hybrid.engine_parts import (
     targets,
     verdict,
 )
-from bench.hybrid.engine_unit import running, unit_spec, write_configs
+from bench.hybrid.on_engine.unit import running, unit_spec, write_configs
 from muxcluster.core.request import ServiceClass, Slo
 from muxcluster.core.served import JobRecord
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from bench.hybrid.knobs import entries, trades
-from bench.hybrid.knobs_picture import draw
-from bench.hybrid.running import Runner
-from bench.hybrid.setups import Point
+from bench.hybrid.simulated.knobs_picture import draw
+from bench.hybrid.simulated.running import Runner
+from bench.hybrid.simulated.setups import Point
 from muxcluster.sim.cases.sweep import Cache
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.hybrid.setups import ENTRIES, Point
+from bench.hybrid.simulated.setups import ENTRIES, Point
 from bench.hybrid.traces import SLICES, base_rate, batch_lengths, builder, points_of
 
 

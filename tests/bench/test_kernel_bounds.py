@@ -7,8 +7,8 @@ import pytest
 
 pytest.importorskip("triton", reason="Triton's wheels are for Linux")
 
-from bench.compiled import Compiled, modules, specimens
-from bench.kernel_bounds import Bounds, binary_name, updated
+from bench.kernels.bounds import Bounds, binary_name, updated
+from bench.kernels.compiled import Compiled, modules, specimens
 
 ROW = Compiled(
     kernel="paged_decode bf16",

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.launches import MOST_LAUNCHES, layer_launches, prompt_launches
+from bench.kernels.launches import MOST_LAUNCHES, layer_launches, prompt_launches
 
 PRODUCTS = {"_add_rms_norm": 2, "_rotary": 1, "write_kernel": 1, "_silu_mul": 1, "aten.mm": 4}
 KERNELS = {**PRODUCTS, "decode_kernel": 1, "merge_kernel": 1}

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from bench.offline.joint.cases import BALANCED, Case, cases, jobs_of
+from bench.offline.joint.picture import draw
+from bench.offline.joint.unit import best_split, least_s
 from bench.offline.multi_model import Result, run_case
-from bench.offline.multi_model_cases import BALANCED, Case, cases, jobs_of
-from bench.offline.multi_model_picture import draw
-from bench.offline.multi_model_unit import best_split, least_s
 from bench.traces.batchmix import Kind
-from muxcluster.offline.choice import nature_of
+from muxcluster.offline.choice import summary_of
 
 TINY = Case(
     "tiny",
@@ -47,18 +47,19 @@ def test_the_picture_names_its_cases(result: Result, tmp_path: Path) -> None:
 def test_the_pairs_are_bound_by_compute_and_by_memory_and_the_control_is_not() -> None:
     *pairs, control = cases()
     for case in pairs:
-        first, second = (nature_of(job.with_tree()) for job in jobs_of(case, 5.0, 0).values())
+        first, second = (summary_of(job.with_tree()) for job in jobs_of(case, 5.0, 0).values())
         assert first.density > 3 and second.density < 0.7
         assert first.optimum_s == pytest.approx(5.0, rel=0.3)
     for job in jobs_of(control, 30.0, 0).values():
-        assert nature_of(job.with_tree()).density == pytest.approx(BALANCED, rel=0.15)
+        assert summary_of(job.with_tree()).density == pytest.approx(BALANCED, rel=0.15)
 
 
 def test_two_models_permit_no_less_than_one_after_the_other() -> None:
     case = cases()[0]
-    natures = {model: nature_of(job.with_tree()) for model, job in jobs_of(case, 5.0, 0).items()}
+    summaries = {model: summary_of(job.with_tree()) for model, job in jobs_of(case, 5.0, 0).items()}
     alone = [
-        least_s({model: case.shapes[model]}, {model: nature}) for model, nature in natures.items()
+        least_s({model: case.shapes[model]}, {model: summary})
+        for model, summary in summaries.items()
     ]
-    assert max(alone) < least_s(case.shapes, natures) < sum(alone)
-    assert best_split(case.shapes, natures) in (0.5, 0.6)
+    assert max(alone) < least_s(case.shapes, summaries) < sum(alone)
+    assert best_split(case.shapes, summaries) in (0.5, 0.6)

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from bench.muxserve.ablation_cases import (
+from bench.muxserve.picture import draw
+from bench.muxserve.simulated.ablation_cases import (
     EVEN,
     FIXED,
     chatlmsys_points,
     placement_points,
     resource_points,
 )
-from bench.muxserve.cases import SYSTEMS, Duration
-from bench.muxserve.headlines import Headline, Measured, claims_of
-from bench.muxserve.picture import draw
+from bench.muxserve.simulated.cases import SYSTEMS, Duration
+from bench.muxserve.simulated.headlines import Headline, Measured, claims_of
 from muxcluster.sim.cases.case import run_case
 from muxcluster.sim.cases.sweep import Cache
 from muxcluster.sim.report.report import CaseReport

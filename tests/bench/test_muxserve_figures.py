@@ -5,12 +5,17 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from bench.muxserve.agreement import Row, by_point, pairs_right, ranked, row_of
-from bench.muxserve.cases import Duration, ablations, output_tokens, problems, scaled
-from bench.muxserve.judging import interval, least_fair_share, rate_weighted, share_within_slo
-from bench.muxserve.published import Mesh, Run, Served
-from bench.muxserve.replay import Replayed
-from bench.muxserve.store import Store
+from bench.muxserve.artifact.agreement import Row, by_point, pairs_right, ranked, row_of
+from bench.muxserve.artifact.published import Mesh, Run, Served
+from bench.muxserve.artifact.replay import Replayed
+from bench.muxserve.artifact.store import Store
+from bench.muxserve.simulated.cases import Duration, ablations, output_tokens, problems, scaled
+from bench.muxserve.simulated.judging import (
+    interval,
+    least_fair_share,
+    rate_weighted,
+    share_within_slo,
+)
 from muxcluster.sim.cases.case import run_case
 from muxcluster.sim.report.report import CaseReport
 

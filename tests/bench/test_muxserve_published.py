@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.muxserve.published import SYSTEMS, Mesh, Run, Served, kv_share, read_runs
-from bench.muxserve.reference import GPU, ReferenceCost, units_of_run
-from bench.muxserve.replay import lengths, replay
+from bench.muxserve.artifact.published import SYSTEMS, Mesh, Run, Served, kv_share, read_runs
+from bench.muxserve.artifact.reference import GPU, ReferenceCost, units_of_run
+from bench.muxserve.artifact.replay import lengths, replay
 from muxcluster.core.job import Phase
 from muxcluster.placement.cost import Roofline
 from muxcluster.placement.shapes.known import SHAPES

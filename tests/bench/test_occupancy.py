@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.occupancy import BlockNeeds, blocks_per_multiprocessor
+from bench.kernels.occupancy import BlockNeeds, blocks_per_multiprocessor
 
 
 @pytest.mark.parametrize(

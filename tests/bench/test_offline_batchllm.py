@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from bench.offline import batchllm
-from bench.offline.batchllm_cases import CASE_1, CASE_2, LADDER, run_case, valleys
-from bench.offline.batchllm_unit import (
+from bench.offline.prefix_groups.cases import CASE_1, CASE_2, LADDER, run_case, valleys
+from bench.offline.prefix_groups.unit import (
     BATCHLLM,
     BLOCK_TOKENS,
     BOTH,

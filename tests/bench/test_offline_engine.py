@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.offline.engine_jobs import (
+from bench.offline.answers.jobs import (
     Answered,
     Machine,
     answer,
@@ -15,7 +15,7 @@ from bench.offline.engine_jobs import (
     shaped_job,
     write_job,
 )
-from bench.offline.near_ties import Oracle, differing, near_ties
+from bench.offline.answers.near_ties import Oracle, differing, near_ties
 from bench.offline.rows import Rows
 from bench.traces.batchmix import Kind
 from muxcluster.demo.models import build_model
@@ -108,7 +108,7 @@ class Told:
 def test_answers_are_excused_where_each_is_permitted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, permitted: tuple[str, ...], excused: list[str]
 ) -> None:
-    monkeypatch.setattr("bench.offline.near_ties.Oracle", Told(*permitted))
+    monkeypatch.setattr("bench.offline.answers.near_ties.Oracle", Told(*permitted))
     path = tmp_path / "job.jsonl"
     write_job(path, [[1], [11, 12]], [3, 3])
     one = Answered("fcfs", {"0": "a", "1": "b"}, 3, 0, 3, 1.0)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.sass import instructions_of, working_loops
+from bench.kernels.sass import instructions_of, working_loops
 
 
 def code(*lines: str) -> str:

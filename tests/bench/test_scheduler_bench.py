@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.scheduler_hybrid import HybridCase, HybridLoad, hybrid_spec
-from bench.scheduler_load import Profiled, SteadyLoad, sharegpt_lengths, unit_spec
+from bench.scheduling.hybrid import HybridCase, HybridLoad, hybrid_spec
+from bench.scheduling.load import Profiled, SteadyLoad, sharegpt_lengths, unit_spec
 from muxcluster.core.kvshape import KvShape
 from tests.conftest import ROOT
 

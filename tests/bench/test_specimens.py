@@ -14,9 +14,9 @@ import torch
 
 pytest.importorskip("triton", reason="Triton's wheels are for Linux")
 
-from bench.compiled import KernelTypes, modules, specimens, types_of
-from bench.fake_cuda import FakeCuda
-from bench.launches import decode_rows, prompt_rows, recorded
+from bench.kernels.compiled import KernelTypes, modules, specimens, types_of
+from bench.kernels.fake_cuda import FakeCuda
+from bench.kernels.launches import decode_rows, prompt_rows, recorded
 from muxcluster.engine.forward.loaded_model import LoadedModel
 from muxcluster.engine.memory.copies import SlotSizes, StagedTransfer
 from muxcluster.kernels.triton_ops.specimens.specimen import Specimen

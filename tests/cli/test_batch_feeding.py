@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from muxcluster.batch.plan.feeding import Asked, FedPlan, FedUnit
+from muxcluster.batch.plan.feeding import FedPlan, FedUnit, PlannedLine
 from muxcluster.batch.store.store import Pending
 from muxcluster.core.pinning import PinnedPrefix, Unpin
 from muxcluster.offline.blend.resources import resource_model
@@ -44,7 +44,7 @@ def _plan(unit: _Unit, order: str = "dfs", model: str = "a", unit_id: str = "u")
     shared = rng.integers(0, 1000, SHARED)
     tails = [rng.integers(0, 1000, 16) for _ in range(NUM_LINES)]
     asked = [
-        Asked(
+        PlannedLine(
             Pending(10 + i, 0, 0, model, 1),
             np.concatenate((shared, tail)).astype(np.int32),
             20,

@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -150,6 +151,27 @@ def test_wrong_lines_are_told_and_the_rest_runs(capsys, tmp_path: Path, config: 
     codes = [told[line]["response"]["body"]["error"]["code"] for line in (3, 4)]
     assert codes == ["unsupported_parameter", "context_length_exceeded"]
     assert told[5]["custom_id"] is None
+
+
+def test_each_prompt_is_tokenised_once(
+    capsys, tmp_path: Path, config: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: Counter[str] = Counter()
+    encode = Tokenizer.encode
+
+    def counted(tokenizer: Tokenizer, text: str, *args: Any, **options: Any) -> list[int]:
+        seen[text] += 1
+        return encode(tokenizer, text, *args, **options)
+
+    file = tmp_path / "in.jsonl"
+    with file.open("w") as lines:
+        for number, (model, prompt) in enumerate(prompts(12)):
+            body = {"model": model, "prompt": f"{number}: {prompt}", "max_tokens": 2}
+            fields = {"method": "POST", "url": "/v1/completions", "body": body}
+            lines.write(json.dumps({"custom_id": f"r-{number}", **fields}) + "\n")
+    monkeypatch.setattr(Tokenizer, "encode", counted)
+    said = _ran(capsys, str(file), "-o", str(tmp_path / "out.jsonl"), "--config", config)
+    assert said["completed"] == len(seen) == seen.total() == 12
 
 
 def test_a_job_without_a_request_fails(capsys, tmp_path: Path, config: str) -> None:

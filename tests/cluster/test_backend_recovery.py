@@ -19,7 +19,7 @@ from muxcluster.core.served import ServedModel, UnitState, UnitStats
 from muxcluster.router.fleet import ClusterBackend
 from muxcluster.router.recovery import MAX_LOSSES_IN_A_ROW
 from muxcluster.router.unit_link import LinkState, UnitLink
-from muxcluster.router.unit_links import Lines, keep_in_step
+from muxcluster.router.unit_links import UnitLinks, keep_in_step
 
 MODEL = ServedModel("m", "/m", 64, 100, (0,))
 NUM_TOKENS = 6
@@ -81,7 +81,7 @@ class Cluster:
         self.units: dict[str, list[DyingUnit]] = {unit_id: [] for unit_id in unit_ids}
         self.directory = Directory((MODEL,), {"m": unit_ids})
         self.revives: Callable[[DyingUnit], None] | None = lambda unit: None
-        self.lines = Lines(self._connect, wait_s)
+        self.lines = UnitLinks(self._connect, wait_s)
         self.backend = ClusterBackend(self.lines, wait_s)
 
     @property

@@ -13,7 +13,7 @@ from muxcluster.core.request import Request
 from muxcluster.core.sampling import SamplingParams
 from muxcluster.core.served import ServedModel, UnitStats
 from muxcluster.router.fleet import ClusterBackend
-from muxcluster.router.unit_links import Lines, keep_in_step
+from muxcluster.router.unit_links import UnitLinks, keep_in_step
 
 MODEL = ServedModel("m", "/m", 64, 100, (0,))
 REQUEST = Request("r", "m", np.zeros(3, np.int32), SamplingParams())
@@ -68,9 +68,9 @@ def _at(endpoint: str) -> Directory:
     return Directory((MODEL,), {"m": ("unit-0",)}, {"unit-0": UnitAddress("unit-0", endpoint)})
 
 
-async def _backend() -> tuple[ClusterBackend, Lines, Clients]:
+async def _backend() -> tuple[ClusterBackend, UnitLinks, Clients]:
     clients = Clients()
-    lines = Lines(clients.connect)
+    lines = UnitLinks(clients.connect)
     return ClusterBackend(lines), lines, clients
 
 

@@ -11,7 +11,7 @@ from muxcluster.core.request import Request, ServiceClass
 from muxcluster.core.served import ModelStats, UnitStats
 from muxcluster.core.unitspec import SchedulerSpec, UnitSpec
 from muxcluster.engine.unit.unit import Unit
-from tests.blocks import block_tokens
+from tests.blocks import block_tokens, scaled
 from tests.engine.fakes import Sink
 from tests.engine.lockstep import Lockstep, Script
 from tests.engine.units import check_lengths, check_nothing_leaks, greedy, running
@@ -23,7 +23,7 @@ NUM_BATCH, NUM_URGENT = 3, 4
 """Batch requests of a model, and interactive ones of a wave."""
 NUM_BLOCKS = 330
 """What the batch requests may need at their ends, and a little more than a wave may."""
-BATCH_TOKENS, URGENT_TOKENS = 40, 12
+BATCH_TOKENS, URGENT_TOKENS = scaled(40, 8), scaled(12, 8)
 Prompts = dict[str, list[int]]
 
 
@@ -40,7 +40,13 @@ def hybrid_spec(
 ) -> UnitSpec:
     """host_frames: for each block of the pool."""
     models = tuple(
-        model_spec(path, name, max_seqs=max_seqs, max_model_len=128, prefix_caching=prefix_caching)
+        model_spec(
+            path,
+            name,
+            max_seqs=max_seqs,
+            max_model_len=scaled(128, 8),
+            prefix_caching=prefix_caching,
+        )
         for name, path in directories.items()
     )
     return UnitSpec(
@@ -50,7 +56,11 @@ def hybrid_spec(
         block_bytes=BLOCK_BYTES,
         workers=workers,
         scheduler=SchedulerSpec(
-            lane=lane, packing="hybrid", token_budget=64, quota_period_s=1e4, ageing_s=0.5
+            lane=lane,
+            packing="hybrid",
+            token_budget=scaled(64, 8),
+            quota_period_s=1e4,
+            ageing_s=0.5,
         ),
         partition=partition,
         num_threads=1,
@@ -91,9 +101,8 @@ class Crowd:
         for model in self._spec.models:
             prefix = np.arange(3, 3 + shared)
             for i in range(count):
-                own = self._rng.integers(
-                    3, model.vocab_size, self._rng.integers(30 - shared, 40 - shared)
-                )
+                length = self._rng.integers(scaled(30, 8) - shared, scaled(40, 8) - shared)
+                own = self._rng.integers(3, model.vocab_size, length)
                 prompt = np.concatenate((prefix, own)).astype(np.int32)
                 name = f"{model.name}/{kind}/{i}"
                 self.asked[name], self.num_tokens[name] = prompt.tolist(), num_tokens
@@ -144,7 +153,7 @@ def both_classes(crowd: Crowd, *, num_waves: int = 12) -> Script:
     firsts = {name.split("/")[0]: name for name in reversed(batch)}.values()
     yield lambda: crowd.have(firsts, 3)
     for wave in range(num_waves):
-        names = crowd.submit(f"urgent{wave}", NUM_URGENT, URGENT_TOKENS, shared=16)
+        names = crowd.submit(f"urgent{wave}", NUM_URGENT, URGENT_TOKENS, shared=scaled(16, 8))
         yield lambda names=names: crowd.have(names, URGENT_TOKENS)
     yield crowd.have_ended
 

@@ -14,14 +14,16 @@ from muxcluster.core.job import SlotCopies
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.memory.arena import Arena
 from muxcluster.engine.memory.copies import DirectTransfer, StagedTransfer, Transfer, UnitCopies
+from tests.blocks import block_tokens
 from tests.engine.fakes import fake_spec
 from tests.kernels.slot_copy_cases import copied, random_blocks
 
 NUM_BLOCKS, NUM_HOST_BLOCKS = 12, 7
 SPEC = replace(fake_spec(), num_blocks=NUM_BLOCKS, num_host_blocks=NUM_HOST_BLOCKS)
+WIDE = block_tokens(16)  # of the wide model; twice as many of the narrow one
 SIZES = {
-    "wide": {"slot_bytes": 256, "destination_tokens": 16, "source_tokens": 16},
-    "narrow": {"slot_bytes": 128, "destination_tokens": 32, "source_tokens": 32},
+    "wide": {"slot_bytes": 256, "destination_tokens": WIDE, "source_tokens": WIDE},
+    "narrow": {"slot_bytes": 128, "destination_tokens": 2 * WIDE, "source_tokens": 2 * WIDE},
 }
 Run = tuple[int, int, int]
 TRANSFERS: dict[str, Callable[[Tensor, Tensor], Transfer]] = {
@@ -153,7 +155,7 @@ def test_random_copies_come_back(arena: Arena, unit_copies: UnitCopies) -> None:
     """Saved in some runs, restored in others into other blocks: the pool's bytes move whole."""
     rng = np.random.default_rng(3)
     for _ in range(20):
-        model, width = [("wide", 16), ("narrow", 32)][int(rng.integers(2))]
+        model, width = [("wide", WIDE), ("narrow", 2 * WIDE)][int(rng.integers(2))]
         blocks = rng.permutation(NUM_BLOCKS)
         frames = rng.permutation(NUM_HOST_BLOCKS)[:4]
         cut = int(rng.integers(1, width))
@@ -176,7 +178,7 @@ def test_random_copies_come_back(arena: Arena, unit_copies: UnitCopies) -> None:
         assert torch.equal(before[:, :half], after[:, :half])
 
 
-@pytest.mark.parametrize("run", [(16 * NUM_BLOCKS - 1, 0, 2), (0, 16 * NUM_HOST_BLOCKS, 1)])
+@pytest.mark.parametrize("run", [(WIDE * NUM_BLOCKS - 1, 0, 2), (0, WIDE * NUM_HOST_BLOCKS, 1)])
 def test_runs_that_leave_the_memory_are_refused(arena: Arena, run: Run) -> None:
     with pytest.raises(ValueError, match="leaves the"):
         UnitCopies(SPEC, arena).run([copies_of("wide", saves=[run])])

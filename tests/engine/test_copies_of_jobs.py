@@ -13,17 +13,18 @@ from muxcluster.core.unitspec import ModelSpec, UnitSpec
 from muxcluster.demo.models import build_model
 from muxcluster.engine.executor import Executor
 from muxcluster.engine.unit.executor_choice import make_executor
-from tests.blocks import block_tokens
+from tests.blocks import block_tokens, only_with, scaled
 from tests.engine.manual_jobs import Held, ManualJobs
 from tests.models import model_spec
 
 BLOCK_BYTES = 2 * block_tokens(8) * 128 * 4
 """8 tokens of the wide model, 16 of the narrow one, both fp32."""
 NUM_BLOCKS, NUM_HOST_BLOCKS = 600, 100
-UNUSED_SLOT = (NUM_HOST_BLOCKS - 1) * 8
+UNUSED_SLOT = (NUM_HOST_BLOCKS - 1) * block_tokens(8)
 """A slot of host memory that nobody writes, whichever model counts."""
-NUM_PROMPT = 34
+NUM_PROMPT = scaled(38, 8) - 4
 """With the 4 tokens before blocks are taken, the last block of either model is filled in part."""
+LEFT_PROMPT = scaled(3, 8)
 NUM_TOKENS = 8
 """Output tokens after the restore."""
 
@@ -38,7 +39,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ModelSpec]:
 
 
 def _spec(path: Path) -> ModelSpec:
-    return model_spec(path, path.name, max_seqs=64, max_model_len=256)
+    return model_spec(path, path.name, max_seqs=64, max_model_len=scaled(256, 8))
 
 
 @pytest.fixture(scope="module", params=["none", "threads"])
@@ -81,7 +82,7 @@ class Sharing:
             for _ in range(2)
         )
         self._left = left
-        self._left_prompt = rng.integers(3, left.vocab_size, 3).tolist()
+        self._left_prompt = rng.integers(3, left.vocab_size, LEFT_PROMPT).tolist()
 
     def _blocks(self, model: ModelSpec, columns: int) -> list[int]:
         return [next(self._ids) for _ in range(columns * model.shape.blocks_per_column)]
@@ -170,10 +171,11 @@ def run_left(manual: ManualJobs, sharing: Sharing) -> tuple[Held, Held]:
     """The left sequence's jobs, each saving what is first overwritten by it; and its twin's."""
     left, twin = sharing.take()
     manual.prefill(twin, 1)
-    manual.decode(twin, 8, 0)
-    manual.prefill(left, 1, (sharing.saves(left, 3),))
-    manual.decode(left, 2, 0, (sharing.saves(left, 5),))
-    manual.decode(left, 6, 1, (sharing.saves(left, 11),))
+    first, rest = scaled(2, 8), scaled(6, 8)
+    manual.decode(twin, first + rest, 0)
+    manual.prefill(left, 1, (sharing.saves(left, LEFT_PROMPT),))
+    manual.decode(left, first, 0, (sharing.saves(left, LEFT_PROMPT + first),))
+    manual.decode(left, rest, 1, (sharing.saves(left, LEFT_PROMPT + first + rest),))
     assert left.output == twin.output
     return left, twin
 
@@ -227,6 +229,7 @@ def with_a_wrong_slot(copies: SlotCopies, run: int) -> SlotCopies:
     return replace(copies, restores=np.array(runs))
 
 
+@only_with(8)
 @pytest.mark.parametrize("spoil", [without_copies, with_a_wrong_slot])
 @pytest.mark.parametrize(
     ("right", "left", "run"), [("narrow", "wide", 3), ("wide", "narrow", 2), ("wide", "wide", 6)]

@@ -1,8 +1,11 @@
 """The partition chooses the executor; the in-process one survives a job that raises."""
 
+import builtins
 import subprocess
 import sys
 from dataclasses import replace
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +17,6 @@ from muxcluster.engine.executor import JobDone, JobFailed
 from muxcluster.engine.gpu.green.executor import GreenExecutor
 from muxcluster.engine.gpu.mps.launcher import MpsExecutor
 from muxcluster.engine.processes.executor import ProcessExecutor
-from muxcluster.engine.unit import executor_choice as executors
 from muxcluster.engine.unit.executor_choice import make_executor
 from muxcluster.engine.unit.in_process import InProcessExecutor
 from tests.engine.conftest import ModelBuilder
@@ -51,10 +53,14 @@ def test_a_gpu_has_its_own_partitions() -> None:
 def test_processes_without_their_protocol_are_refused(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    def absent(module: str) -> None:
-        raise ModuleNotFoundError(f"no {module}", name=name)
+    real = builtins.__import__
 
-    monkeypatch.setattr(executors, "import_module", absent)
+    def absent(module: str, *others: Any) -> ModuleType:
+        if module == "muxcluster.engine.gpu.mps.launcher":
+            raise ModuleNotFoundError(f"no {name}", name=name)
+        return real(module, *others)
+
+    monkeypatch.setattr(builtins, "__import__", absent)
     with pytest.raises(ConfigError, match="worker processes, which need msgspec"):
         make_executor(replace(fake_spec(), device="cuda:0", partition="mps"))
 

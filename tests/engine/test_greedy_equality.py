@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 import pytest
 
+from tests.blocks import scaled
 from tests.engine.conftest import ModelBuilder
 from tests.engine.units import (
     check_lengths,
@@ -28,7 +29,7 @@ PRESSURE = {
 """Concurrent requests and output tokens that no pool here can hold; light families need more."""
 
 NUM_TOKENS = 12
-SHARED = 24
+SHARED = scaled(24, 8)
 """Tokens some prompts share: at least a block of any model here."""
 
 
@@ -56,7 +57,8 @@ def test_six_families_with_preemption_and_prefix_hits(
             check_lengths(sink, wave, num_tokens)
 
         for family, (count, num_tokens) in PRESSURE.items():
-            ask(prompts(family, count, 512), num_tokens)
+            longest = scaled(50, 8)
+            ask(prompts(family, count, 512, longest=longest), scaled(num_tokens, 8))
             sharing = prompts(family, 3, 512, shared=SHARED, longest=20, seed=1)
             ask(dict([sharing.popitem()]), NUM_TOKENS)  # its prefix is cached when the others come
             ask(sharing, NUM_TOKENS)

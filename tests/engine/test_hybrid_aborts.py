@@ -8,7 +8,16 @@ import pytest
 from muxcluster.core.events import FinishReason
 from muxcluster.core.job import Job
 from muxcluster.engine.unit.executor_choice import make_executor
-from tests.engine.hybrid_units import Crowd, hybrid_spec, serve_both, total
+from tests.engine.hybrid_units import (
+    BATCH_TOKENS,
+    NUM_BATCH,
+    NUM_URGENT,
+    URGENT_TOKENS,
+    Crowd,
+    hybrid_spec,
+    serve_both,
+    total,
+)
 from tests.engine.lockstep import Lockstep, Script
 from tests.engine.units import check_nothing_leaks, running
 from tests.oracles import GreedyOracle
@@ -31,13 +40,13 @@ def test_the_others_are_untouched(
         crowd = Crowd(spec, unit, sink)
 
         def script() -> Script:
-            batch = crowd.submit("batch", 3, 40)
+            batch = crowd.submit("batch", NUM_BATCH, BATCH_TOKENS)
             yield lambda: crowd.have(batch, 3)
-            urgent = crowd.submit("urgent0", 4, 12)
+            urgent = crowd.submit("urgent0", NUM_URGENT, URGENT_TOKENS)
             yield lambda: bool(overwriting)
             for name in batch if leaves == "batch" else urgent:
                 unit.abort(name)
-            crowd.submit("urgent1", 4, 12)
+            crowd.submit("urgent1", NUM_URGENT, URGENT_TOKENS)
             yield crowd.have_ended
 
         lockstep.play(script())

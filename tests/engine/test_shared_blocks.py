@@ -57,7 +57,7 @@ def texts_of(spec: UnitSpec, seed: int) -> list[Text]:
 
 
 def sized(spec: UnitSpec, texts: list[Text]) -> UnitSpec:
-    """A pool for two thirds of what the batch sequences alone need, and a frame for every block."""
+    """A pool for two thirds of what batch sequences alone need, with a host block for each one."""
     blocks = 0
     for text in texts:
         if text.side is Side.RIGHT:

@@ -13,6 +13,7 @@ from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.executor import Outcome
 from muxcluster.engine.processes.executor import ProcessExecutor
 from muxcluster.engine.unit.unit import Unit
+from muxcluster.scheduling.steptime.work import JobWork
 from tests.engine.fakes import FakeExecutor, Sink, expected, fake_spec, request
 from tests.engine.hybrid_units import hybrid_spec
 from tests.engine.live_units import children
@@ -75,13 +76,13 @@ def test_times_are_known_when_the_unit_is_ready(lane: str, workers: tuple[Worker
         times = unit._scheduler._times
         for share in workers[0].shares:
             for model in ("wide", "narrow"):
-                assert times.decode_s(model, share, 4, 200) == pytest.approx(
+                assert times.of(model, share).decode_s(4, 200) == pytest.approx(
                     0.024 / share, rel=0.08
                 )
-                found = times.prefill_s(model, share, 100, 5000)
+                found = times.of(model, share).prefill_s(100, 5000)
                 assert found == pytest.approx(0.12 / share, rel=0.08)
                 if lane == "mixed":
-                    found = times.mixed_s(model, share, 4, 200, 50, 1250)
+                    found = times.of(model, share).job_s(JobWork(4, 200, 50, 1250))
                     assert found == pytest.approx(0.074 / share, rel=0.08)
         ran = {(job.worker_id, job.share) for job in executor.launched}
         assert ran == {(worker.worker_id, share) for worker in workers for share in worker.shares}
@@ -138,7 +139,7 @@ def test_slow_models_are_tried_less(slowness: float) -> None:
     longest = max(map(executor.seconds, executor.launched))
     assert clock.s - 50.0 < 1.0 + 2 * (2.0 + 3 * 2 * slowness * 0.04 + 6 * longest)
     times = unit._scheduler._times
-    assert slowness > 1 or times.decode_s("wide", 1.0, 1, 10) > 0
+    assert slowness > 1 or times.of("wide", 1.0).decode_s(1, 10) > 0
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from muxcluster.core.sampling import SamplingParams
 from muxcluster.core.unitspec import SchedulerSpec, UnitSpec
 from muxcluster.engine.executor import Executor
 from muxcluster.engine.unit.unit import Unit
-from tests.blocks import block_tokens
+from tests.blocks import block_tokens, scaled
 from tests.engine.fakes import Sink
 from tests.models import model_spec
 
@@ -35,7 +35,8 @@ def spec_of(
     model with the widest heads, so that tiny requests grow by several columns.
     """
     models = tuple(
-        model_spec(path, path.name, max_seqs=max_seqs, max_model_len=256) for path in directories
+        model_spec(path, path.name, max_seqs=max_seqs, max_model_len=scaled(256, 8))
+        for path in directories
     )
     half = (0.5,)
     workers: tuple[WorkerSpec, ...] = (

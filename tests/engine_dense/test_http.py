@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
 import httpx
@@ -40,11 +40,12 @@ class Recording(LocalUnitClient):
 
     async def generate(self, request: Request) -> AsyncGenerator[TokenDelta, None]:
         tokens: list[int] = []
-        async for delta in super().generate(request):
-            tokens += delta.tokens
-            if delta.finished is not None and len(tokens) == NUM_TOKENS:
-                self.tokens[tuple(request.prompt_tokens.tolist())] = tokens
-            yield delta
+        async with aclosing(super().generate(request)) as deltas:
+            async for delta in deltas:
+                tokens += delta.tokens
+                if delta.finished is not None and len(tokens) == NUM_TOKENS:
+                    self.tokens[tuple(request.prompt_tokens.tolist())] = tokens
+                yield delta
 
 
 @asynccontextmanager

@@ -9,7 +9,7 @@ import torch
 
 pytest.importorskip("triton", reason="Triton's wheels are for Linux")
 
-from bench.fake_cuda import FakeCuda, decode_step, load
+from bench.kernels.fake_cuda import FakeCuda, decode_step, load
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.steps.device.capture_lint import CaptureLint, NotCapturable
 from muxcluster.engine.unit.in_process import InProcessExecutor

@@ -9,7 +9,7 @@ import torch
 
 pytest.importorskip("triton", reason="Triton's wheels are for Linux")
 
-from bench.fake_cuda import FakeCuda
+from bench.kernels.fake_cuda import FakeCuda
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.unit.in_process import InProcessExecutor
 from tests.engine_model.conftest import ModelBuilder, tiny

@@ -14,7 +14,7 @@ import torch
 
 pytest.importorskip("triton", reason="Triton's wheels are for Linux")
 
-from bench.fake_cuda import FakeCuda, KernelKey
+from bench.kernels.fake_cuda import FakeCuda, KernelKey
 from muxcluster.core.job import Phase, Rows, SharedPrefixes, WorkerSpec
 from muxcluster.core.unitspec import SchedulerSpec, UnitSpec
 from muxcluster.engine.forward.prefix_rows import side_by_side

@@ -13,7 +13,7 @@ pytest.importorskip("triton", reason="Triton's wheels are for Linux")
 
 from transformers import LlamaConfig, MistralConfig, Qwen3Config
 
-from bench.fake_cuda import FakeCuda, load
+from bench.kernels.fake_cuda import FakeCuda, load
 from muxcluster.config import read_facts
 from muxcluster.config.partitions import recorded_bytes
 from muxcluster.core.job import Rows, WorkerSpec

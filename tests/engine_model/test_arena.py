@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from muxcluster.engine.memory.arena import Arena
+from tests.blocks import only_with
 from tests.engine_model.conftest import ModelBuilder
 from tests.engine_model.driver import BLOCK_BYTES, drivers, ragged, unit_of
 
@@ -50,6 +51,7 @@ print(arena.history[sequence.slot, len(prompt) : len(prompt) + 10].tolist())
 """
 
 
+@only_with(16)
 def test_shapes_and_zeros(tiny: ModelBuilder) -> None:
     unit = unit_of(tiny("llama"), tiny("qwen3", head_dim=128), max_seqs=5, max_model_len=100)
     arena = Arena(unit)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from bench.cuda_stubs import GraphStubs, capture_streams_per_place
+from bench.kernels.cuda_stubs import GraphStubs, capture_streams_per_place
 from muxcluster.engine.steps.device.captures import NUM_WARM_UPS, CudaGraphs, capture_for
 
 DEVICE = torch.device("cuda:1")

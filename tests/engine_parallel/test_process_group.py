@@ -10,15 +10,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bench.gpu.answer import last_answer
-from bench.gpu.children import run_child
+from bench.gpu.fact_checks.answer import last_answer
+from bench.gpu.running.children import run_child
 from muxcluster.engine.load.division.layers import GatheredLinear, SummedEmbedding, SummedLinear
 from muxcluster.engine.parallel import process_group as processgroup
 from muxcluster.engine.parallel import rank
 from muxcluster.engine.parallel.process_group import GLOO, NCCL, ProcessGroup, backend_for
 from tests.conftest import ROOT
 
-FACT = str(ROOT / "bench" / "gpu" / "fact.py")
+FACT = str(ROOT / "bench" / "gpu" / "fact_checks" / "fact.py")
 
 
 class OnCard(Tensor):

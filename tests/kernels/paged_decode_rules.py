@@ -78,7 +78,7 @@ class PagedDecodeRules:
     def test_grouped_queries(self, group):
         self.check(filled_case([3, 40, 70], 3, 64, rights=[True, False, True]), heads=3 * group)
 
-    def test_rows_are_any_slots_at_any_length(self):
+    def test_rows_are_any_table_rows_at_any_length(self):
         case = filled_case([70, 5, 90], 2, 64, rights=[False, False, True])
         self.check(case, heads=4, table_rows=[2, 0, 2, 1], lengths=[90, 33, 64, 0])
 

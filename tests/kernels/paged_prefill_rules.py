@@ -82,7 +82,7 @@ class PagedPrefillRules:
         case = filled_case([3, 20, 40], 2, 64, rights=[True, False, True])
         check(self.paged_prefill, case, heads=2 * group, starts=[0, 8, 0])
 
-    def test_rows_are_any_slots_and_may_be_empty(self):
+    def test_rows_are_any_table_rows_and_may_be_empty(self):
         case = filled_case([40, 7, 33], 2, 64)
         check(
             self.paged_prefill, case, heads=2, table_rows=[1, 2, 1, 0, 1], starts=[7, 1, 7, 35, 7]

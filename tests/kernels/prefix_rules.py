@@ -63,7 +63,7 @@ class PrefixAttentionRules:
 
     @pytest.mark.parametrize("position", [0, 63, 64, 70])
     def test_a_corrupted_token_changes_the_rows_that_see_it(self, position):
-        grouped = grouped_case([decodes(2, 9, 6)], 1, 64)
+        grouped = grouped_case([decodes(2, 9, 6)], 1, 64, block=16)
         query = random_query(2, 1, grouped.case)
         before = self.prefix_attention(query, *grouped.arguments(), **grouped.options())
         grouped.case.place(int(grouped.table_rows[0]), 0, position, 1).add_(1.0)

@@ -81,7 +81,7 @@ def test_the_prefix_is_read_through_the_first_row_alone() -> None:
 
 @pytest.mark.parametrize("position", [0, 63, 64, 70])
 def test_a_corrupted_token_changes_the_rows_that_see_it(position: int) -> None:
-    case = grouped_case([decodes(2, 9, 6)], 1, 64)
+    case = grouped_case([decodes(2, 9, 6)], 1, 64, block=16)
     query = random_query(2, 1, case.case)
     before = planned(query, *case.arguments(), **case.options())
     case.case.place(int(case.table_rows[0]), 0, position, 1).add_(1.0)

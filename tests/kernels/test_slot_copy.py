@@ -32,7 +32,7 @@ def test_a_sequence_restored_into_other_blocks_attends_as_before(right):
 
     Staging holds them by place, so a sequence that fills from the right lies there reversed.
     """
-    case = filled_case([40, 90], 1, 64, rights=[right, not right])
+    case = filled_case([40, 90], 1, 64, rights=[right, not right], block=16)
     query = random_query(2, 1, case)
     rows = (torch.tensor([0, 1]), torch.tensor([40, 90]), case.from_right)
     options = {"block_tokens": 32, "scale": 0.3}

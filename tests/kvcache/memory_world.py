@@ -42,9 +42,9 @@ class Layout:
 class Memory:
     """Pool and host memory: each unit of a block's K half holds a number (V would be the same)."""
 
-    def __init__(self, num_blocks: int, num_frames: int) -> None:
+    def __init__(self, num_blocks: int, num_host_blocks: int) -> None:
         self.pool = np.zeros((num_blocks, UNITS), dtype=np.int64)
-        self.host = np.zeros((num_frames, UNITS), dtype=np.int64)
+        self.host = np.zeros((num_host_blocks, UNITS), dtype=np.int64)
 
     def write(self, blocks: np.ndarray, units: slice, value: int) -> None:
         """Write a token to all blocks of its column; each holds a number of its own."""

@@ -10,9 +10,11 @@ from tests.kvcache.world import MODELS, World
 class Script:
     """A world in which one thing happens after the other."""
 
-    def __init__(self, num_blocks: int, num_frames: int = 40, *, saves_lazily: bool = True) -> None:
+    def __init__(
+        self, num_blocks: int, num_host_blocks: int = 40, *, saves_lazily: bool = True
+    ) -> None:
         quotas = dict.fromkeys(MODELS, num_blocks)
-        self.world = World.build(0, num_blocks, num_frames, quotas, saves_lazily=saves_lazily)
+        self.world = World.build(0, num_blocks, num_host_blocks, quotas, saves_lazily=saves_lazily)
         self.cache = self.world.cache
 
     def begin(self, model: str, slot: int, side: Side, count: int, path: tuple[int, ...] = ()):

@@ -5,8 +5,8 @@ import pytest
 
 from muxcluster.core.job import TableDelta
 from muxcluster.kvcache.cache import KvCache
+from muxcluster.kvcache.eviction import Pins
 from muxcluster.kvcache.model_cache import ModelCache
-from muxcluster.kvcache.pins import Pins
 from tests.kvcache.oracle import BLOCK_BYTES, MODELS, Pair
 from tests.kvcache.test_cache_random import Walk
 

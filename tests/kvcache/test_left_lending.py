@@ -50,7 +50,7 @@ def test_the_first_token_over_it_takes_all_that_it_holds() -> None:
     assert (script.cache.free, script.cache.lent) == (3, 0)
 
 
-def test_it_is_restored_from_its_frames() -> None:
+def test_it_is_restored_from_its_host_blocks() -> None:
     script = lent_pair(20)
     script.compute("odd", 1, 1)
     script.close("odd", 2)

@@ -37,8 +37,8 @@ def test_lending_copies_nothing_and_charges_nobody() -> None:
     assert cache.of("wide").untaken(0) == 8
 
 
-def test_lending_ends_with_the_host_frames() -> None:
-    script = Script(20, num_frames=5)
+def test_lending_ends_with_the_host_blocks() -> None:
+    script = Script(20, num_host_blocks=5)
     script.begin("wide", 0, RIGHT, 40)
     assert script.cache.of("wide").lendable(0) == 4
     assert script.lend("wide", 0, 12) == 4
@@ -48,8 +48,8 @@ def test_lending_ends_with_the_host_frames() -> None:
     assert script.cache.of("wide").lendable(1) == 4
 
 
-def test_columns_without_tokens_are_freed_at_once_and_need_no_frame() -> None:
-    script = Script(20, num_frames=0)
+def test_columns_without_tokens_are_freed_at_once_and_need_no_host_block() -> None:
+    script = Script(20, num_host_blocks=0)
     script.world.open("wide", 0, [], RIGHT)
     assert script.world.grow("wide", {0: 40})
     assert script.lend("wide", 0, 12) == 12
@@ -150,8 +150,8 @@ def test_nothing_is_lent_where_blocks_are_not_shared() -> None:
     assert not cache.of("wide").num_lent.any()
 
 
-def test_a_lent_block_with_tokens_takes_a_frame_until_it_is_back() -> None:
-    script = Script(20, num_frames=10)
+def test_a_lent_block_with_tokens_takes_a_host_block_until_it_is_back() -> None:
+    script = Script(20, num_host_blocks=10)
     script.begin("wide", 0, RIGHT, 20)
     assert script.cache.free_host_blocks == 10
     script.lend("wide", 0, 8)

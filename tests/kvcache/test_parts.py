@@ -78,7 +78,7 @@ def _share_a_block(pair: Pair) -> None:
 
 
 def _lose_a_block(pair: Pair) -> None:
-    pair.cache._sharing.pool._stack.take(1)
+    pair.cache._lent.pool._stack.take(1)
 
 
 def _miscount(pair: Pair) -> None:
@@ -90,7 +90,7 @@ def _misplace(pair: Pair) -> None:
 
 
 def _forget_cached(pair: Pair) -> None:
-    pair.cache._order.take(1, {"narrow": 1, "wide": 1})
+    pair.cache._cached.order.take(1, {"narrow": 1, "wide": 1})
 
 
 def _unpublish(pair: Pair) -> None:

@@ -11,7 +11,7 @@ from tests.kvcache.world import MODELS, World
 MOST_JOBS, MOST_TEXTS = 4, 10
 
 
-class SharingWalk:
+class LendingWalk:
     """Draws one operation at a time. seen: how often each kind of thing happened."""
 
     def __init__(self, world: World) -> None:

@@ -62,7 +62,7 @@ class World:
         cls,
         seed: int,
         num_blocks: int,
-        num_frames: int,
+        num_host_blocks: int,
         quotas: Mapping[str, int],
         *,
         saves_lazily: bool = True,
@@ -72,11 +72,11 @@ class World:
             BLOCK_BYTES,
             tuple(MODELS.values()),
             quotas,
-            num_host_blocks=num_frames,
+            num_host_blocks=num_host_blocks,
             is_bidirectional=True,
             saves_lazily=saves_lazily,
         )
-        return cls(cache, Memory(num_blocks, num_frames), random.Random(seed))
+        return cls(cache, Memory(num_blocks, num_host_blocks), random.Random(seed))
 
     def next(self) -> int:
         """A number never used before: a token, or a job's id."""

@@ -13,8 +13,8 @@ from muxcluster.offline.choice import (
     Choice,
     Unplanned,
     compare_orders,
-    nature_of,
     sample_job,
+    summary_of,
 )
 from muxcluster.offline.feed.feeder import BatchFeeder, Room
 from muxcluster.offline.order.orders import ORDERS
@@ -55,8 +55,8 @@ class _Told:
 def test_a_sample_shares_as_the_job_does_and_has_its_density(seed: int) -> None:
     job = _job(6000, seed)
     whole = job.with_tree()
-    sample = nature_of(sample_job(job, whole, 1000).with_tree())
-    wanted = nature_of(whole)
+    sample = summary_of(sample_job(job, whole, 1000).with_tree())
+    wanted = summary_of(whole)
     assert 800 <= sample.num_requests <= 1200
     assert abs(sample.sharing - wanted.sharing) < 0.03
     assert abs(sample.density / wanted.density - 1) < 0.1
@@ -110,7 +110,7 @@ def test_plans_that_are_told_no_lengths_do_not_depend_on_them() -> None:
 
 
 def test_of_equal_predictions_the_first_is_taken() -> None:
-    choice = Choice({"dfs": _told(2.0), "blend": _told(2.0)}, nature_of(_job(10).with_tree()))
+    choice = Choice({"dfs": _told(2.0), "blend": _told(2.0)}, summary_of(_job(10).with_tree()))
     assert choice.best == "dfs"
 
 

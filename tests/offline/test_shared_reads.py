@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from muxcluster.offline.blend.lengths import known_lengths
 from muxcluster.offline.blend.shared_reads import shared_reads
-from muxcluster.offline.choice import Unplanned, nature_of
+from muxcluster.offline.choice import Unplanned, summary_of
 from muxcluster.offline.order.orders import OfflineJob, order_requests
 from muxcluster.offline.prefix.prompts import token_prompts
 from tests.offline.blend_cases import MODEL, Case, case_of, cases
@@ -70,8 +70,8 @@ def _job(least: int) -> OfflineJob:
 
 def test_plans_count_what_is_read_once_as_read_once() -> None:
     plain, kernel = _job(0), _job(128)
-    assert nature_of(kernel).memory_s < 0.6 * nature_of(plain).memory_s
-    assert nature_of(kernel).compute_s == nature_of(plain).compute_s
+    assert summary_of(kernel).memory_s < 0.6 * summary_of(plain).memory_s
+    assert summary_of(kernel).compute_s == summary_of(plain).compute_s
     with_kernel = order_requests(kernel, "blend").tolist()
     assert sorted(with_kernel) == list(range(40))
     in_family = plain.tree.order < 20

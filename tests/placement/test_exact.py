@@ -15,7 +15,7 @@ from muxcluster.placement.hardware import GPUS, Gpu
 from muxcluster.placement.memory import DoesNotFit
 from muxcluster.placement.problem import Demand, Node, Problem
 from muxcluster.placement.search.gpus import kinds_of
-from muxcluster.placement.search.layout import Placed, Workshop, merit
+from muxcluster.placement.search.layout import Placed, UnitBuilder, merit
 from muxcluster.placement.search.start import search
 from muxcluster.placement.shapes.known import SHAPES
 
@@ -27,10 +27,10 @@ def demand(name: str, shape: str, rate: float, **changes: object) -> Demand:
     return Demand(name=name, shape=SHAPES[shape], rate=rate, **{**fields, **changes})
 
 
-def workshop(demands: Iterable[Demand], *nodes: tuple[int, str], **fields: object) -> Workshop:
+def builder(demands: Iterable[Demand], *nodes: tuple[int, str], **fields: object) -> UnitBuilder:
     made = (Node(f"n{number}", size, GPUS[gpu]) for number, (size, gpu) in enumerate(nodes))
     problem = Problem(tuple(demands), tuple(made), **fields)
-    return Workshop(Estimator(problem), kinds_of(problem.nodes))
+    return UnitBuilder(Estimator(problem), kinds_of(problem.nodes))
 
 
 def value(units: Iterable[Placed]) -> float:
@@ -47,7 +47,7 @@ def node_meshes(node: Node) -> list[list[Mesh]]:
     return found
 
 
-def brute_force(shop: Workshop, splits: Sequence[Split]) -> float | None:
+def brute_force(shop: UnitBuilder, splits: Sequence[Split]) -> float | None:
     """Best merit over every cut of the nodes, split of a model and place of each replica."""
     nodes = shop.estimator.problem.nodes
     number = len(shop.estimator.problem.demands)
@@ -81,7 +81,7 @@ def seatings(split: Split, num_meshes: int) -> list[list[tuple[int, int, float]]
 
 
 def layout_merit(
-    shop: Workshop, meshes: Sequence[Mesh], layout: Iterable[Iterable[tuple[int, int, float]]]
+    shop: UnitBuilder, meshes: Sequence[Mesh], layout: Iterable[Iterable[tuple[int, int, float]]]
 ) -> float | None:
     offers: list[list[tuple[int, float]]] = [[] for _ in meshes]
     for seats in layout:
@@ -111,7 +111,7 @@ _NODES = st.sampled_from(
 @given(models=st.lists(_MODEL, min_size=1, max_size=3), nodes=_NODES)
 def test_equals_brute_force(models: list[tuple[str, float]], nodes: tuple) -> None:
     demands = [demand(f"m{number}", *model) for number, model in enumerate(models)]
-    shop = workshop(demands, *nodes)
+    shop = builder(demands, *nodes)
     best = brute_force(shop, splits_of(shop, []))
     if best is None:
         with pytest.raises(DoesNotFit):
@@ -126,7 +126,7 @@ def test_equals_brute_force(models: list[tuple[str, float]], nodes: tuple) -> No
 def test_equals_brute_force_with_four_models() -> None:
     models = (("llama-7b", 60.0), ("llama-13b", 12.0), ("llama-7b", 3.0), ("llama-30b", 2.0))
     demands = [demand(f"m{number}", *model) for number, model in enumerate(models)]
-    shop = workshop(demands, (4, "A100-80GB"), objective="weighted")
+    shop = builder(demands, (4, "A100-80GB"), objective="weighted")
     splits = [split for split in splits_of(shop, []) if sum(split.replicas.values()) <= 2]
     units, bound = solve_exact(shop, [], 20.0)
     best = brute_force(shop, splits)
@@ -143,7 +143,7 @@ def test_never_worse_than_its_start_and_every_rate_is_offered(seed: int) -> None
     demands = [
         demand(f"m{number}", draw.choice(names), 10 ** draw.uniform(0, 2)) for number in range(5)
     ]
-    shop = workshop(demands, (4, "A100-80GB"), (2, "H100"))
+    shop = builder(demands, (4, "A100-80GB"), (2, "H100"))
     start = search(shop)
     units, bound = solve_exact(shop, start, 3.0)
     assert merit(units) >= merit(start)
@@ -163,7 +163,7 @@ def test_the_order_of_models_and_nodes_does_not_matter() -> None:
     for order in ((0, 1, 2), (2, 0, 1)):
         demands = [demand(f"m{number}", *models[number]) for number in order]
         for turned in (nodes, nodes[::-1]):
-            shop = workshop(demands, *turned)
+            shop = builder(demands, *turned)
             units, bound = solve_exact(shop, [], 20.0)
             found.append((value(units), bound))
     for each in found:
@@ -172,7 +172,7 @@ def test_the_order_of_models_and_nodes_does_not_matter() -> None:
 
 def test_a_start_with_uneven_replicas_is_kept_when_it_is_best() -> None:
     """Two GPUs, one model, 70 : 30 to begin with: nothing worse than that or than halves."""
-    shop = workshop([demand("m", "llama-7b", 80.0)], (2, "A100-80GB"))
+    shop = builder([demand("m", "llama-7b", 80.0)], (2, "A100-80GB"))
     gpu = GPUS["A100-80GB"]
     start = [shop.unit(gpu, 1, [(0, rate)]) for rate in (56.0, 24.0)]
     units, _ = solve_exact(shop, [unit for unit in start if unit], 10.0)
@@ -181,7 +181,7 @@ def test_a_start_with_uneven_replicas_is_kept_when_it_is_best() -> None:
 
 
 def test_a_model_too_large_is_named_with_what_is_missing() -> None:
-    shop = workshop(
+    shop = builder(
         [demand("small", "llama-7b", 1.0), demand("huge", "llama-65b", 1.0)], (1, "L40S")
     )
     with pytest.raises(DoesNotFit) as refusal:
@@ -193,7 +193,7 @@ def test_a_model_too_large_is_named_with_what_is_missing() -> None:
 def test_models_too_many_name_the_largest_and_what_all_lack() -> None:
     names = ["llama-7b", "llama-7b", "llama-13b", "llama-13b"]
     demands = [demand(f"m{number}", name, 1.0) for number, name in enumerate(names)]
-    shop = workshop(demands, (1, "A100-40GB"))
+    shop = builder(demands, (1, "A100-40GB"))
     with pytest.raises(DoesNotFit) as refusal:
         solve_exact(shop, [], 5.0)
     assert refusal.value.model in {"m2", "m3"}
@@ -203,5 +203,5 @@ def test_models_too_many_name_the_largest_and_what_all_lack() -> None:
 
 
 def test_fewest_gpus_has_no_bound_of_its_own() -> None:
-    shop = workshop([demand("m", "llama-7b", 1.0)], (1, "H100"), objective="fewest-gpus")
+    shop = builder([demand("m", "llama-7b", 1.0)], (1, "H100"), objective="fewest-gpus")
     assert upper_bound(shop, 1.0) is None

@@ -11,7 +11,7 @@ from muxcluster.placement.exact.relaxation import upper_bound
 from muxcluster.placement.hardware import GPUS
 from muxcluster.placement.problem import Demand, Limits, Node, Problem
 from muxcluster.placement.search.gpus import kinds_of
-from muxcluster.placement.search.layout import Placed, Workshop
+from muxcluster.placement.search.layout import Placed, UnitBuilder
 from muxcluster.placement.shapes.known import SHAPES
 
 _SHAPES = ("llama-7b", "llama-13b", "llama-30b", "mistral-7b", "qwen2.5-1.5b", "mixtral-8x7b")
@@ -20,8 +20,8 @@ _LARGEST_BLOCK = 2 * 128 * 16 * 4
 _GPUS = ("A100-80GB", "L40S", "H100")
 
 
-def workshop(problem: Problem) -> Workshop:
-    return Workshop(Estimator(problem), kinds_of(problem.nodes))
+def builder(problem: Problem) -> UnitBuilder:
+    return UnitBuilder(Estimator(problem), kinds_of(problem.nodes))
 
 
 def random_problem(draw: random.Random) -> Problem:
@@ -50,7 +50,7 @@ def random_problem(draw: random.Random) -> Problem:
     return Problem(demands, nodes, limits, objective, epsilon=draw.choice([0.0, 0.2]))
 
 
-def random_layout(shop: Workshop, draw: random.Random) -> list[Placed] | None:
+def random_layout(shop: UnitBuilder, draw: random.Random) -> list[Placed] | None:
     """Random meshes until none fits, each model in some of them at random parts of its rate; None
     where a unit does not fit its mesh."""
     room, meshes = shop.room([]), []
@@ -75,7 +75,7 @@ def random_layout(shop: Workshop, draw: random.Random) -> list[Placed] | None:
 @given(seed=st.integers(0, 2**32))
 def test_no_random_layout_exceeds_the_bound(seed: int) -> None:
     draw = random.Random(seed)
-    shop = workshop(random_problem(draw))
+    shop = builder(random_problem(draw))
     layouts = [layout for _ in range(40) if (layout := random_layout(shop, draw))]
     if not layouts:
         return
@@ -96,7 +96,7 @@ def test_each_tenant_of_a_unit_is_no_better_than_one_of_its_modes(
     seed: int, stride: int, melt: bool, sampled: bool
 ) -> None:
     draw = random.Random(seed)
-    shop = workshop(random_problem(draw))
+    shop = builder(random_problem(draw))
     layouts = [layout for _ in range(10) if (layout := random_layout(shop, draw))]
     for unit in (unit for layout in layouts for unit in layout):
         found = unit.estimate
@@ -119,7 +119,7 @@ def test_one_model_alone_reaches_the_bound() -> None:
     """Where nothing is melted and nothing shared, the relaxation gives nothing away."""
     for rate in (1.0, 1000.0):
         demand = Demand("m", SHAPES["llama-7b"], rate, 161, 338, 2048, 1024)
-        shop = workshop(Problem((demand,), (Node("n", 1, GPUS["A100-80GB"]),)))
+        shop = builder(Problem((demand,), (Node("n", 1, GPUS["A100-80GB"]),)))
         unit = shop.unit(GPUS["A100-80GB"], 1, [(0, rate)])
         bound = upper_bound(shop, 5.0)
         assert unit is not None and bound is not None
@@ -130,5 +130,5 @@ def test_models_that_fit_nowhere_together_have_no_bound() -> None:
     demands = tuple(
         Demand(f"m{number}", SHAPES["llama-13b"], 1.0, 161, 338, 2048, 64) for number in range(4)
     )
-    shop = workshop(Problem(demands, (Node("n", 1, GPUS["A100-80GB"]),)))
+    shop = builder(Problem(demands, (Node("n", 1, GPUS["A100-80GB"]),)))
     assert upper_bound(shop, 5.0) == float("-inf")

@@ -5,6 +5,7 @@ import pytest
 
 from muxcluster.core.job import Job, Phase, WorkerSpec
 from muxcluster.core.request import ServiceClass, Slo
+from muxcluster.scheduling.steptime.model import JobTimes
 from tests.scheduling.rig import LANES, Rig, model_spec, request, unit_spec
 
 ONE_WORKER = (WorkerSpec(0, (1.0,)),)
@@ -188,12 +189,12 @@ def test_interactive_requests_are_admitted_at_once_though_batch_holds_the_pool()
     assert max(waited) < 0.3
 
 
-def test_a_late_prompt_gets_on_though_it_is_predicted_to_take_too_long() -> None:
+def test_a_late_prompt_gets_on_though_it_is_predicted_to_take_too_long(monkeypatch) -> None:
     rig = rig_of(max_decode_rows=8)
     rig.add(request("runs", num_output=40, slo=Slo(9.0, 0.03)))
     for _ in range(12):
         rig.step()  # a decode step seems to take 20 ms, and nothing is known of prompts
-    rig.scheduler._packing._times.prefill_tokens_within = lambda *_: 0
+    monkeypatch.setattr(JobTimes, "prompt_tokens_within", lambda *_: 0)
     rig.add(request("late", num_prompt=40, slo=Slo(0.1, 9.0)))
     for _ in range(12):
         rig.step()

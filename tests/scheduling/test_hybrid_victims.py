@@ -1,6 +1,6 @@
 """Whom interactive growth preempts gives up blocks by that: else its work is lost in vain.
 
-Where host memory lasts nobody is; the fewer frames there are, the more of these sequences are.
+Where host memory lasts nobody is; the fewer host blocks there are, the more of them are.
 """
 
 import pytest

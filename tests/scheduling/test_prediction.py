@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from muxcluster.core.job import Job, Phase, Rows, SlotCopies, TableDelta
-from muxcluster.scheduling.steptime.copies import CopyTimes
+from muxcluster.scheduling.steptime.learn import CopyTimes
 from muxcluster.scheduling.steptime.line import Line
-from muxcluster.scheduling.steptime.step_times import StepTimes
+from muxcluster.scheduling.steptime.model import StepTimes
 from muxcluster.scheduling.steptime.work import JobWork, work_of
 
 DECODE = Line(0.01, 1e-4, 2e-7)
@@ -91,42 +91,42 @@ def test_without_a_seed_it_learns_from_nothing(max_steps) -> None:
         for job in (decodes(rng, max_steps=max_steps), prefills(rng)):
             if count < 7:
                 work = work_of(job)
-                assert times.job_s("m", 1.0, work) == 0.0
+                assert times.of("m", 1.0).job_s(work) == 0.0
             times.observe(job, seconds_of(job, DECODE, PREFILL))
     for job in [decodes(rng) for _ in range(30)]:
         work = work_of(job)
         expected = seconds_of(job, DECODE, PREFILL)
-        assert times.decode_s("m", 1.0, *work[:2]) == pytest.approx(expected, rel=0.05)
+        assert times.of("m", 1.0).decode_s(*work[:2]) == pytest.approx(expected, rel=0.05)
     large = make(Phase.PREFILL, [(0, 600), (512, 600)])
-    assert times.job_s("m", 1.0, work_of(large)) == pytest.approx(
+    assert times.of("m", 1.0).job_s(work_of(large)) == pytest.approx(
         seconds_of(large, DECODE, PREFILL), rel=0.1
     )
 
 
 def test_other_models_are_other_models() -> None:
     times = StepTimes(FixedSeed())
-    before = times.decode_s("m", 1.0, 10, 1000)
+    before = times.of("m", 1.0).decode_s(10, 1000)
     for _ in range(20):
         times.observe(make(Phase.DECODE, [(99, 1)] * 10, model="other"), 1.0)
-    assert times.decode_s("other", 1.0, 10, 1000) == pytest.approx(1.0, rel=0.01)
-    assert times.decode_s("m", 1.0, 10, 1000) == before
+    assert times.of("other", 1.0).decode_s(10, 1000) == pytest.approx(1.0, rel=0.01)
+    assert times.of("m", 1.0).decode_s(10, 1000) == before
 
 
 def test_unseen_shares_borrow_the_correction() -> None:
     rng = random.Random(1)
     times = StepTimes(FixedSeed())
-    assert times.decode_s("m", 0.5, 10, 1000) == DECODE.scaled((2.0,) * 4).seconds(10, 1000)
+    assert times.of("m", 0.5).decode_s(10, 1000) == DECODE.scaled((2.0,) * 4).seconds(10, 1000)
     for _ in range(100):
         job = decodes(rng, share=0.3)
         times.observe(job, 1.5 * seconds_of(job, DECODE, PREFILL) / 0.3)
     for share in (0.5, 1.0):  # one asked before, one not
         expected = 1.5 * DECODE.seconds(10, 1000) / share
-        assert times.decode_s("m", share, 10, 1000) == pytest.approx(expected, rel=0.02)
+        assert times.of("m", share).decode_s(10, 1000) == pytest.approx(expected, rel=0.02)
     unseeded = StepTimes()
     for _ in range(100):
         job = decodes(rng, share=0.3)
         unseeded.observe(job, seconds_of(job, DECODE, PREFILL) / 0.3)
-    assert unseeded.decode_s("m", 0.6, 10, 1000) == pytest.approx(
+    assert unseeded.of("m", 0.6).decode_s(10, 1000) == pytest.approx(
         DECODE.seconds(10, 1000) / 0.6, rel=0.05
     )
 
@@ -134,10 +134,10 @@ def test_unseen_shares_borrow_the_correction() -> None:
 def test_mixed_is_the_larger_part_and_half_the_smaller_until_corrected() -> None:
     times = StepTimes(FixedSeed())
     decode_s, prefill_s = DECODE.seconds(50, 20_000), PREFILL.seconds(500, 125_000)
-    predicted = times.mixed_s("m", 1.0, 50, 20_000, 500, 125_000)
+    predicted = times.of("m", 1.0).job_s(JobWork(50, 20_000, 500, 125_000))
     assert predicted == pytest.approx(prefill_s + decode_s / 2)
-    assert times.mixed_s("m", 1.0, 50, 20_000, 0, 0) == decode_s
-    assert times.mixed_s("m", 1.0, 0, 0, 500, 125_000) == prefill_s
+    assert times.of("m", 1.0).job_s(JobWork(50, 20_000, 0, 0)) == decode_s
+    assert times.of("m", 1.0).job_s(JobWork(0, 0, 500, 125_000)) == prefill_s
     rng = random.Random(2)
     for _ in range(200):
         rows = [(rng.randint(10, 900), 1) for _ in range(rng.randint(1, 100))]
@@ -145,9 +145,9 @@ def test_mixed_is_the_larger_part_and_half_the_smaller_until_corrected() -> None
         work = work_of(job)
         parts = DECODE.seconds(*work[:2]), PREFILL.seconds(*work[2:])
         times.observe(job, max(parts) + 0.9 * min(parts))
-    predicted = times.mixed_s("m", 1.0, 50, 20_000, 500, 125_000)
+    predicted = times.of("m", 1.0).job_s(JobWork(50, 20_000, 500, 125_000))
     assert predicted == pytest.approx(prefill_s + 0.9 * decode_s, rel=0.03)
-    assert times.decode_s("m", 1.0, 50, 20_000) == decode_s
+    assert times.of("m", 1.0).decode_s(50, 20_000) == decode_s
 
 
 def test_mixed_jobs_teach_the_part_that_is_not_known() -> None:
@@ -159,7 +159,7 @@ def test_mixed_jobs_teach_the_part_that_is_not_known() -> None:
         prefill_s = PREFILL.seconds(count, count**2 / 2)
         times.observe(job, prefill_s + DECODE.seconds(10, 1000) / 2)
     expected = PREFILL.seconds(300, 300**2 / 2)
-    assert times.prefill_s("m", 1.0, 300, 300**2 / 2) == pytest.approx(expected, rel=0.1)
+    assert times.of("m", 1.0).prefill_s(300, 300**2 / 2) == pytest.approx(expected, rel=0.1)
 
 
 @settings(deadline=None)
@@ -171,12 +171,12 @@ def test_the_inverse_agrees_with_the_forward(seed, work, seconds, start, limit) 
         job = make(Phase.MIXED, [(300, 1)] * rng.randint(1, 90) + [(0, rng.randint(2, 900))])
         times.observe(job, rng.uniform(0.005, 0.5))
         times.observe(prefills(rng), rng.uniform(0.005, 0.5))
-    count = times.prefill_tokens_within("m", 1.0, seconds, work, start, limit)
+    count = times.of("m", 1.0).prompt_tokens_within(seconds, work, start, limit)
     assert 0 <= count <= limit
     if count:
-        assert times.job_s("m", 1.0, work.with_prompt(start, count)) <= seconds
+        assert times.of("m", 1.0).job_s(work.with_prompt(start, count)) <= seconds
     if count < limit:
-        assert times.job_s("m", 1.0, work.with_prompt(start, count + 1)) > seconds
+        assert times.of("m", 1.0).job_s(work.with_prompt(start, count + 1)) > seconds
 
 
 @settings(deadline=None)
@@ -190,16 +190,16 @@ def test_rows_that_fit_are_those_that_fit_one_by_one(seed, work, seconds, length
     count = 0
     for length in lengths:
         work_then = work.with_rows(1, length)
-        if times.job_s("m", 1.0, work_then) > seconds:
+        if times.of("m", 1.0).job_s(work_then) > seconds:
             break
         count, work = count + 1, work_then
     start = JobWork(work.num_rows - count, work.context - sum(lengths[:count]), *work[2:])
-    assert times.rows_within("m", 1.0, seconds, start, ints(lengths)) == count
+    assert times.of("m", 1.0).rows_within(seconds, start, ints(lengths)) == count
 
 
 def test_the_inverse_of_nothing_known_lets_all_in() -> None:
-    assert StepTimes().prefill_tokens_within("m", 1.0, 0.1, JobWork(), 0, 512) == 512
-    assert StepTimes().rows_within("m", 1.0, 0.1, JobWork(), ints([9] * 7)) == 7
+    assert StepTimes().of("m", 1.0).prompt_tokens_within(0.1, JobWork(), 0, 512) == 512
+    assert StepTimes().of("m", 1.0).rows_within(0.1, JobWork(), ints([9] * 7)) == 7
 
 
 @settings(deadline=None)
@@ -216,7 +216,7 @@ def test_more_work_is_never_less_time(seed, work, rows, context, tokens) -> None
         work.num_tokens + tokens,
         work.attention + tokens * 9,
     )
-    assert times.job_s("m", 1.0, more) >= times.job_s("m", 1.0, work)
+    assert times.of("m", 1.0).job_s(more) >= times.of("m", 1.0).job_s(work)
 
 
 def test_neighbours_do_not_spoil_the_lone_line() -> None:
@@ -230,7 +230,7 @@ def test_neighbours_do_not_spoil_the_lone_line() -> None:
     assert times.beside("m", Phase.DECODE, 2) == pytest.approx(1.7, rel=0.02)
     assert times.beside("m", Phase.DECODE, 0) == 1.0
     expected = 1.2 * DECODE.seconds(10, 1000)
-    assert times.decode_s("m", 1.0, 10, 1000) == pytest.approx(expected, rel=0.02)
+    assert times.of("m", 1.0).decode_s(10, 1000) == pytest.approx(expected, rel=0.02)
 
 
 def test_jobs_that_are_never_alone_are_predicted_with_their_neighbours() -> None:
@@ -241,7 +241,7 @@ def test_jobs_that_are_never_alone_are_predicted_with_their_neighbours() -> None
         job = decodes(rng)
         times.observe(job, 1.5 * seconds_of(job, truth, PREFILL), 2)
     for job in [decodes(rng) for _ in range(30)]:
-        predicted = times.job_s("m", 1.0, work_of(job)) * times.beside("m", Phase.DECODE, 2)
+        predicted = times.of("m", 1.0).job_s(work_of(job)) * times.beside("m", Phase.DECODE, 2)
         assert predicted == pytest.approx(1.5 * seconds_of(job, truth, PREFILL), rel=0.04)
 
 
@@ -266,7 +266,7 @@ def test_seconds_that_say_nothing() -> None:
     for seconds in (0.0, -1.0, float("nan"), float("inf")):
         times.observe(make(Phase.DECODE, [(99, 1)]), seconds)
     assert times.errors() == {}
-    assert times.decode_s("m", 1.0, 1, 100) == DECODE.seconds(1, 100)
+    assert times.of("m", 1.0).decode_s(1, 100) == DECODE.seconds(1, 100)
 
 
 def copying(num_slots: int) -> Job:
@@ -284,19 +284,19 @@ def test_the_host_link_is_learnt_and_does_not_spoil_the_forward(overlap) -> None
         copy_s = 2 * num_slots * 512 / 2e9
         total_s = max(forward_s, copy_s) if overlap else forward_s + copy_s
         times.observe(copying(num_slots), total_s)
-    assert times.copy_s(2e9) == pytest.approx(1.0, rel=0.03)
+    assert times.copies.copy_s(2e9) == pytest.approx(1.0, rel=0.03)
     expected = 1.0 if overlap else 1.0 + forward_s
-    assert times.with_copies(forward_s, 2e9) == pytest.approx(expected, rel=0.03)
-    assert times.with_copies(forward_s, 0) == forward_s
-    assert times.decode_s("m", 1.0, 10, 1000) == pytest.approx(forward_s, rel=0.01)
+    assert times.copies.job_s(forward_s, 2e9) == pytest.approx(expected, rel=0.03)
+    assert times.copies.job_s(forward_s, 0) == forward_s
+    assert times.of("m", 1.0).decode_s(10, 1000) == pytest.approx(forward_s, rel=0.01)
 
 
 def test_a_given_link_and_copies_alone() -> None:
     times = StepTimes(None, CopyTimes({}, 4e9))
-    assert times.copy_s(4e9) == pytest.approx(1.0)
+    assert times.copies.copy_s(4e9) == pytest.approx(1.0)
     for _ in range(100):
-        times.observe_copy(1e6, 1e6 / 2e9)
-    assert times.copy_s(4e9) == pytest.approx(2.0, rel=0.01)
+        times.copies.observe(1e6, 1e6 / 2e9)
+    assert times.copies.copy_s(4e9) == pytest.approx(2.0, rel=0.01)
 
 
 @pytest.mark.parametrize("overlap", [True, False])
@@ -306,5 +306,14 @@ def test_a_slow_forward_is_not_taken_for_slow_copies(overlap) -> None:
     forward_s, copy_s = 2 * DECODE.seconds(10, 1000), 2 * 1000 * 512 / 4e9
     for _ in range(60):
         times.observe(copying(1000), forward_s if overlap else forward_s + copy_s)
-    assert times.decode_s("m", 1.0, 10, 1000) == pytest.approx(forward_s, rel=0.02)
-    assert times.copy_s(4e9) == pytest.approx(1.0)
+    assert times.of("m", 1.0).decode_s(10, 1000) == pytest.approx(forward_s, rel=0.02)
+    assert times.copies.copy_s(4e9) == pytest.approx(1.0)
+
+
+def test_copies_that_explain_a_whole_job_of_an_unknown_model_teach_no_forward() -> None:
+    """Copies before the forward, of which the link's first guess says that they took longer."""
+    times = StepTimes(None, CopyTimes({"m": 512}, 1e6, overlap=False))
+    mixed = make(Phase.MIXED, [(99, 1), (0, 20)], copies=copying(1000).copies)
+    for _ in range(9):
+        times.observe(mixed, 0.1)
+    assert times.of("m", 1.0).job_s(work_of(mixed)) == 0.0

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from muxcluster.core.job import Job, Phase, Rows, TableDelta
-from muxcluster.scheduling.steptime.measured import MeasuredSeed
-from muxcluster.scheduling.steptime.step_times import StepTimes
+from muxcluster.scheduling.steptime.model import StepTimes
+from muxcluster.scheduling.steptime.seed import MeasuredSeed
+from muxcluster.scheduling.steptime.work import JobWork
 
 _NONE = np.empty(0, dtype=np.int32)
 NO_TABLES = TableDelta(_NONE, _NONE, np.empty((0, 4), dtype=np.int32))
@@ -53,7 +54,9 @@ def measured(noise: float = 0.0, odd: float = 1.0, share: float = 1.0) -> Measur
 def predicted(times: StepTimes, work: tuple[int, int, int, int], share: float = 1.0) -> float:
     rows, context, prompts, length = work
     num_tokens = prompts * length
-    return times.mixed_s("m", share, rows, rows * context, num_tokens, num_tokens * length / 2)
+    return times.of("m", share).job_s(
+        JobWork(rows, rows * context, num_tokens, num_tokens * length / 2)
+    )
 
 
 @pytest.mark.parametrize(("noise", "odd", "error"), [(0.0, 1.0, 0.03), (0.1, 4.0, 0.12)])

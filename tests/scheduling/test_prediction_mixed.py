@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from muxcluster.core.job import Job, Phase
-from muxcluster.scheduling.steptime.line import Line
-from muxcluster.scheduling.steptime.mixed import each_together_s, part_within, together_s
-from muxcluster.scheduling.steptime.step_times import StepTimes
+from muxcluster.scheduling.steptime.line import Line, each_mixed_s, mixed_s, part_within
+from muxcluster.scheduling.steptime.model import StepTimes
 from muxcluster.scheduling.steptime.work import JobWork, work_of
 from tests.scheduling.test_prediction import make
 
@@ -115,7 +114,7 @@ class Taught:
         return [self._off(work) for work in works]
 
     def _off(self, work: JobWork) -> float:
-        return self.times.job_s("m", 1.0, work) / (self._factor * self._truth(work)) - 1
+        return self.times.of("m", 1.0).job_s(work) / (self._factor * self._truth(work)) - 1
 
 
 def check(
@@ -231,15 +230,15 @@ def test_after_mixed_jobs_alone_more_is_never_less_and_what_fits_fits(
     taught = Taught(truth, count)
     taught.tell(mixed, count)
     times = taught.times
-    num_tokens = times.prefill_tokens_within("m", 1.0, seconds, work, 64, 512)
+    num_tokens = times.of("m", 1.0).prompt_tokens_within(seconds, work, 64, 512)
     for extra, fits in ((num_tokens, True), (num_tokens + 1, False)):
         if 0 < extra <= 512:
-            assert (times.job_s("m", 1.0, work.with_prompt(64, extra)) <= seconds) == fits
-    num_rows = times.rows_within("m", 1.0, seconds, work, np.array(lengths, dtype=np.int32))
-    before_s = times.job_s("m", 1.0, work)
+            assert (times.of("m", 1.0).job_s(work.with_prompt(64, extra)) <= seconds) == fits
+    num_rows = times.of("m", 1.0).rows_within(seconds, work, np.array(lengths, dtype=np.int32))
+    before_s = times.of("m", 1.0).job_s(work)
     for row, length in enumerate(lengths):
         work = work.with_rows(1, length)
-        then_s = times.job_s("m", 1.0, work)
+        then_s = times.of("m", 1.0).job_s(work)
         assert then_s >= before_s
         assert (then_s <= seconds) == (row < num_rows)
         before_s = then_s
@@ -247,33 +246,33 @@ def test_after_mixed_jobs_alone_more_is_never_less_and_what_fits_fits(
 
 def test_what_both_share_is_paid_once() -> None:
     """By hand: parts of 5 and 3 s, of which 2 s are fixed."""
-    assert together_s(Line(0.0, 1.0, 1.0), 5.0, 3.0, 2.0) == 5 + 3 - 2
-    assert together_s(Line(0.0, 1.0, 1.0), 3.0, 5.0, 2.0) == 5 + 3 - 2
-    assert together_s(Line(0.5, 1.0, 0.5), 5.0, 3.0, 2.0) == 5 + 3 / 2
-    assert together_s(Line(0.25, 0.5, 2.0), 5.0, 3.0, 2.0) == 0.5 + 2.5 + 2
-    assert together_s(Line(0.25, 0.5, 0.5), 5.0, 3.0, 4.0) == 5
-    assert together_s(Line(1.0, 1.0, 0.5), 5.0, 3.0, 4.0) == 5 + 3
+    assert mixed_s(Line(0.0, 1.0, 1.0), 5.0, 3.0, 2.0) == 5 + 3 - 2
+    assert mixed_s(Line(0.0, 1.0, 1.0), 3.0, 5.0, 2.0) == 5 + 3 - 2
+    assert mixed_s(Line(0.5, 1.0, 0.5), 5.0, 3.0, 2.0) == 5 + 3 / 2
+    assert mixed_s(Line(0.25, 0.5, 2.0), 5.0, 3.0, 2.0) == 0.5 + 2.5 + 2
+    assert mixed_s(Line(0.25, 0.5, 0.5), 5.0, 3.0, 4.0) == 5
+    assert mixed_s(Line(1.0, 1.0, 0.5), 5.0, 3.0, 4.0) == 5 + 3
 
 
 @given(FACTORS, SECONDS, SECONDS, SECONDS, SECONDS)
 def test_a_larger_part_is_never_less_time(mix, first, more, second, fixed) -> None:
-    found = together_s(mix, first, second, fixed)
+    found = mixed_s(mix, first, second, fixed)
     assert found >= max(first, second)
-    assert together_s(mix, first + more, second, fixed) >= found * (1 - 1e-12)
-    assert together_s(mix, second, first, fixed) == found
+    assert mixed_s(mix, first + more, second, fixed) >= found * (1 - 1e-12)
+    assert mixed_s(mix, second, first, fixed) == found
 
 
 @given(FACTORS, st.lists(SECONDS, max_size=20), SECONDS, SECONDS)
 def test_of_many_as_of_each(mix, parts, other, fixed) -> None:
-    found = each_together_s(mix, np.array(parts), other, fixed).tolist()
-    assert found == [together_s(mix, part, other, fixed) for part in parts]
+    found = each_mixed_s(mix, np.array(parts), other, fixed).tolist()
+    assert found == [mixed_s(mix, part, other, fixed) for part in parts]
 
 
 @given(FACTORS, SECONDS, SECONDS, SECONDS)
 def test_the_inverse_is_the_greatest_part_that_fits(mix, seconds, other, fixed) -> None:
     part = part_within(mix, seconds, other, fixed)
     if part < 0:
-        assert together_s(mix, 0.0, other, fixed) >= seconds * (1 - 1e-9)
+        assert mixed_s(mix, 0.0, other, fixed) >= seconds * (1 - 1e-9)
         return
-    assert together_s(mix, part, other, fixed) <= seconds * (1 + 1e-9) + 1e-12
-    assert together_s(mix, part * (1 + 1e-6) + 1e-6, other, fixed) >= seconds * (1 - 1e-9)
+    assert mixed_s(mix, part, other, fixed) <= seconds * (1 + 1e-9) + 1e-12
+    assert mixed_s(mix, part * (1 + 1e-6) + 1e-6, other, fixed) >= seconds * (1 - 1e-9)

@@ -11,8 +11,8 @@ from muxcluster.core.job import Phase
 from muxcluster.placement.cost import Profile, Roofline, cost_for
 from muxcluster.placement.hardware import gpu_named
 from muxcluster.placement.shapes.known import SHAPES
+from muxcluster.scheduling.steptime.model import StepTimes
 from muxcluster.scheduling.steptime.seed import CostSeed, SeedModel
-from muxcluster.scheduling.steptime.step_times import StepTimes
 
 MODELS = {"llama-2-7b": 1, "llama-2-13b": 1, "llama-2-70b": 4}
 SHARES = (0.3, 0.5, 1.0)
@@ -32,13 +32,13 @@ def test_lines_are_near_the_cost_model(name, share) -> None:
     for _ in range(300):
         rows, length = rng.randint(1, 256), rng.randint(16, 4096)
         truth = model.cost.decode_s(model.shape, MODELS[name], share, rows, length)
-        predicted = times.decode_s(name, share, rows, rows * length)
+        predicted = times.of(name, share).decode_s(rows, rows * length)
         decode_off.append(abs(predicted / truth - 1))
         length = int(np.exp(rng.uniform(np.log(16), np.log(4096))))
         prompts = rng.randint(1, min(8, max(1, 4096 // length)))
         truth = model.cost.prefill_s(model.shape, MODELS[name], share, prompts, length)
         tokens = prompts * length
-        predicted = times.prefill_s(name, share, tokens, tokens * length / 2)
+        predicted = times.of(name, share).prefill_s(tokens, tokens * length / 2)
         prefill_off.append(abs(predicted / truth - 1))
     assert median(decode_off) < 0.05
     assert max(decode_off) < 0.16
@@ -67,9 +67,9 @@ def test_a_profile_seeds_as_well(tmp_path) -> None:
     cost = cost_for(gpu, 2, [Profile.read(path)])
     times = StepTimes(CostSeed({"m": SeedModel(shape, cost)}))
     expected = 2 * roofline.decode_s(shape, 1, 0.5, 64, 512)
-    assert times.decode_s("m", 0.5, 64, 64 * 512) == pytest.approx(expected, rel=0.1)
+    assert times.of("m", 0.5).decode_s(64, 64 * 512) == pytest.approx(expected, rel=0.1)
     expected = 2 * roofline.prefill_s(shape, 1, 0.5, 1, 1024)
-    assert times.prefill_s("m", 0.5, 1024, 1024**2 / 2) == pytest.approx(expected, rel=0.1)
+    assert times.of("m", 0.5).prefill_s(1024, 1024**2 / 2) == pytest.approx(expected, rel=0.1)
 
 
 def test_unknown_models_and_small_limits() -> None:

@@ -8,8 +8,8 @@ from muxcluster.core.events import Finished, Rejected
 from muxcluster.core.job import Phase
 from muxcluster.placement.cost import Cost, Roofline, Tuning
 from muxcluster.placement.hardware import GPUS
+from muxcluster.scheduling.steptime.model import StepTimes
 from muxcluster.scheduling.steptime.seed import CostSeed, SeedModel
-from muxcluster.scheduling.steptime.step_times import StepTimes
 from muxcluster.sim.core.driver import UnitDriver
 from muxcluster.sim.demand.requests import request_of
 from tests.sim.cases import SHAPE, arrivals, sim_unit
@@ -80,8 +80,8 @@ def test_correction_is_what_brings_it() -> None:
     """Without it, lines of slower hardware are off by far more."""
     wrong = StepTimes(seed(Roofline(GPUS["A100-80GB"], 2, SLOWER)))
     right = StepTimes(seed(Roofline(GPUS["A100-80GB"], 2)))
-    before = wrong.decode_s("a", 1.0, 8, 8 * 300) / right.decode_s("a", 1.0, 8, 8 * 300)
+    before = wrong.of("a", 1.0).decode_s(8, 8 * 300) / right.of("a", 1.0).decode_s(8, 8 * 300)
     run(wrong, "temporal")
-    after = wrong.decode_s("a", 1.0, 8, 8 * 300) / right.decode_s("a", 1.0, 8, 8 * 300)
+    after = wrong.of("a", 1.0).decode_s(8, 8 * 300) / right.of("a", 1.0).decode_s(8, 8 * 300)
     assert before > 1.25
     assert after == pytest.approx(1.0, abs=0.05)

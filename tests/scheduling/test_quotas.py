@@ -9,8 +9,7 @@ from muxcluster.core.kvshape import KvShape, block_bytes
 from muxcluster.core.unitspec import ModelSpec
 from muxcluster.kvcache.cache import KvCache
 from muxcluster.kvcache.model import KvModel
-from muxcluster.scheduling.memory.balancer import QuotaBalancer
-from muxcluster.scheduling.memory.quotas import floors, split, weights
+from muxcluster.scheduling.memory.quotas import QuotaBalancer, floors, split, weights
 from muxcluster.scheduling.state.model import ModelState
 from muxcluster.scheduling.state.rates import LoadMeter
 from tests.scheduling.rig import model_spec

@@ -19,7 +19,7 @@ from muxcluster.scheduling.memory.batch_memory import BatchSpace
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Asked:
+class PlannedLine:
     """A line as plans see it. tokens: int32 [n], its prompt. output_tokens: how many it gets at
     most, or probably; is_known: it gets exactly so many."""
 
@@ -61,7 +61,11 @@ class FedPlan:
     """A `LivePlan` of one model's lines, which a feeder hands out to the units that serve it."""
 
     def __init__(
-        self, feeder: BatchFeeder, model: str, asked: Sequence[Asked], units: Sequence[FedUnit]
+        self,
+        feeder: BatchFeeder,
+        model: str,
+        asked: Sequence[PlannedLine],
+        units: Sequence[FedUnit],
     ) -> None:
         """feeder: of the prompts of `asked`, in that order. units: as one; at least one."""
         self._feeder = feeder

@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from muxcluster.batch.plan.feeding import Asked, FedPlan, FedUnit
+from muxcluster.batch.plan.feeding import FedPlan, FedUnit, PlannedLine
 from muxcluster.batch.plan.prediction import AUTO
 from muxcluster.batch.service.planning import InOrder, LivePlan, Read
 from muxcluster.batch.store.entry import parse_entry
@@ -15,8 +15,10 @@ from muxcluster.batch.store.job import Batch
 from muxcluster.batch.store.store import Pending
 from muxcluster.core.errors import RequestError
 from muxcluster.http.batch_lines import body_of
+from muxcluster.http.calls.call import Prompt, Tokenised
+from muxcluster.http.calls.kept_prompts import KeptPrompts
 from muxcluster.http.calls.model_text import ModelTexts
-from muxcluster.http.service import prompts_of
+from muxcluster.http.service import tokenise
 from muxcluster.offline.choice import Unplanned, compare_orders, sample_job
 from muxcluster.offline.feed.feeder import BatchFeeder
 from muxcluster.offline.order.orders import ORDERS, order_requests
@@ -36,8 +38,8 @@ class LocalPlanner:
 
     order: a name, or auto. settings: by model, where it runs; units: the same, running here.
     chosen: order by model, once planned. in_turn: models that run one after the other in units
-    that they share, because all at once is predicted to take longer. All prompts' tokens are
-    in memory, four bytes each.
+    that they share, because all at once is predicted to take longer. kept: gets all prompts'
+    tokens, four bytes each, for the lines to run with.
     """
 
     def __init__(
@@ -48,26 +50,36 @@ class LocalPlanner:
         *,
         lenient: bool,
         units: Mapping[str, Sequence[FedUnit]] = MappingProxyType({}),
+        kept: KeptPrompts | None = None,
     ) -> None:
         self._texts = texts
         self._settings = settings
         self._units = units
         self._order = order
         self._lenient = lenient
+        self._kept = KeptPrompts() if kept is None else kept
         self.chosen: dict[str, str] = {}
         self.in_turn: list[tuple[str, ...]] = []
         self._jobs: dict[str, OrderedJob] = {}
 
     async def plan(self, batch: Batch, lines: Sequence[Pending], read: Read) -> Sequence[LivePlan]:
         """As `Planner.plan`, on a thread. A line of several prompts is planned by its first."""
-        return await asyncio.to_thread(self._plans, lines, read)
+        tokenised: dict[int, Tokenised] = {}
+        plans = await asyncio.to_thread(self._plans, batch, lines, read, tokenised)
+        self._kept.keep(batch.batch_id, tokenised)
+        return plans
 
-    def _plans(self, lines: Sequence[Pending], read: Read) -> list[LivePlan]:
-        by_model: dict[str, list[Asked]] = defaultdict(list)
+    def _plans(
+        self, batch: Batch, lines: Sequence[Pending], read: Read, tokenised: dict[int, Tokenised]
+    ) -> list[LivePlan]:
+        """tokenised: gets each line's prompts."""
+        by_model: dict[str, list[PlannedLine]] = defaultdict(list)
         refused = []
         for line in lines:
             try:
-                by_model[line.model].append(self._asked(line, read))
+                body = body_of(parse_entry(read(line)), lenient=self._lenient)
+                found = tokenised[line.line] = self._tokenised(batch.batch_id, line, body)
+                by_model[line.model].append(self._asked(line, body, found.prompts[0]))
             except RequestError:
                 # it ends at once when it runs, with what is wrong
                 refused.append(line)
@@ -90,13 +102,15 @@ class LocalPlanner:
         jobs = {model: self._jobs[model] for model in models}
         return compare_together(unit, jobs, SAMPLED).is_faster
 
-    def _asked(self, line: Pending, read: Read) -> Asked:
-        body = body_of(parse_entry(read(line)), lenient=self._lenient)
-        prompt = prompts_of(body, self._texts.find(line.model))[0]
+    def _tokenised(self, batch_id: str, line: Pending, body: GenerationBody) -> Tokenised:
+        model, kept = self._texts.find(line.model), self._kept.find(batch_id, line.line)
+        return kept if kept is not None and kept.model is model else tokenise(body, model)
+
+    def _asked(self, line: Pending, body: GenerationBody, prompt: Prompt) -> PlannedLine:
         spec = self._settings[line.model].spec
         is_limited = bool(body.max_tokens or getattr(body, "max_completion_tokens", None))
         output = prompt.max_tokens if is_limited else round(spec.mean_output_tokens)
-        return Asked(
+        return PlannedLine(
             line,
             prompt.tokens,
             max(1, min(output, spec.max_model_len - len(prompt.tokens))),
@@ -104,7 +118,7 @@ class LocalPlanner:
             body.cache_salt or "",
         )
 
-    def _plan(self, model: str, asked: Sequence[Asked]) -> LivePlan:
+    def _plan(self, model: str, asked: Sequence[PlannedLine]) -> LivePlan:
         setting = self._settings[model]
         unplanned = Unplanned(
             token_prompts([each.tokens for each in asked]),

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from muxcluster.offline.choice import Choice, Nature, compare_orders, nature_of, sample_job
+from muxcluster.offline.choice import Choice, JobSummary, compare_orders, sample_job, summary_of
 from muxcluster.offline.order.orders import ORDERS
 from muxcluster.offline.predictor import Prediction
 from muxcluster.sim.batch.division import Part, divide_job
@@ -19,7 +19,7 @@ LENGTHS = ("sampled", "known")
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class PredictionOptions:
     """What the command line asks for. order: a name, or `AUTO`. num_sampled: requests, at most.
     are_known: output lengths, to the plans; otherwise they are learnt as in a real run."""
 
@@ -39,7 +39,7 @@ class Predicted:
     @property
     def scale(self) -> float:
         """How many times the sample's work the part has."""
-        return self.part.nature.optimum_s / self.choice.sample.optimum_s
+        return self.part.summary.optimum_s / self.choice.sample.optimum_s
 
     def makespan_s(self, order: str) -> float:
         """Of the whole part: the sample's, extended by the work left."""
@@ -55,7 +55,7 @@ class Comparison:
     known, and those that the context cuts short or refuses.
     """
 
-    whole: Nature
+    whole: JobSummary
     units: tuple[Predicted, ...]
     num_known: int
     num_cut: int
@@ -74,8 +74,8 @@ class Comparison:
     def saved_share(self) -> float:
         """Of the tokens that the undivided job could save, those that its parts can."""
         wanted = self.whole.sharing * self.whole.prompt_tokens
-        natures = [unit.part.nature for unit in self.units]
-        kept = sum(each.sharing * each.prompt_tokens for each in natures)
+        summaries = [unit.part.summary for unit in self.units]
+        kept = sum(each.sharing * each.prompt_tokens for each in summaries)
         return kept / wanted if wanted else 1.0
 
     def ranked(self) -> list[tuple[str, Prediction]]:
@@ -85,25 +85,25 @@ class Comparison:
 
 
 def compare(
-    settings: Sequence[Setting], path: Path, wish: Wish, skips: Skips = NOTHING
+    settings: Sequence[Setting], path: Path, options: PredictionOptions, skips: Skips = NOTHING
 ) -> Comparison:
     """The orders of the job in a file, side by side, on the units of `settings`.
 
     skips: lines that are left out. Raises ConfigError.
     """
-    read = replace(settings[0].file(path), skips=skips).read(wish.seed)
+    read = replace(settings[0].file(path), skips=skips).read(options.seed)
     whole = read.job.with_tree()
     first, *others = divide_job(read.job, whole, settings)
-    names = tuple(ORDERS) if wish.order == AUTO else (wish.order,)
-    units = [_predicted(first, names, wish)]
+    names = tuple(ORDERS) if options.order == AUTO else (options.order,)
+    units = [_predicted(first, names, options)]
     best = (units[0].choice.best,)
-    units += [_predicted(part, best, wish) for part in others]
-    return Comparison(nature_of(whole), tuple(units), read.num_known, read.num_cut)
+    units += [_predicted(part, best, options) for part in others]
+    return Comparison(summary_of(whole), tuple(units), read.num_known, read.num_cut)
 
 
-def _predicted(part: Part, names: Sequence[str], wish: Wish) -> Predicted:
+def _predicted(part: Part, names: Sequence[str], options: PredictionOptions) -> Predicted:
     setting = part.setting
-    sample = sample_job(part.job, part.planned, wish.num_sampled)
+    sample = sample_job(part.job, part.planned, options.num_sampled)
     predictor = SimPredictor(setting.unit, setting.spec.name, setting.resources)
-    choice = compare_orders(sample, predictor, names, are_known=wish.are_known)
+    choice = compare_orders(sample, predictor, names, are_known=options.are_known)
     return Predicted(part, choice)

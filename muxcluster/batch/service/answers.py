@@ -16,7 +16,7 @@ class Answer:
     output_tokens: int | None
 
 
-class Grown(Protocol):
+class OnTokens(Protocol):
     """Told of a line's tokens as they come."""
 
     def __call__(self, num_tokens: int, *, is_first: bool) -> None:
@@ -30,7 +30,7 @@ class Answerer(Protocol):
 
     used: Use
 
-    async def answer(self, line: int, entry: Entry, batch_id: str, grown: Grown) -> Answer:
+    async def answer(self, line: int, entry: Entry, batch_id: str, on_tokens: OnTokens) -> Answer:
         """The line's one result: an answer, or the error that a client would get.
 
         While the server has no room or no unit it is tried again, so this may take for ever.

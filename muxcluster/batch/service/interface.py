@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from muxcluster.batch.store.files import FilePage
 
 PURPOSE = "batch"
-Card = Mapping[str, Any]
+ApiObject = Mapping[str, Any]
 """An object as OpenAI's API shows it."""
 
 
@@ -23,22 +23,21 @@ class BatchRequest:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Counts for metrics. by_status: batches of all time. num_lines: theirs, by result. num_tokens:
-    of answers since the desk started, by kind; "cached" ones are prompt tokens too. num_waiting:
-    batches that wait for the disk; num_storage_failures: writes that it refused since then."""
+    """Counts for metrics."""
 
-    by_status: Mapping[str, int]
-    num_lines: Mapping[str, int]
+    by_status: Mapping[str, int]  # batches since the folder was made
+    num_lines: Mapping[str, int]  # of these batches, by result
+    # of answers since the service started, by kind; those in "cached" are in "prompt" too
     num_tokens: Mapping[str, int]
-    num_waiting: int = 0
-    num_storage_failures: int = 0
+    num_waiting: int = 0  # batches that wait for the disk
+    num_storage_failures: int = 0  # writes that the disk refused since the service started
 
 
-class Desk(Protocol):
+class BatchService(Protocol):
     """Files and batches, each of one owner, whom alone it is there for.
 
     Everything raises RequestError where the client is wrong, StorageFailed where the disk takes
-    nothing, and Unavailable where the desk's process is not there.
+    nothing, and Unavailable where the service's process is not there.
     """
 
     async def start(self) -> None:
@@ -57,7 +56,7 @@ class Desk(Protocol):
         """The upload's next bytes."""
         ...
 
-    async def finish(self, upload_id: str, name: str, purpose: str) -> Card:
+    async def finish(self, upload_id: str, name: str, purpose: str) -> ApiObject:
         """The upload is whole: the file."""
         ...
 
@@ -65,15 +64,15 @@ class Desk(Protocol):
         """The upload will not be finished. Idempotent."""
         ...
 
-    async def file(self, owner: str, file_id: str) -> Card:
+    async def file(self, owner: str, file_id: str) -> ApiObject:
         """One file."""
         ...
 
-    async def files(self, owner: str, page: FilePage) -> list[Card]:
+    async def files(self, owner: str, page: FilePage) -> list[ApiObject]:
         """The owner's files."""
         ...
 
-    async def delete(self, owner: str, file_id: str) -> Card:
+    async def delete(self, owner: str, file_id: str) -> ApiObject:
         """The file is gone."""
         ...
 
@@ -81,19 +80,19 @@ class Desk(Protocol):
         """At most `count` bytes of a file; none at its end."""
         ...
 
-    async def create(self, owner: str, asked: BatchRequest) -> Card:
+    async def create(self, owner: str, asked: BatchRequest) -> ApiObject:
         """A new batch, which begins at once."""
         ...
 
-    async def batch(self, owner: str, batch_id: str) -> Card:
+    async def batch(self, owner: str, batch_id: str) -> ApiObject:
         """One batch as it is now."""
         ...
 
-    async def batches(self, owner: str, count: int, after: str | None) -> list[Card]:
+    async def batches(self, owner: str, count: int, after: str | None) -> list[ApiObject]:
         """The owner's batches, newest first."""
         ...
 
-    async def cancel(self, owner: str, batch_id: str) -> Card:
+    async def cancel(self, owner: str, batch_id: str) -> ApiObject:
         """The batch ends soon, with what it has."""
         ...
 

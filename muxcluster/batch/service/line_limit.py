@@ -6,7 +6,7 @@ from collections.abc import Callable
 Urgency = Callable[[], float]
 
 
-class Slots:
+class LineLimit:
     """At most `limit` lines of one model under way. The waiter of least urgency value comes next,
     of equal ones the one that has waited longest."""
 
@@ -15,7 +15,7 @@ class Slots:
         self._waiting: list[tuple[Urgency, asyncio.Future[None]]] = []
 
     async def take(self, urgency: Urgency) -> None:
-        """Returns when the caller has a slot. urgency: asked whenever a slot is given."""
+        """Return when the caller may run a line. urgency: asked whenever another line ends."""
         if self._num_free and not self._waiting:
             self._num_free -= 1
             return
@@ -31,7 +31,7 @@ class Slots:
             self._waiting = [each for each in self._waiting if each[1] is not turn]
 
     def give(self) -> None:
-        """A slot is free again."""
+        """A line that ran has ended."""
         open_turns = [each for each in self._waiting if not each[1].done()]
         if not open_turns:
             self._num_free += 1

@@ -1,4 +1,4 @@
-"""The desk in the process that owns the folder: files, batches, and the runs of open batches."""
+"""The batch service in the process that owns its folder: files, batches, runs of open batches."""
 
 import asyncio
 import logging
@@ -7,13 +7,13 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from muxcluster.batch.service.answers import Answerer
-from muxcluster.batch.service.cards import batch_card, file_card
-from muxcluster.batch.service.interface import PURPOSE, BatchRequest, Card, Figures
+from muxcluster.batch.service.api_objects import batch_object, file_object
+from muxcluster.batch.service.interface import PURPOSE, ApiObject, BatchRequest, Figures
 from muxcluster.batch.service.planning import FileOrder, Planner
 from muxcluster.batch.service.runner import BatchRunner, RunnerSettings
 from muxcluster.batch.service.settings import BatchSettings
 from muxcluster.batch.store.entry import ENDPOINTS
-from muxcluster.batch.store.files import FilePage, Shelf
+from muxcluster.batch.store.files import FilePage, FileStore
 from muxcluster.batch.store.intake import Limits
 from muxcluster.batch.store.job import OPEN, Batch, Order, Status, window_s
 from muxcluster.batch.store.store import BatchStore
@@ -27,8 +27,8 @@ SURPRISE_RETRY_S = 30.0
 MODELS_PERIOD_S = 0.1
 
 
-class LocalDesk:
-    """As `Desk`, over a folder that no other process may have.
+class LocalBatchService:
+    """As `BatchService`, over a folder that no other process may have.
 
     models: names served at the moment; batches begin once there are any.
     """
@@ -46,7 +46,7 @@ class LocalDesk:
         Raises ConfigError where another process has the folder, StorageFailed.
         """
         self._store = BatchStore(directory)
-        self._shelf = Shelf(self._store, settings.max_file_bytes)
+        self._files = FileStore(self._store, settings.max_file_bytes)
         self._models = models
         limits = Limits(settings.max_line_bytes, settings.max_lines, settings.max_file_bytes)
         self._answerer = answerer
@@ -92,41 +92,41 @@ class LocalDesk:
                 await asyncio.sleep(SURPRISE_RETRY_S)
 
     async def begin(self, owner: str) -> str:
-        return await asyncio.to_thread(self._shelf.begin, owner)
+        return await asyncio.to_thread(self._files.begin, owner)
 
     async def add(self, upload_id: str, data: bytes) -> None:
-        await asyncio.to_thread(self._shelf.add, upload_id, data)
+        await asyncio.to_thread(self._files.add, upload_id, data)
 
-    async def finish(self, upload_id: str, name: str, purpose: str) -> Card:
+    async def finish(self, upload_id: str, name: str, purpose: str) -> ApiObject:
         if purpose != PURPOSE:
             raise InvalidValue(f"purpose: expected {PURPOSE}, found {purpose!r:.40}", "purpose")
-        file = await asyncio.to_thread(self._shelf.finish, upload_id, name, purpose, _now())
-        return file_card(file)
+        file = await asyncio.to_thread(self._files.finish, upload_id, name, purpose, _now())
+        return file_object(file)
 
     async def abandon(self, upload_id: str) -> None:
-        await asyncio.to_thread(self._shelf.abandon, upload_id)
+        await asyncio.to_thread(self._files.abandon, upload_id)
 
-    async def file(self, owner: str, file_id: str) -> Card:
-        return file_card(await asyncio.to_thread(self._shelf.get, owner, file_id))
+    async def file(self, owner: str, file_id: str) -> ApiObject:
+        return file_object(await asyncio.to_thread(self._files.get, owner, file_id))
 
-    async def files(self, owner: str, page: FilePage) -> list[Card]:
-        found = await asyncio.to_thread(self._shelf.listed, owner, page)
-        return [file_card(file) for file in found]
+    async def files(self, owner: str, page: FilePage) -> list[ApiObject]:
+        found = await asyncio.to_thread(self._files.listed, owner, page)
+        return [file_object(file) for file in found]
 
-    async def delete(self, owner: str, file_id: str) -> Card:
-        await asyncio.to_thread(self._shelf.delete, owner, file_id)
+    async def delete(self, owner: str, file_id: str) -> ApiObject:
+        await asyncio.to_thread(self._files.delete, owner, file_id)
         return {"id": file_id, "object": "file", "deleted": True}
 
     async def read(self, owner: str, file_id: str, offset: int, count: int) -> bytes:
-        return await asyncio.to_thread(self._shelf.read, owner, file_id, offset, count)
+        return await asyncio.to_thread(self._files.read, owner, file_id, offset, count)
 
-    async def create(self, owner: str, asked: BatchRequest) -> Card:
+    async def create(self, owner: str, asked: BatchRequest) -> ApiObject:
         if asked.endpoint not in ENDPOINTS:
             expected = " or ".join(ENDPOINTS)
             message = f"endpoint: expected {expected}, found {asked.endpoint!r:.60}"
             raise InvalidValue(message, "endpoint")
         now, seconds = _now(), window_s(asked.window)
-        file = await asyncio.to_thread(self._shelf.get, owner, asked.input_file_id)
+        file = await asyncio.to_thread(self._files.get, owner, asked.input_file_id)
         if file.purpose != PURPOSE:
             raise InvalidValue(f"{file.file_id} was not uploaded for batches", "input_file_id")
         order = Order(
@@ -134,25 +134,25 @@ class LocalDesk:
         )
         batch = await asyncio.to_thread(self._store.create, order, now)
         self._begin(batch)
-        return self._card(batch)
+        return self._object(batch)
 
-    async def batch(self, owner: str, batch_id: str) -> Card:
-        return self._card(await asyncio.to_thread(self._owned, owner, batch_id))
+    async def batch(self, owner: str, batch_id: str) -> ApiObject:
+        return self._object(await asyncio.to_thread(self._owned, owner, batch_id))
 
-    async def batches(self, owner: str, count: int, after: str | None) -> list[Card]:
+    async def batches(self, owner: str, count: int, after: str | None) -> list[ApiObject]:
         if after is not None:
             await asyncio.to_thread(self._owned, owner, after)
         found = await asyncio.to_thread(self._store.listed, owner, count, after)
-        return [self._card(batch) for batch in found]
+        return [self._object(batch) for batch in found]
 
-    async def cancel(self, owner: str, batch_id: str) -> Card:
+    async def cancel(self, owner: str, batch_id: str) -> ApiObject:
         batch = await asyncio.to_thread(self._owned, owner, batch_id)
         if batch.status not in OPEN:
             raise InvalidValue(f"the batch has ended: it is {batch.status}", "batch_id")
         batch = await asyncio.to_thread(self._store.cancel, batch_id, _now())
         if batch.status is Status.CANCELLING:
             self._runner.cancel(batch_id)
-        return self._card(batch)
+        return self._object(batch)
 
     async def figures(self) -> Figures:
         sql = (
@@ -180,11 +180,11 @@ class LocalDesk:
             raise NotFound(f"no batch {batch_id[:80]!r}", "batch_id")
         return batch
 
-    def _card(self, batch: Batch) -> Card:
+    def _object(self, batch: Batch) -> ApiObject:
         progress = self._runner.progress(batch.batch_id)
         waits_for = self._runner.waits.reason(batch.batch_id)
         left_s = None if progress is None or waits_for is not None else progress.left_s()
-        return batch_card(batch, None if left_s is None else time.time() + left_s, waits_for)
+        return batch_object(batch, None if left_s is None else time.time() + left_s, waits_for)
 
 
 def _now() -> int:

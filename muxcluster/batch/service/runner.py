@@ -10,7 +10,7 @@ from functools import partial
 from itertools import islice
 
 from muxcluster.batch.service.answers import Answerer
-from muxcluster.batch.service.line_limit import Slots
+from muxcluster.batch.service.line_limit import LineLimit
 from muxcluster.batch.service.planning import LivePlan, Planner, Read
 from muxcluster.batch.service.progress import Progress
 from muxcluster.batch.service.recorder import Recorder
@@ -84,7 +84,7 @@ class BatchRunner:
         self._planner = planner
         self._models = models
         self._settings = settings
-        self._slots: dict[str, Slots] = defaultdict(lambda: Slots(settings.window))
+        self._limits: dict[str, LineLimit] = defaultdict(lambda: LineLimit(settings.window))
         self._runs: dict[str, _Run] = {}
         self._cancelled: dict[str, asyncio.Event] = defaultdict(asyncio.Event)
 
@@ -169,11 +169,11 @@ class BatchRunner:
         news = asyncio.Event()
         while True:
             for line in plan.take():
-                slots = self._slots[line.model]
-                await slots.take(run.latest_start)
+                limit = self._limits[line.model]
+                await limit.take(run.latest_start)
                 task = group.create_task(self._line(run, plan, line, news))
                 # also where the task is cancelled before its first step
-                task.add_done_callback(partial(_give, slots))
+                task.add_done_callback(partial(_give, limit))
             if not len(plan):
                 return
             with suppress(TimeoutError):
@@ -187,13 +187,13 @@ class BatchRunner:
 
         before = line.weight - output_guess(entry)
 
-        def grown(num_tokens: int, *, is_first: bool) -> None:
+        def on_tokens(num_tokens: int, *, is_first: bool) -> None:
             if is_first:
                 plan.started(line.line)
                 news.set()
             run.progress.advance(line.line, min(line.weight, before + num_tokens))
 
-        answer = await self._answerer.answer(line.line, entry, run.batch.batch_id, grown)
+        answer = await self._answerer.answer(line.line, entry, run.batch.batch_id, on_tokens)
         plan.ended(line.line, answer.output_tokens)
         news.set()
         await run.recorder.keep(answer.result)
@@ -225,8 +225,8 @@ async def _ended(task: "asyncio.Task[None] | asyncio.Task[bool]") -> None:
     await asyncio.gather(task, return_exceptions=True)
 
 
-def _give(slots: Slots, _: "asyncio.Task[None]") -> None:
-    slots.give()
+def _give(limit: LineLimit, _: "asyncio.Task[None]") -> None:
+    limit.give()
 
 
 def _now() -> int:

@@ -47,7 +47,7 @@ class _Upload:
     touched_s: float = 0.0
 
 
-class Shelf:
+class FileStore:
     """The files of a store. Any thread may call it, of one upload one at a time."""
 
     def __init__(self, store: BatchStore, max_bytes: int) -> None:

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from muxcluster.batch.plan.prediction import AUTO, LENGTHS, Wish, compare
+from muxcluster.batch.plan.prediction import AUTO, LENGTHS, PredictionOptions, compare
 from muxcluster.batch.plan.setting import settings_of
 from muxcluster.cli.placing.inputs import ProfileOption, with_profile
 from muxcluster.cli.views.batch_job import plan_content, plan_lines
@@ -98,14 +98,14 @@ def plan(  # noqa: PLR0913 - each parameter is an option of the command line
         _check_named("--lane", lane, tuple(LANES))
     read = load_config(config)
     read = read if profile is None else with_profile(read, profile)
-    wish = Wish(order, sample, seed, lengths == LENGTHS[1])
+    options = PredictionOptions(order, sample, seed, lengths == LENGTHS[1])
     asked = surveyed(file, read, model)
     if len(asked.models) > 1:
-        several = compare_several(read, asked.models, file, wish, (plan, lane))
+        several = compare_several(read, asked.models, file, options, (plan, lane))
         content, lines = several_content(several), several_lines(several)
     else:
         name = asked.models[0] if asked.models else model
-        found = compare(settings_of(read, name, plan, lane), file, wish, Skips(bad=True))
+        found = compare(settings_of(read, name, plan, lane), file, options, Skips(bad=True))
         content, lines = plan_content(found), plan_lines(found)
     _print(content, lines, asked.bad, as_json=as_json)
 

@@ -12,7 +12,7 @@ from muxcluster.batch.store.job import window_s
 from muxcluster.batch.store.lines import read_lines
 from muxcluster.cli.batch.options import LOCAL, Json, Key, Output, Url
 from muxcluster.cli.batch_local.files import ResultFiles
-from muxcluster.cli.batch_server.client import BatchServer, Card
+from muxcluster.cli.batch_server.client import ApiObject, BatchServer
 from muxcluster.cli.batch_server.collecting import collect
 from muxcluster.cli.batch_server.showing import batch_line
 from muxcluster.cli.batch_server.waiting import wait_for
@@ -67,7 +67,9 @@ def submit(  # noqa: PLR0913 - each parameter is an option of the command line
         typer.echo(json.dumps(batch, indent=2) if as_json else batch["id"])
 
 
-def _report(server: BatchServer, batch: Card, files: ResultFiles | None, *, as_json: bool) -> None:
+def _report(
+    server: BatchServer, batch: ApiObject, files: ResultFiles | None, *, as_json: bool
+) -> None:
     told = [] if files is None else collect(server, batch, files)
     typer.echo(json.dumps(batch, indent=2) if as_json else "\n".join([batch_line(batch), *told]))
 

@@ -18,13 +18,13 @@ _READ_BYTES = 2**20
 
 @dataclass(frozen=True, slots=True)
 class ResultFiles:
-    """output: answers; errors: what is wrong with the other lines."""
+    """Where the results of a job are written."""
 
-    output: Path
+    output: Path  # answers
 
     @property
     def errors(self) -> Path:
-        """Beside the output."""
+        """Where the errors of the other lines are written, beside the output."""
         return self.output.with_name(f"{self.output.stem}.errors{self.output.suffix}")
 
     def check_free(self) -> None:
@@ -38,9 +38,9 @@ class ResultFiles:
 
 @dataclass(frozen=True, slots=True)
 class JobFiles(ResultFiles):
-    """input: JSON lines."""
+    """The input and output files of a job."""
 
-    input: Path
+    input: Path  # JSON lines
 
     @property
     def state(self) -> Path:

@@ -24,8 +24,8 @@ from muxcluster.http.settings import ApiSettings, QueueLimits
 from muxcluster.sim.batch.setting import Setting
 
 REFRESH_S = 0.5
+# Lines of a model under way; the plan, which knows the units' memory, stops long before.
 _MOST_OPEN = 10_000
-"""Lines of a model under way; the plan, which knows the units' memory, stops long before."""
 _COLUMNS = (
     TextColumn("{task.description}"),
     BarColumn(),
@@ -36,16 +36,13 @@ _COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """A job that has ended. progress: of this run; None where there was nothing left to run.
-
-    orders: by model. seconds: of this run, loading and planning too. in_turn: models that ran one
-    after the other, though they share units.
-    """
+    """A job that has ended."""
 
     batch: Batch
-    progress: JobProgress | None
-    orders: Mapping[str, str]
-    seconds: float
+    progress: JobProgress | None  # of this run; None where there was nothing left to run
+    orders: Mapping[str, str]  # by model
+    seconds: float  # of this run, loading and planning too
+    # Models that ran one after the other, though they share units
     in_turn: Sequence[Sequence[str]] = ()
 
 
@@ -121,14 +118,16 @@ class LocalRun:
 
 def local_planner(local: LocalService, settings: Mapping[str, Setting], order: str) -> LocalPlanner:
     """Feeds the units of `local`. settings: by model, where it runs."""
-    return LocalPlanner(local.texts, settings, order, lenient=False, units=local.fed)
+    return LocalPlanner(
+        local.texts, settings, order, lenient=False, units=local.fed, kept=local.kept
+    )
 
 
 def local_runner(
     store: BatchStore, local: LocalService, planner: Planner, models: Sequence[str]
 ) -> BatchRunner:
     """Runs the batches of `store` on `local`."""
-    answerer = LineAnswerer(local.service, lenient=False)
+    answerer = LineAnswerer(local.service, lenient=False, kept=local.kept)
     return BatchRunner(store, answerer, planner, lambda: models, RunnerSettings(window=_MOST_OPEN))
 
 

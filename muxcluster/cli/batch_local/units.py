@@ -1,9 +1,9 @@
 """The units of a configuration in this process, behind the service that the HTTP routes use."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from muxcluster.batch.plan.feeding import FedUnit
@@ -13,9 +13,11 @@ from muxcluster.core.errors import EngineFailure
 from muxcluster.core.events import TokenDelta
 from muxcluster.core.request import Request
 from muxcluster.core.served import UnitState, UnitStats
+from muxcluster.core.token_source import Stream
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.load.weights import check_weight_files
 from muxcluster.engine.unit.local import LocalUnitClient
+from muxcluster.http.calls.kept_prompts import KeptPrompts
 from muxcluster.http.calls.model_text import ModelTexts
 from muxcluster.http.metrics.requests import Metrics
 from muxcluster.http.service import CompletionService
@@ -29,7 +31,7 @@ class _LeastOpen:
     def __init__(self, clients: Sequence[LocalUnitClient]) -> None:
         self._clients = clients
 
-    def generate(self, request: Request) -> AsyncIterator[TokenDelta]:
+    def generate(self, request: Request) -> Stream[TokenDelta]:
         return min(self._clients, key=lambda each: each.unit.num_open).generate(request)
 
     def stats(self) -> UnitStats | None:
@@ -38,12 +40,13 @@ class _LeastOpen:
 
 @dataclass(frozen=True, slots=True)
 class LocalService:
-    """The service, the text sides of its models and the units behind it. fed: these by model."""
+    """The service, the text sides of its models and the units behind it."""
 
     service: CompletionService
     texts: ModelTexts
-    clients: Mapping[str, LocalUnitClient]
-    fed: Mapping[str, Sequence[FedUnit]]
+    clients: Mapping[str, LocalUnitClient]  # by unit id
+    fed: Mapping[str, Sequence[FedUnit]]  # the same units by model
+    kept: KeptPrompts = field(default_factory=KeptPrompts)  # from the plan to the service
 
     def check(self) -> None:
         """Raises EngineFailure where a unit cannot go on."""

@@ -14,10 +14,8 @@ from urllib.parse import quote, urlencode
 from muxcluster.core.errors import ConfigError, StorageFailed, Unavailable
 from muxcluster.core.inputs.web_url import checked_url
 
-Card = Mapping[str, Any]
-"""An object as OpenAI's API shows it."""
-TIMEOUT_S = 60.0
-"""For each answer to begin, and for the next bytes of a file."""
+ApiObject = Mapping[str, Any]  # An object as OpenAI's API shows it
+TIMEOUT_S = 60.0  # For each answer to begin, and for the next bytes of a file
 _CHUNK_BYTES = 2**20
 _REFUSALS = range(400, 500)
 _TRY_LATER = (408, 429)
@@ -57,21 +55,21 @@ class BatchServer:
         }
         return str(self._asked("files", _form(path, size, head, tail), headers)["id"])
 
-    def create(self, file_id: str, endpoint: str, window: str) -> Card:
+    def create(self, file_id: str, endpoint: str, window: str) -> ApiObject:
         """A new batch of an uploaded file."""
         fields = {"input_file_id": file_id, "endpoint": endpoint, "completion_window": window}
         return self._asked("batches", json.dumps(fields).encode(), {})
 
-    def batch(self, batch_id: str) -> Card:
+    def batch(self, batch_id: str) -> ApiObject:
         """One batch as it is now."""
         return self._asked(f"batches/{quote(batch_id, safe='')}")
 
-    def batches(self, count: int) -> list[Card]:
+    def batches(self, count: int) -> list[ApiObject]:
         """The newest."""
-        found: list[Card] = self._asked(f"batches?{urlencode({'limit': count})}")["data"]
+        found: list[ApiObject] = self._asked(f"batches?{urlencode({'limit': count})}")["data"]
         return found
 
-    def cancel(self, batch_id: str) -> Card:
+    def cancel(self, batch_id: str) -> ApiObject:
         """The batch ends soon, with what it has."""
         return self._asked(f"batches/{quote(batch_id, safe='')}/cancel", b"{}", {})
 

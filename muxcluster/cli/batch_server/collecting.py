@@ -1,11 +1,11 @@
 """Result files of a server's batch, brought here."""
 
 from muxcluster.cli.batch_local.files import ResultFiles
-from muxcluster.cli.batch_server.client import BatchServer, Card
+from muxcluster.cli.batch_server.client import ApiObject, BatchServer
 from muxcluster.core.errors import StorageFailed
 
 
-def collect(server: BatchServer, batch: Card, files: ResultFiles) -> list[str]:
+def collect(server: BatchServer, batch: ApiObject, files: ResultFiles) -> list[str]:
     """Bring the results of a batch that is over; a line about each file.
 
     Without an answer the output is empty. Raises StorageFailed, Unavailable.

@@ -7,20 +7,19 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from muxcluster.cli.batch_server.client import Card
+from muxcluster.cli.batch_server.client import ApiObject
 
 OVER = frozenset({"completed", "failed", "expired", "cancelled"})
-ESTIMATE = "estimated_finish_at"
-"""Key of a batch's metadata, Unix seconds."""
+ESTIMATE = "estimated_finish_at"  # Key of a batch's metadata, Unix seconds
 
 
-def num_ended(batch: Card) -> tuple[int, int]:
+def num_ended(batch: ApiObject) -> tuple[int, int]:
     """Lines that have ended, and all."""
     counts: Mapping[str, int] = batch["request_counts"]
     return counts["completed"] + counts["failed"], counts["total"]
 
 
-def left_s(batch: Card, now_s: float) -> float | None:
+def left_s(batch: ApiObject, now_s: float) -> float | None:
     """Seconds until the batch should end; None where the server does not know."""
     estimate = (batch.get("metadata") or {}).get(ESTIMATE)
     return None if estimate is None else max(0.0, float(estimate) - now_s)
@@ -33,7 +32,7 @@ def duration_text(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
-def batch_line(batch: Card) -> str:
+def batch_line(batch: ApiObject) -> str:
     """One batch: what it is doing, and how far it is."""
     ended, total = num_ended(batch)
     parts = [f"{batch['id']}: {batch['status']}", f"{ended} of {total} lines"]
@@ -45,12 +44,12 @@ def batch_line(batch: Card) -> str:
     return ", ".join([*parts, *problems_of(batch)])
 
 
-def problems_of(batch: Card) -> list[str]:
+def problems_of(batch: ApiObject) -> list[str]:
     """Why the batch failed, or cannot go on at the moment."""
     return [error["message"] for error in (batch.get("errors") or {}).get("data", ())]
 
 
-def show_batches(console: Console, batches: Sequence[Card]) -> None:
+def show_batches(console: Console, batches: Sequence[ApiObject]) -> None:
     """A row each, the newest first; below, what keeps open ones from going on."""
     if not batches:
         console.print("no batches")

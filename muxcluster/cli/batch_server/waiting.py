@@ -5,7 +5,7 @@ import time
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from muxcluster.cli.batch_server.client import BatchServer, Card
+from muxcluster.cli.batch_server.client import ApiObject, BatchServer
 from muxcluster.cli.batch_server.showing import (
     OVER,
     duration_text,
@@ -16,8 +16,7 @@ from muxcluster.cli.batch_server.showing import (
 from muxcluster.core.errors import Unavailable
 
 POLL_S = 1.0
-PATIENCE_S = 600.0
-"""How long a server may be away: batches outlive its restart."""
+PATIENCE_S = 600.0  # How long a server may be away: batches outlive its restart
 _COLUMNS = (
     TextColumn("{task.description}"),
     BarColumn(),
@@ -26,7 +25,7 @@ _COLUMNS = (
 )
 
 
-def wait_for(server: BatchServer, batch_id: str, console: Console) -> Card:
+def wait_for(server: BatchServer, batch_id: str, console: Console) -> ApiObject:
     """The batch at its end.
 
     Raises ConfigError where there is no such batch, Unavailable where the server stays away.
@@ -56,7 +55,7 @@ def wait_for(server: BatchServer, batch_id: str, console: Console) -> Card:
             time.sleep(POLL_S)
 
 
-def _left_text(batch: Card) -> str:
+def _left_text(batch: ApiObject) -> str:
     """What keeps the batch from going on, or when it should end."""
     if problems := problems_of(batch):
         return ", ".join(problems)

@@ -13,6 +13,7 @@ from muxcluster.config.planning import profile_paths
 from muxcluster.config.profiles import is_published, read_profile
 from muxcluster.core.errors import ConfigError
 
+# `--profile`, of every command that predicts times.
 ProfileOption = Annotated[
     Path | None,
     typer.Option(
@@ -20,7 +21,6 @@ ProfileOption = Annotated[
         "Example: --profile a100.json"
     ),
 ]
-"""`--profile`, of every command that predicts times."""
 DATA_VARIABLE = "MUXCLUSTER_DATA"
 _CURVES = Path("muxserve") / "llama_a100_profile.json"
 _SHARED = Path("..") / "shared" / "data"

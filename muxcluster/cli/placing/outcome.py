@@ -12,17 +12,16 @@ from muxcluster.placement.difference import Difference, difference
 from muxcluster.placement.plan import Plan
 from muxcluster.placement.planner import Method
 
-REPLANNING: tuple[Method, ...] = ("greedy", "exact")
-"""Methods that go on from a plan in force."""
+REPLANNING: tuple[Method, ...] = ("greedy", "exact")  # Methods that go on from a plan in force
 
 
 @dataclass(frozen=True, slots=True)
 class Solver:
-    """How to plan. curves: MuxServe's published table, for compat."""
+    """How to plan."""
 
     method: Method
     time_limit_s: float
-    curves: Path | None = None
+    curves: Path | None = None  # MuxServe's published table, for compat
 
     def unproven(self) -> "Solver":
         """The same plans without their bound, where that is all that time is spent on."""
@@ -41,10 +40,10 @@ class Solver:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A plan; before: the one in force, or the one without the changes asked about."""
+    """A plan."""
 
     after: Judged
-    before: Plan | None = None
+    before: Plan | None = None  # the one in force, or the one without the changes asked about
 
     def difference(self) -> Difference | None:
         """From the plan before to this one."""

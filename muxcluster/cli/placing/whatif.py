@@ -16,6 +16,7 @@ from muxcluster.placement.names import nearest
 from muxcluster.placement.shapes.known import SHAPES
 from muxcluster.placement.shapes.shape import ShapeError
 
+# Keys of `add`, and what they are in the file.
 _KEYS = {
     "rate": "rate",
     "shape": "shape",
@@ -25,7 +26,6 @@ _KEYS = {
     "max_model_len": "max_model_len",
     "max_seqs": "max_seqs",
 }
-"""Keys of `add`, and what they are in the file."""
 _WHOLE = ("max_model_len", "max_seqs")
 FORMS = "add:NAME,rate=2 or remove:NAME or rate:NAME=5 or rate:NAME=x2 or gpus:NODE=4"
 

@@ -27,10 +27,10 @@ from muxcluster.config import Config, load_config, plan_for
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Options of the command line. timeout_s: until all must run."""
+    """Options of the command line."""
 
     address: str
-    timeout_s: float
+    timeout_s: float  # until all must run
     dry_run: bool
     yes: bool
     as_json: bool

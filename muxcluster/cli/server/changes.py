@@ -17,16 +17,15 @@ from muxcluster.placement.plan import Plan
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """before, after: plans, `before` without units where nothing runs. restarted: units on the same
-    GPUs with the same models that have to start anew. is_edge_new: the ingresses restart.
-    is_config_new: expectations or policies changed."""
+    """The difference between the plan in force and the new one."""
 
-    before: Plan
+    before: Plan  # without units if nothing runs
     after: Plan
     found: Difference
+    # Units on the same GPUs with the same models that have to restart
     restarted: tuple[Target, ...]
-    is_edge_new: bool
-    is_config_new: bool
+    is_edge_new: bool  # the ingresses restart
+    is_config_new: bool  # expectations or policies changed
 
     @property
     def is_empty(self) -> bool:

@@ -25,8 +25,7 @@ from muxcluster.http.calls.model_text import ModelTexts
 from muxcluster.text.rendering.pool import RenderPool
 
 READY_TIMEOUT_S = 60.0
-OTHER_CPUS = 0.5
-"""Logical CPUs of ingress, controller and what Serve adds; Ray meters no threads."""
+OTHER_CPUS = 0.5  # Logical CPUs of ingress, controller and what Serve adds; Ray meters no threads
 
 
 @dataclass(frozen=True, slots=True)

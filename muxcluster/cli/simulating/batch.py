@@ -6,15 +6,14 @@ from typing import Annotated
 
 import typer
 
-from muxcluster.batch.plan.prediction import AUTO, LENGTHS, Wish, compare
+from muxcluster.batch.plan.prediction import AUTO, LENGTHS, PredictionOptions, compare
 from muxcluster.batch.plan.setting import settings_of
 from muxcluster.cli.simulating.demand import digest_of
 from muxcluster.config import Config
 from muxcluster.offline.order.orders import ORDERS
 from muxcluster.sim.batch.with_interactive import JobBeside
 
-_SAMPLE = 2000
-"""Requests that `--order auto` compares the orders on."""
+_SAMPLE = 2000  # Requests that `--order auto` compares the orders on
 
 BatchOption = Annotated[
     Path | None,
@@ -48,7 +47,7 @@ ModelOption = Annotated[
 
 
 @dataclass(frozen=True, slots=True)
-class JobWish:
+class JobOptions:
     """What the command line asks for: a file of `model` (None: the only one), its order, and
     whether its plan is told the output lengths."""
 
@@ -58,9 +57,9 @@ class JobWish:
     are_known: bool = False
 
 
-def job_wish(
+def job_options(
     path: Path | None, order: str | None, model: str | None, lengths: str | None = None
-) -> JobWish | None:
+) -> JobOptions | None:
     """None without --batch. Raises typer.BadParameter for an unknown name, or what needs it."""
     if path is None:
         if any(each is not None for each in (order, model, lengths)):
@@ -70,18 +69,20 @@ def job_wish(
         raise typer.BadParameter(f"--order {order}: expected one of {AUTO}, {', '.join(ORDERS)}")
     if lengths not in (None, *LENGTHS):
         raise typer.BadParameter(f"--lengths {lengths}: expected one of {', '.join(LENGTHS)}")
-    return JobWish(path, order or AUTO, model, lengths == LENGTHS[1])
+    return JobOptions(path, order or AUTO, model, lengths == LENGTHS[1])
 
 
-def job_of(wish: JobWish, config: Config, plan: Path | None, seed: int) -> JobBeside:
+def job_of(options: JobOptions, config: Config, plan: Path | None, seed: int) -> JobBeside:
     """The job as it will run: auto's choice of its order is made on the job alone.
 
     Raises ConfigError, InfeasiblePlan.
     """
-    settings = settings_of(config, wish.model, plan, option="--batch-model")
-    order = wish.order
+    settings = settings_of(config, options.model, plan, option="--batch-model")
+    order = options.order
     if order == AUTO:
-        order = compare(settings, wish.path, Wish(AUTO, _SAMPLE, seed, wish.are_known)).best
-    file = settings[0].file(wish.path, digest_of(wish.path))
+        order = compare(
+            settings, options.path, PredictionOptions(AUTO, _SAMPLE, seed, options.are_known)
+        ).best
+    file = settings[0].file(options.path, digest_of(options.path))
     file.read(seed)  # so that a bad line is told of before anything is simulated
-    return JobBeside(file, order, wish.are_known)
+    return JobBeside(file, order, options.are_known)

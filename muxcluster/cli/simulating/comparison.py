@@ -4,8 +4,8 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 
-from muxcluster.cli.simulating.demand import Wish, demand_of
-from muxcluster.cli.simulating.hybrid import BatchWish, waves_of
+from muxcluster.cli.simulating.demand import LoadOptions, demand_of
+from muxcluster.cli.simulating.hybrid import BatchOptions, waves_of
 from muxcluster.config import Config
 from muxcluster.config.planfile import whole_plan
 from muxcluster.config.planning import nodes_of, policy_of, problem, refusals
@@ -22,19 +22,16 @@ from muxcluster.sim.report.report import CaseReport
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Systems times rate scales, and how they are simulated.
-
-    plan: of the systems whose placement is "greedy"; None lets them be planned at every scale.
-    batch: the load beside, None for none. job: a batch job beside.
-    """
+    """Systems times rate scales, and how they are simulated."""
 
     systems: tuple[System, ...]
     scales: tuple[float, ...]
-    wish: Wish
+    options: LoadOptions
     slo_scale: float
+    # Of the systems whose placement is "greedy"; None lets them be planned at every scale
     plan: Path | None = None
-    batch: BatchWish | None = None
-    job: JobBeside | None = None
+    batch: BatchOptions | None = None  # the load beside, None for none
+    job: JobBeside | None = None  # a batch job beside
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +60,8 @@ def prepare(config: Config, grid: Grid, cache: Cache) -> Prepared:
     cases: list[Case] = []
     refused: list[Refused] = []
     for scale in grid.scales:
-        load, asked = demand_of(grid.wish, base, scale)
-        waves = None if grid.batch is None else waves_of(grid.batch, grid.wish, asked)
+        load, asked = demand_of(grid.options, base, scale)
+        waves = None if grid.batch is None else waves_of(grid.batch, grid.options, asked)
         if grid.job is not None:
             waves = waves or ()
         for system in grid.systems:
@@ -81,8 +78,8 @@ def prepare(config: Config, grid: Grid, cache: Cache) -> Prepared:
                     load,
                     policy_of(config),
                     rate_scale=scale,
-                    duration_s=grid.wish.duration_s,
-                    seed=grid.wish.seed,
+                    duration_s=grid.options.duration_s,
+                    seed=grid.options.seed,
                     slo_scale=grid.slo_scale,
                     waves=waves,
                     job=grid.job,

@@ -17,52 +17,49 @@ from muxcluster.workload.popularity import power_law_rates
 from muxcluster.workload.processes import Poisson
 from muxcluster.workload.summary import ModelSummary, summarise
 
-_RAREST_PER_S, _MOST_PER_S = 1e-9, 1e6
-"""Requests/s of a model."""
+_RAREST_PER_S, _MOST_PER_S = 1e-9, 1e6  # Requests/s of a model
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
-    """What the command line asks for.
-
-    alpha: popularity of the models as a power law over their order by configured rate, None keeps
-    those rates; max_rate: requests/s of the most popular one, None for the highest configured.
-    sigma: spread of the lengths, 0 for constant ones. trace: a file instead of distributions.
-    """
+class LoadOptions:
+    """What the command line asks for."""
 
     duration_s: float
     seed: int
+    # Popularity of the models as a power law over their order by configured rate, None keeps those
+    # rates
     alpha: float | None = None
+    # Requests/s of the most popular one, None for the highest configured
     max_rate: float | None = None
-    sigma: float = 1.0
-    trace: Path | None = None
+    sigma: float = 1.0  # spread of the lengths, 0 for constant ones
+    trace: Path | None = None  # a file instead of distributions
 
 
-def demand_of(wish: Wish, problem: Problem, scale: float) -> tuple[Load, Problem]:
+def demand_of(options: LoadOptions, problem: Problem, scale: float) -> tuple[Load, Problem]:
     """The load at `scale` times its rates, and the problem of placing models for just that.
 
     Raises ConfigError for a trace that is malformed or names other models than the problem, and for
     rates that nothing can be simulated at.
     """
-    rates = _rates(wish, problem)
-    if wish.trace is None:
+    rates = _rates(options, problem)
+    if options.trace is None:
         scaled = {name: _possible(name, rate * scale) for name, rate in rates.items()}
         demands = tuple(replace(each, rate=scaled[each.name]) for each in problem.demands)
-        load = Synthetic(tuple(_source(demand, wish.sigma) for demand in demands))
+        load = Synthetic(tuple(_source(demand, options.sigma) for demand in demands))
         return load, replace(problem, demands=demands)
     trace = Trace(
-        wish.trace, form_of(wish.trace), tuple(rates.items()), scale, digest_of(wish.trace)
+        options.trace, form_of(options.trace), tuple(rates.items()), scale, digest_of(options.trace)
     )
-    return trace, _as_traced(problem, trace, wish)
+    return trace, _as_traced(problem, trace, options)
 
 
-def _rates(wish: Wish, problem: Problem) -> dict[str, float]:
+def _rates(options: LoadOptions, problem: Problem) -> dict[str, float]:
     configured = {demand.name: demand.rate for demand in problem.demands}
-    if wish.alpha is None:
+    if options.alpha is None:
         return configured
     order = sorted(configured, key=lambda name: -configured[name])
-    highest = max(configured.values()) if wish.max_rate is None else wish.max_rate
-    found = power_law_rates(len(order), wish.alpha, highest).tolist()
+    highest = max(configured.values()) if options.max_rate is None else options.max_rate
+    found = power_law_rates(len(order), options.alpha, highest).tolist()
     return dict(zip(order, found, strict=True))
 
 
@@ -89,18 +86,18 @@ def log_normal(mean: float, sigma: float, most: int) -> LogNormal:
     return LogNormal(math.log(mean) - sigma * sigma / 2, sigma, most)
 
 
-def _as_traced(problem: Problem, trace: Trace, wish: Wish) -> Problem:
+def _as_traced(problem: Problem, trace: Trace, options: LoadOptions) -> Problem:
     """The problem with rates and mean lengths as they are in the trace's span."""
-    found = {each.model: each for each in _summaries(trace, problem, wish)}
+    found = {each.model: each for each in _summaries(trace, problem, options)}
     if not found:
-        raise ConfigError(trace.path, "", f"no request in its first {wish.duration_s:g} s")
+        raise ConfigError(trace.path, "", f"no request in its first {options.duration_s:g} s")
     return replace(
         problem,
-        demands=tuple(_traced(each, found.get(each.name), wish) for each in problem.demands),
+        demands=tuple(_traced(each, found.get(each.name), options) for each in problem.demands),
     )
 
 
-def _summaries(trace: Trace, problem: Problem, wish: Wish) -> tuple[ModelSummary, ...]:
+def _summaries(trace: Trace, problem: Problem, options: LoadOptions) -> tuple[ModelSummary, ...]:
     names = {demand.name for demand in problem.demands}
 
     def known(arrival: Arrival) -> Arrival:
@@ -110,16 +107,16 @@ def _summaries(trace: Trace, problem: Problem, wish: Wish) -> tuple[ModelSummary
             raise ConfigError(trace.path, f"request {arrival.request_id}", message)
         return arrival
 
-    return summarise(map(known, trace.arrivals(wish.seed, wish.duration_s)))
+    return summarise(map(known, trace.arrivals(options.seed, options.duration_s)))
 
 
-def _traced(demand: Demand, found: ModelSummary | None, wish: Wish) -> Demand:
+def _traced(demand: Demand, found: ModelSummary | None, options: LoadOptions) -> Demand:
     """A model that nobody asks for counts as asked for once."""
     if found is None:
-        return replace(demand, rate=1 / wish.duration_s)
+        return replace(demand, rate=1 / options.duration_s)
     return replace(
         demand,
-        rate=found.num_requests / wish.duration_s,
+        rate=found.num_requests / options.duration_s,
         prompt_tokens=found.prompt_tokens.mean,
         output_tokens=found.output_tokens.mean,
     )

@@ -5,15 +5,15 @@ from typing import Annotated
 
 import typer
 
-from muxcluster.cli.simulating.demand import Wish, log_normal
+from muxcluster.cli.simulating.demand import LoadOptions, log_normal
 from muxcluster.core.errors import ConfigError
 from muxcluster.placement.problem import Demand, Problem
 from muxcluster.scheduling.packing import PACKINGS
 from muxcluster.sim.demand.waves import Waves
 from muxcluster.workload.lengths import Independent
 
+# What `--hybrid` compares where nothing else is asked for.
 HYBRID_SYSTEMS = ",".join(f"muxserve:packing={name}" for name in PACKINGS)
-"""What `--hybrid` compares where nothing else is asked for."""
 _PROMPT_TOKENS, _OUTPUT_TOKENS, _WAVE = 768, 80, 256
 
 HybridOption = Annotated[
@@ -56,7 +56,7 @@ WaveOption = Annotated[
 
 
 @dataclass(frozen=True, slots=True)
-class BatchWish:
+class BatchOptions:
     """What the command line asks for. Mean tokens of a request, and how many come at once."""
 
     prompt_tokens: int
@@ -64,12 +64,12 @@ class BatchWish:
     num_requests: int
 
 
-def batch_wish(
+def batch_options(
     is_hybrid: bool, prompt_tokens: int | None, output_tokens: int | None, num_requests: int | None
-) -> BatchWish | None:
+) -> BatchOptions | None:
     """None without --hybrid. Raises typer.BadParameter for its numbers without it."""
     if is_hybrid:
-        return BatchWish(
+        return BatchOptions(
             prompt_tokens or _PROMPT_TOKENS, output_tokens or _OUTPUT_TOKENS, num_requests or _WAVE
         )
     given = {
@@ -83,18 +83,18 @@ def batch_wish(
     return None
 
 
-def waves_of(batch: BatchWish, wish: Wish, problem: Problem) -> tuple[Waves, ...]:
+def waves_of(batch: BatchOptions, options: LoadOptions, problem: Problem) -> tuple[Waves, ...]:
     """The batch load of every model. Raises ConfigError where it is too long for one."""
-    return tuple(_waves(batch, wish, demand) for demand in problem.demands)
+    return tuple(_waves(batch, options, demand) for demand in problem.demands)
 
 
-def _waves(batch: BatchWish, wish: Wish, demand: Demand) -> Waves:
+def _waves(batch: BatchOptions, options: LoadOptions, demand: Demand) -> Waves:
     most = demand.max_model_len - 1
     if batch.prompt_tokens > most:
         message = f"{demand.name!r} takes at most {most} tokens, found {batch.prompt_tokens}"
         raise ConfigError("--batch-prompt-tokens", "", message)
     lengths = Independent(
-        log_normal(batch.prompt_tokens, wish.sigma, most),
-        log_normal(batch.output_tokens, wish.sigma, most),
+        log_normal(batch.prompt_tokens, options.sigma, most),
+        log_normal(batch.output_tokens, options.sigma, most),
     )
-    return Waves(demand.name, batch.num_requests, lengths, wish.duration_s, wish.seed)
+    return Waves(demand.name, batch.num_requests, lengths, options.duration_s, options.seed)

@@ -12,8 +12,7 @@ from muxcluster.sim.cases.sweep import PartProgress
 from muxcluster.sim.core.timeline import JobSpan, write_timeline
 from muxcluster.sim.report.report import CaseReport
 
-SPAN_S = 60.0
-"""A longer file opens slowly; the last minute under load shows the steady state."""
+SPAN_S = 60.0  # A longer file opens slowly; the last minute under load shows the steady state
 
 
 def traced(prepared: Prepared, path: Path, progress: PartProgress) -> list[CaseReport]:

@@ -8,7 +8,7 @@ from rich.text import Text
 from muxcluster.batch.plan.prediction import Comparison, Predicted
 from muxcluster.cli.views.simulation import line_of
 from muxcluster.cli.views.words import gib_text, percent_text, seconds_text
-from muxcluster.offline.choice import Nature
+from muxcluster.offline.choice import JobSummary
 from muxcluster.offline.predictor import Prediction
 
 _ORDERS = (
@@ -31,7 +31,7 @@ def plan_lines(found: Comparison) -> Iterator[Text]:
     yield from _job_lines(found)
     if first.scale > 1:
         sample = first.choice.sample
-        yield Text(f"predicted on {sample.num_requests} of them ({_nature_text(sample)})")
+        yield Text(f"predicted on {sample.num_requests} of them ({_summary_text(sample)})")
     yield from _table(_ORDERS, [_order_row(*each, first) for each in found.ranked()])
     if len(found.units) > 1:
         yield Text(
@@ -50,7 +50,7 @@ def _job_lines(found: Comparison) -> Iterator[Text]:
         f"tokens, {whole.output_tokens} output tokens",
         style="bold",
     )
-    yield Text(f"{_nature_text(whole)}; {_unit_text(found)}")
+    yield Text(f"{_summary_text(whole)}; {_unit_text(found)}")
     if found.num_known < whole.num_requests:
         num_taken = whole.num_requests - found.num_known
         yield Text(f"output lengths of {num_taken} are not known: their most is taken for them")
@@ -73,8 +73,8 @@ def plan_content(found: Comparison) -> dict[str, Any]:
         "pool_bytes": setting.size_bytes,
         "num_known_outputs": found.num_known,
         "num_too_long": found.num_cut,
-        "job": _nature(found.whole),
-        "sample": _nature(first.choice.sample),
+        "job": _summary(found.whole),
+        "sample": _summary(first.choice.sample),
         "order": found.best,
         "orders": {name: _prediction(name, each, first) for name, each in found.ranked()},
         "makespan_s": found.makespan_s,
@@ -90,8 +90,8 @@ def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[T
         yield line_of(row, widths)
 
 
-def _nature_text(nature: Nature) -> str:
-    return f"{percent_text(nature.sharing)} of the prompts shared, density {nature.density:.2f}"
+def _summary_text(summary: JobSummary) -> str:
+    return f"{percent_text(summary.sharing)} of the prompts shared, density {summary.density:.2f}"
 
 
 def _unit_text(found: Comparison) -> str:
@@ -117,14 +117,14 @@ def _order_row(name: str, each: Prediction, first: Predicted) -> list[str]:
 
 
 def _unit_row(unit: Predicted, order: str) -> list[str]:
-    nature = unit.part.nature
+    summary = unit.part.summary
     return [
         unit.part.setting.unit.spec.unit_id,
-        str(nature.num_requests),
-        str(nature.prompt_tokens),
-        str(nature.output_tokens),
-        percent_text(nature.sharing),
-        f"{nature.density:.2f}",
+        str(summary.num_requests),
+        str(summary.prompt_tokens),
+        str(summary.output_tokens),
+        percent_text(summary.sharing),
+        f"{summary.density:.2f}",
         seconds_text(unit.makespan_s(order)),
     ]
 
@@ -133,20 +133,20 @@ def _unit(unit: Predicted, order: str) -> dict[str, Any]:
     return {
         "unit": unit.part.setting.unit.spec.unit_id,
         "pool_bytes": unit.part.setting.size_bytes,
-        **_nature(unit.part.nature),
+        **_summary(unit.part.summary),
         "makespan_s": unit.makespan_s(order),
     }
 
 
-def _nature(nature: Nature) -> dict[str, Any]:
+def _summary(summary: JobSummary) -> dict[str, Any]:
     return {
-        "num_requests": nature.num_requests,
-        "prompt_tokens": nature.prompt_tokens,
-        "output_tokens": nature.output_tokens,
-        "sharing": nature.sharing,
-        "density": nature.density,
-        "compute_s": nature.compute_s,
-        "memory_s": nature.memory_s,
+        "num_requests": summary.num_requests,
+        "prompt_tokens": summary.prompt_tokens,
+        "output_tokens": summary.output_tokens,
+        "sharing": summary.sharing,
+        "density": summary.density,
+        "compute_s": summary.compute_s,
+        "memory_s": summary.memory_s,
     }
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.text import Text
 
-from muxcluster.batch.plan.prediction import Comparison, Wish, compare
+from muxcluster.batch.plan.prediction import Comparison, PredictionOptions, compare
 from muxcluster.batch.plan.setting import settings_of
 from muxcluster.cli.views.batch_job import plan_content, plan_lines
 from muxcluster.cli.views.words import seconds_text
@@ -23,10 +23,10 @@ Ways = tuple[Path | None, str | None]
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """Units that several of the job's models share. found: of each unit its two ways."""
+    """Units that several of the job's models share."""
 
     models: tuple[str, ...]
-    found: Mapping[str, Together]
+    found: Mapping[str, Together]  # of each unit its two ways
 
     @property
     def joint_s(self) -> float:
@@ -46,10 +46,10 @@ class Shared:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Several:
-    """comparisons: by model. shared: of units that serve two of them or more."""
+    """Jobs of several models: planned alone and together."""
 
-    comparisons: Mapping[str, Comparison]
-    shared: tuple[Shared, ...]
+    comparisons: Mapping[str, Comparison]  # by model
+    shared: tuple[Shared, ...]  # of units that serve two of them or more
 
 
 def surveyed(path: Path, config: Config, model: str | None) -> Survey:
@@ -73,7 +73,7 @@ def compare_several(
     config: Config,
     models: Sequence[str],
     path: Path,
-    wish: Wish,
+    options: PredictionOptions,
     ways: Ways,
 ) -> Several:
     """Each model's lines as a job, then those that share units together.
@@ -81,24 +81,24 @@ def compare_several(
     ways: as `settings_of`'s plan and lane. Raises ConfigError, InfeasiblePlan.
     """
     comparisons = {
-        model: compare(settings_of(config, model, *ways), path, wish, Skips(True, True))
+        model: compare(settings_of(config, model, *ways), path, options, Skips(True, True))
         for model in models
     }
-    return Several(comparisons, tuple(_shared(comparisons, wish)))
+    return Several(comparisons, tuple(_shared(comparisons, options)))
 
 
-def _shared(comparisons: Mapping[str, Comparison], wish: Wish) -> Iterator[Shared]:
+def _shared(comparisons: Mapping[str, Comparison], options: PredictionOptions) -> Iterator[Shared]:
     of_units: dict[frozenset[str], list[str]] = defaultdict(list)
     for model, comparison in comparisons.items():
         units = frozenset(each.part.setting.unit.spec.unit_id for each in comparison.units)
         of_units[units].append(model)
     for models in of_units.values():
         if len(models) > 1:
-            yield Shared(tuple(models), _together(comparisons, models, wish))
+            yield Shared(tuple(models), _together(comparisons, models, options))
 
 
 def _together(
-    comparisons: Mapping[str, Comparison], models: Sequence[str], wish: Wish
+    comparisons: Mapping[str, Comparison], models: Sequence[str], options: PredictionOptions
 ) -> dict[str, Together]:
     units: dict[str, SimUnit] = {}
     jobs: dict[str, dict[str, OrderedJob]] = defaultdict(dict)
@@ -107,9 +107,9 @@ def _together(
             unit = each.part.setting.unit
             units[unit.spec.unit_id] = unit
             order = comparisons[model].best
-            jobs[unit.spec.unit_id][model] = OrderedJob(each.part.job, order, wish.are_known)
+            jobs[unit.spec.unit_id][model] = OrderedJob(each.part.job, order, options.are_known)
     return {
-        unit_id: compare_together(unit, jobs[unit_id], wish.num_sampled)
+        unit_id: compare_together(unit, jobs[unit_id], options.num_sampled)
         for unit_id, unit in units.items()
     }
 

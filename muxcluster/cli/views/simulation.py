@@ -8,8 +8,7 @@ from muxcluster.cli.views.words import percent_text, seconds_text
 from muxcluster.sim.report.report import CaseReport, GroupReport, Number, SpreadReport
 
 _NOTHING = "-"
-_FULL = 0.995
-"""Shares below it are marked: something was not served or not finished."""
+_FULL = 0.995  # Shares below it are marked: something was not served or not finished
 
 
 def comparison_lines(reports: Sequence[CaseReport], *, by_model: bool) -> Iterator[Text]:

@@ -46,15 +46,12 @@ ASK_TIMEOUT_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Wiring:
-    """How a controller's units are made and reached.
+    """How a controller's units are made and reached."""
 
-    socket_dir: folder for the units' sockets, where everything runs on this machine: then each node
-    of a plan stands for it. None: units listen on their nodes' addresses. unit_class: as
-    `UnitHost`'s.
-    """
-
+    # Folder for the units' sockets, where everything runs on this machine: then each node of a plan
+    # stands for it. None: units listen on their nodes' addresses.
     socket_dir: str | None = None
-    unit_class: str = UNIT_CLASS
+    unit_class: str = UNIT_CLASS  # as `UnitHost`'s
     limits: Limits = Limits()
 
 

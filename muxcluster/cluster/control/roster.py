@@ -16,11 +16,10 @@ from muxcluster.cluster.units.report import Entrance
 
 logger = logging.getLogger(__name__)
 
-CLOSE_S = 10.0
-"""How long a unit may take to end its processes before it is killed."""
+CLOSE_S = 10.0  # How long a unit may take to end its processes before it is killed
 BACKOFF_S = 2.0
+# Pause before a unit that failed is tried again: doubled each time up to this.
 MOST_BACKOFF_S = 60.0
-"""Pause before a unit that failed is tried again: doubled each time up to this."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ from muxcluster.cluster.state.desired import State
 from muxcluster.cluster.state.reconcile import Phase
 from muxcluster.core.directory import Directory
 
+# What clients of a model without a place are told: nodes come back in minutes, not in seconds.
 RETRY_AFTER_S = 30.0
-"""What clients of a model without a place are told: nodes come back in minutes, not in seconds."""
 _GONE = frozenset({Phase.AWAY, Phase.FAILED, Phase.STOPPING})
 
 

@@ -12,11 +12,11 @@ from muxcluster.core.unitspec import ModelSpec
 
 @dataclass(frozen=True, slots=True)
 class UnitView:
-    """A unit that was started, and how it is now. stats: its last report."""
+    """A unit that was started, and how it is now."""
 
     record: Record
     phase: Phase
-    stats: UnitStats | None = None
+    stats: UnitStats | None = None  # its last report
     reason: str | None = None
     is_draining: bool = False
 

@@ -17,8 +17,7 @@ from muxcluster.core.errors import EngineFailure
 
 NAMESPACE = b"muxcluster"
 _KEY = b"state"
-_FORM = b"1\n"
-"""First line of the value: what form the rest has."""
+_FORM = b"1\n"  # First line of the value: what form the rest has
 
 
 def read_state() -> State:

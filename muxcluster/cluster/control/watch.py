@@ -16,9 +16,9 @@ logger = logging.getLogger(__name__)
 
 ASK_PERIOD_S = 0.5
 ASK_TIMEOUT_S = 5.0
+# Questions in a row without an answer after which a unit that has answered is taken to hang. It
+# costs all its requests a recompute, so it takes longer than for the ingress to look elsewhere.
 MOST_MISSES = 3
-"""Questions in a row without an answer after which a unit that has answered is taken to hang. It
-costs all its requests a recompute, so it takes longer than for the ingress to look elsewhere."""
 
 
 class UnitWatch:

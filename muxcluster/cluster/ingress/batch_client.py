@@ -1,4 +1,4 @@
-"""The desk as ingresses see it: an actor on the head node, made when it is first needed."""
+"""The batch service as ingresses see it: an actor on the head node, made at its first use."""
 
 import asyncio
 import logging
@@ -8,7 +8,7 @@ from typing import Any
 import ray
 from ray.exceptions import ActorDiedError, RayError, RayTaskError
 
-from muxcluster.batch.service.interface import BatchRequest, Card, Figures
+from muxcluster.batch.service.interface import ApiObject, BatchRequest, Figures
 from muxcluster.batch.store.database import database_path
 from muxcluster.batch.store.files import FilePage
 from muxcluster.cluster.embedded import raised_line
@@ -22,8 +22,8 @@ TIMEOUT_S = 60.0
 """How long the actor may take; a hung one is never reported."""
 
 
-class RemoteDesk:
-    """As `Desk`. settings: of the actor, should it have to be made."""
+class BatchServiceClient:
+    """As `BatchService`. settings: of the actor, should it have to be made."""
 
     def __init__(self, settings: ApiSettings, controller: Any) -> None:
         self._settings = settings
@@ -55,43 +55,43 @@ class RemoteDesk:
     async def add(self, upload_id: str, data: bytes) -> None:
         await self._ask("add", upload_id, data)
 
-    async def finish(self, upload_id: str, name: str, purpose: str) -> Card:
-        card: Card = await self._ask("finish", upload_id, name, purpose)
+    async def finish(self, upload_id: str, name: str, purpose: str) -> ApiObject:
+        card: ApiObject = await self._ask("finish", upload_id, name, purpose)
         return card
 
     async def abandon(self, upload_id: str) -> None:
         await self._ask("abandon", upload_id)
 
-    async def file(self, owner: str, file_id: str) -> Card:
-        card: Card = await self._ask("file", owner, file_id)
+    async def file(self, owner: str, file_id: str) -> ApiObject:
+        card: ApiObject = await self._ask("file", owner, file_id)
         return card
 
-    async def files(self, owner: str, page: FilePage) -> list[Card]:
-        cards: list[Card] = await self._ask("files", owner, page)
+    async def files(self, owner: str, page: FilePage) -> list[ApiObject]:
+        cards: list[ApiObject] = await self._ask("files", owner, page)
         return cards
 
-    async def delete(self, owner: str, file_id: str) -> Card:
-        card: Card = await self._ask("delete", owner, file_id)
+    async def delete(self, owner: str, file_id: str) -> ApiObject:
+        card: ApiObject = await self._ask("delete", owner, file_id)
         return card
 
     async def read(self, owner: str, file_id: str, offset: int, count: int) -> bytes:
         data: bytes = await self._ask("read", owner, file_id, offset, count)
         return data
 
-    async def create(self, owner: str, asked: BatchRequest) -> Card:
-        card: Card = await self._ask("create", owner, asked)
+    async def create(self, owner: str, asked: BatchRequest) -> ApiObject:
+        card: ApiObject = await self._ask("create", owner, asked)
         return card
 
-    async def batch(self, owner: str, batch_id: str) -> Card:
-        card: Card = await self._ask("batch", owner, batch_id)
+    async def batch(self, owner: str, batch_id: str) -> ApiObject:
+        card: ApiObject = await self._ask("batch", owner, batch_id)
         return card
 
-    async def batches(self, owner: str, count: int, after: str | None) -> list[Card]:
-        cards: list[Card] = await self._ask("batches", owner, count, after)
+    async def batches(self, owner: str, count: int, after: str | None) -> list[ApiObject]:
+        cards: list[ApiObject] = await self._ask("batches", owner, count, after)
         return cards
 
-    async def cancel(self, owner: str, batch_id: str) -> Card:
-        card: Card = await self._ask("cancel", owner, batch_id)
+    async def cancel(self, owner: str, batch_id: str) -> ApiObject:
+        card: ApiObject = await self._ask("cancel", owner, batch_id)
         return card
 
     async def figures(self) -> Figures | None:
@@ -101,7 +101,7 @@ class RemoteDesk:
         return figures
 
     async def _ask(self, method: str, *args: Any) -> Any:
-        """The actor's answer. Raises what the desk raises; NotReady where none comes."""
+        """The actor's answer. Raises what the batch service raises; NotReady where none comes."""
         try:
             host = await self._found()
             return await asyncio.wait_for(host.ask.remote(method, *args), TIMEOUT_S)

@@ -6,45 +6,50 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from muxcluster.batch.service.local import LocalDesk
-from muxcluster.cluster.ingress.batch_planner import ServerPlanner
+from muxcluster.batch.service.local import LocalBatchService
 from muxcluster.cluster.ingress.controller_calls import ControllerCalls, connect
 from muxcluster.cluster.units.actors import BATCHES, make_on_head
 from muxcluster.http.batch_lines import LineAnswerer
+from muxcluster.http.calls.kept_prompts import KeptPrompts
 from muxcluster.http.calls.model_text import ModelTexts
 from muxcluster.http.metrics import request_log
 from muxcluster.http.metrics.requests import Metrics
 from muxcluster.http.service import CompletionService
 from muxcluster.http.settings import ApiSettings, QueueLimits
 from muxcluster.router.fleet import ClusterBackend
-from muxcluster.router.unit_links import Lines, keep_in_step
+from muxcluster.router.unit_links import UnitLinks, keep_in_step
 
 """Named by its module, as it predicts with the simulator, which this layer does without."""
 _MODELS_PERIOD_S = 0.25
 _UNBOUNDED = QueueLimits(batch=2**20)
 """How many lines wait here is bounded by `BatchSettings.max_running`."""
+_MOST_KEPT_TOKENS = 2**26  # of planned lines that wait, 256 MiB; the rest is tokenised again
 
 
 class BatchHost:
-    """A `LocalDesk` behind Ray calls, with an edge of its own towards the units.
+    """A `LocalBatchService` behind Ray calls, with an edge of its own towards the units.
 
-    To be made on a running event loop. Raises as `LocalDesk`.
+    To be made on a running event loop. Raises as `LocalBatchService`.
     """
 
     def __init__(self, settings: ApiSettings, controller: Any) -> None:
+        # Imported here: ingresses import this module too, and only the host needs the simulator.
+        from muxcluster.cluster.ingress.batch_planner import ServerPlanner
+
         assert settings.batch is not None
         if settings.request_log is not None:
             request_log.write_to(Path(settings.request_log))
         self._settings = settings
-        self._lines = Lines(connect, settings.restart_limit_s)
-        self._backend = ClusterBackend(self._lines, settings.restart_limit_s)
+        self._unit_links = UnitLinks(connect, settings.restart_limit_s)
+        self._backend = ClusterBackend(self._unit_links, settings.restart_limit_s)
         self._texts = ModelTexts()
         own = replace(settings, queues=_UNBOUNDED)
         service = CompletionService(self._backend, self._texts, Metrics(), own)
         calls = ControllerCalls(controller)
-        self._desk = LocalDesk(
+        kept = KeptPrompts(_MOST_KEPT_TOKENS)
+        self._batch_service = LocalBatchService(
             Path(settings.batch.directory),
-            LineAnswerer(service, lenient=settings.lenient),
+            LineAnswerer(service, lenient=settings.lenient, kept=kept),
             lambda: [text.served.name for text in self._texts],
             settings.batch,
             ServerPlanner(
@@ -52,12 +57,13 @@ class BatchHost:
                 partial(calls.ask, "desired"),
                 settings.batch.max_running,
                 lenient=settings.lenient,
+                kept=kept,
             ),
         )
         self._tasks = (
-            asyncio.create_task(keep_in_step(self._lines, calls.directory)),
+            asyncio.create_task(keep_in_step(self._unit_links, calls.directory)),
             asyncio.create_task(self._follow_models()),
-            asyncio.create_task(self._desk.start()),
+            asyncio.create_task(self._batch_service.start()),
         )
 
     async def _follow_models(self) -> None:
@@ -70,16 +76,16 @@ class BatchHost:
         return self._settings
 
     async def ask(self, method: str, *args: Any) -> Any:
-        """The answer of the desk. Raises what it raises."""
-        return await getattr(self._desk, method)(*args)
+        """The answer of the batch service. Raises what it raises."""
+        return await getattr(self._batch_service, method)(*args)
 
     async def close(self) -> None:
         """Stop; open batches go on in the next one. Idempotent."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._desk.close()
-        await self._lines.close()
+        await self._batch_service.close()
+        await self._unit_links.close()
 
 
 def make_host(settings: ApiSettings, controller: Any) -> Any:

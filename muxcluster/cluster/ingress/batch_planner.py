@@ -15,6 +15,7 @@ from muxcluster.batch.store.store import Pending
 from muxcluster.cluster.state.desired import Desired
 from muxcluster.config.planning import problem
 from muxcluster.core.errors import MuxClusterError
+from muxcluster.http.calls.kept_prompts import KeptPrompts
 from muxcluster.http.calls.model_text import ModelTexts
 from muxcluster.placement.plan import Plan
 from muxcluster.sim.batch.setting import Setting
@@ -83,8 +84,11 @@ class ServerPlanner:
         max_running: int,
         *,
         lenient: bool,
+        kept: KeptPrompts | None = None,
     ) -> None:
+        """kept: gets the prompts of planned lines."""
         self._texts = texts
+        self._kept = KeptPrompts() if kept is None else kept
         self._desired = desired
         self._max_running = max_running
         self._lenient = lenient
@@ -101,13 +105,20 @@ class ServerPlanner:
         with contextlib.suppress(MuxClusterError):  # it is asked again
             desired = await self._desired()
         plans = {}
-        for model, each in of_model.items():
-            ordered = each if desired is None else await self._ordered(desired, batch, each, read)
-            plans[model] = OrderedLines(ordered, self._max_running)
+        try:
+            for model, each in of_model.items():
+                ordered: Sequence[Pending] = each
+                if desired is not None:
+                    ordered = await self._ordered(desired, batch, each, read)
+                plans[model] = OrderedLines(ordered, self._max_running)
+        except BaseException:
+            self._kept.drop(batch.batch_id)
+            raise
         known = None if desired is None else desired.plan
         watch = asyncio.create_task(self._follow(known, batch, list(plans.values()), read))
         self._watches.add(watch)
         watch.add_done_callback(self._watches.discard)
+        watch.add_done_callback(lambda _: self._kept.drop(batch.batch_id))
         return list(plans.values())
 
     async def _follow(
@@ -134,7 +145,9 @@ class ServerPlanner:
             settings = await asyncio.to_thread(_settings, desired, lines[0].model)
             if not settings:
                 return lines
-            planner = LocalPlanner(self._texts, settings, AUTO, lenient=self._lenient)
+            planner = LocalPlanner(
+                self._texts, settings, AUTO, lenient=self._lenient, kept=self._kept
+            )
             plans = await planner.plan(batch, lines, read)
         except MuxClusterError as error:
             logger.warning("%s runs as it stands in its file: %s", batch.batch_id, error)

@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from ray import serve
 
 from muxcluster.cluster.embedded import APP
-from muxcluster.cluster.ingress.batch_client import RemoteDesk
+from muxcluster.cluster.ingress.batch_client import BatchServiceClient
 from muxcluster.cluster.ingress.coalesce import coalesce
 from muxcluster.cluster.ingress.controller_calls import ControllerCalls, connect
 from muxcluster.cluster.ray.nodes import HEAD_RESOURCE
@@ -25,7 +25,7 @@ from muxcluster.http.server.listener import Listener
 from muxcluster.http.service import CompletionService
 from muxcluster.http.settings import ApiSettings
 from muxcluster.router.fleet import ClusterBackend
-from muxcluster.router.unit_links import Lines, keep_in_step
+from muxcluster.router.unit_links import UnitLinks, keep_in_step
 
 INGRESS = "ingress"
 VIEW_TIMEOUT_S = 15.0
@@ -50,9 +50,11 @@ class Ingress:
             request_log.write_to(Path(settings.request_log))
         self._settings = settings
         self._controller = ControllerCalls(controller)
-        self._desk = None if settings.batch is None else RemoteDesk(settings, controller)
-        self._lines = Lines(connect, settings.restart_limit_s)
-        self._backend = ClusterBackend(self._lines, settings.restart_limit_s)
+        self._batch_service = (
+            None if settings.batch is None else BatchServiceClient(settings, controller)
+        )
+        self._unit_links = UnitLinks(connect, settings.restart_limit_s)
+        self._backend = ClusterBackend(self._unit_links, settings.restart_limit_s)
         self._service: CompletionService | None = None
         self._watch: asyncio.Task[None] | None = None
         self._listen = listen
@@ -60,11 +62,13 @@ class Ingress:
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
         """Serve's hook, on the replica's event loop: the application it routes HTTP to."""
-        app = create_app(self._backend, self._settings, self._desk)
+        app = create_app(self._backend, self._settings, self._batch_service)
         app.add_api_route("/status", self.status, methods=["GET"])
         app.add_api_route("/timeline", self.timeline, methods=["GET"])
         self._service = app.state.service
-        self._watch = asyncio.create_task(keep_in_step(self._lines, self._controller.directory))
+        self._watch = asyncio.create_task(
+            keep_in_step(self._unit_links, self._controller.directory)
+        )
         if self._listen is not None:
             app.add_api_route("/-/healthz", _serve_healthz, include_in_schema=False)
             app.add_api_route("/-/routes", _serve_routes, include_in_schema=False)
@@ -106,7 +110,7 @@ class Ingress:
         Raises NotReady while the controller does not answer; the data path goes on without it.
         """
         state: dict[str, Any] = await self._controller.ask("status", timeout_s=VIEW_TIMEOUT_S)
-        links = {link.unit_id: link.state().value for link in self._lines.links()}
+        links = {link.unit_id: link.state().value for link in self._unit_links.links()}
         return {**state, "ready": self._backend.ready(), "links": links}
 
     async def timeline(self) -> dict[str, Any]:
@@ -128,7 +132,7 @@ class Ingress:
             await self._listener.close()
         if self._watch is not None:
             self._watch.cancel()
-        await self._lines.close()
+        await self._unit_links.close()
 
 
 async def _serve_healthz() -> str:

@@ -14,11 +14,10 @@ from muxcluster.placement.problem import Node
 logger = logging.getLogger(__name__)
 
 LOOK_PERIOD_S = 0.5
-SETTLE_S = 3.0
-"""New nodes join in company: the plan is made anew when none came for so long."""
+SETTLE_S = 3.0  # New nodes join in company: the plan is made anew when none came for so long
+# Serve needs a moment to see that an ingress died with its node. Before that it would make room by
+# ending one that lives.
 SHRINK_S = 15.0
-"""Serve needs a moment to see that an ingress died with its node. Before that it would make room by
-ending one that lives."""
 
 
 class NodeWatch:

@@ -19,20 +19,20 @@ from muxcluster.placement.problem import Node
 HEAD_RESOURCE = "node:__internal_head__"
 GPU_LABEL = "ray.io/accelerator-type"
 PROBE_TIMEOUT_S = 1.0
+# Probes in a row without an answer after which a node counts as unreachable: with the timeout and
+# the pause between probes less than 5 s. Ray itself needs 63 s by default where a link is cut.
 MOST_MISSES = 3
-"""Probes in a row without an answer after which a node counts as unreachable: with the timeout and
-the pause between probes less than 5 s. Ray itself needs 63 s by default where a link is cut."""
 _PREFIX = "accelerator_type:"
 
 
 @dataclass(frozen=True, slots=True)
 class RayNode:
-    """A node as Ray reports it. name: unique, what the plan calls it; port: its raylet's."""
+    """A node as Ray reports it."""
 
-    name: str
+    name: str  # unique, what the plan calls it
     node_id: str
     ip: str
-    port: int
+    port: int  # its raylet's
     is_alive: bool
     is_head: bool = False
     num_gpus: int = 0

@@ -14,9 +14,9 @@ from ray.util import get_node_ip_address
 
 from muxcluster.core.inputs.private import make_private_folder, tighten
 
+# Where it is off, as by default on macOS, Ray takes 127.0.0.1 for the node's address, and all its
+# servers listen there alone. On Linux they would listen on every address.
 _LOOPBACK = ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR
-"""Where it is off, as by default on macOS, Ray takes 127.0.0.1 for the node's address, and all its
-servers listen there alone. On Linux they would listen on every address."""
 _LOOPBACK_IP, _MAPPED_IP = "127.0.0.1", "[::ffff:127.0.0.1]"
 _CONNECT_S = 10.0
 _TOKEN_BYTES = 32

@@ -8,15 +8,13 @@ from pathlib import Path
 
 import ray
 
+# Environment variable, on an embedded Ray: the server's private folder (`ServerFolder`).
 VARIABLE = "MUXCLUSTER_FOLDER"
-"""Environment variable, on an embedded Ray: the server's private folder (`ServerFolder`)."""
-LOGS = "logs"
-"""The folder in it."""
+LOGS = "logs"  # The folder in it
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 PERIOD_S = 0.25
 _SUFFIX = ".log"
-_MOST_BYTES = 16 * 2**20
-"""A file that is longer, and read to its end, begins anew."""
+_MOST_BYTES = 16 * 2**20  # A file that is longer, and read to its end, begins anew
 _READ_BYTES = 2**20
 
 

@@ -11,10 +11,9 @@ from pathlib import Path
 from muxcluster.cluster.ray.process_logs import LOGS
 
 PREFIX = "muxcluster-"
-_OWNER = "owner"
-"""A file in the folder that its server keeps locked as long as it lives."""
+_OWNER = "owner"  # A file in the folder that its server keeps locked as long as it lives
+# Ray's sockets lie about 80 characters below; paths of sockets end at 103 or 107.
 _LONGEST_BASE = 24
-"""Ray's sockets lie about 80 characters below; paths of sockets end at 103 or 107."""
 
 
 class ServerFolder:

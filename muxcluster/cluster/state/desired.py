@@ -17,11 +17,11 @@ from muxcluster.placement.problem import Node
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A unit that is to run: `spec`, as planned in `planned`; num_gpus: what Ray hands out."""
+    """A unit that is to run: `spec`, as planned in `planned`."""
 
     spec: UnitSpec
     planned: PlannedUnit
-    num_gpus: float
+    num_gpus: float  # what Ray hands out
 
     @property
     def wanted(self) -> Wanted:
@@ -41,36 +41,27 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Desired:
-    """One generation of what is to run.
+    """One generation of what is to run."""
 
-    config: as it was given. nodes: hardware that the plan is for. models: all that are configured;
-    unplaced: those of them for which `nodes` have no room. rates: requests/s by model that the plan
-    is for. needs_gpus: nodes without GPUs are no place for it, whatever else is lost.
-    """
-
-    config: Config
+    config: Config  # as it was given
     plan: Plan
-    nodes: tuple[Node, ...]
+    nodes: tuple[Node, ...]  # hardware that the plan is for
     targets: tuple[Target, ...]
-    models: tuple[ServedModel, ...]
-    unplaced: tuple[str, ...] = ()
-    rates: tuple[tuple[str, float], ...] = ()
-    needs_gpus: bool = False
+    models: tuple[ServedModel, ...]  # all that are configured
+    unplaced: tuple[str, ...] = ()  # those of them for which `nodes` have no room
+    rates: tuple[tuple[str, float], ...] = ()  # requests/s by model that the plan is for
+    needs_gpus: bool = False  # nodes without GPUs are no place for it, whatever else is lost
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """All that a controller needs to go on where another one ended.
-
-    edge: the ingresses; None where somebody else runs them. serial: of the last unit that was
-    started; no name is given twice. client_key: lets ingresses into units on tcp.
-    """
+    """All that a controller needs to go on where another one ended."""
 
     desired: Desired | None = None
-    edge: Edge | None = None
+    edge: Edge | None = None  # the ingresses; None where somebody else runs them
     records: tuple[Record, ...] = ()
-    serial: int = 0
-    client_key: KeyPair | None = None
+    serial: int = 0  # of the last unit that was started; no name is given twice
+    client_key: KeyPair | None = None  # lets ingresses into units on tcp
 
 
 def desired_of(

@@ -3,20 +3,17 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-FACTOR = 1.5
-"""A rate is off where it is this many times the planned one, or less by as much."""
-LEAST_PER_S = 0.05
-"""Differences below this many requests/s are noise."""
+FACTOR = 1.5  # A rate is off where it is this many times the planned one, or less by as much
+LEAST_PER_S = 0.05  # Differences below this many requests/s are noise
+# A model that nobody asks for is planned with this part of what was configured: it stays ready.
 FLOOR = 0.1
-"""A model that nobody asks for is planned with this part of what was configured: it stays ready."""
 
 
 @dataclass(slots=True)
 class RateWatch:
-    """Remembers since when rates are off. period_s: how long they must be, and least time between
-    two answers."""
+    """Remembers since when rates are off."""
 
-    period_s: float
+    period_s: float  # how long they must be, and least time between two answers
     _off_since_s: float | None = None
     _answered_s: float = field(default=float("-inf"))
 

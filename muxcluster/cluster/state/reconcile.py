@@ -23,8 +23,8 @@ class Phase(StrEnum):
 
 
 COMING = frozenset({Phase.STARTING, Phase.LOADING})
+# Their GPUs are not free, and nothing else is to be done about them.
 GOING = frozenset({Phase.AWAY, Phase.STOPPING})
-"""Their GPUs are not free, and nothing else is to be done about them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,29 +41,25 @@ class Mesh:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A planned unit. key: equal for units that need no restart to become each other."""
+    """A planned unit."""
 
-    key: str
+    key: str  # equal for units that need no restart to become each other
     mesh: Mesh
     models: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A unit that was started and not stopped since.
-
-    since_s: when it came into `phase`. num_open: requests it has. drain_until_s: None where it is
-    not draining.
-    """
+    """A unit that was started and not stopped since."""
 
     name: str
     key: str
     mesh: Mesh
     models: frozenset[str]
     phase: Phase
-    since_s: float
-    num_open: int = 0
-    drain_until_s: float | None = None
+    since_s: float  # when it came into `phase`
+    num_open: int = 0  # requests it has
+    drain_until_s: float | None = None  # None where it is not draining
 
     @property
     def serves(self) -> bool:
@@ -73,32 +69,26 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of how much changes at a time, and how long it may take.
+    """Of how much changes at a time, and how long it may take."""
 
-    start_s: from its making to ready. drain_s: that requests under way get where others take the
-    new ones. max_starts: units that start at once where their models have no other; elsewhere it is
-    one.
-    """
-
-    start_s: float = 600.0
-    drain_s: float = 30.0
+    start_s: float = 600.0  # from its making to ready
+    drain_s: float = 30.0  # that requests under way get where others take the new ones
+    # Units that start at once where their models have no other; elsewhere it is one
     max_starts: int = 4
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """All that a decision is made from.
-
-    nodes: those that can be reached. not_before: units that failed, by (key, mesh), and when they
-    may be tried again. lost: models that were served and are not, because their units are gone.
-    """
+    """All that a decision is made from."""
 
     wanted: Sequence[Wanted]
     seen: Sequence[Seen]
-    nodes: frozenset[str]
+    nodes: frozenset[str]  # those that can be reached
     now_s: float
+    # Units that failed, by (key, mesh), and when they may be tried again
     not_before: Mapping[tuple[str, Mesh], float] = field(default_factory=dict)
     limits: Limits = Limits()
+    # Models that were served and are not, because their units are gone
     lost: frozenset[str] = frozenset()
 
 
@@ -126,10 +116,10 @@ class Resume:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """End its processes and give its GPUs back. is_broken: because it failed."""
+    """End its processes and give its GPUs back."""
 
     name: str
-    is_broken: bool = False
+    is_broken: bool = False  # because it failed
 
 
 Action = Start | Drain | Resume | Stop

@@ -25,10 +25,10 @@ from muxcluster.engine.unit.unit import Unit
 
 logger = logging.getLogger(__name__)
 
+# A unit whose loop has not turned for this long is replaced (a hung loop ends no process).
 STALL_S = 30.0
-"""A unit whose loop has not turned for this long is replaced (a hung loop ends no process)."""
+# And from here on it is reported as failed: reports come from another thread than the loop.
 STALL_REPORT_S = 10.0
-"""And from here on it is reported as failed: reports come from another thread than the loop."""
 CLOSE_S = 5.0
 
 

@@ -20,16 +20,13 @@ from muxcluster.cluster.state.desired import Record
 from muxcluster.cluster.units.host import UnitHost
 from muxcluster.cluster.units.mesh import mesh_request
 
-NAMESPACE = "muxcluster"
-"""Ray's, of all our actors."""
+NAMESPACE = "muxcluster"  # Ray's, of all our actors
 CONTROLLER = "controller"
+# The one that keeps files and batches, made by the layer above; it ends with the controller.
 BATCHES = "batches"
-"""The one that keeps files and batches, made by the layer above; it ends with the controller."""
-_GROUP = "muxcluster:"
-"""Prefix of our placement groups' names."""
+_GROUP = "muxcluster:"  # Prefix of our placement groups' names
 _CONCURRENCY = 8
-_HEAD_CONCURRENCY = 1000
-"""Calls of an actor on the event loop, most of which wait."""
+_HEAD_CONCURRENCY = 1000  # Calls of an actor on the event loop, most of which wait
 
 
 def make_on_head(actor_class: type, name: str, *args: Any) -> Any:

@@ -5,14 +5,15 @@ from dataclasses import dataclass, replace
 
 from muxcluster.core.unitspec import UnitSpec
 
+# Logical CPUs of the unit's own process; its workers are its children, unseen by Ray.
 UNIT_CPUS = 0.5
-"""Logical CPUs of the unit's own process; its workers are its children, unseen by Ray."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeshRequest:
-    """bundles: one in all, for a mesh never spans nodes and one process sees all of its GPUs."""
+    """The resources that Ray reserves for a mesh."""
 
+    # One in all, for a mesh never spans nodes and one process sees all of its GPUs
     bundles: tuple[Mapping[str, float], ...]
     num_cpus: float
     num_gpus: float

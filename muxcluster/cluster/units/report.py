@@ -18,9 +18,9 @@ class Entrance:
 
 @dataclass(frozen=True, slots=True)
 class UnitReport:
-    """What a unit says of itself. phase: loading, ready or failed, then for `reason`."""
+    """What a unit says of itself."""
 
-    phase: Phase
+    phase: Phase  # loading, ready or failed, then for `reason`
     reason: str | None = None
     address: UnitAddress | None = None
     stats: UnitStats | None = None

@@ -1,1 +1,1 @@
-"""Text, files and addresses that users and other processes hand over."""
+"""Text, files and addresses that come from users and other processes."""

@@ -2,7 +2,7 @@
 
 
 def checked_key(key: str) -> str:
-    """`key` itself. Raises ValueError, whose message shows none of it.
+    """Return `key`. Raises ValueError, whose message shows none of it.
 
     A file of secrets often ends in a line break, with which no client could ever send the key.
     """

@@ -1,4 +1,4 @@
-"""JSON that users hand over as files: limited in size and depth, with errors of one line."""
+"""JSON files of users: limited in size and depth, with errors of one line."""
 
 import json
 from pathlib import Path
@@ -6,14 +6,14 @@ from typing import Any
 
 from muxcluster.core.errors import LoadError
 
+# Of lists and objects in one another: far more than any file of ours, and far from the depth at
+# which Python's own functions (repr, comparison) end in RecursionError.
 MOST_DEPTH = 64
-"""Of lists and objects in one another: far more than any file of ours, and far from the depth at
-which Python's own functions (repr, comparison) end in RecursionError."""
 MOST_BYTES = 256 * 2**20
 
 
 def read_json(file: Path, most_bytes: int = MOST_BYTES) -> Any:
-    """The value in `file`. Raises OSError; ValueError, in one line, for what is no such JSON."""
+    """Return the value in `file`. Raises OSError; ValueError, in one line, if it is not JSON."""
     with file.open("rb") as opened:
         data = opened.read(most_bytes + 1)
     if len(data) > most_bytes:
@@ -22,7 +22,7 @@ def read_json(file: Path, most_bytes: int = MOST_BYTES) -> Any:
 
 
 def parse_nested(text: str | bytes) -> Any:
-    """The value of `text`. Raises ValueError, in one line, where it is no JSON or too deep."""
+    """Parse `text`. Raises ValueError, in one line, if it is not JSON or too deep."""
     try:
         value = json.loads(text)
     except RecursionError:
@@ -46,7 +46,7 @@ def _check_depth(value: Any) -> None:
 
 
 def read_json_object(file: Path) -> dict[str, Any]:
-    """The JSON object in `file`. Raises LoadError naming it where there is none."""
+    """Return the JSON object in `file`. Raises LoadError, naming the file, if there is none."""
     try:
         value = read_json(file)
     except FileNotFoundError as error:

@@ -1,4 +1,4 @@
-"""JSON that others send."""
+"""JSON from other processes."""
 
 import json
 
@@ -6,7 +6,7 @@ from muxcluster.core.errors import InvalidJson
 
 
 def parse_json(data: bytes, what: str) -> object:
-    """The decoded value of `data`, UTF-8. Raises InvalidJson, whose message begins with `what`.
+    """Decode `data`, UTF-8 JSON. Raises InvalidJson, whose message begins with `what`.
 
     The standard library's parser on purpose: it lets NaN through to the check that names the
     field.

@@ -11,7 +11,7 @@ FOLDER_MODE = 0o700
 
 
 def open_private(path: Path | str, flags: int) -> int:
-    """A descriptor of `path`, which is made with mode 0600 where it is missing.
+    """Open `path`, created with mode 0600 if missing, and return the descriptor.
 
     One that is there gets that mode too; pipes, devices and other users' files keep theirs.
     Raises OSError.
@@ -24,7 +24,7 @@ def open_private(path: Path | str, flags: int) -> int:
 
 
 def tighten(path: Path) -> None:
-    """Take the rights of others away from a file or folder of this user; a missing one is fine."""
+    """Remove the rights of others from a file or folder of this user; it may be missing."""
     with contextlib.suppress(OSError):
         found = path.lstat()
         if found.st_uid == os.geteuid() and not stat.S_ISLNK(found.st_mode):
@@ -32,7 +32,7 @@ def tighten(path: Path) -> None:
 
 
 def make_private_folder(path: Path, ours: Iterable[str] | None = None) -> None:
-    """Make the folder with mode 0700; folders above it are made as usual.
+    """Make the folder with mode 0700; its parents get the default mode.
 
     One that is there already gets that mode too. ours: names of our own files, for a folder that
     the user names: where it holds others as well it is left as it is. Raises OSError.

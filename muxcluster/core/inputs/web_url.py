@@ -17,7 +17,7 @@ class HttpAddress:
 
 
 def checked_url(url: str, option: str = "--url") -> SplitResult:
-    """The parts of "http[s]://host[:port][/path]".
+    """Return the parts of "http[s]://host[:port][/path]".
 
     Raises ConfigError, naming `option`, for anything else that no request could be sent to.
     """

@@ -23,7 +23,7 @@ from muxcluster.engine.unit.warm_up import warm_up
 from muxcluster.scheduling.memory.batch_memory import BatchSpace
 from muxcluster.scheduling.packing import PACKINGS
 from muxcluster.scheduling.scheduler import UnitScheduler
-from muxcluster.scheduling.steptime.measured import MeasuredSeed
+from muxcluster.scheduling.steptime.seed import MeasuredSeed
 
 logger = logging.getLogger(__name__)
 

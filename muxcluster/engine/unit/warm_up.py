@@ -10,7 +10,7 @@ from muxcluster.core.job import Phase, WorkerSpec
 from muxcluster.core.unitspec import ModelSpec, UnitSpec
 from muxcluster.engine.executor import Executor, OwnerLost
 from muxcluster.engine.unit.warm_up_scheduler import LostInWarmUp, WarmUpScheduler
-from muxcluster.scheduling.steptime.measured import MeasuredSeed
+from muxcluster.scheduling.steptime.seed import MeasuredSeed
 
 logger = logging.getLogger(__name__)
 

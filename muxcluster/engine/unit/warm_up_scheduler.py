@@ -12,7 +12,7 @@ from muxcluster.core.sampling import SamplingParams
 from muxcluster.core.unitspec import ModelSpec, UnitSpec
 from muxcluster.engine.executor import Executor, JobDone, JobFailed, Outcome, OwnerLost
 from muxcluster.scheduling.scheduler import UnitScheduler
-from muxcluster.scheduling.steptime.measured import MeasuredSeed
+from muxcluster.scheduling.steptime.seed import MeasuredSeed
 
 _PATIENCE_S = 1.0
 _MOST_LOSSES = 2

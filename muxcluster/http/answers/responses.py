@@ -10,6 +10,7 @@ from uuid import uuid4
 import msgspec
 
 from muxcluster.core.errors import MuxClusterError
+from muxcluster.core.token_source import Stream
 from muxcluster.http.answers.usage import UsageTally
 from muxcluster.http.answers.wire import Json, Wire
 from muxcluster.http.calls.call import Call
@@ -17,7 +18,7 @@ from muxcluster.http.calls.choice import ChoiceDelta
 from muxcluster.http.errors import http_error
 from muxcluster.text.schemas import StreamOptions
 
-Deltas = AsyncGenerator[ChoiceDelta, None]
+Deltas = Stream[ChoiceDelta]
 _MARK = uuid4().hex
 """Stands for a text in a frame; found nowhere else in an event."""
 
@@ -70,7 +71,7 @@ class _EventWriter:
         self._wire = wire
         self._envelope = wire.envelope(streamed=True)
         self._usage = UsageTally(call)
-        self._counts = bool(options.include_usage) or call.arrival.wants_timing
+        self._counts = bool(options.include_usage) or call.head.wants_timing
         self._counts_always = self._counts and bool(options.continuous_usage_stats)
         self._encoder = msgspec.json.Encoder()
         self._frames: dict[int, tuple[bytes, bytes]] = {}

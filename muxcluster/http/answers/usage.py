@@ -45,7 +45,7 @@ class UsageTally:
             "total_tokens": num_prompt + num_output,
             "prompt_tokens_details": {"cached_tokens": sum(self._cached.values())},
         }
-        if self._call.arrival.wants_timing and self._time is not None:
-            total_s = time.monotonic() - self._call.arrival.arrived_s
+        if self._call.head.wants_timing and self._time is not None:
+            total_s = time.monotonic() - self._call.head.arrived_s
             usage["timing"] = self._time.within(total_s)
         return usage

@@ -2,6 +2,8 @@
 
 import math
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from muxcluster.core.errors import InvalidValue, Overloaded
 from muxcluster.core.request import ServiceClass
@@ -92,6 +94,14 @@ class Admission:
         if index in self._waiting:
             self._waiting.discard(index)
             self._queue.start(time.monotonic())
+
+    @contextmanager
+    def place(self, index: int) -> Iterator[None]:
+        """Hold the place of request `index` until the end of the block at the latest."""
+        try:
+            yield
+        finally:
+            self.start(index)
 
     def release(self) -> None:
         """Gives back what is left, at the end of the call. Idempotent."""

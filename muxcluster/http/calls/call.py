@@ -15,7 +15,7 @@ from muxcluster.text.validation.sampling import choice_seed
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prompt:
-    """One prompt. text: what `echo` shows. tokens: int32 [n].
+    """One prompt. text: what `echo` shows, else empty. tokens: int32 [n].
 
     max_tokens: output tokens shown; 0 only with echo (the engine then runs for one token at most,
     where prompt logprobs are wanted).
@@ -26,8 +26,21 @@ class Prompt:
     max_tokens: int
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Tokenised:
+    """The prompts of one body, as tokens of `model`."""
+
+    model: ModelText
+    prompts: tuple[Prompt, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all its prompts."""
+        return sum(len(prompt.tokens) for prompt in self.prompts)
+
+
 @dataclass(frozen=True, slots=True)
-class Arrival:
+class RequestHead:
     """How a call came. request_id: the client's or a new one. arrived_s: time.monotonic() then.
 
     timeout_s: the client's own time limit. wants_timing: usage shall tell where the time went.
@@ -53,7 +66,7 @@ class Call:
     prompts: tuple[Prompt, ...]
     n: int
     sampling: SamplingParams
-    arrival: Arrival
+    head: RequestHead
     admission: Admission
     timeout_s: float
     stop: tuple[str, ...] = ()
@@ -68,7 +81,7 @@ class Call:
     @property
     def deadline_s(self) -> float:
         """When the call's time is over, on time.monotonic()."""
-        return self.arrival.arrived_s + self.timeout_s
+        return self.head.arrived_s + self.timeout_s
 
     @property
     def num_choices(self) -> int:

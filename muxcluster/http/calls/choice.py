@@ -69,6 +69,11 @@ class ChoiceText:
         self._num_tokens = 0
         self.finished = False
 
+    @property
+    def needs_no_tokens(self) -> bool:
+        """True for a choice that only echoes its prompt: `echo_only` is all of it."""
+        return self._prompt.max_tokens == 0 and self._call.sampling.prompt_logprobs is None
+
     def advance(self, delta: TokenDelta) -> ChoiceDelta:
         """The text that `delta` adds.
 

@@ -9,7 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from muxcluster.batch.service.interface import Desk, Figures
+from muxcluster.batch.service.interface import BatchService, Figures
 from muxcluster.core.errors import MuxClusterError
 
 PERIOD_S = 2.0
@@ -22,11 +22,11 @@ class BatchMetrics(Collector):
         self._figures: Figures | None = None
         registry.register(self)
 
-    async def follow(self, desk: Desk) -> None:
-        """Until cancelled; where the desk is not there, what it said last stands."""
+    async def follow(self, batch_service: BatchService) -> None:
+        """Until cancelled; where the batch service is not there, what it said last stands."""
         while True:
             with contextlib.suppress(MuxClusterError):  # whoever uses it is told
-                self._figures = await desk.figures() or self._figures
+                self._figures = await batch_service.figures() or self._figures
             await asyncio.sleep(PERIOD_S)
 
     def collect(self) -> Iterator[Metric]:

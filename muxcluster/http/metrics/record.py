@@ -81,8 +81,7 @@ class RequestRecord:
         now_s = time.monotonic()
         if self._num_output == 0:
             self._first_s = now_s
-            self._call.admission.start(self._index)
-            self._observe("time_to_first_token_seconds", now_s - self._call.arrival.arrived_s)
+            self._observe("time_to_first_token_seconds", now_s - self._call.head.arrived_s)
         else:
             self._gaps.observe((now_s - self._latest_s) / num_tokens)
         self._latest_s = now_s
@@ -102,10 +101,9 @@ class RequestRecord:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._call.admission.start(self._index)
         self._metrics.num_live -= 1
         end = self._end or self._end_by(error)
-        times = self.time().within(time.monotonic() - self._call.arrival.arrived_s)
+        times = self.time().within(time.monotonic() - self._call.head.arrived_s)
         if end == REJECTED:
             self._metrics.count("admission_rejections", self._model)
         else:
@@ -137,7 +135,7 @@ class RequestRecord:
     ) -> dict[str, object]:
         finished = self._finished
         return {
-            "request_id": self._call.arrival.request_id,
+            "request_id": self._call.head.request_id,
             "id": self._call.call_id,
             "choice": self._index,
             "model": self._model,

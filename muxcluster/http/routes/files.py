@@ -7,7 +7,7 @@ from fastapi import APIRouter, Query
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from muxcluster.batch.service.interface import PURPOSE, Card, Desk
+from muxcluster.batch.service.interface import PURPOSE, ApiObject, BatchService
 from muxcluster.batch.store.files import FilePage
 from muxcluster.core.errors import InvalidValue, MissingParameter, UnsupportedParameter
 from muxcluster.core.inputs.clip import plain
@@ -38,13 +38,13 @@ UPLOAD_FORM = {
 }
 
 
-def file_routes(desk: Desk) -> APIRouter:
-    """The routes over `desk`."""
+def file_routes(batch_service: BatchService) -> APIRouter:
+    """The routes over `batch_service`."""
     router = APIRouter(prefix="/v1/files")
 
     @router.post("", response_model=None, openapi_extra=UPLOAD_FORM)
     async def upload(request: Request) -> Response:
-        form = _UploadForm(desk, request.state.owner)
+        form = _UploadForm(batch_service, request.state.owner)
         try:
             async for piece in form_pieces(request):
                 await form.take(piece)
@@ -62,39 +62,41 @@ def file_routes(desk: Desk) -> APIRouter:
         order: Literal["asc", "desc"] = "desc",
     ) -> Response:
         page = FilePage(limit + 1, after, purpose, order == "desc")
-        return listing(await desk.files(request.state.owner, page), limit)
+        return listing(await batch_service.files(request.state.owner, page), limit)
 
     @router.get("/{file_id}", response_model=None)
     async def one_file(request: Request, file_id: str) -> Response:
-        return json_response(await desk.file(request.state.owner, file_id))
+        return json_response(await batch_service.file(request.state.owner, file_id))
 
     @router.delete("/{file_id}", response_model=None)
     async def delete(request: Request, file_id: str) -> Response:
-        return json_response(await desk.delete(request.state.owner, file_id))
+        return json_response(await batch_service.delete(request.state.owner, file_id))
 
     @router.get("/{file_id}/content", response_model=None)
     async def content(request: Request, file_id: str) -> Response:
         owner = request.state.owner
-        card = await desk.file(owner, file_id)
-        headers = {"Content-Length": str(card["bytes"])}
-        data = _content(desk, owner, card)
+        file = await batch_service.file(owner, file_id)
+        headers = {"Content-Length": str(file["bytes"])}
+        data = _content(batch_service, owner, file)
         return StreamingResponse(data, headers=headers, media_type="application/octet-stream")
 
     return router
 
 
-async def _content(desk: Desk, owner: str, card: Card) -> AsyncGenerator[bytes, None]:
+async def _content(
+    batch_service: BatchService, owner: str, file: ApiObject
+) -> AsyncGenerator[bytes, None]:
     """A file that ends too early cuts the connection: its length was promised."""
     offset = 0
-    while offset < card["bytes"]:
-        data = await desk.read(owner, card["id"], offset, CHUNK_BYTES)
+    while offset < file["bytes"]:
+        data = await batch_service.read(owner, file["id"], offset, CHUNK_BYTES)
         if not data:
             return
         offset += len(data)
         yield data
 
 
-def listing(found: list[Card], limit: int) -> Response:
+def listing(found: list[ApiObject], limit: int) -> Response:
     """A page of at most `limit` objects out of up to one more."""
     data: list[Any] = found[:limit]
     return json_response(
@@ -109,10 +111,10 @@ def listing(found: list[Card], limit: int) -> Response:
 
 
 class _UploadForm:
-    """A form with a file and its purpose, in any order; the file goes to the desk as it comes."""
+    """A form with a file and its purpose, in any order; the file is passed on as it comes."""
 
-    def __init__(self, desk: Desk, owner: str) -> None:
-        self._desk = desk
+    def __init__(self, batch_service: BatchService, owner: str) -> None:
+        self._batch_service = batch_service
         self._owner = owner
         self._purpose = b""
         self._name = ""
@@ -120,7 +122,7 @@ class _UploadForm:
         self._waiting = bytearray()
 
     async def take(self, piece: Piece) -> None:
-        """Raises RequestError where the form is another one; what the desk raises."""
+        """Raises RequestError where the form is another one; what the batch service raises."""
         if piece.name == "file":
             await self._take_file(piece)
         elif piece.name == "purpose":
@@ -135,7 +137,7 @@ class _UploadForm:
             if self._upload_id is not None:
                 raise InvalidValue("one file at a time", "file")
             self._name = (piece.file_name or "upload.jsonl")[:MAX_NAME_CHARS]
-            self._upload_id = await self._desk.begin(self._owner)
+            self._upload_id = await self._batch_service.begin(self._owner)
         self._waiting += piece.data
         if len(self._waiting) >= CHUNK_BYTES:
             await self._send()
@@ -143,9 +145,9 @@ class _UploadForm:
     async def _send(self) -> None:
         assert self._upload_id is not None
         data, self._waiting = bytes(self._waiting), bytearray()
-        await self._desk.add(self._upload_id, data)
+        await self._batch_service.add(self._upload_id, data)
 
-    async def finish(self) -> Card:
+    async def finish(self) -> ApiObject:
         """The file. Raises as `take`."""
         if self._upload_id is None:
             raise MissingParameter("missing required field file", "file")
@@ -154,9 +156,9 @@ class _UploadForm:
         if self._waiting:
             await self._send()
         purpose = self._purpose.decode(errors="replace")
-        return await self._desk.finish(self._upload_id, self._name, purpose)
+        return await self._batch_service.finish(self._upload_id, self._name, purpose)
 
     async def abandon(self) -> None:
         """Forget what has come."""
         if self._upload_id is not None:
-            await self._desk.abandon(self._upload_id)
+            await self._batch_service.abandon(self._upload_id)

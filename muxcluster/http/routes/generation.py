@@ -14,7 +14,7 @@ from muxcluster.core.errors import InvalidValue, RequestTimeout
 from muxcluster.http.answers.responses import events, whole
 from muxcluster.http.answers.streaming import EventStream, unless_disconnected
 from muxcluster.http.answers.wire import ChatWire, CompletionWire, Wire
-from muxcluster.http.calls.call import Arrival, Call
+from muxcluster.http.calls.call import Call, RequestHead
 from muxcluster.http.routes.documents import documented
 from muxcluster.http.routes.json_body import json_body
 from muxcluster.http.service import CompletionService
@@ -34,12 +34,12 @@ def generation_routes(service: CompletionService, *, lenient: bool) -> APIRouter
     async def answer(
         request: Request, schema: type[GenerationBody], wire_of: Callable[[Call], Wire]
     ) -> Response:
-        arrival = _arrival(request)
-        limit_s = service.time_limit_s(arrival)
+        head = _head(request)
+        limit_s = service.time_limit_s(head)
         try:
             async with asyncio.timeout(limit_s):
                 body = parse(schema, await json_body(request), lenient=lenient)
-                call = await service.prepare(body, arrival)
+                call = await service.prepare(body, head)
         except TimeoutError:
             raise RequestTimeout(f"the request was not read within {limit_s:g} s") from None
         deltas, wire = service.stream(call), wire_of(call)
@@ -70,9 +70,9 @@ def json_response(value: object) -> Response:
     return Response(msgspec.json.encode(value), media_type="application/json")
 
 
-def _arrival(request: Request) -> Arrival:
+def _head(request: Request) -> RequestHead:
     """The headers' part of a call. Raises InvalidValue for a wrong one."""
-    return Arrival(
+    return RequestHead(
         request_id=request.state.request_id,
         timeout_s=_timeout_s(request),
         arrived_s=request.state.arrived_s,

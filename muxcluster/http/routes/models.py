@@ -26,12 +26,12 @@ def model_routes(texts: ModelTexts, settings: ApiSettings) -> APIRouter:
 
     @router.get("/v1/models", response_model=None)
     async def list_models() -> Response:
-        cards = [_card(text.served, created) for text in texts]
-        return json_response({"object": "list", "data": cards})
+        objects = [_model_object(text.served, created) for text in texts]
+        return json_response({"object": "list", "data": objects})
 
     @router.get("/v1/models/{model:path}", response_model=None)
     async def one_model(model: str) -> Response:
-        return json_response(_card(texts.find(model).served, created))
+        return json_response(_model_object(texts.find(model).served, created))
 
     @router.post("/tokenize", response_model=None, openapi_extra=documented(TokenizeBody))
     async def tokenize(request: Request) -> Response:
@@ -52,7 +52,7 @@ def model_routes(texts: ModelTexts, settings: ApiSettings) -> APIRouter:
     return router
 
 
-def _card(model: ServedModel, created: int) -> dict[str, object]:
+def _model_object(model: ServedModel, created: int) -> dict[str, object]:
     return {
         "id": model.name,
         "object": "model",

@@ -16,7 +16,7 @@ from muxcluster.core.errors import ContentTooLarge, Overloaded
 from muxcluster.http.errors import HttpError, http_error, status_error
 from muxcluster.http.metrics.requests import Metrics
 from muxcluster.http.server.connection import HeadLimits, HeadTooLarge, head_too_large
-from muxcluster.http.server.open_calls import Crowd, Visit
+from muxcluster.http.server.open_calls import OpenCall, OpenCalls
 from muxcluster.http.server.pace import Pace, PacedBody
 from muxcluster.http.settings import ApiSettings
 
@@ -45,7 +45,7 @@ class Edge:
         first = () if settings.api_key is None else (settings.api_key,)
         keys = (*first, *settings.more_keys)
         self._pace = Pace(settings.min_body_bytes_per_s, settings.body_window_s)
-        self._crowd = Crowd(settings.queues, metrics.refused_unread)
+        self._open_calls = OpenCalls(settings.queues, metrics.refused_unread)
         self._key_digests = tuple(hashlib.sha256(key.encode()).digest() for key in keys)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -97,12 +97,12 @@ class Edge:
     async def _admitted(self, scope: Scope, receive: Receive, send: Send) -> None:
         """A call with a body, unless too many are open already."""
         try:
-            visit = self._crowd.enter()
+            open_call = self._open_calls.enter()
         except Overloaded as error:
             await error_response(http_error(error))(scope, receive, send)
             return
-        with visit:
-            await self._app(scope, self._limited(scope, receive, visit), send)
+        with open_call:
+            await self._app(scope, self._limited(scope, receive, open_call), send)
 
     def _is_allowed(self, path: str, headers: Headers) -> bool:
         if not self._key_digests or path in OPEN_ROUTES:
@@ -113,7 +113,7 @@ class Edge:
         is_known = sum(hmac.compare_digest(digest, each) for each in self._key_digests) > 0
         return is_known and scheme == "bearer"
 
-    def _limited(self, scope: Scope, receive: Receive, visit: Visit) -> Receive:
+    def _limited(self, scope: Scope, receive: Receive, open_call: OpenCall) -> Receive:
         """`receive`, which raises ContentTooLarge or Overloaded when more than a limit has come.
 
         It raises RequestTimeout where the body comes too slowly.
@@ -130,7 +130,7 @@ class Edge:
             if num_bytes > most:
                 raise self._too_large(most)
             if is_held:
-                visit.add_bytes(size)
+                open_call.add_bytes(size)
             return message
 
         return counted

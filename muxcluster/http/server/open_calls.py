@@ -6,7 +6,7 @@ from muxcluster.core.errors import Overloaded
 from muxcluster.http.settings import QueueLimits
 
 
-class Crowd:
+class OpenCalls:
     """Counts open calls and bytes. on_refused: called for each call that finds no room."""
 
     def __init__(self, limits: QueueLimits, on_refused: Callable[[], None]) -> None:
@@ -15,11 +15,11 @@ class Crowd:
         self._limits = limits
         self._on_refused = on_refused
 
-    def enter(self) -> "Visit":
+    def enter(self) -> "OpenCall":
         """A place for one call, before anything of it is read. Raises Overloaded."""
         if self.num_open >= self._limits.open_calls:
             self.refuse(f"{self.num_open} requests are open")
-        return Visit(self)
+        return OpenCall(self)
 
     def check_bytes(self, num_bytes: int) -> None:
         """Raises Overloaded where so many more have no room."""
@@ -32,23 +32,23 @@ class Crowd:
         raise Overloaded(message)
 
 
-class Visit:
+class OpenCall:
     """One open call: a context manager that gives its place and its bytes back."""
 
-    def __init__(self, crowd: Crowd) -> None:
-        self._crowd = crowd
+    def __init__(self, calls: OpenCalls) -> None:
+        self._calls = calls
         self._num_bytes = 0
 
     def add_bytes(self, num_bytes: int) -> None:
         """A part of the body has come. Raises Overloaded."""
-        self._crowd.check_bytes(num_bytes)
+        self._calls.check_bytes(num_bytes)
         self._num_bytes += num_bytes
-        self._crowd.num_bytes += num_bytes
+        self._calls.num_bytes += num_bytes
 
-    def __enter__(self) -> "Visit":
-        self._crowd.num_open += 1
+    def __enter__(self) -> "OpenCall":
+        self._calls.num_open += 1
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._crowd.num_open -= 1
-        self._crowd.num_bytes -= self._num_bytes
+        self._calls.num_open -= 1
+        self._calls.num_bytes -= self._num_bytes

@@ -1,24 +1,25 @@
-"""The lent blocks that no interactive sequence took yet, most empty first (BROS §5)."""
+"""Blocks that lending works with: lent ones to be taken, host memory, and copies between them."""
 
 import numpy as np
 from numpy.typing import NDArray
 
-from muxcluster.kvcache.free_ids import IdStack
+from muxcluster.kvcache.pool import IdStack
 
-NUM_TIERS = 8
-"""Blocks are told apart by eighths of their places that are empty or saved."""
+# int64 [n, 3]: first slot of the source, first slot of the destination, number of slots.
+Runs = NDArray[np.int64]
+NO_RUNS: Runs = np.empty((0, 3), dtype=np.int64)
+NUM_TIERS = 8  # blocks are sorted by eighths of their places that are empty or saved
 
 
-class LentBlocks:
-    """A stack per tier; the emptiest tier that has blocks is taken from.
+class TakeableBlocks:
+    """Lent blocks that no left sequence took yet: one stack a tier, the emptiest tier first.
 
-    A stack may hold entries whose block left meanwhile: `_tier` says in which stack a block stands
-    now, as a bit (0 for none), and `_stacked` has a bit for every stack that has an entry of it, so
-    that no block stands twice in one.
+    A stack may hold stale entries of blocks that were removed since.
     """
 
     def __init__(self, num_blocks: int) -> None:
-        self._tier = np.zeros(num_blocks, dtype=np.uint8)
+        self._tier = np.zeros(num_blocks, dtype=np.uint8)  # bit of the block's tier, 0: not here
+        # A bit for every stack with an entry of the block, so that none has two.
         self._stacked = np.zeros(num_blocks, dtype=np.uint8)
         self._stacks = [IdStack(num_blocks, is_full=False) for _ in range(NUM_TIERS)]
         self._count = 0
@@ -32,9 +33,9 @@ class LentBlocks:
         return np.flatnonzero(self._tier)
 
     def add(self, blocks: NDArray[np.int32], tiers: NDArray[np.integer]) -> None:
-        """`blocks` (int32 [n], distinct) may be taken from now on.
+        """Add `blocks` (int32 [n], distinct).
 
-        tiers: ints [n], eighths of the block that are empty or saved, 0 to 7.
+        tiers: ints [n], eighths of each block that are empty or saved, 0 to 7.
         """
         for tier in np.flatnonzero(np.bincount(tiers)).tolist():
             ours, bit = blocks[tiers == tier], np.uint8(1 << tier)
@@ -45,7 +46,7 @@ class LentBlocks:
         self._count += len(blocks)
 
     def remove(self, blocks: NDArray[np.int32]) -> None:
-        """`blocks`, all of them here, may not be taken any more."""
+        """Remove `blocks`, which are all here."""
         self._tier[blocks] = 0
         self._count -= len(blocks)
 
@@ -71,3 +72,88 @@ class LentBlocks:
         for tier, stack in enumerate(self._stacks):
             stack.check()
             assert (self._stacked[stack.ids] & (1 << tier)).all(), "a stacked block is unmarked"
+
+
+class HostBlocks:
+    """Blocks of host memory, laid out like those of the pool, that keep saved tokens.
+
+    Each is free, held, or dying: given back while a running job still copies to it or from it, and
+    free when that job has ended.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self._stack = IdStack(num_blocks)
+        self._num_jobs = np.zeros(num_blocks, dtype=np.int16)
+        self._is_dying = np.zeros(num_blocks, dtype=np.bool_)
+
+    @property
+    def free(self) -> int:
+        """Blocks that may be taken now."""
+        return len(self._stack)
+
+    @property
+    def dying(self) -> NDArray[np.intp]:
+        """Blocks given back that a running job still uses, [n]."""
+        return np.flatnonzero(self._is_dying)
+
+    def take(self, count: int) -> NDArray[np.int32]:
+        """Hold `count` free blocks, int32 [count]; the caller has checked that they are there."""
+        return self._stack.take(count)
+
+    def give(self, blocks: NDArray[np.int32]) -> None:
+        """Give back held `blocks` (distinct), at once or when their running job has ended."""
+        is_busy = self._num_jobs[blocks] > 0
+        if not np.count_nonzero(is_busy):
+            self._stack.give(blocks)
+            return
+        self._is_dying[blocks[is_busy]] = True
+        self._stack.give(blocks[~is_busy])
+
+    def touch(self, blocks: NDArray[np.int32]) -> None:
+        """Note that a job which is about to run copies into `blocks` (distinct)."""
+        self._num_jobs[blocks.astype(np.intp)] += 1
+
+    def settle(self, blocks: NDArray[np.int32]) -> None:
+        """Note that the job which touched `blocks` (distinct) has ended."""
+        places = blocks.astype(np.intp)
+        num_jobs = self._num_jobs[places] - 1
+        self._num_jobs[places] = num_jobs
+        is_dying = self._is_dying[places]
+        if not np.count_nonzero(is_dying):
+            return
+        done = blocks[is_dying & (num_jobs == 0)]
+        self._is_dying[done] = False
+        self._stack.give(done)
+
+    def check(self, held: NDArray[np.int32]) -> None:
+        """Raise AssertionError unless free, dying and `held` blocks are all blocks, each once."""
+        assert (self._num_jobs >= 0).all(), "a host block is settled more often than touched"
+        assert (self._num_jobs[self._is_dying] > 0).all(), "a dying host block that no job uses"
+        assert not self._num_jobs[self._stack.ids].any(), "a running job uses a free host block"
+        every = np.concatenate((self._stack.ids, self.dying, held))
+        assert np.array_equal(np.sort(every), np.arange(self.num_blocks)), (
+            "host blocks leaked or doubled"
+        )
+
+
+def runs(
+    sources: NDArray[np.integer],
+    destinations: NDArray[np.integer],
+    block_tokens: int,
+    starts: NDArray[np.int32],
+    ends: NDArray[np.int32],
+) -> Runs:
+    """Return copies of places starts[i] .. ends[i]-1 of block sources[i] to destinations[i].
+
+    All integers [n], blocks of the pool or of host memory; empty ranges are left out.
+    """
+    filled = ends > starts
+    if np.count_nonzero(filled) < len(filled):
+        sources, destinations = sources[filled], destinations[filled]
+        starts, ends = starts[filled], ends[filled]
+    copies = np.empty((len(starts), 3), dtype=np.int64)
+    copies[:, 0] = sources * np.int64(block_tokens) + starts
+    copies[:, 1] = destinations * np.int64(block_tokens) + starts
+    copies[:, 2] = ends - starts
+    return copies

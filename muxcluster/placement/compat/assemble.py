@@ -16,12 +16,12 @@ from muxcluster.placement.quota import split_blocks
 
 @dataclass(frozen=True, slots=True)
 class _Seat:
-    """GPUs `first` to `first + size` of a node; members: models, none where it is idle."""
+    """GPUs `first` to `first + size` of a node."""
 
     node: Node
     first: int
     size: int
-    members: tuple[int, ...]
+    members: tuple[int, ...]  # models, none where it is idle
 
 
 def planned_units(

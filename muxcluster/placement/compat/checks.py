@@ -16,12 +16,11 @@ from muxcluster.placement.shapes.known import SHAPES
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """models: in the order of `problem.demands`. tenants: of each, by tp that the nodes have room
-    for. meshes: no more than models, where the nodes can be split into so few."""
+    """A problem in the terms of the reference planner."""
 
-    models: tuple[Model, ...]
-    tenants: tuple[Mapping[int, Tenant], ...]
-    meshes: Meshes
+    models: tuple[Model, ...]  # in the order of `problem.demands`
+    tenants: tuple[Mapping[int, Tenant], ...]  # of each, by tp that the nodes have room for
+    meshes: Meshes  # at most one a model, if the nodes can be split into so few
 
 
 def case_of(problem: Problem, curves: Curves) -> Case:

@@ -6,10 +6,8 @@ from itertools import islice
 from muxcluster.placement.compat.mesh import fits, value
 from muxcluster.placement.compat.solo import Tenant
 
-Column = tuple[int, tuple[int, ...]]
-"""(tp, ascending indices of the models)."""
-Tenants = Sequence[Mapping[int, Tenant]]
-"""For each model, by tp; at least one each."""
+Column = tuple[int, tuple[int, ...]]  # (tp, ascending indices of the models)
+Tenants = Sequence[Mapping[int, Tenant]]  # For each model, by tp; at least one each
 
 
 class Pool:

@@ -14,10 +14,8 @@ from muxcluster.placement.compat.errors import CompatError
 from muxcluster.placement.compat.facts import LARGEST_SOLO_SM
 
 PROMPT_TOKENS = 161
-OUTPUT_TOKENS = 337
-"""Lengths of every sequence."""
-FULL_SM = 100
-"""SM % of every prefill."""
+OUTPUT_TOKENS = 337  # Lengths of every sequence
+FULL_SM = 100  # SM % of every prefill
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +29,9 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Curves:
-    """by_model: model name → tp → decode SM %, each ascending → curve."""
+    """The latency curves of a profile."""
 
+    # Model name → tp → decode SM %, each ascending → curve
     by_model: Mapping[str, Mapping[int, Mapping[int, Curve]]]
 
 

@@ -6,29 +6,24 @@ from types import MappingProxyType
 
 GPU_NAME = "A100-80GB"
 GPU_GB = 80
-WEIGHTS_GB_PER_GPU = 43.2
-"""Most weights on a GPU, with NEIGHBOUR_GB for each model beside another."""
+WEIGHTS_GB_PER_GPU = 43.2  # Most weights on a GPU, with NEIGHBOUR_GB for each model beside another
 NEIGHBOUR_GB = 7.6
-ACTIVATION_GB = 6
-"""Of each model of a mesh."""
-USABLE_SHARE = 0.98
-"""Of a mesh's memory, for weights, activations and cache."""
-MOST_DECODE_SM = 120
-"""Sum of the decode SM % of a mesh."""
-LARGEST_SOLO_SM = 90
-"""Largest decode SM % that a model is given."""
+ACTIVATION_GB = 6  # Of each model of a mesh
+USABLE_SHARE = 0.98  # Of a mesh's memory, for weights, activations and cache
+MOST_DECODE_SM = 120  # Sum of the decode SM % of a mesh
+LARGEST_SOLO_SM = 90  # Largest decode SM % that a model is given
 ITEMSIZE = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """One model. upload_s: seconds per sequence that its block tables add to a decode step."""
+    """One model."""
 
     weights_gb: int
     num_layers: int
     hidden_size: int
     least_tp: int
-    upload_s: float
+    upload_s: float  # seconds per sequence that its block tables add to a decode step
 
     @property
     def kv_gb_per_token(self) -> float:
@@ -36,6 +31,7 @@ class Facts:
         return 2 * ITEMSIZE * self.num_layers * self.hidden_size / 2**30
 
 
+# By the names of known_shapes.SHAPES.
 FACTS: Mapping[str, Facts] = MappingProxyType(
     {
         "llama-7b": Facts(14, 32, 4096, 1, 0.10e-3),
@@ -44,4 +40,3 @@ FACTS: Mapping[str, Facts] = MappingProxyType(
         "llama-65b": Facts(130, 80, 8192, 4, 0.07e-3),
     }
 )
-"""By the names of known_shapes.SHAPES."""

@@ -22,11 +22,11 @@ from muxcluster.placement.compat.solo import Tenant
 
 @dataclass(frozen=True, slots=True)
 class MeshEstimate:
-    """value: rate-weighted mean of the requests/s of the models, 0 where every batch starts at its
-    cap. batches, throughputs (requests/s, not capped by the rate): of each model, where that value
-    was met, or at the start where it is 0."""
+    """The reference's estimate of one mesh."""
 
-    value: float
+    value: float  # mean requests/s of the models by rate; 0 if every batch starts at its cap
+    # batches, throughputs (requests/s, not capped by the rate): by model, at `value`, or at the
+    # start where that is 0
     batches: tuple[int, ...]
     throughputs: tuple[float, ...]
 

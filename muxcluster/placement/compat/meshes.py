@@ -8,11 +8,11 @@ from muxcluster.placement.compat.columns import Column
 
 @dataclass(frozen=True, slots=True)
 class Meshes:
-    """blocks: the GPUs of all nodes, each node's as `power_blocks`; every mesh is one of them or
-    a part of one. most: meshes that a plan may have, idle ones included; None: any number."""
+    """The meshes into which the nodes can be divided."""
 
+    # GPUs of all nodes, each node's as `power_blocks`; every mesh is one of them or part of one
     blocks: tuple[int, ...]
-    most: int | None = None
+    most: int | None = None  # meshes that a plan may have, idle ones included; None: any number
 
     @property
     def num_gpus(self) -> int:
@@ -31,16 +31,13 @@ class Meshes:
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """columns: meshes with models. idle: sizes of the others. unplaced: models left out.
+    """A division of the nodes into meshes, with models on them."""
 
-    score: F of the columns. bound: no division has a greater one; None if not known.
-    """
-
-    columns: tuple[Column, ...]
-    idle: tuple[int, ...]
-    unplaced: tuple[int, ...]
-    score: float
-    bound: float | None
+    columns: tuple[Column, ...]  # meshes with models
+    idle: tuple[int, ...]  # sizes of the others
+    unplaced: tuple[int, ...]  # models left out
+    score: float  # F of the columns
+    bound: float | None  # no division has a greater one; None if not known
 
 
 def power_blocks(num_gpus: int) -> Sequence[int]:

@@ -12,10 +12,9 @@ from scipy.sparse import block_array, coo_array, csc_array, eye_array
 from muxcluster.placement.compat.columns import Column
 from muxcluster.placement.compat.meshes import Meshes
 
-SCALE = 1000.0
-"""Of F in the programs, whose solver takes objectives 1e-6 apart for equal."""
+SCALE = 1000.0  # Of F in the programs, whose solver takes objectives 1e-6 apart for equal
+# Nodes of the integer program's search tree times its columns: a limit without a clock.
 _EFFORT = 30_000
-"""Nodes of the integer program's search tree times its columns: a limit without a clock."""
 
 Floats = NDArray[np.float64]
 Indices = NDArray[np.intp]
@@ -23,28 +22,23 @@ Indices = NDArray[np.intp]
 
 @dataclass(frozen=True, slots=True)
 class Relaxed:
-    """The linear program's answer. objective: F x SCALE less penalties. used: how much of each
-    column; reduced_costs: what one more of it costs of the objective. unplaced: how much of each
-    model no column has room for."""
+    """The linear program's answer."""
 
-    objective: float
-    used: Floats
-    reduced_costs: Floats
-    unplaced: Floats
+    objective: float  # F x SCALE less penalties
+    used: Floats  # how much of each column
+    reduced_costs: Floats  # what one more of it costs of the objective
+    unplaced: Floats  # how much of each model no column has room for
 
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """The integer program's answer: indices of columns, of sizes of idle meshes, of models.
-
-    objective: as of Relaxed; most: what it is at most, by the columns that were given.
-    """
+    """The integer program's answer: indices of columns, of sizes of idle meshes, of models."""
 
     columns: tuple[int, ...]
     idle: tuple[int, ...]
     unplaced: tuple[int, ...]
-    objective: float
-    most: float
+    objective: float  # as of Relaxed
+    most: float  # what it is at most, by the columns that were given
 
 
 class Program:

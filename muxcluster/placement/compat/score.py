@@ -8,8 +8,7 @@ from muxcluster.placement.compat.curves import Curves
 from muxcluster.placement.compat.mesh import value
 from muxcluster.placement.problem import Problem
 
-Layout = Iterable[tuple[int, Sequence[str]]]
-"""(GPUs, names of the models) of each mesh."""
+Layout = Iterable[tuple[int, Sequence[str]]]  # (GPUs, names of the models) of each mesh
 
 
 def cluster_score(problem: Problem, curves: Curves, layout: Layout) -> float:

@@ -13,18 +13,15 @@ from muxcluster.placement.compat.columns import Pool, Tenants
 from muxcluster.placement.compat.meshes import Division, Meshes
 from muxcluster.placement.compat.program import SCALE, Chosen, Program, Relaxed
 
+# All there are for 20 to 30 models, by their sizes, as a mesh has room for four.
 _MOST_COLUMNS = 30_000
-"""All there are for 20 to 30 models, by their sizes, as a mesh has room for four."""
 _ROUNDS = 6
-_PER_ROUND = 4_000
-"""Further columns estimated in each round where those are not all."""
+_PER_ROUND = 4_000  # Further columns estimated in each round where those are not all
 _CORE = 8
-_WIDEST = 64
-"""Columns for each model in the first integer program; at most in the second."""
+_WIDEST = 64  # Columns for each model in the first integer program; at most in the second
+# A plan this near its bound is not searched on: that takes longest where it gains least.
 _NEAR = 1e-4
-"""A plan this near its bound is not searched on: that takes longest where it gains least."""
-_ROUNDING = 1e-6
-"""Objectives of two programs closer than this may be equal."""
+_ROUNDING = 1e-6  # Objectives of two programs closer than this may be equal
 
 
 def divide(tenants: Tenants, meshes: Meshes) -> Division:

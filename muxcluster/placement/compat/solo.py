@@ -8,17 +8,17 @@ from muxcluster.placement.compat.curves import OUTPUT_TOKENS, PROMPT_TOKENS, Cur
 from muxcluster.placement.compat.facts import ACTIVATION_GB, FACTS, GPU_GB, LARGEST_SOLO_SM, Facts
 
 _TOKENS = PROMPT_TOKENS + OUTPUT_TOKENS
+# Throughput within 10 %, at most 0.5 requests/s, of a rate satisfies it.
 _SLACK, _MOST_SLACK = 0.1, 0.5
-"""Throughput within 10 %, at most 0.5 requests/s, of a rate satisfies it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """One to place. kind: a key of FACTS. rate: requests/s."""
+    """One to place."""
 
     name: str
-    kind: str
-    rate: float
+    kind: str  # a key of FACTS
+    rate: float  # requests/s
 
     @property
     def facts(self) -> Facts:

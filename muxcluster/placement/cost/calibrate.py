@@ -17,19 +17,17 @@ from muxcluster.placement.shapes.shape import ModelShape
 
 FloatArray = NDArray[np.float64]
 
+# Constants that no more than the data sheet allows. Of a CPU, our figures are guesses.
 _EFFICIENCIES = [
     index
     for index, constant in enumerate(fields(Tuning))
     if constant.name in ("compute", "bandwidth", "link")
 ]
-"""Constants that no more than the data sheet allows. Of a CPU, our figures are guesses."""
 _MOST_CELLS = 1500
-_NOISE = 0.05
-"""Relative error from which on a cell counts less than by its square (soft L1)."""
+_NOISE = 0.05  # Relative error from which on a cell counts less than by its square (soft L1)
+# Pull towards the default constants, per factor of e: decides only what the cells leave open.
 _PRIOR = 0.05
-"""Pull towards the default constants, per factor of e: decides only what the cells leave open."""
-_FREEDOM = 3.0
-"""A constant may be so many factors of e smaller or larger than the default."""
+_FREEDOM = 3.0  # A constant may be so many factors of e smaller or larger than the default
 
 
 def cell_work(shape: ModelShape, itemsize: int, cell: Cell) -> Work[float]:

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from statistics import median
 from typing import NamedTuple
 
+# Lost to a neighbour when the memory is busy all of the time, where nobody measured it.
 COLOCATION_LOSS = 0.1
-"""Lost to a neighbour when the memory is busy all of the time, where nobody measured it."""
 
 
 def slowdown(draws: Sequence[float], loss: float = COLOCATION_LOSS) -> float:
@@ -25,11 +25,10 @@ def slowdown(draws: Sequence[float], loss: float = COLOCATION_LOSS) -> float:
 
 
 class Slowed(NamedTuple):
-    """A measured pair. draws: what its jobs take of the bandwidth, each alone. factor: how much
-    longer both took side by side, of two ratios the geometric mean."""
+    """A measured pair."""
 
-    draws: tuple[float, float]
-    factor: float
+    draws: tuple[float, float]  # what its jobs take of the bandwidth, each alone
+    factor: float  # how much longer both took side by side, of two ratios the geometric mean
 
 
 def fitted_loss(pairs: Sequence[Slowed]) -> float:

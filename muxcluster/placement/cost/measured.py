@@ -19,8 +19,8 @@ from muxcluster.placement.shapes.shape import ModelShape
 
 _SHARES = tuple(step / 10 for step in range(1, 11))
 _BATCHES = tuple(2**step for step in range(14))
+# Knots beside the measured ones: 10 to 100 % of the SMs, batches to 8,192, 131,072 tokens.
 _TOKENS = (1, *(2**step for step in range(4, 18)))
-"""Knots beside the measured ones: 10 to 100 % of the SMs, batches to 8,192, 131,072 tokens."""
 
 FloatArray = NDArray[np.float64]
 

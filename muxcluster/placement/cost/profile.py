@@ -26,11 +26,11 @@ Count = Annotated[int, Rule("at least 1", lambda value: value >= 1)]
 Share = Annotated[float, Rule("above 0, 1 at most", lambda value: 0 < value <= 1)]
 Seconds = Annotated[tuple[Positive, ...], Rule("one number at least", bool)]
 Phase = Literal["prefill", "decode"]
+# Fields that no model leaves at 0; a state-space model has no MLP, so no intermediate size.
 _SIZES = (
     *("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim"),
     *("vocab_size", "num_experts", "experts_per_token"),
 )
-"""Fields that no model leaves at 0; a state-space model has no MLP, so no intermediate size."""
 _SIZED = Rule(
     f"of sizes of at least 1 ({', '.join(_SIZES)})",
     lambda shape: all(getattr(shape, name) >= 1 for name in _SIZES),
@@ -39,31 +39,28 @@ _SIZED = Rule(
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One measurement.
+    """One measurement."""
 
-    phase: "prefill" is one forward over `batch` prompts of `tokens` tokens each; "decode" is one
-    step of `batch` sequences, each of which attends to `tokens` tokens.
-    tp: GPUs that worked together. share: of the SMs of each (CPU: of the cores), above 0 up to 1.
-    seconds: of every repeat, warm-up left out; at least one.
-    """
-
+    # "prefill" is one forward over `batch` prompts of `tokens` tokens each; "decode" is one step of
+    # `batch` sequences, each of which attends to `tokens` tokens
     phase: Phase
-    tp: Count
-    share: Share
+    tp: Count  # GPUs that worked together
+    share: Share  # of the SMs of each (CPU: of the cores), above 0 up to 1
     batch: Count
     tokens: Count
-    seconds: Seconds
+    seconds: Seconds  # of every repeat, warm-up left out; at least one
 
 
 @dataclass(frozen=True, slots=True)
 class PairedJob:
-    """A job as in `Cell`. model: name of one of the profile's. alone, beside: seconds of every
-    repeat with nothing else on the GPU, and while the other one of the pair ran all the time."""
+    """A job as in `Cell`."""
 
-    model: str
+    model: str  # name of one of the profile's
     share: Share
     batch: Count
     tokens: Count
+    # alone, beside: seconds of every repeat with nothing else on the GPU, and while the other one
+    # of the pair ran all the time
     alone: Seconds
     beside: Seconds
 
@@ -88,17 +85,14 @@ class ProfiledModel:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Measurements on one kind of GPU in one dtype.
+    """Measurements on one kind of GPU in one dtype."""
 
-    gpu: a name that hardware.gpu_named knows, or "cpu". itemsize: bytes of a weight.
-    machine: where and with what it was measured, for people. pairs: of models of this profile.
-    """
-
-    gpu: str
+    gpu: str  # a name that hardware.gpu_named knows, or "cpu"
+    # Bytes of a weight
     itemsize: Annotated[int, Rule("from 1 to 8", lambda value: 1 <= value <= 8)]
-    machine: str
+    machine: str  # where and with what it was measured, for people
     models: tuple[ProfiledModel, ...]
-    pairs: tuple[Pair, ...] = ()
+    pairs: tuple[Pair, ...] = ()  # of models of this profile
     version: Literal[1] = 1
 
     @classmethod

@@ -10,10 +10,9 @@ from muxcluster.placement.hardware import Gpu
 from muxcluster.placement.shapes.shape import ModelShape
 
 _KNEE_POWER = 3
+# Compute and memory traffic of a job overlap in part: their sum would be too slow.
 _OVERLAP_POWER = 2
-"""Compute and memory traffic of a job overlap in part: their sum would be too slow."""
-_HOST_POWER = 8
-"""The host launches ahead of the GPU: nearly the larger of the two."""
+_HOST_POWER = 8  # The host launches ahead of the GPU: nearly the larger of the two
 
 
 def saturation(share: Number, knee: float) -> Number:

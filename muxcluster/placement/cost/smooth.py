@@ -5,15 +5,13 @@ from numpy.typing import NDArray
 
 FloatArray = NDArray[np.float64]
 
-_NOISE = 0.05
-"""Variance of one measurement, in units of the variance of what is measured."""
-_LEVEL = 100.0
-"""Variance of the common level, in the same units."""
+_NOISE = 0.05  # Variance of one measurement, in units of the variance of what is measured
+_LEVEL = 100.0  # Variance of the common level, in the same units
 _FEWEST = 8
 _MOST_OUTLIERS = 0.1
 _OUTLIER_SPREADS = 6.0
+# An outlier is off by more than both, in spreads (robust standard deviations) and absolutely.
 _LEAST_OUTLIER = 0.1
-"""An outlier is off by more than both, in spreads (robust standard deviations) and absolutely."""
 
 
 def smoothed(points: FloatArray, values: FloatArray, wanted: FloatArray) -> FloatArray:

@@ -12,9 +12,9 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What a value must be beside its type, in `Annotated`. says: follows "must be "."""
+    """What a value must be beside its type, in `Annotated`."""
 
-    says: str
+    says: str  # follows "must be "
     holds: Callable[[Any], bool]
 
 

@@ -12,10 +12,7 @@ Number = TypeVar("Number", float, NDArray[np.float64])
 
 
 class Work(NamedTuple, Generic[Number]):
-    """One job on `tp` GPUs, `share` of the SMs of each; flops and num_bytes are of all GPUs.
-
-    tokens: that pass the layers. rows: sequences of a decode step, 0 in prefill. is_prefill: 0, 1.
-    """
+    """One job on `tp` GPUs, `share` of the SMs of each; flops and num_bytes are of all GPUs."""
 
     tp: Number
     share: Number
@@ -23,9 +20,9 @@ class Work(NamedTuple, Generic[Number]):
     hidden_size: Number
     flops: Number
     num_bytes: Number
-    tokens: Number
-    rows: Number
-    is_prefill: Number
+    tokens: Number  # that pass the layers
+    rows: Number  # sequences of a decode step, 0 in prefill
+    is_prefill: Number  # 0, 1
 
 
 def prefill_work(

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from muxcluster.placement.estimator.shares import Loads, Tenant
 
 _ROUNDS = 8
+# Lanes are taken as no fuller than this: waiting times grow without bound towards 1.
 _FULLEST = 0.98
-"""Lanes are taken as no fuller than this: waiting times grow without bound towards 1."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,9 +18,9 @@ def _ladder() -> tuple[int, ...]:
     return tuple(sorted({round(2 ** (step / 4)) for step in range(53)}))
 
 
+# Batch sizes that are considered, four an octave up to 8,192. A unit's batch is rounded *down* to
+# one of them, so that every estimate is also a mode of the relaxation that bounds it.
 BATCHES = _ladder()
-"""Batch sizes that are considered, four an octave up to 8,192. A unit's batch is rounded *down* to
-one of them, so that every estimate is also a mode of the relaxation that bounds it."""
 
 
 class ModelCost:

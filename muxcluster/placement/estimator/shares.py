@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 from muxcluster.placement.estimator.modelcost import ModelCost
 
-_SPLITS = (0.3, 0.5, 0.7, 0.9)
-"""Prefill shares that are tried; decodes get what is left of the SMs."""
+_SPLITS = (0.3, 0.5, 0.7, 0.9)  # Prefill shares that are tried; decodes get what is left of the SMs
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,18 +19,16 @@ class Tenant:
 
 @dataclass(frozen=True, slots=True)
 class Loads:
-    """How busy a unit is if all that is offered is served: 1 = all of the time.
+    """How busy a unit is if all that is offered is served: 1 = all of the time."""
 
-    prefill_share: of the one prefill that runs at a time. decode_shares, lanes: by model, SM share
-    of its decodes and the load of its own decode lane (a sequence is in one step at a time).
-    prefill, sms, bandwidth: by model, its part of the load of the prefill lane, of the SMs' time,
-    of the memory's. slowdown: factor that co-running costs, in the loads already.
-    """
-
-    prefill_share: float
+    prefill_share: float  # of the one prefill that runs at a time
+    # decode_shares, lanes: by model, SM share of its decodes and the load of its own decode lane (a
+    # sequence is in one step at a time)
     decode_shares: tuple[float, ...]
-    slowdown: float
+    slowdown: float  # factor that co-running costs, in the loads already
     lanes: tuple[float, ...]
+    # prefill, sms, bandwidth: by model, its part of the load of the prefill lane, of the SMs' time,
+    # of the memory's
     prefill: tuple[float, ...]
     sms: tuple[float, ...]
     bandwidth: tuple[float, ...]

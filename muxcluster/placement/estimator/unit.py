@@ -13,27 +13,22 @@ from muxcluster.placement.memory import DoesNotFit, block_bytes, kv_blocks, usab
 from muxcluster.placement.problem import Problem
 from muxcluster.placement.quota import split_blocks
 
+# (index of a demand of the problem, requests/s of it that a unit is offered).
 Offer = tuple[int, float]
-"""(index of a demand of the problem, requests/s of it that a unit is offered)."""
 _BISECTIONS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class UnitEstimate:
-    """A mesh with models on it.
+    """A mesh with models on it."""
 
-    kv_blocks, quotas: the pool and its first division. served: by model, fraction of the rate
-    offered. value: of the objective, additive over units. load: of its fullest resource if all
-    that is offered were served; above 1 it is not.
-    """
-
-    kv_blocks: int
+    kv_blocks: int  # kv_blocks, quotas: the pool and its first division
     tenants: tuple[Tenant, ...]
     quotas: tuple[int, ...]
     loads: Loads
-    served: tuple[float, ...]
-    value: float
-    load: float
+    served: tuple[float, ...]  # by model, fraction of the rate offered
+    value: float  # of the objective, additive over units
+    load: float  # of its fullest resource if all that is offered were served; above 1 it is not
 
     @property
     def throughput(self) -> float:

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 
 from muxcluster.placement.estimator import Offer
 from muxcluster.placement.hardware import Gpu
-from muxcluster.placement.search.layout import Placed, Workshop
+from muxcluster.placement.search.layout import Placed, UnitBuilder
 
-_PROFIT = 1e-6
-"""The least that counts."""
+_PROFIT = 1e-6  # The least that counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +30,8 @@ class Prices:
 class Pool:
     """All columns found so far; a mesh and a set of pieces has one."""
 
-    def __init__(self, workshop: Workshop, pieces: Sequence[Offer]) -> None:
-        self._workshop = workshop
+    def __init__(self, builder: UnitBuilder, pieces: Sequence[Offer]) -> None:
+        self._builder = builder
         self._pieces = pieces
         self._found: dict[tuple[Gpu, int, tuple[Offer, ...]], Placed | None] = {}
 
@@ -49,14 +48,14 @@ class Pool:
         """None where the pieces do not fit the mesh."""
         key = (gpu, tp, tuple(sorted(offers)))
         if key not in self._found:
-            self._found[key] = self._workshop.unit(gpu, tp, key[2])
+            self._found[key] = self._builder.unit(gpu, tp, key[2])
         return self._found[key]
 
     def enumerate(self, most: int, end: float) -> bool:
         """Every column there is. False where there are more than `most`, or `end` (of
         time.perf_counter) came first: then those of few models are in, or most of them."""
         level: list[tuple[Gpu, int, tuple[Offer, ...]]] = [
-            (gpu, tp, ()) for gpu, tp in self._workshop.meshes
+            (gpu, tp, ()) for gpu, tp in self._builder.meshes
         ]
         while level:
             longer = []
@@ -82,7 +81,7 @@ class Pool:
         adds any: it may miss some.
         """
         found = 0
-        for gpu, tp in self._workshop.meshes:
+        for gpu, tp in self._builder.meshes:
             for first in self._pieces:
                 if time.perf_counter() > end:
                     return found

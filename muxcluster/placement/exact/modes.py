@@ -13,19 +13,17 @@ from muxcluster.placement.memory import DoesNotFit, block_bytes, usable_bytes
 from muxcluster.placement.problem import Demand
 
 _SAMPLING = 0.01
+# Columns of `Modes.table`: KV bytes of a replica; seconds per request of its decode lane, of the
+# mesh's prefill lane, of all SMs, of the whole memory bandwidth.
 KV, LANE, PREFILL, SMS, BANDWIDTH = range(5)
-"""Columns of `Modes.table`: KV bytes of a replica; seconds per request of its decode lane, of the
-mesh's prefill lane, of all SMs, of the whole memory bandwidth."""
 
 
 @dataclass(frozen=True, slots=True)
 class Modes:
-    """A model on one kind of mesh.
+    """A model on one kind of mesh."""
 
-    table: [modes, 5]. static_bytes, activation_bytes, floor_bytes (one longest sequence): of the
-    model, the least over the block sizes it may meet.
-    """
-
+    # [modes, 5]. static_bytes, activation_bytes, floor_bytes (one longest sequence): of the model,
+    # the least over the block sizes it may meet.
     table: NDArray[np.float64]
     static_bytes: int
     activation_bytes: int
@@ -34,17 +32,15 @@ class Modes:
 
 @dataclass(frozen=True, slots=True)
 class Detail:
-    """How finely modes are told apart; coarse is faster, never stricter.
+    """How finely modes are told apart; coarse is faster, never stricter."""
 
-    stride: batches are taken in runs of so many; a run counts as one with the KV of its smallest
-    batch and the speed of its fastest. melt_shares: one mode a batch, as cheap in each resource
-    as the SM shares that are best for that resource. sampled: only the ends of a run are looked
-    at, and counted as 1 % faster: time per request has its least between them by less than that
-    (0.02 % at most for the published A100 profile).
-    """
-
+    # Batches are taken in runs of so many; a run counts as one with the KV of its smallest batch
+    # and the speed of its fastest
     stride: int = 1
+    # One mode a batch, as cheap in each resource as the SM shares that are best for that resource
     melt_shares: bool = False
+    # Only the ends of a run are looked at, and counted as 1 % faster: time per request has its
+    # least between them by less than that (0.02 % at most for the published A100 profile)
     sampled: bool = False
 
 

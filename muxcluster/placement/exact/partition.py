@@ -7,7 +7,7 @@ from muxcluster.placement.estimator import Offer
 from muxcluster.placement.exact.columns import Prices
 from muxcluster.placement.exact.pieces import Split
 from muxcluster.placement.exact.program import Program
-from muxcluster.placement.search.layout import Placed, Workshop
+from muxcluster.placement.search.layout import Placed, UnitBuilder
 
 _INF = float("inf")
 
@@ -20,7 +20,7 @@ class Partition:
     """
 
     def __init__(
-        self, workshop: Workshop, splits: Sequence[Split], columns: Sequence[Placed]
+        self, builder: UnitBuilder, splits: Sequence[Split], columns: Sequence[Placed]
     ) -> None:
         self._program = Program()
         self._columns = columns
@@ -32,7 +32,7 @@ class Partition:
         }
         self._most = {
             (gpu, size): most
-            for gpu, kind in workshop.kinds.items()
+            for gpu, kind in builder.kinds.items()
             for size, most in kind.slots.items()
         }
         self._slots = {key: self._program.row(-_INF, most) for key, most in self._most.items()}

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from muxcluster.placement.estimator import Offer
-from muxcluster.placement.search.layout import Placed, Workshop
+from muxcluster.placement.search.layout import Placed, UnitBuilder
 
 _REPLICAS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 
@@ -22,13 +22,13 @@ class Split:
         return ((self.index, rate) for rate in self.replicas)
 
 
-def splits_of(workshop: Workshop, start: Sequence[Placed]) -> list[Split]:
+def splits_of(builder: UnitBuilder, start: Sequence[Placed]) -> list[Split]:
     """Equal splits of every model into as many replicas as its rate can need, and the splits of
     the layout `start`."""
-    demands = workshop.estimator.problem.demands
+    demands = builder.estimator.problem.demands
     splits = []
     for index, demand in enumerate(demands):
-        counts = [count for count in _REPLICAS if count <= _most_replicas(workshop, index)]
+        counts = [count for count in _REPLICAS if count <= _most_replicas(builder, index)]
         splits += [Split(index, {demand.rate / count: count}) for count in counts]
         rates = Counter(rate for unit in start for each, rate in unit.offers if each == index)
         if rates and all(rates != split.replicas for split in splits):
@@ -36,14 +36,14 @@ def splits_of(workshop: Workshop, start: Sequence[Placed]) -> list[Split]:
     return splits
 
 
-def _most_replicas(workshop: Workshop, index: int) -> int:
+def _most_replicas(builder: UnitBuilder, index: int) -> int:
     """The meshes that the model fills alone, each of the smallest size that holds it; one more,
     as replicas may share meshes."""
-    rate = workshop.estimator.problem.demands[index].rate
-    sizes = sorted(workshop.meshes, key=lambda mesh: mesh[1])
-    alone = (workshop.unit(gpu, tp, [(index, rate)]) for gpu, tp in sizes)
+    rate = builder.estimator.problem.demands[index].rate
+    sizes = sorted(builder.meshes, key=lambda mesh: mesh[1])
+    alone = (builder.unit(gpu, tp, [(index, rate)]) for gpu, tp in sizes)
     smallest = next((unit for unit in alone if unit is not None), None)
     if smallest is None or smallest.estimate.load <= 1:
         return 1
-    gpus = sum(kind.num_gpus for kind in workshop.kinds.values())
+    gpus = sum(kind.num_gpus for kind in builder.kinds.values())
     return min(gpus // smallest.tp, int(smallest.estimate.load) + 2)

@@ -7,10 +7,8 @@ from numpy.typing import NDArray
 from scipy.optimize import Bounds, LinearConstraint, OptimizeResult, linprog, milp
 from scipy.sparse import csr_array
 
-_INFEASIBLE = 2
-"""HiGHS through scipy: result.status."""
-Entry = tuple[int, float]
-"""(row, coefficient)."""
+_INFEASIBLE = 2  # HiGHS through scipy: result.status
+Entry = tuple[int, float]  # (row, coefficient)
 
 
 class Program:

@@ -27,39 +27,37 @@ from muxcluster.placement.exact.program import Program
 from muxcluster.placement.hardware import GIB, Gpu
 from muxcluster.placement.memory import usable_bytes
 from muxcluster.placement.search.gpus import Kind
-from muxcluster.placement.search.layout import Workshop
+from muxcluster.placement.search.layout import UnitBuilder
 
 INF = float("inf")
-_ROUNDING = 1e-6
-"""Relative; what the solver's tolerances may hide."""
+_ROUNDING = 1e-6  # Relative; what the solver's tolerances may hide
+# Tried in turn while there is time.
 _DETAILS = (Detail(stride=8, melt_shares=True), Detail(stride=4), Detail())
-"""Tried in turn while there is time."""
+# Models times kinds of mesh from which modes are sampled: looking at all takes too long.
 _MANY_PAIRS = 3000
-"""Models times kinds of mesh from which modes are sampled: looking at all takes too long."""
+# Seconds to find the modes of a model on a kind of mesh; without time for that none are sought.
 _PAIR_S = 0.004
-"""Seconds to find the modes of a model on a kind of mesh; without time for that none are sought."""
-_FINER = 8.0
-"""How many times longer the next detail takes, at most."""
+_FINER = 8.0  # How many times longer the next detail takes, at most
 
 
-def upper_bound(workshop: Workshop, time_limit_s: float, reached: float = 0.0) -> float | None:
-    """No layout of the workshop's problem has a greater value (sum of Placed.estimate.value).
+def upper_bound(builder: UnitBuilder, time_limit_s: float, reached: float = 0.0) -> float | None:
+    """No layout of the builder's problem has a greater value (sum of Placed.estimate.value).
 
     At most the value of serving everything; None for "fewest-gpus"; -inf where not even the
     relaxation has a place for every model. time_limit_s: about. reached: value of a layout, which
     may be all there is to reach: then nothing is computed.
     """
-    problem = workshop.estimator.problem
+    problem = builder.estimator.problem
     if problem.objective == "fewest-gpus":
         return None
     end = time.perf_counter() + time_limit_s
     bound = sum(each.rate * each.worth(problem.objective) for each in problem.demands)
-    pairs = len(problem.demands) * len(workshop.meshes)
+    pairs = len(problem.demands) * len(builder.meshes)
     for detail in _DETAILS:
         begin = time.perf_counter()
         if _proven(reached, bound) or pairs * _PAIR_S > end - begin:
             return bound
-        program = _Melted(workshop, replace(detail, sampled=pairs > _MANY_PAIRS)).program
+        program = _Melted(builder, replace(detail, sampled=pairs > _MANY_PAIRS)).program
         bound = min(bound, _padded(program.optimum(end - time.perf_counter())))
         took = time.perf_counter() - begin
         if took * _FINER > end - time.perf_counter():
@@ -89,17 +87,17 @@ class _MeshRows:
 class _Melted:
     """The program of `upper_bound`; bytes in GiB."""
 
-    def __init__(self, workshop: Workshop, detail: Detail) -> None:
-        problem = workshop.estimator.problem
+    def __init__(self, builder: UnitBuilder, detail: Detail) -> None:
+        problem = builder.estimator.problem
         self.program = Program()
-        self._estimator = workshop.estimator
+        self._estimator = builder.estimator
         self._demands = problem.demands
         self._gains = [demand.worth(problem.objective) for demand in problem.demands]
         self._rates = [self.program.row(-INF, demand.rate) for demand in self._demands]
         self._covers = [self.program.row(1.0, INF) for _ in self._demands]
         self._known: dict[tuple[object, ...], Modes | None] = {}
         self._detail = detail
-        for kind in workshop.kinds.values():
+        for kind in builder.kinds.values():
             slots = {size: self.program.row(-INF, most) for size, most in kind.slots.items()}
             for tp in kind.slots:
                 self._add_meshes(kind, tp, slots)

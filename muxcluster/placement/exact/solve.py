@@ -18,22 +18,20 @@ from muxcluster.placement.exact.pieces import Split, splits_of
 from muxcluster.placement.exact.relaxation import upper_bound
 from muxcluster.placement.hardware import GIB
 from muxcluster.placement.memory import DoesNotFit, usable_bytes, weight_bytes
-from muxcluster.placement.search.layout import Placed, Workshop, merit, value
+from muxcluster.placement.search.layout import Placed, UnitBuilder, merit, value
 from muxcluster.placement.search.refusals import first_refusal
 
 _MOST_COLUMNS = 40_000
+# Those of few models, where all of them are far too many; pricing finds the others.
 _FIRST_COLUMNS = 4_000
-"""Those of few models, where all of them are far too many; pricing finds the others."""
+# Sets of pieces per column allowed beyond which no memory limit makes all columns few enough.
 _HOPELESS = 20.0
-"""Sets of pieces per column allowed beyond which no memory limit makes all columns few enough."""
-_CLOSE = 1e-6
-"""Relative; a layout as near to its bound is the best."""
-_SLACK = 1e-6
-"""Requests/s; what the solver's tolerances may hide."""
+_CLOSE = 1e-6  # Relative; a layout as near to its bound is the best
+_SLACK = 1e-6  # Requests/s; what the solver's tolerances may hide
 
 
 def solve_exact(
-    workshop: Workshop, start: Sequence[Placed], time_limit_s: float
+    builder: UnitBuilder, start: Sequence[Placed], time_limit_s: float
 ) -> tuple[list[Placed], float]:
     """(a layout at least as good as `start`, value that no layout exceeds).
 
@@ -41,54 +39,54 @@ def solve_exact(
     layout was found that holds all models; it names the largest, and what all lack together.
     """
     end = time.perf_counter() + time_limit_s
-    found = upper_bound(workshop, time_limit_s / 3, value(start))
+    found = upper_bound(builder, time_limit_s / 3, value(start))
     bound = float("inf") if found is None else found
     best = list(start)
     if not best or value(best) < bound * (1 - _CLOSE):
-        better = _partitioned(workshop, start, end)
+        better = _partitioned(builder, start, end)
         if better and (not best or merit(better) > merit(best)):
             best = better
     if not best:
-        raise _unplaceable(workshop)
+        raise _unplaceable(builder)
     return best, max(bound, value(best))
 
 
-def _partitioned(workshop: Workshop, start: Sequence[Placed], end: float) -> list[Placed] | None:
+def _partitioned(builder: UnitBuilder, start: Sequence[Placed], end: float) -> list[Placed] | None:
     """The best layout of the columns that were found in time."""
-    splits = splits_of(workshop, start)
-    pool = Pool(workshop, sorted({piece for split in splits for piece in split.pieces()}))
+    splits = splits_of(builder, start)
+    pool = Pool(builder, sorted({piece for split in splits for piece in split.pieces()}))
     for unit in start:
         pool.add(unit)
-    if not pool.enumerate(_budget(workshop, splits), _part_of(end, 0.3)):
-        _generate(workshop, pool, splits, _part_of(end, 0.5))
-    columns = _worthwhile(workshop, pool, splits, start, end)
+    if not pool.enumerate(_budget(builder, splits), _part_of(end, 0.3)):
+        _generate(builder, pool, splits, _part_of(end, 0.5))
+    columns = _worthwhile(builder, pool, splits, start, end)
     left = end - time.perf_counter()
-    return Partition(workshop, splits, columns).chosen(left)
+    return Partition(builder, splits, columns).chosen(left)
 
 
-def _budget(workshop: Workshop, splits: Sequence[Split]) -> int:
+def _budget(builder: UnitBuilder, splits: Sequence[Split]) -> int:
     """Columns to enumerate."""
     choices = Counter(index for split in splits for index, _ in split.pieces())
-    sets = len(workshop.meshes) * math.prod(1.0 + number for number in choices.values())
+    sets = len(builder.meshes) * math.prod(1.0 + number for number in choices.values())
     return _MOST_COLUMNS if sets <= _HOPELESS * _MOST_COLUMNS else _FIRST_COLUMNS
 
 
-def _generate(workshop: Workshop, pool: Pool, splits: Sequence[Split], end: float) -> None:
+def _generate(builder: UnitBuilder, pool: Pool, splits: Sequence[Split], end: float) -> None:
     """Adds columns that the linear program gains from, until there is none or `end` comes."""
     while time.perf_counter() < end:
-        prices = Partition(workshop, splits, pool.columns).prices(end - time.perf_counter())
+        prices = Partition(builder, splits, pool.columns).prices(end - time.perf_counter())
         if prices is None or pool.price(prices, end) == 0:
             return
 
 
 def _worthwhile(
-    workshop: Workshop, pool: Pool, splits: Sequence[Split], start: Sequence[Placed], end: float
+    builder: UnitBuilder, pool: Pool, splits: Sequence[Split], start: Sequence[Placed], end: float
 ) -> list[Placed]:
     """The columns that a layout better than `start` can have."""
     columns = pool.columns
     if not start:
         return columns
-    prices = Partition(workshop, splits, columns).prices(_part_of(end, 0.3) - time.perf_counter())
+    prices = Partition(builder, splits, columns).prices(_part_of(end, 0.3) - time.perf_counter())
     if prices is None:
         return columns
     least = merit(start) - prices.optimum - _SLACK
@@ -102,20 +100,20 @@ def _part_of(end: float, part: float) -> float:
     return now + part * (end - now)
 
 
-def _unplaceable(workshop: Workshop) -> DoesNotFit:
+def _unplaceable(builder: UnitBuilder) -> DoesNotFit:
     """A model that no mesh holds, or the one with the largest weights and what all lack."""
-    demands = workshop.estimator.problem.demands
+    demands = builder.estimator.problem.demands
     least = []
     for index in range(len(demands)):
         sizes = [
             modes.static_bytes
-            for gpu, tp in workshop.meshes
-            if (modes := modes_of(workshop.estimator, index, gpu, tp, Detail())) is not None
+            for gpu, tp in builder.meshes
+            if (modes := modes_of(builder.estimator, index, gpu, tp, Detail())) is not None
         ]
         if not sizes:
-            return first_refusal(workshop, index)
+            return first_refusal(builder, index)
         least.append(min(sizes))
-    usable = sum(usable_bytes(kind.gpu, 1) * kind.num_gpus for kind in workshop.kinds.values())
+    usable = sum(usable_bytes(kind.gpu, 1) * kind.num_gpus for kind in builder.kinds.values())
     missing = sum(least) - usable
     largest = max(demands, key=weight_bytes)
     reason = f"{len(demands)} models on {usable / GIB:.0f} GiB of usable GPU memory"

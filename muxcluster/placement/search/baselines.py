@@ -4,19 +4,19 @@ from collections.abc import Sequence
 
 from muxcluster.placement.memory import DoesNotFit
 from muxcluster.placement.search.draft import Draft
-from muxcluster.placement.search.layout import Placed, Workshop
+from muxcluster.placement.search.layout import Placed, UnitBuilder
 from muxcluster.placement.search.orders import by_weight
 from muxcluster.placement.search.refusals import first_refusal
 
 
-def spatial(workshop: Workshop) -> list[Placed]:
+def spatial(builder: UnitBuilder) -> list[Placed]:
     """Every model on a mesh of its own: the fewest GPUs that hold it, large models first; then
     the fullest unit that can grows, again and again, until GPUs or needs end (MuxServe §4.1).
 
     Raises DoesNotFit where there are too few GPUs for a mesh each.
     """
-    draft = Draft(workshop)
-    for index in by_weight(workshop):
+    draft = Draft(builder)
+    for index in by_weight(builder):
         unit = _smallest(draft, index)
         if unit is None:
             raise _no_mesh(draft, index)
@@ -26,29 +26,29 @@ def spatial(workshop: Workshop) -> list[Placed]:
     return draft.units
 
 
-def memory_greedy(workshop: Workshop) -> list[Placed]:
+def memory_greedy(builder: UnitBuilder) -> list[Placed]:
     """Equal meshes; models by rate, each on the mesh with most memory free (the paper's placement
     ablation, MuxServe §4.4). The meshes are the smallest on which all find a place.
 
     Raises DoesNotFit where that is none.
     """
-    demands = workshop.estimator.problem.demands
+    demands = builder.estimator.problem.demands
     order = sorted(range(len(demands)), key=lambda index: -demands[index].rate)
-    sizes = sorted({tp for _, tp in workshop.meshes})
+    sizes = sorted({tp for _, tp in builder.meshes})
     refusals = []
     for tp in sizes:
         try:
-            return _filled(workshop, order, tp)
+            return _filled(builder, order, tp)
         except DoesNotFit as refusal:
             refusals.append(refusal)
     raise refusals[-1]
 
 
 def _smallest(draft: Draft, index: int) -> Placed | None:
-    rate = draft.workshop.estimator.problem.demands[index].rate
-    for gpu, tp in sorted(draft.workshop.meshes, key=lambda mesh: mesh[1]):
+    rate = draft.builder.estimator.problem.demands[index].rate
+    for gpu, tp in sorted(draft.builder.meshes, key=lambda mesh: mesh[1]):
         if draft.room.fits(gpu, tp):
-            unit = draft.workshop.unit(gpu, tp, [(index, rate)])
+            unit = draft.builder.unit(gpu, tp, [(index, rate)])
             if unit is not None:
                 return unit
     return None
@@ -56,11 +56,9 @@ def _smallest(draft: Draft, index: int) -> Placed | None:
 
 def _no_mesh(draft: Draft, index: int) -> DoesNotFit:
     """No mesh of the cluster holds the model, or all of them are taken."""
-    if all(
-        draft.workshop.unit(gpu, tp, [(index, 1.0)]) is None for gpu, tp in draft.workshop.meshes
-    ):
-        return first_refusal(draft.workshop, index)
-    name = draft.workshop.estimator.problem.demands[index].name
+    if all(draft.builder.unit(gpu, tp, [(index, 1.0)]) is None for gpu, tp in draft.builder.meshes):
+        return first_refusal(draft.builder, index)
+    name = draft.builder.estimator.problem.demands[index].name
     return DoesNotFit(name, f"no GPUs are left for a mesh of its own ({len(draft.units)} taken)")
 
 
@@ -71,28 +69,28 @@ def _grown(draft: Draft) -> bool:
     )
     for position in order:
         unit = draft.units[position]
-        grown = draft.workshop.unit(unit.gpu, 2 * unit.tp, unit.offers)
+        grown = draft.builder.unit(unit.gpu, 2 * unit.tp, unit.offers)
         if grown is not None and grown.merit > unit.merit and draft.can_grow(unit):
             draft.replace(position, grown)
             return True
     return False
 
 
-def _filled(workshop: Workshop, order: Sequence[int], tp: int) -> list[Placed]:
-    draft = Draft(workshop)
+def _filled(builder: UnitBuilder, order: Sequence[int], tp: int) -> list[Placed]:
+    draft = Draft(builder)
     for index in order:
         _put_where_memory_is(draft, index, tp)
     return draft.units
 
 
 def _put_where_memory_is(draft: Draft, index: int, tp: int) -> None:
-    workshop = draft.workshop
-    demand = workshop.estimator.problem.demands[index]
+    builder = draft.builder
+    demand = builder.estimator.problem.demands[index]
     opened = [
         unit
-        for gpu, size in workshop.meshes
+        for gpu, size in builder.meshes
         if size == tp and draft.room.fits(gpu, tp)
-        if (unit := workshop.unit(gpu, tp, [(index, demand.rate)])) is not None
+        if (unit := builder.unit(gpu, tp, [(index, demand.rate)])) is not None
     ]
     if opened:
         draft.open(max(opened, key=lambda unit: unit.gpu.memory_bytes))
@@ -100,7 +98,7 @@ def _put_where_memory_is(draft: Draft, index: int, tp: int) -> None:
     joined = [
         (old.estimate.kv_blocks, position, unit)
         for position, old in enumerate(draft.units)
-        if (unit := workshop.unit(old.gpu, old.tp, [*old.offers, (index, demand.rate)]))
+        if (unit := builder.unit(old.gpu, old.tp, [*old.offers, (index, demand.rate)]))
     ]
     if not joined:
         raise DoesNotFit(demand.name, f"none of {len(draft.units)} meshes of {tp} GPUs has room")

@@ -2,17 +2,17 @@
 
 from collections.abc import Iterable
 
-from muxcluster.placement.search.layout import Placed, Workshop
+from muxcluster.placement.search.layout import Placed, UnitBuilder
 
 
 class Draft:
     """Units so far, how crowded each is, and the meshes that are taken."""
 
-    def __init__(self, workshop: Workshop, units: Iterable[Placed] = ()) -> None:
-        self.workshop = workshop
+    def __init__(self, builder: UnitBuilder, units: Iterable[Placed] = ()) -> None:
+        self.builder = builder
         self.units = list(units)
         self.crowding = [unit.crowding for unit in self.units]
-        self.room = workshop.room(self.units)
+        self.room = builder.room(self.units)
 
     def open(self, unit: Placed) -> None:
         """A new unit on idle GPUs."""

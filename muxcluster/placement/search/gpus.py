@@ -9,12 +9,11 @@ from muxcluster.placement.problem import Node
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """All GPUs of one kind. sizes: GPUs of each node, ascending. slots: by tp, how many meshes of
-    that size the empty nodes hold."""
+    """All GPUs of one kind."""
 
     gpu: Gpu
-    sizes: tuple[int, ...]
-    slots: Mapping[int, int]
+    sizes: tuple[int, ...]  # GPUs of each node, ascending
+    slots: Mapping[int, int]  # by tp, how many meshes of that size the empty nodes hold
 
     @property
     def num_gpus(self) -> int:

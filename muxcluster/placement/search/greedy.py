@@ -12,10 +12,10 @@ from heapq import nsmallest
 from muxcluster.placement.estimator import Offer
 from muxcluster.placement.hardware import Gpu
 from muxcluster.placement.search.draft import Draft
-from muxcluster.placement.search.layout import Placed, Workshop
+from muxcluster.placement.search.layout import Placed, UnitBuilder
 
+# Units that a model is tried on when there are many: those with most room by a cheap guess.
 _MOST_JOINED = 12
-"""Units that a model is tried on when there are many: those with most room by a cheap guess."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,16 +56,16 @@ def _joined(draft: Draft, index: int, rate: float) -> Iterable[_Option]:
         old = draft.units[position]
         offers = [offer for offer in old.offers if offer[0] != index]
         offers.append((index, rate + old.rate_of(index)))
-        unit = draft.workshop.unit(old.gpu, old.tp, offers)
+        unit = draft.builder.unit(old.gpu, old.tp, offers)
         if unit is not None:
             yield _Option(unit, position, unit.merit - old.merit)
 
 
 def _opened(draft: Draft, index: int, rate: float, price: float) -> Iterable[_Option]:
-    for gpu, tp in draft.workshop.meshes:
+    for gpu, tp in draft.builder.meshes:
         if not draft.room.fits(gpu, tp):
             continue
-        unit = draft.workshop.unit(gpu, tp, [(index, rate)])
+        unit = draft.builder.unit(gpu, tp, [(index, rate)])
         if unit is not None:
             yield _Option(unit, None, unit.merit - price * tp)
 
@@ -76,7 +76,7 @@ def spend(draft: Draft) -> None:
     Each step takes the change with most gain per GPU.
     """
     while True:
-        sizes = [mesh for mesh in draft.workshop.meshes if draft.room.fits(*mesh)]
+        sizes = [mesh for mesh in draft.builder.meshes if draft.room.fits(*mesh)]
         if not sizes:
             return
         best: tuple[float, int, tuple[Placed, ...]] | None = None
@@ -107,30 +107,30 @@ def _relief(
 ) -> Iterable[tuple[float, tuple[Placed, ...]]]:
     """(gain per GPU, units in place of this one): a part of one model's rate moved to a new mesh,
     the model moved there altogether, or the whole unit on more GPUs."""
-    unit, workshop = draft.units[position], draft.workshop
+    unit, builder = draft.units[position], draft.builder
     for gpu, tp in sizes:
-        for new in replicas(workshop, unit, gpu, tp):
+        for new in replicas(builder, unit, gpu, tp):
             yield (sum(each.merit for each in new) - unit.merit) / tp, new
     if draft.can_grow(unit):
-        grown = workshop.unit(unit.gpu, 2 * unit.tp, unit.offers)
+        grown = builder.unit(unit.gpu, 2 * unit.tp, unit.offers)
         if grown is not None:
             yield (grown.merit - unit.merit) / unit.tp, (grown,)
 
 
-def replicas(workshop: Workshop, unit: Placed, gpu: Gpu, tp: int) -> Iterable[tuple[Placed, ...]]:
+def replicas(builder: UnitBuilder, unit: Placed, gpu: Gpu, tp: int) -> Iterable[tuple[Placed, ...]]:
     """(the unit relieved, a new unit) for each model of `unit` and parts of its rate."""
     for index, rate in unit.offers:
-        whole = workshop.unit(gpu, tp, [(index, rate)])
+        whole = builder.unit(gpu, tp, [(index, rate)])
         if whole is None:
             continue
         others = [offer for offer in unit.offers if offer[0] != index]
         if others:
-            rest = workshop.unit(unit.gpu, unit.tp, others)
+            rest = builder.unit(unit.gpu, unit.tp, others)
             if rest is not None:
                 yield rest, whole
         for part in _parts(unit, whole, rate):
-            new = workshop.unit(gpu, tp, [(index, part)])
-            left = workshop.unit(unit.gpu, unit.tp, [*others, (index, rate - part)])
+            new = builder.unit(gpu, tp, [(index, part)])
+            left = builder.unit(unit.gpu, unit.tp, [*others, (index, rate - part)])
             if new is not None and left is not None:
                 yield left, new
 

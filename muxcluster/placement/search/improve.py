@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from muxcluster.placement.search.draft import Draft
 from muxcluster.placement.search.greedy import cover, spend
-from muxcluster.placement.search.layout import Placed, Workshop, merit
+from muxcluster.placement.search.layout import Placed, UnitBuilder, merit
 
 _MOST_TORN_DOWN = 4
 _LEAST_ROUNDS, _ROUNDS_PER_UNIT = 60, 8
@@ -17,7 +17,7 @@ _PRICES = (0.0, 0.25, 0.5, 1.0, 2.0)
 
 
 def improve(
-    workshop: Workshop, units: Sequence[Placed], *, most_estimates: int, seed: int = 0
+    builder: UnitBuilder, units: Sequence[Placed], *, most_estimates: int, seed: int = 0
 ) -> list[Placed]:
     """A layout at least as good as `units`.
 
@@ -26,12 +26,12 @@ def improve(
     """
     draw = random.Random(seed)
     best, best_merit = list(units), merit(units)
-    start = workshop.estimator.num_estimates
+    start = builder.estimator.num_estimates
     stale = 0
     while stale < max(_LEAST_ROUNDS, _ROUNDS_PER_UNIT * len(best)):
-        if workshop.estimator.num_estimates - start > most_estimates:
+        if builder.estimator.num_estimates - start > most_estimates:
             break
-        found = _rebuilt(workshop, best, draw)
+        found = _rebuilt(builder, best, draw)
         if found is not None and merit(found) > best_merit + 1e-9:
             best, best_merit, stale = found, merit(found), 0
         else:
@@ -40,7 +40,7 @@ def improve(
 
 
 def _rebuilt(
-    workshop: Workshop, units: Sequence[Placed], draw: random.Random
+    builder: UnitBuilder, units: Sequence[Placed], draw: random.Random
 ) -> list[Placed] | None:
     torn = set(_torn_down(units, draw))
     rates: dict[int, float] = {}
@@ -48,7 +48,7 @@ def _rebuilt(
         for index, rate in units[position].offers:
             rates[index] = rates.get(index, 0.0) + rate
     kept = [unit for position, unit in enumerate(units) if position not in torn]
-    draft = Draft(workshop, kept)
+    draft = Draft(builder, kept)
     pieces = sorted(rates.items(), key=lambda piece: -piece[1] * draw.uniform(0.3, 1.0))
     if cover(draft, pieces, draw.choice(_PRICES) * mean_price(units)) is not None:
         return None

@@ -8,12 +8,11 @@ from muxcluster.placement.estimator import Estimator, Offer, UnitEstimate
 from muxcluster.placement.hardware import Gpu
 from muxcluster.placement.search.gpus import Kind
 
+# Worth of a request/s on an idle unit over one on a full unit, against serving it at all: decides
+# between plans of (nearly) equal value.
 _HEADROOM = 1e-4
-"""Worth of a request/s on an idle unit over one on a full unit, against serving it at all: decides
-between plans of (nearly) equal value."""
 _WORST_LOAD = 100.0
-_UNMET_PER_GPU = 0.001
-"""fewest-gpus: part of a model's rate, left unmet, that is worth a GPU."""
+_UNMET_PER_GPU = 0.001  # fewest-gpus: part of a model's rate, left unmet, that is worth a GPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +35,8 @@ class Placed:
         return next((rate for each, rate in self.offers if each == index), 0.0)
 
 
-class Workshop:
-    """Makes units for one problem and says what they are worth.
+class UnitBuilder:
+    """Builds units for one problem and computes what they add to the merit.
 
     meshes: every kind and size of mesh that the nodes have, small ones of a kind first.
     """

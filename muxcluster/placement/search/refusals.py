@@ -2,15 +2,15 @@
 
 from muxcluster.placement.memory import DoesNotFit
 from muxcluster.placement.search.draft import Draft
-from muxcluster.placement.search.layout import Workshop
+from muxcluster.placement.search.layout import UnitBuilder
 
 
-def first_refusal(workshop: Workshop, index: int) -> DoesNotFit:
+def first_refusal(builder: UnitBuilder, index: int) -> DoesNotFit:
     """Why no mesh of the cluster takes the model alone: the refusal with the least missing."""
     refusals = [
         error
-        for gpu, tp in workshop.meshes
-        if (error := workshop.estimator.refusal(gpu, tp, [(index, 1.0)])) is not None
+        for gpu, tp in builder.meshes
+        if (error := builder.estimator.refusal(gpu, tp, [(index, 1.0)])) is not None
     ]
     return min(refusals, key=lambda each: (each.missing_bytes is None, each.missing_bytes or 0))
 
@@ -18,7 +18,7 @@ def first_refusal(workshop: Workshop, index: int) -> DoesNotFit:
 def crowded_out(draft: Draft, index: int) -> DoesNotFit:
     """Why none of the meshes of `draft`, which leave no GPUs for another, takes the model too: what
     the nearest one lacks."""
-    estimator = draft.workshop.estimator
+    estimator = draft.builder.estimator
     demand = estimator.problem.demands[index]
     refusals = [
         estimator.refusal(unit.gpu, unit.tp, [*unit.offers, (index, demand.rate)])

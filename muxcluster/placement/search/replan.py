@@ -10,14 +10,11 @@ from muxcluster.placement.plan import Plan, PlannedUnit
 from muxcluster.placement.search.draft import Draft
 from muxcluster.placement.search.greedy import cover, spend
 from muxcluster.placement.search.improve import improve, mean_price
-from muxcluster.placement.search.layout import Placed, Workshop, merit
+from muxcluster.placement.search.layout import Placed, UnitBuilder, merit
 
-HYSTERESIS = 0.02
-"""Part of the merit that another layout must gain before any model moves for it."""
-LOAD_BYTES_PER_S = 2e9
-"""Reading of weights from disk or network into a GPU, a planning figure."""
-HORIZON_S = 1800.0
-"""A plan is thought to stay this long: what its moves lose is spread over it."""
+HYSTERESIS = 0.02  # Part of the merit that another layout must gain before any model moves for it
+LOAD_BYTES_PER_S = 2e9  # Reading of weights from disk or network into a GPU, a planning figure
+HORIZON_S = 1800.0  # A plan is thought to stay this long: what its moves lose is spread over it
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,63 +26,63 @@ class Kept:
 
 
 def continued(
-    workshop: Workshop, current: Plan, fresh: Sequence[Placed], *, most_estimates: int
+    builder: UnitBuilder, current: Plan, fresh: Sequence[Placed], *, most_estimates: int
 ) -> list[Placed]:
     """The layout of `current` with what changed mended, improved, or `fresh` altogether.
 
     Of the three the one of greatest merit less its moves; anything but the first has to beat it
     by HYSTERESIS as well.
     """
-    kept = kept_units(workshop, current)
-    mended = _mended(workshop, kept)
+    kept = kept_units(builder, current)
+    mended = _mended(builder, kept)
     if mended is None:
         return list(fresh)
-    improved = improve(workshop, mended, most_estimates=most_estimates)
+    improved = improve(builder, mended, most_estimates=most_estimates)
     least = merit(mended) + HYSTERESIS * abs(merit(mended))
     options = [improved, list(fresh)]
-    worth = [merit(each) - _move_cost(workshop, kept, each) for each in options]
+    worth = [merit(each) - _move_cost(builder, kept, each) for each in options]
     best = max(range(len(options)), key=worth.__getitem__)
     return options[best] if worth[best] > least else mended
 
 
-def kept_units(workshop: Workshop, current: Plan) -> list[Kept]:
+def kept_units(builder: UnitBuilder, current: Plan) -> list[Kept]:
     """Each unit of the plan on the same mesh, at the rates of the problem."""
-    return [Kept(old, _kept(workshop, current, old)) for old in current.units]
+    return [Kept(old, _kept(builder, current, old)) for old in current.units]
 
 
-def _kept(workshop: Workshop, current: Plan, old: PlannedUnit) -> Placed | None:
-    problem = workshop.estimator.problem
+def _kept(builder: UnitBuilder, current: Plan, old: PlannedUnit) -> Placed | None:
+    problem = builder.estimator.problem
     node = next((node for node in problem.nodes if node.name == old.node), None)
     known = {demand.name for demand in problem.demands}
     models = tuple(model for model in old.models if model.name in known)
     if node is None or max(old.gpus) >= node.num_gpus or not models:
         return None
     unit = old.model_copy(update={"models": models})
-    return workshop.unit(node.gpu, old.tp, offers_of(problem, current, unit))
+    return builder.unit(node.gpu, old.tp, offers_of(problem, current, unit))
 
 
-def _mended(workshop: Workshop, kept: Sequence[Kept]) -> list[Placed] | None:
+def _mended(builder: UnitBuilder, kept: Sequence[Kept]) -> list[Placed] | None:
     """The kept units, with every model that is in none of them placed anew."""
     units = [each.unit for each in kept if each.unit is not None]
-    rates = [demand.rate for demand in workshop.estimator.problem.demands]
+    rates = [demand.rate for demand in builder.estimator.problem.demands]
     for unit in units:
         for index, rate in unit.offers:
             rates[index] -= rate
     lost = [(index, rate) for index, rate in enumerate(rates) if rate > 1e-9]
     if not lost:
         return units
-    draft = Draft(workshop, units)
+    draft = Draft(builder, units)
     if cover(draft, lost, mean_price(units)) is not None:
         return None
     spend(draft)
     return draft.units
 
 
-def _move_cost(workshop: Workshop, kept: Sequence[Kept], units: Sequence[Placed]) -> float:
+def _move_cost(builder: UnitBuilder, kept: Sequence[Kept], units: Sequence[Placed]) -> float:
     """Merit lost while weights are loaded: their models' rates x seconds, over the horizon."""
-    problem = workshop.estimator.problem
+    problem = builder.estimator.problem
     lost = 0.0
-    for unit, old in zip(units, matched(workshop, kept, units), strict=True):
+    for unit, old in zip(units, matched(builder, kept, units), strict=True):
         there = set() if old is None else {model.name for model in old.models}
         for index, rate in unit.offers:
             demand = problem.demands[index]
@@ -95,14 +92,14 @@ def _move_cost(workshop: Workshop, kept: Sequence[Kept], units: Sequence[Placed]
 
 
 def matched(
-    workshop: Workshop, kept: Sequence[Kept], units: Sequence[Placed]
+    builder: UnitBuilder, kept: Sequence[Kept], units: Sequence[Placed]
 ) -> list[PlannedUnit | None]:
     """For each unit the one of the plan in force that becomes it: an equal mesh with most bytes of
     the same weights; None where nothing is shared."""
-    problem = workshop.estimator.problem
+    problem = builder.estimator.problem
     nodes = {node.name: node for node in problem.nodes}
     pairs = [
-        (_shared_bytes(workshop, unit.offers, each.old), position, number)
+        (_shared_bytes(builder, unit.offers, each.old), position, number)
         for position, unit in enumerate(units)
         for number, each in enumerate(kept)
         if each.old.tp == unit.tp
@@ -119,7 +116,7 @@ def matched(
     return found
 
 
-def _shared_bytes(workshop: Workshop, offers: Sequence[Offer], old: PlannedUnit) -> int:
+def _shared_bytes(builder: UnitBuilder, offers: Sequence[Offer], old: PlannedUnit) -> int:
     there = {model.name for model in old.models}
-    demands = [workshop.estimator.problem.demands[index] for index, _ in offers]
+    demands = [builder.estimator.problem.demands[index] for index, _ in offers]
     return sum(weight_bytes(demand) for demand in demands if demand.name in there)

@@ -6,38 +6,38 @@ from muxcluster.placement.memory import DoesNotFit
 from muxcluster.placement.search.draft import Draft
 from muxcluster.placement.search.greedy import cover, spend
 from muxcluster.placement.search.improve import improve
-from muxcluster.placement.search.layout import Placed, Workshop, merit
+from muxcluster.placement.search.layout import Placed, UnitBuilder, merit
 from muxcluster.placement.search.orders import by_need, by_weight
 from muxcluster.placement.search.refusals import crowded_out
 
+# Of a GPU, in parts of the worth of the demand per GPU. Under the highest, models share whatever
+# they lose: in a cluster that is short of memory it finds a place for all if any does.
 _PRICES = (0.0, 0.5, 1.0, 2.0, 8.0, 1e6)
-"""Of a GPU, in parts of the worth of the demand per GPU. Under the highest, models share whatever
-they lose: in a cluster that is short of memory it finds a place for all if any does."""
 _LEAST_EFFORT = 6_000
 _EFFORT_PER_MODEL = 15
+# Where all rates are met the search only gains headroom: a quarter of the estimates do.
 _SERVED_EFFORT = 4
-"""Where all rates are met the search only gains headroom: a quarter of the estimates do."""
 
 
-def effort(workshop: Workshop, units: Sequence[Placed]) -> int:
+def effort(builder: UnitBuilder, units: Sequence[Placed]) -> int:
     """Most estimates that improving `units` is worth."""
-    most = _LEAST_EFFORT + _EFFORT_PER_MODEL * len(workshop.estimator.problem.demands)
+    most = _LEAST_EFFORT + _EFFORT_PER_MODEL * len(builder.estimator.problem.demands)
     return most // (_SERVED_EFFORT if all(unit.estimate.load <= 1 for unit in units) else 1)
 
 
-def search(workshop: Workshop) -> list[Placed]:
+def search(builder: UnitBuilder) -> list[Placed]:
     """A good layout with every model in it.
 
     Raises DoesNotFit where a model fits on no mesh, or not all of them were found a place; then
     the model is the one that the densest packing left out.
     """
-    per_gpu = workshop.total_worth / sum(kind.num_gpus for kind in workshop.kinds.values())
+    per_gpu = builder.total_worth / sum(kind.num_gpus for kind in builder.kinds.values())
     drafts: list[Draft] = []
     refusals: list[DoesNotFit] = []
-    orders = by_need(workshop), by_weight(workshop)
+    orders = by_need(builder), by_weight(builder)
     for price in _PRICES:
         for order in orders:
-            found = _drafted(workshop, order, price * per_gpu)
+            found = _drafted(builder, order, price * per_gpu)
             if isinstance(found, Draft):
                 drafts.append(found)
             else:
@@ -45,13 +45,13 @@ def search(workshop: Workshop) -> list[Placed]:
     if not drafts:
         raise refusals[-1]
     best = max(drafts, key=lambda draft: merit(draft.units)).units
-    return improve(workshop, best, most_estimates=effort(workshop, best))
+    return improve(builder, best, most_estimates=effort(builder, best))
 
 
-def _drafted(workshop: Workshop, order: Sequence[int], price: float) -> Draft | DoesNotFit:
+def _drafted(builder: UnitBuilder, order: Sequence[int], price: float) -> Draft | DoesNotFit:
     """A layout, or why the first model without a place in it has none."""
-    draft = Draft(workshop)
-    demands = workshop.estimator.problem.demands
+    draft = Draft(builder)
+    demands = builder.estimator.problem.demands
     left = cover(draft, [(index, demands[index].rate) for index in order], price)
     if left is not None:
         return crowded_out(draft, left)

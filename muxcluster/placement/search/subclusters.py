@@ -9,14 +9,14 @@ from muxcluster.placement.problem import Node
 from muxcluster.placement.search.draft import Draft
 from muxcluster.placement.search.gpus import kinds_of
 from muxcluster.placement.search.greedy import spend
-from muxcluster.placement.search.layout import Placed, Workshop, merit
+from muxcluster.placement.search.layout import Placed, UnitBuilder, merit
 
+# Clusters with more ways of leaving GPUs out than this are searched as they are.
 MOST_SUBCLUSTERS = 40
-"""Clusters with more ways of leaving GPUs out than this are searched as they are."""
 
 
 def search_monotone(
-    workshop: Workshop, nodes: Sequence[Node], search: Callable[[Workshop], list[Placed]]
+    builder: UnitBuilder, nodes: Sequence[Node], search: Callable[[UnitBuilder], list[Placed]]
 ) -> list[Placed]:
     """What `search` finds, or a better layout found with some GPUs left out and put to use after.
 
@@ -25,19 +25,19 @@ def search_monotone(
     Raises DoesNotFit where no layout was found on any.
     """
     if prod(node.num_gpus + 1 for node in nodes) > MOST_SUBCLUSTERS:
-        return search(workshop)
-    return _best(workshop, tuple(nodes), search, {})
+        return search(builder)
+    return _best(builder, tuple(nodes), search, {})
 
 
 def _best(
-    workshop: Workshop,
+    builder: UnitBuilder,
     nodes: tuple[Node, ...],
-    search: Callable[[Workshop], list[Placed]],
+    search: Callable[[UnitBuilder], list[Placed]],
     known: dict[tuple[Node, ...], list[Placed] | DoesNotFit],
 ) -> list[Placed]:
     key = tuple(sorted(nodes, key=lambda node: (node.gpu.name, node.num_gpus)))
     if key not in known:
-        known[key] = _searched(workshop, key, search, known)
+        known[key] = _searched(builder, key, search, known)
     found = known[key]
     if isinstance(found, DoesNotFit):
         raise found
@@ -45,12 +45,12 @@ def _best(
 
 
 def _searched(
-    workshop: Workshop,
+    builder: UnitBuilder,
     nodes: tuple[Node, ...],
-    search: Callable[[Workshop], list[Placed]],
+    search: Callable[[UnitBuilder], list[Placed]],
     known: dict[tuple[Node, ...], list[Placed] | DoesNotFit],
 ) -> list[Placed] | DoesNotFit:
-    here = Workshop(workshop.estimator, kinds_of(nodes))
+    here = UnitBuilder(builder.estimator, kinds_of(nodes))
     layouts, refusals = [], []
     try:
         layouts.append(search(here))
@@ -58,7 +58,7 @@ def _searched(
         refusals.append(refusal)
     for smaller in _one_gpu_less(nodes):
         try:
-            draft = Draft(here, _best(workshop, smaller, search, known))
+            draft = Draft(here, _best(builder, smaller, search, known))
         except DoesNotFit:
             continue
         spend(draft)

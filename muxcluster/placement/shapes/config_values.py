@@ -9,8 +9,7 @@ class ShapeError(ValueError):
     message names the key), or a name is not known (it names the nearest)."""
 
 
-_MOST = 2**40
-"""More than any size of a model; products of a few of them stay finite as floats."""
+_MOST = 2**40  # More than any size of a model; products of a few of them stay finite as floats
 
 
 def integer(config: Mapping[str, Any], key: str, least: int) -> int:

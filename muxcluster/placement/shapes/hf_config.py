@@ -78,6 +78,7 @@ _SPELLINGS: Mapping[str, tuple[str, ...]] = {
     "dense_size": ("intermediate_size_mlp",),
     "shared_size": ("shared_expert_intermediate_size", "shared_intermediate_size"),
 }
+# What real files of these families leave out because it is their family's default.
 _OMITTED: Mapping[str, Mapping[str, int]] = {
     "gemma": {"head_dim": 256},
     "gemma2": {"head_dim": 256},
@@ -96,16 +97,15 @@ _OMITTED: Mapping[str, Mapping[str, int]] = {
         "expert_layer_offset": 1,
     },
 }
-"""What real files of these families leave out because it is their family's default."""
+# Layers are looked at one by one, so their number must be one that a model can have.
 _MOST_LAYERS = 2**14
-"""Layers are looked at one by one, so their number must be one that a model can have."""
+# Of a model whose layers are states alone.
 _NO_ATTENTION: Mapping[str, int] = {
     "num_heads": 1,
     "num_kv_heads": 1,
     "head_dim": 1,
     "intermediate_size": 0,
 }
-"""Of a model whose layers are states alone."""
 _UNSUPPORTED: Mapping[str, str] = {
     "is_encoder_decoder": "an encoder-decoder model",
     "kv_lora_rank": "multi-head latent attention (its KV cache is not one of whole heads)",

@@ -136,10 +136,10 @@ _UNGATED = {
     "opt-66b": _opt(64, 9216, 72),
     "opt-175b": _opt(96, 12288, 96),
 }
+# By name. "mistral-7b" is v0.2; v0.1's context is its window of 4,096 tokens.
 SHAPES: Mapping[str, ModelShape] = MappingProxyType(
     {**_LLAMA, **_MISTRAL, **_QWEN, **_PHI_AND_GEMMA, **_UNGATED}
 )
-"""By name. "mistral-7b" is v0.2; v0.1's context is its window of 4,096 tokens."""
 
 _DECORATION = frozenset({"hf", "it", "pt", "instruct", "chat", "base"})
 _OTHER_NAMES: Mapping[str, str] = {

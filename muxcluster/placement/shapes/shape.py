@@ -10,20 +10,13 @@ from muxcluster.placement.shapes.hf_config import shape_fields
 
 __all__ = ["STATE_ITEMSIZE", "ModelShape", "ShapeError"]
 
+# Bytes of an element of a state: models keep them in fp32 whatever their weights are in.
 STATE_ITEMSIZE = 4
-"""Bytes of an element of a state: models keep them in fp32 whatever their weights are in."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
     """Sizes of one decoder-only model of attention, of states of fixed size, or of both.
-
-    intermediate_size: of one expert where there are several. num_experts: 1 for a dense model.
-    shared_intermediate_size: of the MLP that every token passes beside its experts.
-    num_dense_layers, dense_intermediate_size: layers that have one MLP in place of experts.
-    num_keyless_layers: layers without keys and values. num_state_layers: with a state, of
-    state_params weights each; state_size: elements of the states of one sequence, of all layers.
-    gated_mlp: three MLP matrices, not two. max_position: longest context.
 
     A sliding window, if the model has one, is left out: the KV of all tokens stays in memory, and
     FLOPs of contexts beyond the window are overestimated. So are the embeddings of the one model
@@ -36,21 +29,22 @@ class ModelShape:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    intermediate_size: int
+    intermediate_size: int  # of one expert where there are several
     vocab_size: int
-    max_position: int
-    gated_mlp: bool = True
+    max_position: int  # longest context
+    gated_mlp: bool = True  # three MLP matrices, not two
     tied_embeddings: bool = False
     learned_positions: bool = False
-    num_experts: int = 1
+    num_experts: int = 1  # 1 for a dense model
     experts_per_token: int = 1
-    shared_intermediate_size: int = 0
+    shared_intermediate_size: int = 0  # of the MLP that every token passes beside its experts
+    # num_dense_layers, dense_intermediate_size: layers that have one MLP in place of experts
     num_dense_layers: int = 0
     dense_intermediate_size: int = 0
-    num_keyless_layers: int = 0
-    num_state_layers: int = 0
+    num_keyless_layers: int = 0  # layers without keys and values
+    num_state_layers: int = 0  # with a state, of state_params weights each
     state_params: int = 0
-    state_size: int = 0
+    state_size: int = 0  # elements of the states of one sequence, of all layers
 
     @classmethod
     def from_hf_config(cls, source: Path | str | Mapping[str, Any]) -> "ModelShape":

@@ -16,12 +16,10 @@ ATTENTION = frozenset({"full_attention", "sliding_attention", "chunked_attention
 _RECURRENT = frozenset({"mamba", "mamba2", "linear_attention"})
 _HYBRID = "hybrid"
 _KINDS = ("layer_types", "layers_block_type")
-_PARALLEL = frozenset({"falcon_h1"})
-"""Types whose every layer has both."""
+_PARALLEL = frozenset({"falcon_h1"})  # Types whose every layer has both
+# Types without attention, whatever their files say of heads.
 _PURE = frozenset({"mamba", "mamba2", "falcon_mamba"})
-"""Types without attention, whatever their files say of heads."""
-_ALL_RECURRENT = frozenset({"bamba"})
-"""Types that have no attention where no layer is listed."""
+_ALL_RECURRENT = frozenset({"bamba"})  # Types that have no attention where no layer is listed
 
 _STATE = ("state_size", "mamba_d_state", "ssm_state_size")
 _KERNEL = ("conv_kernel", "mamba_d_conv")

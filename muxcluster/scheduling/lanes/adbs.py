@@ -1,75 +1,51 @@
 """Adaptive batch scheduling: prefill first, decodes of any model beside it (MuxServe, Alg. 3)."""
 
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 
-from muxcluster.core.job import Job, Phase
-from muxcluster.scheduling.lanes.view import LaneView
-from muxcluster.scheduling.shares import Place, ShareLedger
+from muxcluster.core.job import Phase
+from muxcluster.scheduling.lanes.view import LaneView, Proposal
+from muxcluster.scheduling.shares import Place
 from muxcluster.scheduling.state.model import ModelState
 
+# SM share of a prefill beside decodes: from an even split down to the least one, where decodes are
+# what holds the unit back. Lower serves a little more and lets the first token wait twice as long.
 _EVEN = 0.5
 _LEAST = 0.3
-"""SM share of a prefill beside decodes: from an even split down to this where decodes are what
-holds the unit back. Lower serves a little more and lets the first token wait twice as long."""
+
+# A model passed over by this many launches per model goes first, whatever the slack of the others.
 _PATIENCE = 2
-"""A model passed over by this many launches per model goes first, whatever the others' slack."""
 
 
 class AdbsLane:
     """At most one prefill job at a time; decode jobs, one a model, on the SMs that remain.
 
-    A prefill that waits for SMs holds back new decode launches until it starts; one that waits
-    for blocks or quota does not (it would starve the decodes that free them), and the next model
-    is tried. Models come by least slack, round robin as tie-break; nobody waits for ever.
+    A prefill that waits for SMs holds back new decode launches until it starts. One that waits for
+    blocks or quota does not (it would starve the decodes that free them): the next model is tried.
+    Models come by least slack, ties by turn; no model waits forever.
 
-    Decodes divide the SMs in proportion to the work of their steps. The paper gives whoever is free
-    what is free: models with short steps, which are free often, then keep those with long ones
-    small for ever.
+    Decodes divide the SMs in proportion to the work of their steps. The paper gives all free SMs to
+    the model that asks first: models with short steps, which ask often, then keep those with long
+    steps on a small share.
     """
 
     uses_quotas = True
     phases = frozenset({Phase.PREFILL, Phase.DECODE})
+    takes_turns = False
+    may_pipeline = True
 
-    def next_jobs(self, view: LaneView, now: float) -> list[Job]:
-        """Launch a prefill where none runs, then decodes unless the prefill waits for SMs."""
-        jobs, is_prefill_waiting = self._prefill(view, now)
-        if not is_prefill_waiting:
-            jobs += self._decodes(view, now)
-        return jobs
-
-    def turns(self, view: LaneView) -> list[ModelState]:
-        """Nobody: a waiting model has other claims than its turn."""
-        return []
-
-    def repeats(self, view: LaneView, jobs: Sequence[Job]) -> bool:
-        """True where their parts of the SMs are what they have."""
-        works = _works(view, ())
-        return all(
-            view.shares.would_repeat(job, partial(_decode_place, view.shares, works, job.model))
-            for job in jobs
-        )
-
-    def may_follow(self, view: LaneView, job: Job) -> bool:
-        """True where no prefill waits for SMs, and its part of them is what it has."""
-        if not view.shares.has_running(Phase.PREFILL) and view.could_prefill():
-            return False
-        return self.repeats(view, [job])
-
-    def _prefill(self, view: LaneView, now: float) -> tuple[list[Job], bool]:
-        if view.shares.has_running(Phase.PREFILL):
-            return [], False
-        models = self._in_turn(view, Phase.PREFILL, now)
-        if not models:
-            return [], False
-        place = self._prefill_place(view)
-        for model in models:
-            if place is None:
-                if view.may_prefill(model):
-                    return [], True
-            elif (job := view.launch(model, Phase.PREFILL, place, now)) is not None:
-                return [job], False
-        return [], False
+    def proposals(self, view: LaneView, now: float) -> Iterator[Proposal]:
+        """A prefill where none runs, then decodes unless the prefill waits for SMs."""
+        if not view.shares.has_running(Phase.PREFILL):
+            models = self._in_turn(view, Phase.PREFILL, now)
+            place = self._prefill_place(view) if models else None
+            for model in models:
+                if place is not None:
+                    yield Proposal(model, Phase.PREFILL, place)
+                    if view.shares.has_running(Phase.PREFILL):
+                        break
+                elif view.may_prefill(model):
+                    return
+        yield from self._decodes(view, now)
 
     def _prefill_place(self, view: LaneView) -> Place | None:
         """Part of the SMs where there is something to decode, else all of them."""
@@ -81,19 +57,16 @@ class AdbsLane:
             return view.shares.beside(Phase.PREFILL, Phase.DECODE, share)
         return view.shares.full(Phase.PREFILL)
 
-    def _decodes(self, view: LaneView, now: float) -> list[Job]:
-        jobs: list[Job] = []
+    def _decodes(self, view: LaneView, now: float) -> Iterator[Proposal]:
         models = self._in_turn(view, Phase.DECODE, now)
         for index, model in enumerate(models):
             starting = models[index : index + view.shares.num_free(Phase.DECODE)]
             if not starting:
-                break
-            place = _decode_place(view.shares, _works(view, starting), model.name)
+                return
+            place = _decode_place(view, model, starting)
             if place is None:
-                break
-            if (job := view.launch(model, Phase.DECODE, place, now)) is not None:
-                jobs.append(job)
-        return jobs
+                return
+            yield Proposal(model, Phase.DECODE, place)
 
     def _in_turn(self, view: LaneView, phase: Phase, now: float) -> list[ModelState]:
         """Models with idle work of `phase` and no running job of it, the next one first."""
@@ -113,17 +86,20 @@ class AdbsLane:
         return sorted(waiting, key=rank)
 
 
-def _works(view: LaneView, starting: Sequence[ModelState]) -> dict[str, float]:
-    """Work of a decode step of each model with a decode job or about to get one.
+def _decode_place(
+    view: LaneView, model: ModelState, starting: Sequence[ModelState]
+) -> Place | None:
+    """The model's part of the SMs that a running prefill leaves, as near as the rungs allow.
 
-    Those that find no free worker are left out, or their parts of the SMs would lie idle.
+    starting: models that will get a decode job now. Those that find no free worker are left out,
+    or their parts of the SMs would lie idle.
     """
-    running = view.shares.running_models(Phase.DECODE)
-    models = [model for model in view.models if model.name in running or model in starting]
-    return {model.name: model.step_work(view.decode_rows(model)) for model in models}
-
-
-def _decode_place(shares: ShareLedger, works: dict[str, float], model: str) -> Place | None:
-    """The model's part of the SMs that a running prefill leaves, as near as the rungs allow."""
+    shares = view.shares
+    running = shares.running_models(Phase.DECODE)
+    works = {
+        each.name: each.step_work(view.decode_rows(each))
+        for each in view.models
+        if each.name in running or each in starting
+    }
     prefill = sum(job.share for job in shares.running if job.phase is Phase.PREFILL)
-    return shares.near(Phase.DECODE, (1.0 - prefill) * works[model] / sum(works.values()))
+    return shares.near(Phase.DECODE, (1.0 - prefill) * works[model.name] / sum(works.values()))

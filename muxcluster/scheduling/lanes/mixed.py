@@ -3,11 +3,10 @@
 The right choice where there is one SM partition.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 
-from muxcluster.core.job import Job, Phase
-from muxcluster.scheduling.lanes.view import LaneView
-from muxcluster.scheduling.state.model import ModelState
+from muxcluster.core.job import Phase
+from muxcluster.scheduling.lanes.view import LaneView, Proposal
 
 
 class MixedLane:
@@ -15,27 +14,16 @@ class MixedLane:
 
     uses_quotas = False
     phases = frozenset({Phase.MIXED})
+    takes_turns = False
+    may_pipeline = True
 
-    def next_jobs(self, view: LaneView, now: float) -> list[Job]:
-        """The next model with work that memory lets run, where nothing runs."""
+    def proposals(self, view: LaneView, now: float) -> Iterator[Proposal]:
+        """Where nothing runs, the next model with work that memory lets run."""
         place = view.shares.full(Phase.MIXED)
         if place is None or view.shares.running:
-            return []
+            return
         for model in sorted(view.models, key=lambda m: view.last_turn(m, Phase.MIXED)):
-            if not view.has_prefill_work(model) and not view.has_decode_work(model):
-                continue
-            if (job := view.launch(model, Phase.MIXED, place, now)) is not None:
-                return [job]
-        return []
-
-    def turns(self, view: LaneView) -> list[ModelState]:
-        """Nobody: a waiting model has other claims than its turn."""
-        return []
-
-    def repeats(self, view: LaneView, jobs: Sequence[Job]) -> bool:
-        """No job of this lane only decodes."""
-        return False
-
-    def may_follow(self, view: LaneView, job: Job) -> bool:
-        """True where no chunk of a prompt could be in the next job, or take its turn."""
-        return job.phase is Phase.MIXED and not view.could_prefill()
+            if view.has_prefill_work(model) or view.has_decode_work(model):
+                yield Proposal(model, Phase.MIXED, place)
+                if view.shares.running:
+                    return

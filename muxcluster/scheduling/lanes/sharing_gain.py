@@ -2,7 +2,7 @@
 
 from muxcluster.core.job import Job, Phase
 from muxcluster.core.served import SharingStats
-from muxcluster.scheduling.steptime.step_times import StepTimes
+from muxcluster.scheduling.steptime.model import StepTimes
 from muxcluster.scheduling.steptime.work import work_of
 
 _JOBS = 64
@@ -85,8 +85,9 @@ class SharingJudge:
     def _alone_s(self, job: Job) -> float:
         """Its prompts, then its decodes, each without neighbours; 0: not known."""
         num_rows, context, num_tokens, attention = work_of(job)
-        prefill_s = self._times.prefill_s(job.model, 1.0, num_tokens, attention)
-        decode_s = self._times.decode_s(job.model, 1.0, num_rows, context)
+        times = self._times.of(job.model, 1.0)
+        prefill_s = times.prefill_s(num_tokens, attention)
+        decode_s = times.decode_s(num_rows, context)
         if (num_tokens and not prefill_s) or (num_rows and not decode_s):
             return 0.0
         return (prefill_s * bool(num_tokens) + decode_s * bool(num_rows)) * job.max_steps

@@ -3,10 +3,10 @@
 The baseline of MuxServe §5 (AlpaServe's sharing with continuous batching).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 
-from muxcluster.core.job import Job, Phase
-from muxcluster.scheduling.lanes.view import LaneView
+from muxcluster.core.job import Phase
+from muxcluster.scheduling.lanes.view import LaneView, Proposal
 from muxcluster.scheduling.state.model import ModelState
 
 
@@ -15,11 +15,13 @@ class TemporalLane:
 
     uses_quotas = False
     phases = frozenset({Phase.PREFILL, Phase.DECODE})
+    takes_turns = True
+    may_pipeline = True
 
-    def next_jobs(self, view: LaneView, now: float) -> list[Job]:
+    def proposals(self, view: LaneView, now: float) -> Iterator[Proposal]:
         """One job where nothing runs."""
         if view.shares.running:
-            return []
+            return
         prompts = [model for model in view.models if view.has_prefill_work(model)]
         decodes = [model for model in view.models if view.has_decode_work(model)]
         turns = [(model, Phase.PREFILL) for model in sorted(prompts, key=_oldest_prompt)]
@@ -27,24 +29,10 @@ class TemporalLane:
         turns += [(model, Phase.DECODE) for model in decodes]
         for model, phase in turns:
             place = view.shares.full(phase)
-            if place is not None and (job := view.launch(model, phase, place, now)) is not None:
-                return [job]
-        return []
-
-    def turns(self, view: LaneView) -> list[ModelState]:
-        """All that decode and have no job, by their last turn."""
-        busy = view.shares.running_models(Phase.DECODE)
-        decodes = [m for m in view.models if m.name not in busy and view.has_decode_work(m)]
-        return sorted(decodes, key=lambda model: view.last_turn(model, Phase.DECODE))
-
-    def repeats(self, view: LaneView, jobs: Sequence[Job]) -> bool:
-        """Whoever's turn it is has the whole GPU."""
-        shares = view.shares
-        return all(shares.would_repeat(job, lambda: shares.full(Phase.DECODE)) for job in jobs)
-
-    def may_follow(self, view: LaneView, job: Job) -> bool:
-        """True where no prompt could go first."""
-        return not view.could_prefill() and self.repeats(view, [job])
+            if place is not None:
+                yield Proposal(model, phase, place)
+                if view.shares.running:
+                    return
 
 
 def _oldest_prompt(model: ModelState) -> int:

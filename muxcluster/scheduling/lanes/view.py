@@ -1,89 +1,76 @@
-"""What a lane sees of the scheduler, and the few things it may do."""
+"""What a lane sees of the scheduler, and what it proposes."""
 
 import math
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from muxcluster.core.job import Job, Phase, TableDelta
-from muxcluster.scheduling.jobs import JobBuilder
-from muxcluster.scheduling.packing.batch import Batch, Packing, Turn
+from muxcluster.core.job import Job, Phase
+from muxcluster.scheduling.packing.batch import Packing
 from muxcluster.scheduling.shares import Place, ShareLedger
 from muxcluster.scheduling.state.model import ModelState
-from muxcluster.scheduling.steptime.cost import StepCost
+from muxcluster.scheduling.steptime.model import StepCost
+
+
+class Proposal(NamedTuple):
+    """A job that a lane asks for; the packing decides which sequences are in it."""
+
+    model: ModelState
+    phase: Phase
+    place: Place
 
 
 class LaneView:
-    """Facts about models and shares, and `launch`.
-
-    A lane decides which model and phase goes to which place; who is in the job is the packing's
-    business, and memory is asked only through it.
-    """
+    """Facts about models, shares and launches so far."""
 
     def __init__(
         self,
         models: Sequence[ModelState],
         shares: ShareLedger,
         packing: Packing,
-        builder: JobBuilder,
         cost: StepCost | None,
     ) -> None:
         self.models = tuple(models)
         self.shares = shares
+        self.last_phase: Phase | None = None  # of the last launch
         self._packing = packing
-        self._builder = builder
         self._cost = cost
         self._num_launches = dict.fromkeys(Phase, 0)
         self._last: dict[tuple[str, Phase], int] = {}
+        self._ended_rows: Mapping[str, int] = {}
 
-    def launch(self, model: ModelState, phase: Phase, place: Place, now: float) -> Job | None:
-        """Start a job of `model` at `place`; None where memory lets no row of it run now."""
-        batch = self._pack(model, phase, Turn(now, place.share, self._builder.next_id))
-        if len(batch) == 0:
-            return None
-        job = self._builder.build(model, phase, place, batch, now)
-        self.shares.start(job, now)
-        self._count(job)
-        return job
-
-    def follow(
-        self,
-        job: Job,
-        model: ModelState,
-        slots: NDArray[np.int32],
-        starts: NDArray[np.int32],
-        grown: TableDelta,
-    ) -> Job:
-        """Send what follows a running job, as JobBuilder makes it; it counts as launched."""
-        follower = self._builder.follow(job, model, slots, starts, grown)
-        self.shares.follow(follower)
-        self._count(follower)
-        return follower
-
-    def _count(self, job: Job) -> None:
+    def count(self, job: Job) -> None:
+        """`job` was launched."""
+        self.last_phase = job.phase
         self._num_launches[job.phase] += 1
         self._last[job.model, job.phase] = self._num_launches[job.phase]
 
-    def skip(self, launches: Sequence[tuple[Job, int]]) -> int:
-        """Count launches that only repeated running jobs; the id of the first one.
+    def count_repeated(self, launches: Sequence[tuple[Job, int]]) -> int:
+        """Count launches that only repeated running decode jobs; return how many there were.
 
         launches: each job, and the number of its last launch among them all, from 0; -1: none.
         """
-        num_launches = 1 + max(order for _, order in launches)
+        before, num_launches = self._num_launches[Phase.DECODE], 0
         for job, order in launches:
             if order >= 0:
-                self._last[job.model, job.phase] = self._num_launches[job.phase] + order + 1
+                self.last_phase = Phase.DECODE
+                self._last[job.model, Phase.DECODE] = before + order + 1
+                num_launches = max(num_launches, order + 1)
         self._num_launches[Phase.DECODE] += num_launches
-        return self._builder.skip(num_launches)
+        return num_launches
 
-    def _pack(self, model: ModelState, phase: Phase, turn: Turn) -> Batch:
-        if phase is Phase.PREFILL:
-            return self._packing.prefill(model, turn)
-        if phase is Phase.DECODE:
-            return self._packing.decode(model, turn)
-        return self._packing.mixed(model, turn)
+    def without(self, job: Job) -> "LaneView":
+        """Return the view as it would be if `job` ended now, all of its rows left to decode.
+
+        Good for questions only, until something changes.
+        """
+        view = copy(self)
+        view.shares = self.shares.without(job)
+        view._ended_rows = {job.model: len(job.rows)}
+        return view
 
     def has_prefill_work(self, model: ModelState) -> bool:
         """True where a request waits or a prompt is not fully computed (and in no job)."""
@@ -91,20 +78,15 @@ class LaneView:
         return table.num_lent > 0 or len(model.waiting) > 0 or len(table.idle_prefilling()) > 0
 
     def has_decode_work(self, model: ModelState) -> bool:
-        """True where a sequence could decode its next token, or wants to be restored for it."""
-        return model.slots.num_lent > 0 or len(model.slots.idle_decoding()) > 0
+        """True where a sequence could decode its next token, or must be restored for it."""
+        table = model.slots
+        if table.num_lent > 0 or len(table.idle_decoding()) > 0:
+            return True
+        return model.name in self._ended_rows
 
     def may_prefill(self, model: ModelState) -> bool:
         """True where a prefill of `model` waits for nothing but a place."""
         return self._packing.may_prefill(model)
-
-    def could_prefill(self) -> bool:
-        """True where a prefill of some model waits for nothing but a place."""
-        return any(self.has_prefill_work(m) and self.may_prefill(m) for m in self.models)
-
-    def decodes_all(self, model: ModelState) -> bool:
-        """True where whoever decodes in `model` is in its decode jobs, as long as there is room."""
-        return self._packing.decodes_all(model)
 
     def decode_pressure(self) -> float:
         """How far decodes rather than prompts hold the unit back, 0 to 1.
@@ -121,7 +103,8 @@ class LaneView:
         running = sum(
             len(job.rows) for job in jobs if job.phase is Phase.DECODE and job.model == model.name
         )
-        return running + len(model.slots.idle_decoding()) + model.slots.num_lent
+        idle = len(model.slots.idle_decoding()) + model.slots.num_lent
+        return running + idle + self._ended_rows.get(model.name, 0)
 
     def last_turn(self, model: ModelState, phase: Phase) -> int:
         """When `model` last ran `phase`, as the number of that launch; 0 for never."""
@@ -160,44 +143,44 @@ class LaneView:
         return _least(table.deadline_s[table.idle_decoding()] - now - cost_s)
 
 
-def _least(slacks: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> float:
-    """The smallest slack that is not negative: what is late already binds nobody."""
+def _least(slacks: NDArray[np.float64]) -> float:
+    """Return the smallest slack that is not negative: what is late already binds no decision."""
     return float(slacks[slacks >= 0].min(initial=math.inf))
 
 
 class Lane(Protocol):
-    """Decides which model and phase runs next on which SM share.
+    """Decides which model and phase runs next on which SM share."""
 
-    uses_quotas: whether block quotas are in force; without them every model may use the pool.
-    phases: what the workers must be able to run.
+    uses_quotas: bool  # block quotas are in force; without them every model may use the pool
+    phases: frozenset[Phase]  # what the workers must be able to run
+    takes_turns: bool  # decode jobs run at one place, models by their last turn, whatever the time
+    may_pipeline: bool  # what comes next may be decided before the job ends
+
+    def proposals(self, view: LaneView, now: float) -> Iterator[Proposal]:
+        """Yield jobs to launch now, in order; nothing where the next one waits for a running job.
+
+        Between two of them the scheduler launches the first one, or not, where memory lets no row
+        of it run: `view.shares` shows which. Must yield a job that can be launched where no job
+        runs and some row of some model can. It changes nothing: a caller may launch none of them.
+        """
+        ...
+
+
+def turns_before(lane: Lane, view: LaneView, job: Job) -> list[ModelState] | None:
+    """Return the models that decode in turn after `job`, if it ended now, before it runs again.
+
+    It runs again with the same rows, one token on, at the same place, like those before it. None
+    where it would not, or where prompts could be computed. A dry run of the lane: nothing is
+    launched. Time may change the order only where the lane does not take turns, and then the
+    result is empty or None.
     """
-
-    uses_quotas: bool
-    phases: frozenset[Phase]
-
-    def next_jobs(self, view: LaneView, now: float) -> list[Job]:
-        """Launch what can run now; empty where the next thing to do waits for a running job.
-
-        Must launch something where no job runs and some row of some model can.
-        """
-        ...
-
-    def repeats(self, view: LaneView, jobs: Sequence[Job]) -> bool:
-        """True where each of `jobs`, which decode all there is of their models, would be launched
-        at the same place again if it ended now, and again after that: see repeating.py.
-        """
-        ...
-
-    def may_follow(self, view: LaneView, job: Job) -> bool:
-        """True where a running job, all of whose rows decode, would be launched at the same place
-        again if it ended now. Nobody waits who could decode: see following.py.
-        """
-        ...
-
-    def turns(self, view: LaneView) -> Sequence[ModelState]:
-        """Models that decode in turn after the one that decodes now, the next one first.
-
-        Each that has had its turn goes to the back, at the same place; empty where a lane does not
-        hand one place around.
-        """
-        ...
+    proposals = list(lane.proposals(view.without(job), 0.0))
+    if any(each.phase is not Phase.DECODE and view.may_prefill(each.model) for each in proposals):
+        return None
+    place = Place(job.worker_id, job.share)
+    again = [each for each in proposals if each.phase is not Phase.PREFILL]
+    if any(each.phase is not job.phase or each.place != place for each in again):
+        return None
+    if not again or again[-1].model.name != job.model:
+        return None
+    return [each.model for each in again[:-1]]

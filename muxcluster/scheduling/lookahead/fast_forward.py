@@ -8,7 +8,8 @@ import numpy as np
 from muxcluster.core.job import Job, Phase, Rows
 from muxcluster.kvcache.cache import KvCache
 from muxcluster.kvcache.model import Shortage
-from muxcluster.scheduling.lanes.view import Lane, LaneView
+from muxcluster.scheduling.jobs import JobBuilder
+from muxcluster.scheduling.lanes.view import Lane, LaneView, turns_before
 from muxcluster.scheduling.state.deadlines import set_deadlines
 from muxcluster.scheduling.state.model import ModelState
 from muxcluster.scheduling.state.slots import Slots
@@ -48,6 +49,7 @@ class FastForward:
         kv: KvCache,
         view: LaneView,
         lane: Lane,
+        builder: JobBuilder,
         max_rows: int,
     ) -> None:
         """max_rows: of a decode job."""
@@ -55,23 +57,32 @@ class FastForward:
         self._kv = kv
         self._view = view
         self._lane = lane
+        self._builder = builder
         self._max_rows = max_rows
 
-    def limits(self, launched: Sequence[Job], first: Job) -> dict[Job, int]:
-        """How often each running decode job may end and be followed; empty where none may.
+    def limits(self, first: Job) -> dict[Job, int]:
+        """Return how often each running decode job may end and be launched again; empty: none may.
 
-        launched: what `next_jobs` answered last, just now. first: the running job that ends first:
-        where it may not be followed, nobody is. Where models take turns, those that
-        wait come after the one that runs, in turn, as jobs that are not launched yet.
+        first: the running job that ends first: where it may not be repeated, no job is. Where
+        models take turns, those that wait come after the one that runs, in turn, as jobs that are
+        not launched yet.
         """
-        view = self._view
+        view, lane = self._view, self._lane
         if first.phase is not Phase.DECODE or view.shares.is_exclusive:
             return {}
-        turns = self._lane.turns(view)
-        if self._num_waiting() != len(turns) or self._steps_left(first) == 0:
+        waiting = [model for model in view.models if view.has_decode_work(model)]
+        if (waiting and not lane.takes_turns) or self._steps_left(first) == 0:
             return {}
         jobs = [job for job in view.shares.running if job.phase is Phase.DECODE]
-        if not self._is_steady(jobs, turns, launched):
+        if not (all(map(self._may_wait, waiting)) and all(map(self._is_plain, jobs))):
+            return {}
+        turns: list[ModelState] = []
+        for job in jobs:
+            before = turns_before(lane, view, job)
+            if before is None:
+                return {}
+            turns += before
+        if len(turns) != len(waiting):
             return {}
         jobs += [self._waiting(model, first) for model in turns]
         lefts = {job: self._steps_left(job) for job in jobs}
@@ -96,26 +107,7 @@ class FastForward:
         shares = self._view.shares
         if shares.is_exclusive or not shares.has_running(Phase.PREFILL):
             return False
-        return self._num_waiting() == 0
-
-    def _num_waiting(self) -> int:
-        """Models that could decode and have no job."""
-        return sum([self._view.has_decode_work(model) for model in self._view.models])
-
-    def _is_steady(
-        self, jobs: Sequence[Job], turns: Sequence[ModelState], launched: Sequence[Job]
-    ) -> bool:
-        view = self._view
-        if not all(self._may_wait(model) for model in turns):
-            return False
-        # Prompts were passed over by this very call, or are not asked for while some are computed.
-        if not (
-            view.shares.has_running(Phase.PREFILL)
-            or any(job.phase is Phase.DECODE for job in launched)
-            or not any(map(view.has_prefill_work, view.models))
-        ):
-            return False
-        return all(map(self._is_plain, jobs)) and self._lane.repeats(view, jobs)
+        return not any(map(self._view.has_decode_work, self._view.models))
 
     def _may_wait(self, model: ModelState) -> bool:
         """True where all that a waiting model decodes will be in its next job."""
@@ -166,7 +158,8 @@ class FastForward:
 
         The jobs that run now, or ran last, in the same order.
         """
-        first_id = self._view.skip([(each.job, each.order) for each in repetitions])
+        launches = [(each.job, each.order) for each in repetitions]
+        first_id = self._builder.skip(self._view.count_repeated(launches))
         return [self._repeat(each, first_id + each.order) for each in repetitions]
 
     def _repeat(self, done: Repetition, job_id: int) -> Job:

@@ -17,16 +17,20 @@ import numpy as np
 
 from muxcluster.core.job import Job, Phase
 from muxcluster.kvcache.model import Shortage
-from muxcluster.scheduling.lanes.view import Lane, LaneView
+from muxcluster.scheduling.jobs import JobBuilder
+from muxcluster.scheduling.lanes.view import Lane, LaneView, turns_before
+from muxcluster.scheduling.packing.batch import Packing
 
 
 class Pipelining:
     """Makes followers of running jobs."""
 
-    def __init__(self, view: LaneView, lane: Lane) -> None:
+    def __init__(self, view: LaneView, lane: Lane, packing: Packing, builder: JobBuilder) -> None:
         self._models = {model.name: model for model in view.models}
         self._view = view
         self._lane = lane
+        self._packing = packing
+        self._builder = builder
 
     def next_jobs(self) -> list[Job]:
         """Followers of the running jobs that have none, where it is certain what comes next.
@@ -46,7 +50,7 @@ class Pipelining:
         table = model.slots
         if view.shares.follower(job) is not None or not self._is_plain(job):
             return None
-        if not (view.decodes_all(model) and self._lane.may_follow(view, job)):
+        if not self._packing.decodes_all(model) or turns_before(self._lane, view, job) is None:
             return None
         slots = job.rows.slots
         stays = table.is_live[slots] & (table.num_tokens[slots] + 1 < table.max_total[slots])
@@ -58,9 +62,12 @@ class Pipelining:
         if model.scaling is not None and model.scaling.num_fitting(starts) < len(slots):
             return None
         grown = model.kv.grow(slots, starts + np.int32(1))
-        return (
-            None if isinstance(grown, Shortage) else view.follow(job, model, slots, starts, grown)
-        )
+        if isinstance(grown, Shortage):
+            return None
+        follower = self._builder.follow(job, model, slots, starts, grown)
+        view.shares.follow(follower)
+        view.count(follower)
+        return follower
 
     def _is_plain(self, job: Job) -> bool:
         """True where all of its rows decode one token, and none is known to be in trouble."""

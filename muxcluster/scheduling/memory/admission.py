@@ -7,31 +7,30 @@ always the least senior idle sequence among those whose blocks would help (of th
 the quota lacks blocks, of any when the pool does), so the most senior one is never preempted and
 finds, at the latest when the running jobs end, every other sequence preemptible: it progresses,
 ends, and the next becomes the most senior. A sequence that is alone in its job and least senior
-stalls instead of preempting itself. Where sequences lend, see returning.py and swapping.py.
+stalls instead of preempting itself. Where sequences lend, see restoring.py and swapping.py.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 from numpy.typing import NDArray
 
 from muxcluster.core.events import Event, Preempted
 from muxcluster.core.job import Job, Side, SlotCopies, TableDelta
+from muxcluster.core.request import ServiceClass
 from muxcluster.kvcache.cache import KvCache
 from muxcluster.kvcache.model import Shortage
-from muxcluster.scheduling.memory import reserves
-from muxcluster.scheduling.memory.lending import Lending
+from muxcluster.scheduling.memory.lending import Lending, Restored, restore
 from muxcluster.scheduling.memory.restoring import Restoring
-from muxcluster.scheduling.memory.siblings import waits_for_sibling
-from muxcluster.scheduling.memory.swapping import Swapping
-from muxcluster.scheduling.memory.victims import least_senior
+from muxcluster.scheduling.memory.swapping import Grown, Swapping, least_senior
 from muxcluster.scheduling.state.live import LiveRequest
 from muxcluster.scheduling.state.model import ModelState
 from muxcluster.scheduling.state.slots import Slots
 
 
 class Memory:
-    """The scheduler's side of the KV cache."""
+    """The scheduler's side of the KV cache: all that packings ask of memory."""
 
     def __init__(
         self,
@@ -44,9 +43,10 @@ class Memory:
         """is_bidirectional: sequences lend their blocks to interactive ones."""
         self._kv = kv
         self.models = models
-        self.lending = Lending(kv, models, is_on=is_bidirectional)
-        self.swapping = Swapping(models, self.lending, self._preempt)
-        self.returning = Restoring(models, self.lending, self.swapping, block_bytes, self._preempt)
+        self._block_bytes = block_bytes
+        self._lending = Lending(kv, models, is_on=is_bidirectional)
+        self._swapping = Swapping(models, self._lending, self._preempt)
+        self._restoring = Restoring(models, self._lending, self._swapping, self._preempt)
         self._events: list[Event] = []
 
     @property
@@ -57,14 +57,16 @@ class Memory:
 
     @property
     def has_preempted(self) -> bool:
-        """True where `take_events` would find some."""
+        """True where `take_events` would return some."""
         return len(self._events) > 0
 
     def take_events(self) -> tuple[Event, ...]:
-        """Preemptions since the last call, in order."""
+        """Return the preemptions since the last call, in order."""
         events = tuple(self._events)
         self._events.clear()
         return events
+
+    # Admission
 
     def admit(self, model: ModelState, live: LiveRequest) -> bool:
         """Move a waiting request into a slot with blocks for all tokens known; False: not now."""
@@ -78,17 +80,6 @@ class Memory:
         assert not isinstance(grown, Shortage), "headroom promised blocks that are not there"
         return True
 
-    def has_room(self, model: ModelState, live: LiveRequest) -> bool:
-        """True where `admit` would succeed now without the help of a cached prefix."""
-        spare = self._headroom(model, live.side) - model.blocks(live.num_tokens)
-        if spare < 0 or model.slots.num_free == 0:
-            return False
-        return self._reserve(model, live.side) <= spare
-
-    def has_column(self, model: ModelState) -> bool:
-        """True where a column of `model` is there without preemption."""
-        return model.blocks_per_column <= model.kv.headroom()
-
     def fits(self, model: ModelState, live: LiveRequest) -> bool:
         """True where `admit` would succeed now."""
         if self._open(model, live) is None:
@@ -96,8 +87,26 @@ class Memory:
         model.kv.close(model.slots.next_free)
         return True
 
+    def has_room(self, model: ModelState, live: LiveRequest) -> bool:
+        """True where `admit` would succeed now without the help of a cached prefix."""
+        spare = self._headroom(model, live.side) - model.blocks(live.num_tokens)
+        if spare < 0 or model.slots.num_free == 0:
+            return False
+        return self._reserve(model, live.side) <= spare
+
+    def may_admit(self, model: ModelState, live: LiveRequest) -> bool:
+        """True where `admit` could succeed now, also by lending; no prefix is looked up."""
+        if self.has_room(model, live):
+            return True
+        if live.side is not Side.LEFT or model.slots.num_free == 0:
+            return False
+        needed = model.blocks(live.num_tokens) + self._reserve(model, live.side)
+        if needed > model.kv.quota - model.kv.used:
+            return False
+        return self._lending.covers(needed - model.kv.headroom(Side.LEFT))
+
     def _open(self, model: ModelState, live: LiveRequest) -> int | None:
-        """Attach the cached prefix on the next free slot; its tokens, None where it cannot fit."""
+        """Attach the cached prefix on the next free slot; return its tokens, None: no room."""
         if model.slots.num_free == 0:
             return None
         slot, num_tokens = model.slots.next_free, live.num_tokens
@@ -106,7 +115,7 @@ class Memory:
             # At least one token must be left to compute, or there would be no logits.
             columns = (num_tokens - 1) // model.block_tokens
             hashes = live.extend_hashes(live.output, columns, model.block_tokens)
-            if waits_for_sibling(model, live):
+            if _waits_for_sibling(model, live):
                 return None
         if not model.kv.finds(hashes, live.side):
             # Nothing to attach, so nothing to undo where there is no room: a request that waits
@@ -120,30 +129,63 @@ class Memory:
         return None
 
     def _makes_room(self, model: ModelState, live: LiveRequest, cached: int) -> bool:
-        """True where there are blocks for all its tokens but `cached` ones, at worst lent now."""
+        """True where there are blocks for all but `cached` tokens, lent for it if need be."""
         side = live.side
         needed = model.blocks(live.num_tokens) - model.blocks(cached) + self._reserve(model, side)
         if needed <= self._headroom(model, side):
             return True
-        if side is Side.LEFT and self.lending.lend_to(model, needed):
+        if side is Side.LEFT and self._lending.lend_to(model, needed):
             return True
         model.is_short = True
         return False
 
-    def may_admit(self, model: ModelState, live: LiveRequest) -> bool:
-        """True where `admit` could succeed now, at worst by lending; no prefix is looked up."""
-        if self.has_room(model, live):
-            return True
-        if live.side is not Side.LEFT or model.slots.num_free == 0:
-            return False
-        needed = model.blocks(live.num_tokens) + self._reserve(model, live.side)
-        if needed > model.kv.quota - model.kv.used:
-            return False
-        return self.lending.covers(needed - model.kv.headroom(Side.LEFT))
+    def _headroom(self, model: ModelState, side: Side) -> int:
+        """Return the blocks that a request of that side may take to be admitted."""
+        kv, pinned = self._kv, self._pinned(side)
+        headroom = model.kv.headroom(side)
+        return min(headroom, kv.free + kv.evictable - pinned) if pinned else headroom
+
+    def _reserve(self, model: ModelState, side: Side) -> int:
+        """Return one column for each sequence that may still grow; it keeps `side` out.
+
+        Without it, admission and preemption would take turns at the same blocks.
+        """
+        table = model.slots
+        may_grow = model.kv.capacity < table.most_computed
+        if side is Side.LEFT and self._lending.is_on:
+            may_grow = may_grow > table.is_batch
+        return int(np.count_nonzero(may_grow)) * model.blocks_per_column
+
+    def _pinned(self, side: Side) -> int:
+        """Return idle pinned blocks, at most half the pool, which batch requests are kept from.
+
+        None while an interactive request waits, maybe behind a batch one, nor where no batch
+        sequence is left whose end could make room: pins then give way, as they do to any growth.
+        """
+        kv, models = self._kv, self.models
+        blocks = min(kv.pins.idle_blocks, kv.num_blocks // 2)
+        if side is Side.LEFT or not blocks or not any(model.slots.num_batch for model in models):
+            return 0
+        interactive = (model.waiting.by_class[ServiceClass.INTERACTIVE] for model in models)
+        return 0 if any(queue.head is not None for queue in interactive) else blocks
+
+    # Growth
+
+    def has_column(self, model: ModelState) -> bool:
+        """True where a column of `model` is there without preemption."""
+        return model.blocks_per_column <= model.kv.headroom()
+
+    def try_grow(
+        self, model: ModelState, slots: Slots, num_tokens: NDArray[np.int32]
+    ) -> TableDelta | None:
+        """Make room for num_tokens[i] tokens in slots[i] without preemption; None: not now."""
+        grown = model.kv.grow(slots, num_tokens)
+        return None if isinstance(grown, Shortage) else grown
 
     def grow_free(self, model: ModelState, slots: Slots) -> tuple[Slots, TableDelta | None]:
-        """Room for the next token of `slots` (idle, batch), the first of them where all is too
-        much; nobody is preempted.
+        """Make room for the next token of `slots` (idle, batch), or of the first of them.
+
+        Nobody is preempted.
         """
         lengths = model.slots.num_computed[slots] + np.int32(1)
         grown = model.kv.grow(slots, lengths)
@@ -155,43 +197,10 @@ class Memory:
         slots, lengths = slots[stays], lengths[stays]
         return slots, self.try_grow(model, slots, lengths)
 
-    def saves(
-        self, model: ModelState, slots: Slots, counts: NDArray[np.int32], job_id: int
-    ) -> tuple[SlotCopies, ...]:
-        """What the next counts[i] tokens of slots[i] are about to overwrite, and where it goes."""
-        return model.kv.saves(slots, model.slots.num_computed[slots] + counts, job_id)
-
-    def has_spare(self, model: ModelState, slot: int) -> bool:
-        """True where a lent sequence could be restored and grow without lending soon again."""
-        return self.returning.has_spare(model, slot, self._reserve(model, Side.RIGHT))
-
-    def unblocked(self, model: ModelState, slots: Slots) -> Slots:
-        """Those of `slots` that a running job, which restores from below them, lets grow."""
-        blocked = model.kv.blocked()
-        return slots if blocked is None else slots[~blocked[slots]]
-
-    def _reserve(self, model: ModelState, side: Side) -> int:
-        """Blocks for the growth of sequences that keep `side` out."""
-        only_interactive = side is Side.LEFT and self.lending.is_on
-        return reserves.for_growth(model, only_interactive=only_interactive)
-
-    def _headroom(self, model: ModelState, side: Side) -> int:
-        """Blocks that a request of that side may take to be admitted."""
-        kv, pinned = self._kv, reserves.for_pins(self._kv, self.models, side)
-        headroom = model.kv.headroom(side)
-        return min(headroom, kv.free + kv.evictable - pinned) if pinned else headroom
-
-    def try_grow(
-        self, model: ModelState, slots: Slots, num_tokens: NDArray[np.int32]
-    ) -> TableDelta | None:
-        """Room for num_tokens[i] tokens in slots[i], or None: nobody is preempted."""
-        grown = model.kv.grow(slots, num_tokens)
-        return None if isinstance(grown, Shortage) else grown
-
     def grow(
         self, model: ModelState, slots: Slots, num_tokens: NDArray[np.int32], now: float
     ) -> tuple[Slots, TableDelta | None]:
-        """Room for num_tokens[i] tokens in slots[i] (idle), preempting where blocks are short.
+        """Make room for num_tokens[i] tokens in slots[i] (idle), preempting where need be.
 
         Sequences lend to interactive ones first; `slots` are of one class where they can.
 
@@ -203,7 +212,7 @@ class Memory:
             if not isinstance(grown, Shortage):
                 return slots, grown
             model.is_short = True
-            is_left = self.lending.is_on and not model.slots.is_batch[slots[0]]
+            is_left = self._lending.is_on and not model.slots.is_batch[slots[0]]
             if is_left:
                 stays = self._borrow(model, slots, num_tokens, grown)
                 if stays is not None:
@@ -220,22 +229,137 @@ class Memory:
     def _borrow(
         self, model: ModelState, slots: Slots, num_tokens: NDArray[np.int32], short: Shortage
     ) -> NDArray[np.bool_] | None:
-        """Let others lend what is `short`: which of `slots` go on, None where nothing helps.
+        """Let others lend what is `short`; return which `slots` go on, None if nothing helps.
 
-        Those that lend do not, and where that is not enough the least senior that needs blocks
-        does not: it lends to more senior ones, and waits for these and for juniors that run.
+        Those that lend do not go on. Where that is not enough, nor does the least senior that needs
+        blocks: it lends to more senior ones, and waits for these and for juniors that run.
         """
         lacks = model.kv.capacity[slots] < num_tokens
         ranks = np.where(lacks, model.slots.seniority[slots], np.iinfo(np.int64).min)
         last, only = int(np.argmax(ranks)), model if short.by_quota else None
-        has_lent = self.lending.lend_by_juniors(short.blocks, int(ranks[last]), only)
+        has_lent = self._lending.lend_by_juniors(short.blocks, int(ranks[last]), only)
         stays: NDArray[np.bool_] = ~model.slots.is_lent[slots]
         if has_lent:
             return stays
         has_senior = bool((model.slots.seniority[slots] < ranks[last]).any())
-        if has_senior or self.lending.has_running(int(ranks[last]), only):
+        if has_senior or self._lending.has_running(int(ranks[last]), only):
             stays[last] = False
         return None if stays.all() else stays
+
+    def grow_by_force(self, model: ModelState, slots: Slots, job_id: int, now: float) -> Grown:
+        """Make room for batch `slots` where nothing else runs: see `Swapping.grow`."""
+        return self._swapping.grow(model, slots, job_id, now)
+
+    @property
+    def is_stuck(self) -> bool:
+        """True where only batch sequences are here and none is in a job: no block comes free."""
+        return self._swapping.is_stuck
+
+    # Lending and restoring
+
+    @property
+    def lends(self) -> bool:
+        """True where sequences lend blocks to interactive ones."""
+        return self._lending.is_on
+
+    @contextmanager
+    def without_lending(self) -> Iterator[None]:
+        """Let no sequence lend meanwhile."""
+        was_on, self._lending.is_on = self._lending.is_on, False
+        try:
+            yield
+        finally:
+            self._lending.is_on = was_on
+
+    def may_overwrite(self, model: ModelState) -> bool:
+        """True where interactive sequences of `model` may lie over lent blocks."""
+        return self._lending.is_on and model.kv.lies_over_lent
+
+    def saves(
+        self, model: ModelState, slots: Slots, counts: NDArray[np.int32], job_id: int
+    ) -> tuple[SlotCopies, ...]:
+        """Return how a job saves what the next counts[i] tokens of slots[i] overwrite."""
+        return model.kv.saves(slots, model.slots.num_computed[slots] + counts, job_id)
+
+    def unblocked(self, model: ModelState, slots: Slots) -> Slots:
+        """Return those of `slots` that no running job keeps out, as it restores from below."""
+        blocked = model.kv.blocked()
+        return slots if blocked is None else slots[~blocked[slots]]
+
+    def restorable(self, model: ModelState) -> Slots:
+        """Return lent sequences that can be restored now, cheapest first, then most senior."""
+        table = model.slots
+        lent = table.idle_lent()
+        ready = [slot for slot in lent.tolist() if model.kv.can_restore(slot)]
+        if not ready:
+            return lent[:0]
+        slots = np.array(ready, dtype=np.int32)
+        costs = np.array([model.kv.restore_cost(slot) for slot in ready])
+        return slots[np.lexsort((table.seniority[slots], costs))]
+
+    @property
+    def owes_interactive(self) -> bool:
+        """True where an interactive sequence of some model has lent blocks."""
+        tables = [model.slots for model in self.models if model.slots.num_lent]
+        return any(not table.is_batch[table.idle_lent()].all() for table in tables)
+
+    def next_interactive(self, model: ModelState) -> int | None:
+        """Return the lent interactive sequence to restore now: see `Restoring`."""
+        return self._restoring.next_interactive(model)
+
+    def has_column_for(self, model: ModelState, slot: int) -> bool:
+        """True where a lent batch sequence could be restored and decode its next token."""
+        needed = model.kv.restore_cost(slot) + model.blocks_per_column
+        return needed <= model.kv.headroom(Side.RIGHT)
+
+    def has_spare(self, model: ModelState, slot: int) -> bool:
+        """True where a lent batch sequence could be restored and all could grow by a column."""
+        needed = model.kv.restore_cost(slot) + self._reserve(model, Side.RIGHT)
+        return needed <= model.kv.headroom(Side.RIGHT)
+
+    def lent_bytes(self, model: ModelState, slot: int) -> int:
+        """Return the bytes that restoring a lent sequence copies, at most."""
+        return int(model.kv.num_lent[slot]) * model.blocks_per_column * self._block_bytes
+
+    def restore(self, model: ModelState, slot: int, job_id: int) -> Restored | None:
+        """Restore a lent sequence with a job; None where blocks are short."""
+        return restore(model, slot, job_id)
+
+    def restore_interactive(self, model: ModelState, slot: int, job_id: int) -> Restored | None:
+        """Restore it with room for its next token; others may lend what is missing."""
+        return self._restoring.restore_interactive(model, slot, job_id)
+
+    def restore_by_force(
+        self, model: ModelState, slot: int, job_id: int, now: float
+    ) -> Restored | None:
+        """Restore a lent sequence where nothing else can run, preempting others."""
+        return self._restoring.restore_by_force(model, slot, job_id, now)
+
+    def end_copies(self, job: Job, now: float, *, succeeded: bool) -> None:
+        """End the copies of a job.
+
+        If it failed, what it restored is lent again, and what it saved is recomputed: some of it
+        may be lost.
+        """
+        if not job.copies:
+            return
+        models = {model.name: model for model in self.models}
+        lost = self._kv.end_copies(job.job_id, succeeded=succeeded)
+        if succeeded:
+            for copies in job.copies:
+                counters = models[copies.model].counters
+                counters.num_saved_slots += int(copies.saves[:, 2].sum())
+                counters.num_restored_slots += int(copies.restores[:, 2].sum())
+            return
+        model, slots = models[job.model], job.rows.slots
+        for slot in slots[model.kv.num_lent[slots] > 0].tolist():
+            model.slots.set_lent(slot)
+        for name, slot in lost:
+            model = models[name]
+            model.counters.num_recomputed_tokens += int(model.slots.num_computed[slot])
+            self.requeue(model, slot, now, is_trusted=False)
+
+    # Release
 
     def _preempt(self, model: ModelState, slot: int, now: float) -> None:
         model.counters.num_recomputed_tokens += int(model.slots.num_computed[slot])
@@ -243,16 +367,6 @@ class Memory:
         live.num_preemptions += 1
         model.counters.num_preemptions += 1
         self._events.append(Preempted(live.request.request_id))
-
-    def end_copies(self, job: Job, now: float, *, succeeded: bool) -> None:
-        """The job ended. If it failed, nobody knows what it saved: who was saved is recomputed."""
-        if not job.copies:
-            return
-        models = {model.name: model for model in self.models}
-        for name, slot in self.lending.end_copies(job, models, succeeded=succeeded):
-            model = models[name]
-            model.counters.num_recomputed_tokens += int(model.slots.num_computed[slot])
-            self.requeue(model, slot, now, is_trusted=False)
 
     def requeue(self, model: ModelState, slot: int, now: float, *, is_trusted: bool) -> LiveRequest:
         """Take a sequence's blocks and slot; it waits at its old place and will recompute."""
@@ -265,9 +379,10 @@ class Memory:
     def release(
         self, model: ModelState, slot: int, *, is_trusted: bool, is_written: bool = False
     ) -> LiveRequest:
-        """Take a sequence's blocks and slot. is_trusted: its computed columns may be published.
+        """Take a sequence's blocks and slot.
 
-        is_written: a running job still writes there, so they are nobody's until `end_writes`.
+        is_trusted: its computed columns may be published. is_written: a running job still writes
+        there, so nothing is free until `end_writes`.
         """
         if is_trusted and not model.slots.is_lent[slot]:
             self.publish(model, slot)
@@ -276,7 +391,7 @@ class Memory:
         return model.slots.vacate(slot, is_written=is_written)
 
     def end_writes(self, model: ModelState, slot: int) -> None:
-        """The job that wrote to the slot of an ended sequence ran, or never will."""
+        """Free the slot of an ended sequence: the job that wrote there ran, or never will."""
         model.kv.close(slot)
         model.slots.end_writes(slot)
 
@@ -296,3 +411,23 @@ class Memory:
         if end > start:
             hashes = live.extend_hashes(table.output(slot), end, model.block_tokens)
             model.kv.commit(slot, hashes[start:])
+
+
+def _waits_for_sibling(model: ModelState, live: LiveRequest) -> bool:
+    """True where a batch sequence in its prefill computes a block next that `live` needs, too.
+
+    The hashes of `live` are known. Planned jobs start requests that share a prefix one after the
+    other, so most are in the queue while the first of them is in its prefill, and its columns can
+    be found only when that job has ended. Interactive requests do not wait; sequences that may not
+    run for now (they lent blocks, or are suspects) are not waited for.
+    """
+    table = model.slots
+    if live.side is not Side.RIGHT or not table.num_prefilling:
+        return False
+    computing = table.is_batch & table.is_prefilling & ~table.is_lent & ~table.is_suspect
+    for slot in np.flatnonzero(computing).tolist():
+        column = int(table.num_computed[slot]) // model.block_tokens
+        theirs = table.at(slot).hashes
+        if column < min(len(theirs), len(live.hashes)) and theirs[column] == live.hashes[column]:
+            return True
+    return False

@@ -12,26 +12,26 @@ from muxcluster.scheduling.state.model import ModelState
 
 
 class BatchSpace(NamedTuple):
-    """num_blocks: what batch requests of a model might hold if nobody else were there: the pool,
-    or the model's quota. other_blocks: of them, those that interactive requests and the batch
-    requests of other models hold.
-    """
+    """Blocks for batch requests of a model."""
 
-    num_blocks: int
-    other_blocks: int
+    num_blocks: int  # what they might hold if they were alone: the pool, or the model's quota
+    other_blocks: int  # of them, held by interactive requests and batch requests of other models
 
 
 class BatchMemory:
-    """The memory that batch requests find. is_bound: the models' quotas bind them, too."""
+    """The memory that batch requests find, and the prefixes they pin."""
 
     def __init__(self, kv: KvCache, models: Mapping[str, ModelState], *, is_bound: bool) -> None:
+        """is_bound: the models' quotas bind batch requests, too."""
         self._kv = kv
         self._models = models
         self._is_bound = is_bound
 
     def space(self, name: str | None) -> BatchSpace:
-        """For batch requests of that model, now; None: for those of all models together, whom
-        quotas, which follow use, do not bind. Raises KeyError for an unknown one."""
+        """Return the space of batch requests of a model now. Raises KeyError for an unknown one.
+
+        None: of all models together, without quotas, as these follow use.
+        """
         if name is None:
             others = sum(self._interactive_blocks(model) for model in self._models.values())
             return BatchSpace(self._kv.num_blocks, others)
@@ -48,14 +48,14 @@ class BatchMemory:
         return BatchSpace(quota, max(own, others - (kv.num_blocks - quota)))
 
     def take(self, message: PinnedPrefix | Unpin) -> None:
-        """Do what it says."""
+        """Pin or unpin a prefix."""
         if isinstance(message, PinnedPrefix):
             self.pin(message)
         else:
             self.unpin(message.pin_id)
 
     def pin(self, prefix: PinnedPrefix) -> None:
-        """Batch requests that begin so are to come: see `kvcache.pins` and `reserves.for_pins`.
+        """Keep a prefix that batch requests to come begin with: see `kvcache.eviction.Pins`.
 
         Nothing happens where the model is unknown or caches no prefixes.
         """
@@ -67,11 +67,11 @@ class BatchMemory:
             self._kv.pins.add(prefix.pin_id, prefix.model, hashes, side)
 
     def unpin(self, pin_id: str) -> None:
-        """Free the pin; an unknown one is ignored."""
+        """Remove the pin; an unknown one is ignored."""
         self._kv.pins.remove(pin_id)
 
     def _interactive_blocks(self, model: ModelState) -> int:
-        """At most so many: a block that several of them read may count for each."""
+        # An upper bound: a block that several sequences read counts for each.
         capacity = model.kv.capacity[~model.slots.is_batch]
         columns = int(capacity.sum()) // model.block_tokens
         return min(columns * model.blocks_per_column, model.kv.used)

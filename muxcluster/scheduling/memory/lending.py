@@ -1,45 +1,34 @@
 """Blocks of batch sequences as the reserve of the interactive class (BROS §5).
 
 A batch sequence in no running job lends its last columns; interactive ones write over them from the
-other end, and what they overwrite is saved to host memory just before. Before the batch sequence
-runs again it is restored. So an interactive request finds memory as if the unit were almost empty,
-and no token is computed twice while host memory lasts. Where batch sequences have nothing more to
-give, the least urgent interactive ones lend in the same way.
+other end, and what they overwrite is saved to host memory just before. The batch sequence is
+restored before it runs again. So an interactive request finds memory as if the unit were almost
+empty, and no token is computed twice while host memory lasts. Where batch sequences have nothing
+more to lend, the least urgent interactive ones lend in the same way.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from itertools import repeat
 from operator import itemgetter
 
 import numpy as np
 
-from muxcluster.core.job import Job, Side, SlotCopies, TableDelta
+from muxcluster.core.job import Side, SlotCopies, TableDelta
 from muxcluster.kvcache.cache import KvCache
 from muxcluster.kvcache.model import Shortage
 from muxcluster.scheduling.state.model import ModelState
-from muxcluster.scheduling.state.slots import Slots
 
-Restored = tuple[TableDelta, tuple[SlotCopies, ...]]
+Restored = tuple[TableDelta, tuple[SlotCopies, ...]]  # new table entries, and the copies
 _FIRST_TWO = itemgetter(0, 1)
 
 
 class Lending:
-    """Who lends, and who gets its blocks back. is_on: False where nobody ever lends."""
+    """Chooses the sequences that lend, batch ones first."""
 
     def __init__(self, kv: KvCache, models: Sequence[ModelState], *, is_on: bool) -> None:
         self._kv = kv
         self._models = models
-        self.is_on = is_on
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Nobody lends meanwhile."""
-        was_on, self.is_on = self.is_on, False
-        try:
-            yield
-        finally:
-            self.is_on = was_on
+        self.is_on = is_on  # False where no sequence lends
 
     def covers(self, blocks: int) -> bool:
         """True where `lend` would lend so many blocks now, if host memory lasts."""
@@ -52,10 +41,6 @@ class Lending:
                 return True
         return False
 
-    def may_overwrite(self, model: ModelState) -> bool:
-        """True where interactive sequences of `model` may lie over lent blocks."""
-        return self.is_on and model.kv.lies_over_lent
-
     def lend_to(self, model: ModelState, needed: int) -> bool:
         """Let batch sequences lend what interactive ones of `model` lack of `needed` blocks."""
         if not self.is_on or needed > model.kv.quota - model.kv.used:
@@ -65,7 +50,8 @@ class Lending:
     def lend(self, blocks: int) -> bool:
         """Make `blocks` more blocks available to interactive sequences; False: not as many.
 
-        Host memory may then be short. What was lent costs nothing until somebody takes it.
+        If False, fewer may have been lent, as host memory was short. Lent blocks cost nothing until
+        they are taken.
         """
         lenders = self._lenders() if self.is_on else []
         if not self._cover(lenders, blocks):
@@ -73,10 +59,11 @@ class Lending:
         return self._collect(blocks, lenders)
 
     def lend_by_juniors(self, blocks: int, rank: int, only: ModelState | None = None) -> bool:
-        """`lend`, and where that is not enough interactive sequences of higher seniority number
-        than `rank` lend, too, those with the most slack first; False: not as many.
+        """Make `blocks` more blocks available to the interactive sequence of seniority `rank`.
 
-        only: the model whose quota is short of blocks, so that only its own ones are of use.
+        Where `lend` is not enough, interactive sequences junior to it lend, too, those with most
+        slack first. False: not as many. only: the model whose quota is short, so that only blocks
+        of its own interactive sequences help.
         """
         if not self.is_on:
             return False
@@ -96,7 +83,7 @@ class Lending:
         return False
 
     def lend_from(self, model: ModelState, slot: int, blocks: int) -> int:
-        """Let an idle sequence lend `blocks` if it can; blocks lent."""
+        """Let an idle sequence lend `blocks` or as many as it can; return the blocks lent."""
         table = model.slots
         lent = model.kv.lend(slot, int(table.num_computed[slot]), blocks)
         model.counters.num_lent_columns += lent // model.blocks_per_column
@@ -105,14 +92,17 @@ class Lending:
         return lent
 
     def has_running(self, rank: int, only: ModelState | None = None) -> bool:
-        """True where a sequence may lend (more) when the job has ended that it is in, or that
-        saves what it lent. rank, only: see `lend_by_juniors`.
+        """True where a sequence may lend (more) when a running job has ended.
+
+        That is the job that it is in or that saves what it lent. rank, only: as in
+        `lend_by_juniors`.
         """
-        models, has_frames = self._models if only is None else [only], self._kv.free_host_blocks > 0
+        models = self._models if only is None else [only]
+        has_host_blocks = self._kv.free_host_blocks > 0
         for model in models:
             table = model.slots
             is_junior = ~table.is_batch & (table.seniority > rank)
-            if has_frames and bool((is_junior & table.in_job).any()):
+            if has_host_blocks and bool((is_junior & table.in_job).any()):
                 return True
             if only is None and bool((table.is_batch & table.in_job).any()):
                 return True
@@ -121,7 +111,7 @@ class Lending:
         return False
 
     def _juniors(self, rank: int, models: Sequence[ModelState]) -> list[tuple[ModelState, int]]:
-        """Idle interactive sequences junior to `rank`: those that lend, then by slack."""
+        """Return idle interactive sequences junior to `rank`: those that lend, then by slack."""
         candidates: list[tuple[bool, float, int, ModelState, int]] = []
         for model in models:
             table = model.slots
@@ -134,9 +124,7 @@ class Lending:
         return [(model, slot) for *_, model, slot in candidates]
 
     def _lenders(self) -> list[tuple[ModelState, int]]:
-        """Batch sequences in no running job that have columns to lend: those that lend already,
-        then the least senior.
-        """
+        """Return idle batch sequences with columns to lend: those that lend, then juniors."""
         candidates: list[tuple[bool, int, ModelState, int]] = []
         for model in self._models:
             table, slots = model.slots, model.slots.idle_batch()
@@ -149,42 +137,13 @@ class Lending:
         candidates.sort(key=_FIRST_TWO)
         return [(model, slot) for _, _, model, slot in candidates]
 
-    def returnable(self, model: ModelState) -> Slots:
-        """Lent sequences whose columns can be restored now, cheapest first, then most senior."""
-        table = model.slots
-        lent = table.idle_lent()
-        ready = [slot for slot in lent.tolist() if model.kv.can_restore(slot)]
-        if not ready:
-            return lent[:0]
-        slots = np.array(ready, dtype=np.int32)
-        costs = np.array([model.kv.restore_cost(slot) for slot in ready])
-        return slots[np.lexsort((table.seniority[slots], costs))]
 
-    def restore(self, model: ModelState, slot: int, job_id: int) -> Restored | None:
-        """Give a lent sequence all columns back, for the job; None where blocks are short."""
-        slots = np.array([slot], dtype=np.int32)
-        restored = model.kv.restore(slots, job_id)
-        if isinstance(restored, Shortage):
-            return None
-        model.slots.set_whole(slot)
-        tables, copies = restored
-        return tables, (copies,)
-
-    def end_copies(
-        self, job: Job, models: Mapping[str, ModelState], *, succeeded: bool
-    ) -> Sequence[tuple[str, int]]:
-        """The job ended; (model, slot) of sequences whose saved tokens it took along.
-
-        Where it failed, whom it was to restore is lent again.
-        """
-        lost = self._kv.end_copies(job.job_id, succeeded=succeeded)
-        if succeeded:
-            for copies in job.copies:
-                counters = models[copies.model].counters
-                counters.num_saved_slots += int(copies.saves[:, 2].sum())
-                counters.num_restored_slots += int(copies.restores[:, 2].sum())
-            return lost
-        model, slots = models[job.model], job.rows.slots
-        for slot in slots[model.kv.num_lent[slots] > 0].tolist():
-            model.slots.set_lent(slot)
-        return lost
+def restore(model: ModelState, slot: int, job_id: int) -> Restored | None:
+    """Give a lent sequence all columns back, for the job; None where blocks are short."""
+    slots = np.array([slot], dtype=np.int32)
+    restored = model.kv.restore(slots, job_id)
+    if isinstance(restored, Shortage):
+        return None
+    model.slots.set_whole(slot)
+    tables, copies = restored
+    return tables, (copies,)

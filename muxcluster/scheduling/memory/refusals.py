@@ -1,4 +1,4 @@
-"""Which requests a unit can never run, so that they are rejected at once instead of waiting."""
+"""Requests that a unit can never run, which are rejected at once."""
 
 from muxcluster.core.events import Rejected
 from muxcluster.core.request import Request
@@ -6,16 +6,16 @@ from muxcluster.scheduling.state.model import ModelState
 
 
 def unknown_model(request: Request) -> Rejected:
-    """The unit does not serve the request's model."""
+    """Reject a request for a model that the unit does not serve."""
     return Rejected(request.request_id, "model_not_found", f"no model {request.model!r} here")
 
 
 def refusal(request: Request, model: ModelState, carry_blocks: int) -> Rejected | None:
-    """Why `request` can never end here, or None.
+    """Return why `request` can never end here, or None.
 
-    carry_blocks: what one sequence of the model can count on having, whatever others do: its
-    quota floor, or the pool where no quotas are in force. Prompt and max_tokens must fit into it
-    together, or the request could be preempted for ever.
+    carry_blocks: blocks that one sequence of the model can always get: its quota floor, or the pool
+    where no quotas are in force. Prompt and max_tokens must fit into them together, or the request
+    could be preempted for ever.
     """
     num_prompt = len(request.prompt_tokens)
     if num_prompt == 0:

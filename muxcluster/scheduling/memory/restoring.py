@@ -1,10 +1,10 @@
-"""When sequences that lent blocks are made whole again, and who must give way for it.
+"""When sequences that lent blocks are restored, and which others give way for it.
 
 Why nothing livelocks. An interactive sequence lends only to a more senior one, and is restored only
-when no more senior one lacks blocks: neither one that lent some, nor one that has no room for its
-next token. What a restore needs beyond that comes from batch sequences and from its juniors. So the
-most senior interactive sequence never lends; if it lent while somebody was more senior, it is the
-next to be restored; and where it cannot be though nothing runs, others are preempted for it.
+when no more senior one lacks blocks: neither one that lent some, nor one without room for its next
+token. What a restore needs beyond that comes from batch sequences and from its juniors. So the most
+senior interactive sequence never lends; if it lent while another was more senior, it is the next to
+be restored; and where it cannot be although nothing runs, others are preempted for it.
 """
 
 from collections.abc import Sequence
@@ -12,10 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from muxcluster.core.job import Side
-from muxcluster.scheduling.memory.lending import Lending, Restored
-from muxcluster.scheduling.memory.swapping import Preempt, Swapping
-from muxcluster.scheduling.memory.victims import least_senior
+from muxcluster.scheduling.memory.lending import Lending, Restored, restore
+from muxcluster.scheduling.memory.swapping import Preempt, Swapping, least_senior
 from muxcluster.scheduling.state.model import ModelState
 
 
@@ -27,23 +25,15 @@ class Restoring:
         models: Sequence[ModelState],
         lending: Lending,
         swapping: Swapping,
-        block_bytes: int,
         preempt: Preempt,
     ) -> None:
         self._models = models
         self._lending = lending
         self._swapping = swapping
-        self._block_bytes = block_bytes
         self._preempt = preempt
 
-    @property
-    def owes_interactive(self) -> bool:
-        """True where an interactive sequence of some model has lent blocks."""
-        tables = [model.slots for model in self._models if model.slots.num_lent]
-        return any(not table.is_batch[table.idle_lent()].all() for table in tables)
-
     def next_interactive(self, model: ModelState) -> int | None:
-        """The lent interactive sequence of `model` that is to be restored now, if there is one."""
+        """Return the lent interactive sequence of `model` to restore now, None for none."""
         table = model.slots
         if not table.num_lent:
             return None
@@ -56,7 +46,7 @@ class Restoring:
         return slot if is_next and model.kv.can_restore(slot) else None
 
     def _first_short(self, model: ModelState) -> int:
-        """Seniority of the first interactive sequence in no job that lacks blocks."""
+        """Return the seniority of the first idle interactive sequence that lacks blocks."""
         table = model.slots
         is_short = model.kv.capacity < table.num_computed + 1
         is_short &= ~table.is_prefilling
@@ -69,8 +59,8 @@ class Restoring:
     ) -> Restored | None:
         """Restore it with room for its next token; None where blocks are short.
 
-        Batch sequences and its juniors lend what is missing. has_reserve: more senior ones can
-        grow by a column each after that, or they would want it back at once.
+        Batch sequences and its juniors lend what is missing. has_reserve: keep a column for each
+        more senior one, which would otherwise let it lend again at once.
         """
         rank = int(model.slots.seniority[slot])
         spare = self._next_column(model, slot)
@@ -80,14 +70,14 @@ class Restoring:
             only = model if short.by_quota else None
             if not self._lending.lend_by_juniors(short.blocks, rank, only):
                 return None
-        return self._lending.restore(model, slot, job_id)
+        return restore(model, slot, job_id)
 
     def _next_column(self, model: ModelState, slot: int) -> int:
         lacks = model.kv.capacity[slot] < model.slots.num_computed[slot] + 1
         return model.blocks_per_column if lacks else 0
 
     def _reserve(self, model: ModelState, rank: int) -> int:
-        """Blocks for one more column of each interactive sequence more senior than that."""
+        """Return a column for each interactive sequence more senior than `rank`, in blocks."""
         table = model.slots
         may_grow: NDArray[np.bool_] = model.kv.capacity < table.max_total - 1
         may_grow = may_grow & table.is_live & ~table.is_batch & (table.seniority < rank)
@@ -101,13 +91,13 @@ class Restoring:
     ) -> Restored | None:
         """Restore a lent sequence, preempting others; None where it must wait.
 
-        For where nothing else can run: only batch sequences are here, or it is the most senior.
+        Call it where nothing else can run: only batch sequences are here, or it is the most senior.
         """
         table = model.slots
         if not model.kv.can_restore(slot):
             return None
         if table.is_batch[slot]:
-            is_stuck = self._swapping.is_stuck()
+            is_stuck = self._swapping.is_stuck
             return self._swapping.restore(model, slot, job_id, now) if is_stuck else None
         firsts = [self._first_interactive(each) for each in self._models]
         if self._is_running() or table.seniority[slot] > min(firsts):
@@ -118,7 +108,7 @@ class Restoring:
                 return restored
 
     def _give_way(self, model: ModelState, slot: int, now: float) -> bool:
-        """The least senior sequence is preempted; False where it is the one that asks."""
+        """Preempt the least senior sequence; False where that is the one to be restored."""
         loser, victim = least_senior(self._models)
         if loser is model and victim == slot:
             return False
@@ -129,18 +119,3 @@ class Restoring:
         table = model.slots
         ranks = table.seniority[table.is_live & ~table.is_batch]
         return int(ranks.min(initial=np.iinfo(np.int64).max))
-
-    def has_column_for(self, model: ModelState, slot: int) -> bool:
-        """True where a lent batch sequence could be restored and decode its next token."""
-        needed = model.kv.restore_cost(slot) + model.blocks_per_column
-        return needed <= model.kv.headroom(Side.RIGHT)
-
-    def has_spare(self, model: ModelState, slot: int, reserve: int) -> bool:
-        """True where a lent batch sequence could be restored and leave `reserve` blocks."""
-        needed = model.kv.restore_cost(slot) + reserve
-        return needed <= model.kv.headroom(Side.RIGHT)
-
-    def lent_bytes(self, model: ModelState, slot: int) -> int:
-        """Bytes that restoring a lent sequence copies, at most."""
-        columns = int(model.kv.num_lent[slot])
-        return columns * model.blocks_per_column * self._block_bytes

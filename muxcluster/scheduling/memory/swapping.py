@@ -1,27 +1,60 @@
-"""Host memory for batch sequences where only batch work is here: juniors are swapped out.
+"""Which sequences give up blocks where none come free: by swapping, else by preemption.
 
-A batch sequence that nobody's blocks are left for takes those of its juniors, the least senior
-first. The job that needs them saves their tokens before it writes there, and they are restored like
-any others that lent. Only where host memory is short, too, a junior is preempted.
+Where only batch work is here, a batch sequence that lacks blocks takes those of its juniors, the
+least senior first. The job that needs them saves their tokens before it writes there, and they are
+restored like any others that lent. Only where host memory is short, too, a junior is preempted.
 """
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from muxcluster.core.job import Side, SlotCopies, TableDelta
 from muxcluster.kvcache.model import Shortage
-from muxcluster.scheduling.memory.lending import Lending, Restored
+from muxcluster.scheduling.memory.lending import Lending, Restored, restore
 from muxcluster.scheduling.state.model import ModelState
 from muxcluster.scheduling.state.slots import Slots
 
 Preempt = Callable[[ModelState, int, float], None]
-Grown = tuple[Slots, TableDelta | None, tuple[SlotCopies, ...]]
+Grown = tuple[Slots, TableDelta | None, tuple[SlotCopies, ...]]  # who goes on, entries, copies
+
+
+def least_senior(
+    models: Sequence[ModelState], *, is_left: bool = False, by_quota: bool = False
+) -> tuple[ModelState, int]:
+    """Return the least senior idle sequence of `models`; the one that lacks blocks is idle.
+
+    is_left: blocks are for interactive sequences where batch ones lend. Then it is one whose end
+    yields some: no batch sequence that has lent all it had, and none at all where the quota
+    (by_quota), which binds interactive ones only, is short.
+    """
+    worst: tuple[int, ModelState, int] | None = None
+    for model in models:
+        idle = _useful(model, by_quota=by_quota) if is_left else model.slots.idle()
+        if len(idle) == 0:
+            continue
+        ranks = model.slots.seniority[idle]
+        last = int(np.argmax(ranks))
+        if worst is None or int(ranks[last]) > worst[0]:
+            worst = int(ranks[last]), model, int(idle[last])
+    assert worst is not None, "a sequence in a running job asks for blocks"
+    return worst[1], worst[2]
+
+
+def _useful(model: ModelState, *, by_quota: bool) -> Slots:
+    table = model.slots
+    idle = table.idle()
+    if by_quota:
+        return idle[~table.is_batch[idle]]
+    lent_tokens = model.kv.num_lent[idle] * np.int32(model.block_tokens)
+    return idle[~table.is_batch[idle] | (model.kv.capacity[idle] > lent_tokens)]
 
 
 class Swapping:
-    """Room by force: for where no sequence can go on, so that no job runs (`is_stuck`).
+    """Makes room by force where no sequence can go on, so that no job runs (`is_stuck`).
 
-    All blocks that come free belong to the job that asks: nobody else may write there before it
-    has saved them.
+    All blocks that come free belong to the job that asks: no other may write there before it has
+    saved them.
     """
 
     def __init__(self, models: Sequence[ModelState], lending: Lending, preempt: Preempt) -> None:
@@ -29,6 +62,7 @@ class Swapping:
         self._lending = lending
         self._preempt = preempt
 
+    @property
     def is_stuck(self) -> bool:
         """True where only batch sequences are here and none is in a job: no block comes free."""
         return all(
@@ -37,7 +71,7 @@ class Swapping:
         )
 
     def grow(self, model: ModelState, slots: Slots, job_id: int, now: float) -> Grown:
-        """Room for the next token of whole `slots` but those that give way, and what is saved."""
+        """Make room for the next token of whole `slots`; juniors among them may give way."""
         table = model.slots
         first = int(table.by_seniority(slots)[0])
 
@@ -56,7 +90,7 @@ class Swapping:
         return stays, grown, saves
 
     def restore(self, model: ModelState, slot: int, job_id: int, now: float) -> Restored | None:
-        """Make a lent sequence whole that can decode its next token, or compute its prompt."""
+        """Restore a lent sequence with room for its next token; None where it has to wait."""
         table = model.slots
         lacks = model.kv.capacity[slot] < table.num_computed[slot] + 1
         column = model.blocks_per_column if lacks else 0
@@ -67,7 +101,7 @@ class Swapping:
         saves = self._make_room(model, slot, lack, job_id, now)
         if saves is None:
             return None
-        restored = self._lending.restore(model, slot, job_id)
+        restored = restore(model, slot, job_id)
         assert restored is not None, "room was made"
         tables, copies = restored
         return tables, (*saves, *copies)
@@ -75,7 +109,7 @@ class Swapping:
     def _make_room(
         self, model: ModelState, slot: int, lack: Callable[[], int], job_id: int, now: float
     ) -> tuple[SlotCopies, ...] | None:
-        """What the job saves so that it can take `lack()` blocks; None where `slot` has to wait."""
+        """Make room for `lack()` blocks; return what the job saves, None: `slot` has to wait."""
         rank = int(model.slots.seniority[slot])
 
         def short() -> int:
@@ -89,7 +123,7 @@ class Swapping:
         return self._swap_out(rank, short(), job_id)
 
     def _juniors(self, rank: int) -> list[tuple[ModelState, int]]:
-        """Sequences junior to `rank`, the least senior first."""
+        """Return idle batch sequences junior to `rank`, the least senior first."""
         ranked: list[tuple[int, ModelState, int]] = []
         for model in self._models:
             slots = model.slots.idle_batch()
@@ -103,7 +137,7 @@ class Swapping:
         return [(model, slot) for _, model, slot in ranked]
 
     def _lend(self, rank: int, short: Callable[[], int]) -> bool:
-        """Let juniors lend until that covers what is `short`; False: it does not."""
+        """Let juniors lend until that covers what is `short()`; False: it does not."""
         juniors = self._juniors(rank)
         lent = {(model.name, slot): model.kv.untaken(slot) for model, slot in juniors}
         total, missing = sum(lent.values()), short()

@@ -10,7 +10,7 @@ from muxcluster.scheduling.memory.admission import Memory
 from muxcluster.scheduling.packing.batch import Limits, Turn
 from muxcluster.scheduling.packing.draft import Draft
 from muxcluster.scheduling.packing.hybrid import HybridPacking
-from muxcluster.scheduling.steptime.step_times import StepTimes
+from muxcluster.scheduling.steptime.model import StepTimes
 
 
 class AdditivePacking(HybridPacking):

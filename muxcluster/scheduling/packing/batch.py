@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from muxcluster.core.job import Job, SlotCopies, TableDelta
 from muxcluster.scheduling.memory.admission import Memory
 from muxcluster.scheduling.state.model import ModelState
-from muxcluster.scheduling.steptime.step_times import StepTimes
+from muxcluster.scheduling.steptime.model import StepTimes
 
 
 @dataclass(slots=True, eq=False)

@@ -8,7 +8,7 @@ from muxcluster.scheduling.memory.lending import Restored
 from muxcluster.scheduling.packing.batch import Batch
 from muxcluster.scheduling.state.model import ModelState
 from muxcluster.scheduling.state.slots import Slots
-from muxcluster.scheduling.steptime.step_times import StepTimes
+from muxcluster.scheduling.steptime.model import JobTimes
 from muxcluster.scheduling.steptime.work import JobWork
 
 
@@ -19,13 +19,12 @@ class Draft:
     slots of the chunks, of either class.
     """
 
-    def __init__(self, model: ModelState, share: float, times: StepTimes) -> None:
+    def __init__(self, model: ModelState, times: JobTimes) -> None:
         self.model = model
         self.num_rows = self.num_batch = 0
         self.work = JobWork()
         self.prompts: list[int] = []
         self._longest = 0
-        self._share = share
         self._times = times
         self._slots: list[Slots] = []
         self._counts: list[Slots] = []
@@ -56,19 +55,18 @@ class Draft:
         """Predicted time of the job as it is; 0 where nothing is known yet."""
         if not self.num_rows:
             return 0.0
-        return self._times.job_s(self.model.name, self._share, self.work)
+        return self._times.job_s(self.work)
 
     def seconds_with(self, num_decodes: int, context: int) -> float:
         """Predicted time with so many more rows that decode."""
-        work = self.work.with_rows(num_decodes, context)
-        return self._times.job_s(self.model.name, self._share, work)
+        return self._times.job_s(self.work.with_rows(num_decodes, context))
 
     def rows_within(self, seconds: float, slots: Slots) -> int:
         """How many of `slots`, in order, may decode in the job too."""
         if seconds == np.inf or len(slots) == 0:
             return len(slots)
         lengths = self.model.slots.num_computed[slots] + np.int32(1)
-        return self._times.rows_within(self.model.name, self._share, seconds, self.work, lengths)
+        return self._times.rows_within(seconds, self.work, lengths)
 
     def fitting(self, slots: Slots) -> Slots:
         """Those of `slots`, from the first on, that a padded batch has memory for too."""
@@ -78,9 +76,7 @@ class Draft:
         """How many tokens of a prompt computed up to `start` make the job no longer than that."""
         if seconds == np.inf:
             return limit
-        return self._times.prefill_tokens_within(
-            self.model.name, self._share, seconds, self.work, start, limit
-        )
+        return self._times.prompt_tokens_within(seconds, self.work, start, limit)
 
     def decode(
         self, slots: Slots, grown: TableDelta | None, *, is_batch: bool, is_admitted: bool = False
@@ -114,7 +110,7 @@ class Draft:
 
     def save(self, memory: Memory, job_id: int) -> None:
         """What the rows so far overwrite is saved. Call it before others are restored."""
-        if self._slots and memory.lending.may_overwrite(self.model):
+        if self._slots and memory.may_overwrite(self.model):
             slots, counts = _joined(self._slots), _joined(self._counts)
             self._copies += memory.saves(self.model, slots, counts, job_id)
 

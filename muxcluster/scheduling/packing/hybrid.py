@@ -30,7 +30,7 @@ from muxcluster.scheduling.packing.restored_rows import RestoredRows
 from muxcluster.scheduling.packing.slack import Slack
 from muxcluster.scheduling.state.model import ModelState
 from muxcluster.scheduling.state.slots import Slots
-from muxcluster.scheduling.steptime.step_times import StepTimes
+from muxcluster.scheduling.steptime.model import StepTimes
 
 _NOBODY: Slots = np.empty(0, dtype=np.int32)
 
@@ -61,10 +61,9 @@ class HybridPacking:
         """True where a chunk or an admissible request waits."""
         if len(model.slots.idle_prefilling()):
             return True
-        returning = self._memory.returning
-        if (slot := returning.next_interactive(model)) is not None:
+        if (slot := self._memory.next_interactive(model)) is not None:
             return bool(model.slots.is_prefilling[slot])
-        head = None if returning.owes_interactive else model.waiting.head
+        head = None if self._memory.owes_interactive else model.waiting.head
         return head is not None and self._memory.may_admit(model, head)
 
     def backlog(self, models: Sequence[ModelState]) -> float:
@@ -100,7 +99,7 @@ class HybridPacking:
 
     def _job(self, model: ModelState, turn: Turn, phase: Phase) -> Batch:
         table = model.slots
-        draft = Draft(model, turn.share, self._times)
+        draft = Draft(model, self._times.of(model.name, turn.share))
         if has_suspects(model):
             self._returns.lone_suspect(draft, turn, phase)
             if len(draft) == 0 and len(batch := self._plainly(model, turn, phase)):
@@ -147,7 +146,7 @@ class HybridPacking:
         if head is None or (model.slots.num_batch and not model.slots.num_free):
             return False
         if not self._memory.may_admit(model, head):
-            return self._memory.lending.is_on
+            return self._memory.lends
         return phase is not Phase.DECODE
 
     def _plainly(self, model: ModelState, turn: Turn, phase: Phase) -> Batch:
@@ -157,7 +156,7 @@ class HybridPacking:
             Phase.DECODE: self._plain.decode,
             Phase.MIXED: self._plain.mixed,
         }
-        with self._memory.lending.paused():
+        with self._memory.without_lending():
             return pack[phase](model, turn)
 
     def _urgent_decodes(self, draft: Draft, turn: Turn) -> None:
@@ -184,9 +183,9 @@ class HybridPacking:
         least = int(self._ageing.is_overdue(model, turn.now))
         rows = rows[: max(least, draft.rows_within(limit_s, rows))]
         rows, grown = memory.grow_free(model, rows)
-        if len(rows) == 0 and len(draft) == 0 and len(idle) and memory.swapping.is_stuck():
+        if len(rows) == 0 and len(draft) == 0 and len(idle) and memory.is_stuck:
             rows = draft.fitting(table.by_seniority(idle)[: max(1, room)])
-            rows, grown, saves = memory.swapping.grow(model, rows, turn.job_id, turn.now)
+            rows, grown, saves = memory.grow_by_force(model, rows, turn.job_id, turn.now)
             draft.copy(saves)
         draft.decode(rows, grown, is_batch=True)
         if table.num_lent:
@@ -207,7 +206,7 @@ class HybridPacking:
         least = LEAST_CHUNK if _is_late(model, prefilling, turn.now) else 0
         if not self._prompts.chunks(draft, prefilling, limit_s, least):
             return False
-        if self._memory.returning.owes_interactive:
+        if self._memory.owes_interactive:
             return False
         if self._ageing.is_starved(model, turn.now):
             return True

@@ -13,7 +13,7 @@ from muxcluster.scheduling.packing.batch import Batch, Limits, Turn
 from muxcluster.scheduling.packing.candidates import Candidates, Everybody
 from muxcluster.scheduling.state.model import ModelState
 from muxcluster.scheduling.state.slots import Slots
-from muxcluster.scheduling.steptime.step_times import StepTimes
+from muxcluster.scheduling.steptime.model import StepTimes
 
 
 class PriorityPacking:

@@ -12,7 +12,7 @@ from muxcluster.scheduling.packing.batch import Limits, Turn
 from muxcluster.scheduling.packing.draft import Draft
 from muxcluster.scheduling.packing.prompts import Prompts
 from muxcluster.scheduling.packing.slack import Slack
-from muxcluster.scheduling.steptime.step_times import StepTimes
+from muxcluster.scheduling.steptime.model import StepTimes
 
 
 class RestoredRows:
@@ -30,16 +30,15 @@ class RestoredRows:
 
     def lone_suspect(self, draft: Draft, turn: Turn, phase: Phase) -> None:
         """A suspect among them, which runs alone (see isolation.py)."""
-        table, lending = draft.model.slots, self._memory.lending
-        returning = self._memory.returning
-        for slot in lending.returnable(draft.model).tolist():
+        memory, table = self._memory, draft.model.slots
+        for slot in memory.restorable(draft.model).tolist():
             is_mine = table.is_suspect[slot] and _is_for(phase, bool(table.is_prefilling[slot]))
             if not is_mine:
                 continue
             if not table.is_batch[slot]:
-                restored = returning.restore_interactive(draft.model, slot, turn.job_id)
-            elif returning.has_column_for(draft.model, slot):
-                restored = lending.restore(draft.model, slot, turn.job_id)
+                restored = memory.restore_interactive(draft.model, slot, turn.job_id)
+            elif memory.has_column_for(draft.model, slot):
+                restored = memory.restore(draft.model, slot, turn.job_id)
             else:
                 continue
             if restored is not None:
@@ -52,9 +51,7 @@ class RestoredRows:
         table = draft.model.slots
         slot = int(table.by_seniority(table.idle_lent())[0])
         if _is_for(phase, bool(table.is_prefilling[slot])):
-            restored = self._memory.returning.restore_by_force(
-                draft.model, slot, turn.job_id, turn.now
-            )
+            restored = self._memory.restore_by_force(draft.model, slot, turn.job_id, turn.now)
             if restored is not None:
                 is_suspect = bool(table.is_suspect[slot])
                 self._add_restored(draft, slot, restored, math.inf, is_admitted=is_suspect)
@@ -62,22 +59,22 @@ class RestoredRows:
 
     def interactive(self, draft: Draft, turn: Turn, phase: Phase) -> None:
         """Lent interactive sequences, before anything that could take their memory again."""
-        model, returning = draft.model, self._memory.returning
+        model, memory = draft.model, self._memory
         idle = model.slots.idle_decoding() if phase is Phase.MIXED else ()
         room = min(self._limits.max_decode_rows, self._limits.token_budget)
         while (
             len(draft) + draft.num_tokens < room
-            and (slot := returning.next_interactive(model)) is not None
+            and (slot := memory.next_interactive(model)) is not None
         ):
             if not _is_for(phase, bool(model.slots.is_prefilling[slot])) or _is_full(draft, slot):
                 return
-            restored = returning.restore_interactive(model, slot, turn.job_id)
+            restored = memory.restore_interactive(model, slot, turn.job_id)
             if restored is None:
                 return
             limit_s = self._slack.for_prompts(draft, turn)
             self._add_restored(draft, slot, restored, limit_s, num_to_come=len(idle))
             # It may lie over one that lent, too, which must then wait for the next job.
-            draft.save(self._memory, turn.job_id)
+            draft.save(memory, turn.job_id)
             model.slots.start_job(np.array([slot], dtype=np.int32))
 
     def batch(
@@ -88,7 +85,7 @@ class RestoredRows:
         copied_s, most_s = 0.0, self._slack.for_prompts(draft, turn)
         if self._ageing.is_overdue(model, turn.now):
             limit_s = most_s = math.inf
-        for slot in memory.lending.returnable(model).tolist():
+        for slot in memory.restorable(model).tolist():
             if not table.is_batch[slot]:
                 continue
             is_full = draft.num_tokens + draft.num_decodes >= self._limits.token_budget
@@ -99,13 +96,13 @@ class RestoredRows:
             if _is_full(draft, slot):
                 return
             context = int(table.num_computed[slot]) + 1
-            copy_s = self._times.copy_s(memory.returning.lent_bytes(model, slot))
+            copy_s = self._times.copies.copy_s(memory.lent_bytes(model, slot))
             if draft.seconds_with(1, context) > limit_s:
                 return
             if copied_s + copy_s > most_s:
                 continue
             copied_s += copy_s
-            restored = memory.lending.restore(model, slot, turn.job_id)
+            restored = memory.restore(model, slot, turn.job_id)
             if restored is None:
                 return
             room -= 1

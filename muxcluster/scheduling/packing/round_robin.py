@@ -11,7 +11,7 @@ from muxcluster.scheduling.packing.batch import Batch, Limits, Turn
 from muxcluster.scheduling.packing.candidates import OnlyClass
 from muxcluster.scheduling.packing.priority import PriorityPacking
 from muxcluster.scheduling.state.model import ModelState
-from muxcluster.scheduling.steptime.step_times import StepTimes
+from muxcluster.scheduling.steptime.model import StepTimes
 
 _NOBODY = np.empty(0, dtype=np.int32)
 _OTHER = {

@@ -13,7 +13,7 @@ from muxcluster.scheduling.state.deadlines import leeway_s
 from muxcluster.scheduling.state.live import LiveRequest
 from muxcluster.scheduling.state.model import ModelState
 from muxcluster.scheduling.state.slots import Slots
-from muxcluster.scheduling.steptime.step_times import StepTimes
+from muxcluster.scheduling.steptime.model import StepTimes
 
 _MARGIN = 0.7
 """Batch rows use so much of the slack at most: predictions are not exact."""
@@ -118,7 +118,7 @@ class Slack:
                 continue
             rows = table.idle_decoding()
             context = self._context(model, rows)
-            step_s = self._times.decode_s(model.name, turn.share, len(rows), context)
+            step_s = self._times.of(model.name, turn.share).decode_s(len(rows), context)
             slack_s = first_s - turn.now - step_s
             if borrows or slack_s < 0:
                 slacks = _slacks(model, turn.now + step_s, borrows=borrows)
@@ -134,7 +134,7 @@ class Slack:
             if model is draft.model or head is None:
                 continue
             num_tokens = head.num_tokens
-            job_s = self._times.prefill_s(model.name, 1.0, num_tokens, num_tokens**2 / 2)
+            job_s = self._times.of(model.name, 1.0).prefill_s(num_tokens, num_tokens**2 / 2)
             slack_s = head.deadline_s - turn.now - job_s
             if slack_s >= 0:
                 least_s = min(least_s, slack_s)

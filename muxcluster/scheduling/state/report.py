@@ -2,7 +2,7 @@
 
 from muxcluster.core.served import ModelStats
 from muxcluster.scheduling.state.model import ModelState
-from muxcluster.scheduling.steptime.step_times import StepTimes
+from muxcluster.scheduling.steptime.model import StepTimes
 
 
 def model_stats(model: ModelState, times: StepTimes) -> ModelStats:

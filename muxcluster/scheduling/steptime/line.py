@@ -1,64 +1,60 @@
-"""One linear model of a job's seconds, corrected online within bounds."""
+"""Seconds of a job as a line in its tokens, of a mixed job from two lines, and the online fit."""
 
+from math import sqrt
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-LEAST, MOST = 0.25, 8.0
-"""Bounds of a coefficient relative to its prior."""
-_FORGET = 0.98
-"""Weight of an observation one observation later: some 50 count."""
+LEAST, MOST = 0.25, 8.0  # bounds of a coefficient relative to its prior
+_FORGET = 0.98  # weight of an observation one observation later: about 50 count
 _FORGET_LEAST = 0.5
+# When the mean relative error of about the last 1 / _TREND observations exceeds _CALM, old
+# observations are forgotten faster, by _ALARM times the excess.
 _CALM, _ALARM, _TREND = 0.05, 3.0, 0.3
-"""Mean error, of the last 1 / trend or so, from which on more is forgotten, and how much more."""
-_CLIP = 2.0
-"""An observation counts as at most so many times its prediction, or one so many-th of it,"""
-_LONE = 1.3
-"""and as at most this where the one before was not as far off: what happens once is an outlier."""
-_STEP = 1.25
-"""One observation moves a coefficient by at most this factor."""
-_PULL = 0.05
-"""Of the coefficients towards their common gain, in observations."""
-_SWEEPS = 2
+_CLIP = 2.0  # an observation is clipped to within this factor of its prediction,
+_LONE = 1.3  # and to this one unless the observation before was as far off: it may be an outlier
+_STEP = 1.25  # one observation moves a coefficient by at most this factor
+_PULL = 0.05  # weight of the pull of all gains to a common one, in observations
+_SWEEPS = 2  # of coordinate descent per observation
 
 Floats = NDArray[np.float64]
-Gains = tuple[float, float, float, float]
-"""Of a line's coefficients, in their order: factors on their priors."""
+Gains = tuple[float, float, float, float]  # factors on the coefficients of a prior, in order
 EVEN: Gains = (1.0, 1.0, 1.0, 1.0)
 
 
 class Line(NamedTuple):
-    """Seconds = max(floor_s, base_s + per_token_s · new + per_attended_s · attended); none below 0.
+    """Seconds = max(floor_s, base_s + per_token_s · new + per_attended_s · attended).
 
     new: tokens that pass the layers (decode: rows). attended: in decode, tokens the rows attend to;
-    in prefill, Σ count · (start + count / 2). floor_s: what a small prefill takes whatever its
-    size, to read the weights and launch; a straight line would miss that corner by a quarter.
+    in prefill, Σ count · (start + count / 2). No coefficient is negative.
     """
 
     base_s: float
     per_token_s: float
     per_attended_s: float
+    # What a small prefill takes whatever its size, to read the weights and launch kernels. Without
+    # it the line would miss small prefills by a quarter.
     floor_s: float = 0.0
 
     def seconds(self, new: float, attended: float) -> float:
-        """Of one job."""
+        """Return the seconds of one job."""
         base_s, per_token_s, per_attended_s, floor_s = self
         line_s = base_s + per_token_s * new + per_attended_s * attended
         return line_s if line_s > floor_s else floor_s
 
     @property
     def fixed_s(self) -> float:
-        """Of a job of any size."""
+        """Seconds that a job of any size takes."""
         return self.base_s if self.base_s > self.floor_s else self.floor_s
 
     def each(self, new: Floats, attended: Floats) -> Floats:
-        """Of many jobs, [n]; bit for bit as `seconds` of each."""
+        """Return the seconds of many jobs, [n]; bit for bit as `seconds` of each."""
         line_s = self.base_s + self.per_token_s * new + self.per_attended_s * attended
         return np.maximum(line_s, self.floor_s)
 
     def scaled(self, gains: Gains) -> "Line":
-        """With every coefficient times its gain."""
+        """Return the line with every coefficient times its gain."""
         base, token, attended, floor = gains
         return Line(
             self.base_s * base,
@@ -66,6 +62,61 @@ class Line(NamedTuple):
             self.per_attended_s * attended,
             self.floor_s * floor,
         )
+
+    def tokens_within(self, seconds: float, new: float, attended: float, start: int) -> float:
+        """Return how many prompt tokens from position `start` fit beside `new` in `seconds`.
+
+        The greatest root of the parabola that the line is in that number; inf where nothing grows.
+        """
+        left_s = seconds - self.base_s
+        left_s -= self.per_token_s * new + self.per_attended_s * attended
+        if seconds < self.floor_s or left_s < 0:
+            return 0.0
+        slope = self.per_token_s + self.per_attended_s * start
+        if slope <= 0 and self.per_attended_s <= 0:
+            return float("inf")
+        root = sqrt(slope * slope + 2 * self.per_attended_s * left_s)
+        return 2 * left_s / (slope + root) if slope + root > 0 else float("inf")
+
+
+def mixed_s(mix: Line, first_s: float, second_s: float, fixed_s: float) -> float:
+    """Return the seconds of one forward over two parts that take `first_s` and `second_s` alone.
+
+    max(larger, f0 · min(smaller, fixed) + f1 · larger + f2 · max(0, smaller - fixed)), where fixed
+    is what a decode step takes whatever its rows (weights read, kernels launched): all of it may be
+    paid once for both. f0 = f2 = 1/2 is half of the smaller part; f0 = 0, f2 = 1 is parts that
+    share their fixed cost and nothing else; f0 = f2 = 0 is the larger part. Never falls when a part
+    grows. The factors have the places of a line's coefficients, so that a `Fit` can learn them:
+    f0 base_s, f1 per_token_s, f2 per_attended_s.
+    """
+    large, small = (first_s, second_s) if first_s > second_s else (second_s, first_s)
+    shared = small if small < fixed_s else fixed_s
+    both_s = mix[0] * shared + mix[1] * large + mix[2] * (small - shared)
+    return both_s if both_s > large else large
+
+
+def each_mixed_s(mix: Line, first_s: Floats, second_s: float, fixed_s: float) -> Floats:
+    """Return `mixed_s` for many first parts, [n], bit for bit."""
+    large, small = np.maximum(first_s, second_s), np.minimum(first_s, second_s)
+    shared = np.minimum(small, fixed_s)
+    return np.maximum(large, mix[0] * shared + mix[1] * large + mix[2] * (small - shared))
+
+
+def part_within(mix: Line, seconds: float, other_s: float, fixed_s: float) -> float:
+    """Return the most seconds of one part with which `mixed_s` is at most `seconds`.
+
+    Negative where the other part alone is too much.
+    """
+    if seconds < other_s:
+        return -1.0
+    shared = min(other_s, fixed_s)
+    larger = (seconds - mix[0] * shared - mix[2] * (other_s - shared)) / mix[1]
+    if larger >= other_s:
+        return min(larger, seconds)
+    left_s = seconds - mix[1] * other_s
+    if left_s < mix[0] * shared:
+        return left_s / mix[0]
+    return min(other_s, shared + (left_s - mix[0] * shared) / mix[2])
 
 
 class Fit:
@@ -81,12 +132,11 @@ class Fit:
 
     Compared with one gain for all and with normalised least mean squares, each clipped alike and at
     the best of five rates for the case, on simulated A100 jobs (7B at share 0.5, 13B at 0.3) of
-    slower hardware than the prior's, 5 % noise, seeds not tuned on. Mean error of the next job in
-    decode: 0.7 and 0.8 %, against 1.1 and 1.1, 0.9 and 1.1; in prefill: 1.6 and 1.9 %, against 5.1
-    and 1.6, 3.2 and 3.1. So one gain is as good where the prior's proportions hold, and bad where
-    not. 2 % of jobs ten times as long add at most 0.3 to any of the three: that is the clipping's
-    merit. It is slower after a step by 1.5: 9 to 18 % off over the next 30 jobs, where one gain at
-    a rate of 0.4, too noisy otherwise, is 5 to 7 % off.
+    slower hardware than the prior's, 5 % noise, seeds not tuned on. Mean error of the next job:
+    decode 0.7 and 0.8 % (one gain 1.1 and 1.1, LMS 0.9 and 1.1); prefill 1.6 and 1.9 % (one gain
+    5.1 and 1.6, LMS 3.2 and 3.1). 2 % of jobs ten times as long add at most 0.3 to any of them,
+    thanks to the clipping. After a step by 1.5 it is 9 to 18 % off over the next 30 jobs, where one
+    gain at a rate of 0.4, too noisy otherwise, is 5 to 7 % off.
     """
 
     __slots__ = (
@@ -101,21 +151,24 @@ class Fit:
         bounds: tuple[float, float] = (LEAST, MOST),
         trust: float = 1.0,
     ) -> None:
-        """gains: to start from, within `bounds`. trust: in the prior's proportions; how many
-        observations outweigh it grows with it."""
+        """Start at `prior` times `gains`, which are within `bounds`.
+
+        trust: in the prior's proportions; with a greater one more observations outweigh it.
+        """
         self._prior, self._bounds = prior, bounds
         self.gains = gains
         self.line = prior.scaled(gains)
-        self._gain = sum(gains[:3]) / 3
-        self._trend, self._last = 0.0, 1.0
+        self._gain = sum(gains[:3]) / 3  # common to all
+        self._trend, self._last = 0.0, 1.0  # mean error of late, and the last observed ratio
         self.num_seen = 0
+        # The normal equations' matrix (symmetric) and right side, by coefficient.
         self._aa = self._bb = self._cc = trust
-        self._pull = _PULL * trust
         self._ab = self._ac = self._bc = 0.0
         self._ta, self._tb, self._tc = (trust * gain for gain in gains[:3])
+        self._pull = _PULL * trust
 
     def observe(self, new: float, attended: float, seconds: float) -> None:
-        """Such a job took `seconds`. Without effect unless that and the prediction are above 0."""
+        """Learn from a job; ignored unless `seconds` and what was predicted are above 0."""
         line = self.line
         predicted_s = line.seconds(new, attended)
         if not (seconds > 0 and predicted_s > 0):
@@ -135,7 +188,7 @@ class Fit:
             self._solve()
 
     def _add(self, new: float, attended: float, weight: float, target: float, keep: float) -> None:
-        """To the normal equations: a job's parts, times the weight, should sum to the target."""
+        """Add to the normal equations that a job's parts, times `weight`, sum to `target`."""
         base_s, per_token_s, per_attended_s, _ = self._prior
         a, b, c = base_s * weight, per_token_s * new * weight, per_attended_s * attended * weight
         self._aa = keep * self._aa + a * a
@@ -149,7 +202,7 @@ class Fit:
         self._tc = keep * self._tc + c * target
 
     def _solve(self) -> None:
-        """Two sweeps of coordinate descent from the gains as they are, each step within bounds."""
+        """Move the gains by coordinate descent, each within one step and the bounds."""
         aa, bb, cc = self._aa, self._bb, self._cc
         ab, ac, bc = self._ab, self._ac, self._bc
         ta, tb, tc = self._ta, self._tb, self._tc
@@ -179,7 +232,6 @@ class Fit:
 
 
 def _near(gain: float, old: float) -> float:
-    """At most one step away."""
     return _within(gain, old / _STEP, old * _STEP)
 
 

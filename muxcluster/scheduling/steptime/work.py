@@ -1,4 +1,4 @@
-"""What of a job its seconds depend on."""
+"""What a job does, as far as its seconds depend on it."""
 
 from typing import NamedTuple
 
@@ -8,38 +8,34 @@ from muxcluster.core.job import Job, Phase
 
 
 class JobWork(NamedTuple):
-    """Rows that decode, and prompt tokens, of one job.
+    """Decoding rows and prompt tokens of one job."""
 
-    context: tokens that the decoding rows attend to, their new one included, summed over the rows.
-    num_tokens, attention: prompt tokens, and Σ count · (start + count / 2) of their rows.
-    """
-
-    num_rows: float = 0.0
-    context: float = 0.0
-    num_tokens: float = 0.0
-    attention: float = 0.0
+    num_rows: float = 0.0  # that decode
+    context: float = 0.0  # tokens these attend to, the new ones included, summed over the rows
+    num_tokens: float = 0.0  # of prompts
+    attention: float = 0.0  # Σ count · (start + count / 2) over the prompts' rows
 
     @property
     def phase(self) -> Phase:
-        """Of the job, by what is in it: a mixed job without prompt tokens is a decode job."""
+        """Phase by content: a mixed job without prompt tokens is a decode job."""
         if not self.num_tokens:
             return Phase.DECODE
         return Phase.MIXED if self.num_rows else Phase.PREFILL
 
     def with_rows(self, count: float, lengths: float) -> "JobWork":
-        """And so many decoding rows, which attend to `lengths` tokens together."""
+        """Add `count` decoding rows, which attend to `lengths` tokens together."""
         num_rows, context, num_tokens, attention = self
         return JobWork(num_rows + count, context + lengths, num_tokens, attention)
 
     def with_prompt(self, start: float, count: float) -> "JobWork":
-        """And `count` prompt tokens from position `start` on."""
+        """Add `count` prompt tokens from position `start` on."""
         num_rows, context, num_tokens, attention = self
         attention += count * (start + count / 2)
         return JobWork(num_rows, context, num_tokens + count, attention)
 
 
 def work_of(job: Job) -> JobWork:
-    """Of one step; a decode job of several steps is taken halfway through them.
+    """Return the work of one step of `job`, halfway through where it has several.
 
     A row of one token in a mixed job counts as decoding.
     """

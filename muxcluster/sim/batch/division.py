@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from muxcluster.offline.blend.divide import divide
 from muxcluster.offline.blend.pieces import cut
-from muxcluster.offline.choice import Nature, Unplanned, nature_of
+from muxcluster.offline.choice import JobSummary, Unplanned, summary_of
 from muxcluster.offline.order.orders import OfflineJob
 from muxcluster.offline.prefix.prompts import take_prompts
 from muxcluster.sim.batch.setting import Setting
@@ -16,12 +16,12 @@ from muxcluster.sim.batch.setting import Setting
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Part:
-    """What one unit gets of a job. planned: `job` with its tree; nature: what it is like."""
+    """What one unit gets of a job. planned: `job` with its tree; summary: what it is like."""
 
     setting: Setting
     job: Unplanned
     planned: OfflineJob
-    nature: Nature
+    summary: JobSummary
 
 
 def divide_job(job: Unplanned, whole: OfflineJob, settings: Sequence[Setting]) -> list[Part]:
@@ -32,7 +32,7 @@ def divide_job(job: Unplanned, whole: OfflineJob, settings: Sequence[Setting]) -
     (there are fewer requests than units) are left out.
     """
     if len(settings) == 1:
-        return [Part(settings[0], job, whole, nature_of(whole))]
+        return [Part(settings[0], job, whole, summary_of(whole))]
     leaves = whole.leaf_work()
     resources = [setting.resources for setting in settings]
     speeds = np.array([(1 / each.token_s, 1 / each.kv_s) for each in resources])
@@ -53,4 +53,4 @@ def _part(job: Unplanned, numbers: NDArray[np.int64], setting: Setting) -> Part:
         size_bytes=setting.size_bytes,
     )
     planned = part.with_tree()
-    return Part(setting, part, planned, nature_of(planned))
+    return Part(setting, part, planned, summary_of(planned))

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from muxcluster.offline.choice import Unplanned, feeder_of, nature_of, sample_job
+from muxcluster.offline.choice import Unplanned, feeder_of, sample_job, summary_of
 from muxcluster.offline.feed.feeder import BatchFeeder
 from muxcluster.sim.batch.joint import JointPredictor, ModelJob
 from muxcluster.sim.batch.simulate import SimPredictor
@@ -63,7 +63,7 @@ class _Sample:
         self._asked = asked
         self._job = sample_job(asked.job, whole, max(1, round(share * len(asked.job.prompts))))
         self._planned = whole if self._job is asked.job else self._job.with_tree()
-        self.scale = nature_of(whole).optimum_s / nature_of(self._planned).optimum_s
+        self.scale = summary_of(whole).optimum_s / summary_of(self._planned).optimum_s
 
     def model_job(self) -> ModelJob:
         """For a prediction beside others."""

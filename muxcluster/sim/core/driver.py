@@ -135,7 +135,7 @@ class UnitDriver:
         wakeup_s = self.scheduler.next_wakeup(now)
         self._wakeup_s = math.inf if wakeup_s is None else max(wakeup_s, now + _MIN_WAIT_S)
         if self._repeating is not None:
-            self._repeating.begin(jobs)
+            self._repeating.begin()
 
     def _take_feed(self, now: float) -> None:
         while self._feed is not None and (requests := self._feed(self.scheduler, now)):

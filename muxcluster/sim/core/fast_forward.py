@@ -6,9 +6,7 @@ its own duration and its own slowdown by the neighbours of that moment: nothing 
 """
 
 from collections import deque
-from collections.abc import Sequence
 
-from muxcluster.core.job import Job
 from muxcluster.scheduling.lookahead.fast_forward import Repetition
 from muxcluster.scheduling.scheduler import UnitScheduler
 from muxcluster.sim.core.concurrency import Concurrency, Repeated, Running
@@ -30,14 +28,14 @@ class FastForward:
         self._before_s = 0.0
         self._lets_in = False
 
-    def begin(self, launched: Sequence[Job]) -> None:
-        """`next_jobs` has just answered `launched`; the last repetitions have ended."""
+    def begin(self) -> None:
+        """Look for repetitions after a call of `next_jobs`; the last ones have ended."""
         self._before_s = self._scheduler.undisturbed_until_s - _MARGIN_S
         self._lets_in = self._scheduler.lets_in
         first = self._jobs.first
         if first is None or self._before_s < self._jobs.next_end_s:
             return
-        lefts = self._scheduler.repeats(launched, first.job)
+        lefts = self._scheduler.repeats(first.job)
         if not lefts:
             return
         running = {entry.job: entry for entry in self._jobs.running}

@@ -8,7 +8,7 @@ import openai
 import pytest
 from fastapi import FastAPI
 
-from muxcluster.batch.service.local import LocalDesk
+from muxcluster.batch.service.local import LocalBatchService
 from muxcluster.batch.service.settings import BatchSettings
 from muxcluster.http.app import create_app
 from muxcluster.http.batch_lines import LineAnswerer
@@ -32,14 +32,14 @@ def batch_app(backend: FakeBackend, tmp_path: Path) -> AppOf:
         texts, metrics = ModelTexts.load(backend.models()), Metrics()
         own = ApiSettings(queues=QueueLimits(batch=2**20))
         service = CompletionService(backend, texts, metrics, own)
-        desk = LocalDesk(
+        batch_service = LocalBatchService(
             Path(batch.directory),
             LineAnswerer(service, lenient=False),
             lambda: [t.served.name for t in texts],
             batch,
         )
         settings = ApiSettings(api_key=api.api_key, more_keys=api.more_keys, batch=batch)
-        return create_app(backend, settings, desk)
+        return create_app(backend, settings, batch_service)
 
     return make
 

@@ -19,10 +19,10 @@ _GOLDEN = 0.618034
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """A node in a row of nodes; column: where its first GPU is, in widths of a GPU."""
+    """A node in a row of nodes."""
 
     node: Node
-    column: float
+    column: float  # where its first GPU is, in widths of a GPU
 
     @property
     def end(self) -> float:

@@ -4,8 +4,7 @@ from muxcluster.cli.placing.reports import Judged
 from muxcluster.cli.views.plot.cells import draw_cells
 from muxcluster.cli.views.plot.units import draw_units
 
-MOST_DETAILED = 64
-"""GPUs of a cluster that is drawn with every model's name."""
+MOST_DETAILED = 64  # GPUs of a cluster that is drawn with every model's name
 
 
 def picture(judged: Judged, form: str) -> bytes:

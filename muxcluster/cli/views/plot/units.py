@@ -26,8 +26,7 @@ _GAP = 0.08
 _NODE_HEADER, _UNIT_HEADER = 0.30, 0.30
 _MODEL, _BAR = 0.23, 0.17
 _NUM_BARS = 4
-_MOST_MODELS = 16
-"""Models drawn in one unit; the others are counted."""
+_MOST_MODELS = 16  # Models drawn in one unit; the others are counted
 _LOAD, _SMS, _BANDWIDTH, _MEMORY = "#3a7d44", "#4c6fbf", "#8d5fb0", "#6b7280"
 
 

@@ -1,0 +1,31 @@
+"""Attention in float64 over whole keys and values: what the paged kernels are held against."""
+
+import torch
+from torch import Tensor
+
+from bench.gpu.kernel_cases.paged import Paged
+
+
+def dense_attention(
+    query: Tensor,
+    sequences: Paged,
+    row: int,
+    *,
+    sliding_window: int | None = None,
+    soft_cap: float | None = None,
+) -> Tensor:
+    """[tokens, heads, head_dim] in float64; the last query is at the row's last position."""
+    keys, values = sequences.dense(row).double()
+    group = query.shape[1] // keys.shape[0]
+    keys, values = (part.repeat_interleave(group, 0) for part in (keys, values))
+    scores = query.double().transpose(0, 1) @ keys.transpose(1, 2) * query.shape[2] ** -0.5
+    if soft_cap is not None:
+        scores = soft_cap * torch.tanh(scores / soft_cap)
+    length = keys.shape[1]
+    places = torch.arange(length, device=query.device)
+    distance = places[length - len(query) :, None] - places
+    seen = distance >= 0
+    if sliding_window is not None:
+        seen &= distance < sliding_window
+    weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
+    return (weights @ values).transpose(0, 1)

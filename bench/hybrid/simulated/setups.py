@@ -1,0 +1,183 @@
+"""What BROS's evaluation runs on and under: models on meshes, lengths, and the systems compared."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from bench.hybrid.simulated.lengths import Even, Fitted
+from muxcluster.core.unitspec import SchedulerSpec
+from muxcluster.placement.hardware import GPUS
+from muxcluster.placement.memory import kv_blocks
+from muxcluster.placement.plan import Plan, PlannedModel, PlannedUnit
+from muxcluster.placement.problem import Demand, Limits, Node, Problem
+from muxcluster.placement.shapes.known import SHAPES
+from muxcluster.sim.cases.case import Case
+from muxcluster.sim.cases.systems import system_named
+from muxcluster.sim.demand.loads import Load, Synthetic
+from muxcluster.sim.demand.waves import Waves
+from muxcluster.workload.generate import Source
+from muxcluster.workload.lengths import Independent, Lengths
+from muxcluster.workload.processes import Poisson
+
+TTFT_S, TPOT_S = 0.4, 0.2
+WAVE = 256
+"""Batch requests of a wave. The paper does not tell; so many are four times what fits in the memory
+of an OPT setup, and as many as vLLM lets run at a time."""
+MAX_SEQS = 256
+"""vLLM's default."""
+BATCH = Independent(Even(512, 1024), Even(32, 128))
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """A model on a mesh of `num_gpus` GPUs."""
+
+    shape: str
+    gpu: str
+    num_gpus: int
+    max_model_len: int
+
+    @property
+    def name(self) -> str:
+        """As in the tables."""
+        return f"{self.shape} on {self.num_gpus} x {self.gpu}"
+
+
+SETUPS: Mapping[str, Setup] = {
+    setup.shape: setup
+    for setup in (
+        Setup("opt-13b", "A100-40GB", 2, 2048),
+        Setup("opt-30b", "A100-40GB", 4, 2048),
+        Setup("llama-3-70b", "A100-80GB", 8, 4096),
+    )
+}
+LENGTHS: Mapping[str, Lengths] = {
+    "sharegpt": Independent(Fitted(222.76, 256.36), Fitted(234.51, 268.50)),
+    "lmsys": Independent(Fitted(90.50, 148.52), Fitted(237.04, 228.21)),
+}
+MEANS = {"sharegpt": (222.76, 234.51), "lmsys": (90.50, 237.04)}
+"""Prompt and output tokens of an interactive request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A system of the comparison. system: as `muxcluster simulate --systems` has it. policy:
+    fields of SchedulerSpec that differ from the others'."""
+
+    name: str
+    system: str
+    policy: Mapping[str, Any] = field(default_factory=dict)
+
+
+OURS, APART = "ours", "ours, blocks apart"
+ENTRIES = (
+    Entry("fcfs", "temporal:packing=fcfs"),
+    Entry("round-robin", "temporal:packing=round-robin"),
+    Entry("priority", "temporal:packing=priority"),
+    # its prompts in chunks beside decodes, as ours: what the lane does, and what the packing
+    Entry("priority, mixed", "mixed:packing=priority"),
+    Entry(OURS, "mixed:packing=hybrid"),
+)
+APART_ENTRY = Entry(APART, "mixed:packing=hybrid", {"shares_blocks": False})
+COMPARED = tuple(entry for entry in ENTRIES if entry.name in ("fcfs", "round-robin", OURS))
+"""Whom the paper compares."""
+ALONE = tuple(entry for entry in ENTRIES if entry.name in ("fcfs", OURS))
+"""Where there are interactive requests only, the classes make no difference."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One load of one setup. has_batch: False leaves the interactive requests alone. wave: batch
+    requests at once."""
+
+    setup: str
+    lengths: str
+    rate_per_s: float
+    seconds: float
+    has_batch: bool = True
+    wave: int = WAVE
+
+
+def case_of(point: Point, entry: Entry, seed: int) -> Case:
+    """The point under a system."""
+    setup, rate = SETUPS[point.setup], point.rate_per_s
+    waves = Waves(setup.shape, point.wave, BATCH, point.seconds, seed)
+    source = Source(setup.shape, Poisson(rate), LENGTHS[point.lengths])
+    return assembled(
+        problem_of(setup, rate, MEANS[point.lengths]),
+        Synthetic((source,)),
+        (waves,) if point.has_batch else (),
+        entry,
+        Run(point.seconds, seed, rate),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """How long requests come, the seed, and the rate, which is for the report alone."""
+
+    seconds: float
+    seed: int
+    rate_per_s: float
+
+
+def assembled(
+    problem: Problem, load: Load, waves: tuple[Waves, ...], entry: Entry, run: Run
+) -> Case:
+    """The one model of the problem on its one node."""
+    return Case(
+        system_named(entry.system),
+        _plan(problem),
+        problem,
+        load,
+        replace(SchedulerSpec(max_decode_rows=MAX_SEQS), **entry.policy),
+        rate_scale=run.rate_per_s,
+        duration_s=run.seconds,
+        seed=run.seed,
+        waves=waves,
+    )
+
+
+def problem_of(setup: Setup, rate_per_s: float, means: tuple[float, float]) -> Problem:
+    """means: prompt and output tokens of an interactive request."""
+    demand = Demand(
+        setup.shape,
+        SHAPES[setup.shape],
+        rate_per_s,
+        *means,
+        setup.max_model_len,
+        MAX_SEQS,
+        ttft_s=TTFT_S,
+        tpot_s=TPOT_S,
+    )
+    return Problem((demand,), (Node("node-0", setup.num_gpus, GPUS[setup.gpu]),))
+
+
+def _plan(problem: Problem) -> Plan:
+    """The model on the whole node."""
+    (demand,), (node,) = problem.demands, problem.nodes
+    model = PlannedModel(
+        name=demand.name,
+        prefill_sm=1.0,
+        decode_sm=1.0,
+        batch=1.0,
+        quota_blocks=0,
+        throughput=demand.rate,
+    )
+    unit = PlannedUnit(
+        id="mesh",
+        node=node.name,
+        gpus=tuple(range(node.num_gpus)),
+        tp=node.num_gpus,
+        kv_blocks=kv_blocks(node.gpu, node.num_gpus, problem.demands, Limits()),
+        models=(model,),
+    )
+    return Plan(
+        method="given",
+        objective="throughput",
+        score=demand.rate,
+        throughput=demand.rate,
+        bound=None,
+        solve_seconds=0.0,
+        units=(unit,),
+    )

@@ -1,0 +1,116 @@
+"""Runs a workload in an order and keeps what came of it: a long bench can be continued."""
+
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache, partial
+from pathlib import Path
+
+import numpy as np
+
+from bench.offline.blending.traces import Mix, trace
+from bench.offline.blending.unit import KV_BYTES, RESOURCES, make_unit, permitted
+from bench.offline.rows import Row
+from bench.offline.rows import Rows as KeptRows
+from muxcluster.offline.blend.lengths import known_lengths
+from muxcluster.offline.choice import Unplanned, summary_of
+from muxcluster.offline.feed.feeder import BatchFeeder
+from muxcluster.offline.order.orders import OfflineJob
+from muxcluster.sim.batch.simulate import SimPredictor
+
+UNTOLD = 256.0
+"""Output tokens that every request is believed to have before there are results."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One run. sampled: output lengths are known to nobody at first; else they are.
+
+    overlap: prefill and decode side by side, else mixed jobs whose parts' times add up.
+    """
+
+    mix: Mix
+    num_requests: int
+    order: str
+    sampled: bool = False
+    overlap: bool = True
+
+    @property
+    def name(self) -> str:
+        """Of the row that is kept."""
+        lengths = "sampled" if self.sampled else "known"
+        lane = "overlap" if self.overlap else "serial"
+        return f"{self.mix.name}, {self.num_requests} requests, {self.order}, {lengths}, {lane}"
+
+
+class Rows:
+    """Rows by case and seed, kept in a file; None keeps them in memory alone."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._kept = KeptRows(path)
+
+    def run(self, cases: Iterable[Case], seed: int) -> None:
+        """Those that are not here yet."""
+        for case in cases:
+            name = _name(case, seed)
+            if name not in self._kept:
+                row = self._kept.run(name, partial(_run, case, seed))
+                print({key: value for key, value in row.items() if key != "use"}, flush=True)
+
+    def have(self, cases: Iterable[Case], seed: int) -> bool:
+        """True where all of them have run."""
+        return all(_name(case, seed) in self._kept for case in cases)
+
+    def of(self, case: Case, seed: int) -> Row:
+        """What came of a case. Raises KeyError where it has not run."""
+        return self._kept[_name(case, seed)]
+
+
+def _name(case: Case, seed: int) -> str:
+    return f"{case.name}, seed {seed}"
+
+
+@lru_cache(maxsize=1)
+def _prepared(mix: Mix, num_requests: int, seed: int) -> tuple[Unplanned, OfflineJob]:
+    job = trace(mix, num_requests, RESOURCES, KV_BYTES, seed)
+    return job, job.with_tree()
+
+
+def _run(case: Case, seed: int) -> Row:
+    job, whole = _prepared(case.mix, case.num_requests, seed)
+    summary = summary_of(whole)
+    best = permitted(summary)
+    unit = make_unit(best.split if case.overlap else None)
+    predictor = SimPredictor(unit, "m", RESOURCES)
+    start_s = time.process_time()
+    feeder = untold(whole, case.order) if case.sampled else BatchFeeder(whole, case.order)
+    found = predictor.predict(job.prompts, job.output_tokens, feeder)
+    bare_s = best.seconds if case.overlap else best.serial_s
+    return {
+        "num_requests": summary.num_requests,
+        "density": summary.density,
+        "sharing": summary.sharing,
+        "split": best.split if case.overlap else None,
+        "permitted": asdict(best),
+        "ideal_s": summary.optimum_s,
+        "makespan_s": found.makespan_s,
+        "share_of_permitted": bare_s / found.makespan_s,
+        "share_of_ideal": summary.optimum_s / found.makespan_s,
+        "sharing_kept": found.saving_ratio / summary.sharing,
+        "recomputed_tokens": found.recomputed_tokens,
+        "num_refused": found.num_refused,
+        "cpu_s": round(time.process_time() - start_s, 1),
+        "use": {
+            "bin_s": found.use.bin_s,
+            "compute": found.use.compute.round(4).tolist(),
+            "memory": found.use.memory.round(4).tolist(),
+            "held": found.use.held.round(4).tolist(),
+        },
+    }
+
+
+def untold(whole: OfflineJob, order: str) -> BatchFeeder:
+    """A feeder of the job that knows nothing of its lengths."""
+    believed = np.full(len(whole.tree.order), UNTOLD)
+    job = replace(whole, outputs=known_lengths(believed))
+    return BatchFeeder(job, order, np.full(len(believed), np.nan))
