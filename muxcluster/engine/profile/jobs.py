@@ -19,7 +19,7 @@ _STEPS_AHEAD = 8  # steps of a padded batch in a row, before it is formed again 
 _GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
 
 
-class Books:
+class ProfileState:
     """What all jobs of a unit have in common: the owner of each block, and the next job's id."""
 
     def __init__(self, spec: UnitSpec) -> None:
@@ -34,7 +34,7 @@ class Books:
 
 
 @dataclass(frozen=True, slots=True)
-class Post:
+class JobTarget:
     """The model of jobs, where they run, and the first of the model's slots that they use."""
 
     model: str
@@ -49,17 +49,17 @@ class ProfileJobs:
     """
 
     def __init__(
-        self, spec: UnitSpec, post: Post | None = None, books: Books | None = None
+        self, spec: UnitSpec, target: JobTarget | None = None, state: ProfileState | None = None
     ) -> None:
-        """post: by default the only model on its first worker. books: shared with other jobs."""
-        if post is None:
+        """target: by default the only model on its first worker. state: shared with other jobs."""
+        if target is None:
             (only,) = spec.models
-            post = Post(only.name, spec.workers[0].worker_id)
-        books = books or Books(spec)
-        self._post = post
-        self._model = next(model for model in spec.models if model.name == post.model)
+            target = JobTarget(only.name, spec.workers[0].worker_id)
+        state = state or ProfileState(spec)
+        self._target = target
+        self._model = next(model for model in spec.models if model.name == target.model)
         self._budget = spec.scheduler.token_budget
-        self._kv, self._ids = books.kv.of(self._model.name), books.ids
+        self._kv, self._ids = state.kv.of(self._model.name), state.ids
         self._open: NDArray[np.int32] = np.empty(0, dtype=np.int32)
         self._random = np.random.default_rng(self._model.seed)
         self._num_decodes = 0
@@ -109,14 +109,14 @@ class ProfileJobs:
     def _reopen(self, batch: int) -> NDArray[np.int32]:
         for slot in self._open.tolist():
             self._kv.close(slot)
-        self._open = np.arange(batch, dtype=np.int32) + np.int32(self._post.first_slot)
+        self._open = np.arange(batch, dtype=np.int32) + np.int32(self._target.first_slot)
         for slot in self._open.tolist():
             self._kv.open(slot, ())
         return self._open
 
     def _prompt_rows(self, point: Point) -> Sequence[Rows]:
         rows = prompt_rows(point.batch, point.tokens, self._budget)
-        first = np.int32(self._post.first_slot)
+        first = np.int32(self._target.first_slot)
         return [replace(each, slots=each.slots + first) for each in rows]
 
     def _grow(self, slots: NDArray[np.int32], tokens: int) -> TableDelta:
@@ -142,7 +142,7 @@ class ProfileJobs:
             job_id=next(self._ids),
             model=self._model.name,
             phase=phase,
-            worker_id=self._post.worker_id,
+            worker_id=self._target.worker_id,
             share=share,
             rows=rows,
             tables=tables,

@@ -12,7 +12,7 @@ from muxcluster.core.unitspec import ModelSpec, UnitSpec
 from muxcluster.engine.dense.places import num_batches
 from muxcluster.engine.executor import Executor, JobDone
 from muxcluster.engine.profile.grid import Grid, Point, fits
-from muxcluster.engine.profile.jobs import Books, Post, ProfileJobs
+from muxcluster.engine.profile.jobs import JobTarget, ProfileJobs, ProfileState
 from muxcluster.engine.profile.model import check_outcome, run_jobs, samples_of, warm_up_decode
 from muxcluster.engine.unit.executor_choice import make_executor
 from muxcluster.placement.cost import Pair, PairedJob
@@ -158,15 +158,15 @@ def measure_pairs(
 
 def pair_at(executor: Executor, spec: UnitSpec, point: PairPoint, repeats: int) -> Pair:
     """Measure one point on an executor of `spec` that has started. Raises as `measure_pairs`."""
-    books = Books(spec)
-    prefills = ProfileJobs(spec, Post(point.prefill_model, _PREFILLS), books)
-    post = Post(point.decode_model, _DECODES, first_slot=point.prefill.batch)
-    decodes = ProfileJobs(spec, post, books)
+    state = ProfileState(spec)
+    prefills = ProfileJobs(spec, JobTarget(point.prefill_model, _PREFILLS), state)
+    target = JobTarget(point.decode_model, _DECODES, first_slot=point.prefill.batch)
+    decodes = ProfileJobs(spec, target, state)
     run_jobs(executor, decodes.prefill(point.decode))
     warm_up_decode(executor, decodes, point.decode)
     turns = (
-        _Turns(lambda: prefills.prefill(point.prefill)),
-        _Turns(lambda: [decodes.decode(point.decode)]),
+        _RepeatedJobs(lambda: prefills.prefill(point.prefill)),
+        _RepeatedJobs(lambda: [decodes.decode(point.decode)]),
     )
     alone = [samples_of(repeats, partial(_turn_alone, executor, turn)) for turn in turns]
     _side_by_side(executor, turns, repeats)
@@ -180,7 +180,7 @@ def pair_at(executor: Executor, spec: UnitSpec, point: PairPoint, repeats: int) 
 
 
 @dataclass(slots=True)
-class _Turns:
+class _RepeatedJobs:
     """Repeats a worker's jobs."""
 
     jobs: Callable[[], Sequence[Job]]  # the jobs of one turn, in order
@@ -218,11 +218,11 @@ class _Turns:
         executor.launch(job)
 
 
-def _turn_alone(executor: Executor, turn: _Turns) -> float:
+def _turn_alone(executor: Executor, turn: _RepeatedJobs) -> float:
     return run_jobs(executor, turn.jobs())
 
 
-def _side_by_side(executor: Executor, turns: Sequence[_Turns], repeats: int) -> None:
+def _side_by_side(executor: Executor, turns: Sequence[_RepeatedJobs], repeats: int) -> None:
     """Repeat both until each has its samples; then let both end."""
     for turn in turns:
         turn.begin(executor)

@@ -21,7 +21,7 @@ from muxcluster.engine.sampling.parameters import SequenceSampling
 from muxcluster.engine.sampling.prompt_positions import Asked, PromptPositions
 from muxcluster.engine.sampling.results import Pending, Ready, result_of
 from muxcluster.engine.sampling.sampler import Sampled, sample
-from muxcluster.engine.steps.device.warm_up import WarmUp
+from muxcluster.engine.steps.device.warm_up import WarmUpStep
 
 
 class RowsForward(Protocol):
@@ -105,7 +105,7 @@ class HostSteps:
         slots, columns = self._index(delta.slots), self._index(delta.columns)
         tables[slots, :, :, columns] = blocks.view(len(delta), *tables.shape[1:3])
 
-    def warm_up(self, steps: Sequence[WarmUp]) -> None:
+    def warm_up(self, steps: Sequence[WarmUpStep]) -> None:
         """Do nothing: nothing is compiled."""
 
     def record(self, num_rows: int, share: float) -> None:

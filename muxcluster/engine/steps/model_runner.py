@@ -20,7 +20,7 @@ from muxcluster.engine.sampling.prompt_positions import PromptPositions
 from muxcluster.engine.sampling.results import Pending, RowsResult
 from muxcluster.engine.steps.device.captures import Capture
 from muxcluster.engine.steps.device.steps import DeviceSteps
-from muxcluster.engine.steps.device.warm_up import WarmUp
+from muxcluster.engine.steps.device.warm_up import WarmUpStep
 from muxcluster.engine.steps.host_steps import HostSteps, PagedRows, RowsForward
 
 
@@ -31,7 +31,7 @@ class Steps(Protocol):
 
     def write_tables(self, delta: TableDelta) -> None: ...
 
-    def warm_up(self, steps: Sequence[WarmUp]) -> None: ...
+    def warm_up(self, steps: Sequence[WarmUpStep]) -> None: ...
 
     def record(self, num_rows: int, share: float) -> None: ...
 
@@ -89,7 +89,7 @@ class ModelRunner:
         """Add the delta's blocks to the block tables before the next rows run."""
         self._steps.write_tables(delta)
 
-    def warm_up(self, steps: Sequence[WarmUp]) -> None:
+    def warm_up(self, steps: Sequence[WarmUpStep]) -> None:
         """Run steps that touch no sequence, so that the kernels they need are compiled."""
         self._steps.warm_up(steps)
 

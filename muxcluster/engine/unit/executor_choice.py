@@ -3,7 +3,7 @@
 from muxcluster.core.errors import ConfigError
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.executor import Executor
-from muxcluster.engine.unit.partition_choice import settled
+from muxcluster.engine.unit.partition_choice import settle_partition
 
 _ON_CPU = frozenset({"threads", "none"})
 _ON_GPU = frozenset({"mps", "green", "none"})
@@ -16,7 +16,7 @@ def make_executor(spec: UnitSpec) -> Executor:
     scheduler settles it before. Raises ConfigError for an unknown partition, or one that the device
     cannot have.
     """
-    spec = settled(spec)
+    spec = settle_partition(spec)
     known = _ON_CPU if spec.device == "cpu" else _ON_GPU
     if spec.partition not in known:
         message = f"{spec.partition!r} is none of device {spec.device!r}: use "

@@ -21,7 +21,7 @@ _GREEN_CALL = "cuGreenCtxStreamCreate"
 _PROTOCOL = "msgspec"  # library that worker processes need and a node may lack
 
 
-def settled(
+def settle_partition(
     spec: UnitSpec,
     try_daemon: Callable[[str], None] = try_mps,
     load_driver: Callable[[str], Any] = ctypes.CDLL,

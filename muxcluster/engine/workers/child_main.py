@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-def settle_in() -> None:
+def set_up_child() -> None:
     """Set up a child process: show where it crashes, log, and ignore Ctrl-C."""
     faulthandler.enable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the unit decides when we end
@@ -49,7 +49,7 @@ def serve_unit(
     its models run; None: all of them paged.
     """
     name_process(f"{name}-idle")
-    settle_in()
+    set_up_child()
     control = FrameSocket(socket.socket(fileno=control_fd))
     frame = control.recv()
     if frame is None:

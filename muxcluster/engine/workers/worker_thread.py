@@ -19,13 +19,13 @@ class WorkerThread:
         self,
         name: str,
         runner: JobRunner,
-        tell: Callable[[JobDone | JobFailed | SystemExit], None],
+        report: Callable[[JobDone | JobFailed | SystemExit], None],
     ) -> None:
-        """tell: called with every outcome, or with SystemExit if a job raised it, which ends the
+        """report: called with every outcome, or with SystemExit if a job raised it, which ends the
         thread.
         """
         self._pipeline = Pipeline(runner)
-        self._tell = tell
+        self._report = report
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._is_closing = False
         self._may_record = False
@@ -52,11 +52,11 @@ class WorkerThread:
             while len(self._pipeline):
                 self._pipeline.end()
         except SystemExit as end:
-            self._tell(end)
+            self._report(end)
 
     def _turn(self) -> None:
         if self._pipeline.must_end:
-            self._tell(self._pipeline.end())
+            self._report(self._pipeline.end())
             return
         is_idle = not len(self._pipeline)
         wait_s = _NAP_S if not is_idle else IDLE_S if self._may_record else None

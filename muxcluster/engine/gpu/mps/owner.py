@@ -71,9 +71,9 @@ class GpuOwner:
         """Spawn a new worker for the rung, unless the lost one broke our context."""
         if worker in (key.data for key in self._selector.get_map().values()):
             self._selector.unregister(worker)
-        said = worker.last_words()
+        said = worker.last_message()
         worker.end()
-        self._mourn(worker, said)
+        self._check_loss(worker, said)
         fresh = self._worker_pool.spawn(worker.rung)
         self._selector.register(fresh, selectors.EVENT_READ, fresh)
         return fresh
@@ -92,9 +92,9 @@ class GpuOwner:
         self._selector.unregister(worker)
         worker.has_unit = True
         worker.end()
-        self._mourn(worker, said)
+        self._check_loss(worker, said)
 
-    def _mourn(self, worker: SpawnedWorker, said: object) -> None:
+    def _check_loss(self, worker: SpawnedWorker, said: object) -> None:
         """Raise ContextLost if the worker's end broke more than the worker."""
         if isinstance(said, Lost):
             logger.error("worker %d lost its context: %s", worker.rung.rung_id, said.reason)
@@ -113,9 +113,9 @@ def main(control_fd: int, fork_fd: int, worker_module: str = WORKER_MODULE) -> i
         whole = len(SmProbe(device).run())
         worker_pool = WorkerPool(spec, OwnedMemory(spec), whole, worker_module)
         try:
-            worker_pool.assemble()
+            worker_pool.start()
         except BaseException:
-            worker_pool.dismiss()
+            worker_pool.end()
             raise
         return worker_pool
 
@@ -123,7 +123,7 @@ def main(control_fd: int, fork_fd: int, worker_module: str = WORKER_MODULE) -> i
         try:
             GpuOwner(worker_pool, control, forks).serve()
         finally:
-            worker_pool.dismiss()
+            worker_pool.end()
 
     return serve_unit("mux-owner", control_fd, load, serve, explained)
 

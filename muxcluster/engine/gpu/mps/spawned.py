@@ -70,7 +70,7 @@ class SpawnedWorker:
         assert not isinstance(said, StartWorker), "a worker was given a rung by another"
         return said
 
-    def last_words(self) -> Lost | None:
+    def last_message(self) -> Lost | None:
         """Return why it ended, if it said so and the message was not read before."""
         while self._stream.fileno() >= 0 and select.select([self._stream], [], [], 0.0)[0]:
             said = self.hear()

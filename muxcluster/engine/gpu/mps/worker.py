@@ -24,7 +24,7 @@ from muxcluster.engine.gpu.mps.messages import (
 )
 from muxcluster.engine.gpu.sm_probe import SmProbe
 from muxcluster.engine.steps.runner import UnitRunner
-from muxcluster.engine.workers.child_main import name_process, settle_in
+from muxcluster.engine.workers.child_main import name_process, set_up_child
 from muxcluster.engine.workers.worker import Worker
 
 logger = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ def serve(stream: socket.socket, start: StartWorker) -> int:
 
 def main(owner_fd: int, start_fd: int) -> int:
     """Serve until the unit or the owner is gone; return the exit status."""
-    settle_in()
+    set_up_child()
     try:
         return serve(socket.socket(fileno=owner_fd), read(start_fd))
     except (BrokenPipeError, ConnectionResetError):

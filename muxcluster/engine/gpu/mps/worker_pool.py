@@ -54,7 +54,7 @@ class WorkerPool:
         self._workers[rung.rung_id] = worker
         return worker
 
-    def assemble(self, limit_s: float = START_S) -> None:
+    def start(self, limit_s: float = START_S) -> None:
         """Spawn all workers and wait until they are ready; then verify their shares.
 
         Raises EngineFailure: which worker cannot start and why, or which share did not take effect.
@@ -73,7 +73,7 @@ class WorkerPool:
         """Return whether a new worker has as many multiprocessors as the first one of its rung."""
         return len(said.sm_ids) == len(self._seen[worker.rung.rung_id])
 
-    def dismiss(self) -> None:
+    def end(self) -> None:
         for worker in self._workers.values():
             worker.end()
 

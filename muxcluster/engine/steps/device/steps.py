@@ -18,7 +18,7 @@ from muxcluster.engine.sampling.results import InOrder, Pending, Readback, Ready
 from muxcluster.engine.sampling.sampler import sample
 from muxcluster.engine.steps.device.captures import Capture
 from muxcluster.engine.steps.device.decode_graphs import DecodeGraphs
-from muxcluster.engine.steps.device.warm_up import WarmUp
+from muxcluster.engine.steps.device.warm_up import WarmUpStep
 
 _NOBODY = np.empty(0, dtype=np.int32)
 
@@ -59,10 +59,10 @@ class DeviceSteps:
         """As `DecodeGraphs.record_next`, for the calling thread's stream."""
         return self._decode().record_next()
 
-    def warm_up(self, steps: Sequence[WarmUp]) -> None:
+    def warm_up(self, steps: Sequence[WarmUpStep]) -> None:
         """Run steps that touch no sequence, and draw a token of each."""
         for step in steps:
-            batch, arrays = step.batch(), self._of_nobody()
+            batch, arrays = step.batch(), self._without_sequence()
             inputs = _inputs(batch, self._upload([*batch.arrays, *arrays]))
             logits = self._logits(inputs, inputs.batch.positions.clamp(min=0))
             self._draw(logits, inputs)
@@ -131,7 +131,7 @@ class DeviceSteps:
         self._writes.write(tensors[num_inputs:])
         return _inputs(batch, tensors[:num_inputs])
 
-    def _of_nobody(self) -> list[Array]:
+    def _without_sequence(self) -> list[Array]:
         """Return arrays for a batch that needs one token's logits, for no sequence."""
         num_slots, width = self._model.arena.history.shape
         return [

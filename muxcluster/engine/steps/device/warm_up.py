@@ -29,7 +29,7 @@ _TILE_MEMBERS = 128
 
 
 @dataclass(frozen=True, slots=True)
-class WarmUp:
+class WarmUpStep:
     """A step of rows of no sequence."""
 
     num_single: int = 0  # rows of one token
@@ -53,27 +53,27 @@ def nowhere(batch: HostBatch) -> HostBatch:
     return HostBatch(arrays, batch.ends, batch.num_single, batch.num_many, batch.most_fresh)
 
 
-def prompt_steps(max_rows: int, max_tokens: int) -> list[WarmUp]:
+def prompt_steps(max_rows: int, max_tokens: int) -> list[WarmUpStep]:
     """Return steps that compile all that a step with a row of several tokens can need.
 
     max_rows: of a step. max_tokens: of a sequence.
     """
     lengths = takewhile(lambda n: n <= min(_TILE_MEMBERS, max_tokens - 1), _powers(2))
-    chunks = [WarmUp(counts=(length,)) for length in lengths]
+    chunks = [WarmUpStep(counts=(length,)) for length in lengths]
     most = max(1, max_rows - 1)
-    mixed = [WarmUp(num_single=num_single, counts=(2,)) for num_single in sorted({1, most})]
-    return [*chunks, WarmUp(counts=(2,), start=0), *mixed]
+    mixed = [WarmUpStep(num_single=num_single, counts=(2,)) for num_single in sorted({1, most})]
+    return [*chunks, WarmUpStep(counts=(2,), start=0), *mixed]
 
 
-def token_steps(max_rows: int, *, shares: bool) -> list[WarmUp]:
+def token_steps(max_rows: int, *, shares: bool) -> list[WarmUpStep]:
     """Return steps that compile all that a step of rows of one token can need.
 
     shares: some steps read shared prefixes.
     """
-    steps = [WarmUp(num_single=num_rows) for num_rows in sorted({1, max_rows})]
+    steps = [WarmUpStep(num_single=num_rows) for num_rows in sorted({1, max_rows})]
     if shares:
         sizes = [*takewhile(lambda size: size < max_rows, _powers(1)), max_rows]
-        steps += [WarmUp(num_single=size, shares=True) for size in sizes]
+        steps += [WarmUpStep(num_single=size, shares=True) for size in sizes]
     return steps
 
 
