@@ -6,7 +6,8 @@ paper's jobs are ours. *micro*: prefixes of 2,000, 1,000 and 200 tokens before 2
 of a request's own, shared by 4 and by 16. *case 1*: prefix 1,100, own 400, degree 7; *case 2*: 770,
 978, 11.36; each on vLLM's settings one by one, then on ours one by one: requests of a group
 together, the groups by R, memory instead of a number of requests as the limit. *valleys*: tokens of
-a step over time (--plot draws them). --quick: a sixth of the requests, and of the memory.
+a step over time (--plot draws them). --quick: a third of the requests, of the memory and of the
+rows that run at once, so that memory and rows limit a batch as in the whole run.
 """
 
 import sys

@@ -8,7 +8,8 @@ once*: both models are there from the start, so less KV fits; each job keeps its
 their memory is divided by `offline.joint`. *Unaware*: at once, too, but FCFS, and each job takes
 what it finds. Both in the best of the same lanes. Output lengths are known to the plans. The
 optimum is the least time that the cost model permits. The last case has nothing to gain: each job
-is a blend by itself.
+is a blend by itself. --quick: the first pair and the last case, whole: with shorter jobs the last
+requests, which decode alone, hide what order and memory do.
 """
 
 import sys
@@ -38,7 +39,9 @@ from muxcluster.sim.batch.joint import JointPrediction, JointPredictor, ModelJob
 from muxcluster.sim.batch.simulate import SimPredictor
 
 ORDERS = ("dfs", "blend", "fcfs")
-SECONDS, QUICK_SECONDS = 60.0, 6.0
+# Of work a job. With 6 s both jobs at once reach 0.34 of the optimum and the control gains 1.26
+# times; with 24 s 0.70 and 1.05; whole 0.83 and 0.87 (a loss).
+SECONDS = 60.0
 MIXED = "mixed"
 
 
@@ -113,8 +116,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="write the picture there")
     bench = Bench(parser, argv)
-    seconds = QUICK_SECONDS if bench.options.quick else SECONDS
-    results = [run_case(case, seconds, bench.options.seed) for case in cases()]
+    asked = cases()[::3] if bench.options.quick else cases()
+    results = [run_case(case, SECONDS, bench.options.seed) for case in asked]
     summaries = {each.case: each.summary() for each in results}
     *blends, _ = summaries.values()
     gains = [each["throughput_over_one_after_other"] for each in blends]
@@ -130,7 +133,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             Claim("share_of_optimum", means["share_of_optimum"], "", 1.0),
         ],
         {"throughput_over_one_after_other": gains},
-        seconds_of_work=seconds,
+        seconds_of_work=SECONDS,
         summaries=summaries,
         cases=[asdict(each) for each in results],
     )

@@ -1,4 +1,4 @@
-"""Which order a job runs in: each candidate is predicted on a sample, the fastest is taken."""
+"""Choose the order of a job: predict each candidate on a sample and take the fastest."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,28 +16,23 @@ from muxcluster.offline.prefix.prompts import Prompts, take_prompts
 from muxcluster.offline.prefix.ranges import joined_ranges
 from muxcluster.offline.prefix.tree import PrefixTree, build_tree
 
-_RUNS = (8, 32, 128)
-"""Neighbours in the tree that a sample takes together, of which the most faithful is used."""
+_RUNS = (8, 32, 128)  # lengths tried of a sample's runs of neighbours in the tree
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Unplanned:
-    """A job whose output lengths are taken as known, for one unit.
-
-    output_tokens: int64 [n], by prompt number. size_bytes: KV that the batch may hold.
-    block_tokens: whole blocks alone are reused. shared_prefix_tokens: see `OfflineJob`.
-    """
+    """A job for one unit, without a tree; its output lengths count as known."""
 
     prompts: Prompts
-    output_tokens: NDArray[np.int64]
+    output_tokens: NDArray[np.int64]  # int64 [n], by prompt number
     model: ResourceModel
-    size_bytes: float
-    block_tokens: int
+    size_bytes: float  # KV that the batch may hold
+    block_tokens: int  # only whole blocks are reused
     seed: int = 0
-    shared_prefix_tokens: int = 0
+    shared_prefix_tokens: int = 0  # see `OfflineJob`
 
     def with_tree(self) -> OfflineJob:
-        """What orders depend on. An engine computes the last token of every prompt."""
+        """Build the prefix tree. An engine computes the last token of every prompt."""
         tree = build_tree(self.prompts, self.block_tokens, own_tokens=1)
         outputs = known_lengths(self.output_tokens[tree.order].astype(np.float64))
         return OfflineJob(
@@ -53,23 +48,23 @@ class JobSummary:
     prompt_tokens: int
     output_tokens: int
     sharing: float  # share of prompt tokens that need not be computed
-    # compute_s, memory_s: resource seconds (BlendServe §2.3), shared tokens counted once
+    # Resource seconds of the whole (BlendServe §2.3), shared tokens counted once.
     compute_s: float
     memory_s: float
 
     @property
     def density(self) -> float:
-        """Compute over memory seconds."""
+        """Return compute over memory seconds."""
         return self.compute_s / self.memory_s
 
     @property
     def optimum_s(self) -> float:
-        """What perfect overlap of compute and memory would take."""
+        """Return the seconds that perfect overlap of compute and memory would take."""
         return max(self.compute_s, self.memory_s)
 
 
 def summary_of(job: OfflineJob) -> JobSummary:
-    """Summarise a whole job."""
+    """Return the summary of a whole job."""
     tree = job.tree
     work = node_work(tree, job.model, job.leaf_work())
     return JobSummary(
@@ -83,11 +78,11 @@ def summary_of(job: OfflineJob) -> JobSummary:
 
 
 def sample_job(job: Unplanned, whole: OfflineJob, count: int) -> Unplanned:
-    """About `count` requests of `job`, whose tree is in `whole`: as much sharing, the same density.
+    """Return about `count` requests of `job` with its sharing and density; `whole` has its tree.
 
-    Evenly spaced runs of neighbours in the tree, small families whole, so that they share as they
-    do in the job; of several lengths of runs, the one whose sample is most like it. Requests stay
-    in the order they came in. The job itself where it is no larger.
+    They are evenly spaced runs of neighbours in the tree, small families whole, so that they share
+    as they do in the job; of several lengths of runs, the one whose sample is most like the job.
+    Requests stay in the order of arrival. Returns the job itself where it is no larger.
     """
     if count >= len(job.prompts):
         return job
@@ -118,7 +113,7 @@ def _runs_of(job: Unplanned, tree: PrefixTree, count: int, run: int) -> Unplanne
 
 
 def _family_starts(tree: PrefixTree, most: int) -> NDArray[np.int64]:
-    """For each place and the end, where the next family starts there or later; int64 [n + 1].
+    """Return, for each place and the end, where the next family starts; int64 [n + 1].
 
     A family shares a first token. One of more than `most` counts as requests that share nothing.
     """
@@ -131,14 +126,14 @@ def _family_starts(tree: PrefixTree, most: int) -> NDArray[np.int64]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Choice:
-    """predictions: by order, of the sample. sample: what they were made on."""
+    """Predictions of several orders."""
 
-    predictions: Mapping[str, Prediction]
+    predictions: Mapping[str, Prediction]  # of the sample, by order
     sample: JobSummary
 
     @property
     def best(self) -> str:
-        """The order of least predicted makespan; of equal ones the one asked for first."""
+        """Return the order of least predicted makespan; of equal ones the one asked for first."""
         return min(self.predictions, key=lambda name: self.predictions[name].makespan_s)
 
 
@@ -147,8 +142,8 @@ def compare_orders(
 ) -> Choice:
     """Predict the sample in each of the orders. Raises ValueError for an unknown order.
 
-    are_known: the plans are told the output lengths. Otherwise they learn them while the job runs,
-    and until then expect the mean of all from each request.
+    are_known: plans use the true output lengths. Otherwise they learn them while the job runs, and
+    until then expect the mean of all from each request.
     """
     job = sample.with_tree()
     expected = None if are_known else float(sample.output_tokens.mean())
@@ -162,10 +157,10 @@ def compare_orders(
 
 
 def feeder_of(job: OfflineJob, order: str, expected: float | None = None) -> BatchFeeder:
-    """A feeder that is told the job's output lengths, or, where `expected` is given, none.
+    """Return a feeder that knows the job's output lengths, or none where `expected` is given.
 
-    expected: output tokens that it believes in until there are results. Raises ValueError for an
-    unknown order.
+    expected: output tokens assumed for every request until there are results. Raises ValueError for
+    an unknown order.
     """
     if expected is None:
         return BatchFeeder(job, order)

@@ -1,7 +1,7 @@
-"""Batch jobs of several models in one unit: how its memory is divided among them.
+"""Division of a unit's memory among the batch jobs of its models.
 
-BlendServe's dual scan across models, which the paper does not do: one end is the job most bound by
-compute, the other the one most bound by memory.
+It is BlendServe's dual scan across models (not in the paper): one end is the job most bound by
+compute, the other end the job most bound by memory.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,36 +10,34 @@ from typing import NamedTuple
 from muxcluster.offline.feed.feeder import BatchFeeder, Room
 from muxcluster.offline.feed.forecast import WorkingSetForecast
 
-_CHUNKS = 3
-"""Prompts that no job is denied memory for: one chunk of them is computed, two more wait."""
+_CHUNKS = 3  # of prompts that every job gets memory for: one is computed, two wait
 
 
-class Want(NamedTuple):
-    """memory_s: memory seconds of a job's requests that have not ended. least_bytes: with less its
-    prompts would wait for memory."""
+class MemoryNeed(NamedTuple):
+    """What one job asks of the unit's memory."""
 
-    memory_s: float
-    least_bytes: float
+    memory_s: float  # memory seconds of the job's requests that have not ended
+    least_bytes: float  # with less its prompts would wait for memory
 
 
-def divide_memory(wants: Sequence[Want], size: float) -> list[float]:
-    """Of `size` bytes of KV, those of each job; in sum `size`.
+def divide_memory(needs: Sequence[MemoryNeed], size: float) -> list[float]:
+    """Return the bytes of KV that each job gets, `size` in sum.
 
-    What is held is what every step reads, so memory in proportion to the memory seconds left lets
-    all jobs end together, and keeps the batch at the density of their union until then: two jobs of
-    densities a and b and a union of density t get M_a + M_b = M, M_a * a + M_b * b = M * t, as
-    `share_memory` solves it. Who would get less than he needs at least gets that, if there is as
-    much.
+    Every step reads all that is held, so memory in proportion to the memory seconds left lets all
+    jobs end together, and keeps the batch at the density of their union until then: two jobs of
+    densities a and b and a union of density t get M_a + M_b = M, M_a · a + M_b · b = M · t, as
+    `share_memory` solves it. Each job gets its `least_bytes` at least, scaled down if the memory
+    does not suffice.
     """
-    needed = sum(want.least_bytes for want in wants)
-    scale = min(1.0, size / needed) if needed else 1.0
-    parts = [scale * want.least_bytes for want in wants]
-    free = set(range(len(wants)))
+    total = sum(need.least_bytes for need in needs)
+    scale = min(1.0, size / total) if total else 1.0
+    parts = [scale * need.least_bytes for need in needs]
+    free = set(range(len(needs)))
     while free:
         left = size - sum(part for each, part in enumerate(parts) if each not in free)
-        total_s = sum(wants[each].memory_s for each in free)
+        total_s = sum(needs[each].memory_s for each in free)
         even = {
-            each: left * (wants[each].memory_s / total_s if total_s else 1 / len(free))
+            each: left * (needs[each].memory_s / total_s if total_s else 1 / len(free))
             for each in free
         }
         short = {each for each in free if even[each] < parts[each]}
@@ -52,17 +50,17 @@ def divide_memory(wants: Sequence[Want], size: float) -> list[float]:
 
 
 class JointMemory:
-    """Divides a unit's memory among the jobs of its models, anew whenever it is asked."""
+    """Divides a unit's memory among the jobs of its models."""
 
     def __init__(self, feeders: Mapping[str, BatchFeeder]) -> None:
-        """feeders: by model, all of one unit."""
+        """feeders: of one unit, by model."""
         self._feeders = feeders
         self._forecast = WorkingSetForecast()
 
     def rooms(self, room: Room) -> dict[str, Room]:
-        """What each feeder may `take`, by model.
+        """Return the room that each feeder may `take`, by model, for now.
 
-        room: of the batch requests of all models together. A job of which everything is handed out
+        room: of the batch requests of all models together. A job whose requests are all handed out
         keeps what it holds.
         """
         others = self._forecast.expect(room.now, room.other_bytes)
@@ -70,12 +68,12 @@ class JointMemory:
         parts = {model: float(each.open_bytes) for model, each in self._feeders.items()}
         waiting = [model for model, each in self._feeders.items() if len(each)]
         left = size - sum(part for model, part in parts.items() if model not in waiting)
-        wants = [self._want(self._feeders[model], room.chunk_tokens) for model in waiting]
-        parts.update(zip(waiting, divide_memory(wants, max(0.0, left)), strict=True))
+        needs = [self._need(self._feeders[model], room.chunk_tokens) for model in waiting]
+        parts.update(zip(waiting, divide_memory(needs, max(0.0, left)), strict=True))
         return {
             model: room._replace(size_bytes=part + others, other_bytes=others)
             for model, part in parts.items()
         }
 
-    def _want(self, feeder: BatchFeeder, chunk_tokens: int) -> Want:
-        return Want(feeder.memory_s_left, _CHUNKS * chunk_tokens * feeder.kv_bytes)
+    def _need(self, feeder: BatchFeeder, chunk_tokens: int) -> MemoryNeed:
+        return MemoryNeed(feeder.memory_s_left, _CHUNKS * chunk_tokens * feeder.kv_bytes)

@@ -11,26 +11,23 @@ from muxcluster.kvcache.model import KvModel
 from muxcluster.kvcache.model_cache import ModelCache
 from muxcluster.scheduling.lanes import LANES
 from muxcluster.scheduling.lanes.adbs import AdbsLane
-from muxcluster.scheduling.lanes.sharing_gain import SharingJudge
-from muxcluster.scheduling.lanes.unsharing import UnsharingLane
+from muxcluster.scheduling.lanes.unsharing import SharingJudge, UnsharingLane
 from muxcluster.scheduling.lanes.view import Lane
 from muxcluster.scheduling.memory.quotas import floors, split, weights
 from muxcluster.scheduling.packing.batch import Limits
 from muxcluster.scheduling.shares import ShareLedger
-from muxcluster.scheduling.state.model import ModelState
-from muxcluster.scheduling.state.rates import LoadMeter
+from muxcluster.scheduling.state.model import LoadMeter, ModelState
 from muxcluster.scheduling.steptime.learn import CopyTimes
 from muxcluster.scheduling.steptime.model import StepTimes
 from muxcluster.scheduling.steptime.seed import Seed
 
-_RATE_PERIODS = 4.0
-"""Time constant of measured rates, in quota periods."""
+_RATE_PERIODS = 4.0  # time constant of measured rates, in quota periods
 
 Policy = TypeVar("Policy")
 
 
 def chosen(policies: Mapping[str, Policy], name: str, what: str) -> Policy:
-    """The policy of that name. Raises ValueError listing the names there are."""
+    """Return the policy of that name. Raises ValueError listing the names there are."""
     if name not in policies:
         raise ValueError(f"unknown {what} {name!r}: one of {', '.join(sorted(policies))}")
     return policies[name]
@@ -39,7 +36,7 @@ def chosen(policies: Mapping[str, Policy], name: str, what: str) -> Policy:
 def model_state(
     spec: ModelSpec, unit: UnitSpec, kv: ModelCache, *, keeps_output: bool
 ) -> ModelState:
-    """A model without requests; its load is the planned one. keeps_output: see SlotTable."""
+    """Return a model without requests, with its planned load. keeps_output: see SlotTable."""
     mean_tokens = spec.mean_prompt_tokens + spec.mean_output_tokens
     time_constant_s = _RATE_PERIODS * unit.scheduler.quota_period_s
     meter = LoadMeter(spec.rate_per_s, mean_tokens, time_constant_s)
@@ -47,7 +44,7 @@ def model_state(
 
 
 def limits(policy: SchedulerSpec, max_steps: int) -> Limits:
-    """What bounds a job. max_steps: most decode steps of one."""
+    """Return the bounds of a job. max_steps: most decode steps of one."""
     return Limits(
         policy.token_budget,
         policy.max_decode_rows,
@@ -60,7 +57,7 @@ def limits(policy: SchedulerSpec, max_steps: int) -> Limits:
 
 
 def step_times(unit: UnitSpec, seed: Seed | None, *, is_simulated: bool) -> StepTimes:
-    """What predicts the time of jobs. seed: what is known of it before the first."""
+    """Return what predicts the time of jobs. seed: what is known of it before the first."""
     slot_bytes = {m.name: 2 * m.shape.head_dim * m.shape.itemsize for m in unit.models}
     # On a CPU copies take the forward's own cores; what is simulated are GPUs.
     overlap = is_simulated or unit.device != "cpu"
@@ -70,7 +67,7 @@ def step_times(unit: UnitSpec, seed: Seed | None, *, is_simulated: bool) -> Step
 def lane(
     unit: UnitSpec, times: StepTimes, *, is_predicting: bool
 ) -> tuple[Lane, SharingJudge | None]:
-    """The lane, and who may stop its sharing. is_predicting: the packing tells `times` of jobs.
+    """Return the lane, and what may stop its sharing. is_predicting: the packing feeds `times`.
 
     Raises ValueError for an unknown lane.
     """
@@ -90,7 +87,7 @@ def check_workers(name: str, phases: Iterable[Phase], shares: ShareLedger) -> No
 
 
 def kv_cache(unit: UnitSpec, *, has_block_ids: bool, lends: bool) -> KvCache:
-    """The cache of the unit, without quotas. lends: sequences lend blocks, which then have ids."""
+    """Return the unit's cache, without quotas. lends: sequences lend blocks, which have ids."""
     return KvCache(
         unit.num_blocks,
         unit.block_bytes,
@@ -106,7 +103,7 @@ def kv_cache(unit: UnitSpec, *, has_block_ids: bool, lends: bool) -> KvCache:
 def carried_blocks(
     kv: KvCache, models: Sequence[ModelState], *, uses_quotas: bool
 ) -> dict[str, int]:
-    """The blocks that one sequence of each model can always count on, by model name.
+    """Return the blocks that one sequence of each model can always count on, by model name.
 
     With quotas the pool is split by planned rate × mean blocks of a request, no model below its
     floor, and these quotas are set. Raises ValueError where the pool cannot hold one column of each
@@ -120,7 +117,7 @@ def carried_blocks(
 
 
 def _kv_models(unit: UnitSpec, shared_tokens: int) -> tuple[KvModel, ...]:
-    """Whose rows may read cached blocks once for all: our own attention's."""
+    """Models of our own attention: its rows read shared cached blocks once for all."""
     return tuple(
         KvModel(
             m.name,

@@ -1,28 +1,39 @@
 """What a job that ran changes: tokens, ends and published prefixes, vectorised over its rows."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from muxcluster.core.errors import NonFiniteLogits
 from muxcluster.core.events import Event, FinishReason, StepOutput
-from muxcluster.core.job import Job, JobResult, Phase, Rows, TokenLogprobs
-from muxcluster.scheduling.lookahead.surplus import result_without_ended, without_ended
+from muxcluster.core.job import Job, JobResult, Phase, TokenLogprobs
+from muxcluster.core.request import Request
+from muxcluster.scheduling.lookahead.pipelining import result_without_ended, without_ended
 from muxcluster.scheduling.memory.admission import Memory
-from muxcluster.scheduling.state.deadlines import set_deadlines
 from muxcluster.scheduling.state.live import LiveRequest
 from muxcluster.scheduling.state.model import ModelState
-from muxcluster.scheduling.state.slots import SlotTable
-from muxcluster.scheduling.state.stopping import Cut, cut
+from muxcluster.scheduling.state.slots import Slots, SlotTable
 
 _NO_TOKENS: NDArray[np.int32] = np.empty(0, dtype=np.int32)
 Logprobs = Mapping[int, tuple[TokenLogprobs, ...]]
 
 
 def events_only(events: Sequence[Event]) -> StepOutput:
-    """An output without tokens."""
+    """Return an output without tokens."""
     return StepOutput((), _NO_TOKENS, _NO_TOKENS, {}, {}, tuple(events))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Cut:
+    """Output tokens of a job after the stop rules."""
+
+    kept: NDArray[np.int32]  # int32 [rows], tokens of each
+    tokens: NDArray[np.int32]  # int32 [sum(kept)]
+    is_stopped: NDArray[np.bool_] | None = None  # bool [rows], the last kept one is an end token
+    width: int | None = None  # tokens of every row, where that is one number and nothing was cut
+    has_ends: bool = True  # False where no request ends with these tokens
 
 
 class Completion:
@@ -39,11 +50,11 @@ class Completion:
         now: float,
         follower: Job | None = None,
     ) -> StepOutput:
-        """Tokens of `result` become output; who reached an end ends. Costs no Python per row.
+        """Turn tokens of `result` into output and end requests that reached their end.
 
-        follower: the job that its rows are in from now on; who ends all the same leaves its slot
-        and blocks to that. Per-row work is left for rows that prefill, end, or report
-        log-probabilities.
+        Python runs per row only for rows that prefill, end, or report log-probabilities. follower:
+        the job that its rows are in from now on: slot and blocks of a request that ends stay taken
+        until that has ended, too.
         """
         assert len(result.counts) == len(job.rows), "a result has other rows than its job"
         if model.scaling is not None and result.padded is not None:
@@ -63,7 +74,7 @@ class Completion:
         elif len(follower.rows) < len(slots):
             table.end_job(np.setdiff1d(slots, follower.rows.slots))
         done = cut(table, slots, result.tokens, counts, model.spec.eos_token_ids)
-        # Nobody asks for the rows of a decode job where only tokens are counted.
+        # Where only tokens are counted, no driver reads the rows of a decode job.
         is_named = table.keeps_output or job.phase is not Phase.DECODE
         request_ids = table.request_ids[slots.astype(np.intp)].tolist() if is_named else []
         prompt_logprobs = self._new_prompt_logprobs(table.live, job, result.prompt_logprobs)
@@ -82,7 +93,7 @@ class Completion:
         )
 
     def _break_off(self, model: ModelState, job: Job, result: JobResult) -> frozenset[int]:
-        """Rows that end here because their logits were not finite; they keep no token."""
+        """Return rows that end because their logits were not finite; they keep no token."""
         table = model.slots
         broken = [row for row in result.broken_rows if not table.is_aborted[job.rows.slots[row]]]
         for row in broken:
@@ -93,24 +104,14 @@ class Completion:
     def _write(self, model: ModelState, job: Job, done: Cut, now: float) -> None:
         table, rows = model.slots, job.rows
         if done.width is not None:
-            _write_rectangle(table, rows, done, done.width, now)
+            table.append(rows.slots, done.tokens, done.width, now)
             return
-        owner = np.arange(len(rows)).repeat(done.kept)
-        positions = np.arange(len(done.tokens)) - (done.kept.cumsum() - done.kept)[owner]
-        owners = rows.slots[owner]
-        places = table.num_tokens[owners] - table.num_prompt[owners] + positions
-        if table.keeps_output:
-            table.outputs[owners, places] = done.tokens
-        table.num_tokens[rows.slots] += done.kept
         # Each decode step after the first computes the token sampled before it.
         computed = rows.starts + rows.counts + np.maximum(done.kept - 1, 0)
-        alive = ~table.is_aborted[rows.slots]
-        table.num_computed[rows.slots[alive]] = computed[alive]
-        sampled = rows.slots[done.kept > 0]
-        set_deadlines(table, sampled, now)
+        table.append_some(rows.slots, done.tokens, done.kept, computed, now)
 
     def _end_chunks(self, model: ModelState, job: Job, done: Cut, now: float) -> None:
-        """Publish prompt columns; who sampled decodes from now on."""
+        """Publish prompt columns; rows that sampled decode from now on."""
         table = model.slots
         if not table.num_prefilling:
             return
@@ -166,7 +167,7 @@ class Completion:
     def _new_prompt_logprobs(
         self, sequences: Sequence[LiveRequest | None], job: Job, logprobs: Logprobs
     ) -> Logprobs:
-        """Entries not reported before a preemption; none of aborted rows is of use."""
+        """Return entries not reported before a preemption; those of aborted rows are dropped."""
         fresh: dict[int, tuple[TokenLogprobs, ...]] = {}
         for row, entries in logprobs.items():
             live = sequences[job.rows.slots[row]]
@@ -178,24 +179,6 @@ class Completion:
         return fresh
 
 
-def _write_rectangle(table: SlotTable, rows: Rows, done: Cut, width: int, now: float) -> None:
-    """Every row got `width` tokens."""
-    slots = rows.slots.astype(np.intp)  # once: numpy would convert at each use
-    before = table.num_tokens[slots]
-    after = before + np.int32(width)
-    table.num_tokens[slots] = after
-    table.num_computed[slots] = after - np.int32(1)
-    set_deadlines(table, rows.slots, now)
-    if not table.keeps_output:
-        return
-    places = before - table.num_prompt[slots]
-    if width == 1:
-        table.outputs[slots, places] = done.tokens
-    else:
-        columns = places[:, None] + np.arange(width, dtype=np.int32)
-        table.outputs[slots[:, None], columns] = done.tokens.reshape(-1, width)
-
-
 def _non_finite(live: LiveRequest, now: float) -> Event:
     message = f"{live.request.model} computed NaN or infinite logits for this request"
     return live.finished(FinishReason.ERROR, now, code=NonFiniteLogits.code, message=message)
@@ -203,3 +186,89 @@ def _non_finite(live: LiveRequest, now: float) -> Event:
 
 def _cut_logprobs(logprobs: Logprobs, kept: NDArray[np.int32]) -> Logprobs:
     return {row: entries[: kept[row]] for row, entries in logprobs.items() if kept[row]}
+
+
+def cut(
+    table: SlotTable,
+    slots: Slots,
+    tokens: NDArray[np.int32],
+    counts: NDArray[np.int32],
+    eos_token_ids: Sequence[int],
+) -> Cut:
+    """Keep each row's tokens up to its first end token and its limit; none of an aborted row.
+
+    slots, counts: int32 [rows]; tokens: int32 [sum(counts)], row after row. An end token is kept.
+    """
+    if (width := _width(table, tokens, counts, eos_token_ids)) is not None:
+        left = int((table.max_total[slots] - table.num_tokens[slots]).min())
+        if width <= left and not (table.has_own_stops and table.has_stops[slots].any()):
+            return Cut(counts, tokens, width=width, has_ends=width == left)
+    rows = np.arange(len(counts)).repeat(counts)
+    positions = np.arange(len(tokens)) - (counts.cumsum() - counts)[rows]
+    limits = table.max_total[slots] - table.num_tokens[slots]
+    is_aborted = table.is_aborted[slots]
+    if is_aborted.any():
+        limits[is_aborted] = 0
+    kept = np.minimum(counts, limits)
+    is_end = _is_end(table, slots, tokens, rows, eos_token_ids)
+    is_stopped = None
+    if is_end is not None:
+        first_end = counts.astype(np.int64)
+        np.minimum.at(first_end, rows[is_end], positions[is_end])
+        is_stopped = first_end < kept
+        kept[is_stopped] = first_end[is_stopped] + 1
+    return Cut(kept, tokens[positions < kept[rows]], is_stopped)
+
+
+def _width(
+    table: SlotTable,
+    tokens: NDArray[np.int32],
+    counts: NDArray[np.int32],
+    eos_token_ids: Sequence[int],
+) -> int | None:
+    """Return the tokens of every row where all have as many, none ends by a token or an abort.
+
+    None otherwise. That is nearly every decode job, and looking costs a third of doing.
+    """
+    width = len(tokens) // len(counts)
+    if table.has_aborted or width == 0 or np.count_nonzero(counts != width):
+        return None
+    if any(np.count_nonzero(tokens == token) for token in eos_token_ids):
+        return None
+    return width
+
+
+def _is_end(
+    table: SlotTable,
+    slots: Slots,
+    tokens: NDArray[np.int32],
+    rows: NDArray[np.intp],
+    eos_token_ids: Sequence[int],
+) -> NDArray[np.bool_] | None:
+    """Return which of `tokens` are end tokens; None where none is."""
+    is_end = np.zeros(len(tokens), dtype=np.bool_)
+    for token in eos_token_ids:
+        is_end |= tokens == token
+    if eos_token_ids:
+        is_end &= ~table.ignores_eos[slots][rows]
+    for row in table.has_stops[slots].nonzero()[0].tolist():
+        stops = table.at(int(slots[row])).request.sampling.stop_token_ids
+        mine = rows == row
+        is_end[mine] |= np.isin(tokens[mine], stops)
+    return is_end if is_end.any() else None
+
+
+def ended_already(
+    request: Request, max_total: int, eos_token_ids: Sequence[int]
+) -> tuple[FinishReason, int | None] | None:
+    """Return how a recovered request had ended before its unit was lost; None: it had not."""
+    output, sampling = request.output_tokens, request.sampling
+    if len(output) == 0:
+        return None
+    last = int(output[-1])
+    eos = () if sampling.ignore_eos else tuple(eos_token_ids)
+    if last in (*eos, *sampling.stop_token_ids) and len(output) >= sampling.min_tokens:
+        return FinishReason.STOP, last
+    if len(request.prompt_tokens) + len(output) >= max_total:
+        return FinishReason.LENGTH, None
+    return None

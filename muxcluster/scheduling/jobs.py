@@ -1,4 +1,4 @@
-"""From a batch to the job that a worker gets."""
+"""Makes the job that a worker gets from a batch."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,17 +16,16 @@ class JobBuilder:
     def __init__(self, *, saves: bool = False) -> None:
         """saves: sequences lend blocks, and what a job overwrites there must be saved."""
         self._saves = saves
-        self.next_id = 0
-        """Of the next job."""
+        self.next_id = 0  # of the next job
 
     def skip(self, num_ids: int) -> int:
-        """Give away the next so many ids; the first of them."""
+        """Skip so many ids; return the first of them."""
         first = self.next_id
         self.next_id += num_ids
         return first
 
     def build(self, model: ModelState, phase: Phase, place: Place, batch: Batch, now: float) -> Job:
-        """The job of `batch` (not empty); its sequences are in a running job from now on."""
+        """Return the job of `batch` (not empty); its sequences count as running from now on."""
         table = model.slots
         slots = batch.slots
         starts = table.num_computed[slots]
@@ -66,7 +65,7 @@ class JobBuilder:
         starts: NDArray[np.int32],
         grown: TableDelta,
     ) -> Job:
-        """The job that goes on from `job` with `slots`, which are in it, from `starts` on.
+        """Return the job that goes on from `job` with `slots`, which are in it, from `starts` on.
 
         grown: their new table entries.
         """

@@ -1,4 +1,4 @@
-"""The one step loop's mind: requests in, jobs out, results in, tokens out; no clock, no thread."""
+"""Sans-IO scheduler of one unit: add requests, take jobs, report results, get tokens."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,8 +18,9 @@ from muxcluster.scheduling.assembly import (
     model_state,
     step_times,
 )
-from muxcluster.scheduling.completion import Completion, events_only
-from muxcluster.scheduling.failures import Failures
+from muxcluster.scheduling.completion import Completion, ended_already, events_only
+from muxcluster.scheduling.faults.failures import Failures
+from muxcluster.scheduling.faults.isolation import Isolation
 from muxcluster.scheduling.jobs import JobBuilder
 from muxcluster.scheduling.lanes.view import LaneView
 from muxcluster.scheduling.lookahead.fast_forward import FastForward, Repetition
@@ -29,13 +30,11 @@ from muxcluster.scheduling.memory.batch_memory import BatchMemory
 from muxcluster.scheduling.memory.quotas import Adaptation, QuotaBalancer
 from muxcluster.scheduling.memory.refusals import refusal, unknown_model
 from muxcluster.scheduling.packing import PACKINGS
-from muxcluster.scheduling.packing.batch import Batch, Turn
+from muxcluster.scheduling.packing.batch import Packing, Turn
 from muxcluster.scheduling.shares import ShareLedger
 from muxcluster.scheduling.state.check import check_model
 from muxcluster.scheduling.state.live import LiveRequest
-from muxcluster.scheduling.state.model import ModelState
 from muxcluster.scheduling.state.report import model_stats
-from muxcluster.scheduling.state.stopping import ended_already
 from muxcluster.scheduling.steptime.model import StepCost
 from muxcluster.scheduling.steptime.seed import Seed
 
@@ -56,10 +55,9 @@ class UnitScheduler:
         only_counts: bool = False,
         seed: Seed | None = None,
     ) -> None:
-        """max_steps: most decode steps in one job. only_counts: of blocks and of output tokens,
-        where no worker needs ids and every token is 0: in a simulator. Decode jobs' outputs then
-        name no requests, and no job is sent before its time (on a virtual clock no worker waits
-        for Python). seed: what is known of step times before the first step.
+        """max_steps: most decode steps in one job. only_counts: blocks and output tokens are only
+        counted, in a simulator: blocks have no ids, every token is 0, outputs of decode jobs name
+        no requests, and no job is pipelined. seed: what is known of step times before the first.
 
         Raises ValueError for an unknown lane or packing, workers that cannot run the lane's
         phases, and a pool too small for one column of each model.
@@ -84,7 +82,12 @@ class UnitScheduler:
         self._memory = Memory(self._kv, models, spec.block_bytes, is_bidirectional=lends)
         self.batch_memory = BatchMemory(self._kv, self._models, is_bound=has_quotas and not lends)
         self._limits = limits(policy, max_steps)
-        self._packing = packing(self._memory, self._limits, self._times)
+        self._packing: Packing = Isolation(
+            packing(self._memory, self._limits, self._times),
+            self._memory,
+            self._limits,
+            self._times,
+        )
         self._builder = JobBuilder(saves=lends)
         self._view = LaneView(models, self._shares, self._packing, cost)
         balancer = QuotaBalancer(self._kv, models, self._carry) if has_quotas else None
@@ -101,10 +104,10 @@ class UnitScheduler:
         self._num_added = 0
 
     def add(self, request: Request, now: float) -> StepOutput | None:
-        """Accept a request; an output only where it ends at once.
+        """Accept a request; return an output only where it ends at once.
 
-        That is Rejected where it can never run here, Finished where it is a recovered one whose
-        output already reached its end. Raises ValueError where a live request has the same id.
+        That is Rejected where it can never run here, Finished where a recovered request has output
+        up to its end. Raises ValueError where a live request has the same id.
         """
         if request.request_id in self._live:
             raise ValueError(f"request {request.request_id!r} is here already")
@@ -132,7 +135,7 @@ class UnitScheduler:
         return None
 
     def abort(self, request_id: str, now: float) -> StepOutput | None:
-        """End a request. None where it is unknown, or in a running job: then it ends with that."""
+        """End a request; None where it is unknown, or in a running job, with which it ends."""
         live = self._live.get(request_id)
         if live is None:
             return None
@@ -151,7 +154,8 @@ class UnitScheduler:
         self._adaptation.advance(now)
         jobs: list[Job] = []
         for model, phase, place in self._lane.proposals(self._view, now):
-            batch = self._pack(model, phase, Turn(now, place.share, self._builder.next_id))
+            turn = Turn(now, place.share, self._builder.next_id)
+            batch = self._packing.pack(model, phase, turn)
             if len(batch) == 0:
                 continue  # memory lets no row of it run now
             job = self._builder.build(model, phase, place, batch, now)
@@ -160,15 +164,8 @@ class UnitScheduler:
             jobs.append(job)
         return jobs if self._pipelining is None else jobs + self._pipelining.next_jobs()
 
-    def _pack(self, model: ModelState, phase: Phase, turn: Turn) -> Batch:
-        if phase is Phase.PREFILL:
-            return self._packing.prefill(model, turn)
-        if phase is Phase.DECODE:
-            return self._packing.decode(model, turn)
-        return self._packing.mixed(model, turn)
-
     def complete(self, job: Job, result: JobResult, now: float) -> StepOutput:
-        """`job` ran; what follows it runs now. One that a reset forgot yields an empty output."""
+        """Apply the result of `job`; its follower runs now. Empty for a job that a reset forgot."""
         follower = self._shares.follower(job)
         seconds = self._end(job, now)
         if seconds is None:
@@ -190,11 +187,11 @@ class UnitScheduler:
     def fail(
         self, job: Job, now: float, cause: str = "", *, has_started: bool = True
     ) -> StepOutput:
-        """The job's worker is gone or raised (`cause`): its rows run again, each alone at first.
+        """Run the rows of a job again whose worker is gone or raised (`cause`), apart at first.
 
-        A request whose lone jobs fail twice in a row ends with `error`, code "poison_request".
-        What follows it will not run, and is as one that a reset forgot.
-        has_started: False where the worker was gone before it took the job.
+        A request whose lone jobs fail twice in a row ends with `error`, code "poison_request". The
+        job's follower will not run, as if a reset had forgotten it. has_started: False where the
+        worker was gone before it took the job.
         """
         if self._end(job, now) is None:
             return events_only([])
@@ -205,7 +202,7 @@ class UnitScheduler:
         )
 
     def reset(self, now: float, cause: str = "") -> StepOutput:
-        """The memory's owner restarted: all KV is lost and every sequence runs again.
+        """Run every sequence again after the memory's owner restarted and all KV was lost.
 
         Running jobs count as failed, so the output may hold ends.
         """
@@ -223,7 +220,7 @@ class UnitScheduler:
         return self._output(events_only(events))
 
     def next_wakeup(self, now: float) -> float | None:
-        """When `next_jobs` should be called though nothing happened; None while nobody is here."""
+        """Return when to call `next_jobs` though nothing happened; None without requests."""
         return self._adaptation.next_s() if self._live else None
 
     def repeats(self, first: Job) -> dict[Job, int]:
@@ -241,7 +238,7 @@ class UnitScheduler:
 
     @property
     def lets_in(self) -> bool:
-        """True where a request that comes only waits, until a job ends that does not repeat.
+        """True where a new request only waits, until a job ends that does not repeat.
 
         It holds before `undisturbed_until_s`.
         """
@@ -255,26 +252,26 @@ class UnitScheduler:
         return self._adaptation.undisturbed_until_s
 
     def repeat(self, repetitions: Sequence[Repetition]) -> list[Job]:
-        """As `complete` and `next_jobs` over and over, within `repeats`; the jobs that run then.
+        """Do as `complete` and `next_jobs` would many times, within `repeats`.
 
-        For a simulator: every row gets tokens of id 0.
+        Returns the jobs that run then. For a simulator: every row gets tokens of id 0.
         """
         return self._fast_forward.repeat(repetitions)
 
     def used_blocks(self) -> dict[str, int]:
-        """Distinct blocks that live sequences of each model hold."""
+        """Return the number of distinct blocks that live sequences of each model hold."""
         models = self._models.values()
         return {model.name: model.kv.used + model.kv.batch_used for model in models}
 
     def num_output(self, request_id: str) -> int:
-        """Output tokens so far of a request that has not ended. Raises KeyError for another."""
+        """Return the output tokens so far of a live request. Raises KeyError for another."""
         live = self._live[request_id]
         if live.slot is None:
             return len(live.output)
         return len(self._models[live.request.model].slots.output(live.slot))
 
     def stats(self, now: float, unit_id: str) -> UnitStats:
-        """State at `now`; the jobs are left to the driver, who timed them."""
+        """Return the state at `now`; the driver adds the jobs, which it timed."""
         return UnitStats(
             unit_id=unit_id,
             now_s=now,
@@ -295,7 +292,7 @@ class UnitScheduler:
         assert num_live == len(self._live), "a request is lost or lives twice"
 
     def _end(self, job: Job, now: float) -> float | None:
-        """The job runs no longer; the seconds it ran, None where a reset has forgotten it."""
+        """Remove a job that ended; return the seconds it ran, None where a reset forgot it."""
         start_s = self._shares.end(job)
         if start_s is None:
             return None
@@ -305,7 +302,7 @@ class UnitScheduler:
         return now - start_s
 
     def _output(self, output: StepOutput) -> StepOutput:
-        """`output` after what had happened before it; whoever ends in it is forgotten."""
+        """Return `output` after what happened before it; forget requests that end in it."""
         for event in output.events:
             del self._live[event.request_id]
             self._failures.forget(event.request_id)

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from muxcluster.core.job import Job, Phase, WorkerSpec
 
-_EPSILON = 1e-6
-"""Shares are decimal fractions; their sums are not exact."""
+_EPSILON = 1e-6  # shares are decimal fractions; their sums are not exact
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +20,7 @@ class Place:
 class ShareLedger:
     """Running jobs by worker. Invariant: a worker runs one job, running shares sum to ≤ 1.
 
-    A running job may have a follower (see following.py), which holds nothing until it starts.
-    is_exclusive: no place is free while any job runs.
+    A running job may have a follower (see pipelining.py), which holds nothing until it starts.
     """
 
     def __init__(self, workers: Sequence[WorkerSpec]) -> None:
@@ -33,9 +31,8 @@ class ShareLedger:
         self._running: dict[int, Job] = {}
         self._start_s: dict[int, float] = {}
         self._followers: dict[int, Job] = {}
-        self.left = 1.0
-        """Share that no running job holds."""
-        self.is_exclusive = False
+        self.left = 1.0  # share that no running job holds
+        self.is_exclusive = False  # no place is free while any job runs
 
     @property
     def running(self) -> tuple[Job, ...]:
@@ -43,40 +40,40 @@ class ShareLedger:
         return tuple(self._running.values())
 
     def running_since_s(self, now: float) -> float:
-        """When the first of the running jobs started; `now` where none runs."""
+        """Return when the first of the running jobs started; `now` where none runs."""
         return min(self._start_s.values(), default=now)
 
     def has_running(self, phase: Phase) -> bool:
-        """True while a job of `phase` runs."""
+        """Return True while a job of `phase` runs."""
         return any(job.phase is phase for job in self._running.values())
 
     def running_models(self, phase: Phase) -> set[str]:
-        """Models with a running job of `phase`."""
+        """Return the models with a running job of `phase`."""
         return {job.model for job in self._running.values() if job.phase is phase}
 
     def start(self, job: Job, now: float) -> None:
-        """`job` runs on its worker, which was free."""
+        """Note that `job` runs on its worker, which was free."""
         assert job.worker_id not in self._running, f"worker {job.worker_id} is busy"
         self._running[job.worker_id] = job
         self._start_s[job.worker_id] = now
         self._count_left()
 
     def follow(self, job: Job) -> None:
-        """`job` is with its worker, behind the one that it follows."""
+        """Note that `job` is with its worker, behind the one that it follows."""
         before = self._running[job.worker_id]
         assert before.job_id == job.follows and before.share == job.share, "it follows another"
         assert job.worker_id not in self._followers, f"worker {job.worker_id} has two jobs already"
         self._followers[job.worker_id] = job
 
     def follower(self, job: Job) -> Job | None:
-        """What follows `job`."""
+        """Return the job that follows `job`."""
         follower = self._followers.get(job.worker_id)
         return follower if follower is not None and follower.follows == job.job_id else None
 
     def end(self, job: Job) -> float | None:
-        """`job` runs no longer, and what follows it will not unless it is started.
+        """Remove a job that ended, and its follower; return when it started.
 
-        When it started; None where a reset has forgotten it.
+        None where a reset has forgotten it.
         """
         running = self._running.get(job.worker_id)
         if running is None or running.job_id != job.job_id:
@@ -87,7 +84,7 @@ class ShareLedger:
         return self._start_s.pop(job.worker_id)
 
     def replace(self, again: Job, start_s: float) -> None:
-        """The job on its worker has ended and `again` has started in its place."""
+        """Note that the job on its worker has ended and `again` has started in its place."""
         assert self._running[again.worker_id].share == again.share, "it has another place"
         self._running[again.worker_id] = again
         self._start_s[again.worker_id] = start_s
@@ -103,19 +100,19 @@ class ShareLedger:
         self.left = 1.0 - sum([job.share for job in self._running.values()])
 
     def supports(self, phase: Phase) -> bool:
-        """True where some worker may run `phase`."""
+        """Return True where some worker may run `phase`."""
         return len(self._by_phase[phase]) > 0
 
     def phases(self, worker_id: int) -> frozenset[Phase]:
-        """What the worker may run."""
+        """Return the phases that the worker may run."""
         return next(w.phases for w in self._workers if w.worker_id == worker_id)
 
     def full(self, phase: Phase) -> Place | None:
-        """The largest share a worker for `phase` has; None where it is not free."""
+        """Return the largest share that a worker for `phase` has; None where it is not free."""
         return self._at_rung(phase, max(self._rungs(phase)))
 
     def beside(self, phase: Phase, other: Phase, share: float = 0.5) -> Place | None:
-        """A place for `phase` that leaves a rung of another worker for `other`; None: not free.
+        """Return a place for `phase` that leaves a rung of another worker for `other`, or None.
 
         The rung nearest to `share`, the larger of two; the largest one where no split is possible.
         """
@@ -126,14 +123,14 @@ class ShareLedger:
         return [rung for rung in self._rungs(phase) if self._leaves_room(rung, phase, other)]
 
     def near(self, phase: Phase, share: float) -> Place | None:
-        """A free worker's rung nearest to `share` within what is left, the larger of two."""
+        """Return a free worker's rung nearest to `share` within what is left, the larger of two."""
         idle = self._idle(phase)
         most = self.left + _EPSILON
         rungs = [rung for rung in _ladder(idle) if rung <= most]
         return _first_with(idle, _nearest(rungs, share)) if rungs else None
 
     def rest(self, phase: Phase) -> Place | None:
-        """A free worker's largest rung within what is left."""
+        """Return a free worker's largest rung within what is left."""
         return self.near(phase, 1.0)
 
     def _rungs(self, phase: Phase) -> list[float]:
@@ -155,7 +152,7 @@ class ShareLedger:
         return _first_with(self._idle(phase), rung)
 
     def num_free(self, phase: Phase) -> int:
-        """Jobs of `phase` for which there is a worker now."""
+        """Return for how many jobs of `phase` there is a worker now."""
         num_idle = len(self._idle(phase))
         return min(1, num_idle) if self.is_exclusive else num_idle
 

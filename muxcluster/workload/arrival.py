@@ -1,4 +1,4 @@
-"""One request of a workload: when it comes, to which model, how long, what it shares."""
+"""One request of a workload: time, model, lengths, shared prefix."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -13,16 +13,14 @@ from muxcluster.core.request import ServiceClass
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """The prompt in blocks of `block_tokens`, the last one perhaps partial.
+    """The prompt in blocks of `block_tokens`, the last one perhaps partial."""
 
-    block_ids: equal ids at the start of two prompts are equal tokens, so they can share KV.
-    """
-
+    # Equal leading ids of two prompts are equal tokens, so the prompts can share KV.
     block_ids: tuple[int, ...]
     block_tokens: int
 
     def token_ids(self, num_tokens: int) -> NDArray[np.int32]:
-        """int32 [num_tokens]: stand-ins for the prompt's tokens, its block's id each.
+        """Return int32 [num_tokens] placeholders: each token is the id of its block.
 
         So prompts have equal leading tokens exactly where they have equal leading blocks.
         """
@@ -32,23 +30,20 @@ class Prefix:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A request to come. time_s: from the start of the workload.
+    """A request to come."""
 
-    output_tokens: as many as it will get. prefix: None where nothing is known to be shared.
-    """
-
-    time_s: float
+    time_s: float  # from the start of the workload
     request_id: str
     model: str
     prompt_tokens: int
-    output_tokens: int
+    output_tokens: int  # exactly as many
     service_class: ServiceClass = ServiceClass.INTERACTIVE
-    prefix: Prefix | None = None
+    prefix: Prefix | None = None  # None where nothing is known to be shared
 
 
 def merged(streams: Iterable[Iterable[Arrival]]) -> Iterator[Arrival]:
-    """Streams in order of time, as one; at equal times in the order of the streams.
+    """Merge streams in order of time; at equal times in the order of the streams.
 
-    Holds one arrival a stream at a time.
+    Holds one arrival per stream at a time.
     """
     return merge(*streams, key=attrgetter("time_s"))

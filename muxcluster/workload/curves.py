@@ -15,25 +15,24 @@ class Curve(Protocol):
 
     @property
     def peak(self) -> float:
-        """The highest rate, above 0."""
+        """Return the highest rate, above 0."""
         ...
 
     def at(self, times_s: Floats) -> Floats:
-        """The rate at each of `times_s` ([n], from 0 on)."""
+        """Return the rate at each of `times_s` ([n], from 0 on)."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """rates[i] from starts_s[i] until the next start, the last for ever, all again each period.
+    """rates[i] from starts_s[i] until the next start; the last for ever, or repeated each period.
 
-    starts_s: ascending from 0. period_s: None does not repeat. Raises ValueError for numbers out
-    of order or without a positive rate.
+    Raises ValueError for numbers out of order or without a positive rate.
     """
 
-    starts_s: tuple[float, ...]
+    starts_s: tuple[float, ...]  # ascending from 0
     rates: tuple[float, ...]
-    period_s: float | None = None
+    period_s: float | None = None  # None: no repetition
 
     def __post_init__(self) -> None:
         starts = np.asarray(self.starts_s)
@@ -45,17 +44,17 @@ class Steps:
 
     @property
     def peak(self) -> float:
-        """The highest rate."""
+        """Return the highest rate."""
         return max(self.rates)
 
     def at(self, times_s: Floats) -> Floats:
-        """The rate of the step each time lies in."""
+        """Return the rate of the step at each time."""
         times = times_s if self.period_s is None else np.mod(times_s, self.period_s)
         steps = np.searchsorted(self.starts_s, times, side="right") - 1
         return np.asarray(self.rates, dtype=np.float64)[steps]
 
     def scaled(self, factor: float) -> "Steps":
-        """The same steps at `factor` times the rates."""
+        """Return the same steps at `factor` times the rates."""
         return Steps(self.starts_s, tuple(factor * rate for rate in self.rates), self.period_s)
 
 
@@ -63,11 +62,11 @@ class Steps:
 class Sinusoid:
     """mean · (1 + swing · sin(2π · (t + phase_s) / period_s)).
 
-    swing: 0 to 1. Raises ValueError for a mean or period not above 0 or a swing outside.
+    Raises ValueError for a mean or period not above 0, or a swing outside 0 to 1.
     """
 
     mean: float
-    swing: float
+    swing: float  # 0 to 1
     period_s: float = DAY_S
     phase_s: float = 0.0
 
@@ -77,10 +76,10 @@ class Sinusoid:
 
     @property
     def peak(self) -> float:
-        """The highest rate."""
+        """Return the highest rate."""
         return self.mean * (1.0 + self.swing)
 
     def at(self, times_s: Floats) -> Floats:
-        """The rate at each time."""
+        """Return the rate at each time."""
         turns = (times_s + self.phase_s) / self.period_s
         return np.asarray(self.mean * (1.0 + self.swing * np.sin(2.0 * np.pi * turns)))

@@ -1,4 +1,4 @@
-"""Synthetic workloads: each model's arrivals and lengths on random numbers of its own."""
+"""Synthetic workloads: arrivals and lengths of each model from its own random numbers."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from muxcluster.workload.seeds import rng_for
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where one model's requests of one class come from."""
+    """Source of one model's requests of one class."""
 
     model: str
     process: Process
@@ -23,11 +23,11 @@ class Source:
 
 
 def generate(sources: Sequence[Source], seed: int, end_s: float) -> Iterator[Arrival]:
-    """All requests before `end_s`, in order of time; 4096 a source are in memory at a time.
+    """Yield all requests before `end_s`, in order of time; 4096 per source are in memory.
 
-    A source's requests depend on the seed, its model and its class alone, so adding a model leaves
-    the others as they are, and ids (model/class letter/number) stay unique. Raises ValueError for
-    two sources of one model and class or an end that is not above 0.
+    A source's requests depend only on the seed, its model and its class, so adding a model does not
+    change the others; ids (model/class letter/number) are unique. Raises ValueError for two sources
+    of one model and class or an end that is not above 0.
     """
     names = [(source.model, source.service_class) for source in sources]
     if len(set(names)) < len(names) or not 0 < end_s < np.inf:

@@ -1,4 +1,4 @@
-"""How long prompts and outputs are: two marginals, or pairs as they were seen together."""
+"""Lengths of prompts and outputs: two marginals, or pairs from data."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -15,25 +15,25 @@ class Lengths(Protocol):
     """A distribution of (prompt tokens, output tokens)."""
 
     def draw(self, rng: np.random.Generator, count: int) -> Pair:
-        """Two arrays int64 [count], all at least 1."""
+        """Return two arrays int64 [count], all at least 1."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Independent:
-    """Prompt and output each from a distribution of its own."""
+    """Prompt and output from independent distributions."""
 
     prompt: Marginal
     output: Marginal
 
     def draw(self, rng: np.random.Generator, count: int) -> Pair:
-        """Prompts first, then outputs."""
+        """Draw prompts first, then outputs."""
         return self.prompt.draw(rng, count), self.output.draw(rng, count)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pairs:
-    """Resamples (with replacement) pairs that were seen: prompt, output int64 [n].
+    """Resamples pairs from data, with replacement: prompt, output int64 [n].
 
     Raises ValueError for no pairs, unequal lengths or a length below 1.
     """
@@ -48,14 +48,14 @@ class Pairs:
             raise ValueError("lengths are 1 token at least")
 
     def draw(self, rng: np.random.Generator, count: int) -> Pair:
-        """Both lengths of one row stay together."""
+        """Draw rows; both lengths of a row stay together."""
         rows = rng.integers(len(self.prompt), size=count)
         return self.prompt[rows], self.output[rows]
 
 
 @dataclass(frozen=True, slots=True)
 class Limited:
-    """Cut to what a model can take. Raises ValueError for limits below 1."""
+    """Lengths cut to a model's limits. Raises ValueError for limits below 1."""
 
     lengths: Lengths
     most_prompt: int
@@ -66,6 +66,6 @@ class Limited:
             raise ValueError("limits are 1 token at least")
 
     def draw(self, rng: np.random.Generator, count: int) -> Pair:
-        """Longer ones become exactly as long as the limit."""
+        """Draw; longer lengths become exactly the limit."""
         prompt, output = self.lengths.draw(rng, count)
         return np.minimum(prompt, self.most_prompt), np.minimum(output, self.most_output)

@@ -1,4 +1,4 @@
-"""Distributions of one length: constant, log-normal, by quantiles, or resampled."""
+"""Distributions of one length: constant, log-normal, quantiles, or resampled."""
 
 import math
 from collections.abc import Mapping
@@ -16,13 +16,13 @@ class Marginal(Protocol):
     """A distribution of whole numbers of tokens."""
 
     def draw(self, rng: np.random.Generator, count: int) -> Ints:
-        """int64 [count], all at least 1."""
+        """Return int64 [count], all at least 1."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """Always the same. Raises ValueError below 1."""
+    """A constant length. Raises ValueError below 1."""
 
     tokens: int
 
@@ -31,20 +31,17 @@ class Constant:
             raise ValueError(f"lengths are 1 token at least, found {self.tokens}")
 
     def draw(self, rng: np.random.Generator, count: int) -> Ints:
-        """Takes nothing from `rng`."""
+        """Return the constant; takes nothing from `rng`."""
         return np.full(count, self.tokens, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)
 class LogNormal:
-    """exp of a normal variable, rounded. mu, sigma: mean and deviation of the logarithm.
+    """exp of a normal variable, rounded. Raises ValueError for sigma below 0 or a limit below 1."""
 
-    most: longer draws are cut to it. Raises ValueError for a sigma below 0 or a limit below 1.
-    """
-
-    mu: float
-    sigma: float
-    most: int = 2**31 - 1
+    mu: float  # mean of the logarithm
+    sigma: float  # deviation of the logarithm
+    most: int = 2**31 - 1  # longer draws are cut to it
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.mu) and 0 <= self.sigma < math.inf and self.most >= 1):
@@ -52,15 +49,15 @@ class LogNormal:
 
     @classmethod
     def of_mean(cls, mean: float, percentiles: Mapping[float, float]) -> "LogNormal":
-        """With exactly this mean and as near to one percentile as may be, as {50: median}.
+        """Return the distribution with this mean and one percentile, such as {50: median}.
 
-        Raises ValueError for numbers that no such distribution has.
+        Raises ValueError where there is no such distribution.
         """
         if len(percentiles) != 1:
             raise ValueError("a mean and one percentile decide; leave the mean out for several")
         ((percent, value),) = percentiles.items()
         z = NormalDist().inv_cdf(percent / 100.0)
-        # ln value = mu + z sigma and ln mean = mu + sigma² / 2; the narrower of the two answers
+        # ln value = mu + z sigma and ln mean = mu + sigma² / 2; take the narrower solution.
         inside = z * z - 2.0 * math.log(value / mean)
         if inside < 0 or (z <= 0 and value > mean):
             raise ValueError(f"no log-normal distribution of mean {mean} has P{percent} = {value}")
@@ -70,9 +67,9 @@ class LogNormal:
 
     @classmethod
     def of_percentiles(cls, percentiles: Mapping[float, float]) -> "LogNormal":
-        """Least squares through {percent: value} on a logarithmic scale, two points or more.
+        """Fit {percent: value} by least squares on a logarithmic scale.
 
-        Raises ValueError for fewer, or values that fall.
+        Raises ValueError for fewer than two points, or values that fall.
         """
         if len(percentiles) < 2:
             raise ValueError("two percentiles at least")
@@ -82,7 +79,7 @@ class LogNormal:
 
     @classmethod
     def of_samples(cls, samples: ArrayLike) -> "LogNormal":
-        """Maximum likelihood. Raises ValueError without samples or for one below 1."""
+        """Fit by maximum likelihood. Raises ValueError without samples or for one below 1."""
         found = np.asarray(samples, dtype=np.float64)
         if not found.size or found.min() < 1:
             raise ValueError("needs samples, each of 1 token at least")
@@ -90,13 +87,13 @@ class LogNormal:
         return cls(float(logs.mean()), float(logs.std()))
 
     def draw(self, rng: np.random.Generator, count: int) -> Ints:
-        """Rounded, and between 1 and the limit."""
+        """Draw rounded lengths between 1 and the limit."""
         return _tokens(np.minimum(rng.lognormal(self.mu, self.sigma, count), self.most))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Resampled:
-    """Draws lengths that were seen, with replacement. Raises ValueError without any or below 1."""
+    """Resamples lengths with replacement. Raises ValueError without any or for one below 1."""
 
     seen: Ints
 
@@ -105,20 +102,20 @@ class Resampled:
             raise ValueError("needs lengths of 1 token at least")
 
     def draw(self, rng: np.random.Generator, count: int) -> Ints:
-        """Each of those seen is as likely."""
+        """Draw lengths with equal probability."""
         return self.seen[rng.integers(len(self.seen), size=count)]
 
 
 @dataclass(frozen=True, slots=True)
 class Quantiles:
-    """By evenly spaced quantiles from 0 to 100 %, straight lines between them.
+    """Evenly spaced quantiles from 0 to 100 %, linear in between.
 
-    mean: where it is given, the last stretch bends so that the whole has this mean if it can: the
-    longest of a million requests says little about the last percent of them.
     Raises ValueError for fewer than three, falling or negative values.
     """
 
     values: tuple[float, ...]
+    # If given, the last stretch bends so that the whole has this mean if possible: the longest of a
+    # million requests says little about the last percent of them.
     mean: float | None = None
 
     def __post_init__(self) -> None:
@@ -127,11 +124,11 @@ class Quantiles:
             raise ValueError("needs three quantiles at least, from 0 tokens up, none falling")
 
     def draw(self, rng: np.random.Generator, count: int) -> Ints:
-        """The quantile function at uniform places, rounded, 1 at least."""
+        """Draw from the quantile function, rounded, at least 1."""
         return _tokens(self._at(rng.random(count)))
 
     def amounts(self, rng: np.random.Generator, count: int) -> Ints:
-        """The same, but 0 where the quantiles say so: a part of a prompt may be missing."""
+        """Draw as `draw`, but allow 0: a part of a prompt may be missing."""
         return np.rint(self._at(rng.random(count))).astype(np.int64)
 
     def _at(self, places: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -144,7 +141,7 @@ class Quantiles:
         return found
 
     def _bend(self) -> float:
-        """The power s of the last stretch, whose mean is low + (high - low) / (s + 1)."""
+        """Return the power s of the last stretch, whose mean is low + (high - low) / (s + 1)."""
         low, high = self.values[-2:]
         if self.mean is None or high == low:
             return 1.0

@@ -1,4 +1,4 @@
-"""How the demand is spread over models."""
+"""Popularity: the distribution of demand over models."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 
 def power_law_rates(num_models: int, alpha: float, max_rate: float) -> NDArray[np.float64]:
-    """[num_models] requests/s: the i-th most popular model (from 1) gets max_rate · i^-alpha.
+    """Return [num_models] requests/s: the i-th model (from 1) gets max_rate · i^-alpha.
 
     MuxServe's synthetic workloads (§4.2): 19 models, alpha 0.7 to 2.1, max_rate 40 · rate scale.
     Raises ValueError without models, for a rate not above 0 or an alpha below 0.
@@ -18,7 +18,7 @@ def power_law_rates(num_models: int, alpha: float, max_rate: float) -> NDArray[n
 
 
 def shares(rates: Sequence[float] | NDArray[np.float64]) -> NDArray[np.float64]:
-    """The rates over their sum. Raises ValueError where they sum to nothing or one is below 0."""
+    """Return rates over their sum. Raises ValueError where the sum is 0 or a rate is below 0."""
     found = np.asarray(rates, dtype=np.float64)
     if (found < 0).any() or not 0 < found.sum() < np.inf:
         raise ValueError("needs rates from 0 up that sum to more than 0")

@@ -1,4 +1,4 @@
-"""When requests come: processes that yield ascending times, in arrays."""
+"""Arrival processes: they yield ascending times, in arrays."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,20 +11,19 @@ from numpy.typing import NDArray
 from muxcluster.workload.curves import Curve
 
 Floats = NDArray[np.float64]
-CHUNK = 4096
-"""Times an array; the times themselves do not depend on it."""
+CHUNK = 4096  # times per array; the times do not depend on it
 
 
 class Process(Protocol):
-    """A way of arriving."""
+    """An arrival process."""
 
     def times(self, rng: np.random.Generator, end_s: float) -> Iterator[Floats]:
-        """Arrays of ascending seconds from 0 on, all below `end_s`."""
+        """Yield arrays of ascending seconds from 0 on, all below `end_s`."""
         ...
 
 
 def _before(end_s: float, chunks: Iterator[Floats]) -> Iterator[Floats]:
-    """Endless `chunks`, none empty, up to `end_s`."""
+    """Cut endless `chunks`, none empty, at `end_s`."""
     for times in chunks:
         if times[-1] >= end_s:
             yield times[: np.searchsorted(times, end_s)]
@@ -47,7 +46,7 @@ class Deterministic:
         _checked_rate(self.rate_per_s)
 
     def times(self, rng: np.random.Generator, end_s: float) -> Iterator[Floats]:
-        """(k + 1/2) / rate; takes nothing from `rng`."""
+        """Yield (k + 1/2) / rate; takes nothing from `rng`."""
         return _before(end_s, self._endless())
 
     def _endless(self) -> Iterator[Floats]:
@@ -60,9 +59,9 @@ class Deterministic:
 class Gamma:
     """Gamma-distributed gaps with coefficient of variation `cv`; 1 is Poisson, more is burstier.
 
-    Stationary: the first gap is what is left of one that 0 falls into, so that every span of
-    length T has rate · T arrivals on average from the start on. With one seed, times at another
-    rate are the same but scaled. Raises ValueError unless rate and cv are above 0.
+    Stationary: the first gap is the rest of a gap that contains 0, so that every span of length T
+    has rate · T arrivals on average. With one seed, another rate only scales the times. Raises
+    ValueError unless rate and cv are above 0.
     """
 
     rate_per_s: float
@@ -74,12 +73,12 @@ class Gamma:
             raise ValueError(f"expected a coefficient of variation above 0, found {self.cv}")
 
     def times(self, rng: np.random.Generator, end_s: float) -> Iterator[Floats]:
-        """Running sums of gaps."""
+        """Yield running sums of gaps."""
         return _before(end_s, self._endless(rng))
 
     def _endless(self, rng: np.random.Generator) -> Iterator[Floats]:
         shape = self.cv**-2
-        # a gap met at a random moment is longer, gamma(shape + 1), and the moment uniform in it
+        # The gap at a random moment is longer, gamma(shape + 1), and the moment uniform in it.
         now = rng.random() * rng.gamma(shape + 1.0) / shape
         while True:
             after = now + np.cumsum(rng.gamma(shape, 1.0 / shape, CHUNK))
@@ -97,7 +96,7 @@ class Poisson:
         _checked_rate(self.rate_per_s)
 
     def times(self, rng: np.random.Generator, end_s: float) -> Iterator[Floats]:
-        """Running sums of exponential gaps; as in `Gamma`, another rate only scales them."""
+        """Yield running sums of exponential gaps; as in `Gamma`, another rate only scales them."""
         return _before(end_s, self._endless(rng))
 
     def _endless(self, rng: np.random.Generator) -> Iterator[Floats]:
@@ -115,7 +114,7 @@ class Varying:
     rate_per_s: Curve
 
     def times(self, rng: np.random.Generator, end_s: float) -> Iterator[Floats]:
-        """Candidates at the highest rate, each kept with probability rate / highest rate."""
+        """Yield arrivals at the highest rate, each kept with probability rate / highest rate."""
         peak = self.rate_per_s.peak
         for candidates in Poisson(peak).times(rng, end_s):
             is_kept = rng.random(len(candidates)) * peak < self.rate_per_s.at(candidates)

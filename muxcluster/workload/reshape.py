@@ -1,4 +1,4 @@
-"""Streams made of others: cut in time, sped up, shortened, given to models."""
+"""Transformations of streams: cut in time, speed up, shorten, assign to models."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,7 +15,7 @@ _BLOCK = 4096
 
 
 def between(arrivals: Iterable[Arrival], start_s: float, end_s: float) -> Iterator[Arrival]:
-    """Those from `start_s` (inside) to `end_s` (outside), with the start as new time 0."""
+    """Yield arrivals in [start_s, end_s), with `start_s` as the new time 0."""
     for arrival in arrivals:
         if arrival.time_s >= end_s:
             return
@@ -24,7 +24,7 @@ def between(arrivals: Iterable[Arrival], start_s: float, end_s: float) -> Iterat
 
 
 def sped_up(arrivals: Iterable[Arrival], factor: float) -> Iterator[Arrival]:
-    """`factor` times the rate: times are divided by it. Raises ValueError unless above 0."""
+    """Raise the rate by `factor`: divide times by it. Raises ValueError unless it is above 0."""
     if not 0 < factor < np.inf:
         raise ValueError(f"expected a factor above 0, found {factor}")
     return (replace(arrival, time_s=arrival.time_s / factor) for arrival in arrivals)
@@ -33,7 +33,7 @@ def sped_up(arrivals: Iterable[Arrival], factor: float) -> Iterator[Arrival]:
 def shortened(
     arrivals: Iterable[Arrival], divisor: float, most_prompt: int, most_output: int
 ) -> Iterator[Arrival]:
-    """Lengths divided, rounded, and cut to the limits; 1 token at least.
+    """Divide lengths, round, and cut them to the limits; at least 1 token.
 
     Shared blocks shrink by the same divisor, rounded up, so that about the same share of a prompt
     is shared. Raises ValueError for a divisor below 1 or a limit below 1.
@@ -57,7 +57,7 @@ def shortened(
 def assigned(
     arrivals: Iterable[Arrival], rates: Mapping[str, float], seed: int
 ) -> Iterator[Arrival]:
-    """Each request to a model drawn in proportion to `rates`; ids and times stay."""
+    """Assign each request to a model drawn in proportion to `rates`; ids and times stay."""
     names, parts = list(rates), shares(list(rates.values()))
     return _assigned(arrivals, names, parts.cumsum(), rng_for(seed, "assigned"))
 
@@ -77,5 +77,5 @@ def _assigned(
 
 
 def as_class(arrivals: Iterable[Arrival], service_class: ServiceClass) -> Iterator[Arrival]:
-    """All of them in one class of service."""
+    """Put all requests into one class of service."""
     return (replace(arrival, service_class=service_class) for arrival in arrivals)

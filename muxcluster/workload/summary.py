@@ -1,4 +1,4 @@
-"""What a workload amounts to, by model; holds 16 bytes a request, and block ids, while it reads."""
+"""Summary of a workload by model; holds 16 bytes per request, and block ids, while it reads."""
 
 import math
 from array import array
@@ -13,20 +13,16 @@ from muxcluster.workload.metrics.window import Spread, spread
 
 @dataclass(frozen=True, slots=True)
 class ModelSummary:
-    """One model's requests.
-
-    rate_per_s: over the time from 0 to the last arrival of the whole workload, infinite where all
-    come at once. gap_cv: coefficient of variation of the gaps between arrivals, NaN below two gaps.
-    seen_share: share of prompt tokens in leading blocks that an earlier request had (0 where no
-    block ids are known): the hit rate of an infinite prefix cache.
-    """
+    """One model's requests."""
 
     model: str
     num_requests: int
-    rate_per_s: float
-    gap_cv: float
+    rate_per_s: float  # from 0 to the workload's last arrival; infinite where all come at once
+    gap_cv: float  # coefficient of variation of the gaps between arrivals, NaN below two gaps
     prompt_tokens: Spread
     output_tokens: Spread
+    # Share of prompt tokens in leading blocks that an earlier request had: the hit rate of an
+    # infinite prefix cache; 0 without block ids.
     seen_share: float
 
 
@@ -53,7 +49,7 @@ class _Tally:
         self.seen_tokens += self._seen(arrival)
 
     def _seen(self, arrival: Arrival) -> int:
-        """An id stands for its whole prefix, so ids that were there are all at the start."""
+        """Count tokens seen before. An id implies its whole prefix, so known ids come first."""
         prefix = arrival.prefix
         if prefix is None:
             return 0
@@ -74,7 +70,7 @@ class _Tally:
 
 
 def summarise(arrivals: Iterable[Arrival]) -> tuple[ModelSummary, ...]:
-    """Each model's summary, in order of appearance; reads the stream to its end."""
+    """Return each model's summary, in order of appearance; reads the stream to its end."""
     tallies: dict[str, _Tally] = {}
     end_s = 0.0
     for arrival in arrivals:
@@ -84,7 +80,7 @@ def summarise(arrivals: Iterable[Arrival]) -> tuple[ModelSummary, ...]:
 
 
 def table(summaries: Iterable[ModelSummary]) -> str:
-    """The summaries in columns, for people; lengths as mean, P50, P90 and P99."""
+    """Return the summaries as a text table; lengths as mean, P50, P90 and P99."""
     head = ("model", "requests", "req/s", "gap cv", "prompt tokens", "output tokens", "shared")
     rows = [head, *(_cells(summary) for summary in summaries)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(head))]

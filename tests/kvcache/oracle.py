@@ -86,8 +86,8 @@ class Oracle:
     def free(self) -> int:
         return self.num_blocks - self.evictable - sum(self.used(m) for m in self.models)
 
-    def open(self, model: str, slot: int, hashes: list[bytes], side: Side) -> int:
-        sequence = self.sequences[model, slot] = Sequence_(side, hashes)
+    def open(self, model: str, row: int, hashes: list[bytes], side: Side) -> int:
+        sequence = self.sequences[model, row] = Sequence_(side, hashes)
         for key in hashes:
             column = self.published.get((model, side, key))
             if column is None:
@@ -105,8 +105,8 @@ class Oracle:
     def grow(self, model: str, wanted: Mapping[int, int]) -> int | Shortage:
         per_column, width = self.per_column(model), self.block_tokens(model)
         missing = {
-            slot: max(0, -(-tokens // width) - len(self.sequences[model, slot].columns))
-            for slot, tokens in wanted.items()
+            row: max(0, -(-tokens // width) - len(self.sequences[model, row].columns))
+            for row, tokens in wanted.items()
         }
         blocks = sum(missing.values()) * per_column
         if blocks == 0:
@@ -117,8 +117,8 @@ class Oracle:
             return Shortage(max(over_quota, over_pool), over_quota > 0)
         while self.free < blocks:
             self.evict()
-        for slot, count in missing.items():
-            sequence = self.sequences[model, slot]
+        for row, count in missing.items():
+            sequence = self.sequences[model, row]
             sequence.columns += [Column(model, sequence.side, readers=1) for _ in range(count)]
         return sum(missing.values())
 
@@ -135,16 +135,16 @@ class Oracle:
         assert victim.key is not None
         del self.published[victim.model, victim.side, victim.key]
 
-    def commit(self, model: str, slot: int, count: int) -> None:
-        sequence = self.sequences[model, slot]
+    def commit(self, model: str, row: int, count: int) -> None:
+        sequence = self.sequences[model, row]
         for i in range(sequence.committed, sequence.committed + count):
             if self.models[model].prefix_caching:
                 key = sequence.columns[i].key = sequence.hashes[i]
                 self.published.setdefault((model, sequence.side, key), sequence.columns[i])
         sequence.committed += count
 
-    def close(self, model: str, slot: int) -> None:
-        sequence = self.sequences.pop((model, slot))
+    def close(self, model: str, row: int) -> None:
+        sequence = self.sequences.pop((model, row))
         for column in reversed(sequence.columns):
             column.readers -= 1
             if column.readers or column.key is None:
@@ -192,38 +192,38 @@ class Pair:
         self.memory: dict[tuple[int, Side], object] = {}
         self.tables: dict[tuple[str, int, int], tuple[int, ...]] = {}
 
-    def open(self, model: str, slot: int, path: Sequence[int], salt: str, side: Side) -> None:
+    def open(self, model: str, row: int, path: Sequence[int], salt: str, side: Side) -> None:
         hashes = chain(model, path, self.cache.of(model).block_tokens, salt)
-        attached = self.cache.of(model).open(slot, hashes, side)
-        assert attached == self.oracle.open(model, slot, hashes, side)
-        self._apply(model, self.cache.of(model).tables(np.array([slot], dtype=np.int32)))
+        attached = self.cache.of(model).open(row, hashes, side)
+        assert attached == self.oracle.open(model, row, hashes, side)
+        self._apply(model, self.cache.of(model).tables(np.array([row], dtype=np.int32)))
 
     def grow(self, model: str, wanted: Mapping[int, int]) -> None:
-        slots = np.array(list(wanted), dtype=np.int32)
-        answer = self.cache.of(model).grow(slots, np.array(list(wanted.values()), dtype=np.int32))
+        rows = np.array(list(wanted), dtype=np.int32)
+        answer = self.cache.of(model).grow(rows, np.array(list(wanted.values()), dtype=np.int32))
         expected = self.oracle.grow(model, wanted)
         if isinstance(answer, Shortage):
             assert answer == expected
             return
         assert len(answer) == expected
         self._apply(model, answer)
-        for slot, blocks in zip(answer.slots.tolist(), answer.blocks.tolist(), strict=True):
-            side = self.oracle.sequences[model, slot].side
+        for row, blocks in zip(answer.slots.tolist(), answer.blocks.tolist(), strict=True):
+            side = self.oracle.sequences[model, row].side
             self.memory.update({(block, side): None for block in blocks})
 
-    def commit(self, model: str, slot: int, count: int) -> None:
-        sequence = self.oracle.sequences[model, slot]
+    def commit(self, model: str, row: int, count: int) -> None:
+        sequence = self.oracle.sequences[model, row]
         start = sequence.committed
         hashes = sequence.hashes[start : start + count]
         for i, key in enumerate(hashes, start):
-            for block in self.tables[model, slot, i]:
+            for block in self.tables[model, row, i]:
                 self.memory[block, sequence.side] = key
-        self.cache.of(model).commit(slot, hashes)
-        self.oracle.commit(model, slot, len(hashes))
+        self.cache.of(model).commit(row, hashes)
+        self.oracle.commit(model, row, len(hashes))
 
-    def close(self, model: str, slot: int) -> None:
-        self.cache.of(model).close(slot)
-        self.oracle.close(model, slot)
+    def close(self, model: str, row: int) -> None:
+        self.cache.of(model).close(row)
+        self.oracle.close(model, row)
 
     def set_quota(self, model: str, quota: int) -> None:
         self.cache.set_quotas({model: quota})
@@ -243,9 +243,11 @@ class Pair:
         self.oracle.drop_cache()
 
     def _apply(self, model: str, delta: TableDelta) -> None:
-        rows = zip(delta.slots.tolist(), delta.columns.tolist(), delta.blocks.tolist(), strict=True)
-        for slot, position, blocks in rows:
-            self.tables[model, slot, position] = tuple(blocks)
+        entries = zip(
+            delta.slots.tolist(), delta.columns.tolist(), delta.blocks.tolist(), strict=True
+        )
+        for row, position, blocks in entries:
+            self.tables[model, row, position] = tuple(blocks)
 
     def check(self) -> None:
         """Compare every number, and every committed column's content in the device memory."""
@@ -260,10 +262,10 @@ class Pair:
             assert (cache.of(name).used, cache.of(name).num_cached) == (used, cached)
             left = max(0, oracle.quotas[name] - used)
             assert cache.of(name).headroom() == min(left, oracle.free + oracle.evictable)
-        for (name, slot), sequence in oracle.sequences.items():
+        for (name, row), sequence in oracle.sequences.items():
             width = oracle.block_tokens(name)
-            assert cache.of(name).capacity[slot] == len(sequence.columns) * width
-            assert cache.of(name).num_committed[slot] == sequence.committed * width
+            assert cache.of(name).capacity[row] == len(sequence.columns) * width
+            assert cache.of(name).num_committed[row] == sequence.committed * width
             for i, key in enumerate(sequence.hashes[: sequence.committed]):
-                blocks = self.tables[name, slot, i]
+                blocks = self.tables[name, row, i]
                 assert {self.memory[block, sequence.side] for block in blocks} == {key}

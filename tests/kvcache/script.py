@@ -17,30 +17,30 @@ class Script:
         self.world = World.build(0, num_blocks, num_host_blocks, quotas, saves_lazily=saves_lazily)
         self.cache = self.world.cache
 
-    def begin(self, model: str, slot: int, side: Side, count: int, path: tuple[int, ...] = ()):
+    def begin(self, model: str, row: int, side: Side, count: int, path: tuple[int, ...] = ()):
         """A new sequence computes `count` tokens."""
-        self.world.open(model, slot, list(path), side)
-        self.compute(model, slot, count - len(self.world.texts[model, slot].tokens))
+        self.world.open(model, row, list(path), side)
+        self.compute(model, row, count - len(self.world.texts[model, row].tokens))
 
-    def compute(self, model: str, slot: int, count: int) -> list[SlotCopies]:
+    def compute(self, model: str, row: int, count: int) -> list[SlotCopies]:
         """A whole job in which the sequence computes `count` tokens; what it copied."""
-        job_id, copies = self.start(model, slot, count)
+        job_id, copies = self.start(model, row, count)
         self.finish(job_id)
         return copies
 
-    def start(self, model: str, slot: int, count: int) -> tuple[int, list[SlotCopies]]:
+    def start(self, model: str, row: int, count: int) -> tuple[int, list[SlotCopies]]:
         """A job is launched in which the sequence computes `count` tokens, restored if need be."""
-        world, text, job_id = self.world, self.world.texts[model, slot], self.world.next()
+        world, text, job_id = self.world, self.world.texts[model, row], self.world.next()
         copies: list[SlotCopies] = []
-        slots, end = np.array([slot], dtype=np.int32), len(text.tokens) + count
-        if self.cache.of(model).num_lent[slot]:
-            restored = world.restore(model, [slot], job_id)
+        rows, end = np.array([row], dtype=np.int32), len(text.tokens) + count
+        if self.cache.of(model).num_lent[row]:
+            restored = world.restore(model, [row], job_id)
             assert not isinstance(restored, Shortage)
             copies.append(restored)
-        assert world.grow(model, {slot: end})
+        assert world.grow(model, {row: end})
         if text.side is Side.LEFT:
-            copies += self.cache.of(model).saves(slots, np.array([end], dtype=np.int32), job_id)
-        world.launch(job_id, model, {slot: count}, copies)
+            copies += self.cache.of(model).saves(rows, np.array([end], dtype=np.int32), job_id)
+        world.launch(job_id, model, {row: count}, copies)
         world.check()
         return job_id, copies
 
@@ -58,13 +58,13 @@ class Script:
         self.world.end(job_id, succeeded=False)
         self.world.check()
 
-    def lend(self, model: str, slot: int, blocks: int) -> int:
-        lent = self.world.lend(model, slot, blocks)
+    def lend(self, model: str, row: int, blocks: int) -> int:
+        lent = self.world.lend(model, row, blocks)
         self.world.check()
         return lent
 
-    def close(self, model: str, slot: int) -> None:
-        self.world.close(model, slot)
+    def close(self, model: str, row: int) -> None:
+        self.world.close(model, row)
         self.world.check()
 
 

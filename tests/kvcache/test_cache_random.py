@@ -43,9 +43,9 @@ class Walk:
 
     def grow(self) -> None:
         model = self.draw.choice(MODELS)
-        slots = [slot for name, slot in self._open if name == model.name]
-        chosen = self.draw.sample(slots, self.draw.randint(0, len(slots)))
-        wanted = {slot: self.draw.randint(1, model.max_model_len) for slot in chosen}
+        rows = [row for name, row in self._open if name == model.name]
+        chosen = self.draw.sample(rows, self.draw.randint(0, len(rows)))
+        wanted = {row: self.draw.randint(1, model.max_model_len) for row in chosen}
         self.pair.grow(model.name, wanted)
 
     def commit(self) -> None:
@@ -104,20 +104,20 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule(
         model=MODEL,
-        slot=st.integers(0, 5),
+        row=st.integers(0, 5),
         path=st.lists(st.sampled_from((1, 2)), max_size=4),
         salt=st.sampled_from(("", "tenant")),
         side=st.sampled_from(Side),
     )
-    def open(self, model, slot, path, salt, side) -> None:
-        slot %= model.max_seqs
-        if (model.name, slot) not in self.pair.oracle.sequences:
-            self.pair.open(model.name, slot, path, salt, side)
+    def open(self, model, row, path, salt, side) -> None:
+        row %= model.max_seqs
+        if (model.name, row) not in self.pair.oracle.sequences:
+            self.pair.open(model.name, row, path, salt, side)
 
     @rule(model=MODEL, tokens=st.dictionaries(st.integers(0, 5), st.integers(1, 64)))
     def grow(self, model, tokens) -> None:
         sequences = self.pair.oracle.sequences
-        wanted = {slot: n for slot, n in tokens.items() if (model.name, slot) in sequences}
+        wanted = {row: n for row, n in tokens.items() if (model.name, row) in sequences}
         self.pair.grow(model.name, wanted)
 
     @precondition(lambda self: self.pair.oracle.sequences)

@@ -24,17 +24,17 @@ def make_cache(num_blocks: int = 40, **quotas: int) -> KvCache:
 
 
 def grow(cache: KvCache, model: str, tokens: dict[int, int]) -> TableDelta | Shortage:
-    slots = np.array(list(tokens), dtype=np.int32)
-    return cache.of(model).grow(slots, np.array(list(tokens.values()), dtype=np.int32))
+    rows = np.array(list(tokens), dtype=np.int32)
+    return cache.of(model).grow(rows, np.array(list(tokens.values()), dtype=np.int32))
 
 
-def run(cache: KvCache, model: str, slot: int, path, salt="", side=Side.LEFT) -> int:
+def run(cache: KvCache, model: str, row: int, path, salt="", side=Side.LEFT) -> int:
     """Open, compute and publish a prompt; the tokens that came from the cache."""
     hashes = chain(model, path, cache.of(model).block_tokens, salt)
-    attached = cache.of(model).open(slot, hashes, side)
+    attached = cache.of(model).open(row, hashes, side)
     width = cache.of(model).block_tokens
-    assert isinstance(grow(cache, model, {slot: len(path) * width}), TableDelta)
-    cache.of(model).commit(slot, hashes[attached // width :])
+    assert isinstance(grow(cache, model, {row: len(path) * width}), TableDelta)
+    cache.of(model).commit(row, hashes[attached // width :])
     cache.check()
     return attached
 
@@ -67,8 +67,8 @@ def test_a_delta_names_new_columns_layer_major_and_tables_repeat_them() -> None:
 
 def test_only_rows_beyond_their_capacity_get_columns() -> None:
     cache = make_cache()
-    for slot in (0, 1, 2):
-        cache.of("m").open(slot, [])
+    for row in (0, 1, 2):
+        cache.of("m").open(row, [])
     grow(cache, "m", {0: 16, 1: 10, 2: 32})
     delta = grow(cache, "m", {0: 17, 1: 16, 2: 32})
     assert (delta.slots.tolist(), delta.columns.tolist()) == ([0], [1])
@@ -184,9 +184,9 @@ def test_sides_and_salts_do_not_share() -> None:
 def test_a_prefix_computed_twice_is_kept_once() -> None:
     cache = make_cache()
     hashes = chain("m", PATH, 16)
-    for slot in (0, 1):
-        cache.of("m").open(slot, hashes)
-        grow(cache, "m", {slot: 64})
+    for row in (0, 1):
+        cache.of("m").open(row, hashes)
+        grow(cache, "m", {row: 64})
     cache.of("m").commit(0, hashes[:3])
     cache.of("m").commit(1, hashes)
     assert cache.of("m").used == 32
@@ -201,9 +201,9 @@ def test_a_prefix_computed_twice_is_kept_once() -> None:
 def test_a_twin_replaces_a_published_column_that_was_evicted() -> None:
     cache = make_cache(num_blocks=24)
     hashes = chain("m", PATH, 16)
-    for slot, count in ((0, 2), (1, 3)):
-        cache.of("m").open(slot, hashes)
-        grow(cache, "m", {slot: count * 16})
+    for row, count in ((0, 2), (1, 3)):
+        cache.of("m").open(row, hashes)
+        grow(cache, "m", {row: count * 16})
     cache.of("m").commit(0, hashes[:2])
     cache.of("m").commit(1, hashes[:3])
     cache.of("m").close(0)
@@ -218,9 +218,9 @@ def test_a_twin_replaces_a_published_column_that_was_evicted() -> None:
 def test_a_closing_twin_renews_the_columns_its_own_were_copies_of() -> None:
     cache = make_cache(num_blocks=24)
     hashes = chain("m", PATH, 16)
-    for slot, count in ((0, 2), (1, 3)):
-        cache.of("m").open(slot, hashes)
-        grow(cache, "m", {slot: count * 16})
+    for row, count in ((0, 2), (1, 3)):
+        cache.of("m").open(row, hashes)
+        grow(cache, "m", {row: count * 16})
     cache.of("m").commit(0, hashes[:2])
     cache.of("m").commit(1, hashes[:3])
     cache.of("m").close(0)

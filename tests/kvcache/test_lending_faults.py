@@ -55,8 +55,8 @@ def _trust_failed_saves(patch: pytest.MonkeyPatch) -> None:
 
     def forgiving(self, job_id, *, succeeded):
         lost = end(self, job_id, succeeded=succeeded)
-        for model, slot in lost:
-            self.models[self.index[model]].lent.is_spoiled[slot] = False
+        for model, row in lost:
+            self.models[self.index[model]].lent.is_spoiled[row] = False
         return []
 
     patch.setattr(LentState, "end_job", forgiving)

@@ -18,7 +18,7 @@ pytestmark = only_with(16)
 LEFT, RIGHT = Side.LEFT, Side.RIGHT
 
 
-def slots(*numbers: int) -> np.ndarray:
+def ints(*numbers: int) -> np.ndarray:
     return np.array(numbers, dtype=np.int32)
 
 
@@ -60,11 +60,11 @@ def test_columns_without_tokens_are_freed_at_once_and_need_no_host_block() -> No
 
 def test_columns_without_tokens_are_lent_up_to_the_size_of_the_pool() -> None:
     script = Script(10)
-    for slot, lent in enumerate((8, 0)):
-        script.world.open("wide", slot, [], RIGHT)
-        assert script.world.grow("wide", {slot: 30})
-        assert script.cache.of("wide").lendable(slot) == lent
-        assert script.lend("wide", slot, 8) == lent
+    for row, lent in enumerate((8, 0)):
+        script.world.open("wide", row, [], RIGHT)
+        assert script.world.grow("wide", {row: 30})
+        assert script.cache.of("wide").lendable(row) == lent
+        assert script.lend("wide", row, 8) == lent
     script.close("wide", 0)
     assert script.lend("wide", 1, 8) == 8
 
@@ -122,7 +122,7 @@ def test_lent_blocks_are_taken_when_nothing_else_is_there() -> None:
     cache = script.cache
     assert (cache.lent, cache.of("odd").used, cache.of("wide").restore_cost(0)) == (5, 3, 3)
     script.world.open("odd", 1, [], RIGHT)
-    answer = cache.of("odd").grow(slots(1), slots(1))
+    answer = cache.of("odd").grow(ints(1), ints(1))
     assert answer == Shortage(3, by_quota=False)
 
 
@@ -132,7 +132,7 @@ def test_a_quota_binds_the_left_side_only() -> None:
     script.begin("wide", 0, RIGHT, 64)
     assert script.cache.of("wide").batch_used == 16
     script.world.open("wide", 1, [], LEFT)
-    assert script.cache.of("wide").grow(slots(1), slots(48)) == Shortage(4, by_quota=True)
+    assert script.cache.of("wide").grow(ints(1), ints(48)) == Shortage(4, by_quota=True)
     assert script.cache.of("wide").headroom() == 8
     assert script.cache.of("wide").headroom(RIGHT) == 24
 
@@ -140,11 +140,11 @@ def test_a_quota_binds_the_left_side_only() -> None:
 def test_nothing_is_lent_where_blocks_are_not_shared() -> None:
     cache = KvCache(20, BLOCK_BYTES, tuple(MODELS.values()), {"wide": 20})
     cache.of("wide").open(0, [], RIGHT)
-    cache.of("wide").grow(slots(0), slots(40))
+    cache.of("wide").grow(ints(0), ints(40))
     assert (cache.of("wide").used, cache.of("wide").batch_used, cache.lent) == (12, 0, 0)
     assert cache.of("wide").lendable(0) == cache.of("wide").lend(0, 40, 4) == 0
     assert cache.of("wide").headroom(RIGHT) == cache.of("wide").headroom() == 8
-    assert cache.of("wide").saves(slots(0), slots(1), 1) == ()
+    assert cache.of("wide").saves(ints(0), ints(1), 1) == ()
     assert cache.of("wide").blocked() is None
     assert cache.end_copies(1, True) == []
     assert not cache.of("wide").num_lent.any()

@@ -112,10 +112,10 @@ def _unpublish(pair: Pair) -> None:
 )
 def test_check_sees_a_planted_fault(fault: Callable[[Pair], None]) -> None:
     pair = Pair()
-    for slot, path in enumerate(((1, 2), (3, 4))):
-        pair.open("wide", slot, path, "", Side.LEFT)
-        pair.grow("wide", {slot: 32})
-        pair.commit("wide", slot, 2)
+    for row, path in enumerate(((1, 2), (3, 4))):
+        pair.open("wide", row, path, "", Side.LEFT)
+        pair.grow("wide", {row: 32})
+        pair.commit("wide", row, 2)
     pair.close("wide", 1)
     pair.check()
     fault(pair)

@@ -15,7 +15,7 @@ pytestmark = only_with(16)
 
 LEFT, RIGHT = Side.LEFT, Side.RIGHT
 FIRST = np.zeros(1, dtype=np.int32)
-"""The slot 0."""
+"""The row 0."""
 
 
 def shared_pair(filled: int, *, saves_lazily: bool = True) -> Script:

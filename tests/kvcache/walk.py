@@ -36,8 +36,8 @@ class LendingWalk:
 
     def open(self) -> None:
         model = self.draw.choice(list(MODELS))
-        slots = range(MODELS[model].max_seqs)
-        closed = [slot for slot in slots if (model, slot) not in self.world.texts]
+        rows = range(MODELS[model].max_seqs)
+        closed = [row for row in rows if (model, row) not in self.world.texts]
         if closed and len(self.world.texts) < MOST_TEXTS:
             path = self.draw.choices((1, 2), (4, 1), k=self.draw.randint(0, 3))
             cache = self.world.cache
@@ -49,9 +49,7 @@ class LendingWalk:
         """Mostly of those that cannot grow any more, as in life, or are being saved."""
         idle = self._idle()
         saving = [
-            (model, slot)
-            for model, slot in idle
-            if not self.world.cache.of(model).can_restore(slot)
+            (model, row) for model, row in idle if not self.world.cache.of(model).can_restore(row)
         ]
         if saving and self.draw.random() < 0.5:
             self._note("closed while saving")
@@ -73,8 +71,8 @@ class LendingWalk:
         """A left sequence is admitted: it takes blocks long before it writes there."""
         num_lent = {name: self.world.cache.of(name).num_lent for name in MODELS}
         if idle := [key for key in self._idle(Side.LEFT) if not num_lent[key[0]][key[1]]]:
-            model, slot = self.draw.choice(idle)
-            self.world.grow(model, {slot: self.draw.randint(1, MODELS[model].max_model_len)})
+            model, row = self.draw.choice(idle)
+            self.world.grow(model, {row: self.draw.randint(1, MODELS[model].max_model_len)})
 
     def quota(self) -> None:
         self.world.cache.set_quotas({self.draw.choice(list(MODELS)): self.draw.randint(20, 60)})
@@ -116,13 +114,11 @@ class LendingWalk:
         counts: dict[int, int] = {}
         copies: list[SlotCopies] = []
         for side in sides:
-            slots = [slot for name, slot in self._idle(side) if name == model]
-            slots = self.draw.sample(
-                slots, self.draw.randint(len(slots) > 1, (len(slots) + 1) // 2)
-            )
-            self._rows |= {(model, slot) for slot in slots}
+            rows = [row for name, row in self._idle(side) if name == model]
+            rows = self.draw.sample(rows, self.draw.randint(len(rows) > 1, (len(rows) + 1) // 2))
+            self._rows |= {(model, row) for row in rows}
             add = self._left if side is Side.LEFT else self._right
-            add(model, job_id, slots, counts, copies)
+            add(model, job_id, rows, counts, copies)
         if counts:
             world.launch(job_id, model, counts, copies)
             self._note("jobs")
@@ -131,26 +127,26 @@ class LendingWalk:
             self.close()
             self.lend()
 
-    def _counts(self, model: str, slots: list[int]) -> dict[int, int]:
+    def _counts(self, model: str, rows: list[int]) -> dict[int, int]:
         most = MODELS[model].max_model_len
         wanted: dict[int, int] = {}
-        for slot in slots:
-            room = most - len(self.world.texts[model, slot].tokens)
+        for row in rows:
+            room = most - len(self.world.texts[model, row].tokens)
             if room > 0:
-                is_left = self.world.texts[model, slot].side is Side.LEFT
+                is_left = self.world.texts[model, row].side is Side.LEFT
                 count = self.draw.choice((1, 2, 3, 5, 9) if is_left else (1, 9, 30, 50))
-                wanted[slot] = min(room, count)
+                wanted[row] = min(room, count)
         return wanted
 
     def _grow(self, model: str, side: Side, wanted: dict[int, int]) -> bool:
         texts = self.world.texts
-        ends = {slot: len(texts[model, slot].tokens) + n for slot, n in wanted.items()}
+        ends = {row: len(texts[model, row].tokens) + n for row, n in wanted.items()}
         if self.world.grow(model, ends):
             return True
         while ends and not self.world.grow(model, ends):
             if not self._make_room(side):
-                slot = self.draw.choice(list(ends))
-                del ends[slot], wanted[slot]
+                row = self.draw.choice(list(ends))
+                del ends[row], wanted[row]
         return bool(ends)
 
     def _make_room(self, side: Side) -> bool:
@@ -165,19 +161,19 @@ class LendingWalk:
             return True
         return False
 
-    def _left(self, model, job_id, slots, counts, copies) -> None:
+    def _left(self, model, job_id, rows, counts, copies) -> None:
         """Those that are whole, then those that lent columns: see Restoring.restore."""
         blocked = self.world.cache.of(model).blocked()
         if blocked is not None:
-            self._note("blocked", sum(bool(blocked[slot]) for slot in slots))
-            slots = [slot for slot in slots if not blocked[slot]]
+            self._note("blocked", sum(bool(blocked[row]) for row in rows))
+            rows = [row for row in rows if not blocked[row]]
         num_lent = self.world.cache.of(model).num_lent
-        lent = [slot for slot in slots if num_lent[slot]]
-        wanted = self._counts(model, [slot for slot in slots if slot not in lent])
+        lent = [row for row in rows if num_lent[row]]
+        wanted = self._counts(model, [row for row in rows if row not in lent])
         if wanted and self._grow(model, Side.LEFT, wanted):
             self._save(model, job_id, wanted, copies)
             counts.update(wanted)
-        lent = [slot for slot in lent if self.world.cache.of(model).can_restore(slot)]
+        lent = [row for row in lent if self.world.cache.of(model).can_restore(row)]
         wanted = self._counts(model, lent)
         if wanted and self._restore(model, job_id, Side.LEFT, list(wanted), copies):
             restored = dict.fromkeys(wanted, 0)
@@ -190,7 +186,7 @@ class LendingWalk:
 
     def _save(self, model, job_id, wanted, copies) -> None:
         texts = self.world.texts
-        ends = [len(texts[model, slot].tokens) + n for slot, n in wanted.items()]
+        ends = [len(texts[model, row].tokens) + n for row, n in wanted.items()]
         saved = self.world.cache.of(model).saves(
             np.array(list(wanted), dtype=np.int32), np.array(ends, dtype=np.int32), job_id
         )
@@ -199,13 +195,13 @@ class LendingWalk:
 
     def _restore(self, model, job_id, side, lent, copies) -> bool:
         cache = self.world.cache
-        cost = sum(cache.of(model).restore_cost(slot) for slot in lent)
+        cost = sum(cache.of(model).restore_cost(row) for row in lent)
         restored = self.world.restore(model, lent, job_id)
         while isinstance(restored, Shortage):
             assert side is Side.LEFT or restored.blocks == cost - cache.of(model).headroom(side)
             if not self._make_room(side):
                 return False
-            cost = sum(cache.of(model).restore_cost(slot) for slot in lent)
+            cost = sum(cache.of(model).restore_cost(row) for row in lent)
             restored = self.world.restore(model, lent, job_id)
         self._note(f"{side.name} restores", len(restored.restores))
         self._note(f"{side.name} moves", len(restored.moves))
@@ -224,9 +220,9 @@ class LendingWalk:
 
     def _lack(self, model, wanted) -> int:
         texts = self.world.texts
-        ends = [len(texts[model, slot].tokens) + count for slot, count in wanted.items()]
-        slots = np.array(list(wanted), dtype=np.int32)
-        return self.world.cache.of(model).lack(slots, np.array(ends, dtype=np.int32))
+        ends = [len(texts[model, row].tokens) + count for row, count in wanted.items()]
+        rows = np.array(list(wanted), dtype=np.int32)
+        return self.world.cache.of(model).lack(rows, np.array(ends, dtype=np.int32))
 
     def _swap(self, lack: Callable[[], int], job_id, copies) -> None:
         """The job needs so many blocks: others lend, and are swapped out for it at once."""
@@ -235,7 +231,7 @@ class LendingWalk:
         if lack() <= cache.of("wide").headroom(Side.RIGHT) or self.draw.random() < 0.5:
             return
         for key in self.draw.sample(idle, len(idle)):
-            untaken = sum(cache.of(model).untaken(slot) for model, slot in idle)
+            untaken = sum(cache.of(model).untaken(row) for model, row in idle)
             short = lack() - cache.of("wide").headroom(Side.RIGHT)
             if untaken < short:
                 self.world.lend(*key, short - untaken)
@@ -246,12 +242,12 @@ class LendingWalk:
             self._note("swaps", len(swapped))
             assert lack() == cache.of("wide").headroom(Side.RIGHT)
 
-    def _right(self, model, job_id, slots, counts, copies) -> None:
+    def _right(self, model, job_id, rows, counts, copies) -> None:
         cache = self.world.cache
-        slots = [slot for slot in slots if cache.of(model).can_restore(slot)]
-        wanted = self._counts(model, slots)
-        lent = [slot for slot in slots if cache.of(model).num_lent[slot] and slot in wanted]
-        self._swap(lambda: sum(cache.of(model).restore_cost(slot) for slot in lent), job_id, copies)
+        rows = [row for row in rows if cache.of(model).can_restore(row)]
+        wanted = self._counts(model, rows)
+        lent = [row for row in rows if cache.of(model).num_lent[row] and row in wanted]
+        self._swap(lambda: sum(cache.of(model).restore_cost(row) for row in lent), job_id, copies)
         if lent and not self._restore(model, job_id, Side.RIGHT, lent, copies):
             return
         self._swap(lambda: self._lack(model, wanted), job_id, copies)

@@ -83,33 +83,33 @@ class World:
         self.last += 1
         return self.last
 
-    def open(self, model: str, slot: int, path: list[int], side: Side) -> None:
+    def open(self, model: str, row: int, path: list[int], side: Side) -> None:
         """Begin a sequence whose i-th block repeats path[i]; attached columns bring tokens."""
         layout = LAYOUTS[model]
         tokens = np.repeat(np.array(path, dtype=np.int32), layout.block_tokens)
         hashes = list(extend_hashes(root_hash(model, side), tokens, layout.block_tokens))
-        attached = self.cache.of(model).open(slot, hashes, side)
-        text = self.texts[model, slot] = Text(side, hashes, [])
-        self.tables[model, slot] = {}
-        self._apply(model, self.cache.of(model).tables(np.array([slot], dtype=np.int32)))
+        attached = self.cache.of(model).open(row, hashes, side)
+        text = self.texts[model, row] = Text(side, hashes, [])
+        self.tables[model, row] = {}
+        self._apply(model, self.cache.of(model).tables(np.array([row], dtype=np.int32)))
         for i in range(attached // layout.block_tokens):
-            found = self.memory.column(self.tables[model, slot][i], layout, side)
+            found = self.memory.column(self.tables[model, row][i], layout, side)
             assert tuple(found) in self.published[hashes[i]], "a cached column was damaged"
             text.tokens += found
 
     def grow(self, model: str, wanted: Mapping[int, int]) -> bool:
-        """Room for so many tokens in these slots; False where blocks are short."""
-        slots = np.array(list(wanted), dtype=np.int32)
-        grown = self.cache.of(model).grow(slots, np.array(list(wanted.values()), dtype=np.int32))
+        """Room for so many tokens in these rows; False where blocks are short."""
+        rows = np.array(list(wanted), dtype=np.int32)
+        grown = self.cache.of(model).grow(rows, np.array(list(wanted.values()), dtype=np.int32))
         if isinstance(grown, Shortage):
             return False
         self._apply(model, grown)
         return True
 
-    def lend(self, model: str, slot: int, blocks: int) -> int:
-        promised = self.cache.of(model).lendable(slot)
+    def lend(self, model: str, row: int, blocks: int) -> int:
+        promised = self.cache.of(model).lendable(row)
         before = self.cache.lent + self.cache.free
-        lent = self.cache.of(model).lend(slot, len(self.texts[model, slot].tokens), blocks)
+        lent = self.cache.of(model).lend(row, len(self.texts[model, row].tokens), blocks)
         assert self.cache.lent + self.cache.free == before + lent
         assert lent >= min(promised, blocks)
         return lent
@@ -118,36 +118,36 @@ class World:
         self, lenders: list[Key], blocks: int, job_id: int
     ) -> tuple[SlotCopies, ...] | None:
         """So many more blocks are free, for that job; None where the lenders have not as many."""
-        untaken = {(model, slot): self.cache.of(model).untaken(slot) for model, slot in lenders}
+        untaken = {(model, row): self.cache.of(model).untaken(row) for model, row in lenders}
         if sum(untaken.values()) < blocks:
             return None
         free, copies = self.cache.free + blocks, []
-        for (model, slot), count in untaken.items():
+        for (model, row), count in untaken.items():
             if taken := min(blocks, count):
                 kv = self.cache.of(model)
-                copies.append(kv.swap_out(slot, taken, job_id))
-                assert kv.untaken(slot) == count - taken
+                copies.append(kv.swap_out(row, taken, job_id))
+                assert kv.untaken(row) == count - taken
                 blocks -= taken
         assert self.cache.free == free
         return tuple(copies)
 
-    def restore(self, model: str, slots: list[int], job_id: int) -> SlotCopies | Shortage:
-        """Lent slots get their blocks back with a job."""
-        restored = self.cache.of(model).restore(np.array(slots, dtype=np.int32), job_id)
+    def restore(self, model: str, rows: list[int], job_id: int) -> SlotCopies | Shortage:
+        """Lent rows get their blocks back with a job."""
+        restored = self.cache.of(model).restore(np.array(rows, dtype=np.int32), job_id)
         if isinstance(restored, Shortage):
             return restored
         delta, copies = restored
         self._apply(model, delta)
-        self.restoring |= {(model, slot) for slot in slots}
+        self.restoring |= {(model, row) for row in rows}
         return copies
 
     def launch(self, job_id: int, model: str, counts: Mapping[int, int], copies) -> None:
-        """Send a job that writes counts[slot] more tokens; its rows have room."""
-        writes = {slot: [self.next() for _ in range(n)] for slot, n in counts.items()}
-        tables = {slot: dict(self.tables[model, slot]) for slot in counts}
+        """Send a job that writes counts[row] more tokens; its rows have room."""
+        writes = {row: [self.next() for _ in range(n)] for row, n in counts.items()}
+        tables = {row: dict(self.tables[model, row]) for row in counts}
         self.runs[job_id] = Run(job_id, model, writes, list(copies), tables)
-        for slot in counts:
-            self.texts[model, slot].job = job_id
+        for row in counts:
+            self.texts[model, row].job = job_id
 
     def advance(self, job_id: int, share: float = 1.0) -> None:
         """The job's next stage happens, or a random share of it."""
@@ -175,9 +175,9 @@ class World:
 
     def _write(self, run: Run, share: float) -> None:
         layout = LAYOUTS[run.model]
-        for slot, tokens in run.writes.items():
-            text, table = self.texts[run.model, slot], run.tables[slot]
-            self._check_text(run.model, slot, table)
+        for row, tokens in run.writes.items():
+            text, table = self.texts[run.model, row], run.tables[row]
+            self._check_text(run.model, row, table)
             for position, token in enumerate(tokens, len(text.tokens)):
                 if self.draw.random() < share:
                     blocks = table[position // layout.block_tokens]
@@ -190,32 +190,32 @@ class World:
         run = self.runs.pop(job_id)
         lost = self.cache.end_copies(job_id, succeeded)
         assert not (succeeded and lost)
-        for slot, tokens in run.writes.items():
-            text = self.texts[run.model, slot]
+        for row, tokens in run.writes.items():
+            text = self.texts[run.model, row]
             text.job = None
-            self.restoring.discard((run.model, slot))
+            self.restoring.discard((run.model, row))
             if succeeded:
                 text.tokens += tokens
-                self._commit(run.model, slot)
-        for model, slot in lost:
-            assert not self.cache.of(model).can_restore(slot)
-            self.close(model, slot)
+                self._commit(run.model, row)
+        for model, row in lost:
+            assert not self.cache.of(model).can_restore(row)
+            self.close(model, row)
 
-    def _commit(self, model: str, slot: int) -> None:
-        text, width = self.texts[model, slot], LAYOUTS[model].block_tokens
-        start = int(self.cache.of(model).num_committed[slot]) // width
+    def _commit(self, model: str, row: int) -> None:
+        text, width = self.texts[model, row], LAYOUTS[model].block_tokens
+        start = int(self.cache.of(model).num_committed[row]) // width
         hashes = text.hashes[start : len(text.tokens) // width]
         for i, key in enumerate(hashes, start):
             values = tuple(text.tokens[i * width : (i + 1) * width])
             self.published.setdefault(key, set()).add(values)
-        self.cache.of(model).commit(slot, hashes)
+        self.cache.of(model).commit(row, hashes)
 
-    def close(self, model: str, slot: int) -> None:
-        text = self.texts.pop((model, slot))
+    def close(self, model: str, row: int) -> None:
+        text = self.texts.pop((model, row))
         assert text.job is None, "a sequence in a running job is closed"
-        del self.tables[model, slot]
-        self.restoring.discard((model, slot))
-        self.cache.of(model).close(slot)
+        del self.tables[model, row]
+        self.restoring.discard((model, row))
+        self.cache.of(model).close(row)
 
     def reset(self) -> None:
         """The owner of the memory died: nothing of it is left."""
@@ -228,35 +228,35 @@ class World:
         self.memory.pool[:] = self.memory.host[:] = -1
 
     def _apply(self, model: str, delta: TableDelta) -> None:
-        rows = zip(delta.slots.tolist(), delta.columns.tolist(), delta.blocks, strict=True)
-        for slot, position, blocks in rows:
-            self.tables[model, slot][position] = blocks.copy()
+        entries = zip(delta.slots.tolist(), delta.columns.tolist(), delta.blocks, strict=True)
+        for row, position, blocks in entries:
+            self.tables[model, row][position] = blocks.copy()
 
-    def _check_text(self, model: str, slot: int, table: Mapping[int, np.ndarray]) -> None:
-        layout, text = LAYOUTS[model], self.texts[model, slot]
+    def _check_text(self, model: str, row: int, table: Mapping[int, np.ndarray]) -> None:
+        layout, text = LAYOUTS[model], self.texts[model, row]
         width = layout.block_tokens
         for start in range(0, len(text.tokens), width):
             tokens = text.tokens[start : start + width]
             found = self.memory.column(table[start // width], layout, text.side)
-            assert found[: len(tokens)] == tokens, f"{model} {slot} lost tokens from {start} on"
+            assert found[: len(tokens)] == tokens, f"{model} {row} lost tokens from {start} on"
 
     def is_readable(self, key: Key) -> bool:
         """True where the tokens must be in place: whole, and no restore of it is on its way."""
-        model, slot = key
+        model, row = key
         job = self.texts[key].job
         if job is not None and key in self.restoring and self.runs[job].stage < 2:
             return False
-        return self.cache.of(model).num_lent[slot] == 0
+        return self.cache.of(model).num_lent[row] == 0
 
     def check(self) -> None:
         """The cache's own invariants, and every token of every sequence that is whole."""
         self.cache.check()
-        for model, slot in self.texts:
-            if self.is_readable((model, slot)):
-                self._check_text(model, slot, self.tables[model, slot])
-                held = int(self.cache.of(model).capacity[slot]) // LAYOUTS[model].block_tokens
-                slots = np.array([slot], dtype=np.int32)
-                whole = self.cache.of(model).tables(slots)
+        for model, row in self.texts:
+            if self.is_readable((model, row)):
+                self._check_text(model, row, self.tables[model, row])
+                held = int(self.cache.of(model).capacity[row]) // LAYOUTS[model].block_tokens
+                rows = np.array([row], dtype=np.int32)
+                whole = self.cache.of(model).tables(rows)
                 assert len(whole) == held
                 for i, blocks in enumerate(whole.blocks):
-                    assert (self.tables[model, slot][i] == blocks).all()
+                    assert (self.tables[model, row][i] == blocks).all()

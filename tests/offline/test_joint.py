@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from muxcluster.offline.blend.lengths import known_lengths
 from muxcluster.offline.blend.scan import share_memory
 from muxcluster.offline.feed.feeder import BatchFeeder, Room
-from muxcluster.offline.joint import JointMemory, Want, divide_memory
+from muxcluster.offline.joint import JointMemory, MemoryNeed, divide_memory
 from muxcluster.offline.order.orders import OfflineJob
 from tests.offline.blend_cases import MODEL, Case, cases
 
@@ -19,7 +19,7 @@ SECONDS = st.floats(0.1, 1000)
 def test_two_jobs_get_what_the_dual_scanners_equations_say(
     compute: float, memory: float, other_compute: float, other_memory: float
 ) -> None:
-    parts = divide_memory([Want(memory, 0), Want(other_memory, 0)], 60.0)
+    parts = divide_memory([MemoryNeed(memory, 0), MemoryNeed(other_memory, 0)], 60.0)
     density, other = compute / memory, other_compute / other_memory
     target = (compute + other_compute) / (memory + other_memory)
     assert sum(parts) == pytest.approx(60.0)
@@ -30,7 +30,7 @@ def test_two_jobs_get_what_the_dual_scanners_equations_say(
 
 @given(st.lists(SECONDS, min_size=1, max_size=5))
 def test_in_any_number_memory_follows_memory_seconds(memory_s: list[float]) -> None:
-    parts = divide_memory([Want(each, 0) for each in memory_s], 80.0)
+    parts = divide_memory([MemoryNeed(each, 0) for each in memory_s], 80.0)
     assert parts == pytest.approx([80.0 * each / sum(memory_s) for each in memory_s])
 
 
@@ -42,7 +42,7 @@ def _end_s(memory_s: tuple[float, float], share: float) -> float:
 
 @given(SECONDS, SECONDS)
 def test_no_other_division_ends_earlier(memory_s: float, other_s: float) -> None:
-    parts = divide_memory([Want(memory_s, 0), Want(other_s, 0)], 1.0)
+    parts = divide_memory([MemoryNeed(memory_s, 0), MemoryNeed(other_s, 0)], 1.0)
     ours = _end_s((memory_s, other_s), parts[0])
     for share in np.linspace(0.001, 0.999, 999):
         assert ours <= _end_s((memory_s, other_s), float(share)) * (1 + 1e-9)
@@ -52,7 +52,7 @@ def test_no_other_division_ends_earlier(memory_s: float, other_s: float) -> None
 def test_nobody_gets_less_than_he_needs_as_long_as_there_is_enough(
     asked: list[tuple[float, float]], size: float
 ) -> None:
-    wants = [Want(*each) for each in asked]
+    wants = [MemoryNeed(*each) for each in asked]
     parts = divide_memory(wants, size)
     assert sum(parts) == pytest.approx(size)
     needed = sum(want.least_bytes for want in wants)

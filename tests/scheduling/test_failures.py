@@ -1,13 +1,16 @@
 """Failed jobs: suspects run alone, the guilty are refused, nobody else is harmed."""
 
+import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 
 from muxcluster.core.events import Finished, FinishReason
 from muxcluster.core.job import Job, Phase
-from tests.scheduling.rig import LANES, Rig, request, unit_spec
+from muxcluster.core.request import Request
+from muxcluster.scheduling.state.suspicion import MAX_ROWS_ONE_BY_ONE
+from tests.scheduling.rig import LANES, Rig, model_spec, request, unit_spec
 
 
 def is_poisoned(rig: Rig, job: Job, phases: frozenset[Phase] = frozenset(Phase)) -> bool:
@@ -214,3 +217,127 @@ def test_a_job_that_never_started_convicts_nobody() -> None:
         rig.take(rig.scheduler.fail(job, rig.now, has_started=False))
     rig.run()
     rig.check_outputs([asked])
+
+
+def many_rows(lane: str, num_rows: int, **policy) -> Rig:
+    """A rig with room for so many sequences of one model, in one job."""
+    model = model_spec("a", max_seqs=num_rows, prefix_caching=False)
+    spec = unit_spec((model,), num_blocks=40 * num_rows, lane=lane, token_budget=2000, **policy)
+    return Rig(spec)
+
+
+def run_until_all_decode(rig: Rig, num_rows: int) -> Job:
+    """The job in which all of them decode, which runs."""
+    while True:
+        rig.launch()
+        for _, job in rig.running:
+            if len(job.rows) == num_rows and (job.rows.counts == 1).all():
+                return job
+        rig.finish()
+
+
+def most_kills(num_rows: int) -> int:
+    """Until the guilty one of a decode job of so many rows has ended."""
+    return 3 + max(0, math.ceil(math.log2(num_rows / MAX_ROWS_ONE_BY_ONE)))
+
+
+@pytest.mark.parametrize("whose", ["worker", "owner"])
+@pytest.mark.parametrize("lane", ["adbs", "temporal", "round-robin"])
+def test_a_stray_kill_delays_many_innocents_by_few_steps(lane: str, whose: str) -> None:
+    """64 streams, whose suspects run in two halves instead of one by one."""
+    rig = many_rows(lane, 64)
+    asked = [request(f"r{i}", num_output=30) for i in range(64)]
+    rig.add(*asked)
+    job = run_until_all_decode(rig, 64)
+    if whose == "owner":
+        rig.reset()
+    else:
+        rig.fail(job)
+    first = len(rig.jobs)
+    run_until_all_decode(rig, 64)
+    steps = [len(job.rows) for job in rig.jobs[first:-1] if job.phase is Phase.DECODE]
+    assert sum(steps) == 64
+    assert len(steps) <= 3
+    rig.run()
+    rig.check_outputs(asked)
+    rig.check_empty()
+
+
+def guilty_in(rig: Rig, job: Job, first_fatal: Mapping[str, int]) -> list[str]:
+    """Those in `job` that have so many tokens that they kill whatever computes more of them."""
+    ids = rig.scheduler._models[job.model].slots.request_ids
+    names = [ids[slot] for slot in job.rows.slots.tolist()]
+    return [n for n in names if n in first_fatal and len(rig.tokens[n]) >= first_fatal[n]]
+
+
+def run_with_guilty(
+    rng: random.Random,
+    rig: Rig,
+    asked: Sequence[Request],
+    first_fatal: Mapping[str, int],
+    *,
+    kills_owner: bool,
+) -> dict[str, list[int]]:
+    """To the end of all requests, which come at any time; the rows of the jobs that each killed."""
+    kills: dict[str, list[int]] = {name: [] for name in first_fatal}
+    coming = list(asked)
+    while rig.num_open or coming:
+        for _ in range(rng.choice((0, 0, 1, 40))):
+            if coming:
+                rig.add(coming.pop())
+        rig.launch()
+        if not rig.running:
+            continue
+        job = rig.running[0][1]
+        guilty = guilty_in(rig, job, first_fatal)
+        for name in guilty:
+            kills[name].append(len(job.rows))
+        if not guilty:
+            rig.finish()
+        elif kills_owner:
+            rig.reset()
+        else:
+            rig.fail(job)
+    return kills
+
+
+@pytest.mark.parametrize("kills_owner", [False, True], ids=["worker", "owner"])
+@pytest.mark.parametrize("lane", LANES)
+def test_the_guilty_among_many_convict_themselves_and_no_innocent_ends(
+    lane: str, kills_owner: bool
+) -> None:
+    """One or two requests kill from some token on, alone in the last two of few jobs."""
+    for seed in range(4):
+        rng = random.Random(f"{lane} {seed} {kills_owner}")
+        rig = many_rows(lane, 64, max_decode_rows=rng.choice((20, 256)))
+        good = [request(f"good {i}", num_output=rng.randint(1, 20)) for i in range(60)]
+        good = good[: rng.randint(6, 60)]
+        first_fatal = {f"poison {i}": rng.randint(0, 12) for i in range(rng.choice((1, 1, 2)))}
+        asked = good + [request(name, num_output=25) for name in first_fatal]
+        rng.shuffle(asked)
+        kills = run_with_guilty(rng, rig, asked, first_fatal, kills_owner=kills_owner)
+        for name, sizes in kills.items():
+            poison_end(rig, name)
+            assert sizes[-2:] == [1, 1]
+            # After the loss of an owner prompts are computed again in company, and may fail there.
+            assert len(sizes) <= most_kills(max(sizes)) + kills_owner
+        rig.check_outputs(good)
+        rig.check_empty()
+
+
+def test_suspects_of_a_long_job_are_halved_until_they_run_alone() -> None:
+    rig = many_rows("temporal", 64)
+    rig.add(*(request(f"r{i}", num_output=30) for i in range(63)), request("poison", num_output=30))
+    sizes, num_losses = [], 0
+    while rig.num_open:
+        rig.launch()
+        job = rig.running[0][1]
+        if job.phase is Phase.DECODE and is_poisoned(rig, job):
+            sizes.append(len(job.rows))
+            num_losses += 1
+            rig.fail(job)
+        else:
+            rig.finish()
+    poison_end(rig)
+    assert sizes == [64, 32, 16, 8, 1, 1]
+    assert num_losses == most_kills(64)

@@ -10,8 +10,7 @@ from muxcluster.core.unitspec import ModelSpec
 from muxcluster.kvcache.cache import KvCache
 from muxcluster.kvcache.model import KvModel
 from muxcluster.scheduling.memory.quotas import QuotaBalancer, floors, split, weights
-from muxcluster.scheduling.state.model import ModelState
-from muxcluster.scheduling.state.rates import LoadMeter
+from muxcluster.scheduling.state.model import LoadMeter, ModelState
 from tests.scheduling.rig import model_spec
 
 

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from muxcluster.core.request import ServiceClass, Slo
-from muxcluster.scheduling.state.deadlines import leeway_s, set_deadlines
 from muxcluster.scheduling.state.slots import SlotTable
 from tests.scheduling.rig import Rig, model_spec, request, unit_spec
 
@@ -40,7 +39,7 @@ def test_a_first_token_of_another_model_is_not_kept_waiting_for_long(
     # All that run have got their tokens just now.
     table = rig.scheduler._models["b"].slots
     rig.now += waited_s
-    set_deadlines(table, table.idle(), rig.now)
+    table.set_deadlines(table.idle(), rig.now)
     (job,) = rig.launch()
     assert job.model == "b"
     assert len(job.rows) == num_rows
@@ -55,7 +54,7 @@ def test_a_prompt_that_has_waited_long_has_a_job_without_batch_rows(
     rig.add(request("a/new", "a", 10, 5))
     rig.now += waited_s
     table = rig.scheduler._models["a"].slots
-    set_deadlines(table, table.idle(), rig.now)
+    table.set_deadlines(table.idle(), rig.now)
     (job,) = rig.launch()
     assert job.model == "a"
     assert "a/new" in rig.names_in(job)
@@ -68,10 +67,10 @@ def test_a_late_token_makes_the_next_one_due_earlier() -> None:
     slots = np.arange(3, dtype=np.int32)
     table.tpot_s[slots] = 1.0, 1.0, np.inf
     table.deadline_s[slots] = 10.0, 10.0, np.inf
-    set_deadlines(table, slots[:1], 9.4)
-    set_deadlines(table, slots[1:], 10.2)
+    table.set_deadlines(slots[:1], 9.4)
+    table.set_deadlines(slots[1:], 10.2)
     assert table.deadline_s[slots].tolist() == pytest.approx([10.4, 11.0, np.inf])
     assert table.credit_s[0] == pytest.approx(0.6)
-    assert leeway_s(table, slots[:2]).tolist() == pytest.approx([1.1, 0.5])
-    set_deadlines(table, slots[1:2], 99.0)
+    assert table.leeway_s(slots[:2]).tolist() == pytest.approx([1.1, 0.5])
+    table.set_deadlines(slots[1:2], 99.0)
     assert table.deadline_s[1] == pytest.approx(99.5)

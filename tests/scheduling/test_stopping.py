@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muxcluster.core.events import FinishReason
+from muxcluster.scheduling.completion import cut, ended_already
 from muxcluster.scheduling.state.live import LiveRequest
 from muxcluster.scheduling.state.slots import SlotTable
-from muxcluster.scheduling.state.stopping import cut, ended_already
 from tests.scheduling.rig import request
 
 EOS = (7, 9)

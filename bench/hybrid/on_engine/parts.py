@@ -12,7 +12,6 @@ from bench.hybrid.on_engine.load import INTERACTIVE, Answer, Draws, Traffic
 from muxcluster.core.request import ServiceClass, Slo
 from muxcluster.core.served import JobRecord
 from muxcluster.engine.unit.unit import Unit
-from muxcluster.scheduling.packing.hybrid import HybridPacking
 
 ALONE, BATCH_ALONE, OURS = "alone", "batch alone", "hybrid"
 _STEP_MS = 20.0
@@ -110,9 +109,9 @@ def _part(
 
 def prediction_errors(unit: Unit) -> dict[str, Any]:
     """By model and phase, of the unit's last jobs."""
-    packing = unit._scheduler._packing
-    assert isinstance(packing, HybridPacking), "only hybrid packing predicts"
-    errors = packing._times.errors()
+    scheduler = unit._scheduler
+    assert scheduler._packing.predicts, "only hybrid packing predicts"
+    errors = scheduler._times.errors()
     return {f"{model} {phase}": asdict(error) for (model, phase), error in errors.items()}
 
 

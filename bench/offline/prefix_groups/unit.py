@@ -34,8 +34,8 @@ CHUNK = 2048
 """Most tokens of a job, decoding rows and chunks of prompts together."""
 WHOLE = 16_384
 """The same where prompts are computed whole, before anybody decodes."""
+# Requests that run at once in all of the memory: vLLM's default, and more than there is room for.
 FEW_ROWS, MANY_ROWS = 256, 1024
-"""Requests that run at once: vLLM's default, and more than memory has room for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +43,10 @@ class System:
     """How a job is run. order: a name of `offline.orders`.
 
     keeps_prefixes: there is a prefix cache. chunks: prompts are cut into chunks that run together
-    with decoding rows; else prompts go first. most_rows: requests that run at once. by_memory: a
-    request is let in where the KV that all are expected to hold has room (BatchLLM's Alg. 2); else
-    where its prompt has, and preempted later.
+    with decoding rows; else prompts go first. most_rows: requests that run at once in `KV_BYTES` of
+    memory; with less memory proportionally fewer. by_memory: a request is let in where the KV that
+    all are expected to hold has room (BatchLLM's Alg. 2); else where its prompt has, and preempted
+    later.
     """
 
     name: str
@@ -157,6 +158,7 @@ class _Notes:
 def _unit(size_bytes: int, system: System) -> SimUnit:
     shape = KvShape(SHAPE.num_layers, SHAPE.num_kv_heads, SHAPE.head_dim, 2)
     per_block = block_bytes(BLOCK_TOKENS, 2)
+    most_rows = max(1, round(system.most_rows * size_bytes / KV_BYTES))
     model = ModelSpec(
         "m",
         "",
@@ -164,13 +166,13 @@ def _unit(size_bytes: int, system: System) -> SimUnit:
         SHAPE.vocab_size,
         MAX_LEN,
         (),
-        max_seqs=system.most_rows,
+        max_seqs=most_rows,
         prefix_caching=system.keeps_prefixes,
     )
     policy = SchedulerSpec(
         lane="mixed" if system.chunks else "temporal",
         token_budget=CHUNK if system.chunks else WHOLE,
-        max_decode_rows=system.most_rows,
+        max_decode_rows=most_rows,
     )
     workers = (WorkerSpec(0, (1.0,)),)
     spec = UnitSpec("u", (model,), size_bytes // per_block, per_block, workers, policy)

@@ -4,12 +4,11 @@ from collections import deque
 
 from muxcluster.core.errors import EngineFailure
 
-MAX_BLANK = 5  # Losses of idle workers and of owners in a row without a finished job in between.
-
+MAX_BLANK = 5  # losses of idle workers and of owners in a row without a finished job in between
 MAX_IN_A_ROW = 16  # losses of any kind in a row; a poisonous request accounts for two or three
-
+# losses within so many seconds, even if jobs finish between them
 MAX_WORKERS, WORKERS_S = 32, 60.0
-MAX_OWNERS, OWNERS_S = 8, 300.0  # losses within so many seconds, even if jobs finish between them
+MAX_OWNERS, OWNERS_S = 8, 300.0
 
 
 class LossLedger:
@@ -18,7 +17,7 @@ class LossLedger:
     A worker that dies with a job of one row is not counted among those of the last minute.
     """
 
-    # The request of such a job is refused when it happens again (scheduling/state/isolation.py), so
+    # The request of such a job is refused when it happens again (scheduling/faults/isolation.py), so
     # these losses are bounded by the requests, and a client that repeats a harmful one must not end
     # the unit.
 

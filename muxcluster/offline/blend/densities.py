@@ -1,4 +1,4 @@
-"""Compute and memory of every sub-tree, its shared tokens computed once."""
+"""Compute and memory seconds of every sub-tree, its shared tokens computed once."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ from muxcluster.offline.prefix.tree import PrefixTree
 class Work:
     """Resource seconds of the nodes (float64 [m]) or the leaves (float64 [n]) of a tree.
 
-    What stands above a node or leaf is not in it: a node has its own edge and all that is below.
+    Tokens above a node or leaf are not counted: a node has its own edge and all that is below.
     """
 
     compute_s: NDArray[np.float64]
@@ -33,7 +33,7 @@ def leaf_work(
     outputs: OutputLengths,
     shared_reads: NDArray[np.float64] | None = None,
 ) -> Work:
-    """The work of each leaf beside its shared prefix.
+    """Return the work of each leaf without its shared prefix.
 
     shared_reads: float64 [n] by place, the share of a request's reads that an attention kernel
         saves by reading shared prefixes once for all; none where no such kernel runs.
@@ -47,7 +47,7 @@ def leaf_work(
 
 
 def node_work(tree: PrefixTree, model: ResourceModel, leaves: Work) -> Work:
-    """The work of each node's sub-tree; that of the root is the job's."""
+    """Return the work of each node's sub-tree; that of the root is the job's."""
     edges = _edge_s(tree, model)
     # in preorder the nodes below one follow it, up to the first that starts behind its leaves
     ends = np.searchsorted(tree.first, tree.first + tree.num_leaves)
@@ -60,7 +60,7 @@ def node_work(tree: PrefixTree, model: ResourceModel, leaves: Work) -> Work:
 def even_parts(
     tree: PrefixTree, model: ResourceModel, leaves: Work, among: NDArray[np.bool_]
 ) -> Work:
-    """The work of each leaf with an even part of what it shares; in sum that of the whole.
+    """Return the work of each leaf with an even part of what it shares; the sum is the whole's.
 
     among: bool [m], the nodes whose tokens are divided among the leaves below.
     """
@@ -72,6 +72,5 @@ def even_parts(
 
 
 def _edge_s(tree: PrefixTree, model: ResourceModel) -> NDArray[np.float64]:
-    """Compute seconds of each node's own tokens."""
     depth = tree.depth.astype(np.float64)
     return model.prefill_s(depth[tree.parent], depth)

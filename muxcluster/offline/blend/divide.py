@@ -6,18 +6,17 @@ from numpy.typing import NDArray
 from muxcluster.offline.blend.pieces import Pieces
 from muxcluster.offline.prefix.ranges import joined_ranges
 
-_SLICES = 4
-"""A piece of more than 1 / (4 * parts) of the job is cut, so that the parts can be even."""
+_SLICES = 4  # a piece of more than 1 / (4 · parts) of the job is cut, so that parts can be even
 
 
 def divide(
     pieces: Pieces, num_parts: int, speeds: NDArray[np.float64] | None = None
 ) -> list[NDArray[np.int64]]:
-    """Places for each of `num_parts` units: compute and memory in proportion to what each has.
+    """Return places for each of `num_parts` units: compute and memory in proportion to its speeds.
 
-    So each part has about the density of the whole, and finishes with the others. Pieces stay
-    whole but for very large ones; what those share is computed on every unit that has a slice.
-    Each unit plans its part as a job of its own. A part is empty if there are too few requests.
+    Each part then has about the density of the whole and ends with the others. Pieces stay whole
+    except very large ones; what those share is computed on every unit that has a slice. Each unit
+    plans its part as a job of its own. A part is empty if there are too few requests.
 
     speeds: float64 [num_parts, 2], more than 0: compute and memory bandwidth of each unit, each in
         any measure; by default all are alike.
@@ -42,7 +41,7 @@ def divide(
 
 
 def _slices(pieces: Pieces, num_parts: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Starts and sizes of the pieces, large ones cut into slices of equal numbers of requests."""
+    """Return starts and sizes of the pieces, large ones cut into slices of equal size."""
     work = pieces.work
     share = np.maximum(work.compute_s / work.compute_s.sum(), work.memory_s / work.memory_s.sum())
     wanted = np.ceil(share * _SLICES * num_parts).astype(np.int64)

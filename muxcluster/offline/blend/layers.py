@@ -10,7 +10,7 @@ from muxcluster.offline.prefix.tree import PrefixTree
 def sort_layers(
     tree: PrefixTree, nodes: Work, leaves: Work
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Where sub-trees lie once siblings are sorted by falling density, equal ones as they are.
+    """Sort siblings by falling density, stably; return where nodes and leaves then lie.
 
     Sub-trees stay together, so nothing shared is lost. Returns the first position of each node's
     leaves, int64 [m], and the position of each leaf, int64 [n].

@@ -1,4 +1,4 @@
-"""Output lengths before they are known: a sample is run first, the tree tells the rest."""
+"""Estimates of output lengths: from a sample that runs first, by position in the prefix tree."""
 
 from dataclasses import dataclass
 
@@ -11,34 +11,31 @@ from muxcluster.offline.prefix.tree import PrefixTree
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OutputLengths:
-    """Output tokens of the requests of a tree, known or expected; float64 [n] each, by place.
+    """Output tokens of the requests of a tree, known or expected; float64 [n] each, by place."""
 
-    mean: 1 or more. square: the mean of the square, which reads of keys and values grow with: a
-    request that yields 10 or 1,000 tokens costs far more than one that yields 505.
-    """
-
-    mean: NDArray[np.float64]
+    mean: NDArray[np.float64]  # 1 or more
+    # Mean of the square, which reads of keys and values grow with: a request that yields 10 or
+    # 1,000 tokens costs far more than one that yields 505.
     square: NDArray[np.float64]
 
 
 def known_lengths(tokens: NDArray[np.float64]) -> OutputLengths:
-    """Lengths without doubt: output tokens by place, float64 [n]."""
+    """Return lengths that are certain. tokens: float64 [n], outputs by place."""
     return OutputLengths(tokens, tokens * tokens)
 
 
-SAMPLE_SHARE = 0.01
-"""Of the requests, those that run before the plan is made; their results are kept."""
-_LEAST_ALONE = 8
+SAMPLE_SHARE = 0.01  # of the requests run before the plan is made; their results are kept
+_LEAST_ALONE = 8  # requests of a sample that share nothing
 
 
 def sample_places(
     tree: PrefixTree, rng: np.random.Generator, share: float = SAMPLE_SHARE
 ) -> NDArray[np.int64]:
-    """Places of the requests to run first, int64, at least one.
+    """Return the places of the requests to run first, int64, at least one.
 
-    Evenly spaced over the leaves, from a random start: a sub-tree has its share of the sample,
-    which a sample drawn request by request would leave to chance. Of the requests that share
-    nothing there are at least a few: no others tell how long these are.
+    They are evenly spaced over the leaves from a random start, so that every sub-tree has its share
+    of the sample. At least 8 share nothing (if there are so many): only such requests tell how long
+    others of their kind are.
     """
     count = min(len(tree.order), max(1, round(share * len(tree.order))))
     places = _spread(np.arange(len(tree.order)), count, rng)
@@ -50,7 +47,6 @@ def sample_places(
 
 
 def _spread(places: NDArray[np.int64], count: int, rng: np.random.Generator) -> NDArray[np.int64]:
-    """`count` of them, evenly spaced."""
     start = rng.integers(len(places))
     spread: NDArray[np.int64] = places[(np.arange(count) * len(places) + start) // count]
     return spread
@@ -62,19 +58,18 @@ def estimate_lengths(
     prior_weight: float = 0.0,
     so_far: NDArray[np.float64] | None = None,
 ) -> OutputLengths:
-    """What is known is kept, the rest is estimated. Call it again as results arrive.
+    """Keep known lengths and estimate the others. Call it again as results arrive.
 
     A sub-tree without a known length takes the mean of its siblings' means, else what its parent
-    takes, and so on up. Siblings of its own kind are asked first, leaves or nodes: at the root, a
-    request that shares nothing is like others that do not, not like the largest family, which
-    most of the sample falls into.
+    takes, and so on up. Siblings of its own kind (leaves or nodes) come first: at the root, a
+    request that shares nothing is like others that share nothing, not like the largest family,
+    which most of the sample falls into.
 
     known: float64 [n] by place, NaN where not known; at least one must be.
-    prior_weight: above 0 a mean is drawn towards that of the level above as by so many further
-        results, so that few of them say little.
-    so_far: float64 [n] by place, tokens of requests that run and are not known, else 0. A mean is
-        that of all tokens seen over the requests that ended, as for a constant chance to end with
-        the next token: a few requests that go on and on make their kind a long one.
+    prior_weight: the mean of the level above counts as so many further results.
+    so_far: float64 [n] by place, tokens so far of running requests of unknown length, else 0. A
+        mean is all tokens seen over the requests that ended (the estimate for a constant chance to
+        end with the next token), so a few requests that do not end make their kind a long one.
     """
     assert not np.isnan(known).all(), "no output length is known"
     running = np.zeros_like(known) if so_far is None else so_far
@@ -89,9 +84,9 @@ def _estimates(
     running: NDArray[np.float64],
     prior_weight: float,
 ) -> NDArray[np.float64]:
-    """Any number of each leaf, from those that are not NaN; float64 [n].
+    """Estimate a quantity for each leaf from the known ones (not NaN); float64 [n].
 
-    running: float64 [n], what counts among the values without being one.
+    running: float64 [n], amounts that add to sums of the quantity but not to counts.
     """
     found = ~np.isnan(known)
     values = np.where(found, known, running)
@@ -118,7 +113,7 @@ def _estimates(
 def _leaf_sums(
     tree: PrefixTree, found: NDArray[np.bool_], values: NDArray[np.float64]
 ) -> list[tuple[float, int]]:
-    """As `_sums`, of leaves; counted are those found, and one where none is but some have run."""
+    """Return `_sums` over leaves, counting those found; 1 where none is but some have run."""
     totals = np.bincount(tree.leaf_node, values, minlength=tree.num_nodes)
     counts = np.bincount(tree.leaf_node[found], minlength=tree.num_nodes)
     counts = np.maximum(counts, totals > 0)
@@ -128,7 +123,6 @@ def _leaf_sums(
 def _sums(
     tree: PrefixTree, parents: NDArray[np.int64], values: NDArray[np.float64]
 ) -> list[tuple[float, int]]:
-    """Sum and number of the children's `values` for each node."""
     totals = np.bincount(parents, values, minlength=tree.num_nodes)
     counts = np.bincount(parents, minlength=tree.num_nodes)
     return list(zip(totals.tolist(), counts.tolist(), strict=True))

@@ -1,20 +1,21 @@
-"""The most KV that running requests will hold, from what they hold and how much longer they run."""
+"""Peak KV of running requests, from what they hold and how much longer they run."""
 
 import numpy as np
 from numpy.typing import NDArray
 
+# Means of the four quarters of an exponential distribution of mean 1: the remaining time of a
+# request of unknown length takes each of these values with equal chance.
 _LIVES = np.array((0.13, 0.47, 0.98, 2.08))
-"""Means of the four quarters of an exponential distribution of mean 1: the time that a request of
-unknown length goes on for, in as many equally likely lives."""
 
 
 def peak_tokens(
     held: NDArray[np.float64], left: NDArray[np.float64], is_sure: NDArray[np.bool_]
 ) -> float:
-    """Of requests that get a token a step each and free all when they end, if no others start.
+    """Return the most tokens that these requests will hold together, if no others start.
 
-    held: float64 [n], tokens that each holds. left: float64 [n], output tokens to come. is_sure:
-    bool [n], true where `left` is known; elsewhere it is the mean of an exponential distribution.
+    Each gets a token a step and frees all when it ends. held: float64 [n], tokens that each holds.
+    left: float64 [n], output tokens to come. is_sure: bool [n], True where `left` is known; else it
+    is the mean of an exponential distribution.
     """
     if not len(held):
         return 0.0

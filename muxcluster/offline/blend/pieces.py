@@ -1,7 +1,7 @@
-"""The job as pieces by density: prefix groups, or sub-trees that are split where that is cheap.
+"""Pieces of a job by density: prefix groups, or sub-trees that are split where that is cheap.
 
-A sub-tree that is bound by compute on the whole may hide requests that are bound by memory; they
-can run among their like only if they leave it, and then compute their prefix again.
+A sub-tree that is bound by compute as a whole may contain requests that are bound by memory; these
+can run beside similar ones only if they leave it, and then their prefix is computed again.
 """
 
 from dataclasses import dataclass
@@ -19,31 +19,24 @@ from muxcluster.offline.prefix.tree import PrefixTree
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pieces:
-    """Parts of a job that are scheduled whole, the most compute-bound first.
+    """Parts of a job that are scheduled whole, the most compute-bound first."""
 
-    places: int64 [n], places of the tree, piece by piece.
-    start, size: int64 [k]; piece i holds places[start[i]:start[i] + size[i]].
-    work: of each piece.
-    request_work: of each of `places`, with an even part of what it shares.
-    recomputed_tokens: prompt tokens computed more often than the tree needs.
-    """
-
-    places: NDArray[np.int64]
-    start: NDArray[np.int64]
+    places: NDArray[np.int64]  # int64 [n], places of the tree, piece by piece
+    start: NDArray[np.int64]  # int64 [k]; piece i holds places[start[i]:start[i] + size[i]]
     size: NDArray[np.int64]
-    work: Work
-    request_work: Work
-    recomputed_tokens: int
+    work: Work  # of each piece
+    request_work: Work  # of each of `places`, with an even part of what it shares
+    recomputed_tokens: int  # prompt tokens computed more often than the tree needs
 
     def __len__(self) -> int:
         return len(self.size)
 
 
 def split_nodes(tree: PrefixTree, budget_tokens: float) -> NDArray[np.bool_]:
-    """BlendServe's Alg. 2: the nodes whose children become pieces of their own, bool [m].
+    """Return the nodes whose children become pieces (BlendServe's Alg. 2), bool [m].
 
-    A node stays whole where (tokens up to its end) * children > budget; otherwise it is split and
-    each child has an equal part of the budget. The root has no tokens, and is always split.
+    A node stays whole where (tokens up to its end) · children > budget; otherwise it is split and
+    each child has an equal part of the budget. The root has no tokens and is always split.
     """
     children = np.bincount(tree.parent[1:], minlength=tree.num_nodes)
     children += np.bincount(tree.leaf_node, minlength=tree.num_nodes)
@@ -59,10 +52,10 @@ def split_nodes(tree: PrefixTree, budget_tokens: float) -> NDArray[np.bool_]:
 
 
 def cut(tree: PrefixTree, model: ResourceModel, leaves: Work, budget_tokens: float = 0.0) -> Pieces:
-    """The sub-trees of `tree`: layers sorted, split within the budget, merged where they meet.
+    """Return sub-trees as pieces: layers sorted, nodes split within the budget, neighbours merged.
 
-    budget_tokens: what Alg. 2 may have computed again, roughly; 0 keeps all that is shared.
-    Pieces of the same node that end up side by side become one: they share its tokens again.
+    budget_tokens: roughly what Alg. 2 may compute again; 0 keeps all sharing. Neighbouring pieces
+    of the same node become one again and share its tokens.
     """
     nodes = node_work(tree, model, leaves)
     starts, positions = sort_layers(tree, nodes, leaves)
@@ -92,7 +85,7 @@ def cut(tree: PrefixTree, model: ResourceModel, leaves: Work, budget_tokens: flo
 def group_pieces(
     tree: PrefixTree, model: ResourceModel, leaves: Work, groups: PrefixGroups
 ) -> Pieces:
-    """The prefix groups as pieces. What groups share is kept while needed, and computed once."""
+    """Return prefix groups as pieces. Prefixes that groups share are computed once and kept."""
     place = np.empty_like(tree.order)
     place[tree.order] = np.arange(len(tree.order))
     places = place[groups.requests]
@@ -102,14 +95,14 @@ def group_pieces(
 
 
 def _heads(above: NDArray[np.int64], depth: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Which pieces do not share the prefix of the piece before them, int64."""
+    """Return which pieces do not share the prefix of the piece before them, int64."""
     return np.flatnonzero((np.diff(above, prepend=-1) != 0) | (depth == 0))
 
 
 def _sorted(
     places: NDArray[np.int64], sizes: NDArray[np.int64], work: Work, recomputed: int
 ) -> Pieces:
-    """Pieces by falling density; `work` is that of the `places`."""
+    """Return pieces by falling density. work: of the `places`."""
     starts = np.cumsum(sizes) - sizes
     pieces = Work(np.add.reduceat(work.compute_s, starts), np.add.reduceat(work.memory_s, starts))
     order = np.argsort(-pieces.density, kind="stable")

@@ -15,25 +15,21 @@ from muxcluster.offline.prefix.tree import PrefixTree
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlendPlan:
-    """What a `DualScanner` works on, and where it is expected to lead.
-
-    outputs: as planned with.
-    requests: int64 [n], prompt numbers in the order they start if all lengths are as planned.
-    """
+    """The pieces that a `DualScanner` works on, and the order it is expected to give."""
 
     tree: PrefixTree
-    outputs: OutputLengths
+    outputs: OutputLengths  # that the plan was made with
     pieces: Pieces
-    requests: NDArray[np.int64]
+    requests: NDArray[np.int64]  # int64 [n], prompt numbers in the expected order
 
     @property
     def density(self) -> float:
-        """Compute over memory seconds of the whole job."""
+        """Return compute over memory seconds of the whole job."""
         return float(self.pieces.work.compute_s.sum() / self.pieces.work.memory_s.sum())
 
     @property
     def sharing_kept(self) -> float:
-        """Saved tokens over those that the tree could save; 1 where nothing is shared."""
+        """Return saved tokens over those that the tree could save; 1 where nothing is shared."""
         saved = self.tree.saved_tokens
         return 1.0 - self.pieces.recomputed_tokens / saved if saved else 1.0
 
@@ -47,8 +43,8 @@ def plan_blend(
 ) -> BlendPlan:
     """Plan a job whose requests yield `outputs`.
 
-    size_bytes: KV that the batch may hold. recompute_share: of the tokens that the tree saves,
-    those that splits may have computed again.
+    size_bytes: KV that the batch may hold. recompute_share: of the tokens that the tree saves, the
+    share that splits may compute again.
     """
     pieces = plan_pieces(tree, model, leaf_work(tree, model, outputs), recompute_share)
     return BlendPlan(tree, outputs, pieces, forecast(tree, model, outputs, pieces, size_bytes))
@@ -57,7 +53,7 @@ def plan_blend(
 def plan_pieces(
     tree: PrefixTree, model: ResourceModel, leaves: Work, recompute_share: float = 0.01
 ) -> Pieces:
-    """The pieces alone. leaves: the work of the requests."""
+    """Return only the pieces. leaves: the work of the requests."""
     return cut_within(tree, model, leaves, recompute_share * tree.saved_tokens)
 
 
@@ -68,7 +64,7 @@ def forecast(
     pieces: Pieces,
     size_bytes: float,
 ) -> NDArray[np.int64]:
-    """Prompt numbers in the order that the dual scan of `pieces` is expected to start them."""
+    """Return prompt numbers in the order that the dual scan of `pieces` should start them."""
     # the mean over requests' lives, to which long ones contribute most
     held = model.kv_bytes * (tree.lengths + outputs.square / outputs.mean / 2)
     return tree.order[blend_order(pieces, held, outputs.mean, size_bytes)]
@@ -77,7 +73,7 @@ def forecast(
 def cut_within(
     tree: PrefixTree, model: ResourceModel, leaves: Work, recomputed_tokens: float
 ) -> Pieces:
-    """Pieces that compute at most so many tokens again.
+    """Return pieces that compute at most `recomputed_tokens` again.
 
     Alg. 2's budget bounds each layer, not their sum: it is halved until the sum fits.
     """

@@ -19,18 +19,18 @@ class End(Enum):
 
 
 class Taken(NamedTuple):
-    """A request to start. place: its place in the tree."""
+    """A request to start."""
 
-    place: int
+    place: int  # its place in the tree
     end: End
 
 
 def share_memory(compute: float, memory: float, target: float, size: float) -> float:
-    """How much of `size` bytes of KV the compute-bound end gets; the other end gets the rest.
+    """Return how much of `size` bytes of KV the compute-bound end gets; the other gets the rest.
 
-    compute, memory, target: densities of the work at either end, and of the batch that is wanted.
-    Bytes held are what every step reads, so densities mix by them: M_L + M_R = M and
-    M_L * compute + M_R * memory = M * target. A target beyond both gives the nearer end all.
+    compute, memory, target: densities of the work at either end, and of the desired batch. Every
+    step reads all bytes held, so densities mix by them: M_L + M_R = M and
+    M_L · compute + M_R · memory = M · target. A target beyond both gives the nearer end all.
     """
     if compute == memory:
         return size
@@ -39,29 +39,25 @@ def share_memory(compute: float, memory: float, target: float, size: float) -> f
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Line:
-    """Requests in a row with two ends, the work most bound by compute first.
+    """Requests in order, the work most bound by compute first; taken from both ends."""
 
-    places: int64 [n], places of the tree. pieces: int64 [n], the number of each one's piece, whose
-    places stand together. density: float64 [n]. target: density of the job that they belong to.
-    """
-
-    places: NDArray[np.int64]
-    pieces: NDArray[np.int64]
-    density: NDArray[np.float64]
-    target: float
+    places: NDArray[np.int64]  # int64 [n], places of the tree
+    pieces: NDArray[np.int64]  # int64 [n], number of each one's piece; pieces are contiguous
+    density: NDArray[np.float64]  # float64 [n]
+    target: float  # density of the job that they belong to
 
     def __len__(self) -> int:
         return len(self.places)
 
     def take(self, positions: NDArray[np.int64]) -> "Line":
-        """The requests at these positions (int64), in that order."""
+        """Return the requests at these positions (int64), in that order."""
         return Line(
             self.places[positions], self.pieces[positions], self.density[positions], self.target
         )
 
 
 def line_of(pieces: Pieces) -> Line:
-    """All pieces; the target is the density of the whole."""
+    """Return the line of all pieces; its target is the density of the whole."""
     return Line(
         pieces.places,
         np.repeat(np.arange(len(pieces)), pieces.size),
@@ -71,22 +67,25 @@ def line_of(pieces: Pieces) -> Line:
 
 
 def plain_line(places: NDArray[np.int64], pieces: NDArray[np.int64]) -> Line:
-    """Requests that are taken in this very order, both int64 [n]: one end gets all memory."""
+    """Return a line that is taken in this order only: one end gets all memory.
+
+    places, pieces: int64 [n].
+    """
     return Line(places, pieces, np.zeros(len(places)), 0.0)
 
 
 class DualScanner:
     """Hands out the requests of a line, each once, from both of its ends.
 
-    Either end works through one piece after the other and so shares all that a piece shares; the
-    last piece (the only one, if all requests share a prefix) is worked on from both sides. Memory
-    is divided by the densities of the requests at the two ends. The target is the density of the
-    whole job and stays: what one end lacks when the other has run dry, no order gives back.
+    Each end works through one piece after the other, so requests of a piece share its prefix; the
+    last piece (the only one, if all requests share a prefix) is taken from both sides. Memory is
+    divided by the densities of the requests at the two ends. The target is the density of the whole
+    job and does not change.
     """
 
     def __init__(self, line: Line, *, is_ramping: bool = False) -> None:
         """is_ramping: nothing decodes yet, so the memory-bound end is filled first: its requests
-        have most decoding per token to prefill (BatchLLM's R), which what follows can overlap with.
+        have most decoding per token to prefill (BatchLLM's R), and later prefill overlaps with it.
         """
         self.target = line.target
         self._line = line
@@ -96,19 +95,18 @@ class DualScanner:
         self._is_ramping = is_ramping
 
     def __len__(self) -> int:
-        """Requests not handed out yet."""
+        """Return the number of requests not handed out yet."""
         return self._end - self._next
 
     def take(
         self, held_compute: float, held_memory: float, size: float, least_compute: float = 0.0
     ) -> Taken | None:
-        """The next request; None where both ends hold what they should, or nothing is left.
+        """Take the next request; None where both ends hold their share, or nothing is left.
 
-        held_compute, held_memory: bytes of KV of the running requests, by the end they came from,
-        now, in the mean or at their peak, as the caller has it.
-        size: bytes that batch requests may hold now; it may differ from call to call, as
-        interactive load does. least_compute: bytes that the compute-bound end may hold in any case,
-        up to half of the size: a few chunks, so that prefill never waits.
+        held_compute, held_memory: bytes of KV of the running requests, by the end they came from:
+        now, on average or at their peak, as the caller chooses. size: bytes that batch requests may
+        hold now; may change between calls. least_compute: bytes that the compute-bound end may hold
+        in any case, up to half of the size: a few chunks, so that prefill never waits.
         """
         if not len(self):
             return None
@@ -126,9 +124,9 @@ class DualScanner:
         return Taken(self._places[self._end], End.MEMORY)
 
     def begun(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Places left of the piece that each end is in the middle of, int64 each, in their order.
+        """Return the remaining places of the piece that each end has begun, int64, in order.
 
-        Where both are in the same one, it is the compute-bound end's.
+        If both have begun the same piece, it counts for the compute-bound end.
         """
         line, first, last = self._line, self._next, self._end
         pieces = line.pieces[first:last]
@@ -147,9 +145,9 @@ def blend_order(
     output_tokens: NDArray[np.float64],
     size: float,
 ) -> NDArray[np.int64]:
-    """Places in the order they start if each holds its bytes for a step per output token.
+    """Return places in the order they start if each holds its bytes for a step per output token.
 
-    A forecast to plan and to compare with; while a job runs, ask a `DualScanner` what comes next.
+    A forecast for planning and comparison; a running job asks a `DualScanner`.
 
     held_bytes, output_tokens: float64 [n] by place. size: bytes for all, more than 0.
     """
@@ -173,6 +171,6 @@ def blend_order(
             held_compute += change
         else:
             held_memory += change
-        if not running:  # no remainder of sums of floats may keep memory from the next request
+        if not running:  # rounding errors of the sums must not block the next request
             held_compute = held_memory = 0.0
     return np.array(order, dtype=np.int64)

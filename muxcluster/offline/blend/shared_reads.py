@@ -1,4 +1,4 @@
-"""How much of their reads requests are spared where attention reads a shared prefix once."""
+"""KV reads that requests save where attention reads a shared prefix once for all of them."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,14 +15,13 @@ def shared_reads(
     size_bytes: float,
     least_tokens: int,
 ) -> NDArray[np.float64]:
-    """The share of each request's reads that others who share its prefix do for it; float64 [n] by
-    place, 0 or more and less than 1.
+    """Return the share of each request's reads that it saves; float64 [n] by place, in [0, 1).
 
     Of the requests below a node, as many decode together as `size_bytes` of KV hold beside their
-    prefix; each reads its own part of that. Groups have one level, as the kernel's: of the
-    prefixes above a request the one that spares it most counts.
+    prefix; each reads an even part of the prefix. Groups have one level, as in the kernel: of the
+    prefixes above a request, the one that saves most counts.
 
-    least_tokens: prefixes are read together from so many tokens on; 0: no such kernel runs.
+    least_tokens: shorter prefixes are not read together; 0: no such kernel runs.
     """
     if least_tokens == 0:
         return np.zeros(len(tree.order))
@@ -40,7 +39,7 @@ def shared_reads(
 def _most_together(
     tree: PrefixTree, model: ResourceModel, outputs: OutputLengths, size_bytes: float
 ) -> NDArray[np.float64]:
-    """Requests of each node that fit into memory with its prefix, at least one; float64 [m]."""
+    """Return how many requests of each node fit into memory with its prefix; float64 [m], ≥ 1."""
     held = tree.lengths + outputs.square / outputs.mean / 2
     sums = np.concatenate(([0.0], np.cumsum(held)))
     total = sums[tree.first + tree.num_leaves] - sums[tree.first]

@@ -1,8 +1,8 @@
 """A planned batch job that hands out its requests while it runs, as memory comes free.
 
-Memory-centric batching (BatchLLM Alg. 2): no number of requests bounds a batch, but the KV that the
-requests under way are expected to hold (the threshold) and the prompt tokens that wait to be
-computed (a few chunks). So the unit's queue is short, and what comes next is decided late.
+Memory-centric batching (BatchLLM Alg. 2): a batch is not bounded by a number of requests, but by
+the KV that open requests are expected to hold (the threshold) and by the prompt tokens that wait to
+be computed (a few chunks). So the unit's queue is short, and what comes next is decided late.
 """
 
 from collections import deque
@@ -26,38 +26,29 @@ from muxcluster.offline.feed.lines import (
 from muxcluster.offline.feed.prefixes import LivePrefixes
 from muxcluster.offline.order.orders import OfflineJob
 
-_CHUNKS_AHEAD = 2
-"""Prompt tokens that wait, in chunks: one job runs and the next is made before we are asked."""
+_CHUNKS_AHEAD = 2  # of prompts waiting in the unit: one job runs, the next is built before `take`
+# Chunks of KV that the compute-bound end may hold in any case: those that wait and some that
+# decode; otherwise prefill would starve beside a few very long requests.
 _CHUNKS_UNDER_WAY = 6
-"""Prompt tokens, in chunks, that the compute-bound end may hold at least: those that wait, and more
-that decode; else prefill would starve beside a few very long requests."""
-_SLOW_SHARE = 0.1
-"""Of a sample, those that are not waited for; they count with what they have got so far."""
-_DOUBT = 4.0
-"""Estimates without a result may be too small by as many times as they are long."""
-_PRIOR_WEIGHT = 2.0
-"""A sub-tree's results are drawn towards those of the tree above as by so many further ones."""
-_LEAST_RESULTS, _MORE_RESULTS = 32, 1.25
-"""Plans are renewed after so many results, then whenever there are so many times as many."""
+_SLOW_SHARE = 0.1  # of a sample, not waited for; these count with their tokens so far
+# Until an answer of their kind is known, plan for requests that share nothing up to 1 + 4 times
+# their estimate (bench/offline/blendserve.py).
+_UNSEEN_LENGTH_FACTOR = 4.0
+_PRIOR_WEIGHT = 2.0  # the mean of the level above counts as two further results
+_LEAST_RESULTS, _MORE_RESULTS = 32, 1.25  # renew plans after 32 results, then at 1.25 times as many
 
 
 class Room(NamedTuple):
-    """A unit's memory at `now` (seconds, never going back).
-
-    size_bytes: what batch requests of the job's model might hold if nobody else were there: the
-    pool, or the model's quota. other_bytes: what everybody else holds of it. chunk_tokens: most
-    prompt tokens of one of the unit's jobs.
-    """
+    """A unit's memory at `now` (seconds, never going back)."""
 
     now: float
-    size_bytes: float
-    other_bytes: float
-    chunk_tokens: int
+    size_bytes: float  # that batch requests of the model may hold if alone: the pool or its quota
+    other_bytes: float  # of these, held by all other requests
+    chunk_tokens: int  # most prompt tokens of one of the unit's jobs
 
 
 class Pin(NamedTuple):
-    """The first `num_tokens` of a request's prompt are to stay in the KV cache until `pin_id` is
-    freed: others will need them."""
+    """Keep the first `num_tokens` of a prompt in the KV cache until `pin_id` is freed."""
 
     pin_id: int
     num_tokens: int
@@ -65,18 +56,18 @@ class Pin(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Fed:
-    """A request to submit: its prompt's number, and what to pin before that."""
+    """A request to submit."""
 
-    number: int
-    pins: tuple[Pin, ...]
+    number: int  # of its prompt
+    pins: tuple[Pin, ...]  # to set before
 
 
 class BatchFeeder:
-    """What of a job should be submitted now? Every request is handed out once, or put back.
+    """Sans-IO feeder of one job: tell it the room and what ended, take the requests to submit.
 
-    No clock and no thread; engine and simulator drive the same object. Where output lengths are
-    not known, a sample is handed out first and the order follows from its results; later results
-    refine it (BlendServe §5.3).
+    Each request is handed out once, unless it is put back. Engine and simulator drive the same
+    object. Where output lengths are not known, a sample is handed out first and the order follows
+    from its results; later results refine it (BlendServe §5.3).
     """
 
     def __init__(
@@ -85,9 +76,9 @@ class BatchFeeder:
         order: str,
         known: NDArray[np.float64] | None = None,
     ) -> None:
-        """order: a name of `offline.orders`. known: float64 [n] by place, output tokens of each
-        request, NaN where not known; the job's `outputs` are believed until there are results.
-        None: they are the lengths.
+        """order: a name of `order.orders`. known: float64 [n] by place, output tokens of each
+        request, NaN where not known; until there are results the job's `outputs` are assumed.
+        None: the job's `outputs` are the true lengths.
 
         Raises ValueError for an unknown order.
         """
@@ -98,8 +89,7 @@ class BatchFeeder:
         self._numbers = job.tree.order.tolist()
         self._is_out = np.zeros(len(self._numbers), dtype=np.bool_)
         self._is_over = np.zeros(len(self._numbers), dtype=np.bool_)
-        self.memory_s_left = 0.0
-        """Memory seconds that the requests not over yet are expected to take."""
+        self.memory_s_left = 0.0  # expected memory seconds of requests that have not ended
         self._prefixes = LivePrefixes(job.tree)
         self._pins = keeps_families(order)
         self._depth = job.tree.depth.tolist()
@@ -126,35 +116,35 @@ class BatchFeeder:
         self._set_own()
 
     def __len__(self) -> int:
-        """Requests not handed out yet, those put back among them."""
+        """Return the number of requests to hand out, those put back included."""
         return len(self._scanner) + len(self._returned)
 
     @property
     def num_open(self) -> int:
-        """Requests handed out that have not ended."""
+        """Return the number of requests handed out that have not ended."""
         return len(self._open)
 
     @property
     def open_bytes(self) -> float:
-        """KV that these hold, about, what they share counted once."""
+        """Return about how much KV the open requests hold, what they share counted once."""
         return self._held.compute_bytes + self._held.memory_bytes
 
     @property
     def kv_bytes(self) -> int:
-        """Of one token."""
+        """Return the KV bytes of one token."""
         return self._job.model.kv_bytes
 
     @property
     def pinned(self) -> frozenset[int]:
-        """The pins that were asked for and not freed: for who gives the job up."""
+        """Return the pins set and not freed, which a caller that gives up the job must free."""
         return self._prefixes.needed
 
     def take(self, room: Room) -> list[Fed]:
-        """The requests to submit now, in this order.
+        """Return the requests to submit now, in this order.
 
-        Together with those under way and with idle pins they are expected to hold no more than
-        `room` has beside what interactive requests held lately, but for one; alone in the unit, one
-        may always run.
+        Together with open ones and idle pins they are expected to hold, except for the last one, no
+        more than `room` has beside what interactive requests held lately. One may always run if it
+        is alone in the unit.
         """
         expected = self._forecast.expect(room.now, room.other_bytes)
         size = room.size_bytes - expected
@@ -172,13 +162,14 @@ class BatchFeeder:
         return fed
 
     def started(self, number: int) -> None:
-        """The request got its first token, so its prompt is computed. KeyError: it is not open."""
+        """Note that an open request got its first token. Raises KeyError if it is not open."""
         self._held.started(self._open[number])
 
     def ended(self, number: int, output_tokens: int | None) -> tuple[int, ...]:
-        """The request is over; the ids of pins to free. KeyError: it is not open.
+        """Note that an open request is over; return the ids of pins to free.
 
-        output_tokens: None where it tells nothing about lengths (refused, aborted).
+        output_tokens: None where it says nothing about lengths (refused, aborted). Raises KeyError
+        if the request is not open.
         """
         place = self._open.pop(number)
         if output_tokens is None:
@@ -195,9 +186,9 @@ class BatchFeeder:
         return freed
 
     def put_back(self, number: int) -> None:
-        """An open request is to be handed out again: its unit was lost. KeyError: it is not open.
+        """Hand an open request out again, as its unit was lost; its pins stay.
 
-        Its pins stay.
+        Raises KeyError if it is not open.
         """
         place = self._open.pop(number)
         self._returned.append((number, Taken(place, self._held.withdraw(place))))
@@ -219,7 +210,7 @@ class BatchFeeder:
         number = self._numbers[taken.place]
         self._is_out[taken.place] = True
         self._put(number, taken)
-        # What a sample touches is spread over the whole job: kept, it would fill the memory.
+        # A sample touches prefixes of the whole job, which would fill the memory if pinned.
         pins = self._pins and taken.place not in self._sample
         nodes = self._prefixes.need(taken.place) if pins else []
         return Fed(number, tuple(Pin(node, self._depth[node]) for node in nodes))
@@ -229,18 +220,20 @@ class BatchFeeder:
         self._held.put(taken.place, taken.end)
 
     def _num_not_waited_for(self) -> int:
-        """Requests that share nothing may be few and very long; all others are in families."""
+        """Return how many of the sample may be unfinished when a plan is made.
+
+        Requests that share nothing may be few and very long; all others are in families.
+        """
         count = len(self._sample)
         alone = np.count_nonzero(self._job.tree.leaf_node[list(self._sample)] == 0)
         return max(int(_SLOW_SHARE * count), min(count // 2, int(alone)))
 
     def _plan_in_time(self) -> None:
-        """There are enough results for a new plan. The slowest of a sample are not waited for."""
+        """Renew the plan if there are enough results, without the slowest of a sample."""
         if len(self._sample) <= self._num_slow and self._num_results >= self._renew_after:
             self._renew()
 
     def _renew(self) -> None:
-        """Lengths are estimated anew, and what is left is planned with them."""
         self._renew_after = max(
             self._num_results + _LEAST_RESULTS, self._num_results * _MORE_RESULTS
         )
@@ -252,14 +245,14 @@ class BatchFeeder:
             self._scanner = DualScanner(replanned(line, self._scanner, self._is_out))
 
     def _move(self, line: Line) -> None:
-        """Open requests are counted for the end that they would be taken from now."""
+        """Count open requests for the end that they would be taken from now."""
         is_long = np.zeros(len(line), dtype=np.bool_)
         is_long[line.places] = line.density < line.target
         for place in self._open.values():
             self._held.move(place, End.MEMORY if is_long[place] else End.COMPUTE)
 
     def _estimate(self) -> None:
-        """Requests that outlive their estimate tell of their kind before they end."""
+        """Estimate output lengths; running requests count with their tokens so far."""
         known, tree = self._known, self._job.tree
         if np.isnan(known).any():
             so_far = np.zeros(len(known))
@@ -274,11 +267,14 @@ class BatchFeeder:
         outputs = self._job.outputs
         self._memory_s = self._job.leaf_work().memory_s
         self.memory_s_left = float(self._memory_s[~self._is_over].sum())
-        self._held.expect(outputs, self._known, self._doubts())
+        self._held.expect(outputs, self._known, self._length_factors())
 
-    def _doubts(self) -> NDArray[np.float64]:
-        """By how much the estimates may be too small, float64 [n]: nothing but their own results
-        tells about requests that share nothing, and all of them could start at once."""
+    def _length_factors(self) -> NDArray[np.float64]:
+        """Return by what factor estimates may be too small, float64 [n].
+
+        Only their own results tell about requests that share nothing, and all of these could start
+        at once.
+        """
         is_alone = self._job.tree.leaf_node == 0
         results = np.count_nonzero(is_alone & ~np.isnan(self._known))
-        return np.where(is_alone, 1 + _DOUBT / (1 + results) ** 0.75, 1.0)
+        return np.where(is_alone, 1 + _UNSEEN_LENGTH_FACTOR / (1 + results) ** 0.75, 1.0)

@@ -1,4 +1,4 @@
-"""What the open requests of a running batch job hold of the KV cache, and will hold."""
+"""KV that the open requests of a running batch job hold now, and at their peak."""
 
 from dataclasses import dataclass
 
@@ -12,27 +12,26 @@ from muxcluster.offline.feed.clock import TokenClock
 from muxcluster.offline.feed.prefixes import LivePrefixes
 from muxcluster.offline.prefix.tree import PrefixTree
 
+# The peak is computed again after so many tokens, or when this share of the requests has ended.
 _STALE_TOKENS, _STALE_SHARE = 128, 1 / 16
-"""After so many tokens, or when such a share has ended, a peak is foretold anew."""
 
 
 @dataclass(slots=True)
 class _Request:
-    """own_bytes: expected in the mean over its life. backlog: prompt tokens that nobody has
-    computed yet as far as we know. begun: seconds and tokens of the clock at its first token."""
+    """An open request."""
 
     end: End
-    own_bytes: int
-    backlog: int
-    begun: tuple[float, float] | None = None
+    own_bytes: int  # expected mean over its life
+    backlog: int  # prompt tokens not computed yet, as far as is known
+    begun: tuple[float, float] | None = None  # seconds and tokens of the clock at its first token
 
 
 class HeldMemory:
-    """Open requests by place. What they share is counted once, for who came first.
+    """KV of open requests by place. What they share is counted once, for the first of them.
 
-    Those of the compute-bound end live for a short time, and count with their mean; they come and
-    go. Those of the memory-bound end, few and long, count with the peak that they are heading for:
-    begun together they grow together, and one that outlives its estimate goes on to grow.
+    Requests of the compute-bound end are short and count with their mean. Those of the memory-bound
+    end are few and long and count with their common peak: those begun together grow together, and
+    one that outlives its estimate goes on growing.
     """
 
     def __init__(self, tree: PrefixTree, prefixes: LivePrefixes, kv_bytes: int) -> None:
@@ -47,47 +46,46 @@ class HeldMemory:
         self._long: dict[int, _Request] = {}
         self._now_bytes = self._peak_bytes = 0.0
         self._is_stale, self._stale_at, self._num_gone = False, 0.0, 0
-        self.backlog = 0
-        """Prompt tokens that wait to be computed."""
+        self.backlog = 0  # prompt tokens that wait to be computed
 
     def expect(
-        self, outputs: OutputLengths, known: NDArray[np.float64], doubts: NDArray[np.float64]
+        self, outputs: OutputLengths, known: NDArray[np.float64], factors: NDArray[np.float64]
     ) -> None:
-        """Lengths are estimated anew. known: float64 [n], NaN where not known. doubts: float64 [n],
-        1 or more, how many times as long a request of unknown length may be for all we know.
+        """Use new length estimates.
 
-        A request's output is as long as half of it in the mean over its life, and a long one lives
-        longer.
+        known: float64 [n], NaN where not known. factors: float64 [n], 1 or more, by which a request
+        of unknown length may exceed its estimate. On average over its life a request holds half of
+        its output, and a long one lives longer.
         """
-        self._longest, self._known = outputs.mean * doubts, known
+        self._longest, self._known = outputs.mean * factors, known
         tokens = self._own_tokens + outputs.square / outputs.mean / 2
         self._own_bytes = np.ceil(tokens * self._kv_bytes).astype(np.int64)
         self._is_stale = True
 
     def advance(self, now: float) -> None:
-        """It is `now` (seconds, never going back)."""
+        """Set the time, seconds, which never goes back."""
         self._clock.advance(now)
         self._is_stale = self._is_stale or self._clock.tokens >= self._stale_at
 
     @property
     def compute_bytes(self) -> int:
-        """Of requests of the compute-bound end."""
+        """Return the bytes of the compute-bound end's requests."""
         return self._held[End.COMPUTE]
 
     @property
     def memory_bytes(self) -> float:
-        """Of those of the memory-bound end, about now."""
-        self._foretell()
+        """Return about the bytes of the memory-bound end's requests now."""
+        self._update_peak()
         return self._held[End.MEMORY] + self._now_bytes
 
     @property
     def memory_peak(self) -> float:
-        """Of those, the most if no others follow."""
-        self._foretell()
+        """Return the most bytes that the same will hold if no others follow."""
+        self._update_peak()
         return self._held[End.MEMORY] + self._peak_bytes
 
     def put(self, place: int, end: End) -> None:
-        """The request runs from now on."""
+        """Count a request that runs from now on."""
         request = _Request(end, int(self._own_bytes[place]), int(self._own_tokens[place]))
         for node in self._prefixes.open(place):
             self._node_ends[node] = end
@@ -98,21 +96,21 @@ class HeldMemory:
         self.backlog += request.backlog
 
     def started(self, place: int) -> None:
-        """Its prompt is computed."""
+        """Note that a request's prompt is computed."""
         request = self._open[place]
         self.backlog -= request.backlog
         request.backlog = 0
         request.begun = request.begun or (self._clock.now, self._clock.tokens)
 
     def ended(self, place: int, output_tokens: int) -> None:
-        """As `withdraw`, and it got so many tokens."""
+        """Withdraw a request that ended with `output_tokens`."""
         begun = self._open[place].begun
         if begun is not None:
             self._clock.ended(output_tokens, begun[0])
         self.withdraw(place)
 
     def withdraw(self, place: int) -> End:
-        """The request does not run any more. Returns the end that it was of."""
+        """Stop counting a request; return the end that it was of."""
         request = self._open.pop(place)
         self._discount(place, request)
         for node in self._prefixes.close(place):
@@ -122,13 +120,13 @@ class HeldMemory:
         return request.end
 
     def output_tokens(self) -> dict[int, float]:
-        """What the requests that are decoding got so far, about, by place."""
+        """Return about how many tokens each decoding request got so far, by place."""
         tokens = self._clock.tokens
         begun = {place: request.begun for place, request in self._open.items()}
         return {place: 1 + tokens - each[1] for place, each in begun.items() if each is not None}
 
     def move(self, place: int, end: End) -> None:
-        """The request turned out to be of that end."""
+        """Count a request for another end from now on."""
         request = self._open[place]
         self._discount(place, request)
         request.end, request.own_bytes = end, int(self._own_bytes[place])
@@ -149,7 +147,7 @@ class HeldMemory:
             if self._num_gone >= _STALE_SHARE * len(self._long):
                 self._is_stale = True
 
-    def _foretell(self) -> None:
+    def _update_peak(self) -> None:
         if not self._is_stale:
             return
         tokens, places = self._clock.tokens, list(self._long)

@@ -17,7 +17,7 @@ from muxcluster.offline.order.orders import (
 
 
 def plan_line(job: OfflineJob, name: str) -> Line:
-    """All requests in the order of that name. Raises ValueError for an unknown one."""
+    """Return all requests in the order `name`. Raises ValueError for an unknown one."""
     plan = _PLANNED.get(name)
     if plan is not None:
         return plan(job)
@@ -26,8 +26,10 @@ def plan_line(job: OfflineJob, name: str) -> Line:
 
 
 def sample_line(job: OfflineJob, sample: NDArray[np.int64]) -> Line:
-    """The places `sample` (int64) first, so that lengths become known; then the tree from left to
-    right, which needs no lengths, for as long as the slowest of the sample take."""
+    """Return a line of the places `sample` (int64), then of the tree from left to right.
+
+    The sample makes lengths known; the rest needs no lengths until the sample has ended.
+    """
     is_sampled = np.zeros(len(job.tree.order), dtype=np.bool_)
     is_sampled[sample] = True
     places = np.concatenate((np.flatnonzero(is_sampled), np.flatnonzero(~is_sampled)))
@@ -35,21 +37,24 @@ def sample_line(job: OfflineJob, sample: NDArray[np.int64]) -> Line:
 
 
 def is_planned(name: str) -> bool:
-    """True where the order depends on output lengths."""
+    """Return True where the order depends on output lengths."""
     return name in _PLANNED
 
 
 def keeps_families(name: str) -> bool:
-    """True where requests that share a prefix start near each other, so that it is worth keeping
-    until the last of them; an order that scatters them would fill the memory with prefixes."""
+    """Return True where requests that share a prefix start near each other.
+
+    Then the prefix is kept until the last of them. An order that scatters them would fill the
+    memory with prefixes.
+    """
     return name not in ("fcfs", "random")
 
 
 def replanned(line: Line, scanner: DualScanner, is_out: NDArray[np.bool_]) -> Line:
-    """What is left of a new plan `line`, where `scanner` has worked on the last one.
+    """Return what is left of a new plan `line`; `scanner` has worked on the last plan.
 
-    is_out: bool [n] by place, requests that were handed out. A piece that was begun goes on at its
-    end, or what its requests share would be kept for long, or computed twice.
+    is_out: bool [n] by place, requests that were handed out. A piece that was begun continues at
+    its end of the line; otherwise its prefix would be kept for long, or computed twice.
     """
     head, tail = scanner.begun()
     position = np.empty_like(line.places)
@@ -80,7 +85,7 @@ def _places(job: OfflineJob, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
     return found
 
 
+# The orders that depend on output lengths.
 _PLANNED: Mapping[str, Callable[[OfflineJob], Line]] = MappingProxyType(
     {"blend": _blend, "blend-groups": _blend_groups, "batchllm": _batchllm}
 )
-"""Those that depend on output lengths; the others are fixed."""

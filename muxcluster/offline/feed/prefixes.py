@@ -1,4 +1,4 @@
-"""Which shared prefixes a running batch job holds, and which it still needs."""
+"""The shared prefixes that a running batch job holds, and those that it still needs."""
 
 from collections.abc import Iterable
 
@@ -6,9 +6,9 @@ from muxcluster.offline.prefix.tree import PrefixTree
 
 
 class LivePrefixes:
-    """The nodes of a tree by their requests: open ones hold a node, those to come need it.
+    """Counts the requests of each tree node: open ones hold the node, later ones need it.
 
-    What `lifetimes.prefix_lifetimes` foretells for a sequence, counted while the job runs.
+    `lifetimes.prefix_lifetimes` predicts the same for a sequence of requests.
     """
 
     def __init__(self, tree: PrefixTree) -> None:
@@ -18,25 +18,24 @@ class LivePrefixes:
         self._edge_tokens = tree.edge_tokens.tolist()
         self._num_open: dict[int, int] = {}
         self._needed: set[int] = set()
-        self.idle_tokens = 0
-        """Tokens of nodes that are needed and that no request holds."""
+        self.idle_tokens = 0  # of nodes that are needed and that no request holds
 
     @property
     def needed(self) -> frozenset[int]:
-        """Nodes of which a request has begun and not all have ended."""
+        """Return the nodes of which a request has begun and not all have ended."""
         return frozenset(self._needed)
 
     def need(self, place: int) -> list[int]:
-        """The request at `place` is the next to begin: nodes needed from now on, deepest first."""
+        """Note that the request at `place` begins; return newly needed nodes, deepest first."""
         begun = [node for node in self._path(place) if node not in self._needed]
         self._needed.update(begun)
         self.idle_tokens += self._tokens(node for node in begun if node not in self._num_open)
         return begun
 
     def free(self, place: int) -> list[int]:
-        """The request at `place` is over: nodes that were needed, and that nobody needs any more.
+        """Note that the request at `place` is over; return nodes no longer needed.
 
-        Where none of a node's requests were told to `need`, it is not among them.
+        A node for whose requests `need` was never called is not among them.
         """
         done: list[int] = []
         for node in self._path(place):
@@ -48,7 +47,7 @@ class LivePrefixes:
         return done
 
     def open(self, place: int) -> list[int]:
-        """The request at `place` runs: nodes that are held for it and for nobody else yet."""
+        """Note that the request at `place` runs; return nodes that only it holds."""
         path = self._path(place)
         for node in path:
             self._num_open[node] = self._num_open.get(node, 0) + 1
@@ -57,7 +56,7 @@ class LivePrefixes:
         return held
 
     def close(self, place: int) -> list[int]:
-        """The request at `place`, told to `open`, runs no longer: nodes that nobody holds now."""
+        """Note that an opened request runs no longer; return nodes that no request holds now."""
         closed: list[int] = []
         for node in self._path(place):
             self._num_open[node] -= 1
@@ -71,7 +70,7 @@ class LivePrefixes:
         return sum(self._edge_tokens[node] for node in nodes)
 
     def _path(self, place: int) -> list[int]:
-        """Nodes above a leaf, deepest first, without the root, which has no tokens."""
+        """Return the nodes above a leaf, deepest first, without the root, which has no tokens."""
         path: list[int] = []
         node = self._leaf_nodes[place]
         while node:

@@ -1,1 +1,1 @@
-"""Orders of a batch job: BatchLLM's plan, its rivals, and the choice among them."""
+"""Orders of a batch job: BatchLLM's plan and the orders it is compared with."""

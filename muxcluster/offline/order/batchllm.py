@@ -14,29 +14,27 @@ from muxcluster.offline.prefix.tree import PrefixTree, build_tree
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BatchPlan:
-    """In which order the requests start, what they share, and how long it is kept.
-
-    groups: in the order they run. Their one level of prefixes is what one attention call can
-        share; computed keys and values are reused at every level of the tree.
-    """
+    """The order in which requests start, the prefixes they share, and how long these are kept."""
 
     tree: PrefixTree
+    # In the order they run. One attention call can share this one level of prefixes; computed keys
+    # and values are reused at every level of the tree.
     groups: PrefixGroups
     lifetimes: Lifetimes
 
     @property
     def requests(self) -> NDArray[np.int64]:
-        """Prompt numbers in the order they start, int64 [n]."""
+        """Return prompt numbers in the order they start, int64 [n]."""
         return self.groups.requests
 
     @property
     def saving_ratio(self) -> float:
-        """Share of the prompt tokens that is not computed (Eq. 2): every node is computed once."""
+        """Return the share of prompt tokens not computed (Eq. 2), every node computed once."""
         return self.tree.saved_tokens / self.tree.prompt_tokens
 
     @property
     def one_level_ratio(self) -> float:
-        """The same if the groups' prefixes alone were reused, as the paper does."""
+        """Return the same if only the groups' prefixes were reused, as in the paper."""
         return self.groups.saved_tokens / self.tree.prompt_tokens
 
 
@@ -46,7 +44,7 @@ def plan_batch(
     granularity: int = 1,
     own_tokens: int = 0,
 ) -> BatchPlan:
-    """Plan `prompts`, of which each is expected to yield `output_tokens` (float64 [n]).
+    """Plan `prompts`; each is expected to yield `output_tokens` (float64 [n]).
 
     granularity, own_tokens: as for `build_tree`.
     """

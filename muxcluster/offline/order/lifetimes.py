@@ -1,4 +1,4 @@
-"""How long a plan keeps each prefix: from the first request below a node to the last."""
+"""Lifetimes of prefixes in a plan: from the first request below a node to the last."""
 
 from dataclasses import dataclass
 
@@ -10,21 +10,19 @@ from muxcluster.offline.prefix.tree import PrefixTree
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lifetimes:
-    """When each node of a tree is needed, if requests start one after the other.
+    """When each node of a tree is needed, if requests start one after the other."""
 
-    first_use, last_use: int64 [m], positions in the sequence, both included: the node's tokens are
-        pinned from one to the other and then freed. The root is needed all the time and is empty.
-    peak_tokens: the most that is held at once: pinned prefixes and the rest of one prompt. With
-        this much memory the sequence computes every node once.
-    """
-
+    # int64 [m], positions in the sequence, both included: the node's tokens are pinned from
+    # first_use to last_use and then freed. The root is always needed and is empty.
     first_use: NDArray[np.int64]
     last_use: NDArray[np.int64]
+    # Most tokens held at once: pinned prefixes and the rest of one prompt. With this much memory
+    # the sequence computes every node once.
     peak_tokens: int
 
 
 def prefix_lifetimes(tree: PrefixTree, requests: NDArray[np.int64]) -> Lifetimes:
-    """For the prompt numbers `requests` (int64 [n], each once) in this sequence."""
+    """Return lifetimes if the prompts `requests` (int64 [n], each once) run in this sequence."""
     position = np.empty_like(requests)
     position[requests] = np.arange(len(requests))
     by_place = np.append(position[tree.order], 0)  # reduceat ends ranges at an index that exists

@@ -1,4 +1,4 @@
-"""An LRU prefix cache of a given size, as servers have it: the baseline of a planned batch."""
+"""An LRU prefix cache of a given size, as in servers: the baseline of a planned batch."""
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
@@ -11,9 +11,9 @@ from muxcluster.offline.prefix.tree import PrefixTree
 class LruPrefixCache:
     """A radix cache of whole prompts that evicts the least recently used tokens, deepest first.
 
-    All tokens of an edge of the tree are used by the same requests, so one entry an edge suffices:
-    how many of its tokens, from its start, are in the cache. Output tokens take no room: in the
-    cache's favour.
+    All tokens of a tree edge are used by the same requests, so one entry per edge suffices: how
+    many of its tokens, from its start, are cached. Output tokens take no room, in favour of the
+    cache.
     """
 
     def __init__(self, tree: PrefixTree, capacity_tokens: int) -> None:
@@ -26,7 +26,7 @@ class LruPrefixCache:
         self._num_nodes = tree.num_nodes
 
     def use(self, place: int) -> int:
-        """The request at `place` in the tree runs; its tokens that were in the cache."""
+        """Run the request at `place` in the tree; return how many of its tokens were cached."""
         path = self._path(place)
         found, whole = 0, True
         for edge, tokens in path:
@@ -41,7 +41,7 @@ class LruPrefixCache:
         return found
 
     def _path(self, place: int) -> Sequence[tuple[int, int]]:
-        """Edges from the root to the leaf, the leaf's own last, with their tokens."""
+        """Return edges and their tokens from the root to the leaf, the leaf's own last."""
         path = [(self._num_nodes + place, self._tails[place])]
         node = self._leaf_nodes[place]
         while node:
@@ -61,7 +61,7 @@ class LruPrefixCache:
 
 
 def lru_saved_tokens(tree: PrefixTree, requests: Iterable[int], capacity_tokens: int) -> int:
-    """Prompt tokens that an LRU cache of that size saves when `requests` (numbers) run in turn."""
+    """Return the prompt tokens that an LRU cache saves when `requests` (numbers) run in turn."""
     cache = LruPrefixCache(tree, capacity_tokens)
     places = np.empty_like(tree.order)
     places[tree.order] = np.arange(len(tree.order))

@@ -1,6 +1,6 @@
-"""BatchLLM's MaximizeReuse (arXiv 2412.03594, Alg. 1): a tree of prefixes made one level of them.
+"""BatchLLM's MaximizeReuse (arXiv 2412.03594, Alg. 1): reduce a tree of prefixes to one level.
 
-A greedy choice, kept beside the exact one (`one_level`) as the paper's baseline.
+A greedy choice, kept as the paper's baseline for the exact one (`one_level`).
 """
 
 from dataclasses import dataclass
@@ -13,23 +13,20 @@ from muxcluster.offline.prefix.tree import PrefixTree
 
 @dataclass(slots=True)
 class _Part:
-    """A node that may yet become a prefix of its own.
-
-    tokens: from where its parent of the moment ends. leaves: those not taken by deeper prefixes.
-    """
+    """A node that may still become a prefix of its own."""
 
     node: int
-    tokens: int
-    leaves: int
+    tokens: int  # from the end of its current parent
+    leaves: int  # not taken by deeper prefixes
 
 
 def maximize_reuse(tree: PrefixTree) -> NDArray[np.bool_]:
-    """Which nodes become prefixes, by Alg. 1; bool [m].
+    """Return which nodes become prefixes by Alg. 1; bool [m].
 
     Children first: a grandchild is merged with (its own copy of) the child where
-    (leaves(grandchild) - 1) * tokens(grandchild) > tokens(child), and then stands beside the
-    child, with both their tokens. What stands below the root at the end is a prefix. A grandchild
-    that was not merged is dissolved: its leaves stay with the child.
+    (leaves(grandchild) - 1) · tokens(grandchild) > tokens(child), and becomes a sibling of the
+    child with both their tokens. The root's children at the end are the prefixes. A grandchild that
+    was not merged is dissolved: its leaves stay with the child.
     """
     parts: list[list[_Part]] = [[] for _ in range(tree.num_nodes)]
     edges, leaves, parents = (

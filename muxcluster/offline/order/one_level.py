@@ -3,14 +3,14 @@
 A chosen prefix v is computed once, in full, and serves the leaves below it that no deeper choice
 serves. With d the depth of the nearest choice above v, choosing v adds
 
-    leaves(v) * (depth(v) - d) - depth(v)
+    leaves(v) · (depth(v) - d) - depth(v)
 
 to what is saved, whatever is chosen elsewhere. Let F(v, d) be the most that choices at and below v
 can add: the larger of the sum H(d) of F over the children, and of the line
-leaves(v) * (depth(v) - d) - depth(v) + H(depth(v)). Both are convex, and no part of H falls
-faster than the line, so the line is the larger one below some depth and nowhere else: one number
-a node tells whether it is chosen. F is kept as its bends at whole depths, so all is exact, and each
-node adds two bends at most: no table over nodes and depths is needed, however deep the tree.
+leaves(v) · (depth(v) - d) - depth(v) + H(depth(v)). Both are convex, and no part of H falls
+faster than the line, so the line is larger below some depth and nowhere else: one number per node
+says whether it is chosen. F is stored as its bends at integer depths, so the result is exact, and
+each node adds at most two bends: no table over nodes and depths is needed.
 """
 
 from bisect import bisect_right
@@ -24,20 +24,18 @@ from muxcluster.offline.prefix.tree import PrefixTree
 
 @dataclass(slots=True)
 class _Gain:
-    """F of one node, or a sum of such, over d from 0 to the depth of the node above.
+    """F of one node, or a sum of such functions, over d from 0 to the depth of the node above."""
 
-    start, end: its value at both ends. fall_start, fall_end: how much it falls per token after the
-    first and after the last bend. bends: (depth, by how much it falls less from there), sorted.
-    """
-
-    start: int = 0
-    end: int = 0
+    start: int = 0  # value at d = 0
+    end: int = 0  # value at the depth of the node above
+    # Fall per token before the first bend, and after the last.
     fall_start: int = 0
     fall_end: int = 0
+    # (depth, by how much the fall per token is less from there), sorted.
     bends: list[tuple[int, int]] = field(default_factory=list)
 
     def add(self, other: "_Gain") -> None:
-        """Become the sum; both have the same range. `other` is used up."""
+        """Become the sum of both, which have the same range; `other` must not be used again."""
         self.start += other.start
         self.end += other.end
         self.fall_start += other.fall_start
@@ -47,8 +45,8 @@ class _Gain:
     def raise_to(self, depth: int, leaves: int) -> int:
         """Become the larger of itself and the line of a node that ends at `depth`.
 
-        Returns the depth of the deepest choice above that still lets the node be chosen; -1 if
-        none does.
+        Returns the depth of the deepest choice above with which the node is still chosen; -1 if
+        there is none.
         """
         line = (leaves - 1) * depth + self.end
         gap = line - self.start
@@ -68,7 +66,7 @@ class _Gain:
         return last
 
     def shorten(self, old_end: int, end: int) -> None:
-        """Its range ends at `end` instead of `old_end`."""
+        """Cut the range at `end` instead of `old_end`."""
         kept = bisect_right(self.bends, end, key=lambda bend: bend[0])
         at = old_end
         for bend, less in reversed(self.bends[kept:]):
@@ -80,7 +78,7 @@ class _Gain:
 
 
 def best_prefixes(tree: PrefixTree) -> NDArray[np.bool_]:
-    """Which nodes to choose, bool [m]; of equal choices the one with fewest prefixes."""
+    """Return which nodes to choose, bool [m]; of equal choices the one with fewest prefixes."""
     depths, leaves, parents = (each.tolist() for each in (tree.depth, tree.num_leaves, tree.parent))
     gains: list[_Gain | None] = [None] * tree.num_nodes
     deepest = [-1] * tree.num_nodes
@@ -98,7 +96,7 @@ def best_prefixes(tree: PrefixTree) -> NDArray[np.bool_]:
 
 
 def _chosen(depths: list[int], parents: list[int], deepest: list[int]) -> NDArray[np.bool_]:
-    """From the root down: a node is chosen where the nearest choice above is not too deep."""
+    """Choose from the root down: a node is chosen where the nearest choice is not too deep."""
     chosen = np.zeros(len(depths), dtype=np.bool_)
     nearest = [0] * len(depths)
     for node in range(1, len(depths)):

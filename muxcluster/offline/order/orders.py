@@ -1,4 +1,4 @@
-"""The orders a batch job may run in, by name: the plans and what they are compared with."""
+"""The orders a batch job may run in, by name: plans and their baselines."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -22,28 +22,28 @@ Order = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OfflineJob:
-    """What an order may depend on. size_bytes: KV that the batch may hold; more than 0.
-
-    shared_prefix_tokens: attention reads prefixes that running requests share once for all of
-    them from so many tokens on; 0: never.
-    """
+    """All that an order may depend on."""
 
     tree: PrefixTree
     outputs: OutputLengths
     model: ResourceModel
-    size_bytes: float
+    size_bytes: float  # KV that the batch may hold; more than 0
     seed: int = 0
+    # Attention reads a prefix of so many tokens or more once for all requests; 0: never.
     shared_prefix_tokens: int = 0
 
     def leaf_work(self) -> Work:
-        """Of each request beside what it shares."""
+        """Return the work of each request without its shared prefix."""
         tree, outputs = self.tree, self.outputs
         spared = shared_reads(tree, self.model, outputs, self.size_bytes, self.shared_prefix_tokens)
         return leaf_work(tree, self.model, outputs, spared)
 
 
 def order_requests(job: OfflineJob, name: str) -> Order:
-    """Prompt numbers in the order they start, int64 [n]. Raises ValueError for an unknown name."""
+    """Return prompt numbers in the order they start, int64 [n].
+
+    Raises ValueError for an unknown name.
+    """
     if name not in ORDERS:
         raise ValueError(f"unknown order {name!r}: expected one of {', '.join(ORDERS)}")
     return ORDERS[name](job)
@@ -78,23 +78,24 @@ def _forecast(job: OfflineJob, pieces: Pieces) -> Order:
 
 
 def blend_pieces(job: OfflineJob) -> Pieces:
-    """BlendServe's: sub-trees, split where hardly anything is computed again for it."""
+    """Return BlendServe's pieces: sub-trees, split where little is computed again."""
     return plan_pieces(job.tree, job.model, job.leaf_work())
 
 
 def blend_group_pieces(job: OfflineJob) -> Pieces:
-    """BatchLLM's prefix groups, by density."""
+    """Return BatchLLM's prefix groups as pieces, sorted by density."""
     return group_pieces(job.tree, job.model, job.leaf_work(), prefix_groups(job))
 
 
 def prefix_groups(job: OfflineJob) -> PrefixGroups:
-    """BatchLLM's groups in its order."""
+    """Return BatchLLM's groups in its order."""
     tree = job.tree
     lengths, outputs = np.empty_like(tree.lengths), np.empty_like(job.outputs.mean)
     lengths[tree.order], outputs[tree.order] = tree.lengths, job.outputs.mean
     return order_by_decoding(group_by_prefix(tree, best_prefixes(tree)), lengths, outputs)
 
 
+# dfs: the tree from left to right, so that every prefix is computed once and freed at once.
 ORDERS: Mapping[str, Callable[[OfflineJob], Order]] = MappingProxyType(
     {
         "blend": _blend,
@@ -105,4 +106,3 @@ ORDERS: Mapping[str, Callable[[OfflineJob], Order]] = MappingProxyType(
         "random": _random,
     }
 )
-"""`dfs`: the tree from left to right, so that every prefix is computed once and freed at once."""

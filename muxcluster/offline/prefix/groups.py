@@ -11,20 +11,17 @@ from muxcluster.offline.prefix.tree import PrefixTree
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PrefixGroups:
-    """A partition of the requests of a tree.
+    """A partition of the requests of a tree."""
 
-    prefix_node: int64 [g], the node whose tokens the group shares; 0, the root, for a request
-        that shares nothing, which is a group of its own.
-    prefix_tokens: int64 [g].
-    start, size: int64 [g]; group i holds the requests requests[start[i]:start[i] + size[i]].
-    requests: int64 [n], prompt numbers, group by group, within a group as in the tree, so that
-        what some of a group share beyond its prefix is computed by one and found by the next.
-    """
-
+    # int64 [g], node whose tokens the group shares; 0 (the root) for a request that shares nothing
+    # and is a group of its own.
     prefix_node: NDArray[np.int64]
-    prefix_tokens: NDArray[np.int64]
+    prefix_tokens: NDArray[np.int64]  # int64 [g]
+    # int64 [g]; group i holds requests[start[i]:start[i] + size[i]].
     start: NDArray[np.int64]
     size: NDArray[np.int64]
+    # int64 [n], prompt numbers group by group, within a group as in the tree, so that what some of
+    # a group share beyond its prefix is computed by one and found by the next.
     requests: NDArray[np.int64]
 
     def __len__(self) -> int:
@@ -32,12 +29,12 @@ class PrefixGroups:
 
     @property
     def saved_tokens(self) -> int:
-        """Tokens that need not be computed if each group's prefix is computed once."""
+        """Return the tokens saved if each group's prefix is computed once."""
         return int(self.prefix_tokens @ (self.size - 1))
 
 
 def group_by_prefix(tree: PrefixTree, chosen: NDArray[np.bool_]) -> PrefixGroups:
-    """Groups by the deepest of the `chosen` nodes (bool [m]) above each request, in tree order."""
+    """Group requests by the deepest `chosen` node (bool [m]) above each, in tree order."""
     nodes = np.arange(tree.num_nodes)
     nearest = np.where(chosen, nodes, tree.parent)
     while not np.array_equal(further := nearest[nearest], nearest):
@@ -65,10 +62,10 @@ def group_by_prefix(tree: PrefixTree, chosen: NDArray[np.bool_]) -> PrefixGroups
 def order_by_decoding(
     groups: PrefixGroups, lengths: NDArray[np.int64], output_tokens: NDArray[np.float64]
 ) -> PrefixGroups:
-    """The groups with most decoding per token to prefill first (BatchLLM Eq. 4).
+    """Sort groups by falling decoding per token to prefill (BatchLLM Eq. 4), stably.
 
     R = sum of output tokens / (prefix tokens + sum of distinct tokens), with estimated lengths
-    where the paper has a constant; equal ones stay as they are.
+    where the paper has a constant.
 
     lengths, output_tokens: int64 and float64 [n], by prompt number.
     """

@@ -12,18 +12,14 @@ from muxcluster.offline.prefix.ranges import joined_ranges
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prompts:
-    """Prompts one after the other, as they arrived.
+    """Prompts in one flat array, in order of arrival."""
 
-    ids: int32 [total]; equal ids at equal places after equal ids are the same tokens.
-    offsets: int64 [n + 1]; prompt i is ids[offsets[i]:offsets[i + 1]].
-    lengths: int64 [n], tokens of each prompt.
-    id_tokens: tokens that one id stands for: 1, or the block size of a trace of block ids, whose
-        last id of a prompt may stand for fewer.
-    """
-
+    # int32 [total]; equal ids at equal places after equal ids are the same tokens.
     ids: NDArray[np.int32]
-    offsets: NDArray[np.int64]
-    lengths: NDArray[np.int64]
+    offsets: NDArray[np.int64]  # int64 [n + 1]; prompt i is ids[offsets[i]:offsets[i + 1]]
+    lengths: NDArray[np.int64]  # int64 [n], tokens of each prompt
+    # Tokens per id: 1, or the block size of a trace of block ids, where the last id of a prompt may
+    # stand for fewer.
     id_tokens: int = 1
 
     def __len__(self) -> int:
@@ -31,7 +27,7 @@ class Prompts:
 
 
 def flat_prompts(ids: NDArray[np.int32], offsets: NDArray[np.int64]) -> Prompts:
-    """Prompts of token ids that lie in one array already; nothing is copied.
+    """Return prompts of token ids that are in one array already; nothing is copied.
 
     Raises InvalidValue where there is no prompt, or an empty one.
     """
@@ -39,17 +35,17 @@ def flat_prompts(ids: NDArray[np.int32], offsets: NDArray[np.int64]) -> Prompts:
 
 
 def token_prompts(prompts: Sequence[NDArray[np.int32]]) -> Prompts:
-    """`prompts`: the token ids of each, int32 [length]. Raises InvalidValue as above."""
+    """Return `prompts` (token ids of each, int32 [length]) as one. Raises as `flat_prompts`."""
     return flat_prompts(*_joined(prompts))
 
 
 def block_prompts(
     blocks: Sequence[Sequence[int]], lengths: Sequence[int], block_tokens: int
 ) -> Prompts:
-    """Prompts known by the ids of their blocks, as traces give them.
+    """Return prompts given by the ids of their blocks, as in traces.
 
-    lengths: tokens of each prompt, more than its blocks but the last hold and no more than all do.
-    Raises InvalidValue as above, and for a length that its blocks cannot hold.
+    lengths: tokens of each prompt, which must need exactly its blocks. Raises InvalidValue as
+    `flat_prompts`, and for a length that does not fit the blocks.
     """
     ids, offsets = _joined([np.asarray(each, dtype=np.int32) for each in blocks])
     counts = np.diff(offsets)
@@ -83,7 +79,7 @@ def _checked(prompts: Prompts) -> Prompts:
 
 
 def take_prompts(prompts: Prompts, numbers: NDArray[np.int64]) -> Prompts:
-    """Some of the prompts, `numbers` (int64, at least one), in that order; a copy."""
+    """Return a copy of the prompts `numbers` (int64, at least one), in that order."""
     counts = np.diff(prompts.offsets)[numbers]
     offsets = np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(counts)))
     ids = prompts.ids[joined_ranges(prompts.offsets[numbers], counts)]

@@ -1,11 +1,11 @@
-"""Many ranges of numbers at once."""
+"""Operations on many ranges of numbers at once."""
 
 import numpy as np
 from numpy.typing import NDArray
 
 
 def joined_ranges(starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The numbers start to start + size - 1 of each range, one range after the other, int64."""
+    """Return the numbers start to start + size - 1 of each range, joined, int64."""
     numbers: NDArray[np.int64] = np.repeat(starts - (np.cumsum(sizes) - sizes), sizes)
     numbers += np.arange(len(numbers))
     return numbers
@@ -14,7 +14,7 @@ def joined_ranges(starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArra
 def range_sums(
     values: NDArray[np.float64], starts: NDArray[np.int64], sizes: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """The sum of values[start:start + size] for each range, float64; ranges may overlap."""
+    """Return the sum of values[start:start + size] for each range; ranges may overlap."""
     sums = np.concatenate(([0.0], np.cumsum(values)))
     total: NDArray[np.float64] = sums[starts + sizes] - sums[starts]
     return total

@@ -5,25 +5,22 @@ from numpy.typing import NDArray
 
 from muxcluster.offline.prefix.prompts import Prompts
 
-_WIDTH = (32, 512)
-"""Ids compared at once: at first, and at most."""
-_CELLS = 1 << 18
-"""Ids that one comparison may hold, so that it stays in the cache."""
-_SLICE = 1 << 12
-"""Prompts turned into keys at once."""
+_WIDTH = (32, 512)  # ids compared at once: at first, and at most
+_CELLS = 1 << 18  # ids that one comparison may hold, so that it stays in the cache
+_SLICE = 1 << 12  # prompts converted to keys at once
 
 
 def sorted_order(prompts: Prompts) -> NDArray[np.int64]:
-    """Prompt numbers in lexicographic order of their ids, int64 [n]; equal ones as they arrived.
+    """Return prompt numbers in lexicographic order of their ids, int64 [n]; a stable sort.
 
-    Takes as much memory again as the ids: C compares bytes faster than numpy could compare rows.
+    Takes as much memory again as the ids: comparing bytes is faster than comparing rows in numpy.
     """
     keys = [key for start in range(0, len(prompts), _SLICE) for key in _keys(prompts, start)]
     return np.array(sorted(range(len(keys)), key=keys.__getitem__), dtype=np.int64)
 
 
 def _keys(prompts: Prompts, start: int) -> list[bytes]:
-    """Prompts from `start` on as bytes that compare like their ids: most significant byte first."""
+    """Return prompts from `start` on as bytes that compare as their ids: big-endian."""
     bounds = prompts.offsets[start : start + _SLICE + 1]
     data = prompts.ids[bounds[0] : bounds[-1]].astype(">u4").tobytes()
     edges = (4 * (bounds - bounds[0])).tolist()
@@ -31,7 +28,7 @@ def _keys(prompts: Prompts, start: int) -> list[bytes]:
 
 
 def shared_with_next(prompts: Prompts, order: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Leading tokens that each prompt of `order` shares with the next one, int64 [n - 1]."""
+    """Return the leading tokens that each prompt of `order` shares with the next, int64 [n - 1]."""
     starts, counts = prompts.offsets[order], np.diff(prompts.offsets)[order]
     limits = np.minimum(counts[:-1], counts[1:])
     equal = _equal_ids(prompts.ids, starts[:-1], starts[1:], limits)
@@ -45,7 +42,7 @@ def _equal_ids(
     right: NDArray[np.int64],
     limits: NDArray[np.int64],
 ) -> NDArray[np.int64]:
-    """How many ids from `left` and from `right` on are equal, at most `limits`; all int64 [n]."""
+    """Return how many ids from `left` and `right` on are equal, at most `limits`; int64 [n]."""
     equal = np.zeros(len(limits), dtype=np.int64)
     live, at, width = np.flatnonzero(limits > 0), 0, _WIDTH[0]
     while len(live):
@@ -65,9 +62,9 @@ def _equal_ids(
 def _first_difference(
     ids: NDArray[np.int32], left: NDArray[np.int64], right: NDArray[np.int64], width: int
 ) -> NDArray[np.int64]:
-    """Where the runs of `width` ids at `left` and `right` first differ; `width` if nowhere."""
+    """Return where `width` ids at `left` and `right` first differ; `width` if nowhere."""
     columns = np.arange(width)
-    # a run over the end repeats the last id; the caller's limits cut that off
+    # A run beyond the end repeats the last id; the caller's limits cut that off.
     differs = ids.take(left[:, None] + columns, mode="clip") != ids.take(
         right[:, None] + columns, mode="clip"
     )

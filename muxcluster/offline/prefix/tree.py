@@ -14,43 +14,38 @@ class PrefixTree:
     """A compact prefix tree. A leaf is a prompt; a node is what two or more of them share.
 
     Leaves have a place, 0 to n - 1: prompts sorted by their tokens, equal ones by arrival. Nodes
-    are numbered in preorder (a parent before its children, siblings as their leaves); node 0 is
-    the root and shares nothing. The tree depends on the prompts, not on the order they came in.
-
-    order: int64 [n], number of the prompt at each place.
-    lengths: int64 [n], tokens of the prompt at each place.
-    leaf_node: int64 [n], deepest node above each leaf.
-    parent: int64 [m], 0 for the root.
-    depth: int64 [m], tokens from the start of the prompts to the end of the node.
-    first, num_leaves: int64 [m], the leaves below: places `first` to `first + num_leaves - 1`.
+    are numbered in preorder (a parent before its children, siblings as their leaves); node 0 is the
+    root and shares nothing. The tree depends on the prompts, not on the order they came in.
     """
 
-    order: NDArray[np.int64]
-    lengths: NDArray[np.int64]
-    leaf_node: NDArray[np.int64]
-    parent: NDArray[np.int64]
+    order: NDArray[np.int64]  # int64 [n], number of the prompt at each place
+    lengths: NDArray[np.int64]  # int64 [n], tokens of the prompt at each place
+    leaf_node: NDArray[np.int64]  # int64 [n], deepest node above each leaf
+    parent: NDArray[np.int64]  # int64 [m], 0 for the root
+    # int64 [m], tokens from the start of the prompts to the end of the node.
     depth: NDArray[np.int64]
+    # int64 [m]; the leaves below are at places `first` to `first + num_leaves - 1`.
     first: NDArray[np.int64]
     num_leaves: NDArray[np.int64]
 
     @property
     def num_nodes(self) -> int:
-        """Nodes, the root among them."""
+        """Return the number of nodes, the root included."""
         return len(self.parent)
 
     @property
     def edge_tokens(self) -> NDArray[np.int64]:
-        """Tokens of each node that its parent has not, int64 [m]; more than 0 but for the root."""
+        """Return the tokens that each node adds to its parent's, int64 [m]; 0 for the root only."""
         return self.depth - self.depth[self.parent]
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens of all prompts."""
+        """Return the tokens of all prompts."""
         return int(self.lengths.sum())
 
     @property
     def saved_tokens(self) -> int:
-        """Tokens that need not be computed if every node is computed once: the optimum."""
+        """Return the tokens saved if every node is computed once: the optimum."""
         return int(self.edge_tokens @ (self.num_leaves - 1))
 
     def check(self) -> None:
@@ -71,11 +66,11 @@ class PrefixTree:
 
 
 def build_tree(prompts: Prompts, granularity: int = 1, own_tokens: int = 0) -> PrefixTree:
-    """The prefix tree of `prompts`, which all are for one model and one `cache_salt`.
+    """Return the prefix tree of `prompts`, all for one model and one `cache_salt`.
 
-    granularity: nodes end at multiples of it; the block size where whole blocks alone are reused.
-    own_tokens: the last so many tokens of each prompt are never shared; an engine computes at
-        least 1 to have logits.
+    granularity: nodes end at multiples of it; the block size where only whole blocks are reused.
+    own_tokens: so many last tokens of each prompt are never shared; an engine computes at least 1
+        to have logits.
     """
     order = sorted_order(prompts)
     lengths = prompts.lengths[order]
@@ -89,13 +84,12 @@ def build_tree(prompts: Prompts, granularity: int = 1, own_tokens: int = 0) -> P
 def _tree(
     order: NDArray[np.int64], lengths: NDArray[np.int64], shared: NDArray[np.int64]
 ) -> PrefixTree:
-    """The tree over sorted prompts by what neighbours share (int64 [n - 1])."""
     parent, depth, first, num_leaves, gap_node = _nodes(shared)
     num_leaves[0] = len(order)
     preorder = np.lexsort((-num_leaves, first))
     number = np.empty_like(preorder)
     number[preorder] = np.arange(len(preorder))
-    # a leaf hangs from the deeper of the nodes that join it with its neighbours
+    # A leaf belongs to the deeper of the nodes that join it with its neighbours.
     gaps = np.concatenate(([0], gap_node, [0]))
     left, right = gaps[:-1], gaps[1:]
     leaf_node = np.where(depth[left] > depth[right], left, right)
@@ -111,11 +105,11 @@ def _tree(
 
 
 def _nodes(shared: NDArray[np.int64]) -> tuple[NDArray[np.int64], ...]:
-    """Parent, depth, first leaf and number of leaves of each node, and the node of each gap.
+    """Return parent, depth, first leaf and number of leaves of each node; the node of each gap.
 
-    A gap lies between two neighbouring leaves. A node is a run of gaps, as deep as the least
-    shared among them; those gaps split it into the runs of the next level. All nodes of a level
-    are found at once.
+    A gap is between two neighbouring leaves. A node is a run of gaps, as deep as the least shared
+    among them; the gaps of that depth split it into the runs of the next level. All nodes of a
+    level are found at once.
     """
     gap_node = np.zeros(len(shared), dtype=np.int64)
     zero = np.zeros(1, dtype=np.int64)

@@ -36,10 +36,12 @@ class TemporalLane:
 
 
 def _oldest_prompt(model: ModelState) -> int:
-    """Seniority of the first prompt that the packing would take."""
-    prefilling = model.slots.idle_prefilling()
-    if len(prefilling):
-        return int(model.slots.seniority[prefilling[0]])
-    if (head := model.waiting.head) is not None:
-        return head.seniority
-    return int(model.slots.seniority[model.slots.idle_lent()].min())
+    """Return the seniority of the first prompt that the packing would take."""
+    table, waiting = model.slots, model.waiting
+    for rows in (table.idle_suspects(are_prefilling=True), table.idle_prefilling()):
+        if len(rows):
+            return int(table.seniority[rows[0]])
+    for head in (waiting.suspects.head, waiting.head):
+        if head is not None:
+            return head.seniority
+    return int(table.seniority[table.idle_lent()].min())

@@ -1,12 +1,115 @@
-"""ADBS where sharing the SMs pays, `mixed` where it does not (DESIGN.md §4)."""
+"""ADBS where sharing the SMs pays, `mixed` where it does not, as measured (DESIGN.md §4)."""
 
 from collections.abc import Iterator
 
-from muxcluster.core.job import Phase
+from muxcluster.core.job import Job, Phase
+from muxcluster.core.served import SharingStats
 from muxcluster.scheduling.lanes.adbs import AdbsLane
 from muxcluster.scheduling.lanes.mixed import MixedLane
-from muxcluster.scheduling.lanes.sharing_gain import SharingJudge
 from muxcluster.scheduling.lanes.view import LaneView, Proposal
+from muxcluster.scheduling.steptime.model import StepTimes
+from muxcluster.scheduling.steptime.work import work_of
+
+_JOBS = 64  # that a gain is measured over; about as many are remembered
+_KEPT = 1 - 1 / _JOBS
+_MARGIN = 0.02  # by which a gain must be worse before anything changes
+
+# Sharing that did not pay is tried again after this long, then after twice as long each time.
+_RETRY_S, _LONGEST_S = 120.0, 3600.0
+
+
+class Gain:
+    """Seconds that jobs would have taken alone on all SMs, over the seconds in which any ran."""
+
+    def __init__(self) -> None:
+        self.num_jobs = 0
+        self._alone_s = self._busy_s = 0.0
+
+    def add(self, alone_s: float, busy_s: float) -> None:
+        """Add a job that ended. busy_s: seconds with some job running since the last one ended."""
+        self.num_jobs += 1
+        self._alone_s = _KEPT * self._alone_s + alone_s
+        self._busy_s = _KEPT * self._busy_s + busy_s
+
+    @property
+    def is_measured(self) -> bool:
+        """Enough jobs ended."""
+        return self.num_jobs >= _JOBS
+
+    @property
+    def value(self) -> float:
+        """1 where nothing is won or lost, and while nothing is known."""
+        return self._alone_s / self._busy_s if self._busy_s > 0 else 1.0
+
+
+class SharingJudge:
+    """Decides whether a unit's jobs share the SMs or run one after another, as `mixed` jobs.
+
+    Both ways are measured in one currency: a job is worth what its prompts and its decodes would
+    take alone on all SMs. Mixed jobs gain by reading the weights once for both, jobs side by side
+    by filling SMs that one of them leaves idle. MuxServe assumes that the latter is more; on a GPU
+    that one model saturates, it is not. A unit starts with mixed jobs, which also tell what each
+    model's jobs take on all SMs; then it shares, and goes on as long as that gains more than
+    mixed jobs do, and more than nothing.
+
+    Works at any load: what is compared is the time of jobs, not throughput, which is the same both
+    ways where requests are few.
+    """
+
+    def __init__(self, times: StepTimes, *, learns: bool) -> None:
+        """times: predictions; learns: nobody else tells them of jobs that ended."""
+        self.shares = False  # what the unit should do now
+        self.shared, self.mixed = Gain(), Gain()
+        self._times, self._learns = times, learns
+        self._last_end_s = 0.0
+        self._retry_s, self._next_trial_s = _RETRY_S, 0.0
+
+    def ended(self, job: Job, seconds: float, running_since_s: float, now: float) -> None:
+        """`job` ran for `seconds`, to its end.
+
+        running_since_s: the first start among it and the jobs that still run.
+        """
+        busy_s = now - max(running_since_s, self._last_end_s)
+        self._last_end_s = now
+        if self._learns and job.share == 1.0:
+            self._times.observe(job, seconds)
+        alone_s = self._alone_s(job)
+        if alone_s == 0:
+            self.shares = False  # mixed jobs will tell
+            return
+        gain = self.mixed if job.phase is Phase.MIXED else self.shared
+        gain.add(alone_s, busy_s)
+        self._decide(now)
+
+    def stats(self) -> SharingStats:
+        """As it is now."""
+        return SharingStats(self.shares, self.shared.value, self.mixed.value)
+
+    def _alone_s(self, job: Job) -> float:
+        """Its prompts, then its decodes, each without neighbours; 0: not known."""
+        num_rows, context, num_tokens, attention = work_of(job)
+        times = self._times.of(job.model, 1.0)
+        prefill_s = times.prefill_s(num_tokens, attention)
+        decode_s = times.decode_s(num_rows, context)
+        if (num_tokens and not prefill_s) or (num_rows and not decode_s):
+            return 0.0
+        return (prefill_s * bool(num_tokens) + decode_s * bool(num_rows)) * job.max_steps
+
+    def _decide(self, now: float) -> None:
+        if not self.mixed.is_measured:
+            return
+        if not self.shares:
+            if now >= self._next_trial_s:
+                self.shares, self.shared = True, Gain()
+            return
+        if not self.shared.is_measured:
+            return
+        if self.shared.value < (1 - _MARGIN) * max(1.0, self.mixed.value):
+            self.shares = False
+            self._next_trial_s = now + self._retry_s
+            self._retry_s = min(2 * self._retry_s, _LONGEST_S)
+        else:
+            self._retry_s = _RETRY_S
 
 
 class UnsharingLane:

@@ -75,12 +75,16 @@ class LaneView:
     def has_prefill_work(self, model: ModelState) -> bool:
         """True where a request waits or a prompt is not fully computed (and in no job)."""
         table = model.slots
-        return table.num_lent > 0 or len(model.waiting) > 0 or len(table.idle_prefilling()) > 0
+        if table.num_lent > 0 or len(model.waiting) > 0 or len(table.idle_prefilling()) > 0:
+            return True
+        return table.num_suspects > 0 and len(table.idle_suspects(are_prefilling=True)) > 0
 
     def has_decode_work(self, model: ModelState) -> bool:
         """True where a sequence could decode its next token, or must be restored for it."""
         table = model.slots
         if table.num_lent > 0 or len(table.idle_decoding()) > 0:
+            return True
+        if table.num_suspects and len(table.idle_suspects(are_prefilling=False)):
             return True
         return model.name in self._ended_rows
 
@@ -103,7 +107,9 @@ class LaneView:
         running = sum(
             len(job.rows) for job in jobs if job.phase is Phase.DECODE and job.model == model.name
         )
-        idle = len(model.slots.idle_decoding()) + model.slots.num_lent
+        table = model.slots
+        idle = len(table.idle_decoding()) + table.num_lent
+        idle += len(table.idle_suspects(are_prefilling=False))
         return running + idle + self._ended_rows.get(model.name, 0)
 
     def last_turn(self, model: ModelState, phase: Phase) -> int:
@@ -115,7 +121,12 @@ class LaneView:
         return self._num_launches[phase]
 
     def prefill_slack_s(self, model: ModelState, now: float) -> float:
-        """Seconds until the most urgent prompt that can still make it must start; inf: none."""
+        """Seconds until the most urgent prompt that can still make it must start; inf: none.
+
+        0 where there are suspects: the others of a failed job wait for each of them.
+        """
+        if model.has_suspects:
+            return 0.0
         table = model.slots
         slots = table.idle_prefilling()
         head = model.waiting.head
@@ -131,7 +142,12 @@ class LaneView:
         return min(of_head_s, _least(table.deadline_s[slots] - now - cost_s))
 
     def decode_slack_s(self, model: ModelState, now: float) -> float:
-        """Seconds until the most urgent sequence that can still make it must decode; inf: none."""
+        """Seconds until the most urgent sequence that can still make it must decode; inf: none.
+
+        0 where there are suspects.
+        """
+        if model.has_suspects:
+            return 0.0
         table = model.slots
         cost_s = 0.0
         if self._cost is not None:

@@ -1,4 +1,4 @@
-"""Decode steps that only repeat: while nothing else happens, their outcome needs no decisions."""
+"""Decode steps that only repeat: while nothing else happens, they need no decisions."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +10,6 @@ from muxcluster.kvcache.cache import KvCache
 from muxcluster.kvcache.model import Shortage
 from muxcluster.scheduling.jobs import JobBuilder
 from muxcluster.scheduling.lanes.view import Lane, LaneView, turns_before
-from muxcluster.scheduling.state.deadlines import set_deadlines
 from muxcluster.scheduling.state.model import ModelState
 from muxcluster.scheduling.state.slots import Slots
 
@@ -19,19 +18,14 @@ _NO_ID = -1
 
 @dataclass(frozen=True, slots=True)
 class Repetition:
-    """A decode job of `limits` ended `count` times.
-
-    order: of its last launch among all launches of the repetitions, from 0; -1: it had none.
-    start_s: when that was, where it runs (`is_running`). end_s: when it ended last. running_s:
-    seconds of the jobs that ended, together.
-    """
+    """A decode job of `limits` that ended `count` times."""
 
     job: Job
     count: int
-    order: int
-    start_s: float
-    end_s: float
-    running_s: float
+    order: int  # of its last launch among those of all repetitions, from 0; -1: it had none
+    start_s: float  # of that launch, where it runs
+    end_s: float  # when it ended last
+    running_s: float  # of the jobs that ended, together
     is_running: bool
 
 
@@ -100,9 +94,9 @@ class FastForward:
 
     @property
     def lets_in(self) -> bool:
-        """True where a request that comes only waits, until a job ends that is not repeated.
+        """True where a new request only waits, until a job ends that is not repeated.
 
-        All that decodes is in jobs then, and no lane computes two jobs of prompts at a time.
+        All sequences that decode are in jobs then, and no lane runs two prefill jobs at a time.
         """
         shares = self._view.shares
         if shares.is_exclusive or not shares.has_running(Phase.PREFILL):
@@ -111,9 +105,9 @@ class FastForward:
 
     def _may_wait(self, model: ModelState) -> bool:
         """True where all that a waiting model decodes will be in its next job."""
-        table, slots = model.slots, model.slots.idle_decoding()
-        is_short = len(slots) <= self._max_rows
-        return is_short and not table.has_aborted and not table.has_suspect(slots)
+        table = model.slots
+        is_short = len(table.idle_decoding()) <= self._max_rows
+        return is_short and not table.has_aborted and not model.has_suspects
 
     def _is_plain(self, job: Job) -> bool:
         table = self._models[job.model].slots
@@ -154,9 +148,9 @@ class FastForward:
         return model.kv.lack(slots, lengths)
 
     def repeat(self, repetitions: Sequence[Repetition]) -> list[Job]:
-        """Everything is as after those steps, each row having got tokens of id 0.
+        """Change all state as those steps would, each row getting tokens of id 0.
 
-        The jobs that run now, or ran last, in the same order.
+        Returns the jobs that run now, or ran last, in the same order.
         """
         launches = [(each.job, each.order) for each in repetitions]
         first_id = self._builder.skip(self._view.count_repeated(launches))
@@ -189,15 +183,8 @@ class FastForward:
 
     def _write(self, model: ModelState, rows: Rows, done: Repetition) -> None:
         """The tokens of the steps that ended, and what they took."""
-        table, slots, count = model.slots, rows.slots, np.int32(done.count)
-        if table.keeps_output:
-            places = table.num_tokens[slots] - table.num_prompt[slots]
-            columns = places[:, None] + np.arange(count, dtype=np.int32)
-            table.outputs[slots[:, None], columns] = 0
-        table.num_tokens[slots] += count
-        table.num_computed[slots] += count
-        set_deadlines(table, slots, done.end_s)
-        table.add_running(slots, done.running_s, are_decoding=True)
+        table, slots = model.slots, rows.slots
+        table.append_zeros(slots, done.count, done.end_s, done.running_s)
         model.counters.output_tokens += done.count * len(slots)
         lengths = table.num_computed[slots]
         used = model.kv.used + model.kv.lack(slots, lengths)

@@ -1,25 +1,30 @@
-"""Jobs that are with their worker before the one they go on from has ended, so that it never waits.
+"""Followers: jobs that a worker has before the job they go on from ends, so that it never waits.
 
 While a decode job runs, what comes next is often certain: the same sequences again, one token on,
-at the same place. Then that job is sent at once (`pipeline_depth` 2). What the worker needs, it
-has by then: the last tokens stay in its memory. What is not known yet is who ends meanwhile, by an
-end token or because its reader left. Such a sequence ends with the job that it ends in, as ever,
-but the follower still computes a token of it that nobody wants. So its slot and blocks stay taken
-until the follower has ended: given away, they would be written to behind the new owner's back.
+at the same place. Then that job is sent at once (`pipeline_depth` 2). The worker has what it needs
+by then: the last tokens stay in its memory. Not known yet is which sequences end meanwhile, by an
+end token or an abort. Such a sequence ends with the job that it ends in, but the follower still
+computes one more token of it, which is dropped. So its slot and blocks stay taken until the
+follower has ended: given away, they would be overwritten.
 
-Where sequences lend blocks (lending.py) there is none while somebody has lent some, nor over blocks
-that were: it would overwrite what no job has saved. Nobody lends those of a sequence in a job.
+Where sequences lend blocks (memory/lending.py) no job is followed while some blocks are lent, nor
+over blocks that were: it would overwrite what no job has saved. Sequences in a job lend nothing.
 
-A follower changes no decision but one: whoever comes while it waits, waits for it too.
+A follower changes one decision: a request that comes while it waits, waits for it, too.
 """
 
-import numpy as np
+from dataclasses import replace
 
-from muxcluster.core.job import Job, Phase
+import numpy as np
+from numpy.typing import NDArray
+
+from muxcluster.core.job import Job, JobResult, Phase, Rows
 from muxcluster.kvcache.model import Shortage
 from muxcluster.scheduling.jobs import JobBuilder
 from muxcluster.scheduling.lanes.view import Lane, LaneView, turns_before
+from muxcluster.scheduling.memory.admission import Memory
 from muxcluster.scheduling.packing.batch import Packing
+from muxcluster.scheduling.state.model import ModelState
 
 
 class Pipelining:
@@ -33,10 +38,10 @@ class Pipelining:
         self._builder = builder
 
     def next_jobs(self) -> list[Job]:
-        """Followers of the running jobs that have none, where it is certain what comes next.
+        """Return followers of the running jobs that have none, where what comes next is certain.
 
-        Call it when the lane has launched all it can: who could decode and is in no job waits for
-        a place, or for blocks, and has a claim to what the running jobs leave.
+        Call it when the lane has launched all it can: a sequence that could decode and is in no job
+        waits for a place, or for blocks, and has a claim to what the running jobs leave.
         """
         view = self._view
         if view.shares.is_exclusive or any(map(view.has_decode_work, view.models)):
@@ -81,3 +86,39 @@ class Pipelining:
             return True
         is_prefilling = table.num_prefilling and bool(table.is_prefilling[rows.slots].any())
         return not is_prefilling
+
+
+def without_ended(memory: Memory, model: ModelState, job: Job) -> Job:
+    """Return `job`, which ended, without rows whose sequences ended before; free their slots.
+
+    The job itself where there were none.
+    """
+    table, rows = model.slots, job.rows
+    if not table.num_written:
+        return job
+    is_over = table.is_written[rows.slots]
+    if not is_over.any():
+        return job
+    for slot in rows.slots[is_over].tolist():
+        memory.end_writes(model, slot)
+    kept = ~is_over
+    left = Rows(rows.slots[kept], rows.starts[kept], rows.counts[kept], rows.samples[kept])
+    return replace(job, rows=left)
+
+
+def result_without_ended(job: Job, left: Job, result: JobResult) -> JobResult:
+    """Return the result of `job` for the rows of `left` alone."""
+    if left is job:
+        return result
+    kept: NDArray[np.bool_] = np.isin(job.rows.slots, left.rows.slots)
+    places = dict(zip(kept.nonzero()[0].tolist(), range(len(left.rows)), strict=True))
+    return replace(
+        result,
+        tokens=result.tokens[kept.repeat(result.counts)],
+        counts=result.counts[kept],
+        logprobs={places[row]: each for row, each in result.logprobs.items() if row in places},
+        prompt_logprobs={
+            places[row]: each for row, each in result.prompt_logprobs.items() if row in places
+        },
+        broken_rows=tuple(places[row] for row in result.broken_rows if row in places),
+    )

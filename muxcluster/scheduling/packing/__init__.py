@@ -2,9 +2,8 @@
 
 from muxcluster.scheduling.packing.additive import AdditivePacking
 from muxcluster.scheduling.packing.batch import Packing
-from muxcluster.scheduling.packing.fcfs import FcfsPacking
 from muxcluster.scheduling.packing.hybrid import HybridPacking
-from muxcluster.scheduling.packing.priority import PriorityPacking
+from muxcluster.scheduling.packing.priority import FcfsPacking, PriorityPacking
 from muxcluster.scheduling.packing.round_robin import RoundRobinPacking
 
 PACKINGS: dict[str, type[Packing]] = {

@@ -13,17 +13,13 @@ from muxcluster.scheduling.steptime.work import JobWork
 
 
 class Draft:
-    """Rows of one model at one SM share.
-
-    num_rows, num_batch: rows so far, and those of the batch class. work: what is in them. prompts:
-    slots of the chunks, of either class.
-    """
+    """Rows of one model at one SM share."""
 
     def __init__(self, model: ModelState, times: JobTimes) -> None:
         self.model = model
-        self.num_rows = self.num_batch = 0
+        self.num_rows = self.num_batch = 0  # rows so far, and those of the batch class
         self.work = JobWork()
-        self.prompts: list[int] = []
+        self.prompts: list[int] = []  # slots of the chunks, of either class
         self._longest = 0
         self._times = times
         self._slots: list[Slots] = []

@@ -14,20 +14,19 @@ import numpy as np
 from muxcluster.core.job import Job, Phase
 from muxcluster.core.request import ServiceClass
 from muxcluster.scheduling.memory.admission import Memory
-from muxcluster.scheduling.packing.ageing import Ageing
-from muxcluster.scheduling.packing.backlog import (
+from muxcluster.scheduling.packing.batch import Batch, Limits, Turn
+from muxcluster.scheduling.packing.draft import Draft
+from muxcluster.scheduling.packing.priority import PriorityPacking
+from muxcluster.scheduling.packing.prompts import (
+    LEAST_CHUNK,
+    Prompts,
     has_lent_prompts,
-    has_suspects,
     lacks_batch_prompts,
     lacks_prompts,
     lets_batch_in,
 )
-from muxcluster.scheduling.packing.batch import Batch, Limits, Turn
-from muxcluster.scheduling.packing.draft import Draft
-from muxcluster.scheduling.packing.priority import PriorityPacking
-from muxcluster.scheduling.packing.prompts import LEAST_CHUNK, Prompts
 from muxcluster.scheduling.packing.restored_rows import RestoredRows
-from muxcluster.scheduling.packing.slack import Slack
+from muxcluster.scheduling.packing.slack import Ageing, Slack
 from muxcluster.scheduling.state.model import ModelState
 from muxcluster.scheduling.state.slots import Slots
 from muxcluster.scheduling.steptime.model import StepTimes
@@ -36,10 +35,7 @@ _NOBODY: Slots = np.empty(0, dtype=np.int32)
 
 
 class HybridPacking:
-    """Interactive before batch, and batch only within the slack.
-
-    A suspect (see isolation.py) runs alone, as `PriorityPacking` has it.
-    """
+    """Interactive before batch, and batch only within the slack."""
 
     is_class_blind = False
     by_deadline = True
@@ -82,30 +78,14 @@ class HybridPacking:
         """True where no batch work is here: how much of it there is room for changes with time."""
         return not model.has_batch_work
 
-    def prefill(self, model: ModelState, turn: Turn) -> Batch:
-        """Interactive chunks and requests, then those of the batch class."""
-        if lacks_prompts(model):
+    def pack(self, model: ModelState, phase: Phase, turn: Turn) -> Batch:
+        """Interactive decodes and chunks, then those of the batch class while there is slack."""
+        if phase is Phase.PREFILL and lacks_prompts(model):
             self._ageing.note(model, 0, turn.now)
             return Batch(_NOBODY, _NOBODY, copies=())
-        return self._job(model, turn, Phase.PREFILL)
-
-    def decode(self, model: ModelState, turn: Turn) -> Batch:
-        """Interactive sequences, then those of the batch class."""
-        return self._job(model, turn, Phase.DECODE)
-
-    def mixed(self, model: ModelState, turn: Turn) -> Batch:
-        """Interactive decodes and chunks, batch decodes and chunks: as long as there is slack."""
-        return self._job(model, turn, Phase.MIXED)
-
-    def _job(self, model: ModelState, turn: Turn, phase: Phase) -> Batch:
         table = model.slots
         draft = Draft(model, self._times.of(model.name, turn.share))
-        if has_suspects(model):
-            self._returns.lone_suspect(draft, turn, phase)
-            if len(draft) == 0 and len(batch := self._plainly(model, turn, phase)):
-                return batch
-        else:
-            self._fill(draft, turn, phase)
+        self._fill(draft, turn, phase)
         if table.num_lent and len(draft) == 0:
             self._returns.by_force(draft, turn, phase)
         self._ageing.note(draft.model, draft.num_batch, turn.now)
@@ -148,16 +128,6 @@ class HybridPacking:
         if not self._memory.may_admit(model, head):
             return self._memory.lends
         return phase is not Phase.DECODE
-
-    def _plainly(self, model: ModelState, turn: Turn, phase: Phase) -> Batch:
-        """As `PriorityPacking`, which may put a batch row into a job before it admits others."""
-        pack = {
-            Phase.PREFILL: self._plain.prefill,
-            Phase.DECODE: self._plain.decode,
-            Phase.MIXED: self._plain.mixed,
-        }
-        with self._memory.without_lending():
-            return pack[phase](model, turn)
 
     def _urgent_decodes(self, draft: Draft, turn: Turn) -> None:
         model, table = draft.model, draft.model.slots

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from muxcluster.core.job import Job
+from muxcluster.core.job import Job, Phase
+from muxcluster.core.request import ServiceClass
 from muxcluster.scheduling.memory.admission import Memory
 from muxcluster.scheduling.packing.batch import Batch, Limits, Turn
-from muxcluster.scheduling.packing.candidates import Candidates, Everybody
+from muxcluster.scheduling.state.live import LiveRequest
 from muxcluster.scheduling.state.model import ModelState
 from muxcluster.scheduling.state.slots import Slots
 from muxcluster.scheduling.steptime.model import StepTimes
@@ -30,18 +31,18 @@ class PriorityPacking:
         memory: Memory,
         limits: Limits,
         times: StepTimes,
-        candidates: Candidates | None = None,
+        only: ServiceClass | None = None,
     ) -> None:
-        """candidates: who may be in a job, everybody by default. times: not asked."""
+        """only: the class of the requests that may be in a job, any by default. times: not used."""
         self._memory = memory
         self._limits = limits
-        self._candidates = candidates or Everybody()
+        self._only = only
 
     def may_prefill(self, model: ModelState) -> bool:
         """True where a chunk or an admissible request waits."""
-        if len(self._candidates.prefilling(model)):
+        if len(self._prefilling(model)):
             return True
-        head = self._candidates.head(model)
+        head = self._head(model)
         return head is not None and self._memory.fits(model, head)
 
     def backlog(self, models: Sequence[ModelState]) -> float:
@@ -60,33 +61,23 @@ class PriorityPacking:
         return self._memory.pool_use
 
     def observe(self, job: Job, seconds: float, num_beside: int) -> None:
-        """Nothing to learn: no step time is predicted."""
+        """Learn nothing: no step time is predicted."""
 
     def decodes_all(self, model: ModelState) -> bool:
         """Always."""
         return True
 
-    def prefill(self, model: ModelState, turn: Turn) -> Batch:
-        """Chunks of admitted prompts, then new requests, within the token budget."""
-        return self._chunks(model, self._limits.token_budget)
-
-    def decode(self, model: ModelState, turn: Turn) -> Batch:
-        """All idle decoding sequences, the most senior ones where they are too many."""
-        return self._decodes(model, turn.now, self._limits.max_decode_rows, self._limits.max_steps)
-
-    def mixed(self, model: ModelState, turn: Turn) -> Batch:
-        """Every decode costs one token of the budget, chunks take the rest."""
+    def pack(self, model: ModelState, phase: Phase, turn: Turn) -> Batch:
+        """Begun prompts before new ones; every decode costs one token of a mixed job's budget."""
         limits = self._limits
-        if self._has_suspect_first(model) and len(
-            alone := self._chunks(model, limits.token_budget)
-        ):
-            return alone
+        if phase is Phase.PREFILL:
+            return self._chunks(model, limits.token_budget)
+        if phase is Phase.DECODE:
+            return self._decodes(model, turn.now, limits.max_decode_rows, limits.max_steps)
         decodes = self._decodes(
             model, turn.now, min(limits.max_decode_rows, limits.token_budget), 1
         )
-        if len(decodes.admitted):
-            return decodes
-        chunks = self._chunks(model, limits.token_budget - len(decodes), is_alone=not len(decodes))
+        chunks = self._chunks(model, limits.token_budget - len(decodes))
         return Batch(
             slots=np.concatenate((decodes.slots, chunks.slots)),
             counts=np.concatenate((decodes.counts, chunks.counts)),
@@ -94,71 +85,52 @@ class PriorityPacking:
             admitted=chunks.admitted,
         )
 
-    def _has_suspect_first(self, model: ModelState) -> bool:
-        """True where the prompt whose turn it is must be alone in its job."""
-        if len(prefilling := self._candidates.prefilling(model)):
-            return bool(model.slots.is_suspect[prefilling[0]])
-        head = self._candidates.head(model)
-        return head is not None and head.prefills_alone
+    def decoding(self, model: ModelState) -> Slots:
+        """Return idle sequences whose next token may be decoded, ascending; not to be written."""
+        return self._mine(model, model.slots.idle_decoding())
+
+    def _prefilling(self, model: ModelState) -> Slots:
+        return self._mine(model, model.slots.idle_prefilling())
+
+    def _mine(self, model: ModelState, slots: Slots) -> Slots:
+        if self._only is None:
+            return slots
+        at = model.slots.at
+        is_mine = [at(slot).request.service_class is self._only for slot in slots.tolist()]
+        return slots[np.array(is_mine, dtype=np.bool_)]
+
+    def _head(self, model: ModelState) -> LiveRequest | None:
+        """The request that is admitted next."""
+        waiting = model.waiting
+        return waiting.head if self._only is None else waiting.by_class[self._only].head
 
     def _decodes(self, model: ModelState, now: float, max_rows: int, max_steps: int) -> Batch:
-        """The most senior suspect alone, everybody else where there is none or it must wait."""
-        table = model.slots
-        slots = self._candidates.decoding(model)
-        if table.has_suspect(slots):
-            is_suspect = table.is_suspect[slots]
-            lone = table.by_seniority(slots[is_suspect])[:1]
-            batch = self._grown(model, lone, now, max_steps)
-            if len(batch):
-                batch.admitted = batch.slots.tolist()
-                return batch
-            slots = slots[~is_suspect]
+        """All idle decoding sequences, the most senior ones where they are too many."""
+        slots = self.decoding(model)
         if len(slots) > max_rows or len(model.fitting(slots)) < len(slots):
-            slots = np.sort(model.fitting(table.by_seniority(slots)[:max_rows]))
-        return self._grown(model, slots, now, max_steps)
+            slots = np.sort(model.fitting(model.slots.by_seniority(slots)[:max_rows]))
+        return decode_batch(self._memory, model, slots, now, max_steps)
 
-    def _grown(self, model: ModelState, slots: Slots, now: float, max_steps: int) -> Batch:
-        """Decode `slots`, as far as memory goes."""
-        table = model.slots
-        if len(slots) == 0:
-            return Batch(slots, slots)
-        steps = max_steps
-        if steps > 1:
-            left = table.max_total[slots] - table.num_tokens[slots]
-            steps = min(steps, int(left.min()))
-        # One step more than one is worth no preemption.
-        grown = self._memory.try_grow(model, slots, table.num_computed[slots] + np.int32(steps))
-        if grown is None:
-            steps = 1
-            lengths = table.num_computed[slots] + np.int32(1)
-            slots, grown = self._memory.grow(model, slots, lengths, now)
-        return Batch(slots, np.ones(len(slots), dtype=np.int32), grown, max_steps=steps)
-
-    def _chunks(self, model: ModelState, budget: int, *, is_alone: bool = True) -> Batch:
-        """Prompt chunks of at most `budget` tokens; is_alone: the job has no other rows."""
+    def _chunks(self, model: ModelState, budget: int) -> Batch:
+        """Prompt chunks of at most `budget` tokens."""
         table = model.slots
         slots: list[int] = []
         counts: list[int] = []
         admitted: list[int] = []
-
-        def has_room(is_suspect: bool) -> bool:
-            return not is_suspect or (is_alone and not slots)
 
         def take(slot: int) -> None:
             nonlocal budget
             count = min(budget, int(table.num_tokens[slot] - table.num_computed[slot]))
             slots.append(slot)
             counts.append(count)
-            budget = 0 if table.is_suspect[slot] else budget - count
+            budget -= count
 
-        for slot in self._candidates.prefilling(model).tolist():
-            if budget == 0 or not has_room(bool(table.is_suspect[slot])):
+        for slot in self._prefilling(model).tolist():
+            if budget == 0:
                 break
-            if table.is_suspect[slot]:
-                admitted.append(slot)
             take(slot)
-        while budget and (head := self._candidates.head(model)):
-            if not has_room(head.prefills_alone) or not self._memory.admit(model, head):
+        while budget and (head := self._head(model)):
+            if not self._memory.admit(model, head):
                 break
             assert head.slot is not None
             admitted.append(head.slot)
@@ -166,3 +138,32 @@ class PriorityPacking:
         return Batch(
             np.array(slots, dtype=np.int32), np.array(counts, dtype=np.int32), admitted=admitted
         )
+
+
+class FcfsPacking(PriorityPacking):
+    """Strict order of arrival, blind to class and priority; the latest is preempted first.
+
+    Continuous batching as vLLM does it by default.
+    """
+
+    is_class_blind = True
+
+
+def decode_batch(
+    memory: Memory, model: ModelState, slots: Slots, now: float, max_steps: int
+) -> Batch:
+    """Decode `slots`, as far as memory goes, for `max_steps` steps where they all last so long."""
+    table = model.slots
+    if len(slots) == 0:
+        return Batch(slots, slots)
+    steps = max_steps
+    if steps > 1:
+        left = table.max_total[slots] - table.num_tokens[slots]
+        steps = min(steps, int(left.min()))
+    # One step more than one is worth no preemption.
+    grown = memory.try_grow(model, slots, table.num_computed[slots] + np.int32(steps))
+    if grown is None:
+        steps = 1
+        lengths = table.num_computed[slots] + np.int32(1)
+        slots, grown = memory.grow(model, slots, lengths, now)
+    return Batch(slots, np.ones(len(slots), dtype=np.int32), grown, max_steps=steps)

@@ -4,18 +4,20 @@ import math
 
 from muxcluster.core.request import ServiceClass
 from muxcluster.scheduling.memory.admission import Memory
-from muxcluster.scheduling.packing.backlog import lets_batch_in
 from muxcluster.scheduling.packing.batch import Limits
 from muxcluster.scheduling.packing.draft import Draft
+from muxcluster.scheduling.state.model import ModelState
 from muxcluster.scheduling.state.slots import Slots
 
-LEAST_CHUNK = 64
-"""A second prompt is not begun with less than so many tokens: a later job can take more."""
+LEAST_CHUNK = 64  # a second prompt is not begun with fewer tokens: a later job can take more
 
+# The largest tile of the kernels and of matrix products: a part of one takes as long.
 TILE_TOKENS = 128
-"""Tokens of the largest tile of the kernels and of matrix products: a part of one takes as long."""
-_LEAST_TILES = 8
-"""With fewer of them in a job, leaving out what is in the last could cost more than it saves."""
+_LEAST_TILES = 8  # of a job that is cut to whole ones: in a smaller one it costs more than it saves
+
+# One row of so many, rounded up, stays free of batch sequences for interactive ones that come;
+# where there is but one row, it does not.
+_ROWS_PER_SPARE = 8
 
 
 def whole_tiles(count: int, num_before: int) -> int:
@@ -96,3 +98,44 @@ class Prompts:
             if not self.chunk(draft, head.slot, limit_s, is_admitted=True, least=max(least, 1)):
                 return False
         return True
+
+
+def lacks_prompts(model: ModelState) -> bool:
+    """True where nothing could be in a prefill job; where it is False there may still be nothing.
+
+    A unit of many models asks most of them for a prefill at every step, to no effect.
+    """
+    table, waiting = model.slots, model.waiting.by_class
+    if table.num_prefilling:
+        return False
+    if waiting[ServiceClass.INTERACTIVE].head is not None:
+        return False
+    head = waiting[ServiceClass.BATCH].head
+    return head is None or (not head.prefills_alone and not lets_batch_in(model))
+
+
+def lacks_batch_prompts(model: ModelState) -> bool:
+    """`lacks_prompts`, of the batch class alone."""
+    table = model.slots
+    prefilling = table.idle_prefilling()
+    if len(prefilling) and bool(table.is_batch[prefilling].any()):
+        return False
+    head = model.waiting.by_class[ServiceClass.BATCH].head
+    may_admit = head is not None and lets_batch_in(model)
+    return not may_admit and not has_lent_prompts(model)
+
+
+def lets_batch_in(model: ModelState) -> bool:
+    """True where a batch sequence may take a slot, if there is memory."""
+    table = model.slots
+    if table.num_lent:
+        return False
+    return table.num_free > min(table.max_seqs - 1, -(-table.max_seqs // _ROWS_PER_SPARE))
+
+
+def has_lent_prompts(model: ModelState) -> bool:
+    """True where a sequence that lends has prompt left to compute."""
+    table = model.slots
+    if not (table.num_lent and table.num_prefilling):
+        return False
+    return bool((table.is_lent & table.is_prefilling).any())

@@ -7,11 +7,10 @@ import numpy as np
 from muxcluster.core.job import Phase
 from muxcluster.scheduling.memory.admission import Memory
 from muxcluster.scheduling.memory.lending import Restored
-from muxcluster.scheduling.packing.ageing import Ageing
 from muxcluster.scheduling.packing.batch import Limits, Turn
 from muxcluster.scheduling.packing.draft import Draft
 from muxcluster.scheduling.packing.prompts import Prompts
-from muxcluster.scheduling.packing.slack import Slack
+from muxcluster.scheduling.packing.slack import Ageing, Slack
 from muxcluster.scheduling.steptime.model import StepTimes
 
 
@@ -27,24 +26,6 @@ class RestoredRows:
         self._slack = slack
         self._ageing = ageing
         self._prompts = Prompts(memory, limits)
-
-    def lone_suspect(self, draft: Draft, turn: Turn, phase: Phase) -> None:
-        """A suspect among them, which runs alone (see isolation.py)."""
-        memory, table = self._memory, draft.model.slots
-        for slot in memory.restorable(draft.model).tolist():
-            is_mine = table.is_suspect[slot] and _is_for(phase, bool(table.is_prefilling[slot]))
-            if not is_mine:
-                continue
-            if not table.is_batch[slot]:
-                restored = memory.restore_interactive(draft.model, slot, turn.job_id)
-            elif memory.has_column_for(draft.model, slot):
-                restored = memory.restore(draft.model, slot, turn.job_id)
-            else:
-                continue
-            if restored is not None:
-                self._add_restored(draft, slot, restored, math.inf, is_admitted=True)
-                draft.save(self._memory, turn.job_id)
-            return
 
     def by_force(self, draft: Draft, turn: Turn, phase: Phase) -> None:
         """Where nothing else can run, the most senior lent sequence does, whoever gives way."""
@@ -68,6 +49,8 @@ class RestoredRows:
         ):
             if not _is_for(phase, bool(model.slots.is_prefilling[slot])) or _is_full(draft, slot):
                 return
+            if model.slots.is_suspect[slot]:
+                return
             restored = memory.restore_interactive(model, slot, turn.job_id)
             if restored is None:
                 return
@@ -86,7 +69,7 @@ class RestoredRows:
         if self._ageing.is_overdue(model, turn.now):
             limit_s = most_s = math.inf
         for slot in memory.restorable(model).tolist():
-            if not table.is_batch[slot]:
+            if not table.is_batch[slot] or table.is_suspect[slot]:
                 continue
             is_full = draft.num_tokens + draft.num_decodes >= self._limits.token_budget
             if room <= 0 or (is_prefilling and is_full) or not memory.has_spare(model, slot):

@@ -4,11 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from muxcluster.core.job import Job
+from muxcluster.core.job import Job, Phase
 from muxcluster.core.request import ServiceClass
 from muxcluster.scheduling.memory.admission import Memory
 from muxcluster.scheduling.packing.batch import Batch, Limits, Turn
-from muxcluster.scheduling.packing.candidates import OnlyClass
 from muxcluster.scheduling.packing.priority import PriorityPacking
 from muxcluster.scheduling.state.model import ModelState
 from muxcluster.scheduling.steptime.model import StepTimes
@@ -35,10 +34,8 @@ class RoundRobinPacking:
 
     def __init__(self, memory: Memory, limits: Limits, times: StepTimes) -> None:
         self._memory = memory
-        self._candidates = {service: OnlyClass(service) for service in ServiceClass}
         self._packings = {
-            service: PriorityPacking(memory, limits, times, mine)
-            for service, mine in self._candidates.items()
+            service: PriorityPacking(memory, limits, times, service) for service in ServiceClass
         }
         self._whole = PriorityPacking(memory, limits, times)
         self._last: dict[str, ServiceClass] = {}
@@ -61,36 +58,21 @@ class RoundRobinPacking:
         return self._memory.pool_use
 
     def observe(self, job: Job, seconds: float, num_beside: int) -> None:
-        """Nothing to learn: no step time is predicted."""
+        """Learn nothing: no step time is predicted."""
 
     def decodes_all(self, model: ModelState) -> bool:
         """Always: where a class has its turn and others wait, these could decode."""
         return True
 
-    def prefill(self, model: ModelState, turn: Turn) -> Batch:
-        """Prompt chunks of the class in turn."""
+    def pack(self, model: ModelState, phase: Phase, turn: Turn) -> Batch:
+        """Rows of the class in turn, of the other where it has none that memory lets run."""
         for service in self._turns(model):
-            batch = self._packings[service].prefill(model, turn)
+            batch = self._packings[service].pack(model, phase, turn)
             if len(batch):
-                return self._taken(model, service, batch)
-            if self._may_decode(model, service):
+                self._last[model.name] = service
+                return batch
+            if phase is Phase.PREFILL and self._may_decode(model, service):
                 break
-        return Batch(_NOBODY, _NOBODY)
-
-    def decode(self, model: ModelState, turn: Turn) -> Batch:
-        """Decodes of the class in turn, of the other where it has none that memory lets run."""
-        for service in self._turns(model):
-            batch = self._packings[service].decode(model, turn)
-            if len(batch):
-                return self._taken(model, service, batch)
-        return Batch(_NOBODY, _NOBODY)
-
-    def mixed(self, model: ModelState, turn: Turn) -> Batch:
-        """Decodes and prompt chunks of the class in turn."""
-        for service in self._turns(model):
-            batch = self._packings[service].mixed(model, turn)
-            if len(batch):
-                return self._taken(model, service, batch)
         return Batch(_NOBODY, _NOBODY)
 
     def _turns(self, model: ModelState) -> tuple[ServiceClass, ServiceClass]:
@@ -98,17 +80,13 @@ class RoundRobinPacking:
         last = self._last.get(model.name, ServiceClass.BATCH)
         return _OTHER[last], last
 
-    def _taken(self, model: ModelState, service: ServiceClass, batch: Batch) -> Batch:
-        self._last[model.name] = service
-        return batch
-
     def _may_decode(self, model: ModelState, service: ServiceClass) -> bool:
         """True where a decode job of the class finds blocks, by preemption if need be.
 
         Its most senior row does unless it is itself the next victim.
         """
         table = model.slots
-        slots = self._candidates[service].decoding(model)
+        slots = self._packings[service].decoding(model)
         if len(slots) == 0:
             return False
         if self._memory.has_column(model):

@@ -1,4 +1,4 @@
-"""How long a job may take before an interactive request misses a target it could still meet."""
+"""How long a job may take before an interactive request misses a target that it could meet."""
 
 import math
 from collections.abc import Sequence
@@ -9,29 +9,29 @@ from numpy.typing import NDArray
 from muxcluster.core.request import ServiceClass
 from muxcluster.scheduling.packing.batch import Turn
 from muxcluster.scheduling.packing.draft import Draft
-from muxcluster.scheduling.state.deadlines import leeway_s
 from muxcluster.scheduling.state.live import LiveRequest
 from muxcluster.scheduling.state.model import ModelState
 from muxcluster.scheduling.state.slots import Slots
 from muxcluster.scheduling.steptime.model import StepTimes
 
-_MARGIN = 0.7
-"""Batch rows use so much of the slack at most: predictions are not exact."""
+_MARGIN = 0.7  # of the slack, batch rows use so much at most: predictions are not exact
+
+# Beside interactive rows without targets, or all late, batch rows lengthen a job by so much.
 _UNBOUND = 0.5
-"""Beside interactive rows without targets, or all late, batch rows lengthen a job by so much."""
+
+# Where no interactive request is here, one may come: batch jobs take so much of the TTFT target.
 _IDLE = 0.25
-"""Where no interactive request is here, batch jobs take so much of the TTFT target that one may
-come with."""
+
+# Of its TTFT target, an interactive request waits so long before batch rows delay it no longer.
 _PATIENCE = 0.25
-"""Of its TTFT target, how long an interactive request waits before batch rows keep it no longer."""
-_WHOLE = 0.999
-"""A job on less of the SMs runs beside others, which it hinders little."""
+
+_WHOLE = 0.999  # a job on less of the SMs runs beside others, which it hardly slows down
 
 
 class Slack:
-    """Bounds on the time of a job, from the next token due of everybody who would wait for it.
+    """Bounds on the time of a job, from the next tokens due of all sequences that wait for it.
 
-    A request that is too late already binds nobody (BROS Alg. 1: reachable targets only).
+    A request that is too late already sets no bound (BROS Alg. 1: reachable targets only).
     """
 
     def __init__(self, models: Sequence[ModelState], times: StepTimes, stretch: float) -> None:
@@ -44,10 +44,10 @@ class Slack:
         self._idle_s = _IDLE * min(targets, default=math.inf)
 
     def for_prompts(self, draft: Draft, turn: Turn) -> float:
-        """Seconds the job may take with interactive prompts in it; inf where nobody waits.
+        """Return the seconds the job may take with interactive prompts in it; inf: no bound.
 
-        Targets are of the mean over tokens: rows that were early may be kept waiting for so long,
-        and all for a part of a token's time, which makes their next one due earlier.
+        Targets are of the mean over tokens: rows that were early may wait for as long, and all of
+        them for a part of a token's time, which makes their next one due earlier.
         """
         return min(
             self._of_rows(draft, turn.now, borrows=True),
@@ -55,11 +55,11 @@ class Slack:
         )
 
     def for_batch(self, draft: Draft, turn: Turn) -> float:
-        """Seconds the job may take with batch rows in it.
+        """Return the seconds the job may take with batch rows in it.
 
         A step mostly reads weights and would waste that on few rows, so batch rows may lengthen it,
-        but not beyond the targets of those who wait for it; what these have earned is not theirs.
-        Nor do they lengthen it at all where a first token has been waited for longer than a little.
+        but not beyond the targets of the requests that wait for it; the credit of these is not
+        used. They do not lengthen it at all where a request has waited long for its first token.
         """
         alone_s = draft.seconds
         if alone_s and self._is_hurried(draft, turn):
@@ -160,7 +160,7 @@ def _slacks(model: ModelState, now: float, *, borrows: bool) -> NDArray[np.float
     rows = table.idle_decoding()
     slack_s: NDArray[np.float64] = table.deadline_s[rows] - now
     if borrows:
-        slack_s += leeway_s(table, rows)
+        slack_s += table.leeway_s(rows)
     return slack_s
 
 
@@ -176,7 +176,34 @@ def _first_prompts(model: ModelState) -> list[LiveRequest]:
 
 
 def _has_waited(live: LiveRequest, now: float) -> bool:
-    """True where patience is at its end and the first token may still be in time."""
+    """Return True where it has waited long and the first token may still be in time."""
     if live.slo is None or live.has_sampled:
         return False
     return _PATIENCE * live.slo.ttft_s <= now - live.added_s <= live.slo.ttft_s
+
+
+class Ageing:
+    """How long the batch work of each model has waited for a job: it gets a row now and then."""
+
+    def __init__(self, ageing_s: float) -> None:
+        """ageing_s: after so many seconds a batch row runs whatever the targets say, and after
+        twice as many no interactive request is admitted before batch work found memory.
+        """
+        self._ageing_s = ageing_s
+        self._since_s: dict[str, float] = {}
+
+    def note(self, model: ModelState, num_batch: int, now: float) -> None:
+        """Note that a job starts with so many batch rows, or finds nothing to run."""
+        name = model.name
+        if num_batch or not model.has_batch_work:
+            self._since_s.pop(name, None)
+        else:
+            self._since_s.setdefault(name, now)
+
+    def is_overdue(self, model: ModelState, now: float) -> bool:
+        """True where batch work must be in the next job."""
+        return now - self._since_s.get(model.name, now) >= self._ageing_s
+
+    def is_starved(self, model: ModelState, now: float) -> bool:
+        """True where that has not helped, because memory is short."""
+        return now - self._since_s.get(model.name, now) >= 2 * self._ageing_s

@@ -33,7 +33,8 @@ def check_slots(table: SlotTable) -> None:
         "an empty slot is in a job"
     )
     assert table.has_aborted == table.is_aborted[live].any(), "aborted sequences are forgotten"
-    assert table.has_suspects or not table.is_suspect[live].any(), "suspects are forgotten"
+    assert table.num_suspects == table.is_suspect.sum(), "suspects are miscounted"
+    assert not (table.is_suspect & ~table.is_live).any(), "an empty slot holds a suspect"
     assert table.has_own_stops or not table.has_stops[live].any(), "stop ids are forgotten"
     has_target = (np.minimum(table.deadline_s, table.tpot_s)[live] < np.inf).any()
     assert table.has_targets or not has_target, "deadlines are forgotten"

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,51 +11,97 @@ from muxcluster.core.events import Finished, FinishReason
 from muxcluster.core.hashing import extend_hashes, root_hash
 from muxcluster.core.job import Phase, Side
 from muxcluster.core.request import Request, ServiceClass, Slo
-from muxcluster.scheduling.state.account import Stage, TimeAccount
-from muxcluster.scheduling.state.isolation import Suspicion
+from muxcluster.scheduling.state.suspicion import Suspicion
 
 _PRIORITY_LIMIT = 2**20
 _ORDER_BITS = 40
-_NO_TARGET_S = 10.0
-"""Where it has no target, a request waits in a queue by deadlines as if this were its TTFT."""
-_LEAST_TARGET_S = 0.001
-"""A target of nearly nothing would be doubled for ever before it is in the future."""
+_NO_TARGET_S = 10.0  # TTFT of a request without a target, for its place in a queue by deadlines
+_LEAST_TARGET_S = 0.001  # a target of nearly 0 would be doubled too many times
+
+
+class Stage(StrEnum):
+    """What a request does or waits for; it is in one stage at a time."""
+
+    QUEUE = "queue"  # waits for its first launch
+    PREFILL = "prefill"  # until the first token, turns waited for between chunks too
+    DECODE = "decode"  # from token to token
+    PREEMPTED = "preempted"  # gave up its memory, or its job failed: waits to be launched again
+    RESTORE = "restore"  # recomputes lost keys and values, until its next token
+
+
+_WAITING = (Stage.QUEUE, Stage.PREEMPTED)
+_NOTHING = dict.fromkeys(Stage, 0.0)
+
+
+class TimeAccount:
+    """Seconds by stage on the scheduler's clock; they sum to the time since the start."""
+
+    __slots__ = ("_next", "_seconds", "_since_s", "_stage", "decode_running_s")
+
+    def __init__(self, now: float, *, has_output: bool) -> None:
+        """has_output: the request comes from a lost unit with output: its prefill is a restore."""
+        self._seconds = _NOTHING.copy()
+        self._stage = Stage.QUEUE
+        self._since_s = now
+        self._next = Stage.RESTORE if has_output else Stage.PREFILL
+        self.decode_running_s = 0.0  # the part of decode that was spent in running jobs
+
+    @property
+    def has_started(self) -> bool:
+        """True from the first launch on."""
+        return self._stage is not Stage.QUEUE
+
+    def launch(self, now: float) -> None:
+        """Note that it is in a job: the waiting before it is over."""
+        if self._stage in _WAITING:
+            self._enter(self._next, now)
+
+    def sample(self, now: float) -> None:
+        """Note that all its tokens are computed and it got one more: it decodes."""
+        self._enter(Stage.DECODE, now)
+
+    def set_back(self, now: float, *, keeps_memory: bool) -> None:
+        """Note that its job failed or it lost its slot: it waits to be launched again."""
+        if self._stage not in _WAITING:
+            self._next = self._stage
+            self._enter(Stage.PREEMPTED, now)
+        if self._next is Stage.DECODE and not keeps_memory:
+            self._next = Stage.RESTORE
+
+    def close(self, now: float) -> dict[Stage, float]:
+        """Return the seconds by stage at the end."""
+        self._enter(self._stage, now)
+        return self._seconds
+
+    def _enter(self, stage: Stage, now: float) -> None:
+        self._seconds[self._stage] += now - self._since_s
+        self._stage, self._since_s = stage, now
 
 
 @dataclass(slots=True, eq=False)
 class LiveRequest:
-    """A request that has not ended; it waits, or it holds a slot.
-
-    order: arrival number in the unit; added_s: when that was. slo: its own or its model's, None
-    for the batch class.
-    output: int32 [n], output tokens known when it last began to wait.
-    hashes: chain hashes of its first full blocks, as far as they were needed.
-    deadline_s: when its next token is due, inf without a target.
-    num_cached_tokens: prompt tokens found in the prefix cache at first admission.
-    num_prompt_logprobs: prompt positions already reported, so that recompute repeats none.
-    has_sampled: it got a token here. suspicion: not None after a failed job, until it is cleared.
-    """
+    """A request that has not ended; it waits, or it holds a slot."""
 
     request: Request
-    order: int
+    order: int  # arrival number in the unit
     account: TimeAccount
     added_s: float
-    slo: Slo | None
-    output: NDArray[np.int32]
+    slo: Slo | None  # its own or its model's; None for the batch class
+    output: NDArray[np.int32]  # int32 [n], output tokens known when it last began to wait
     slot: int | None = None
-    hashes: list[bytes] = field(default_factory=list)
-    deadline_s: float = math.inf
-    has_sampled: bool = False
-    num_cached_tokens: int = 0
+    hashes: list[bytes] = field(default_factory=list)  # of its first full blocks, where needed
+    deadline_s: float = math.inf  # of its next token; inf: no target
+    has_sampled: bool = False  # it got a token here
+    num_cached_tokens: int = 0  # of its prompt, found in the prefix cache at first admission
     num_preemptions: int = 0
-    suspicion: Suspicion | None = None
-    num_prompt_logprobs: int = 0
+    suspicion: Suspicion | None = None  # after a failed job, until it is cleared
+    num_prompt_logprobs: int = 0  # prompt positions already reported: recompute repeats none
+    # Place in the queue, the smallest first: by seniority, or by (priority, when the first token is
+    # due, order) where the packing goes by deadlines.
     turn: tuple[int, float, int] = (0, 0.0, 0)
-    """Place in the queue: the smallest goes first. By seniority, or by (priority, when the first
-    token is due, order) where the packing goes by deadlines."""
+    # One number for (class, priority, order), or the order alone where the packing is blind to
+    # classes; the smallest is the most senior.
     seniority: int = 0
-    """One sortable number for (class, priority, order), or the order alone where the packing is
-    blind to classes; the smallest is the most senior."""
 
     @classmethod
     def of(
@@ -67,7 +114,7 @@ class LiveRequest:
         is_class_blind: bool = False,
         by_deadline: bool = False,
     ) -> "LiveRequest":
-        """`request`, accepted at `now` with the model's target `slo` where it has none.
+        """Return `request`, accepted at `now`; `slo` is the model's target where it has none.
 
         is_class_blind, by_deadline: see seniority and turn.
         """
@@ -91,19 +138,19 @@ class LiveRequest:
         return self.turn[1]
 
     def double_target(self, arrived_s: float, least_s: float) -> None:
-        """It is late: it waits as if its target were twice as long, and `least_s` at least."""
+        """Let it wait, being late, as if its target were twice as long and at least `least_s`."""
         priority, due_s, order = self.turn
         target_s = max(due_s - arrived_s, _LEAST_TARGET_S)
         self.turn = priority, arrived_s + max(2 * target_s, least_s), order
 
     def go_first(self) -> None:
-        """It was preempted and has output: it waits no longer than it must."""
+        """Put it first in its queue if it was preempted and has output."""
         if self.has_sampled and self.due_s:
             self.turn = self.turn[0], -math.inf, self.order
 
     @property
     def prefills_alone(self) -> bool:
-        """True for a suspect (isolation.py), unless it is suspected of its decode steps alone."""
+        """True for a suspect (faults/isolation.py), unless of its decode steps alone."""
         return self.suspicion is not None and self.suspicion.phase is not Phase.DECODE
 
     @property
@@ -124,7 +171,7 @@ class LiveRequest:
     def extend_hashes(
         self, output: NDArray[np.int32], num_columns: int, block_tokens: int
     ) -> list[bytes]:
-        """Hashes of its first `num_columns` blocks, where `output` is all output so far."""
+        """Return the hashes of its first `num_columns` blocks; `output` is all output so far."""
         if len(self.hashes) < num_columns:
             start, end = len(self.hashes) * block_tokens, num_columns * block_tokens
             prompt = self.request.prompt_tokens[start:end]
@@ -148,7 +195,7 @@ class LiveRequest:
         code: str = "",
         message: str = "",
     ) -> Finished:
-        """The event that ends it at `now`."""
+        """Return the event that ends it at `now`."""
         seconds = self.account.close(now)
         return Finished(
             self.request.request_id,
@@ -168,12 +215,12 @@ class LiveRequest:
 
 
 def side_of(service_class: ServiceClass) -> Side:
-    """End of a block that requests of the class fill from."""
+    """Return the end of a block that requests of the class fill from."""
     return Side.RIGHT if service_class is ServiceClass.BATCH else Side.LEFT
 
 
 def chain_root(model: str, cache_salt: str, side: Side) -> bytes:
-    """Where the hashes of a request's blocks begin."""
+    """Return the hash from which those of a request's blocks are chained."""
     # Sides lay tokens out in opposite order, so they never share a column.
     return root_hash(model, f"{cache_salt}\0{side}")
 

@@ -8,14 +8,13 @@ from muxcluster.core.unitspec import ModelSpec
 from muxcluster.kvcache.model_cache import ModelCache
 from muxcluster.scheduling.state.batch_scaling import BatchScaling
 from muxcluster.scheduling.state.live import LiveRequest
-from muxcluster.scheduling.state.rates import LoadMeter
 from muxcluster.scheduling.state.slots import Slots, SlotTable
 from muxcluster.scheduling.state.waiting import Waiting
 
+# A byte of weights counts so much of a byte of KV: a step that mostly reads weights is hardly
+# faster on more SMs (65B on four A100s: 55 ms on 30 %, 41 ms on 80 %). Not counted, large models of
+# few rows starve; counted in full, small ones do. Chosen on MuxServe's ADBS ablation.
 _WEIGHTS = 0.25
-"""A byte of weights counts so much of a byte of KV: a step that mostly reads weights is hardly
-faster on more SMs (65B on four A100s: 55 ms on 30 %, 41 ms on 80 %). Not counted, large models of
-few rows starve; counted in full, small ones do. Chosen on MuxServe's ADBS ablation."""
 
 
 @dataclass(slots=True)
@@ -35,40 +34,66 @@ class Counters:
     num_non_finite: int = 0
 
 
-class ModelState:
-    """One model: its sequences in slots, its waiting requests, its measured load.
+class LoadMeter:
+    """Load of one model: moving averages, planned values until the first measurement."""
 
-    kv: its part of the unit's KV cache.
-    block_tokens: tokens in one of its blocks; a column is `blocks_per_column` blocks.
-    peak_blocks, is_short: highest use, and whether blocks were refused, since the last quota
-        adaptation.
-    scaling: of its padded batches, None where it has none.
-    """
+    def __init__(self, rate_per_s: float, mean_tokens: float, time_constant_s: float) -> None:
+        self.rate_per_s = rate_per_s  # arrivals
+        self.mean_tokens = mean_tokens  # prompt and output tokens of requests that ended
+        self._time_constant_s = time_constant_s
+        self.has_measured = False
+        self._arrivals = 0
+        self._ends = 0
+        self._ended_tokens = 0
+
+    def arrive(self) -> None:
+        """Count a request that was accepted."""
+        self._arrivals += 1
+
+    def end(self, num_tokens: int) -> None:
+        """Count a request that ended with `num_tokens` prompt and output tokens."""
+        self._ends += 1
+        self._ended_tokens += num_tokens
+
+    def update(self, elapsed_s: float) -> None:
+        """Fold in what was counted during the last `elapsed_s` > 0 seconds."""
+        weight = 1.0
+        if self.has_measured:
+            weight = -math.expm1(-elapsed_s / self._time_constant_s)
+        self.rate_per_s += weight * (self._arrivals / elapsed_s - self.rate_per_s)
+        if self._ends:
+            self.mean_tokens += weight * (self._ended_tokens / self._ends - self.mean_tokens)
+        self.has_measured = True
+        self._arrivals = self._ends = self._ended_tokens = 0
+
+
+class ModelState:
+    """One model: its sequences in slots, its waiting requests, its measured load."""
 
     def __init__(
         self, spec: ModelSpec, kv: ModelCache, meter: LoadMeter, *, keeps_output: bool = True
     ) -> None:
         """keeps_output: see SlotTable."""
         self.spec = spec
-        self.kv = kv
+        self.kv = kv  # its part of the unit's KV cache
         self.name = spec.name
         self.blocks_per_column = spec.shape.blocks_per_column
-        self.block_tokens = kv.block_tokens
+        self.block_tokens = kv.block_tokens  # in one block; a column has `blocks_per_column`
         self._weight_work = _WEIGHTS * spec.weight_bytes / kv.block_bytes
         self.slots = SlotTable(spec.max_seqs, spec.max_model_len, keeps_output=keeps_output)
         self.waiting = Waiting()
         self.meter = meter
         self.counters = Counters()
-        self.peak_blocks = 0
-        self.is_short = False
-        self.scaling: BatchScaling | None = None
+        self.peak_blocks = 0  # highest use since the last quota adaptation
+        self.is_short = False  # blocks were refused since then
+        self.scaling: BatchScaling | None = None  # of its padded batches
         if spec.padded is not None:
             limit = spec.padded
             self.scaling = BatchScaling(limit.row_bytes, limit.limit_bytes, spec.max_seqs)
 
     @property
     def num_live(self) -> int:
-        """Accepted requests that have not ended."""
+        """Number of accepted requests that have not ended."""
         return self.slots.num_live + len(self.waiting)
 
     @property
@@ -78,31 +103,38 @@ class ModelState:
             self.slots.num_batch > 0 or self.waiting.by_class[ServiceClass.BATCH].head is not None
         )
 
+    @property
+    def has_suspects(self) -> bool:
+        """True where a suspect of failed jobs is here, see faults/isolation.py."""
+        return self.slots.num_suspects > 0 or self.waiting.suspects.head is not None
+
     def fitting(self, slots: Slots, *, num_rows: int = 0, longest: int = 0) -> Slots:
-        """Those of `slots`, from the first on, that may decode in one job with `num_rows` others
-        of `longest` cached tokens at most; all where no batch is padded."""
+        """Return the first of `slots` that may decode in one batch; all where it is not padded.
+
+        num_rows: others in the batch, of `longest` cached tokens at most.
+        """
         if self.scaling is None:
             return slots
         lengths = self.slots.num_computed[slots]
         return slots[: self.scaling.num_fitting(lengths, num_rows=num_rows, longest=longest)]
 
     def columns(self, num_tokens: int) -> int:
-        """Columns that hold `num_tokens` tokens."""
+        """Return the columns that hold `num_tokens` tokens."""
         return -(-num_tokens // self.block_tokens)
 
     def blocks(self, num_tokens: int) -> int:
-        """Blocks that hold `num_tokens` tokens of one sequence."""
+        """Return the blocks that hold `num_tokens` tokens of one sequence."""
         return self.columns(num_tokens) * self.blocks_per_column
 
     def step_work(self, num_rows: int) -> float:
-        """What a decode step of so many sequences gains from SMs, in blocks of KV to read.
+        """Return what a decode step of so many sequences gains from SMs, in blocks of KV to read.
 
         Each sequence is taken to be as long as those that ended lately.
         """
         return self._weight_work + num_rows * self.blocks(math.ceil(self.meter.mean_tokens))
 
     def max_total(self, request: Request) -> int:
-        """Prompt and output tokens at which `request` ends with `length`.
+        """Return the prompt and output tokens at which `request` ends with `length`.
 
         A prompt that fills the context still gets one token: the last token is never computed.
         """

@@ -158,7 +158,6 @@ def _mixed_terms(decode: Line, prefill: Line, work: JobWork) -> tuple[float, flo
 
 
 def _powers(first: int, last: int) -> list[int]:
-    """Return first, its doubles below last, and last."""
     found = [first]
     while found[-1] * 2 < last:
         found.append(found[-1] * 2)

@@ -16,20 +16,20 @@ from muxcluster.sim.batch.setting import Setting
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Part:
-    """What one unit gets of a job. planned: `job` with its tree; summary: what it is like."""
+    """The part of a job that one unit runs."""
 
     setting: Setting
     job: Unplanned
-    planned: OfflineJob
+    planned: OfflineJob  # `job` with its tree
     summary: JobSummary
 
 
 def divide_job(job: Unplanned, whole: OfflineJob, settings: Sequence[Setting]) -> list[Part]:
-    """`job`, whose tree is in `whole`, for the units of `settings` (BlendServe §6.1).
+    """Divide `job`, whose tree is in `whole`, over the units of `settings` (BlendServe §6.1).
 
     Families stay together and every part has about the density of the whole, so that all units
-    end at about the same time. Requests stay in the order they came in. Units that would get none
-    (there are fewer requests than units) are left out.
+    end at about the same time. Requests stay in the order of arrival. Units without requests (there
+    are fewer requests than units) are left out.
     """
     if len(settings) == 1:
         return [Part(settings[0], job, whole, summary_of(whole))]

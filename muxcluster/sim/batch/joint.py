@@ -23,35 +23,34 @@ _SEPARATOR = "/"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelJob:
-    """One model's job. output_tokens: int64 [n], what each request will get, whatever `feeder`,
-    which is for these prompts, knows of it."""
+    """One model's job."""
 
     prompts: Prompts
-    output_tokens: NDArray[np.int64]
-    feeder: BatchFeeder
+    output_tokens: NDArray[np.int64]  # int64 [n], true lengths; the feeder may not know them
+    feeder: BatchFeeder  # for these prompts
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JointPrediction:
-    """together: of all jobs as one. end_s: by model, when the last request of its job ended."""
+    """Predicted result of several jobs at once."""
 
-    together: Prediction
-    end_s: Mapping[str, float]
+    together: Prediction  # of all jobs as one
+    end_s: Mapping[str, float]  # end of each job's last request, by model
 
 
 class JointPredictor:
-    """As `SimPredictor`, with a job for each of several models of the unit."""
+    """`SimPredictor` for several models of a unit, each with a job."""
 
     def __init__(self, unit: SimUnit, resources: Mapping[str, ResourceModel]) -> None:
-        """resources: by model of the unit, what use over time is counted by."""
+        """resources: by model of the unit, to count use over time."""
         self._unit = unit
         self._resources = resources
 
     def predict(self, jobs: Mapping[str, ModelJob], *, is_joint: bool = True) -> JointPrediction:
-        """All jobs start at once, and the unit runs nothing else.
+        """Predict all jobs started at once, with nothing else on the unit.
 
-        jobs: by model. is_joint: their memory is divided by a plan of them all; otherwise each
-        takes what it finds. Raises ValueError as `UnitScheduler` does.
+        jobs: by model. is_joint: a common plan divides the memory; otherwise each job takes what is
+        free. Raises ValueError as `UnitScheduler` does.
         """
         feed = _JointFeed(self._unit, jobs, is_joint=is_joint)
         together = predicted(self._unit, self._resources, feed)
@@ -59,7 +58,7 @@ class JointPredictor:
 
 
 class _JointFeed:
-    """A feed a model; request ids begin with the model's name."""
+    """One feed per model; request ids begin with the model's name."""
 
     def __init__(self, unit: SimUnit, jobs: Mapping[str, ModelJob], *, is_joint: bool) -> None:
         self._spec = unit.spec
@@ -78,7 +77,6 @@ class _JointFeed:
         self._memory = JointMemory(feeders) if is_joint else None
 
     def __call__(self, scheduler: UnitScheduler, now: float) -> list[Request]:
-        """The requests to submit now."""
         if self._memory is None:
             rooms = {model: feed.room(scheduler, now) for model, feed in self._feeds.items()}
         else:
@@ -97,21 +95,17 @@ class _JointFeed:
         ]
 
     def first_token(self, request_id: str) -> None:
-        """A request that was fed got a token from a job that computes prompts."""
         self._feed(request_id).first_token(request_id)
 
     def end(self, event: Finished | Rejected, now: float) -> None:
-        """A request that was fed has ended."""
         self._feed(event.request_id).end(event, now)
 
     @property
     def ran(self) -> Ran:
-        """What has ended so far."""
         return sum((feed.ran for feed in self._feeds.values()), Ran())
 
     @property
     def end_s(self) -> dict[str, float]:
-        """By model, when the last request ended."""
         return {model: feed.ran.end_s for model, feed in self._feeds.items()}
 
     def _feed(self, request_id: str) -> SimFeed:

@@ -1,4 +1,4 @@
-"""A batch job's file as a unit can run it."""
+"""Reading of a batch job's file for one unit."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,35 +13,29 @@ from muxcluster.workload.files.batchfile import NOTHING, Skips, read_batch
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReadJob:
-    """What a file holds. num_known: requests whose output length is known. num_cut: those that the
-    context cuts short or refuses."""
+    """The job of a file."""
 
     job: Unplanned
-    num_known: int
-    num_cut: int
+    num_known: int  # requests whose output length is known
+    num_cut: int  # requests that the context cuts short or refuses
 
 
 @dataclass(frozen=True, slots=True)
 class BatchFile:
-    """A job's file, and what it is planned for.
-
-    default_output: output tokens of a line that names no most. size_bytes: KV that the batch may
-    hold. digest: of the file's content, for who keeps results. skips: which of its lines are left
-    out.
-    """
+    """A job's file and the unit it is planned for."""
 
     path: Path
     model: str
     resources: ResourceModel
-    size_bytes: int
+    size_bytes: int  # KV that the batch may hold
     block_tokens: int
     max_model_len: int
-    default_output: int
-    digest: str = ""
-    skips: Skips = NOTHING
+    default_output: int  # output tokens of a line without a limit
+    digest: str = ""  # of the file's content, to key cached results
+    skips: Skips = NOTHING  # lines left out
 
     def read(self, seed: int) -> ReadJob:
-        """The job, outputs no longer than the context has room for. Raises ConfigError."""
+        """Read the job, outputs cut to the context. Raises ConfigError."""
         batch = read_batch(self.path, self.default_output, self.model, self.skips)
         prompts = flat_prompts(batch.ids, batch.offsets)
         outputs = np.minimum(

@@ -1,4 +1,4 @@
-"""Runs the batch jobs that a feed hands out on one unit, to the end, on the virtual clock."""
+"""Simulation of the batch jobs that a feed hands out, on one unit, to the end."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -18,35 +18,34 @@ from muxcluster.sim.core.unit import SimUnit
 from muxcluster.sim.demand.feeding import Ran
 from muxcluster.workload.metrics.series import step_means
 
-NUM_BINS = 100
-"""Spans that the use over time is told for."""
+NUM_BINS = 100  # spans of the use over time
 
 
 class BatchFeed(Protocol):
-    """What hands out requests, and is told what becomes of them."""
+    """Hands out requests and gets their results."""
 
     def __call__(self, scheduler: UnitScheduler, now: float) -> Sequence[Request]:
-        """The requests to submit now."""
+        """Return the requests to submit now."""
         ...
 
     def first_token(self, request_id: str) -> None:
-        """A request that was fed got a token from a job that computes prompts."""
+        """Note that a fed request got a token from a job that computes prompts."""
         ...
 
     def end(self, event: Finished | Rejected, now: float) -> None:
-        """A request that was fed has ended."""
+        """Note that a fed request has ended."""
         ...
 
     @property
     def ran(self) -> Ran:
-        """What has ended so far."""
+        """Return the totals of what has ended so far."""
         ...
 
 
 def predicted(unit: SimUnit, resources: Mapping[str, ResourceModel], feed: BatchFeed) -> Prediction:
-    """What comes of all that `feed` hands out; nothing else runs on the unit.
+    """Return the result of all that `feed` hands out; nothing else runs on the unit.
 
-    resources: by model, what use over time is counted by. Raises ValueError as `UnitScheduler`.
+    resources: by model, to count use over time. Raises ValueError as `UnitScheduler`.
     """
     run = _Run(unit, resources, feed)
     run.driver.advance(math.inf)
@@ -66,19 +65,15 @@ class _Run:
         self._meter = ResourceMeter(resources)
 
     def first_token(self, request_id: str, now: float) -> None:
-        """A prompt is computed."""
         self._feed.first_token(request_id)
 
     def end(self, event: Finished | Rejected, now: float) -> None:
-        """A request has ended."""
         self._feed.end(event, now)
 
     def launched(self, driver: UnitDriver, entries: Sequence[Running]) -> None:
-        """Jobs started."""
         self._note_held()
 
     def ran(self, driver: UnitDriver, entry: Running) -> None:
-        """A job ended."""
         self._note_held()
         self._meter.ran(entry, driver.now)
 
@@ -88,7 +83,6 @@ class _Run:
         self._held.append((driver.now, used / driver.unit.spec.num_blocks))
 
     def prediction(self) -> Prediction:
-        """What came of it; the run has ended."""
         now, unit_id = self.driver.now, self.driver.unit.spec.unit_id
         models = self.driver.scheduler.stats(now, unit_id).models
         ran = self._feed.ran

@@ -1,4 +1,4 @@
-"""Where a batch job runs: the units that serve its model."""
+"""The units on which a batch job runs: those that serve its model."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from muxcluster.sim.core.unit import SimUnit
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A unit that runs a job, and what of it the plans ask."""
+    """A unit that runs a job, and what the job's plan needs of it."""
 
     unit: SimUnit
     spec: ModelSpec
@@ -22,11 +22,11 @@ class Setting:
 
     @property
     def size_bytes(self) -> int:
-        """The whole pool, as if nothing else ran."""
+        """Return the bytes of the whole pool, as if nothing else ran."""
         return self.unit.spec.num_blocks * self.unit.spec.block_bytes
 
     def file(self, path: Path, digest: str = "") -> BatchFile:
-        """A job for this unit."""
+        """Return the file of a job for this unit."""
         spec = self.spec
         return BatchFile(
             path,
@@ -43,10 +43,9 @@ class Setting:
 def settings_among(
     units: Sequence[SimUnit], made: Plan, asked: Problem, model: str
 ) -> tuple[Setting, ...]:
-    """Of the units of the plan `made`, those that serve the model, that which serves most of it
-    first.
+    """Return the units of the plan `made` that serve the model, by falling planned throughput.
 
-    asked: what the plan answers. Raises KeyError for a node that it has not.
+    asked: the problem that the plan solves. Raises KeyError for a node that it does not have.
     """
     gpus = {node.name: node.gpu for node in asked.nodes}
     found = []

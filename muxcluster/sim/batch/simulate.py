@@ -1,4 +1,4 @@
-"""A batch job on one unit on the virtual clock: the engine's scheduler runs what a plan feeds."""
+"""Prediction of a batch job on one unit by simulation, with the engine's scheduler."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ class SimPredictor:
     """
 
     def __init__(self, unit: SimUnit, model: str, resources: ResourceModel) -> None:
-        """model: one of the unit's. resources: what use over time is counted by."""
+        """model: one of the unit's. resources: to count use over time."""
         self._unit = unit
         self._model = model
         self._resources = resources
@@ -27,7 +27,7 @@ class SimPredictor:
     def predict(
         self, prompts: Prompts, output_tokens: NDArray[np.int64], feeder: BatchFeeder
     ) -> Prediction:
-        """As the protocol says. Raises ValueError as `UnitScheduler` does."""
+        """Predict a job, see `MakespanPredictor`. Raises ValueError as `UnitScheduler` does."""
         outputs = fitting(self._unit.spec, self._model, prompts, output_tokens)
         feed = SimFeed(feeder, self._unit.spec, self._model, prompts, outputs)
         return predicted(self._unit, {self._model: self._resources}, feed)

@@ -1,4 +1,4 @@
-"""Whether batch jobs of several models should run in their unit at once or one after the other."""
+"""Choice whether batch jobs of several models run in their unit at once or one after the other."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,11 +12,11 @@ from muxcluster.sim.core.unit import SimUnit
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OrderedJob:
-    """A model's job and the order that it runs in. are_known: output lengths, to its plan."""
+    """A model's job and the order that it runs in."""
 
     job: Unplanned
     order: str
-    are_known: bool
+    are_known: bool  # the plan knows output lengths
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,21 +28,21 @@ class Together:
 
     @property
     def one_after_other_s(self) -> float:
-        """The jobs one by one; nothing is loaded in between."""
+        """Return the seconds of the jobs one by one; loading in between costs nothing."""
         return sum(self.apart_s.values())
 
     @property
     def is_faster(self) -> bool:
-        """True where all at once ends earlier."""
+        """Return True where all at once ends earlier."""
         return self.joint_s < self.one_after_other_s
 
 
 def compare_together(unit: SimUnit, jobs: Mapping[str, OrderedJob], num_sampled: int) -> Together:
-    """Both ways predicted, on about `num_sampled` requests of all jobs together.
+    """Predict both ways, on about `num_sampled` requests of all jobs together.
 
-    jobs: by model of the unit. Of each job about the same share is taken, so that they weigh as
-    they do; what is gained by all at once is that of the samples.
-    Raises ValueError as `UnitScheduler` does.
+    jobs: by model of the unit. About the same share of each job is taken, so that their weights
+    stay; the gain of running all at once is that of the samples. Raises ValueError as
+    `UnitScheduler` does.
     """
     total = sum(len(each.job.prompts) for each in jobs.values())
     share = min(1.0, num_sampled / total)
@@ -56,21 +56,20 @@ def compare_together(unit: SimUnit, jobs: Mapping[str, OrderedJob], num_sampled:
 
 
 class _Sample:
-    """A share of a job. scale: how many times its work the whole has."""
+    """A share of a job."""
 
     def __init__(self, asked: OrderedJob, share: float) -> None:
         whole = asked.job.with_tree()
         self._asked = asked
         self._job = sample_job(asked.job, whole, max(1, round(share * len(asked.job.prompts))))
         self._planned = whole if self._job is asked.job else self._job.with_tree()
+        # Work of the whole job, in samples.
         self.scale = summary_of(whole).optimum_s / summary_of(self._planned).optimum_s
 
     def model_job(self) -> ModelJob:
-        """For a prediction beside others."""
         return ModelJob(self._job.prompts, self._job.output_tokens, self._feeder())
 
     def alone_s(self, unit: SimUnit, model: str) -> float:
-        """By itself."""
         predictor, job = SimPredictor(unit, model, self._job.model), self._job
         return predictor.predict(job.prompts, job.output_tokens, self._feeder()).makespan_s
 

@@ -15,19 +15,19 @@ class ResourceMeter:
     """The resource integrals of jobs, each spread evenly over its run."""
 
     def __init__(self, models: Mapping[str, ResourceModel]) -> None:
-        """models: by name, what jobs are counted by."""
+        """models: by name, to count jobs."""
         self._models = models
         self._spans: list[tuple[float, float, float, float]] = []
 
     def ran(self, entry: Running, now: float) -> None:
-        """A job ended."""
+        """Count a job that ended."""
         compute_s, memory_s = self._seconds(entry)
         self._spans.append((entry.start_s, now, compute_s, memory_s))
 
     def means(
         self, edges_s: NDArray[np.float64]
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Compute and memory seconds used a second between consecutive edges."""
+        """Return compute and memory seconds used per second between consecutive edges."""
         starts, ends, compute_s, memory_s = np.array(self._spans, dtype=np.float64).reshape(-1, 4).T
         return (
             _means(starts, ends, compute_s, edges_s),
@@ -35,7 +35,10 @@ class ResourceMeter:
         )
 
     def _seconds(self, entry: Running) -> tuple[float, float]:
-        """Decoding rows attend by reading keys and values, chunks of prompts by computing."""
+        """Return a job's resource seconds.
+
+        Attention of decoding rows counts as reading keys and values, of prompt chunks as computing.
+        """
         rows, model = entry.job.rows, self._models[entry.job.model]
         starts, counts = rows.starts.astype(np.float64), rows.counts.astype(np.float64)
         is_decode = (
@@ -57,7 +60,7 @@ def _means(
     amounts: NDArray[np.float64],
     edges: Sequence[float] | NDArray[np.float64],
 ) -> NDArray[np.float64]:
-    """Of amounts that are spread evenly from start to end each."""
+    """Return mean rates between `edges` of amounts that are spread evenly from start to end."""
     rates = amounts / np.maximum(ends - starts, 1e-12)
     times = np.concatenate((starts, ends))
     changes = np.concatenate((rates, -rates))

@@ -1,4 +1,4 @@
-"""A batch job fed to the units that serve its model, beside whatever else they are asked."""
+"""A batch job fed to the units that serve its model, beside interactive requests."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,19 +14,18 @@ from muxcluster.sim.demand.feeding import UnitJob
 
 @dataclass(frozen=True, slots=True)
 class JobBeside:
-    """A job's file and how it runs. order: of `offline.orders`. are_known: its output lengths, to
-    the plan; otherwise it learns them while the job runs."""
+    """A job's file and how it runs."""
 
     file: BatchFile
-    order: str
-    are_known: bool = False
+    order: str  # of `offline.orders`
+    are_known: bool = False  # the plan knows output lengths; else it learns them as the job runs
 
     def given_to(
         self, units: Sequence[SimUnit], plan: Plan, problem: Problem, seed: int
     ) -> list[SimUnit]:
-        """`units`, which are those of the plan, each with its part of the job, if it has one.
+        """Return `units` (those of the plan), each with its part of the job, if it has one.
 
-        Raises ConfigError for a file that is wrong.
+        Raises ConfigError for a malformed file.
         """
         job = self.file.read(seed).job
         settings = settings_among(units, plan, problem, self.file.model)

@@ -1,1 +1,1 @@
-"""Comparisons: which systems run under which load, and many cases at once."""
+"""Comparisons: systems under loads, and sweeps of many cases."""

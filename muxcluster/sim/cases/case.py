@@ -1,4 +1,4 @@
-"""One case of a comparison: a system with its plan, under a load, for a while."""
+"""One case of a comparison: a system with its plan under a load."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,47 +25,41 @@ from muxcluster.workload.arrival import Arrival
 from muxcluster.workload.metrics.records import Records
 from muxcluster.workload.metrics.window import Window
 
-_DRAIN = 2.0
-"""Simulations stop at so many times the duration: what has not ended by then counts as a miss."""
+_DRAIN = 2.0  # simulations stop at so many durations; requests open then are misses
 _PART_STEP = 0.01
 _MOST_BY_ARRIVALS = 0.95
 PartSink = Callable[[float], None]
+# SLO scales that are always reported.
 SCALES = (1.0, 2.0, 3.0, 5.0, 8.0, 10.0, 15.0, 20.0, 30.0, 50.0, 100.0)
-"""SLO scales at which attainment is always reported."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Everything that decides the outcome.
-
-    rate_scale: what the load was scaled by, for the report alone. duration_s: requests come so
-    long, and throughput is counted so long. slo_scale: the one that the report goes by. waves:
-    batch load in a closed loop, of each unit that has the model; where they are given, be it none,
-    all requests run to their ends, for latencies of those that got through would flatter whoever
-    lets the others wait, and the report tells the classes of service apart. job: a batch job that
-    is there from the start; waves must be given then.
-    """
+    """Everything that determines the outcome."""
 
     system: System
     plan: Plan
     problem: Problem
     load: Load
     policy: SchedulerSpec = SchedulerSpec()
-    rate_scale: float = 1.0
-    duration_s: float = 1200.0
+    rate_scale: float = 1.0  # of the load, only for the report
+    duration_s: float = 1200.0  # of arrivals, and of the window for throughput
     seed: int = 0
-    slo_scale: float = 8.0
+    slo_scale: float = 8.0  # the one that worst model and plots go by
+    # Batch load in a closed loop, of each unit that has the model. If not None (even if empty), all
+    # requests run to their ends, because latencies of the finished ones alone would favour a system
+    # that lets the others wait, and the report separates the classes of service.
     waves: tuple[Waves, ...] | None = None
-    job: JobBeside | None = None
+    job: JobBeside | None = None  # a batch job present from the start; needs waves
 
 
 def run_case(
     case: Case, on_job: JobSink | None = None, on_part: PartSink | None = None
 ) -> CaseReport:
-    """Simulate it. on_job: gets each job as it ends. on_part: gets, now and then, the part of it
-    (0 to 1) that is simulated.
+    """Simulate a case.
 
-    Raises ConfigError for a trace that is malformed, KeyError where plan, problem and load name
+    on_job: gets each job as it ends. on_part: gets, now and then, the part (0 to 1) simulated so
+    far. Raises ConfigError for a malformed trace, KeyError where plan, problem and load name
     different models.
     """
     start = time.perf_counter()
@@ -84,8 +78,10 @@ def run_case(
 def _watched(
     arrivals: Iterable[Arrival], duration_s: float, on_part: PartSink
 ) -> Iterator[Arrival]:
-    """`arrivals`, by whose times it is told how far the simulation is. Requests that are open when
-    the last has come take a while as well, so that is not the whole."""
+    """Yield `arrivals` and report progress by their times.
+
+    The last arrival is not the end, because open requests take a while as well.
+    """
     told = 0.0
     for arrival in arrivals:
         part = _MOST_BY_ARRIVALS * arrival.time_s / duration_s

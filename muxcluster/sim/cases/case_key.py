@@ -1,4 +1,4 @@
-"""A name for a case by everything that decides its outcome, our own code included."""
+"""Keys of cases by everything that determines their outcome, our own code included."""
 
 import json
 from collections.abc import Mapping
@@ -12,21 +12,24 @@ from pydantic import BaseModel
 
 import muxcluster
 
+# Packages of muxcluster whose code determines the result of a simulation.
 _DECIDING = ("core", "kvcache", "offline", "placement", "scheduling", "sim", "workload")
-"""Packages of muxcluster whose code decides what a simulation gives."""
+# Fields that say how a plan was found, not what it is.
 _UNTIMED = {"plan": {"solve_seconds", "bound"}}
-"""Fields that tell how a plan was found and not what it is."""
 
 
 def key_of(*values: object) -> str:
-    """64 hex digits, equal for equal values: dataclasses, pydantic models, arrays, paths, plain
-    values and collections of them. Raises TypeError for anything else."""
+    """Return 64 hex digits, equal for equal values.
+
+    values: dataclasses, pydantic models, arrays, paths, plain values and collections of them.
+    Raises TypeError for anything else.
+    """
     text = json.dumps([_plain(value) for value in values], sort_keys=True)
     return sha256(text.encode()).hexdigest()
 
 
 def code_key() -> str:
-    """Of the source that simulates and plans (not draws): a result outlives no change to it."""
+    """Return the key of the source that simulates and plans (without plots)."""
     here = Path(str(muxcluster.__file__)).parent
     folders = [here / name for name in _DECIDING]
     digest = sha256()

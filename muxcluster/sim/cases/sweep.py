@@ -1,4 +1,4 @@
-"""Many cases on a few processes; what is known already is not simulated again."""
+"""Many cases on a few processes; cached results are not simulated again."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableSequence, Sequence
@@ -21,25 +21,25 @@ from muxcluster.sim.cases.systems_units import plan_of
 from muxcluster.sim.report.report import CaseReport
 
 Kept = TypeVar("Kept", bound=BaseModel)
+# Called with (cases done, all cases) in the process that sweeps.
 Progress = Callable[[int, int], None]
-"""Called with (cases done, cases in all) from the process that sweeps."""
 PartProgress = Callable[[float, int], None]
 _TELL_PERIOD_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class Cache:
-    """Plans and reports by key, a JSON file each, whole or not there. folder: None keeps nothing.
+    """Plans and reports by key, one JSON file each, written atomically.
 
-    A file that cannot be read counts as absent and is written anew; a folder that cannot be written
+    A file that cannot be read counts as absent and is replaced; a folder that cannot be written
     raises ConfigError.
     """
 
-    folder: Path | None = None
+    folder: Path | None = None  # None: nothing is kept
     _code: str = field(default_factory=code_key)
 
     def plan(self, method: str, problem: Problem) -> Plan:
-        """As `systems_units.plan_of`, which is asked once."""
+        """Return `systems_units.plan_of`, cached."""
         key = key_of(self._code, method, problem)
         found = self._read(f"plan-{key}", Plan)
         if found is None:
@@ -48,11 +48,11 @@ class Cache:
         return found
 
     def report(self, case: Case) -> CaseReport | None:
-        """What is known of a case."""
+        """Return the cached report of a case; None where there is none."""
         return self._read(self._name(case), CaseReport)
 
     def keep(self, case: Case, report: CaseReport) -> None:
-        """Know it from now on."""
+        """Cache the report of a case."""
         self._write(self._name(case), report)
 
     def _name(self, case: Case) -> str:
@@ -83,7 +83,7 @@ class Cache:
 
 
 def _ignore(done: int, total: int) -> None:
-    """Nobody looks."""
+    pass
 
 
 def sweep(
@@ -94,13 +94,12 @@ def sweep(
     progress: Progress = _ignore,
     parts: PartProgress | None = None,
 ) -> list[CaseReport]:
-    """The report of each case, in their order. Reports are kept as they come, so a sweep that was
-    broken off goes on where it was.
+    """Return the report of each case, in their order.
 
-    parts: as `progress`, called within cases too; the parts of those that run count as done.
-
-    One process, or one case left to simulate, means this process. Otherwise processes are spawned,
-    so the caller's main module must be importable. Raises what `run_case` raises.
+    Reports are cached as they come, so an interrupted sweep continues. parts: as `progress`, called
+    within cases too, running ones counted in part. With one process or one case left it runs in
+    this process; otherwise processes are spawned, so the caller's main module must be importable.
+    Raises what `run_case` raises.
     """
     kept = Cache() if cache is None else cache
     reports = {index: kept.report(case) for index, case in enumerate(cases)}
@@ -125,7 +124,7 @@ def _simulated(
     num_processes: int,
     tell: Callable[[float], None] | None,
 ) -> Iterator[tuple[int, CaseReport]]:
-    """tell: gets the sum of the parts of running cases that are simulated."""
+    """Yield reports as cases end. tell: gets the sum of the parts of running cases."""
     if min(num_processes, len(missing)) <= 1:
         for index in missing:
             yield index, run_case(cases[index], on_part=tell)
@@ -154,7 +153,7 @@ def _ended(
     shared: MutableSequence[float],
     tell: Callable[[float], None] | None,
 ) -> Iterator[Future[CaseReport]]:
-    """Each as it ends; meanwhile `tell` is told of those that have not."""
+    """Yield each future as it ends; meanwhile report running ones to `tell`."""
     running = set(futures)
     while running:
         ended, running = wait(running, _TELL_PERIOD_S, FIRST_COMPLETED)
@@ -163,14 +162,14 @@ def _ended(
             tell(sum(shared[futures[future]] for future in running))
 
 
+# In a simulating process: the parts of all cases, shared with the process that sweeps.
 _parts: MutableSequence[float] = []
-"""In a simulating process, the parts of all cases, shared with the process that sweeps."""
 
 
 def _begin(shared: MutableSequence[float]) -> None:
     global _parts
     _parts = shared
-    signal(SIGINT, SIG_DFL)  # Ctrl-C reaches all processes: these end without a word
+    signal(SIGINT, SIG_DFL)  # Ctrl-C reaches all processes: these end silently
 
 
 def _run_shared(index: int, case: Case) -> CaseReport:

@@ -1,6 +1,6 @@
-"""Systems by name: how models are placed, which lane runs them, which of MuxServe's parts it has.
+"""Systems by name: placement, lane, and which of MuxServe's parts are on.
 
-A system of one's own is a line in `SYSTEMS`; an ablation is a switch behind a name.
+A new system is a line in `SYSTEMS`; an ablation is a switch after a name.
 """
 
 from collections.abc import Callable, Mapping
@@ -8,33 +8,29 @@ from dataclasses import dataclass, replace
 
 from muxcluster.scheduling.packing import PACKINGS
 
+# Placements: ours; most free memory first (MuxServe §4.4); a mesh per model, sized by the model;
+# the same sized by load.
 METHODS = ("greedy", "memory-greedy", "spatial", "spatial-load")
-"""Placements: ours; most free memory first (MuxServe §4.4); a mesh for each model, sized by the
-model's size, whatever its rate; the same sized by load."""
+# Lanes that run jobs side by side on parts of the SMs.
 _SHARING = frozenset({"adbs", "round-robin"})
-"""Lanes that run jobs side by side on parts of the SMs."""
+# Lanes that divide the KV pool by quotas; in others every model may use all of it.
 _QUOTAS = frozenset({"adbs"})
-"""Lanes that divide the KV pool by quotas; in the others every model may use all of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """One way to serve.
-
-    method: one of `METHODS`. lane: of `muxcluster.scheduling.lanes`. shares_sms: False gives every
-    job all SMs, so that one runs at a time. lends_blocks: False keeps each model within the part of
-    the KV pool that its planned rate and lengths give it, for ever. packing: of
-    `muxcluster.scheduling.packing`; None: the configured one.
-    """
+    """One way to serve."""
 
     name: str
-    method: str
-    lane: str
-    shares_sms: bool = True
+    method: str  # one of `METHODS`
+    lane: str  # of `muxcluster.scheduling.lanes`
+    shares_sms: bool = True  # False: every job gets all SMs, one at a time
+    # False: each model keeps the part of the KV pool given by its planned rate and lengths.
     lends_blocks: bool = True
-    packing: str | None = None
+    packing: str | None = None  # of `muxcluster.scheduling.packing`; None: the configured one
 
 
+# The order is that of the tables.
 SYSTEMS: dict[str, System] = {
     system.name: system
     for system in (
@@ -43,20 +39,19 @@ SYSTEMS: dict[str, System] = {
         System("spatial-load", "spatial-load", "temporal"),
         System("temporal", "greedy", "temporal"),
         System("round-robin", "greedy", "round-robin"),
-        # the ablation's name for prompts first come, first served, decodes in turn (MuxServe §4.4)
+        # MuxServe §4.4's name for prompts first come, first served, decodes in turn.
         System("fcfs", "greedy", "temporal"),
         System("mixed", "greedy", "mixed"),
     )
 }
-"""The order is that of the tables."""
 
 
 def system_named(text: str) -> System:
-    """The system that a name stands for, with its switches: "muxserve:sharing=off:quotas=off".
+    """Return the system of a name with switches, as in "muxserve:sharing=off:quotas=off".
 
-    Switches: placement=METHOD, sharing=on|off, quotas=on|off, packing=NAME. Raises
-    ValueError, one line saying what there is, for an unknown name, switch or value, and for a
-    switch that changes nothing because the lane never shares SMs or has no quotas.
+    Switches: placement=METHOD, sharing=on|off, quotas=on|off, packing=NAME. Raises ValueError with
+    one line that lists the choices for an unknown name, switch or value, and for a switch that
+    changes nothing because the lane never shares SMs or has no quotas.
     """
     name, *switches = text.split(":")
     if name not in SYSTEMS:

@@ -1,4 +1,4 @@
-"""What a system runs on: its plan for a problem, and the units of that plan with its policies."""
+"""The plan of a system for a problem, and the plan's units with the system's policies."""
 
 import math
 from dataclasses import replace
@@ -11,8 +11,7 @@ from muxcluster.sim.cases.systems import System
 from muxcluster.sim.core.planned import units_of
 from muxcluster.sim.core.unit import SimUnit
 
-_OVERLOAD = 100.0
-"""Rates so high that every mesh is full: growing one then helps by the size of its model alone."""
+_OVERLOAD = 100.0  # all meshes full: growing one helps only by the size of its model
 _METHODS: dict[str, Method] = {
     "greedy": "greedy",
     "memory-greedy": "memory-greedy",
@@ -23,11 +22,11 @@ _NEVER_S = math.inf
 
 
 def plan_of(method: str, problem: Problem) -> Plan:
-    """The plan that `method` (of `systems.METHODS`) makes; no time is spent on proving.
+    """Return the plan by `method` (of `systems.METHODS`), without proof of optimality.
 
     "spatial" plans for equal rates, all too high: meshes then grow by how slow their models are,
-    that is by size, as in MuxServe's baseline, whose meshes do not depend on rates. What its plan
-    says of throughput is therefore of no use. Raises muxcluster.placement.memory.DoesNotFit.
+    that is by size, as in MuxServe's baseline, whose meshes do not depend on rates. Ignore the
+    throughput in its plan. Raises muxcluster.placement.memory.DoesNotFit.
     """
     asked = problem
     if method == "spatial":
@@ -40,10 +39,10 @@ def plan_of(method: str, problem: Problem) -> Plan:
 def units_for(
     system: System, plan: Plan, problem: Problem, policy: SchedulerSpec
 ) -> tuple[SimUnit, ...]:
-    """The units of `plan` as the system runs them. policy: its limits; the lane is the
-    system's, and the packing where it names one.
+    """Return the units of `plan` as the system runs them.
 
-    Raises KeyError where the plan has a model or node that the problem has not.
+    policy: limits; the lane is the system's, and the packing where it names one. Raises KeyError
+    where the plan has a model or node that the problem does not have.
     """
     period_s = policy.quota_period_s if system.lends_blocks else _NEVER_S
     packing = system.packing or policy.packing
@@ -53,6 +52,6 @@ def units_for(
 
 
 def _whole(unit: SimUnit) -> SimUnit:
-    """The same workers, each on all SMs or none."""
+    """Return the unit with the same workers, each on all SMs or none."""
     workers = tuple(replace(worker, shares=(1.0,)) for worker in unit.spec.workers)
     return replace(unit, spec=replace(unit.spec, workers=workers))

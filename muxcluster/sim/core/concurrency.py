@@ -1,4 +1,4 @@
-"""Jobs that run side by side on one mesh: a work clock that slows down for all of them."""
+"""Jobs that run side by side on one mesh, timed by a work clock that slows down for all of them."""
 
 import math
 from collections import deque
@@ -12,9 +12,9 @@ _EPSILON = 1e-9
 
 
 class Running:
-    """A job on its way, in seconds of the work clock.
+    """A running job, in seconds of the work clock.
 
-    num_steps: it will end after so many. end: when that is, on the work clock.
+    num_steps: after which it ends. begun, end: on the work clock.
     """
 
     __slots__ = ("begun", "end", "job", "num_steps", "start_s", "work")
@@ -25,33 +25,27 @@ class Running:
         self.start(work, start_s, begun)
 
     def start(self, work: Work, start_s: float, begun: float) -> None:
-        """It starts (anew), and takes `work`."""
+        """Start the job, or start it again; each step takes `work`."""
         self.work, self.start_s, self.begun = work, start_s, begun
         self.end = begun + self.num_steps * work.seconds
 
 
 @dataclass(slots=True, eq=False)
 class Repeated:
-    """A decode job that is launched again at its ends. left: how often it may end.
-
-    work_after: what it takes after so many ends. count, order: ends so far, and the number of the
-    last launch among those of all jobs, -1 before. begun_s, end_s: start of the first job that
-    ended, and end of the last. running_s: of the jobs that ended; alone_s: what they would have
-    taken alone.
-    """
+    """A decode job that is launched again at its ends."""
 
     entry: Running
-    left: int
-    work_after: Callable[[int], Work]
-    begun_s: float = math.inf
-    end_s: float = 0.0
-    count: int = 0
-    order: int = -1
-    running_s: float = 0.0
-    alone_s: float = 0.0
+    left: int  # how often it may still end
+    work_after: Callable[[int], Work]  # its work after so many ends
+    begun_s: float = math.inf  # start of the first job that ended
+    end_s: float = 0.0  # end of the last job that ended
+    count: int = 0  # ends so far
+    order: int = -1  # number of its last launch among those of all jobs; -1: none
+    running_s: float = 0.0  # of the jobs that ended
+    alone_s: float = 0.0  # of the same without neighbours
 
     def end(self, now: float) -> None:
-        """The job has ended."""
+        """Note that the job has ended."""
         entry = self.entry
         self.left -= 1
         self.count += 1
@@ -61,17 +55,17 @@ class Repeated:
         self.alone_s += entry.work.seconds
 
     def start(self, now: float, clock: float, order: int) -> None:
-        """The job starts anew."""
+        """Start the job again."""
         self.order = order
         self.entry.start(self.work_after(self.count), now, clock)
 
 
 class Concurrency:
-    """Running jobs of one unit; their work is conserved whatever joins or leaves.
+    """Running jobs of one unit; work is conserved when others join or leave.
 
-    All of them are slowed by one factor, `slowdown` of what they draw, so a clock that runs
-    1 / factor as fast as time tells the progress of each: a job ends when that clock has advanced
-    by what it takes alone.
+    All of them are slowed by one factor, `slowdown` of what they draw, so one clock that runs
+    1 / factor as fast as time measures the progress of each: a job ends when that clock has
+    advanced by the seconds that the job takes alone.
     """
 
     def __init__(self, slowdown: Callable[[Sequence[float]], float]) -> None:
@@ -80,19 +74,18 @@ class Concurrency:
         self._now_s = 0.0
         self._clock = 0.0
         self._slowdown = 1.0
-        self.first: Running | None = None
-        """Who ends next if nothing changes."""
+        self.first: Running | None = None  # ends next if nothing changes
         self._num_repeated = 0
 
     @property
     def next_end_s(self) -> float:
-        """When the first job ends if nothing changes; inf where none runs."""
+        """Return when the first job ends if nothing changes; inf where none runs."""
         if self.first is None:
             return float("inf")
         return self._now_s + max(0.0, self.first.end - self._clock) * self._slowdown
 
     def start(self, job: Job, work: Work, now: float) -> Running:
-        """`job` runs from now on."""
+        """Start `job` now."""
         self._advance(now)
         entry = Running(job, work, now, self._clock, job.max_steps)
         self.running.append(entry)
@@ -100,7 +93,7 @@ class Concurrency:
         return entry
 
     def finish(self, now: float) -> Running:
-        """Take out the job whose end is next, which is at `now`."""
+        """Remove the job that ends next, at `now`."""
         entry = self.first
         assert entry is not None, "nothing runs"
         self._now_s, self._clock = now, max(self._clock, entry.end)
@@ -113,9 +106,9 @@ class Concurrency:
     ) -> bool:
         """Start jobs again at their ends, as `finish` and `start` would, up to `before_s`.
 
-        turns: who start in place of the job that ended, the next one first; empty: itself.
-        False where something else comes first: the end of another job or of one that may not be
-        repeated again, or two ends so near that they may be the same moment.
+        turns: jobs that start in place of the one that ended, the next one first; empty: itself.
+        Returns False where something else comes first: the end of another job or of one that may
+        not be repeated again, or two ends so near that they may coincide.
         """
         while (entry := self.first) is not None:
             if len(self.running) == 1 and not turns and entry in repeated:
@@ -139,7 +132,7 @@ class Concurrency:
         return False
 
     def _repeat_alone(self, again: Repeated, before_s: float) -> None:
-        """The same for the only job, whose neighbours need no look: most steps of most units."""
+        """Do the same for a job without neighbours: most steps of most units."""
         entry, now, clock, slowdown = again.entry, self._now_s, self._clock, self._slowdown
         end, seconds, start_s = entry.end, entry.work.seconds, entry.start_s
         begun_s, count, last = min(again.begun_s, start_s), again.count, again.count + again.left
@@ -164,7 +157,7 @@ class Concurrency:
             self._now_s, self._clock = now, clock
 
     def replace(self, jobs: Mapping[Running, Job]) -> None:
-        """Repeated jobs go by their new names, and the next launches are counted from 0."""
+        """Replace repeated jobs by their successors; count the next launches from 0."""
         for entry, job in jobs.items():
             entry.job = job
         self._num_repeated = 0

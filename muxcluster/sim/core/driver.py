@@ -1,4 +1,4 @@
-"""Drives one unit's scheduler on a virtual clock, in the order in which the engine drives it."""
+"""Drives one unit's scheduler on a virtual clock, in the same order as the engine."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -17,39 +17,38 @@ from muxcluster.sim.core.timing import CostTiming, Timing
 from muxcluster.sim.core.unit import SimUnit
 from muxcluster.sim.demand.requests import TOKENS
 
-_MIN_WAIT_S = 0.001
-"""As in the engine: a wake-up already past must not make the loop spin."""
+_MIN_WAIT_S = 0.001  # as in the engine: a wake-up in the past must not make the loop spin
 
 
+# Returns requests that come now by themselves; called again until there are none.
 Feed = Callable[[UnitScheduler, float], Sequence[Request]]
-"""Which requests come now by themselves; asked again until there are none."""
 
 
 class Sink(Protocol):
-    """Who is told what happens in a unit."""
+    """Receives what happens in a unit."""
 
     def first_token(self, request_id: str, now: float) -> None:
-        """The request got a token from a job that computes prompts."""
+        """Note that a request got a token from a job that computes prompts."""
         ...
 
     def end(self, event: Finished | Rejected, now: float) -> None:
-        """The request has ended."""
+        """Note that a request has ended."""
         ...
 
     def launched(self, driver: "UnitDriver", entries: Sequence[Running]) -> None:
-        """Jobs started at `driver.now`."""
+        """Note that jobs started at `driver.now`."""
         ...
 
     def ran(self, driver: "UnitDriver", entry: Running) -> None:
-        """A job ended at `driver.now`."""
+        """Note that a job ended at `driver.now`."""
         ...
 
 
 class UnitDriver:
     """One `UnitScheduler` and its running jobs.
 
-    Per moment the order is that of `engine.unit.Unit`: jobs that end are completed one by one, then
-    requests are added, then `next_jobs` is asked once.
+    At each moment the order is that of `engine.unit.Unit`: complete jobs that end one by one, add
+    requests, then call `next_jobs` once.
     """
 
     def __init__(
@@ -61,12 +60,12 @@ class UnitDriver:
         exact: bool = True,
         feed: Feed | None = None,
     ) -> None:
-        """timing: what times the jobs, by default the unit's cost models. feed: asked for requests
+        """timing: times the jobs, by default with the unit's cost models. feed: called for requests
         at the beginning and before each launch.
 
-        exact: every decode step is asked for and told to the sink; otherwise those that change no
-        decision are one entry of several steps, see repeating.py: nothing else differs. Raises
-        ValueError as `UnitScheduler` does.
+        exact: every decode step is scheduled and reported to the sink; otherwise those that change
+        no decision are one entry of several steps, see fast_forward.py: nothing else differs.
+        Raises ValueError as `UnitScheduler` does.
         """
         self.unit = unit
         self.scheduler = UnitScheduler(unit.spec, only_counts=True, seed=_seed(unit))
@@ -74,13 +73,15 @@ class UnitDriver:
         self._sink = sink
         self._timing = timing or CostTiming(unit)
         self._jobs = Concurrency(self._timing.slowdown)
-        self._repeating = None if exact else FastForward(self.scheduler, self._jobs, self._timing)
+        self._fast_forward = (
+            None if exact else FastForward(self.scheduler, self._jobs, self._timing)
+        )
         self._feed = feed
         self._is_stirred = feed is not None
         self._wakeup_s = math.inf
 
     def submit(self, request: Request, now: float) -> None:
-        """Accept a request at `now`, up to which the unit has been advanced."""
+        """Accept a request at `now`; the unit has been advanced up to then."""
         lets_in = not self._is_stirred and self._lets_in(now)
         if not lets_in:
             self.settle()
@@ -91,13 +92,13 @@ class UnitDriver:
         self._is_stirred = not lets_in
 
     def _lets_in(self, now: float) -> bool:
-        return self._repeating is not None and self._repeating.lets_in(now)
+        return self._fast_forward is not None and self._fast_forward.lets_in(now)
 
     def advance(self, until_s: float) -> None:
-        """All that happens up to `until_s`, except that jobs are launched before it only."""
+        """Run up to `until_s`, inclusive for ends of jobs and exclusive for launches."""
         while True:
-            if self._repeating is not None and not self._is_stirred:
-                if self._repeating.advance(until_s):
+            if self._fast_forward is not None and not self._is_stirred:
+                if self._fast_forward.advance(until_s):
                     return
                 self.settle()
             end_s = self._jobs.next_end_s
@@ -115,11 +116,11 @@ class UnitDriver:
                 self._wakeup_s = math.inf
 
     def settle(self) -> None:
-        """The scheduler and the sink know of all steps so far."""
-        if self._repeating is None:
+        """Report all steps so far to the scheduler and the sink."""
+        if self._fast_forward is None:
             return
         now = self.now
-        for ran, running, end_s in self._repeating.end():
+        for ran, running, end_s in self._fast_forward.end():
             self.now = end_s
             self._sink.ran(self, ran)
             self._sink.launched(self, [running])
@@ -134,8 +135,8 @@ class UnitDriver:
         self._sink.launched(self, launched)
         wakeup_s = self.scheduler.next_wakeup(now)
         self._wakeup_s = math.inf if wakeup_s is None else max(wakeup_s, now + _MIN_WAIT_S)
-        if self._repeating is not None:
-            self._repeating.begin()
+        if self._fast_forward is not None:
+            self._fast_forward.begin()
 
     def _take_feed(self, now: float) -> None:
         while self._feed is not None and (requests := self._feed(self.scheduler, now)):
@@ -165,7 +166,6 @@ class UnitDriver:
 
 
 def _seed(unit: SimUnit) -> CostSeed:
-    """What is known of step times before the first: the unit's cost models."""
     spec = unit.spec
     return CostSeed(
         {name: SeedModel(model.shape, model.cost) for name, model in unit.models.items()},

@@ -1,8 +1,8 @@
-"""Runs of decode steps that change no decision, at the times at which they would happen one by one.
+"""Runs of decode steps that change no decision, with the times they would have one by one.
 
-After a decode step that ended nobody, the scheduler mostly launches the same rows at the same
-place. `scheduling.repeating` tells how often it would; so many steps need no scheduler. Each keeps
-its own duration and its own slowdown by the neighbours of that moment: nothing is approximated.
+After a decode step in which no request ended, the scheduler mostly launches the same rows at the
+same place. `scheduling.lookahead.fast_forward` says how often it would; so many steps need no
+scheduler. Each keeps its own duration and slowdown by its neighbours: nothing is approximated.
 """
 
 from collections import deque
@@ -12,8 +12,7 @@ from muxcluster.scheduling.scheduler import UnitScheduler
 from muxcluster.sim.core.concurrency import Concurrency, Repeated, Running
 from muxcluster.sim.core.timing import Timing, Work
 
-_MARGIN_S = 0.002
-"""Fast-forwarding stops a little before time alone may change a decision."""
+_MARGIN_S = 0.002  # stop a little before time alone may change a decision
 
 
 class FastForward:
@@ -47,24 +46,24 @@ class FastForward:
                 self._turns.append(repeated)
 
     def lets_in(self, now: float) -> bool:
-        """True where a request that comes at `now` only waits, if nothing happened since `begin`
-        but repetitions, and these go on.
+        """Return True where a request that comes at `now` only waits and repetitions go on.
+
+        Nothing else may have happened since `begin`.
         """
         return self._lets_in and now < self._before_s
 
     def advance(self, until_s: float) -> bool:
-        """Steps that end before `until_s`. True where no more is to be done until then."""
+        """Run steps that end before `until_s`; return True if nothing else is to do before."""
         if not self._repeated:
             return False
         before_s = min(until_s, self._before_s)
         return self._jobs.repeat(self._repeated, self._turns, before_s) and before_s == until_s
 
     def end(self) -> list[tuple[Running, Running, float]]:
-        """Tell the scheduler what ran.
+        """Report to the scheduler what ran.
 
-        Returns that as jobs of several steps, in the order of their ends, each with the one that
-        has its place then; where models take turns, with the next to be told of.
-        And when each ended.
+        Returns (ran, running, end_s) in the order of ends: a job of several steps, the job that has
+        its place then (where models take turns, the next one to report), and when it ended.
         """
         if not self._repeated:
             return []

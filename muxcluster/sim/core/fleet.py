@@ -1,4 +1,4 @@
-"""All units of a simulation: who serves which model, and what is recorded."""
+"""All units of a simulation: routing to replicas of models, and recording."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -22,20 +22,20 @@ JobSink = Callable[[JobSpan], None]
 
 
 class _Replica:
-    """One model on one unit. outstanding: tokens of its requests that have not ended."""
+    """One model on one unit."""
 
     def __init__(self, driver: UnitDriver, model: str) -> None:
         self.driver = driver
-        self.outstanding = 0
+        self.outstanding = 0  # tokens of its requests that have not ended
         spec = next(m for m in driver.unit.spec.models if m.name == model)
         mean_tokens = spec.mean_prompt_tokens + spec.mean_output_tokens
         self.speed = max(spec.rate_per_s * mean_tokens, 1e-9)
 
 
 class Fleet:
-    """Units, each advanced only as far as the next request that may go to it needs.
+    """Units, each advanced only to the next request that may go to it.
 
-    So between two arrivals a unit runs undisturbed by the others. exact: as in `UnitDriver`.
+    So a unit runs undisturbed by the others between two of its arrivals. exact: see `UnitDriver`.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Fleet:
         self.table = RequestTable(context)
 
     def _feed(self, unit: SimUnit) -> Feed | None:
-        """What hands out the unit's batch job; its requests count as having come at 0."""
+        """Return what hands out the unit's batch job; its requests count as arrived at 0."""
         job = unit.job
         if job is None:
             return None
@@ -96,9 +96,9 @@ class Fleet:
         self.table.add(arrival)
 
     def begin(self) -> None:
-        """The first waves come, at 0. Raises KeyError for waves of a model that their unit has not.
+        """Start the first waves, at 0. Raises KeyError for waves of a model not on their unit.
 
-        Waves stay with their unit, so that units go on undisturbed by one another.
+        Waves stay with their unit, so that units do not disturb one another.
         """
         for driver in self.drivers:
             for waves in driver.unit.waves:
@@ -111,7 +111,7 @@ class Fleet:
             self._put(arrival, replica)
 
     def submit(self, arrival: Arrival) -> None:
-        """A request comes. Raises KeyError where no unit has its model."""
+        """Route a request. Raises KeyError where no unit has its model."""
         now = arrival.time_s
         replicas = self._replicas[arrival.model]
         for replica in replicas:
@@ -124,35 +124,33 @@ class Fleet:
         self._put(arrival, chosen)
 
     def _put(self, arrival: Arrival, replica: _Replica) -> None:
-        """The request goes to a replica whose unit has been advanced to its time."""
+        """Submit the request to a replica whose unit has been advanced to its time."""
         replica.outstanding += arrival.prompt_tokens + arrival.output_tokens
         self._replica_of[arrival.request_id] = replica
         self.table.add(arrival)
         replica.driver.submit(request_of(arrival), arrival.time_s)
 
     def stop(self, now: float) -> None:
-        """Nothing is recorded after `now`."""
+        """Run to `now` and stop recording."""
         for driver in self.drivers:
             driver.advance(now)
             driver.settle()
         self.table.leave(self._num_output, now)
 
     def usage(self, now: float) -> Mapping[str, Usage]:
-        """By unit, where it was asked for."""
+        """Return usage by unit id; empty unless a bin was given."""
         return {d.unit.spec.unit_id: meter.usage(now) for d, meter in self._meters.items()}
 
     def stats(self, now: float) -> tuple[UnitStats, ...]:
-        """Of every unit."""
+        """Return the statistics of every unit."""
         return tuple(d.scheduler.stats(now, d.unit.spec.unit_id) for d in self.drivers)
 
     def first_token(self, request_id: str, now: float) -> None:
-        """The request got a token from a job that computes prompts."""
         self.table.first_token(request_id, now)
         if (feed := self._feed_of.get(request_id)) is not None:
             feed.first_token(request_id)
 
     def end(self, event: Finished | Rejected, now: float) -> None:
-        """The request has ended."""
         if isinstance(event, Finished):
             arrival = self.table.finish(event, now)
         else:
@@ -167,12 +165,10 @@ class Fleet:
             self._start(source, replica, now)
 
     def launched(self, driver: UnitDriver, entries: Sequence[Running]) -> None:
-        """Jobs started."""
         if self._meters:
             self._meters[driver].launched(driver, entries)
 
     def ran(self, driver: UnitDriver, entry: Running) -> None:
-        """A job ended."""
         self.num_jobs += entry.num_steps if self._counts_steps else 1
         if self._meters:
             self._meters[driver].ran(driver, entry)

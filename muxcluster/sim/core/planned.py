@@ -1,4 +1,4 @@
-"""From a plan to units that can be simulated."""
+"""Conversion of a plan to units that can be simulated."""
 
 from muxcluster.core.job import Phase, WorkerSpec
 from muxcluster.core.kvshape import KvShape, block_bytes
@@ -18,11 +18,11 @@ _SHARING_LANES = frozenset({"adbs", "round-robin"})
 def units_of(
     plan: Plan, problem: Problem, policy: SchedulerSpec | None = None
 ) -> tuple[SimUnit, ...]:
-    """One unit per unit of the plan.
+    """Return one unit per unit of the plan.
 
-    policy: lane and limits; None is adbs with the problem's token budget. Lanes that share SMs get
-    a prefill worker and a decode worker a model, on all rungs of the GPU; the others one worker on
-    the whole GPU. Raises KeyError for a model or node that the problem does not name.
+    policy: lane and limits; None is ADBS with the problem's token budget. Lanes that share SMs get
+    one prefill worker and a decode worker per model, on all rungs of the GPU; the others get one
+    worker on the whole GPU. Raises KeyError for a model or node that the problem does not name.
     """
     chosen = policy or SchedulerSpec(token_budget=problem.limits.token_budget)
     demands = {demand.name: demand for demand in problem.demands}
@@ -64,7 +64,7 @@ def _unit(
 
 
 def workers_of(lane: str, gpu: Gpu, num_models: int) -> tuple[WorkerSpec, ...]:
-    """Workers of a unit: see `units_of`."""
+    """Return the workers of a unit, see `units_of`."""
     if lane not in _SHARING_LANES:
         return (WorkerSpec(0, (1.0,)),)
     prefill = WorkerSpec(0, gpu.shares, frozenset({Phase.PREFILL}))
@@ -75,7 +75,10 @@ def workers_of(lane: str, gpu: Gpu, num_models: int) -> tuple[WorkerSpec, ...]:
 
 
 def _model(model: PlannedModel, demand: Demand, served: float, bytes_per_block: int) -> ModelSpec:
-    """served: requests/s of the model over all units of the plan; the rate is split like it."""
+    """Return a model's specification.
+
+    served: its requests/s over all units of the plan; the rate is split in proportion.
+    """
     part = model.throughput / served if served > 0 else 1.0
     column = columns_of(demand, bytes_per_block)
     slo = None

@@ -1,4 +1,4 @@
-"""What became of each simulated request, in columns; an ended request is forgotten."""
+"""Results of simulated requests, in columns; ended requests keep no objects."""
 
 from collections.abc import Callable, Mapping
 
@@ -13,12 +13,10 @@ _CLASS = {service_class: index for index, service_class in enumerate(CLASSES)}
 
 
 class RequestTable:
-    """Open requests as objects, ended ones as rows of `ROW` (78 bytes each).
-
-    context: most tokens of a sequence, by model.
-    """
+    """Open requests as objects, ended ones as rows of `ROW` (78 bytes each)."""
 
     def __init__(self, context: Mapping[str, int]) -> None:
+        """context: most tokens of a sequence, by model."""
         self._context = context
         self._index = {name: index for index, name in enumerate(context)}
         self._open: dict[str, Arrival] = {}
@@ -26,21 +24,21 @@ class RequestTable:
         self._log = RowLog()
 
     def __len__(self) -> int:
-        """Requests that have not ended."""
+        """Return the number of requests that have not ended."""
         return len(self._open)
 
     def add(self, arrival: Arrival) -> None:
-        """A request has come. Raises ValueError where an open one has the same id."""
+        """Add a request. Raises ValueError where an open one has the same id."""
         if arrival.request_id in self._open:
             raise ValueError(f"two open requests have the id {arrival.request_id!r}")
         self._open[arrival.request_id] = arrival
 
     def first_token(self, request_id: str, now: float) -> None:
-        """The request got a token at `now`; one that had some before keeps its time."""
+        """Note that a request got a token at `now`; only the first one counts."""
         self._first_s.setdefault(request_id, now)
 
     def finish(self, event: Finished, now: float) -> Arrival:
-        """A request got its last token at `now`; returns it."""
+        """Note that a request got its last token at `now`; return it."""
         assert event.reason is FinishReason.LENGTH, f"{event} in a simulation"
         arrival = self._open.pop(event.request_id)
         first_s = self._first_s.pop(event.request_id)
@@ -53,15 +51,15 @@ class RequestTable:
         return arrival
 
     def reject(self, request_id: str) -> Arrival:
-        """A request was refused; returns it."""
+        """Note that a request was refused; return it."""
         arrival = self._open.pop(request_id)
         self._keep(arrival, (np.nan, np.nan, 0), Ending.REJECTED, _NO_PARTS)
         return arrival
 
     def leave(self, num_output: Callable[[Arrival], int], now: float) -> None:
-        """The recording stops at `now`: what is open is unfinished, with so many output tokens.
+        """Stop recording at `now`: open requests are unfinished, with `num_output` tokens.
 
-        Its last token is taken as having come just now.
+        Their last token counts as just arrived.
         """
         for request_id, arrival in self._open.items():
             first_s = self._first_s.get(request_id)
@@ -71,7 +69,7 @@ class RequestTable:
         self._first_s.clear()
 
     def records(self) -> Records:
-        """All that ended, in the order of their ends."""
+        """Return all requests that ended, in the order of their ends."""
         return Records(tuple(self._index), self._log.rows())
 
     def _keep(

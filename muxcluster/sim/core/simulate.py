@@ -1,4 +1,4 @@
-"""`simulate`: a stream of requests through many units, and what became of each request."""
+"""Simulation of a stream of requests through many units."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,17 +14,13 @@ from muxcluster.workload.metrics.records import Records
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SimResult:
-    """records: every request, in the order of their ends. end_s: virtual time of the last event.
+    """Results of a simulation."""
 
-    num_jobs: jobs that ran, coalesced ones counted once. usage: by unit id, empty if not asked for.
-    stats: of every unit at its end.
-    """
-
-    records: Records
-    end_s: float
-    num_jobs: int
-    usage: Mapping[str, Usage]
-    stats: tuple[UnitStats, ...]
+    records: Records  # every request, in the order of their ends
+    end_s: float  # virtual time of the last event
+    num_jobs: int  # jobs that ran, coalesced ones counted once
+    usage: Mapping[str, Usage]  # by unit id; empty if not requested
+    stats: tuple[UnitStats, ...]  # of every unit at its end
 
 
 def simulate(
@@ -38,14 +34,15 @@ def simulate(
 ) -> SimResult:
     """Run `arrivals` (in order of time) through `units`, by default to the end of every request.
 
-    Beside them, units have the waves that they name. until_s: stop there; requests that are open
-    then are recorded as unfinished. exact: every decode step counts as a job of its own and is told
-    to `on_job`; otherwise steps that repeat are one job (see repeating.py) and nothing else
-    differs. on_job: gets each job as it ends, a unit's in order. usage_bin_s: resolution of the
-    usage over time, None for no usage.
-    Nothing is random but the lengths of waves, by their seeds: the same arguments give the same
-    result. Raises KeyError for an arrival whose model no unit has or waves of one that their unit
-    has not, ValueError as `UnitScheduler` does and where no request of a wave can run.
+    Units also run their own waves and batch jobs. until_s: stop there; requests open then are
+    recorded as unfinished. exact: every decode step is a job of its own and is reported to
+    `on_job`; otherwise steps that repeat are one job (see fast_forward.py) and nothing else
+    differs. on_job: gets each job as it ends, in order within a unit. usage_bin_s: resolution of
+    the usage over time, None for no usage.
+
+    Only the lengths of waves are random, by their seeds: the same arguments give the same result.
+    Raises KeyError for an arrival whose model no unit has and for waves of a model not on their
+    unit, ValueError as `UnitScheduler` does and where no request of a wave can run.
     """
     fleet = Fleet(units, exact=exact, on_job=on_job, usage_bin_s=usage_bin_s)
     fleet.begin()

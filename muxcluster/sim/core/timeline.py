@@ -11,10 +11,7 @@ _NS, _NS_OF_US = 1e9, 1e3
 
 @dataclass(frozen=True, slots=True)
 class JobSpan:
-    """One job that ran, in seconds of virtual time.
-
-    num_steps: decode steps. alone_s: what it would have taken without neighbours.
-    """
+    """One job that ran, in seconds of virtual time."""
 
     unit_id: str
     model: str
@@ -24,14 +21,15 @@ class JobSpan:
     end_s: float
     num_rows: int
     num_tokens: int
-    num_steps: int
-    alone_s: float
+    num_steps: int  # decode steps
+    alone_s: float  # its seconds without neighbours
 
 
 def write_timeline(spans: Iterable[JobSpan], path: Path) -> None:
-    """Chrome's trace event format: a process a unit, a track an SM share, `model:phase:rows`.
+    """Write Chrome's trace event format: a process per unit, a track per SM share.
 
-    Jobs that run on equal shares at the same time get tracks of their own. Raises OSError.
+    Events are named `model:phase:rows`. Jobs that run on equal shares at the same time get tracks
+    of their own. Raises OSError.
     """
     ordered = sorted(spans, key=lambda span: (span.start_s, span.end_s))
     with path.open("w", encoding="utf-8") as file:
@@ -43,7 +41,7 @@ def write_timeline(spans: Iterable[JobSpan], path: Path) -> None:
 
 
 def _events(spans: Iterable[JobSpan]) -> Iterator[Mapping[str, Any]]:
-    """spans: by start."""
+    """Yield the events. spans: sorted by start."""
     units: dict[str, int] = {}
     tracks: dict[tuple[str, float], list[float]] = {}
     for span in spans:
@@ -66,7 +64,10 @@ def _name(kind: str, unit: int, track: int, name: str) -> Mapping[str, Any]:
 
 
 def _event(span: JobSpan, unit: int, track: int) -> Mapping[str, Any]:
-    """Times in whole nanoseconds, so that a job ends no later than the next on its track begins."""
+    """Return a job's event.
+
+    Times are rounded to nanoseconds, so that a job ends no later than the next on its track begins.
+    """
     start, end = (round(time_s * _NS) for time_s in (span.start_s, span.end_s))
     return {
         "ph": "X",

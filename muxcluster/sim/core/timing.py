@@ -1,4 +1,4 @@
-"""How long a job would take alone on its SMs, and what it draws of the memory bandwidth."""
+"""Seconds that a job takes alone on its SMs, and its share of the memory bandwidth."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,48 +13,47 @@ from muxcluster.placement.cost import Cost
 from muxcluster.placement.shapes.shape import ModelShape
 from muxcluster.sim.core.unit import SimModel, SimUnit
 
+# Mean contexts are rounded to 8 tokens, which changes a decode step of 300 tokens of context by
+# less than 0.3 %.
 _CONTEXT_STEP = 8
-"""Mean contexts are looked up to the nearest 8 tokens: a decode step of 300 tokens of context
-differs by less than 0.3 % in that."""
 Ints = NDArray[np.int32]
-_Steps = dict[int, "Work"]
-"""Decode steps by mean context, in steps of it."""
+_Steps = dict[int, "Work"]  # decode steps by mean context in units of _CONTEXT_STEP
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """seconds: of one step of the job without neighbours. draw: share of the bandwidth, 0 to 1."""
+    """Seconds and bandwidth of a job."""
 
-    seconds: float
-    draw: float
+    seconds: float  # of one step, without neighbours
+    draw: float  # share of the bandwidth, 0 to 1
 
 
 class Timing(Protocol):
-    """What times the jobs of one unit."""
+    """Times the jobs of one unit."""
 
     def work(self, job: Job, now: float) -> Work:
-        """Of `job`, by its actual rows; it is launched at `now`."""
+        """Return the work of `job`, launched at `now`, from its actual rows."""
         ...
 
     def repeated(self, job: Job) -> Callable[[int], Work]:
-        """What a decode job of one step takes when it is launched again after so many of them."""
+        """Return the work of a one-step decode job as a function of its repetitions so far."""
         ...
 
     def slowdown(self, draws: Sequence[float]) -> float:
-        """Factor ≥ 1 by which jobs that run at the same time, with these draws, are slower."""
+        """Return the factor ≥ 1 by which jobs with these draws slow one another."""
         ...
 
 
 class CostTiming:
-    """Asks `muxcluster.placement.cost` (DESIGN.md §7).
+    """Timing by `muxcluster.placement.cost` (DESIGN.md §7).
 
-    decode: rows at their mean context, halfway through its steps. prefill: as many equal prompts
-    as have the same tokens and the same attention, Σ count · (start + count / 2); rows that are
-    less than one such prompt (a late chunk of a long one) as what the whole costs more than its
-    beginning. mixed: the larger of its prefill and decode parts plus half of the smaller one,
-    because they read the weights once and share the launches. Copies between pool and host run
-    beside the forward, each GPU copying its own heads, so the longer of the two counts (BROS §5);
-    what moves inside the pool is taken as free, for GPU memory is 60 times as fast.
+    Decode: rows at their mean context, halfway through the steps. Prefill: equal prompts with the
+    same tokens and attention, Σ count · (start + count / 2), in sum; rows that are less than one
+    such prompt (a late chunk of a long one) cost what the whole costs more than its beginning.
+    Mixed: the larger of the prefill and decode parts plus half of the smaller one, because they
+    read the weights once and share the launches. Copies between pool and host run beside the
+    forward, each GPU copying its own heads, so the longer of the two counts (BROS §5); moves inside
+    the pool are free, as GPU memory is 60 times as fast.
     """
 
     def __init__(self, unit: SimUnit) -> None:
@@ -71,16 +70,14 @@ class CostTiming:
         }
 
     def slowdown(self, draws: Sequence[float]) -> float:
-        """As `muxcluster.placement.cost` has it."""
         return self._slowdown(draws)
 
     def work(self, job: Job, now: float) -> Work:
-        """Of `job`, by its actual rows and copies, whenever it is launched."""
+        """Return the work of `job` from its actual rows and copies; `now` is not used."""
         work = self._forward(job)
         return work if not job.copies else self._beside(work, job)
 
     def _beside(self, work: Work, job: Job) -> Work:
-        """`work` while the job's copies run."""
         num_bytes = sum(
             self._slot_bytes[each.model] * int(moved[:, 2].sum())
             for each in job.copies
@@ -107,7 +104,7 @@ class CostTiming:
         return self._prefill(job, *_sums(counts, starts_of))
 
     def repeated(self, job: Job) -> Callable[[int], Work]:
-        """Of a decode job; every row is a token longer each time."""
+        """Return the work by repetitions; every row is one token longer each time."""
         num_rows, starts = len(job.rows), int(job.rows.starts.sum())
         half = (job.max_steps + 1) / 2
         works = self._steps(job, num_rows)
@@ -122,7 +119,7 @@ class CostTiming:
         return work_after
 
     def _steps(self, job: Job, num_rows: int) -> _Steps:
-        """What is known of decode steps of so many rows at the job's place."""
+        """Return the cached decode steps of so many rows at the job's share."""
         return self._decodes[job.model].setdefault((job.share, num_rows), {})
 
     def _decode(self, job: Job, num_rows: int, step: int) -> Work:
@@ -160,7 +157,7 @@ class CostTiming:
 
 @lru_cache(maxsize=256)
 def _decodes(cost: Cost, shape: ModelShape, tp: int) -> dict[tuple[float, int], _Steps]:
-    """By (SM share, rows): decode steps asked for so far, for all units and runs that ask alike."""
+    """Return cached decode steps by (SM share, rows), common to all units and runs."""
     return {}
 
 
@@ -169,7 +166,6 @@ def _sums(counts: Ints, starts: Ints) -> tuple[float, float]:
 
 
 def _together(first: Work, second: Work) -> Work:
-    """One forward over the rows of both."""
     large, small = sorted((first.seconds, second.seconds), reverse=True)
     seconds = large + small / 2
     drawn = first.seconds * first.draw + second.seconds * second.draw

@@ -1,4 +1,4 @@
-"""A unit as the simulator needs it: what the engine is told, what its jobs cost, its batch load."""
+"""A unit of the simulator: its specification, cost models and batch load."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,15 +20,11 @@ class SimModel:
 
 @dataclass(frozen=True, slots=True)
 class SimUnit:
-    """One unit on a mesh of `tp` GPUs. models: of every name in `spec.models`.
-
-    host_link: bytes/s between one GPU and host memory in one direction. waves: the batch load that
-    it has in a closed loop, one entry a model at most. job: a batch job, there from the start.
-    """
+    """One unit on a mesh of `tp` GPUs."""
 
     spec: UnitSpec
-    models: Mapping[str, SimModel]
+    models: Mapping[str, SimModel]  # for every name in `spec.models`
     tp: int = 1
-    host_link: float = 25e9
-    waves: tuple[Waves, ...] = ()
-    job: UnitJob | None = None
+    host_link: float = 25e9  # bytes/s between one GPU and host memory in one direction
+    waves: tuple[Waves, ...] = ()  # batch load in a closed loop, at most one entry per model
+    job: UnitJob | None = None  # a batch job present from the start

@@ -10,24 +10,20 @@ from muxcluster.sim.core.concurrency import Running
 from muxcluster.sim.core.driver import UnitDriver
 from muxcluster.workload.metrics.series import StepSeries
 
-_PARTS = 8
-"""Steps in which the blocks of a job of many steps are taken to have come."""
+_PARTS = 8  # steps into which the growth of a multi-step job's blocks is divided
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Usage:
-    """One unit, span after span of `bin_s` seconds from 0 on; float64 [bins] each.
-
-    sm_share: SMs in running jobs, 0 to 1. kv_share: of the pool, held by live sequences, by model.
-    """
+    """Use of one unit in spans of `bin_s` seconds from 0 on; float64 [bins] each."""
 
     bin_s: float
-    sm_share: NDArray[np.float64]
-    kv_share: Mapping[str, NDArray[np.float64]]
+    sm_share: NDArray[np.float64]  # SMs in running jobs, 0 to 1
+    kv_share: Mapping[str, NDArray[np.float64]]  # of the pool, by live sequences of each model
 
 
 class UsageMeter:
-    """Measures one unit; memory grows with the bins, not with the events."""
+    """Measures one unit; its memory grows with the bins, not with the events."""
 
     def __init__(self, driver: UnitDriver, bin_s: float) -> None:
         self._bin_s = bin_s
@@ -38,19 +34,17 @@ class UsageMeter:
         self._kv = {model.name: StepSeries(bin_s) for model in driver.unit.spec.models}
 
     def launched(self, driver: UnitDriver, entries: Sequence[Running]) -> None:
-        """Jobs started."""
         self._sm.add(driver.now, sum(entry.job.share for entry in entries))
         self._note_blocks(driver)
 
     def ran(self, driver: UnitDriver, entry: Running) -> None:
-        """A job ended."""
         self._sm.add(driver.now, -entry.job.share)
         if entry.num_steps > 1:
             self._ramp(driver)
         self._note_blocks(driver)
 
     def usage(self, now: float) -> Usage:
-        """Up to the last full bin before `now`."""
+        """Return the usage up to the last full bin before `now`."""
         kv = {name: series.means(now) / self._num_blocks for name, series in self._kv.items()}
         return Usage(self._bin_s, self._sm.means(now), kv)
 
@@ -60,7 +54,7 @@ class UsageMeter:
             self._kv[name].set(driver.now, blocks)
 
     def _ramp(self, driver: UnitDriver) -> None:
-        """Blocks came step by step since the last note, and are told of only now."""
+        """Note blocks that were added step by step since the last note."""
         part_s = (driver.now - self._noted_s) / _PARTS
         for name, blocks in driver.scheduler.used_blocks().items():
             before = self._blocks.get(name, 0)

@@ -1,1 +1,1 @@
-"""What is asked of simulated units: loads, requests, waves of requests, fed batch jobs."""
+"""Demand of simulated units: loads, requests, waves of requests, fed batch jobs."""

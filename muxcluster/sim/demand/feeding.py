@@ -1,4 +1,4 @@
-"""A planned batch job that is fed to a simulated unit while it runs."""
+"""Feeding of a planned batch job to a simulated unit."""
 
 from dataclasses import dataclass
 
@@ -19,12 +19,12 @@ from muxcluster.sim.demand.requests import sampling_of
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """Tokens of requests that finished, how many were refused, and when the last one ended."""
+    """Totals of requests that ended."""
 
-    prompt_tokens: int = 0
+    prompt_tokens: int = 0  # of requests that finished, as output_tokens
     output_tokens: int = 0
     num_refused: int = 0
-    end_s: float = 0.0
+    end_s: float = 0.0  # of the last one
 
     def __add__(self, other: "Ran") -> "Ran":
         return Ran(
@@ -38,14 +38,13 @@ class Ran:
 def fitting(
     unit: UnitSpec, model: str, prompts: Prompts, output_tokens: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """As many output tokens as the context of one of the unit's models has room for, at least one;
-    int64 [n], by prompt number as `output_tokens`."""
+    """Return `output_tokens` cut to the model's context, at least one; int64 [n]."""
     spec = next(each for each in unit.models if each.name == model)
     return np.minimum(output_tokens, np.maximum(spec.max_model_len - prompts.lengths, 1))
 
 
 class SimFeed:
-    """Asks a `BatchFeeder` what comes next, and tells it what happened.
+    """Takes requests from a `BatchFeeder` and reports their ends to it.
 
     Request ids are `prefix` and the prompt's number.
     """
@@ -59,7 +58,7 @@ class SimFeed:
         output_tokens: NDArray[np.int64],
         prefix: str = "",
     ) -> None:
-        """model: one of the unit's. output_tokens: int64 [n], what each request will get."""
+        """model: one of the unit's. output_tokens: int64 [n], the true lengths."""
         self._feeder = feeder
         self._unit = unit
         self._model = model
@@ -70,11 +69,11 @@ class SimFeed:
         self.ran = Ran()
 
     def __call__(self, scheduler: UnitScheduler, now: float) -> list[Request]:
-        """The requests to submit now."""
+        """Return the requests to submit now."""
         return self.requests(scheduler, self.room(scheduler, now))
 
     def room(self, scheduler: UnitScheduler, now: float) -> Room:
-        """What the job finds where it shares the unit with nobody it knows of."""
+        """Return the room for the model's job if it is the unit's only batch job."""
         space = scheduler.batch_memory.space(self._model)
         size_bytes, policy = self._unit.block_bytes, self._unit.scheduler
         return Room(
@@ -85,8 +84,7 @@ class SimFeed:
         )
 
     def requests(self, scheduler: UnitScheduler, room: Room) -> list[Request]:
-        """The requests to submit where there is such room; what they need is pinned, and what
-        nobody needs any more is not."""
+        """Return the requests to submit into `room`; pin their prefixes, unpin unneeded ones."""
         for pin_id in self._freed:
             scheduler.batch_memory.unpin(pin_id)
         self._freed.clear()
@@ -100,11 +98,11 @@ class SimFeed:
         return request
 
     def first_token(self, request_id: str) -> None:
-        """A request that was fed got a token from a job that computes prompts."""
+        """Note that a fed request got a token from a job that computes prompts."""
         self._feeder.started(self._number(request_id))
 
     def end(self, event: Finished | Rejected, now: float) -> None:
-        """A request that was fed has ended."""
+        """Note that a fed request has ended."""
         number = self._number(event.request_id)
         if isinstance(event, Finished):
             tokens = int(self._prompts.lengths[number]), int(self._outputs[number])
@@ -137,17 +135,16 @@ class SimFeed:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class UnitJob:
-    """What of a batch job one unit runs. planned: `job` with its tree. order: of `offline.orders`.
-    expected: see `feeder_of`."""
+    """The part of a batch job that one unit runs."""
 
     model: str
-    planned: OfflineJob
+    planned: OfflineJob  # `job` with its tree
     job: Unplanned
-    order: str
-    expected: float | None = None
+    order: str  # of `offline.orders`
+    expected: float | None = None  # see `feeder_of`
 
     def feed(self, unit: UnitSpec) -> SimFeed:
-        """A new one for this unit. Raises ValueError for an unknown order."""
+        """Return a new feed for this unit. Raises ValueError for an unknown order."""
         prompts = self.job.prompts
         outputs = fitting(unit, self.model, prompts, self.job.output_tokens)
         feeder = feeder_of(self.planned, self.order, self.expected)

@@ -1,4 +1,4 @@
-"""Where the requests of a simulation come from, as a value that another process can be sent."""
+"""Sources of a simulation's requests, as values that can be sent to another process."""
 
 import json
 from collections.abc import Iterator
@@ -24,34 +24,34 @@ class Load(Protocol):
     """A stream of requests, the same for the same seed."""
 
     def arrivals(self, seed: int, end_s: float) -> Iterator[Arrival]:
-        """Those before `end_s`, in order of time."""
+        """Return the requests before `end_s`, in order of time."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Synthetic:
-    """Drawn from distributions, a source a model."""
+    """Requests drawn from distributions, one source per model."""
 
     sources: tuple[Source, ...]
 
     def arrivals(self, seed: int, end_s: float) -> Iterator[Arrival]:
-        """As `muxcluster.workload.generate`."""
+        """Return the requests, see `muxcluster.workload.generate`."""
         return generate(self.sources, seed, end_s)
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """A recorded stream. popularity: (model, requests/s) by which requests of a trace that names no
-    models are given to models. speed: times are divided by it. digest: of the file's content."""
+    """A recorded stream."""
 
     path: Path
     form: Form
+    # (model, requests/s) in whose proportion requests get models if the trace names none.
     popularity: tuple[tuple[str, float], ...]
-    speed: float = 1.0
-    digest: str = ""
+    speed: float = 1.0  # times are divided by it
+    digest: str = ""  # of the file's content
 
     def arrivals(self, seed: int, end_s: float) -> Iterator[Arrival]:
-        """From the file's beginning. Raises ConfigError where it is malformed."""
+        """Return the requests from the file's beginning. Raises ConfigError if malformed."""
         return between(sped_up(self._read(seed), self.speed), 0.0, end_s)
 
     def _read(self, seed: int) -> Iterator[Arrival]:
@@ -65,7 +65,7 @@ class Trace:
 
 
 def form_of(path: Path) -> Form:
-    """The format of a trace by its first line. Raises ConfigError for a file that is none."""
+    """Return the format of a trace by its first line. Raises ConfigError for another file."""
     try:
         with open_text(path) as file:
             line = file.readline(_LONGEST_LINE)

@@ -1,4 +1,4 @@
-"""From an arrival to what the scheduler wants: lengths are real, tokens are stand-ins."""
+"""Conversion of arrivals to requests: lengths are real, tokens are placeholders."""
 
 from functools import lru_cache
 
@@ -9,21 +9,21 @@ from muxcluster.core.sampling import SamplingParams
 from muxcluster.workload.arrival import Arrival
 
 _MAX_TOKENS = 2**20
+# Prompts and outputs are slices of this: only their lengths matter.
 TOKENS = np.zeros(_MAX_TOKENS, dtype=np.int32)
-"""What prompts and outputs are slices of: only their lengths are looked at."""
 TOKENS.flags.writeable = False
 
 
 @lru_cache(maxsize=65_536)
 def sampling_of(num_output: int) -> SamplingParams:
-    """Exactly so many tokens."""
+    """Return parameters for exactly `num_output` tokens."""
     return SamplingParams(max_tokens=num_output, ignore_eos=True)
 
 
 def request_of(arrival: Arrival) -> Request:
-    """A request that gets exactly `arrival.output_tokens` tokens (or fills the context).
+    """Return a request that gets exactly `arrival.output_tokens` tokens (or fills the context).
 
-    Without a known prefix it stays away from the prefix cache, where all stand-ins are alike.
+    Without a known prefix it is not cacheable, because all placeholders are equal.
     """
     prefix = arrival.prefix
     length = arrival.prompt_tokens

@@ -1,4 +1,4 @@
-"""Batch load in a closed loop: the next wave comes when all of the last one has ended (BROS §7)."""
+"""Batch load in a closed loop: the next wave starts when all of the last has ended (BROS §7)."""
 
 import math
 from dataclasses import dataclass
@@ -11,17 +11,16 @@ from muxcluster.workload.seeds import rng_for
 
 @dataclass(frozen=True, slots=True)
 class Waves:
-    """`size` batch requests of a model at once, wave after wave.
+    """Waves of `size` batch requests of a model.
 
-    end_s: no wave starts then or later. seed: of the lengths, which depend on the unit, too. Raises
-    ValueError for a size below 1 or an end that is not finite.
+    Raises ValueError for a size below 1 or an end that is not finite.
     """
 
     model: str
     size: int
     lengths: Lengths
-    end_s: float
-    seed: int = 0
+    end_s: float  # no wave starts then or later
+    seed: int = 0  # of the lengths, which also depend on the unit
 
     def __post_init__(self) -> None:
         if self.size < 1 or not math.isfinite(self.end_s):
@@ -40,7 +39,7 @@ class WaveSource:
         self._begun_s = -math.inf
 
     def start(self, now: float) -> list[Arrival]:
-        """The next wave, all at `now`; empty where that is too late."""
+        """Return the next wave, all at `now`; empty where that is too late."""
         waves = self._waves
         if now >= waves.end_s:
             return []
@@ -55,9 +54,9 @@ class WaveSource:
         ]
 
     def end_one(self, now: float) -> bool:
-        """A request of the open wave has ended; True where it was the last.
+        """Note that a request of the open wave has ended; return True for the last one.
 
-        Raises ValueError where all were refused: the loop would never leave this moment.
+        Raises ValueError where all were refused: the loop would never advance.
         """
         self._num_open -= 1
         if self._num_open == 0 and now == self._begun_s:

@@ -1,1 +1,1 @@
-"""Pictures of comparisons and of jobs over time."""
+"""Plots of comparisons and of jobs over time."""

@@ -1,4 +1,4 @@
-"""A comparison as a picture: figures against the rate, latencies, KV pools over time."""
+"""Picture of a comparison: throughput and attainment by rate, latencies, KV pools over time."""
 
 import math
 import warnings
@@ -29,9 +29,9 @@ _LATENCIES = (
 
 
 def picture(reports: Sequence[CaseReport], form: str) -> bytes:
-    """A file of the form "svg" or "png" with the reports of one or several rate scales.
+    """Return a file of the form "svg" or "png" with the reports of one or several rate scales.
 
-    With several, throughput and attainment are drawn against the rate, the rest is of the highest.
+    With several, throughput and attainment are drawn by rate; the rest is of the highest rate.
     Latency curves end below 100 % where requests never finished. Equal reports give equal bytes.
     Raises ValueError without reports.
     """
@@ -66,7 +66,6 @@ def _figure(reports: Sequence[CaseReport]) -> Figure:
 
 
 def _draw_head(head: SubFigure, highest: Sequence[CaseReport], systems: Colours) -> None:
-    """What was simulated, and which line is which system."""
     first = highest[0]
     total = first.total
     title = f"{len(first.models)} models, {total.offered_per_s:.1f} requests/s offered"

@@ -1,4 +1,4 @@
-"""Jobs as areas: which model's prefill or decode has which part of a mesh's SMs, over time."""
+"""Plot of jobs as areas: the part of a mesh's SMs of each model's phases, over time."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +16,7 @@ _EDGE = "white"
 
 @dataclass(frozen=True, slots=True)
 class Area:
-    """A job's part of the SMs, `low` to `high` of all, while the same jobs run beside it."""
+    """A job's part of the SMs, `low` to `high` in 0 to 1, while its neighbours stay the same."""
 
     span: JobSpan
     start_s: float
@@ -26,8 +26,10 @@ class Area:
 
 
 def areas(spans: Sequence[JobSpan], models: Sequence[str]) -> Iterator[Area]:
-    """Where the jobs of one unit are drawn: prefill from the bottom up, decodes from the top down
-    in the order of `models`. Which SMs a job has is not known, only how many.
+    """Yield the areas of one unit's jobs.
+
+    Prefill is drawn from the bottom up, decodes from the top down in the order of `models`: the
+    number of a job's SMs is known, not which ones.
     """
     last: dict[int, Area] = {}
     for area in _slices(spans, models):
@@ -43,7 +45,7 @@ def areas(spans: Sequence[JobSpan], models: Sequence[str]) -> Iterator[Area]:
 
 
 def _slices(spans: Sequence[JobSpan], models: Sequence[str]) -> Iterator[Area]:
-    """Areas cut whenever any job begins or ends."""
+    """Yield areas cut whenever any job begins or ends."""
     times = sorted({time for span in spans for time in (span.start_s, span.end_s)})
     for start_s, end_s in pairwise(times):
         running = [each for each in spans if each.start_s <= start_s and each.end_s >= end_s]
@@ -64,10 +66,10 @@ def sms_over_time(
     start_s: float,
     end_s: float,
 ) -> None:
-    """One unit's jobs from `start_s` to `end_s`, in milliseconds from there; prefill is hatched.
+    """Draw one unit's jobs from `start_s` to `end_s` in milliseconds; prefill is hatched.
 
-    colours: by model. A white line across is where a job or a decode step begins; steps that the
-    simulator took as one are drawn apart, equally long.
+    colours: by model. White lines separate jobs and decode steps; steps that the simulator merged
+    are drawn with equal lengths.
     """
     dress(axes, "", "milliseconds", "SMs")
     near = [each for each in spans if each.end_s > start_s and each.start_s < end_s]
@@ -90,14 +92,12 @@ def sms_over_time(
 
 
 def _box(area: Area, start_s: float) -> list[tuple[float, float]]:
-    """Corners in milliseconds from `start_s` and shares."""
     left, right = (1e3 * (time - start_s) for time in (area.start_s, area.end_s))
     low, high = area.low, area.high
     return [(left, low), (right, low), (right, high), (left, high)]
 
 
 def _edges(area: Area, start_s: float) -> Iterator[list[tuple[float, float]]]:
-    """Its outline to the neighbour, and where steps begin within it."""
     left, right = (1e3 * (time - start_s) for time in (area.start_s, area.end_s))
     inner = area.high if area.span.phase == "prefill" else area.low
     yield [(left, inner), (right, inner)]

@@ -1,4 +1,4 @@
-"""The panels of a comparison's picture, each on axes of its own."""
+"""The panels of a comparison's picture."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -16,12 +16,11 @@ from muxcluster.sim.plot.style import INK, Colour, dash_of, dress
 from muxcluster.sim.report.report import CaseReport, GroupReport, Number, SpreadReport
 
 Colours = Mapping[str, Colour]
-_MOST_NAMED = 10
-"""Models whose bars get names."""
+_MOST_NAMED = 10  # models whose bars get names
 
 
 def throughput_by_rate(axes: Axes, reports: Sequence[CaseReport], colours: Colours) -> None:
-    """Requests/s served against requests/s offered; the grey line is all of them."""
+    """Draw requests/s served by requests/s offered; the grey line is all of them."""
     dress(axes, "Served", "requests/s offered", "requests/s")
     most = max(report.total.offered_per_s for report in reports)
     axes.plot([0, most], [0, most], color="#9aa0ab", linewidth=1, zorder=1)
@@ -31,7 +30,7 @@ def throughput_by_rate(axes: Axes, reports: Sequence[CaseReport], colours: Colou
 
 
 def attainment_by_rate(axes: Axes, reports: Sequence[CaseReport], colours: Colours) -> None:
-    """Share within the SLO against requests/s offered."""
+    """Draw the share within the SLO by requests/s offered."""
     scale = f"{reports[0].slo_scale:g}"
     dress(axes, f"Within {scale} x base latency", "requests/s offered", "")
     _lines(axes, reports, colours, lambda total, key: total.attainment[key])
@@ -40,7 +39,7 @@ def attainment_by_rate(axes: Axes, reports: Sequence[CaseReport], colours: Colou
 
 
 def served_bars(axes: Axes, reports: Sequence[CaseReport], colours: Colours) -> None:
-    """One rate scale: requests/s served, a bar a system, and what was offered."""
+    """Draw requests/s served at one rate scale, a bar per system, and the offered rate."""
     dress(axes, "Served", "requests/s", "")
     rates = [report.total.requests_per_s for report in reports]
     offered = reports[0].total.offered_per_s
@@ -57,7 +56,7 @@ def served_bars(axes: Axes, reports: Sequence[CaseReport], colours: Colours) -> 
 
 
 def attainment_by_slo(axes: Axes, reports: Sequence[CaseReport], colours: Colours) -> None:
-    """One rate scale: share of the requests within a multiple of their base latency."""
+    """Draw the share of requests within multiples of their base latency, at one rate scale."""
     dress(axes, "Within a multiple of the base latency", "SLO scale", "")
     for index, report in enumerate(reports):
         found = report.total.attainment
@@ -70,7 +69,7 @@ def attainment_by_slo(axes: Axes, reports: Sequence[CaseReport], colours: Colour
 
 
 def served_by_model(axes: Axes, reports: Sequence[CaseReport], colours: Colours) -> None:
-    """Share of each model's demand that was served: who is starved."""
+    """Draw the share of each model's demand that was served."""
     dress(axes, "Served, by model", "", "")
     models = by_rate(reports[0])
     width = 0.8 / len(reports)
@@ -91,14 +90,14 @@ def served_by_model(axes: Axes, reports: Sequence[CaseReport], colours: Colours)
 
 
 def by_rate(report: CaseReport) -> list[str]:
-    """The models, the one with most requests first."""
+    """Return the models by falling rate."""
     return sorted(report.models, key=lambda name: -report.models[name].offered_per_s)
 
 
 def cdf(
     axes: Axes, reports: Sequence[CaseReport], colours: Colours, which: str, label: str
 ) -> None:
-    """Share of all requests that took at most so long; the rest never finished.
+    """Draw the share of all requests by seconds; those missing at the end never finished.
 
     which: "ttft", "tpot" or "latency".
     """
@@ -116,9 +115,9 @@ def cdf(
 
 
 def kv_over_time(axes: Axes, report: CaseReport, colours: Colours, top: float) -> None:
-    """The KV pools of one system, by the model that holds them; models in the order of `colours`.
+    """Draw the KV pools of one system by model, in the order of `colours`.
 
-    top: where the axis ends, a share of the pools.
+    top: end of the axis, a share of the pools.
     """
     use = report.use
     dress(axes, f"KV pools: {report.system}", "seconds", "")
@@ -151,7 +150,7 @@ def _lines(
 
 
 def _logarithmic(axes: Axes) -> None:
-    """Seconds or scales over decades, 1, 2 and 5 of each written where there is room."""
+    """Make the x axis logarithmic, with labels at 1, 2 and 5 where there is room."""
     axes.set_xscale("log")
     low, high = axes.get_xlim()
     if high < 300 * low:

@@ -1,4 +1,4 @@
-"""How the pictures of a comparison look."""
+"""Style of the pictures of a comparison."""
 
 from collections.abc import Iterable
 from colorsys import hls_to_rgb
@@ -26,19 +26,21 @@ _GOLDEN = 0.618034
 
 
 def system_colours(names: Iterable[str]) -> dict[str, Colour]:
-    """A colour each, in order of appearance; after eight they come again."""
+    """Return a colour for each name, in order of appearance; eight colours repeat."""
     known = list(dict.fromkeys(names))
     return {name: _SYSTEMS[index % len(_SYSTEMS)] for index, name in enumerate(known)}
 
 
 def dash_of(index: int) -> str | tuple[int, tuple[int, ...]]:
-    """A dash pattern, so that lines over one another and colours alike stay apart."""
+    """Return a dash pattern, so that overlapping lines and equal colours can be told apart."""
     return _DASHES[index % len(_DASHES)]
 
 
 def model_colours(names: Iterable[str]) -> dict[str, Colour]:
-    """A colour each; the first eight can be told apart by the colour-blind, too (Okabe and Ito),
-    of the rest neighbours' hues are far apart."""
+    """Return a colour for each name.
+
+    The first eight are safe for the colour-blind (Okabe and Ito); later neighbours differ in hue.
+    """
     known = list(dict.fromkeys(names))
     more = (_hue(index) for index in range(len(known)))
     return dict(zip(known, chain(_MODELS, more), strict=False))
@@ -49,7 +51,7 @@ def _hue(index: int) -> Colour:
 
 
 def dress(axes: Axes, title: str, xlabel: str, ylabel: str) -> None:
-    """Title, labels, a pale grid, no box."""
+    """Set title, labels and a pale grid; remove the box."""
     axes.set_title(title, loc="left", fontsize=10, fontweight="bold", color=INK)
     axes.set_xlabel(xlabel)
     axes.set_ylabel(ylabel)

@@ -1,4 +1,4 @@
-"""Interactive and batch requests apart: what each class got out of a simulation."""
+"""Results of interactive and of batch requests, apart."""
 
 from collections.abc import Mapping, Sequence
 
@@ -23,7 +23,7 @@ from muxcluster.workload.metrics.window import Floats, Window
 def classes_report(
     records: Records, window: Window, demands: Mapping[str, Demand], stats: Sequence[UnitStats]
 ) -> ClassesReport:
-    """Both classes over one window. Raises KeyError for a model without a demand."""
+    """Return both classes over one window. Raises KeyError for a model without a demand."""
     return ClassesReport(
         interactive=_interactive(records.of_class(ServiceClass.INTERACTIVE), window, demands),
         batch=_batch(records.of_class(ServiceClass.BATCH), window),
@@ -79,7 +79,7 @@ def _sharing(stats: Sequence[UnitStats]) -> SharingReport:
 
 
 def _targets(arrived: Records, demands: Mapping[str, Demand]) -> tuple[Floats, Floats]:
-    """[n] TTFT and TPOT targets in the order of the records, infinite for no target."""
+    """Return [n] TTFT and TPOT targets in the order of the records, infinite for no target."""
     found = np.full((2, len(arrived.models)), np.inf)
     for index, name in enumerate(arrived.models):
         demand = demands[name]

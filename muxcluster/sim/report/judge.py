@@ -1,4 +1,4 @@
-"""From the records of a simulation to its report."""
+"""Reports from the records of a simulation."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,9 @@ def group_report(
     demands: Mapping[str, Demand],
     scales: Sequence[float],
 ) -> GroupReport:
-    """Of all records together. Raises KeyError for a model without base or demand."""
+    """Return the report of all records together. Raises KeyError for a model without base or
+    demand.
+    """
     found = metrics.figures(records, window)
     arrived = metrics.arrived(records, window)
     done = arrived.where(arrived.is_finished)
@@ -53,7 +55,7 @@ def group_report(
 def fairness_report(
     use: Mapping[str, float], offered: Mapping[str, float]
 ) -> FairnessReport | None:
-    """Over the models that anybody asked for; None where nobody used anything."""
+    """Return fairness over the models with requests; None where nothing was used."""
     asked = {name: rate for name, rate in offered.items() if rate > 0}
     if not asked or not sum(use[name] for name in asked) > 0:
         return None
@@ -67,7 +69,7 @@ def fairness_report(
 
 
 def worst_model(models: Mapping[str, GroupReport], slo_scale: float) -> str | None:
-    """The one of least attainment, then of least served share; None without requests."""
+    """Return the model of least attainment, then of least served share; None without requests."""
     key = f"{slo_scale:g}"
     asked = [name for name, group in models.items() if group.num_requests]
 
@@ -79,12 +81,12 @@ def worst_model(models: Mapping[str, GroupReport], slo_scale: float) -> str | No
 
 
 def number(value: float) -> Number:
-    """None for what JSON has no number for."""
+    """Return the value; None for NaN and infinity, which JSON lacks."""
     return float(value) if math.isfinite(value) else None
 
 
 def spread_report(seconds: NDArray[np.float64]) -> SpreadReport:
-    """Of the values that are not NaN."""
+    """Return the spread of the values that are not NaN."""
     found = metrics.spread(seconds)
     kept = seconds[~np.isnan(seconds)]
     places = np.percentile(kept, _PERCENTS).tolist() if kept.size else []
@@ -99,7 +101,7 @@ def spread_report(seconds: NDArray[np.float64]) -> SpreadReport:
 
 
 def _of_targets(arrived: Records, demands: Mapping[str, Demand]) -> Number:
-    """Over the models that have targets; None where none of the requests is of such a model."""
+    """Return attainment over models with targets; None where no request is of such a model."""
     ttft, tpot = (np.full(len(arrived.models), np.nan) for _ in range(2))
     for index, name in enumerate(arrived.models):
         demand = demands[name]

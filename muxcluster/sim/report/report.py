@@ -1,9 +1,8 @@
-"""What one simulated case amounts to, as a value that goes to JSON and back."""
+"""The report of one simulated case, as a value that converts to JSON and back."""
 
 from pydantic import BaseModel, ConfigDict
 
-Number = float | None
-"""None where there is nothing to measure."""
+Number = float | None  # None where there is nothing to measure
 
 
 class _Frozen(BaseModel):
@@ -11,79 +10,66 @@ class _Frozen(BaseModel):
 
 
 class SpreadReport(_Frozen):
-    """Seconds over the requests that finished. quantiles: at 0, 1, .. 100 %, [] without any."""
+    """Seconds over the requests that finished."""
 
     count: int
     mean: Number
     p50: Number
     p90: Number
     p99: Number
-    quantiles: tuple[float, ...]
+    quantiles: tuple[float, ...]  # at 0, 1, … 100 %; empty without requests
 
 
 class GroupReport(_Frozen):
-    """One model's requests, or all of them: those that arrived in the window, or what came in it.
-
-    offered_per_s: arrivals. requests_per_s, tokens_per_s: requests that ended well and output
-    tokens that came, inside the window. served_share: requests_per_s over offered_per_s.
-    finished_share: of the arrivals, those that finished before the simulation stopped. num_refused:
-    too long for their model or its memory. attainment: by SLO scale, share of the arrivals whose
-    latency is at most scale times what they take alone. target_attainment: share within the
-    configured TTFT and TPOT, over models that have such targets. time_s: mean time account.
-    """
+    """Requests of one model, or of all, that arrived in the window."""
 
     num_requests: int
-    num_refused: int
-    offered_per_s: float
-    requests_per_s: float
-    tokens_per_s: float
-    served_share: Number
-    finished_share: Number
+    num_refused: int  # too long for their model or its memory
+    offered_per_s: float  # arrivals
+    requests_per_s: float  # that finished inside the window
+    tokens_per_s: float  # output tokens inside the window
+    served_share: Number  # requests_per_s over offered_per_s
+    finished_share: Number  # of the arrivals, before the simulation stopped
     ttft: SpreadReport
     tpot: SpreadReport
     latency: SpreadReport
     normalised: SpreadReport
-    attainment: dict[str, Number]
-    target_attainment: Number
-    time_s: dict[str, Number]
+    attainment: dict[str, Number]  # by SLO scale: share with at most scale × base latency
+    target_attainment: Number  # share within TTFT and TPOT targets, of models that have them
+    time_s: dict[str, Number]  # mean time account
 
 
 class InteractiveReport(_Frozen):
-    """Interactive requests that arrived in the window; requests_per_s and output_tokens_per_s are
-    what came in it.
-
-    Spreads are of those that finished; normalised: latency per output token. ttft_attainment,
-    tpot_attainment, attainment: of all that arrived, those that finished within the TTFT target,
-    the (mean) TPOT target, both; a model without targets is always within them.
-    """
+    """Interactive requests that arrived in the window; spreads are of those that finished."""
 
     num_requests: int
     offered_per_s: float
-    requests_per_s: float
-    output_tokens_per_s: float
+    requests_per_s: float  # that finished inside the window
+    output_tokens_per_s: float  # inside the window
     finished_share: Number
     ttft: SpreadReport
     tpot: SpreadReport
-    normalised: SpreadReport
+    normalised: SpreadReport  # latency per output token
+    # Shares of all arrivals that finished within the TTFT target, the (mean) TPOT target, both; a
+    # model without targets is always within them.
     ttft_attainment: Number
     tpot_attainment: Number
     attainment: Number
 
 
 class BatchReport(_Frozen):
-    """The batch class: num_requests came in num_waves; the others are what ended, or which prompt
-    and output tokens were computed, in the window."""
+    """Requests of the batch class."""
 
     num_requests: int
     num_waves: int
-    requests_per_s: float
-    tokens_per_s: float
+    requests_per_s: float  # that ended inside the window
+    tokens_per_s: float  # prompt and output tokens computed inside the window
     output_tokens_per_s: float
     latency: SpreadReport
 
 
 class SharingReport(_Frozen):
-    """Totals of the schedulers, to the end of the simulation: see core's ModelStats."""
+    """Totals of the schedulers to the end of the simulation, see `ModelStats`."""
 
     num_lent_columns: int
     num_saved_slots: int
@@ -93,7 +79,7 @@ class SharingReport(_Frozen):
 
 
 class ClassesReport(_Frozen):
-    """Interactive and batch requests of all models, apart."""
+    """Interactive and batch requests of all models."""
 
     interactive: InteractiveReport
     batch: BatchReport
@@ -101,46 +87,38 @@ class ClassesReport(_Frozen):
 
 
 class FairnessReport(_Frozen):
-    """Of `use` over offered rate: max_over_min is None where a model got nothing."""
+    """Fairness of use over offered rate, see `Fairness`."""
 
-    max_over_min: Number
+    max_over_min: Number  # None where a model got nothing
     jain: float
     least_share: float
     least_model: str
 
 
 class UseReport(_Frozen):
-    """Means over the window. sm: of the SMs of the plan's GPUs. kv: of the memory of all pools.
+    """Means over the window."""
 
-    times_s: ends of the spans of kv_over_time: by model, share of the pools that it holds.
-    kv_fairness: of that share over rate (MuxServe §3.2).
-    """
-
-    sm: float
-    kv: float
-    times_s: tuple[float, ...]
-    kv_over_time: dict[str, tuple[float, ...]]
-    kv_fairness: FairnessReport | None
+    sm: float  # of the SMs of the plan's GPUs
+    kv: float  # of the memory of all pools
+    times_s: tuple[float, ...]  # ends of the spans of kv_over_time
+    kv_over_time: dict[str, tuple[float, ...]]  # share of the pools that each model holds
+    kv_fairness: FairnessReport | None  # of that share over rate (MuxServe §3.2)
 
 
 class CaseReport(_Frozen):
-    """One system under one load. units: a line each. wall_s: what the simulation itself took.
-
-    worst_model: the one of least attainment at `slo_scale`, then of least served share. classes:
-    None where they were not asked for.
-    """
+    """One system under one load."""
 
     system: str
     rate_scale: float
     seed: int
     duration_s: float
     slo_scale: float
-    units: tuple[str, ...]
+    units: tuple[str, ...]  # one line each
     total: GroupReport
     models: dict[str, GroupReport]
     fairness: FairnessReport | None
-    worst_model: str | None
+    worst_model: str | None  # of least attainment at `slo_scale`, then of least served share
     use: UseReport
     num_jobs: int
-    wall_s: float
-    classes: ClassesReport | None = None
+    wall_s: float  # of the simulation itself
+    classes: ClassesReport | None = None  # None where not requested

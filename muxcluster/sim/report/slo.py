@@ -1,4 +1,4 @@
-"""Base latencies: what each request would take alone, on GPUs of its own."""
+"""Base latencies: seconds that each request takes alone, on GPUs of its own."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,27 +11,22 @@ from muxcluster.placement.problem import Demand, Node, Problem
 from muxcluster.workload.metrics.records import Records
 
 Floats = NDArray[np.float64]
+# Most of a mesh's memory for weights: with it LLaMA 7B and 13B get one A100, 30B four and 65B
+# eight, the meshes of MuxServe's base latencies.
 _FULLEST = 0.4
-"""Part of a mesh's memory that the weights may take: with it, LLaMA 7B and 13B have one A100, 30B
-four and 65B eight, the meshes of MuxServe's own base latencies."""
-_PLACES = 96
-"""Lengths at which costs are asked for; straight lines between them."""
+_PLACES = 96  # lengths at which costs are computed; linear in between
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BaseLatency:
-    """Of one model: full prefill and decode of a single request, all SMs (MuxServe §4.1).
+    """Full prefill and decode of a single request of one model, all SMs (MuxServe §4.1)."""
 
-    lengths: tokens, ascending from 1. prefill_s: of a prompt of so many. decoded_s: of decoding
-    from a context of 1 token to one of so many.
-    """
-
-    lengths: Floats
-    prefill_s: Floats
-    decoded_s: Floats
+    lengths: Floats  # tokens, ascending from 1
+    prefill_s: Floats  # of prompts of these lengths
+    decoded_s: Floats  # of decoding from a context of 1 token to these lengths
 
     def seconds(self, prompt_tokens: Floats, output_tokens: Floats) -> Floats:
-        """[n] seconds; the first output token is the prefill's."""
+        """Return [n] seconds; the first output token comes from the prefill."""
         ends = prompt_tokens + np.maximum(output_tokens, 1) - 1
         prefill = np.interp(prompt_tokens, self.lengths, self.prefill_s)
         before, after = (
@@ -41,13 +36,16 @@ class BaseLatency:
 
 
 def base_latencies(problem: Problem) -> dict[str, BaseLatency]:
-    """By model, each on the fewest of the fastest GPUs whose memory its weights leave free enough
-    (all of a node's where they never do)."""
+    """Return base latencies by model.
+
+    Each is on the fewest of the fastest GPUs with enough memory beside the weights, or on all of a
+    node's.
+    """
     return {demand.name: _of(demand, problem) for demand in problem.demands}
 
 
 def base_s(records: Records, bases: Mapping[str, BaseLatency]) -> Floats:
-    """[n] seconds in the order of the records, by the output each was to have.
+    """Return [n] seconds in the order of the records, for the output of each.
 
     A request without output counts as one of one token. Raises KeyError for a model without base.
     """

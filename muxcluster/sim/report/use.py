@@ -1,4 +1,4 @@
-"""How much of the SMs and of the KV pools was in use."""
+"""Use of SMs and KV pools."""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,8 +10,7 @@ from muxcluster.sim.core.usage import Usage
 from muxcluster.sim.report.judge import fairness_report
 from muxcluster.sim.report.report import UseReport
 
-NUM_BINS = 60
-"""Spans that a window is divided into."""
+NUM_BINS = 60  # spans of a window
 
 
 def use_report(
@@ -20,9 +19,10 @@ def use_report(
     duration_s: float,
     offered: Mapping[str, float],
 ) -> UseReport:
-    """Over the first `duration_s` seconds; usage: of every unit, in `NUM_BINS` spans of them.
+    """Return use over the first `duration_s` seconds.
 
-    Units count by their GPUs and by the bytes of their pools. offered: requests/s by model.
+    usage: of every unit, in `NUM_BINS` spans. Units are weighted by their GPUs and by the bytes of
+    their pools. offered: requests/s by model.
     """
     gpus = {unit.spec.unit_id: float(unit.tp) for unit in units}
     pools = {u.spec.unit_id: float(u.spec.num_blocks * u.spec.block_bytes) for u in units}
@@ -43,7 +43,7 @@ def use_report(
 
 
 def _full(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """[NUM_BINS]: what comes after the window is cut off, and after the last job there is 0."""
+    """Return [NUM_BINS] values, cut at the end of the window, 0 after the last job."""
     found = np.zeros(NUM_BINS)
     kept = values[:NUM_BINS]
     found[: len(kept)] = kept

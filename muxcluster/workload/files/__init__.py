@@ -1,1 +1,1 @@
-"""Files of workloads and traces, read with every field checked."""
+"""Readers of workload and trace files that check every field."""

@@ -16,7 +16,7 @@ _FRACTION = 10**7
 def read_azure(
     path: Path, model: str, service_class: ServiceClass = ServiceClass.INTERACTIVE
 ) -> Iterator[Arrival]:
-    """The requests of `AzureLLMInferenceTrace_*.csv`, time 0 at the first.
+    """Yield the requests of `AzureLLMInferenceTrace_*.csv`, time 0 at the first.
 
     Raises ConfigError for rows that are malformed or out of order.
     """
@@ -33,7 +33,7 @@ def read_azure(
 
 
 def _ticks(row: Row) -> int:
-    """Units of 100 ns: the file has seven digits of fraction, one more than datetime."""
+    """Return the time in units of 100 ns: the file has one digit more than datetime."""
     text = row.text("TIMESTAMP")
     seconds, point, fraction = text.partition(".")
     try:

@@ -1,8 +1,8 @@
-"""A batch job from a file of JSON lines: OpenAI's batch format, or a prompt and a length a line.
+"""Reader of a batch job from JSON lines: OpenAI's batch format, or a prompt and a length per line.
 
-Plain: {"prompt": text or token ids, "max_tokens": n} and, where it is known, "output_tokens".
+Plain: {"prompt": text or token ids, "max_tokens": n} and, where known, "output_tokens".
 OpenAI's: {"custom_id", "method", "url", "body": {"messages" or "prompt", "max_tokens", ...}}. Text
-is not tokenised: four bytes of UTF-8 stand for a token, so that what texts share is still seen.
+is not tokenised: four bytes of UTF-8 count as a token, so that shared prefixes remain visible.
 """
 
 from array import array
@@ -18,21 +18,20 @@ from muxcluster.core.errors import ConfigError
 from muxcluster.workload.batchjob import BatchJob
 from muxcluster.workload.files.rows import Row, json_rows
 
-_TEXT_BYTES = 4
-"""Of text in a token: English in today's vocabularies has about so many."""
+_TEXT_BYTES = 4  # bytes of text per token, as of English in current vocabularies
 _MOST = 2**31
 _MOST_TOLD = 3
 
 
 @dataclass(slots=True)
 class BadLines:
-    """Lines that are no requests. first: what is wrong with the first few."""
+    """Lines that are not requests."""
 
     num: int = 0
-    first: list[ConfigError] = field(default_factory=list)
+    first: list[ConfigError] = field(default_factory=list)  # errors of the first few
 
     def add(self, error: ConfigError) -> None:
-        """One more."""
+        """Count one more."""
         self.num += 1
         if len(self.first) < _MOST_TOLD:
             self.first.append(error)
@@ -40,18 +39,18 @@ class BadLines:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What a file asks for. models: that its requests name, in the order of their first lines."""
+    """Result of checking all lines of a file."""
 
-    models: tuple[str, ...]
+    models: tuple[str, ...]  # that requests name, in the order of their first lines
     bad: BadLines
 
 
 def survey(path: Path, why_not: Callable[[str], str | None]) -> Survey:
-    """Look at all lines of `path`; those that are no requests are counted.
+    """Check all lines of `path`; lines that are not requests are counted.
 
-    why_not: what is wrong with the name of a model; None for a good one. Where requests name
+    why_not: returns what is wrong with a model's name, None for a good one. Where requests name
     several models, one that names none is bad as well. Raises ConfigError where the file cannot be
-    read, and what is wrong with its first line where all of them are bad.
+    read, and the first line's error where all lines are bad.
     """
     bad, unnamed = BadLines(), BadLines()
     models: dict[str, None] = {}
@@ -81,7 +80,6 @@ def survey(path: Path, why_not: Callable[[str], str | None]) -> Survey:
 
 
 def _checked(row: Row) -> Row:
-    """The request of a line. Raises ConfigError where it is none."""
     request = _body(row)
     _prompt(request)
     _output(request, 1)
@@ -90,11 +88,10 @@ def _checked(row: Row) -> Row:
 
 @dataclass(frozen=True, slots=True)
 class Skips:
-    """Lines that are left out in place of an error. others: those for another model than the one
-    that is asked for, or for none. bad: those that are no requests."""
+    """Lines that are left out instead of raising an error."""
 
-    others: bool = False
-    bad: bool = False
+    others: bool = False  # requests for another model than the given one, or for none
+    bad: bool = False  # lines that are not requests
 
 
 NOTHING = Skips()
@@ -103,11 +100,11 @@ NOTHING = Skips()
 def read_batch(
     path: Path, default_output: int, model: str | None = None, skips: Skips = NOTHING
 ) -> BatchJob:
-    """The requests of `path`, read line by line; names ending in .gz are compressed.
+    """Read the requests of `path` line by line; names ending in .gz are compressed.
 
-    default_output: output tokens of a line that names no most. model: the name that lines may
-    give; None takes any, but one alone. Raises ConfigError, which names the line, for what is
-    malformed and for a file without requests.
+    default_output: output tokens of a line without a limit. model: the name that lines may give;
+    None allows any single one. Raises ConfigError with the line for malformed ones, and for a file
+    without requests.
     """
     ids, lengths, outputs = array("i"), array("q"), array("q")
     num_known = 0
@@ -141,7 +138,7 @@ def _ignored(error: ConfigError) -> None:
 
 
 def _body(row: Row) -> Row:
-    """The request itself: the line, or the body that OpenAI's format wraps in one."""
+    """Return the request: the line, or the body inside OpenAI's format."""
     if "body" not in row.fields:
         return row
     body = row.fields["body"]
@@ -160,7 +157,7 @@ def _checked_model(request: Row, model: str | None) -> str | None:
 
 
 def _output(request: Row, default: int) -> tuple[int, bool]:
-    """Output tokens, and whether they are what the request gets rather than its most."""
+    """Return output tokens, and whether they are the true length rather than a limit."""
     if "output_tokens" in request.fields:
         return request.whole("output_tokens", 1), True
     for name in ("max_completion_tokens", "max_tokens"):
@@ -170,7 +167,7 @@ def _output(request: Row, default: int) -> tuple[int, bool]:
 
 
 def _prompt(request: Row) -> NDArray[np.int32]:
-    """Token ids, or stand-ins for them, int32; at least one."""
+    """Return token ids, or placeholders for them, int32; at least one."""
     if "messages" in request.fields:
         return _text_ids(_chat_text(request))
     prompt = request.fields.get("prompt")
@@ -192,7 +189,7 @@ def _chat_text(request: Row) -> str:
 
 
 def _said(request: Row, message: Any) -> str:
-    """Role and text of one message; parts of text may be listed one by one."""
+    """Return role and text of one message; its content may be a list of text parts."""
     if not isinstance(message, Mapping):
         request.fail("messages", f"expected objects, found {message!r:.40}")
     role, content = message.get("role"), message.get("content")

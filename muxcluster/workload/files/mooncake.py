@@ -1,4 +1,4 @@
-"""Mooncake's traces (FAST'25): long prompts with the ids of their blocks, so reuse is real."""
+"""Mooncake's traces (FAST'25): long prompts with block ids, so with real prefix sharing."""
 
 import math
 from collections.abc import Iterator
@@ -11,14 +11,13 @@ from muxcluster.workload.files.rows import Row, json_rows
 from muxcluster.workload.seeds import rng_for
 
 BLOCK_TOKENS = 512
-CONVERSATION_SPREAD_S = 3.0
-"""The conversation trace's clock ticks about every 3 s."""
+CONVERSATION_SPREAD_S = 3.0  # the conversation trace's clock ticks about every 3 s
 
 
 def read_mooncake(
     path: Path, model: str, spread_s: float = 0.0, seed: int = 0
 ) -> Iterator[Arrival]:
-    """The requests, all interactive, at the file's own times (seconds from its start).
+    """Yield the requests, all interactive, at the file's times (seconds from its start).
 
     spread_s: requests of one timestamp come at random moments within so many seconds after it, at
     most until the next timestamp, in the file's order. Raises ConfigError for rows that are
@@ -41,7 +40,7 @@ def _spread(path: Path, model: str, spread_s: float, seed: int) -> Iterator[Arri
 
 
 def _ticks(path: Path) -> Iterator[tuple[float, list[Row], float]]:
-    """Timestamps, the rows of each, and the next timestamp (infinite after the last), seconds."""
+    """Yield each timestamp, its rows, and the next timestamp (infinite at the end), in seconds."""
     groups = groupby(json_rows(path), key=lambda row: row.whole("timestamp", 0))
     held = [(time_ms, list(rows)) for time_ms, rows in islice(groups, 1)]
     for time_ms, group in groups:

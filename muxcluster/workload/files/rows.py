@@ -1,4 +1,4 @@
-"""Rows of CSV and JSONL files whose every field is checked: an error names file, line and field."""
+"""Rows of CSV and JSONL files with checked fields: errors name file, line and field."""
 
 import csv
 import json
@@ -15,23 +15,21 @@ from muxcluster.core.errors import ConfigError
 from muxcluster.core.inputs.json_file import parse_nested
 from muxcluster.workload.files.streams import open_text
 
-_MOST = 2**31
-"""Whole numbers stay below it, so that they fit int32."""
+_MOST = 2**31  # integers are below it, so that they fit int32
 _DIGITS = re.compile("[0-9]{1,10}")
 _NUMBER = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?([eE][-+]?[0-9]+)?")
 _UNREADABLE = (OSError, UnicodeDecodeError, EOFError, BadGzipFile, ZlibError)
 
 
-OnBad = Callable[[ConfigError], None]
-"""Gets what is wrong with a line that is left out."""
+OnBad = Callable[[ConfigError], None]  # gets the error of a line that is left out
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line. line: counted from 1; None for an entry of a file that is one document."""
+    """One line."""
 
     path: Path
-    line: int | None
+    line: int | None  # from 1; None for an entry of a file that is one document
     fields: Mapping[str, Any]
 
     def fail(self, field: str, message: str) -> NoReturn:
@@ -39,14 +37,14 @@ class Row:
         raise ConfigError(self.path, field, message, self.line)
 
     def text(self, field: str) -> str:
-        """A string that is not empty. Raises ConfigError."""
+        """Return a non-empty string. Raises ConfigError."""
         value = self.fields.get(field)
         if not isinstance(value, str) or not value:
             self.fail(field, f"expected text, found {value!r}")
         return value
 
     def whole(self, field: str, least: int) -> int:
-        """An integer from `least` up, in JSON a number, in CSV digits. Raises ConfigError."""
+        """Return an integer from `least` up (JSON number or CSV digits). Raises ConfigError."""
         value = self.fields.get(field)
         if isinstance(value, str) and _DIGITS.fullmatch(value):
             value = int(value)
@@ -55,7 +53,7 @@ class Row:
         return value
 
     def number(self, field: str, least: float = 0.0) -> float:
-        """A finite number from `least` up. Raises ConfigError."""
+        """Return a finite number from `least` up. Raises ConfigError."""
         value = self.fields.get(field)
         found = math.nan
         if isinstance(value, str) and _NUMBER.fullmatch(value):
@@ -67,7 +65,7 @@ class Row:
         return found
 
     def blocks(self, field: str, prompt_tokens: int, block_tokens: int) -> tuple[int, ...]:
-        """Ids of the blocks of a prompt, from 0 up, one each. Raises ConfigError."""
+        """Return the ids of a prompt's blocks, from 0 up, one each. Raises ConfigError."""
         value, wanted = self.fields.get(field), -(-prompt_tokens // block_tokens)
         if not isinstance(value, list) or len(value) != wanted:
             found = f"{len(value)} entries" if isinstance(value, list) else repr(value)
@@ -80,7 +78,7 @@ class Row:
 
 
 def csv_rows(path: Path, columns: Sequence[str]) -> Iterator[Row]:
-    """The rows under a header that must hold these columns. Raises ConfigError."""
+    """Yield the rows under a header that must have these columns. Raises ConfigError."""
     try:
         with open_text(path) as file:
             reader = csv.reader(file, strict=True)
@@ -99,9 +97,11 @@ def csv_rows(path: Path, columns: Sequence[str]) -> Iterator[Row]:
 
 
 def json_rows(path: Path, on_bad: OnBad | None = None) -> Iterator[Row]:
-    """One JSON object a line. on_bad: gets what is wrong with lines that are none, which are left
-    out then. Raises ConfigError: without `on_bad` for the first of these, and for a file that
-    cannot be read."""
+    """Yield one JSON object per line.
+
+    on_bad: gets the errors of malformed lines, which are then left out. Raises ConfigError for a
+    malformed line without `on_bad`, and for a file that cannot be read.
+    """
     try:
         with open_text(path, "strict" if on_bad is None else "surrogateescape") as file:
             for line, text in enumerate(file, start=1):
@@ -118,7 +118,7 @@ def json_rows(path: Path, on_bad: OnBad | None = None) -> Iterator[Row]:
 
 
 def json_document(path: Path) -> Any:
-    """The file as one JSON value. Raises ConfigError."""
+    """Return the file as one JSON value. Raises ConfigError."""
     try:
         with open_text(path) as file:
             return parse_nested(file.read())
@@ -140,7 +140,7 @@ def _check_header(path: Path, header: Sequence[str], columns: Sequence[str]) -> 
 
 def _json_object(path: Path, line: int, text: str) -> dict[str, Any]:
     try:
-        value = parse_nested(text.encode())  # fails for bytes that are no UTF-8
+        value = parse_nested(text.encode())  # fails for bytes that are not UTF-8
     except json.JSONDecodeError as error:
         raise ConfigError(path, "", f"not JSON: {error.msg}", line) from error
     except UnicodeEncodeError as error:

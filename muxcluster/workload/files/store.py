@@ -1,4 +1,4 @@
-"""Our own file of a workload: JSON lines, a header first, then one request a line.
+"""muxcluster's workload file: JSON lines, a header first, then one request per line.
 
 Header: {"muxcluster_workload": 1, "note": "..."}. A request: {"time_s", "id", "model",
 "prompt_tokens", "output_tokens"} and, where they apply, "class": "batch", "block_ids" with
@@ -20,9 +20,9 @@ _HEADER = "muxcluster_workload"
 
 
 def save(path: Path, arrivals: Iterable[Arrival], note: str = "") -> int:
-    """Write the stream and return how many requests it held; nothing is left of a failed one.
+    """Write the stream and return its number of requests; a failed write leaves no file.
 
-    Times keep every bit. Raises OSError, ValueError where time runs back.
+    Times are kept exactly. Raises OSError, ValueError where time runs back.
     """
     count, latest_s = 0, 0.0
     with new_text(path) as file:
@@ -37,7 +37,7 @@ def save(path: Path, arrivals: Iterable[Arrival], note: str = "") -> int:
 
 
 def load(path: Path) -> Iterator[Arrival]:
-    """The requests of a file that `save` wrote, one at a time. Raises ConfigError."""
+    """Yield the requests of a file that `save` wrote. Raises ConfigError."""
     rows = json_rows(path)
     header = next(rows, Row(path, 1, {}))
     if header.fields.get(_HEADER) != VERSION:

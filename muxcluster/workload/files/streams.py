@@ -1,4 +1,4 @@
-"""Text files, gzip-compressed where the name ends in .gz, written whole or not at all."""
+"""Text files, gzip-compressed where the name ends in .gz, written atomically."""
 
 import gzip
 import io
@@ -10,7 +10,7 @@ from typing import TextIO
 
 
 def open_text(path: Path, errors: str = "strict") -> TextIO:
-    """For reading, UTF-8. errors: as of `open`. Raises OSError."""
+    """Open for reading, UTF-8. errors: as in `open`. Raises OSError."""
     if path.suffix == ".gz":
         return io.TextIOWrapper(gzip.open(path, "rb"), "utf-8", errors, newline="")
     return path.open(encoding="utf-8", errors=errors, newline="")
@@ -18,9 +18,9 @@ def open_text(path: Path, errors: str = "strict") -> TextIO:
 
 @contextmanager
 def new_text(path: Path) -> Iterator[TextIO]:
-    """For writing, UTF-8; `path` appears, or is replaced, only when the block ends well.
+    """Open for writing, UTF-8; `path` appears or is replaced only when the block succeeds.
 
-    The same text gives the same bytes: gzip's header bears neither name nor time. Raises OSError.
+    The same text gives the same bytes: gzip's header has no name or time. Raises OSError.
     """
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:

@@ -8,24 +8,20 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class Fairness:
-    """Of the models' use per unit of rate; all 1 where everyone gets the same.
+    """Fairness of the models' use per unit of rate; all 1 where it is equal."""
 
-    max_over_min: infinite where a model got nothing. jain: Jain's index, (Σx)² / (m · Σx²), from
-    1/m up. least_share: the least served model's use per rate over that of all models together;
-    least_model: its name.
-    """
-
-    max_over_min: float
-    jain: float
-    least_share: float
+    max_over_min: float  # infinite where a model got nothing
+    jain: float  # Jain's index, (Σx)² / (m · Σx²), from 1/m up
+    least_share: float  # the least served model's use per rate over that of all models together
     least_model: str
 
 
 def fairness(use: Mapping[str, float], rates: Mapping[str, float]) -> Fairness:
-    """Of the models of `rates`, requests/s, each above 0 (MuxServe §3.2: token blocks over rate).
+    """Return the fairness of `use` over `rates` by model (MuxServe §3.2: token blocks over rate).
 
-    use: mean token blocks held, or requests/s served; not below 0. Raises ValueError where a number
-    is out of range or nobody used anything, KeyError for a model without a use.
+    use: mean token blocks held, or requests/s served; not below 0. rates: requests/s, above 0.
+    Raises ValueError where a number is out of range or all use is 0, KeyError for a model without
+    a use.
     """
     models = list(rates)
     demand = np.array([rates[model] for model in models], dtype=np.float64)

@@ -1,4 +1,4 @@
-"""What became of each request, kept in columns: 78 bytes a request, a million of them in 78 MB."""
+"""Results of requests, in columns: 78 bytes per request."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -11,13 +11,13 @@ from muxcluster.core.events import FinishReason
 from muxcluster.core.request import ServiceClass
 
 CLASSES = tuple(ServiceClass)
+# Disjoint parts of a request's time, as in `muxcluster.core.events.Finished`.
 PARTS = ("queue_s", "prefill_s", "decode_s", "preempted_s", "restore_s")
-"""A request's time by what it did; disjoint, as in `muxcluster.core.events.Finished`."""
 _CHUNK = 8192
 
 
 class Ending(IntEnum):
-    """How a request ended. unfinished: it had not when the recording stopped."""
+    """How a request ended; UNFINISHED: it had not when recording stopped."""
 
     FINISHED = 0
     ABORTED = 1
@@ -26,32 +26,28 @@ class Ending(IntEnum):
     UNFINISHED = 4
 
 
+# The engine's reasons as endings.
 ENDINGS = {
     FinishReason.STOP: Ending.FINISHED,
     FinishReason.LENGTH: Ending.FINISHED,
     FinishReason.ABORT: Ending.ABORTED,
     FinishReason.ERROR: Ending.FAILED,
 }
-"""What the engine's reasons are here."""
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One request, seconds on one clock.
-
-    first_token_s, last_token_s: when output came, None where none did; of a request that did not
-    finish, the last token so far. output_tokens: tokens that came.
-    queue_s .. restore_s: its time account, zero where nobody kept one.
-    """
+    """One request, seconds on one clock."""
 
     model: str
     arrival_s: float
-    first_token_s: float | None
-    last_token_s: float | None
+    first_token_s: float | None  # None without output
+    last_token_s: float | None  # last token so far, where the request did not finish
     prompt_tokens: int
-    output_tokens: int
+    output_tokens: int  # so far
     service_class: ServiceClass = ServiceClass.INTERACTIVE
     ending: Ending = Ending.FINISHED
+    # Time account, 0 where none was kept.
     queue_s: float = 0.0
     prefill_s: float = 0.0
     decode_s: float = 0.0
@@ -59,6 +55,7 @@ class Record:
     restore_s: float = 0.0
 
 
+# Columns of `Record`, with model and class as positions in their lists and None as NaN.
 ROW = np.dtype(
     [
         ("model", np.int32),
@@ -72,43 +69,42 @@ ROW = np.dtype(
         *((part, np.float64) for part in PARTS),
     ]
 )
-"""The columns: `Record` with the model and class as positions in their lists, None as NaN."""
 assert tuple(field.name for field in fields(Record)) == ROW.names
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Records:
-    """Requests in the order they were added. models: names by index. rows: `ROW` [n]."""
+    """Requests in the order they were added."""
 
-    models: tuple[str, ...]
-    rows: NDArray[np.void]
+    models: tuple[str, ...]  # names by index
+    rows: NDArray[np.void]  # `ROW` [n]
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def where(self, mask: NDArray[np.bool_]) -> "Records":
-        """The requests where `mask` ([n]) is true, with all model names."""
+        """Return the requests where `mask` ([n]) is true, with all model names."""
         return Records(self.models, self.rows[mask])
 
     def of_model(self, model: str) -> "Records":
-        """One model's requests. Raises ValueError for a name that is not there."""
+        """Return one model's requests. Raises ValueError for an unknown name."""
         return self.where(self.rows["model"] == self.models.index(model))
 
     def of_class(self, service_class: ServiceClass) -> "Records":
-        """One class's requests."""
+        """Return one class's requests."""
         return self.where(self.rows["service_class"] == CLASSES.index(service_class))
 
     @property
     def is_finished(self) -> NDArray[np.bool_]:
-        """[n]: the request got all its output."""
+        """Return [n]: whether the request got all its output."""
         return np.asarray(self.rows["ending"] == Ending.FINISHED)
 
 
 class RowLog:
-    """Rows of `ROW`, one after the other.
+    """Growing log of rows of `ROW`.
 
-    Up to 8192 wait as tuples; beyond those, memory is `ROW.itemsize` a row, and twice that while
-    `rows()` joins the chunks.
+    Up to 8192 are kept as tuples; the others take `ROW.itemsize` each, twice that while `rows()`
+    joins the chunks.
     """
 
     def __init__(self) -> None:
@@ -116,13 +112,13 @@ class RowLog:
         self._waiting: list[tuple[object, ...]] = []
 
     def add(self, row: tuple[object, ...]) -> None:
-        """Keep one row, its values in the order of `ROW`."""
+        """Add one row, its values in the order of `ROW`."""
         self._waiting.append(row)
         if len(self._waiting) == _CHUNK:
             self._pack()
 
     def rows(self) -> NDArray[np.void]:
-        """All rows so far, `ROW` [n]; the log goes on."""
+        """Return all rows so far, `ROW` [n]; the log may grow further."""
         self._pack()
         rows = np.concatenate(self._chunks)
         self._chunks = [rows]
@@ -134,14 +130,15 @@ class RowLog:
 
 
 class RecordLog:
-    """Takes records as requests end. models: names known beforehand, kept even without requests."""
+    """Log of records, added as requests end."""
 
     def __init__(self, models: Sequence[str] = ()) -> None:
+        """models: names known in advance, kept even without requests."""
         self._index = {name: index for index, name in enumerate(models)}
         self._log = RowLog()
 
     def add(self, record: Record) -> None:
-        """Keep one record. Raises ValueError where its tokens and times contradict each other."""
+        """Add one record. Raises ValueError where its tokens and times contradict each other."""
         _check(record)
         first, last = record.first_token_s, record.last_token_s
         self._log.add(
@@ -163,7 +160,7 @@ class RecordLog:
         )
 
     def records(self) -> Records:
-        """All records so far; the log goes on."""
+        """Return all records so far; the log may grow further."""
         return Records(tuple(self._index), self._log.rows())
 
 

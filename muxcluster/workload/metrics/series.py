@@ -1,11 +1,11 @@
-"""Values that hold until they change (SM share in use, KV blocks held), averaged over time."""
+"""Time averages of step functions (SM share in use, KV blocks held)."""
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 
 def step_means(times_s: ArrayLike, values: ArrayLike, edges_s: ArrayLike) -> NDArray[np.float64]:
-    """[k - 1] time-weighted means between consecutive `edges_s` ([k], ascending).
+    """Return [k - 1] time-weighted means between consecutive `edges_s` ([k], ascending).
 
     times_s, values: [n] changes, times not descending; values[i] holds from times_s[i] until the
     next change, the last one for ever; 0 before the first. Exact: the integral of a step function
@@ -25,10 +25,10 @@ def step_means(times_s: ArrayLike, values: ArrayLike, edges_s: ArrayLike) -> NDA
 
 
 class StepSeries:
-    """The same, kept while time runs: 8 bytes a bin however often the value changes.
+    """Time averages of one value as it changes: 8 bytes per bin, whatever the number of changes.
 
-    bin_s: the resolution. `mean` is exact between multiples of it (from `start_s` on) and takes a
-    bin as level inside. The value is 0 until it is first set.
+    `mean` is exact between multiples of `bin_s` (from `start_s` on) and takes the value as constant
+    within a bin. The value is 0 until it is first set.
     """
 
     def __init__(self, bin_s: float, start_s: float = 0.0) -> None:
@@ -39,11 +39,10 @@ class StepSeries:
         self._now_s = start_s
         self._value = 0.0
         self._area = 0.0
-        self._areas = [0.0]
-        """Integral up to each bin edge passed so far."""
+        self._areas = [0.0]  # integral up to each bin edge passed so far
 
     def set(self, now_s: float, value: float) -> None:
-        """The value from now on; `now_s` never descends (ValueError)."""
+        """Set the value from now on. Raises ValueError where `now_s` descends."""
         self._advance(now_s)
         self._value = value
 
@@ -53,14 +52,14 @@ class StepSeries:
         self._value += change
 
     def mean(self, start_s: float, end_s: float) -> float:
-        """Time-weighted mean of a span within what has passed. Raises ValueError outside it."""
+        """Return the mean over a span. Raises ValueError unless it is within the recorded time."""
         if not self._start_s <= start_s < end_s <= self._now_s:
             raise ValueError(f"no values from {start_s} to {end_s} s")
         before, after = self._integral(start_s), self._integral(end_s)
         return (after - before) / (end_s - start_s)
 
     def means(self, now_s: float) -> NDArray[np.float64]:
-        """[bins] mean of each bin that is full by `now_s`, which becomes the present."""
+        """Advance to `now_s`; return [bins] means of the bins that are full by then."""
         self._advance(now_s)
         return np.diff(self._areas) / self._bin_s
 

@@ -14,26 +14,21 @@ LEVEL = 0.99
 
 @dataclass(frozen=True, slots=True)
 class Goodput:
-    """The highest rate at which requests keep their SLO (DistServe's goodput).
+    """The highest rate at which requests keep their SLO (DistServe's goodput)."""
 
-    passing: highest rate of the sweep up to which every rate passed; 0 where the lowest failed.
-    interpolated: where a straight line from there to the first failing rate meets the level.
-    is_capped: no rate failed, so the goodput is at least that.
-    """
-
-    passing: float
-    interpolated: float
-    is_capped: bool
+    passing: float  # highest rate of the sweep up to which all passed; 0 where the lowest failed
+    interpolated: float  # where a line from there to the first failing rate meets the level
+    is_capped: bool  # no rate failed, so the goodput is at least this
 
 
 def attainment_at_scales(
     records: Records, base_s: ArrayLike, scales: Sequence[float]
 ) -> NDArray[np.float64]:
-    """[len(scales)] share of the requests with an end-to-end latency of at most scale · base.
+    """Return [len(scales)] shares of requests with an end-to-end latency ≤ scale · base.
 
-    base_s: [n] seconds, in the order of the records: what each takes alone on whole GPUs, full
-    prefill and decode (MuxServe §4.1). A request that did not finish is a miss, refused and aborted
-    ones too; without requests the share is NaN. Raises ValueError unless every base is positive.
+    base_s: [n] seconds that each request takes alone on whole GPUs, full prefill and decode
+    (MuxServe §4.1). Requests that did not finish, refused and aborted ones too, are misses; without
+    requests the share is NaN. Raises ValueError unless every base is positive.
     """
     base = np.asarray(base_s, dtype=np.float64)
     if base.shape != (len(records),) or not (base > 0).all():
@@ -46,10 +41,10 @@ def attainment_at_scales(
 
 
 def attainment_of_targets(records: Records, ttft: ArrayLike, tpot: ArrayLike) -> float:
-    """Share of the requests that finished with TTFT and TPOT within their targets.
+    """Return the share of requests that finished with TTFT and TPOT within their targets.
 
     ttft, tpot: seconds, one for all or [n] in the order of the records; infinite for no target. A
-    request of one token keeps any TPOT. Misses and the empty case as in `attainment_at_scales`.
+    request of one token meets any TPOT. Misses and the empty case as in `attainment_at_scales`.
     """
     if not len(records):
         return float("nan")
@@ -59,10 +54,10 @@ def attainment_of_targets(records: Records, ttft: ArrayLike, tpot: ArrayLike) ->
 
 
 def goodput(rates: Sequence[float], attainments: Sequence[float], level: float = LEVEL) -> Goodput:
-    """The goodput of a sweep, whose points may come in any order.
+    """Return the goodput of a sweep; points may be in any order.
 
-    What passes beyond the first failing rate does not count: a claim of a rate is a claim of all
-    lower ones. Raises ValueError for an empty sweep, lengths that differ or a rate twice.
+    Rates that pass beyond the first failing one do not count, because goodput claims all lower
+    rates. Raises ValueError for an empty sweep, lengths that differ or a repeated rate.
     """
     points = sorted(zip(rates, attainments, strict=True))
     if not points or len({rate for rate, _ in points}) < len(points):
@@ -77,7 +72,7 @@ def goodput(rates: Sequence[float], attainments: Sequence[float], level: float =
 
 
 def _meet(low: float, above: float, high: float, below: float, level: float) -> float:
-    """The rate at which the line through (low, above) and (high, below) is at `level`."""
+    """Return the rate at which the line through (low, above) and (high, below) is at `level`."""
     if np.isnan(below):
         return low
     return float(low + (high - low) * (above - level) / (above - below))

@@ -1,8 +1,8 @@
-"""Throughput, latency and time accounts of recorded requests over one window given explicitly.
+"""Throughput, latency and time accounts of recorded requests over one explicit window.
 
-Throughput counts what *came* in the window. Latency, time account and attainment are of the
-requests that *arrived* in it, whenever they ended, so a slow end is not cut off. `figures` of a
-million requests takes about 150 MB beside the records and a second.
+Throughput counts tokens and ends inside the window. Latency, time account and attainment are of the
+requests that arrived in it, whenever they ended, so slow ends are not cut off. `figures` of a
+million requests takes about 150 MB beside the records, and one second.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Seconds from start_s (inside) to end_s (outside). Raises ValueError for an empty one."""
+    """The seconds in [start_s, end_s). Raises ValueError for an empty window."""
 
     start_s: float
     end_s: float
@@ -29,17 +29,17 @@ class Window:
 
     @property
     def duration_s(self) -> float:
-        """Its length."""
+        """Return the length of the window."""
         return self.end_s - self.start_s
 
     def holds(self, times_s: Floats) -> NDArray[np.bool_]:
-        """Which of `times_s` ([n], NaN for never) lie inside."""
+        """Return which of `times_s` ([n], NaN for never) are inside."""
         return (times_s >= self.start_s) & (times_s < self.end_s)
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A distribution in five numbers; NaN where it holds nothing. Percentiles interpolate."""
+    """A distribution in five numbers, NaN where it is empty. Percentiles interpolate."""
 
     count: int
     mean: float
@@ -50,36 +50,29 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """Per second of the window. requests: last token inside. prompt tokens: counted when the first
-    token comes. output tokens: as they come, taken as evenly spaced from first to last."""
+    """Throughput per second of the window."""
 
-    requests_per_s: float
-    prompt_tokens_per_s: float
-    output_tokens_per_s: float
+    requests_per_s: float  # finished, with the last token inside
+    prompt_tokens_per_s: float  # of requests with the first token inside
+    output_tokens_per_s: float  # inside, taken as evenly spaced from first to last
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """One window of one set of requests.
+    """Figures of one set of requests in one window; spreads are of the finished ones."""
 
-    num_requests: arrived inside; num_finished: those of them that finished. The spreads are of the
-    finished ones: ttft_s: arrival to first token. tpot_s: per output token after the first, of
-    requests with two or more. latency_s: arrival to last token. normalised_s: latency per output
-    token. time_s: mean seconds by part of the time account.
-    """
-
-    num_requests: int
-    num_finished: int
+    num_requests: int  # that arrived inside
+    num_finished: int  # of these
     throughput: Throughput
-    ttft_s: Spread
-    tpot_s: Spread
-    latency_s: Spread
-    normalised_s: Spread
-    time_s: Mapping[str, float]
+    ttft_s: Spread  # arrival to first token
+    tpot_s: Spread  # per output token after the first, of requests with two or more
+    latency_s: Spread  # arrival to last token
+    normalised_s: Spread  # latency per output token
+    time_s: Mapping[str, float]  # mean seconds by part of the time account
 
 
 def spread(values: ArrayLike) -> Spread:
-    """Mean and percentiles of the values that are not NaN."""
+    """Return mean and percentiles of the values that are not NaN."""
     found = np.asarray(values, dtype=np.float64).ravel()
     found = found[~np.isnan(found)]
     if not found.size:
@@ -89,34 +82,34 @@ def spread(values: ArrayLike) -> Spread:
 
 
 def arrived(records: Records, window: Window) -> Records:
-    """The requests that arrived inside the window."""
+    """Return the requests that arrived inside the window."""
     return records.where(window.holds(records.rows["arrival_s"]))
 
 
 def ttft_s(records: Records) -> Floats:
-    """[n] seconds from arrival to first token; NaN without one."""
+    """Return [n] seconds from arrival to first token; NaN without one."""
     return np.asarray(records.rows["first_token_s"] - records.rows["arrival_s"])
 
 
 def tpot_s(records: Records) -> Floats:
-    """[n] seconds per output token after the first; NaN below two tokens."""
+    """Return [n] seconds per output token after the first; NaN below two tokens."""
     rows = records.rows
     gaps = np.where(rows["output_tokens"] > 1, rows["output_tokens"] - 1.0, np.nan)
     return np.asarray((rows["last_token_s"] - rows["first_token_s"]) / gaps)
 
 
 def latency_s(records: Records) -> Floats:
-    """[n] seconds from arrival to last token; NaN without one."""
+    """Return [n] seconds from arrival to last token; NaN without one."""
     return np.asarray(records.rows["last_token_s"] - records.rows["arrival_s"])
 
 
 def normalised_s(records: Records) -> Floats:
-    """[n] latency per output token (Orca's and vLLM's normalised latency); NaN without one."""
+    """Return [n] latency per output token (Orca's and vLLM's normalised latency), or NaN."""
     return np.asarray(latency_s(records) / np.maximum(records.rows["output_tokens"], 1))
 
 
 def throughput(records: Records, window: Window) -> Throughput:
-    """What came inside the window, of finished and other requests alike, per second."""
+    """Return throughput inside the window; tokens of unfinished requests count too."""
     rows = records.rows
     num_finished = np.count_nonzero(records.is_finished & window.holds(rows["last_token_s"]))
     prompts = rows["prompt_tokens"][window.holds(rows["first_token_s"])]
@@ -126,7 +119,7 @@ def throughput(records: Records, window: Window) -> Throughput:
 
 
 def figures(records: Records, window: Window) -> Figures:
-    """The figures of all requests together."""
+    """Return the figures of all requests together."""
     found = arrived(records, window)
     done = found.where(found.is_finished)
     return Figures(
@@ -142,15 +135,15 @@ def figures(records: Records, window: Window) -> Figures:
 
 
 def figures_by_model(records: Records, window: Window) -> dict[str, Figures]:
-    """The figures of each model, in the order of `records.models`."""
+    """Return the figures of each model, in the order of `records.models`."""
     return {name: figures(records.of_model(name), window) for name in records.models}
 
 
 def rate_weighted(values: Mapping[str, float], rates: Mapping[str, float]) -> float:
-    """Σ rate · value / Σ rate over the models of `rates` (MuxServe's weighted throughput, §4.2).
+    """Return Σ rate · value / Σ rate over `rates` (MuxServe's weighted throughput, §4.2).
 
     MuxServe's notebooks leave out the division by Σ rate. Raises KeyError for a model without a
-    value, ValueError where the rates sum to nothing.
+    value, ValueError where the rates sum to 0.
     """
     total = sum(rates.values())
     if not total > 0:
@@ -159,7 +152,7 @@ def rate_weighted(values: Mapping[str, float], rates: Mapping[str, float]) -> fl
 
 
 def _tokens_before(records: Records, time_s: float) -> NDArray[np.int64]:
-    """[n] output tokens that had come by `time_s`, which it does not include."""
+    """Return [n] output tokens that came before `time_s`."""
     rows = records.rows
     first, last = rows["first_token_s"], rows["last_token_s"]
     num_tokens = rows["output_tokens"].astype(np.int64)

@@ -1,17 +1,17 @@
-"""What a failed job changes: its rows become suspects and run again, or end where proven guilty."""
+"""What a failed job changes: its rows become suspects and run again, or end where convicted."""
 
 from muxcluster.core.errors import PoisonRequest
 from muxcluster.core.events import Event, FinishReason
 from muxcluster.core.job import Job
-from muxcluster.scheduling.lookahead.surplus import without_ended
+from muxcluster.scheduling.lookahead.pipelining import without_ended
 from muxcluster.scheduling.memory.admission import Memory
-from muxcluster.scheduling.state.isolation import suspicion
 from muxcluster.scheduling.state.live import LiveRequest
 from muxcluster.scheduling.state.model import ModelState
+from muxcluster.scheduling.state.suspicion import suspicion
 
 
 class Failures:
-    """Blames, and later clears or ends, the rows of failed jobs (the rules are in isolation.py)."""
+    """Suspects, and later clears or ends, the rows of failed jobs by the rules of isolation.py."""
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
@@ -19,20 +19,20 @@ class Failures:
 
     @property
     def is_exclusive(self) -> bool:
-        """True while only one job at a time may run, because suspects of an owner's loss are here.
+        """True while only one job at a time may run: suspects of an owner's loss are here.
 
-        With a second job beside it, the next loss would again have two possible causes.
+        With two jobs at a time the next loss would again have two possible causes.
         """
         return bool(self._of_loss)
 
     def fail(
         self, model: ModelState, job: Job, now: float, cause: str, *, has_started: bool
     ) -> list[Event]:
-        """The job's worker is gone or raised; keys and values of earlier jobs are still there.
+        """Suspect the rows of a job whose worker is gone or raised; return the requests' ends.
 
         Its rows keep slot and blocks: a job writes only at the positions it computes, and these
         are written again. `cause` goes into the message of a request that ends. A job that never
-        started convicts nobody, nor does one with rows of requests that had ended.
+        started convicts no request, nor does one with rows of requests that had ended.
         """
         events: list[Event] = []
         whole, job = job, without_ended(self._memory, model, job)
@@ -46,7 +46,10 @@ class Failures:
     def lose(
         self, model: ModelState, job: Job, now: float, cause: str, *, was_alone: bool
     ) -> list[Event]:
-        """The memory's owner is gone; `job` was running, and no other where `was_alone`."""
+        """Suspect the rows of a job that ran when the memory's owner was lost; return their ends.
+
+        was_alone: no other job ran.
+        """
         events: list[Event] = []
         whole, job = job, without_ended(self._memory, model, job)
         is_certain = was_alone and job is whole
@@ -60,20 +63,20 @@ class Failures:
         return events
 
     def clear(self, model: ModelState, job: Job) -> None:
-        """The job ran: where its row was a suspect, that may be over. Call before the next job."""
-        if len(job.rows) > 1:
-            return  # suspects run alone
-        slot = int(job.rows.slots[0])
-        live = model.slots.live[slot]
-        if live is None or live.suspicion is None:
+        """Clear suspects by a job that ran. Call it before the next job."""
+        table, rows = model.slots, job.rows.slots
+        if not table.num_suspects:
             return
-        if live.suspicion.is_refuted(job.phase, int(model.slots.num_computed[slot])):
-            live.suspicion = None
-            model.slots.is_suspect[slot] = False
-            self.forget(live.request.request_id)
+        for row in rows[table.is_suspect[rows]].tolist():
+            live = table.at(row)
+            assert live.suspicion is not None
+            if live.suspicion.is_refuted(job.phase, int(table.num_computed[row])):
+                live.suspicion = None
+                table.clear(row)
+                self.forget(live.request.request_id)
 
     def forget(self, request_id: str) -> None:
-        """The request has ended, or is a suspect no longer."""
+        """Forget a request that has ended or is a suspect no longer."""
         self._of_loss.discard(request_id)
 
     def _blame(
@@ -86,7 +89,7 @@ class Failures:
         *,
         is_certain: bool,
     ) -> Event | None:
-        """The end of the row's request, or None: it is a suspect in its slot from now on."""
+        """Return the end of the row's request, or None: it is a suspect from now on."""
         slot = int(job.rows.slots[row])
         live = model.slots.at(slot)
         if model.slots.is_aborted[slot]:
@@ -96,7 +99,8 @@ class Failures:
             live.suspicion,
             job.phase,
             int(job.rows.starts[row] + job.rows.counts[row]),
-            was_alone=is_certain and len(job.rows) == 1,
+            len(job.rows),
+            is_certain=is_certain,
         )
         if live.suspicion.is_proven:
             self._memory.release(model, slot, is_trusted=False)

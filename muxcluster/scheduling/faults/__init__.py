@@ -1,0 +1,1 @@
+"""What failed jobs change: who is suspected, how suspects run, who ends."""

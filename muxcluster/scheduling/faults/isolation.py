@@ -1,0 +1,179 @@
+"""Which request makes jobs fail: suspects run apart, so that the guilty one convicts itself.
+
+A failed job (its worker died, hung or raised) does not say which of its rows is to blame, or
+whether any is: workers are also killed by hand or for lack of memory. So a failure in company
+convicts no request. Every row of the job becomes a suspect, and suspects run apart from all others
+until they have got past the point where the job failed, in the phase in which it failed:
+
+- With prompt left to compute, a suspect runs as the only row of its jobs. Those that decode do so
+  too where the failed job had at most `MAX_ROWS_ONE_BY_ONE` rows; else they run in jobs of at most
+  half as many rows as it had. Each failed job halves that number for its rows.
+- An innocent request gets past the point in its first job without the guilty one (or the first
+  after a stray kill), is cleared and runs in company again, with nothing held against it.
+- The guilty one fails alone in the end. After `MAX_LONE_FAILURES` lone failures without a success
+  between it ends with an error, and none but itself was in those jobs. A request that runs alone
+  from the start is refused at its second kill; one that starts among at most `MAX_ROWS_ONE_BY_ONE`
+  rows at its third; one among n rows after ceil(log2(n / MAX_ROWS_ONE_BY_ONE)) more at most.
+- A kill from outside ends no innocent request unless it hits the lone job of the same request twice
+  in a row; while many requests run it makes them suspects at most, whatever the number of kills.
+
+A request that is suspected of a decode step recomputes a lost prompt in company: prompts have run
+before, and after the loss of all memory hundreds of them would run one by one. A guilty one may
+fail there, too, once.
+
+Where the memory's owner is lost, every running job is under suspicion. Until the suspects of such
+a loss are cleared the unit runs one job at a time, so that a second loss has one possible cause.
+
+Packings know nothing of this: `SlotTable` and `Waiting` list suspects apart from all others.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from muxcluster.core.job import Job, Phase
+from muxcluster.scheduling.memory.admission import Memory
+from muxcluster.scheduling.packing.batch import Batch, Limits, Packing, Turn
+from muxcluster.scheduling.packing.draft import Draft
+from muxcluster.scheduling.packing.priority import decode_batch
+from muxcluster.scheduling.state.model import ModelState
+from muxcluster.scheduling.state.slots import Slots
+from muxcluster.scheduling.state.suspicion import Suspicion
+from muxcluster.scheduling.steptime.model import StepTimes
+
+_NOBODY: Slots = np.empty(0, dtype=np.int32)
+
+
+class Isolation:
+    """A packing around another one: suspects first and apart; the other one packs the rest."""
+
+    def __init__(self, packing: Packing, memory: Memory, limits: Limits, times: StepTimes) -> None:
+        self._packing = packing
+        self._memory = memory
+        self._limits = limits
+        self._times = times
+        self.is_class_blind, self.by_deadline = packing.is_class_blind, packing.by_deadline
+        self.may_lend, self.repeats = packing.may_lend, packing.repeats
+        self.predicts = packing.predicts
+
+    def backlog(self, models: Sequence[ModelState]) -> float:
+        """As the packing has it."""
+        return self._packing.backlog(models)
+
+    def pool_use(self) -> float:
+        """As the packing has it."""
+        return self._packing.pool_use()
+
+    def observe(self, job: Job, seconds: float, num_beside: int) -> None:
+        """As the packing has it."""
+        self._packing.observe(job, seconds, num_beside)
+
+    def decodes_all(self, model: ModelState) -> bool:
+        """As the packing has it; jobs of suspects are not pipelined."""
+        return self._packing.decodes_all(model)
+
+    def may_prefill(self, model: ModelState) -> bool:
+        """True where a suspect could be in a prefill job, or others could."""
+        if not model.has_suspects:
+            return self._packing.may_prefill(model)
+        if len(model.slots.idle_suspects(are_prefilling=True)):
+            return True
+        head = model.waiting.suspects.head
+        if head is None:
+            return self._packing.may_prefill(model)
+        with self._memory.without_lending(), model.waiting.closed():
+            return self._memory.fits(model, head) or self._packing.may_prefill(model)
+
+    def pack(self, model: ModelState, phase: Phase, turn: Turn) -> Batch:
+        """Suspects where some can run, else a job without suspects."""
+        if not model.has_suspects:
+            return self._packing.pack(model, phase, turn)
+        batch = self._restored(model, turn, phase)
+        with self._memory.without_lending():
+            if not len(batch) and phase is not Phase.DECODE:
+                batch = self._chunk(model)
+            if not len(batch) and phase is not Phase.PREFILL:
+                batch = self._decodes(model, turn, phase)
+        if len(batch):
+            return batch
+        if model.waiting.suspects.head is None:
+            return self._packing.pack(model, phase, turn)
+        with model.waiting.closed():  # or others would keep taking the blocks that it waits for
+            return self._packing.pack(model, phase, turn)
+
+    def _decodes(self, model: ModelState, turn: Turn, phase: Phase) -> Batch:
+        """The most senior suspect that decodes, and as many others as each of them may run with.
+
+        The workers are told all of them whole.
+        """
+        limits = self._limits
+        rows = model.slots.idle_suspects(are_prefilling=False)
+        rows = self._memory.unblocked(model, rows)
+        if len(rows) > 1:
+            most = np.array([_suspicion(model, row).most_rows for row in rows.tolist()])
+            rows = rows[most >= most[0]][: min(int(most[0]), limits.max_decode_rows)]
+            rows = np.sort(model.fitting(rows))
+        max_steps = limits.max_steps
+        if phase is Phase.MIXED:
+            rows, max_steps = rows[: limits.token_budget], 1
+        batch = decode_batch(self._memory, model, rows, turn.now, max_steps)
+        batch.admitted = batch.slots.tolist()
+        return batch
+
+    def _chunk(self, model: ModelState) -> Batch:
+        """A chunk of the most senior suspect with prompt left, or of one that is let in."""
+        table = model.slots
+        rows = table.idle_suspects(are_prefilling=True)
+        head = model.waiting.suspects.head
+        if len(rows := self._memory.unblocked(model, rows)):
+            row = int(rows[0])
+        elif head is not None and self._memory.admit(model, head):
+            assert head.slot is not None
+            row = head.slot
+        else:
+            return Batch(_NOBODY, _NOBODY)
+        return Batch(_one(row), _one(self._chunk_tokens(model, row)), admitted=[row])
+
+    def _restored(self, model: ModelState, turn: Turn, phase: Phase) -> Batch:
+        """A suspect that lent blocks, with the copies that restore it."""
+        memory, table = self._memory, model.slots
+        if not (table.num_lent and table.num_suspects):
+            return Batch(_NOBODY, _NOBODY)
+        draft = Draft(model, self._times.of(model.name, turn.share))
+        for row in memory.restorable(model).tolist():
+            is_prefilling, is_batch = bool(table.is_prefilling[row]), bool(table.is_batch[row])
+            if not table.is_suspect[row] or phase is (
+                Phase.DECODE if is_prefilling else Phase.PREFILL
+            ):
+                continue
+            if not is_batch:
+                restored = memory.restore_interactive(model, row, turn.job_id)
+            elif memory.has_column_for(model, row):
+                restored = memory.restore(model, row, turn.job_id)
+            else:
+                continue
+            if restored is None:
+                break
+            draft.restore(restored)
+            if is_prefilling:
+                draft.chunk(row, self._chunk_tokens(model, row), is_admitted=True)
+            else:
+                rows, grown = memory.grow_free(model, _one(row))
+                draft.decode(rows, grown, is_batch=is_batch, is_admitted=True)
+            draft.save(memory, turn.job_id)
+            break
+        return draft.batch()
+
+    def _chunk_tokens(self, model: ModelState, row: int) -> int:
+        left = int(model.slots.num_tokens[row] - model.slots.num_computed[row])
+        return min(self._limits.token_budget, left)
+
+
+def _suspicion(model: ModelState, row: int) -> Suspicion:
+    suspicion = model.slots.at(row).suspicion
+    assert suspicion is not None, f"nothing is known against row {row}"
+    return suspicion
+
+
+def _one(number: int) -> Slots:
+    return np.array([number], dtype=np.int32)
