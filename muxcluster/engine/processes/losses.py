@@ -17,9 +17,9 @@ class LossLedger:
     A worker that dies with a job of one row is not counted among those of the last minute.
     """
 
-    # The request of such a job is refused when it happens again (scheduling/faults/isolation.py), so
-    # these losses are bounded by the requests, and a client that repeats a harmful one must not end
-    # the unit.
+    # The request of such a job is refused when it happens again (scheduling/faults/isolation.py).
+    # So these losses are bounded by the requests, and a client that repeats a harmful one must not
+    # end the unit.
 
     def __init__(self, unit_id: str) -> None:
         self._unit_id = unit_id
