@@ -14,7 +14,7 @@ from muxcluster.core.errors import ConfigError
 from muxcluster.core.job import WorkerSpec
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.profile.grid import Grid, fits
-from muxcluster.engine.unit.partition_choice import settled
+from muxcluster.engine.unit.partition_choice import settle_partition
 from muxcluster.placement.hardware import gpu_named, local_cores
 from muxcluster.placement.names import nearest
 from muxcluster.placement.problem import Node
@@ -155,8 +155,8 @@ def _alone(
     spec = replace(spec, workers=(WorkerSpec(0, shares),))
     if node.gpu.is_cpu or asked == "none":
         return spec
-    # a lone model would get the whole GPU; here it is measured as one of several
-    return settled(replace(spec, partition=asked))
+    # alone it would be given the whole GPU; here it is measured as one of several
+    return settle_partition(replace(spec, partition=asked))
 
 
 def check_itemsizes(config: Config, subjects: Sequence[Subject]) -> int:

@@ -28,10 +28,10 @@ class Side(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:
-    """An executor of jobs: runs one at a time, at one of a few SM shares."""
+    """One worker of a unit: runs one job at a time, at one of a few SM shares."""
 
     worker_id: int
-    shares: tuple[float, ...]  # the rungs it can run at, ascending, each in (0, 1]
+    shares: tuple[float, ...]  # the SM shares it can run at, ascending, each in (0, 1]
     phases: frozenset[Phase] = frozenset(Phase)  # what it may run
 
 

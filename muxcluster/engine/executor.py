@@ -1,4 +1,4 @@
-"""Where jobs run, as the unit sees it: launch a job, wait for what became of it."""
+"""Executor protocol: where jobs run, as the unit sees it. Launch a job, wait for its outcome."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,20 +17,17 @@ class JobDone:
 
 @dataclass(frozen=True, slots=True)
 class JobFailed:
-    """The job raised, or its worker died or hung; `message` is for people.
-
-    has_started: False where the worker was gone before it took the job.
-    """
+    """The job raised, or its worker died or hung; `message` is for people."""
 
     job_id: int
     worker_id: int
     message: str
-    has_started: bool = True
+    has_started: bool = True  # False if the worker was gone before it took the job
 
 
 @dataclass(frozen=True, slots=True)
 class OwnerLost:
-    """Weights and pool are gone with their process, and every running job with them."""
+    """The process with weights and pool is lost, and every running job with it."""
 
     message: str
 
@@ -51,7 +48,7 @@ class Executor(Protocol):
 
     @property
     def backends(self) -> tuple[ModelBackend, ...]:
-        """How the models run, once started; those that are left out as they are specified."""
+        """How the models run, once started; models that are missing run as specified."""
         ...
 
     @property
@@ -67,14 +64,14 @@ class Executor(Protocol):
         ...
 
     def launch(self, job: Job) -> None:
-        """Give the job to the worker it names, which must be idle, or have what it follows.
+        """Give the job to the worker it names, which is idle or has the job that this one follows.
 
-        Where that fails, so does this job, without running; others may be launched before it has.
+        If the job that it follows fails, this one fails without running.
         """
         ...
 
     def wait(self, timeout_s: float | None) -> Sequence[Outcome]:
-        """Block until a job ends, `wake` is called or the time is up; what ended, in order.
+        """Block until a job ends, `wake` is called or the time is up; return what ended, in order.
 
         May return earlier with nothing or StillRunning. After OwnerLost nothing runs until
         `restart`. Raises EngineFailure where workers are lost so often that it gives up.
@@ -84,7 +81,7 @@ class Executor(Protocol):
     def restart(self) -> None:
         """After OwnerLost: load again and make new workers, all memory empty.
 
-        Tries again where the new owner is lost too. Raises LoadError as `start`, and EngineFailure
+        Tries again if the new owner is lost too. Raises LoadError as `start`, and EngineFailure
         after too many losses or `kill`.
         """
         ...
@@ -98,5 +95,5 @@ class Executor(Protocol):
         ...
 
     def close(self) -> None:
-        """End the workers and give back all they hold; idempotent."""
+        """End the workers and release all they hold; idempotent."""
         ...

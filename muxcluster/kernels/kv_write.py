@@ -12,32 +12,32 @@ def kv_write(
     key: Tensor,
     value: Tensor,
     table: Tensor,
-    slots: Tensor,
+    table_rows: Tensor,
     positions: Tensor,
     from_right: Tensor,
     block_tokens: int,
 ) -> None:
-    """Store token i's key and value at position `positions[i]` of the sequence in `slots[i]`.
+    """Store token i's key and value at position `positions[i]` of the sequence in `table_rows[i]`.
 
     pool: uint8 [num_blocks, block_bytes], changed in place; a block is K half then V half.
     key, value: [tokens, kv_heads, head_dim] in the pool's element type.
     table: int32 [max_seqs, kv_heads, max_columns], one layer's view; position p is in column
         p // block_tokens.
-    slots, positions: int32 or int64 [tokens]; no (slot, position) twice. A token at a negative
-        position is not written: rows that fill up a batch of fixed size.
+    table_rows, positions: int32 or int64 [tokens]; no (table row, position) twice. A token at a
+        negative position is not written: rows that fill up a batch of fixed size.
     from_right: bool [max_seqs], True where the sequence fills its blocks from the last place.
 
     Raises ValueError for wrong shapes, types or strides, before anything is written.
     """
-    check_kv_write(key, value, table, slots, positions, from_right)
+    check_kv_write(key, value, table, table_rows, positions, from_right)
     tokens, _, head_dim = key.shape
     halves = half_rows(pool, key.dtype, block_tokens, head_dim)
     is_token = positions >= 0
     if not is_token.all():
         key, value = key[is_token], value[is_token]
-        slots, positions = slots[is_token], positions[is_token]
+        table_rows, positions = table_rows[is_token], positions[is_token]
     if tokens:
-        plan = WritePlan(table.unsqueeze(1), slots, positions, from_right, block_tokens)
+        plan = WritePlan(table.unsqueeze(1), table_rows, positions, from_right, block_tokens)
         plan.write(key, value, halves, 0)
 
 
@@ -47,17 +47,17 @@ class WritePlan:
     def __init__(
         self,
         tables: Tensor,
-        slots: Tensor,
+        table_rows: Tensor,
         positions: Tensor,
         from_right: Tensor,
         block_tokens: int,
     ) -> None:
         """tables: int32 [max_seqs, layers, kv_heads, max_columns]; the rest as in `kv_write`."""
-        slots, positions = slots.long(), positions.long()
+        table_rows, positions = table_rows.long(), positions.long()
         self._block_tokens = block_tokens
-        self._offsets = half_offsets(positions, from_right[slots], block_tokens).unsqueeze(1)
+        self._offsets = half_offsets(positions, from_right[table_rows], block_tokens).unsqueeze(1)
         # [tokens, layers, kv_heads] to [layers, tokens, kv_heads]
-        blocks = tables[slots, :, :, positions // block_tokens].transpose(0, 1).long()
+        blocks = tables[table_rows, :, :, positions // block_tokens].transpose(0, 1).long()
         self._keys = 2 * blocks
         self._values = self._keys + 1
 
@@ -72,7 +72,7 @@ def check_kv_write(
     key: Tensor,
     value: Tensor,
     table: Tensor,
-    slots: Tensor,
+    table_rows: Tensor,
     positions: Tensor,
     from_right: Tensor,
 ) -> None:
@@ -87,5 +87,5 @@ def check_kv_write(
     check_table(table, from_right)
     if key.shape[1] != table.shape[1]:
         raise ValueError(f"key has {key.shape[1]} KV heads, table has {table.shape[1]}")
-    check_index("slots", slots, key.shape[0])
+    check_index("table_rows", table_rows, key.shape[0])
     check_index("positions", positions, key.shape[0])

@@ -1,17 +1,17 @@
-"""Where a token's key and value lie in the pool, and the argument checks all kernels share."""
+"""Layout of tokens' keys and values in the pool, and argument checks that all kernels share."""
 
 import torch
 from torch import Tensor
 
 
 def half_rows(pool: Tensor, dtype: torch.dtype, block_tokens: int, head_dim: int) -> Tensor:
-    """View of the pool as [2 * num_blocks, block_tokens * head_dim] of `dtype`.
+    """Return a view of the pool as [2 * num_blocks, block_tokens * head_dim] of `dtype`.
 
     Row 2b is the K half of block b, row 2b + 1 its V half; bytes that do not make a whole token
     (head_dim 80) are left out. `pool` is uint8 [num_blocks, block_bytes], contiguous.
 
-    Raises ValueError where the pool has another shape, type or layout, or its halves are too
-    small for `block_tokens` tokens.
+    Raises ValueError if the pool has another shape, type or layout, or its halves are too small for
+    `block_tokens` tokens.
     """
     if pool.dtype != torch.uint8 or pool.dim() != 2 or not pool.is_contiguous():
         raise ValueError(
@@ -30,13 +30,13 @@ def half_rows(pool: Tensor, dtype: torch.dtype, block_tokens: int, head_dim: int
 
 
 def half_offsets(positions: Tensor, from_right: Tensor, block_tokens: int) -> Tensor:
-    """Token places inside a block, int64 as `positions`: sides fill from opposite ends."""
+    """Return token places inside a block, int64 as `positions`; sides fill from opposite ends."""
     offsets = positions % block_tokens
     return torch.where(from_right, block_tokens - 1 - offsets, offsets)
 
 
 def token_positions(columns: Tensor, from_right: Tensor, block_tokens: int) -> Tensor:
-    """Positions [rows, columns * block_tokens] of the tokens as they lie in gathered columns.
+    """Return positions [rows, columns * block_tokens] of the tokens in gathered columns.
 
     columns: int64 [rows, columns]. from_right: bool [rows, 1].
     """
@@ -46,7 +46,7 @@ def token_positions(columns: Tensor, from_right: Tensor, block_tokens: int) -> T
 
 
 def check_heads(name: str, tensor: Tensor) -> None:
-    """`tensor` must be floating [tokens, heads, head_dim] with unit stride inside a head."""
+    """Raise ValueError unless `tensor` is floating [tokens, heads, head_dim], heads contiguous."""
     if tensor.dim() != 3 or not tensor.is_floating_point() or tensor.stride(-1) != 1:
         raise ValueError(
             f"{name} must be floating [tokens, heads, head_dim] with head_dim contiguous, "
@@ -55,7 +55,7 @@ def check_heads(name: str, tensor: Tensor) -> None:
 
 
 def check_index(name: str, tensor: Tensor, length: int) -> None:
-    """`tensor` must be int32 or int64 [length]."""
+    """Raise ValueError unless `tensor` is int32 or int64 [length]."""
     if tensor.dtype not in (torch.int32, torch.int64) or tensor.shape != (length,):
         raise ValueError(
             f"{name} must be int32 or int64 [{length}], got {tensor.dtype} {tuple(tensor.shape)}"
@@ -63,7 +63,10 @@ def check_index(name: str, tensor: Tensor, length: int) -> None:
 
 
 def check_table(table: Tensor, from_right: Tensor) -> None:
-    """`table` must be int32 [max_seqs, kv_heads, max_columns], `from_right` bool [max_seqs]."""
+    """Raise ValueError unless table and sides fit.
+
+    table: int32 [max_seqs, kv_heads, max_columns]. from_right: bool [max_seqs].
+    """
     if table.dtype != torch.int32 or table.dim() != 3 or table.stride(-1) != 1:
         raise ValueError(
             "table must be int32 [max_seqs, kv_heads, max_columns] with columns contiguous, "
@@ -79,7 +82,7 @@ def check_table(table: Tensor, from_right: Tensor) -> None:
 def check_attention(
     query: Tensor, table: Tensor, sliding_window: int | None, soft_cap: float | None
 ) -> None:
-    """What decode and prefill ask of their query and options alike."""
+    """Raise ValueError unless query and options are as decode and prefill take them."""
     check_heads("query", query)
     if query.shape[1] % table.shape[1]:
         raise ValueError(

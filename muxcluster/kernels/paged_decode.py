@@ -1,4 +1,4 @@
-"""Attention of one new token a sequence over its blocks; plain-torch twin of the Triton kernel."""
+"""Attention of one new token per sequence over its blocks; plain-torch twin of the kernel."""
 
 from torch import Tensor
 
@@ -12,7 +12,7 @@ def paged_decode(
     query: Tensor,
     pool: Tensor,
     table: Tensor,
-    slots: Tensor,
+    table_rows: Tensor,
     lengths: Tensor,
     from_right: Tensor,
     *,
@@ -21,22 +21,23 @@ def paged_decode(
     sliding_window: int | None = None,
     soft_cap: float | None = None,
 ) -> Tensor:
-    """Attention output [rows, heads, head_dim] in the query's type.
+    """Return attention [rows, heads, head_dim] in the query's type.
 
     query: [rows, heads, head_dim]; heads is a multiple of kv_heads (grouped-query attention).
     pool: uint8 [num_blocks, block_bytes], the new token's K and V already written.
     table: int32 [max_seqs, kv_heads, max_columns], one layer's view.
-    slots: int32 or int64 [rows]. lengths: int32 or int64 [rows], tokens of context including
-        the current one; a row of length 0 yields zeros.
+    table_rows: int32 or int64 [rows], each row's row of `table`.
+    lengths: int32 or int64 [rows], tokens of context including the current one; a row of length 0
+    yields zeros.
     from_right: bool [max_seqs].
     scale: factor on the scores. sliding_window: only the last so many keys are seen.
     soft_cap: scores s become soft_cap * tanh(s / soft_cap).
 
-    Only columns in use are read, and what a block holds outside of the sequence's own tokens
-    (even NaN) does not matter. Arithmetic is in fp32 at least.
-    Raises ValueError for wrong shapes, types or strides.
+    Only columns in use are read, and what a block holds outside of the sequence's own tokens (even
+    NaN) does not matter. Arithmetic is in fp32 at least. Raises ValueError for wrong shapes, types
+    or strides.
     """
-    check_paged_decode(query, table, slots, lengths, from_right, sliding_window, soft_cap)
+    check_paged_decode(query, table, table_rows, lengths, from_right, sliding_window, soft_cap)
     rows, heads, head_dim = query.shape
     kv_heads = table.shape[1]
     halves = half_rows(pool, query.dtype, block_tokens, head_dim)
@@ -45,7 +46,7 @@ def paged_decode(
         grouped,
         halves,
         table.unsqueeze(1),
-        slots,
+        table_rows,
         lengths,
         from_right,
         block_tokens=block_tokens,
@@ -58,7 +59,7 @@ def paged_decode(
 def check_paged_decode(
     query: Tensor,
     table: Tensor,
-    slots: Tensor,
+    table_rows: Tensor,
     lengths: Tensor,
     from_right: Tensor,
     sliding_window: int | None,
@@ -67,5 +68,5 @@ def check_paged_decode(
     """Raise ValueError unless the arguments are as `paged_decode` says."""
     check_table(table, from_right)
     check_attention(query, table, sliding_window, soft_cap)
-    check_index("slots", slots, len(query))
+    check_index("table_rows", table_rows, len(query))
     check_index("lengths", lengths, len(query))

@@ -13,7 +13,7 @@ def paged_prefill(
     query: Tensor,
     pool: Tensor,
     table: Tensor,
-    slots: Tensor,
+    table_rows: Tensor,
     query_offsets: Tensor,
     starts: Tensor,
     from_right: Tensor,
@@ -28,7 +28,7 @@ def paged_prefill(
     query: [tokens, heads, head_dim], the rows' new tokens one after the other.
     pool: uint8 [num_blocks, block_bytes]; keys and values of earlier tokens and of the new ones
         are in it already.
-    table: int32 [max_seqs, kv_heads, max_columns], one layer's view. slots: int [rows].
+    table: int32 [max_seqs, kv_heads, max_columns], one layer's view. table_rows: int [rows].
     query_offsets: int [rows + 1]; row i's queries are query[offsets[i] : offsets[i + 1]].
     starts: int [rows], position of each row's first query; > 0 continues a chunked prefill or
         follows a cached prefix.
@@ -37,20 +37,27 @@ def paged_prefill(
     Only columns in use are read. Raises ValueError for wrong shapes, types or strides.
     """
     check_paged_prefill(
-        query, table, slots, query_offsets, starts, from_right, sliding_window, soft_cap
+        query, table, table_rows, query_offsets, starts, from_right, sliding_window, soft_cap
     )
     tokens, heads, head_dim = query.shape
     bounds = _bounds(query_offsets, tokens)
     halves = half_rows(pool, query.dtype, block_tokens, head_dim)
     output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-    for row, (slot, start) in enumerate(zip(slots.tolist(), starts.tolist(), strict=True)):
+    for row, (table_row, start) in enumerate(
+        zip(table_rows.tolist(), starts.tolist(), strict=True)
+    ):
         new = slice(bounds[row], bounds[row + 1])
         if new.start == new.stop:
             continue
         end = start + new.stop - new.start
         begin = 0 if sliding_window is None else max(0, start + 1 - sliding_window)
         keys, values = _gather(
-            halves, table[slot], bool(from_right[slot]), begin, end, (block_tokens, head_dim)
+            halves,
+            table[table_row],
+            bool(from_right[table_row]),
+            begin,
+            end,
+            (block_tokens, head_dim),
         )
         # [kv_heads, group, tokens, head_dim]; keys and values broadcast over the group.
         shape = (-1, table.shape[1], heads // table.shape[1], head_dim)
@@ -63,7 +70,7 @@ def paged_prefill(
 def check_paged_prefill(
     query: Tensor,
     table: Tensor,
-    slots: Tensor,
+    table_rows: Tensor,
     query_offsets: Tensor,
     starts: Tensor,
     from_right: Tensor,
@@ -73,8 +80,8 @@ def check_paged_prefill(
     """Raise ValueError unless the arguments are as `paged_prefill` says; reads no values."""
     check_table(table, from_right)
     check_attention(query, table, sliding_window, soft_cap)
-    rows = slots.shape[0] if slots.dim() else -1
-    check_index("slots", slots, rows)
+    rows = table_rows.shape[0] if table_rows.dim() else -1
+    check_index("table_rows", table_rows, rows)
     check_index("starts", starts, rows)
     check_index("query_offsets", query_offsets, rows + 1)
 
@@ -95,7 +102,7 @@ def _gather(
     end: int,
     token_shape: tuple[int, int],
 ) -> tuple[Tensor, Tensor]:
-    """Keys and values [kv_heads, 1, end - begin, head_dim] of one sequence in order of position.
+    """Return one sequence's keys and values [kv_heads, 1, end - begin, head_dim] by position.
 
     table: int32 [kv_heads, max_columns]. token_shape: block_tokens, head_dim.
     """

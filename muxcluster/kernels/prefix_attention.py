@@ -20,7 +20,7 @@ def prefix_attention(
     query: Tensor,
     pool: Tensor,
     table: Tensor,
-    slots: Tensor,
+    table_rows: Tensor,
     lengths: Tensor,
     from_right: Tensor,
     group_offsets: Tensor,
@@ -41,7 +41,7 @@ def prefix_attention(
     query: [tokens, heads, head_dim]; heads is a multiple of kv_heads (grouped-query attention).
     pool: uint8 [num_blocks, block_bytes], the new tokens' K and V already written.
     table: int32 [max_seqs, kv_heads, max_columns], one layer's view.
-    slots: int [rows], rows of a group side by side. lengths: int [rows], tokens of context
+    table_rows: int [rows], rows of a group side by side. lengths: int [rows], tokens of context
         including the row's last query; a row of length 0 yields zeros.
     from_right: bool [max_seqs]; it does not matter for a prefix, whose blocks are full.
     group_offsets: int [groups + 1]; group i is rows offsets[i] to offsets[i + 1], possibly none.
@@ -56,12 +56,14 @@ def prefix_attention(
     does not matter. Raises ValueError for wrong shapes, types, strides, offsets or lengths; the
     kernel on a GPU reads no values on the host and so refuses only shapes, types and strides.
     """
-    grouped = (table, slots, lengths, from_right, group_offsets, prefix_lengths)
+    grouped = (table, table_rows, lengths, from_right, group_offsets, prefix_lengths)
     check_prefix_attention(query, *grouped, soft_cap, query_offsets)
     tokens, heads, head_dim = query.shape
     kv_heads = table.shape[1]
     halves = half_rows(pool, query.dtype, block_tokens, head_dim)
-    rows = GroupedRows.read(slots, lengths, group_offsets, prefix_lengths, query_offsets, tokens)
+    rows = GroupedRows.read(
+        table_rows, lengths, group_offsets, prefix_lengths, query_offsets, tokens
+    )
     rows.check(block_tokens, table.shape[2])
     wide = torch.promote_types(query.dtype, torch.float32)
     scaled = query.to(wide).reshape(tokens, kv_heads, heads // kv_heads, head_dim) * scale
@@ -78,7 +80,7 @@ def _attention(
         first, last = rows.groups[group], rows.groups[group + 1]
         tokens = torch.arange(rows.offsets[first], rows.offsets[last])
         if prefix and len(tokens):
-            blocks = pooled.table[rows.slots[first], :, : prefix // pooled.block_tokens]
+            blocks = pooled.table[rows.table_rows[first], :, : prefix // pooled.block_tokens]
             add_prefix(running, query, tokens, pooled, blocks, soft_cap)
     _, kv_heads, _, head_dim = query.shape
     budget = PART_BYTES // (2 * kv_heads * pooled.block_tokens * head_dim * query.element_size())
@@ -90,7 +92,7 @@ def _attention(
 def check_prefix_attention(
     query: Tensor,
     table: Tensor,
-    slots: Tensor,
+    table_rows: Tensor,
     lengths: Tensor,
     from_right: Tensor,
     group_offsets: Tensor,
@@ -98,12 +100,12 @@ def check_prefix_attention(
     soft_cap: float | None,
     query_offsets: Tensor | None,
 ) -> None:
-    """What can be checked without reading a value: shapes, types, strides; ValueError."""
+    """Raise ValueError for wrong shapes, types or strides; reads no values."""
     check_table(table, from_right)
     check_attention(query, table, None, soft_cap)
-    rows = slots.shape[0] if slots.dim() else -1
+    rows = table_rows.shape[0] if table_rows.dim() else -1
     groups = prefix_lengths.shape[0] if prefix_lengths.dim() else -1
-    check_index("slots", slots, rows)
+    check_index("table_rows", table_rows, rows)
     check_index("lengths", lengths, rows)
     check_index("prefix_lengths", prefix_lengths, groups)
     check_index("group_offsets", group_offsets, groups + 1)

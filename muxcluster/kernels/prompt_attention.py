@@ -1,7 +1,7 @@
-"""Causal attention of whole prompts, whose keys and values are at hand; nothing is read of a pool.
+"""Causal attention of whole prompts to their own keys and values; nothing is read from a pool.
 
-On a GPU torch's FlashAttention for sequences of different lengths does the work
-(`torch.nn.attention.varlen`, from torch 2.11 on); it has no CPU kernel, so its twin is
+On a GPU it is torch's FlashAttention for sequences of different lengths
+(`torch.nn.attention.varlen`, from torch 2.11 on); on the CPU, where that has no kernel, it is
 `scaled_dot_product_attention`, sequence by sequence.
 """
 
@@ -17,15 +17,15 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from muxcluster.kernels.layout import check_heads
 
+# Queries handled at once where a mask is needed: bounds the mask and skips unseen keys.
 TILE_TOKENS = 256
-"""Queries handled at once where a mask is needed: bounds the mask and skips unseen keys."""
 
 _MAX_HEAD_DIM = 256
+# From torch 2.12 on groups of query heads are asked for; before, the kernel just took them.
 _KNOWS_GROUPS = "enable_gqa" in inspect.signature(varlen_attn).parameters
-"""From torch 2.12 on groups of query heads are asked for; before, the kernel just took them."""
 
+# Most by which 16-bit attention of values near 1 may differ from fp32's in the check below.
 _TOLERANCE = 0.05
-"""Most by which 16-bit attention of values near 1 may differ from fp32's in the check below."""
 
 logger = logging.getLogger(__name__)
 
@@ -67,9 +67,9 @@ def prompt_attention(
 
 
 def takes_prompts(query: Tensor, key: Tensor, scale: float, soft_cap: float | None) -> bool:
-    """Whether `prompt_attention` can be asked for such queries and keys.
+    """Return whether `prompt_attention` can compute attention of such queries and keys.
 
-    The first question about a shape on a GPU runs a check there, and waits for it.
+    The first call for a shape on a GPU runs a check there, and waits for it.
     """
     if soft_cap is not None or scale <= 0:
         return False
@@ -94,7 +94,7 @@ def _on_gpu(
     sliding_window: int | None,
     expands: bool,
 ) -> Tensor:
-    """expands: every query head gets keys and values of its own."""
+    """Run torch's kernel. expands: every query head gets keys and values of its own."""
     group = query.shape[1] // key.shape[1]
     if expands:
         key, value = (each.repeat_interleave(group, dim=1) for each in (key, value))
@@ -115,11 +115,9 @@ def _on_gpu(
 def _way(
     device: torch.device, dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int
 ) -> bool | None:
-    """Whether keys and values must be expanded to all query heads; None: it does not work at all.
-
-    Found by running it on random numbers: what torch's kernel takes depends on its version and on
-    the GPU.
-    """
+    """Return whether keys and values must be expanded to all query heads; None: unusable."""
+    # Found by running it on random numbers: what torch's kernel takes depends on its version and
+    # the GPU.
     reasons = []
     for expands in (False, True) if heads != kv_heads else (False,):
         try:
@@ -145,7 +143,7 @@ def _difference(
     head_dim: int,
     expands: bool,
 ) -> float:
-    """How far results on `device` are from fp32's: sequences of 5 and 135 tokens in one tensor."""
+    """Return how far results on `device` are from fp32's, for sequences of 5 and 135 tokens."""
     generator = torch.Generator().manual_seed(0)
     ends, window, scale = (0, 5, 140), 70, head_dim**-0.5
     joint = torch.randn(140, heads + 2 * kv_heads, head_dim, generator=generator).to(device, dtype)

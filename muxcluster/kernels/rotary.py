@@ -11,14 +11,12 @@ from muxcluster.kernels.on_gpu import triton_on_gpu
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeadNorms:
-    """RMSNorm of every query and key head before it is turned (Qwen3).
+    """RMSNorm of every query and key head before it is turned (Qwen3)."""
 
-    query, key: factors [head_dim]. eps: added to the mean square.
-    """
-
+    # query, key: factors [head_dim]
     query: Tensor
     key: Tensor
-    eps: float
+    eps: float  # added to the mean square
 
 
 @triton_on_gpu

@@ -1,4 +1,4 @@
-"""Argument checks of the kernels that work row by row, and the sizes of their programs."""
+"""Argument checks of the kernels that work row by row."""
 
 import torch
 from torch import Tensor
@@ -7,7 +7,7 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def check_rows(name: str, tensor: Tensor) -> None:
-    """`tensor` must be fp32, bf16 or fp16 [rows, width], width at least 1 and contiguous."""
+    """Raise ValueError unless `tensor` is fp32, bf16 or fp16 [rows, width ≥ 1], rows contiguous."""
     if (
         tensor.dtype not in _DTYPES
         or tensor.dim() != 2
@@ -21,7 +21,7 @@ def check_rows(name: str, tensor: Tensor) -> None:
 
 
 def check_like(name: str, tensor: Tensor, model: Tensor) -> None:
-    """`tensor` must be rows of `model`'s shape, type and device."""
+    """Raise ValueError unless `tensor` is rows of `model`'s shape, type and device."""
     check_rows(name, tensor)
     if (tensor.shape, tensor.dtype, tensor.device) != (model.shape, model.dtype, model.device):
         raise ValueError(

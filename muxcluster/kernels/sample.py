@@ -1,16 +1,16 @@
-"""Draws one token a row under temperature, min-p, top-k and top-p; twin of the Triton kernel."""
+"""Draws one token per row under temperature, min-p, top-k and top-p; twin of the Triton kernel."""
 
 import torch
 from torch import Tensor
 
 from muxcluster.kernels.on_gpu import triton_on_gpu
 
+# Weights are whole numbers, the best token's is 2**42: their sums depend on no order, and those of
+# 2**20 tokens still fit 63 bits. What such a step rounds off is below 3e-13 of the best token.
 WEIGHT_BITS = 42
-"""Weights are whole numbers, the best token's is 2**42: their sums depend on no order, and those
-of 2**20 tokens still fit 63 bits. What such a step rounds off is below 3e-13 of the best token."""
 
+# exp(-29.2) is below one step: tokens farther from the best than this weigh nothing.
 FARTHEST = 29.2
-"""exp(-29.2) is below one step: tokens farther from the best than this weigh nothing."""
 
 MAX_VOCAB = 1 << 20
 
@@ -68,7 +68,7 @@ def check_sample(
     min_p: Tensor,
     uniform: Tensor,
 ) -> None:
-    """ValueError where an argument is not as `sample` says."""
+    """Raise ValueError unless the arguments are as `sample` says."""
     if (
         logits.dtype != torch.float32
         or logits.dim() != 2
@@ -90,7 +90,7 @@ def check_sample(
 
 
 def _distances(logits: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
-    """Distances fp32 [rows, vocab] from each row's best token, and that token int64 [rows]."""
+    """Return distances fp32 [rows, vocab] from each row's best token, and that token int64."""
     logits = logits.nan_to_num(nan=-torch.inf, neginf=-torch.inf)
     highest = logits.amax(-1, keepdim=True)
     logits = logits.masked_fill(highest.isneginf(), 0.0)
@@ -101,17 +101,19 @@ def _distances(logits: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _within(bits: Tensor, weights: Tensor, bound: Tensor) -> Tensor:
-    """`weights` [rows, vocab] where bits <= bound [rows, 1], else 0."""
+    """Return `weights` [rows, vocab] where bits <= bound [rows, 1], else 0."""
     return weights.masked_fill(bits > bound, 0)
 
 
 def _share(mass: Tensor, top_p: Tensor) -> Tensor:
-    """The smallest whole number of at least top_p * mass, and not above mass."""
+    """Return the smallest whole number of at least top_p * mass, and not above mass."""
     return (mass * top_p).ceil().long().minimum(mass)
 
 
 def _smallest(bits: Tensor, weights: Tensor, wanted: Tensor, highest: Tensor) -> Tensor:
-    """Smallest bound [rows, 1] within which weights sum to `wanted` or more; at most `highest`."""
+    """Return the smallest bound [rows, 1], at most `highest`, within which weights sum to
+    `wanted`.
+    """
     low = torch.full_like(highest, -1)
     high = highest
     while bool((high - low > 1).any()):

@@ -13,23 +13,22 @@ Activation = Literal["silu", "gelu_tanh"]
 
 @triton_on_gpu
 def silu_mul(gate: Tensor, up: Tensor | None = None, activation: Activation = "silu") -> Tensor:
-    """Activated `gate` times `up`, element by element (GLU variants, Shazeer 2020).
+    """Return activated `gate` times `up`, element by element (GLU variants, Shazeer 2020).
 
     gate: [tokens, width]; or [tokens, 2 * width] without `up`: the gate's columns, then up's.
     up: as `gate`.
     activation: x * sigmoid(x), or GELU by its tanh formula (Gemma).
 
-    Returns a new [tokens, width]. Rounds where transformers does: the activation, computed in
-    fp32, to the tensors' type, then the product.
-
-    Raises ValueError for wrong shapes, types, strides or activation.
+    Returns a new [tokens, width]. Rounds where transformers does: the activation, computed in fp32,
+    to the tensors' type, then the product. Raises ValueError for wrong shapes, types, strides or
+    activation.
     """
     gate, up = gate_and_up(gate, up, activation)
     return (silu(gate) if activation == "silu" else gelu(gate, approximate="tanh")) * up
 
 
 def gate_and_up(gate: Tensor, up: Tensor | None, activation: str) -> tuple[Tensor, Tensor]:
-    """The two factors [tokens, width], views where they came as one.
+    """Return the two factors [tokens, width], views if they came as one.
 
     Raises ValueError unless the arguments are what `silu_mul` says.
     """

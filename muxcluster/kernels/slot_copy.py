@@ -59,7 +59,7 @@ def check_slot_copy(
     destination_tokens: int,
     source_tokens: int,
 ) -> None:
-    """What can be checked without reading a value; ValueError."""
+    """Raise ValueError for arguments that are not as `slot_copy` says; reads no values."""
     if slot_bytes < 1:
         raise ValueError(f"slot_bytes must be at least 1, got {slot_bytes}")
     _check_blocks("destination", destination, slot_bytes * destination_tokens)
@@ -71,7 +71,7 @@ def check_slot_copy(
 
 
 def widest_word(destination: Tensor, source: Tensor, slot_bytes: int) -> torch.dtype:
-    """The widest type that slots and halves of both are whole numbers of: fewest copies."""
+    """Return the widest type of which slots and halves of both are whole numbers: fewest copies."""
     lengths = (slot_bytes, *(each.shape[1] // 2 for each in (destination, source)))
     starts = (destination.storage_offset(), source.storage_offset())
     words = (torch.int64, torch.int32, torch.int16)
@@ -99,7 +99,7 @@ def _check_runs(name: str, firsts: Tensor, counts: Tensor, num_slots: int) -> No
 
 
 def _places(blocks: Tensor, word: torch.dtype, slot_bytes: int, tokens: int) -> Tensor:
-    """The blocks as [num_blocks, 2, tokens, words a slot]."""
+    """Return the blocks as [num_blocks, 2, tokens, words per slot]."""
     words = slot_bytes // word.itemsize
     halves = blocks.view(word).view(len(blocks), 2, blocks.shape[1] // 2 // word.itemsize)
     return halves[:, :, : tokens * words].view(len(blocks), 2, tokens, words)

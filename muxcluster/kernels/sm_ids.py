@@ -1,4 +1,4 @@
-"""Which multiprocessors the current stream's work runs on."""
+"""Finds the multiprocessors that the current stream's work runs on."""
 
 import torch
 from torch import Tensor
@@ -8,11 +8,11 @@ from muxcluster.kernels.on_gpu import triton_on_gpu
 
 @triton_on_gpu
 def sm_ids(ids: Tensor, sums: Tensor) -> None:
-    """Each of many programs notes the id of the multiprocessor it runs on, and stays there for so
-    long that all multiprocessors that may be used are needed.
+    """Write to each entry of `ids` the multiprocessor that one of many programs runs on.
 
+    Programs run for so long that all multiprocessors that may be used are needed.
     ids: int32 [programs], overwritten; on the CPU torch's threads take the multiprocessors' place.
-    sums: float32 [programs], overwritten with what the programs pass the time with.
+    sums: float32 [programs], overwritten with the results of the programs' arithmetic.
     Raises ValueError for wrong shapes or types.
     """
     check_sm_ids(ids, sums)

@@ -66,6 +66,6 @@ def test_every_launch_of_a_copy_has_a_specimen() -> None:
 def test_a_specimen_of_other_types_is_no_specimen() -> None:
     """The comparison sees the type of an index and the divisibility of a stride."""
     (made, *_) = specimens("paged_decode")
-    narrow = replace(made, signature={**made.signature, "slots": "*i32"})
+    narrow = replace(made, signature={**made.signature, "table_rows": "*i32"})
     odd = replace(made, divisible=made.divisible - {"query_row_stride"})
     assert len({types_of(each) for each in (made, narrow, odd)}) == 3

@@ -316,7 +316,7 @@ def test_on_a_gpu_the_partition_is_what_the_node_can_have(
         return replace(spec, partition=found)
 
     monkeypatch.setattr(profiling_device, "names", lambda: ("NVIDIA L4",))
-    monkeypatch.setattr(profile_input, "settled", fake_choice)
+    monkeypatch.setattr(profile_input, "settle_partition", fake_choice)
     monkeypatch.setattr(profile_command, "measure", fake)
     monkeypatch.setattr(profile_command, "measured_pairs", fake_pairs)
     nodes = "cluster: {nodes: [{name: g, gpus: 1, gpu: L4}]}\n"

@@ -1,6 +1,8 @@
 """The partition chooses the executor; the in-process one survives a job that raises."""
 
 import builtins
+import subprocess
+import sys
 from dataclasses import replace
 from types import ModuleType
 from typing import Any
@@ -95,3 +97,13 @@ def test_a_job_that_raises_in_this_process_fails_alone(tiny: ModelBuilder) -> No
     with pytest.raises(EngineFailure):
         executor.restart()
     executor.close()
+
+
+def test_a_unit_with_worker_processes_does_not_import_torch() -> None:
+    """Its own process loads no model: torch would take memory and seconds of its start."""
+    modules = ("engine.unit.unit", "engine.gpu.mps.launcher", "engine.profile.pairs")
+    program = (
+        f"import sys, {', '.join(f'muxcluster.{name}' for name in modules)}; "
+        "sys.exit('torch' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)

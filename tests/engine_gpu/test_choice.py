@@ -16,7 +16,7 @@ import torch
 from muxcluster.core.errors import EngineFailure
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.gpu.mps.trial import try_mps
-from muxcluster.engine.unit.partition_choice import settled
+from muxcluster.engine.unit.partition_choice import settle_partition
 from tests.conftest import ROOT
 from tests.engine.fakes import fake_spec
 from tests.engine_gpu.conftest import FakeControl
@@ -62,7 +62,7 @@ def test_the_first_that_the_node_has(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     tried: list[str] = []
     with caplog.at_level(logging.INFO):
-        chosen = settled(
+        chosen = settle_partition(
             spec_on("cuda:1"), tried.append if has_daemon else refusing, loading(library)
         )
     assert chosen.partition == partition
@@ -98,7 +98,7 @@ def test_mps_is_taken_only_where_a_client_works(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     tried = partial(try_mps, module="tests.engine_gpu.trial_client", limit_s=limit_s)
     with caplog.at_level(logging.INFO):
-        assert settled(spec_on("cuda:0"), tried, loading(NEW)).partition == partition
+        assert settle_partition(spec_on("cuda:0"), tried, loading(NEW)).partition == partition
     (record,) = caplog.records
     assert says in record.getMessage()
     assert control.asked()[0] == "start"
@@ -111,7 +111,7 @@ def test_a_node_whose_daemon_starts_but_which_has_no_gpu_falls_back(
 ) -> None:
     """The real client, refused for real."""
     with caplog.at_level(logging.INFO):
-        assert settled(spec_on("cuda:0"), load_driver=loading(NEW)).partition == "green"
+        assert settle_partition(spec_on("cuda:0"), load_driver=loading(NEW)).partition == "green"
     assert "a client under it fails: " in caplog.text
     assert control.asked()[-1] == "ask quit -t 5"
 
@@ -143,13 +143,13 @@ _SETTLE = """
 import logging, sys
 from dataclasses import replace
 from types import SimpleNamespace
-from muxcluster.engine.unit.partition_choice import settled
+from muxcluster.engine.unit.partition_choice import settle_partition
 from tests.engine.fakes import fake_spec
 
 logging.basicConfig(level=logging.INFO, stream=sys.stdout)
 spec = replace(fake_spec(), device="cuda:0", partition="auto")
 new = SimpleNamespace(cuGreenCtxStreamCreate=None)
-print(settled(spec, lambda gpu_id: None, lambda name: new).partition)
+print(settle_partition(spec, lambda gpu_id: None, lambda name: new).partition)
 """
 
 
@@ -189,5 +189,5 @@ def test_a_units_own_process_needs_no_torch_for_mps() -> None:
 
 def test_a_choice_that_is_made_stays() -> None:
     spec = replace(spec_on("cuda:0"), partition="green")
-    assert settled(spec, refusing) is spec
-    assert settled(spec_on("cpu"), refusing).partition == "threads"
+    assert settle_partition(spec, refusing) is spec
+    assert settle_partition(spec_on("cpu"), refusing).partition == "threads"

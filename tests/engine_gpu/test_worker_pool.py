@@ -27,12 +27,12 @@ def worker_pool_of(monkeypatch: pytest.MonkeyPatch, says: str) -> WorkerPool:
 
 def test_workers_with_their_shares_are_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     worker_pool = worker_pool_of(monkeypatch, "ids")
-    worker_pool.assemble()
+    worker_pool.start()
     assert [worker.rung.share for worker in worker_pool.workers] == [0.3, 1.0]
     last = worker_pool.at(1)
     assert worker_pool.is_as_before(last, WorkerReady(tuple(range(100, 200))))
     assert not worker_pool.is_as_before(last, WorkerReady(tuple(range(99))))
-    worker_pool.dismiss()
+    worker_pool.end()
 
 
 @pytest.mark.parametrize(
@@ -49,8 +49,8 @@ def test_why_workers_are_not_ready(
 ) -> None:
     worker_pool = worker_pool_of(monkeypatch, says)
     with pytest.raises(EngineFailure, match=message):
-        worker_pool.assemble(limit_s)
-    worker_pool.dismiss()
+        worker_pool.start(limit_s)
+    worker_pool.end()
 
 
 @pytest.mark.timeout(180)
@@ -75,4 +75,4 @@ def test_workers_that_read_late_hold_up_nobody(
         ]
         assert counts == [len(manifest.tensors)] * len(workers)
     finally:
-        worker_pool.dismiss()
+        worker_pool.end()

@@ -13,13 +13,13 @@ class KvWriteRules:
 
     kv_write: Callable[..., None]
 
-    def write(self, case: PagedCase, key, value, slots, positions) -> None:
+    def write(self, case: PagedCase, key, value, table_rows, positions) -> None:
         self.kv_write(
             case.pool,
             key,
             value,
             case.table,
-            torch.tensor(slots, dtype=torch.int32),
+            torch.tensor(table_rows, dtype=torch.int32),
             torch.tensor(positions, dtype=torch.int32),
             case.from_right,
             case.block_tokens,
@@ -40,7 +40,7 @@ class KvWriteRules:
         lengths = [1, block - 1, block, block + 1, 3 * block + 5]
         rights = [False, True, False, True, True]
         case = empty_case(lengths, 2, head_dim, dtype=dtype, rights=rights, block=size)
-        pairs = [(slot, p) for slot, length in enumerate(lengths) for p in range(length)]
+        pairs = [(table_row, p) for table_row, length in enumerate(lengths) for p in range(length)]
         shuffled = [pairs[i] for i in torch.randperm(len(pairs)).tolist()]
         key = torch.randn(len(pairs), 2, head_dim).to(dtype)
         value = torch.randn(len(pairs), 2, head_dim).to(dtype)
@@ -48,10 +48,10 @@ class KvWriteRules:
         before = PagedCase(
             expected, case.table, case.from_right, dtype, head_dim, case.block_tokens
         )
-        for token, (slot, position) in enumerate(shuffled):
+        for token, (table_row, position) in enumerate(shuffled):
             for head in range(2):
-                before.place(slot, head, position, 0).copy_(key[token, head])
-                before.place(slot, head, position, 1).copy_(value[token, head])
+                before.place(table_row, head, position, 0).copy_(key[token, head])
+                before.place(table_row, head, position, 1).copy_(value[token, head])
         self.write(case, key, value, [s for s, _ in shuffled], [p for _, p in shuffled])
         assert torch.equal(case.pool, expected)
 
@@ -62,9 +62,9 @@ class KvWriteRules:
         positions = [*range(20), *range(12)]
         self.write(case, key, value, [0] * 20 + [1] * 12, positions)
         for token, position in enumerate(positions):
-            slot = int(token >= 20)
-            assert torch.equal(case.place(slot, 0, position, 0), key[token, 0])
-            assert torch.equal(case.place(slot, 0, position, 1), value[token, 0])
+            table_row = int(token >= 20)
+            assert torch.equal(case.place(table_row, 0, position, 0), key[token, 0])
+            assert torch.equal(case.place(table_row, 0, position, 1), value[token, 0])
 
     def test_strided_heads_are_accepted(self):
         case = empty_case([3], 2, 64)
@@ -81,13 +81,13 @@ class KvWriteRules:
 
     @pytest.mark.parametrize("absent", [(), (0,), (1, 4), (0, 1, 2, 3, 4)])
     def test_tokens_at_negative_positions_write_nothing(self, absent):
-        """Not even where their slot is none of the table's."""
+        """Not even where their table row is none of the table's."""
         case, same = empty_case([5], 3, 64), empty_case([5], 3, 64)
         key, value = torch.randn(2, 5, 3, 64)
         there = [i for i in range(5) if i not in absent]
-        slots = [10**6 if i in absent else 0 for i in range(5)]
+        table_rows = [10**6 if i in absent else 0 for i in range(5)]
         positions = [-1 if i in absent else i for i in range(5)]
-        self.write(case, key, value, slots, positions)
+        self.write(case, key, value, table_rows, positions)
         self.write(same, key[there], value[there], [0] * len(there), there)
         assert torch.equal(case.pool, same.pool)
 
@@ -106,7 +106,7 @@ class KvWriteRules:
             ({"table": torch.zeros(1, 2, 3, dtype=torch.int64)}, "table"),
             ({"table": torch.zeros(1, 4, 3, dtype=torch.int32)}, "KV heads"),
             ({"from_right": torch.zeros(2, dtype=torch.bool)}, "from_right"),
-            ({"slots": torch.zeros(2, dtype=torch.int32)}, "slots"),
+            ({"table_rows": torch.zeros(2, dtype=torch.int32)}, "table_rows"),
             ({"positions": torch.zeros(3)}, "positions"),
         ],
     )
@@ -116,7 +116,7 @@ class KvWriteRules:
             "key": torch.zeros(3, 2, 64),
             "value": torch.zeros(3, 2, 64),
             "table": torch.zeros(1, 2, 3, dtype=torch.int32),
-            "slots": torch.zeros(3, dtype=torch.int32),
+            "table_rows": torch.zeros(3, dtype=torch.int32),
             "positions": torch.arange(3),
             "from_right": torch.zeros(1, dtype=torch.bool),
             "block_tokens": 32,

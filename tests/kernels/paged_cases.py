@@ -13,7 +13,7 @@ from tests.blocks import block_tokens
 class PagedCase:
     """Sequences of known keys and values, laid out in a pool whose other bytes are NaN.
 
-    keys, values: per slot, float64 [length, kv_heads, head_dim], rounded to `dtype`.
+    keys, values: per table row, float64 [length, kv_heads, head_dim], rounded to `dtype`.
     """
 
     pool: Tensor
@@ -25,20 +25,20 @@ class PagedCase:
     keys: list[Tensor] = field(default_factory=list)
     values: list[Tensor] = field(default_factory=list)
 
-    def place(self, slot: int, head: int, position: int, half: int) -> Tensor:
+    def place(self, table_row: int, head: int, position: int, half: int) -> Tensor:
         """The pool's memory [head_dim] of one token's key (half 0) or value (half 1)."""
         column, offset = divmod(position, self.block_tokens)
-        if self.from_right[slot]:
+        if self.from_right[table_row]:
             offset = self.block_tokens - 1 - offset
         token_bytes = self.head_dim * self.dtype.itemsize
         start = half * (self.pool.shape[1] // 2) + offset * token_bytes
-        block = self.pool[int(self.table[slot, head, column])]
+        block = self.pool[int(self.table[table_row, head, column])]
         return block[start : start + token_bytes].view(self.dtype)
 
     def attention(
         self,
         query: Tensor,
-        slot: int,
+        table_row: int,
         end: int,
         *,
         scale: float,
@@ -46,9 +46,9 @@ class PagedCase:
         soft_cap: float | None = None,
     ) -> Tensor:
         """Dense attention of query [tokens, heads, head_dim]; its last token is at end - 1."""
-        group = query.shape[1] // self.keys[slot].shape[1]
-        keys = self.keys[slot][:end].repeat_interleave(group, 1)
-        values = self.values[slot][:end].repeat_interleave(group, 1)
+        group = query.shape[1] // self.keys[table_row].shape[1]
+        keys = self.keys[table_row][:end].repeat_interleave(group, 1)
+        values = self.values[table_row][:end].repeat_interleave(group, 1)
         scores = torch.einsum("qhd,khd->hqk", query.double(), keys) * scale
         if soft_cap is not None:
             scores = soft_cap * torch.tanh(scores / soft_cap)
@@ -81,26 +81,26 @@ def empty_case(
     # Layer 1 of 2: the kernels see a strided view. Entries not in use are no block's id.
     tables = torch.full((len(lengths), 2, kv_heads, max(columns) + 2), 2**30, dtype=torch.int32)
     ids = iter(np.random.default_rng(0).permutation(num_blocks).tolist())
-    for slot, num_columns in enumerate(columns):
+    for table_row, num_columns in enumerate(columns):
         for head in range(kv_heads):
             for column in range(num_columns):
-                tables[slot, 1, head, column] = next(ids)
+                tables[table_row, 1, head, column] = next(ids)
     from_right = torch.tensor(rights or [False] * len(lengths))
     return PagedCase(pool, tables[:, 1], from_right, dtype, head_dim, width)
 
 
 def filled_case(lengths: list[int], kv_heads: int, head_dim: int, **options) -> PagedCase:
-    """Sequence i of lengths[i] random tokens in slot i, written by plain loops."""
+    """Sequence i of lengths[i] random tokens in table row i, written by plain loops."""
     case = empty_case(lengths, kv_heads, head_dim, **options)
     rng = np.random.default_rng(1)
-    for slot, length in enumerate(lengths):
+    for table_row, length in enumerate(lengths):
         for half, store in enumerate((case.keys, case.values)):
             numbers = torch.from_numpy(rng.standard_normal((length, kv_heads, head_dim)))
             rounded = numbers.to(case.dtype)
             store.append(rounded.double())
             for position in range(length):
                 for head in range(kv_heads):
-                    case.place(slot, head, position, half).copy_(rounded[position, head])
+                    case.place(table_row, head, position, half).copy_(rounded[position, head])
     return case
 
 

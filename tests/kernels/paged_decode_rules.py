@@ -14,18 +14,18 @@ def check(
     case: PagedCase,
     heads: int,
     lengths=None,
-    slots=None,
+    table_rows=None,
     **options,
 ) -> None:
-    """`function` must give dense attention, row by row; all slots at their ends by default."""
-    slots = slots if slots is not None else list(range(len(case.keys)))
-    lengths = lengths or [len(case.keys[slot]) for slot in slots]
-    query = random_query(len(slots), heads, case)
+    """`function` must give dense attention, row by row; all sequences at their ends by default."""
+    table_rows = table_rows if table_rows is not None else list(range(len(case.keys)))
+    lengths = lengths or [len(case.keys[table_row]) for table_row in table_rows]
+    query = random_query(len(table_rows), heads, case)
     output = function(
         query,
         case.pool,
         case.table,
-        torch.tensor(slots, dtype=torch.int32),
+        torch.tensor(table_rows, dtype=torch.int32),
         torch.tensor(lengths, dtype=torch.int32),
         case.from_right,
         block_tokens=case.block_tokens,
@@ -34,10 +34,12 @@ def check(
     )
     assert output.dtype == case.dtype
     limit = TOLERANCES[case.dtype]
-    for row, (slot, length) in enumerate(zip(slots, lengths, strict=True)):
+    for row, (table_row, length) in enumerate(zip(table_rows, lengths, strict=True)):
         expected = torch.zeros(heads, case.head_dim, dtype=torch.float64)
         if length:
-            expected = case.attention(query[row : row + 1], slot, length, scale=0.3, **options)[0]
+            expected = case.attention(
+                query[row : row + 1], table_row, length, scale=0.3, **options
+            )[0]
         torch.testing.assert_close(output[row].double(), expected, rtol=limit, atol=limit)
 
 
@@ -76,9 +78,9 @@ class PagedDecodeRules:
     def test_grouped_queries(self, group):
         self.check(filled_case([3, 40, 70], 3, 64, rights=[True, False, True]), heads=3 * group)
 
-    def test_rows_are_any_slots_at_any_length(self):
+    def test_rows_are_any_table_rows_at_any_length(self):
         case = filled_case([70, 5, 90], 2, 64, rights=[False, False, True])
-        self.check(case, heads=4, slots=[2, 0, 2, 1], lengths=[90, 33, 64, 0])
+        self.check(case, heads=4, table_rows=[2, 0, 2, 1], lengths=[90, 33, 64, 0])
 
     def test_strided_queries_and_long_integers(self):
         case = filled_case([5, 40, 33], 2, 64)
@@ -123,7 +125,7 @@ class PagedDecodeRules:
             ({"table": torch.zeros(2, 2, 3)}, "table"),
             ({"table": torch.zeros(2, 3, dtype=torch.int32)}, "table"),
             ({"from_right": torch.zeros(2)}, "from_right"),
-            ({"slots": torch.zeros(3, dtype=torch.int32)}, "slots"),
+            ({"table_rows": torch.zeros(3, dtype=torch.int32)}, "table_rows"),
             ({"lengths": torch.ones(2)}, "lengths"),
             ({"sliding_window": 0}, "sliding_window"),
             ({"soft_cap": 0.0}, "soft_cap"),
@@ -135,7 +137,7 @@ class PagedDecodeRules:
             "query": torch.zeros(2, 4, 64),
             "pool": torch.zeros(4, 16384, dtype=torch.uint8),
             "table": torch.zeros(2, 2, 3, dtype=torch.int32),
-            "slots": torch.arange(2),
+            "table_rows": torch.arange(2),
             "lengths": torch.ones(2, dtype=torch.int32),
             "from_right": torch.zeros(2, dtype=torch.bool),
             "block_tokens": 32,

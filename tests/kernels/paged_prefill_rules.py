@@ -16,14 +16,14 @@ def check(
     heads: int,
     *,
     starts=None,
-    slots=None,
+    table_rows=None,
     scale=0.3,
     **options,
 ) -> None:
-    """`function` must give dense attention: of each row's slot, from starts[row] to its end."""
-    slots = slots or list(range(len(case.keys)))
-    starts = starts or [0] * len(slots)
-    ends = [len(case.keys[slot]) for slot in slots]
+    """`function` must give dense attention: of each row's sequence, from starts[row] to its end."""
+    table_rows = table_rows or list(range(len(case.keys)))
+    starts = starts or [0] * len(table_rows)
+    ends = [len(case.keys[table_row]) for table_row in table_rows]
     counts = [end - start for start, end in zip(starts, ends, strict=True)]
     offsets = [0, *itertools.accumulate(counts)]
     query = random_query(offsets[-1], heads, case)
@@ -31,7 +31,7 @@ def check(
         query,
         case.pool,
         case.table,
-        torch.tensor(slots, dtype=torch.int32),
+        torch.tensor(table_rows, dtype=torch.int32),
         torch.tensor(offsets, dtype=torch.int32),
         torch.tensor(starts, dtype=torch.int32),
         case.from_right,
@@ -41,10 +41,10 @@ def check(
     )
     assert output.dtype == case.dtype
     limit = TOLERANCES[case.dtype]
-    for row, slot in enumerate(slots):
+    for row, table_row in enumerate(table_rows):
         part = slice(offsets[row], offsets[row + 1])
         if counts[row]:
-            expected = case.attention(query[part], slot, ends[row], scale=scale, **options)
+            expected = case.attention(query[part], table_row, ends[row], scale=scale, **options)
             torch.testing.assert_close(output[part].double(), expected, rtol=limit, atol=limit)
 
 
@@ -82,9 +82,11 @@ class PagedPrefillRules:
         case = filled_case([3, 20, 40], 2, 64, rights=[True, False, True])
         check(self.paged_prefill, case, heads=2 * group, starts=[0, 8, 0])
 
-    def test_rows_are_any_slots_and_may_be_empty(self):
+    def test_rows_are_any_table_rows_and_may_be_empty(self):
         case = filled_case([40, 7, 33], 2, 64)
-        check(self.paged_prefill, case, heads=2, slots=[1, 2, 1, 0, 1], starts=[7, 1, 7, 35, 7])
+        check(
+            self.paged_prefill, case, heads=2, table_rows=[1, 2, 1, 0, 1], starts=[7, 1, 7, 35, 7]
+        )
 
     def test_strided_queries_and_long_integers(self):
         case = filled_case([5, 40], 2, 64)
@@ -128,7 +130,7 @@ class PagedPrefillRules:
             ({"pool": torch.zeros(4, 16384)}, "pool"),
             ({"table": torch.zeros(2, 2, 3)}, "table"),
             ({"from_right": torch.zeros(2)}, "from_right"),
-            ({"slots": torch.zeros((), dtype=torch.int32)}, "slots"),
+            ({"table_rows": torch.zeros((), dtype=torch.int32)}, "table_rows"),
             ({"starts": torch.zeros(3, dtype=torch.int32)}, "starts"),
             ({"query_offsets": torch.zeros(2, dtype=torch.int32)}, "query_offsets"),
             ({"sliding_window": -1}, "sliding_window"),
@@ -144,7 +146,7 @@ class PagedPrefillRules:
             "query": torch.zeros(3, 4, 64),
             "pool": torch.zeros(4, 16384, dtype=torch.uint8),
             "table": torch.zeros(2, 2, 3, dtype=torch.int32),
-            "slots": torch.arange(2),
+            "table_rows": torch.arange(2),
             "query_offsets": torch.tensor([0, 1, 3]),
             "starts": torch.zeros(2, dtype=torch.int32),
             "from_right": torch.zeros(2, dtype=torch.bool),

@@ -21,10 +21,10 @@ class Group:
 
 @dataclass
 class GroupedCase:
-    """counts: queries a row. lengths: context a row, in the order of `slots`."""
+    """counts: queries a row. lengths: context a row, in the order of `table_rows`."""
 
     case: PagedCase
-    slots: Tensor
+    table_rows: Tensor
     lengths: Tensor
     counts: list[int]
     group_offsets: Tensor
@@ -36,7 +36,7 @@ class GroupedCase:
         return (
             case.pool,
             case.table,
-            self.slots,
+            self.table_rows,
             self.lengths,
             case.from_right,
             self.group_offsets,
@@ -58,23 +58,23 @@ def decodes(prefix_blocks: int, *distinct: int) -> Group:
 
 
 def grouped_case(groups: list[Group], kv_heads: int, head_dim: int, **options) -> GroupedCase:
-    """Rows in shuffled slots; a group's rows hold the same blocks for their prefix."""
+    """Rows in shuffled table rows; a group's rows hold the same blocks for their prefix."""
     block = filled_case([1], 1, head_dim, **options).block_tokens
     rows = [(group.prefix_blocks * block, *row) for group in groups for row in group.rows]
-    slots = np.random.default_rng(3).permutation(len(rows)).tolist()
+    table_rows = np.random.default_rng(3).permutation(len(rows)).tolist()
     lengths = [0] * len(rows)
-    for slot, (prefix, distinct, _) in zip(slots, rows, strict=True):
-        lengths[slot] = prefix + distinct
-    rights = [slot % 3 == 1 for slot in range(len(rows))]
+    for table_row, (prefix, distinct, _) in zip(table_rows, rows, strict=True):
+        lengths[table_row] = prefix + distinct
+    rights = [table_row % 3 == 1 for table_row in range(len(rows))]
     case = filled_case(lengths, kv_heads, head_dim, rights=rights, **options)
     offsets = [0, *accumulate(len(group.rows) for group in groups)]
     for index, group in enumerate(groups):
-        members = slots[offsets[index] : offsets[index + 1]]
+        members = table_rows[offsets[index] : offsets[index + 1]]
         for member in members[1:]:
             share(case, members[0], member, group.prefix_blocks)
     return GroupedCase(
         case,
-        torch.tensor(slots, dtype=torch.int32),
+        torch.tensor(table_rows, dtype=torch.int32),
         torch.tensor([prefix + distinct for prefix, distinct, _ in rows], dtype=torch.int32),
         [count for *_, count in rows],
         torch.tensor(offsets, dtype=torch.int32),
@@ -102,15 +102,15 @@ def check(function: Callable[..., Tensor], grouped: GroupedCase, heads: int, **o
     limit = TOLERANCES[grouped.case.dtype]
     soft_cap = options.get("soft_cap")
     start = 0
-    for slot, length, count in zip(
-        grouped.slots.tolist(), grouped.lengths.tolist(), grouped.counts, strict=True
+    for table_row, length, count in zip(
+        grouped.table_rows.tolist(), grouped.lengths.tolist(), grouped.counts, strict=True
     ):
         part = slice(start, start + count)
         start += count
         expected = torch.zeros(count, heads, grouped.case.head_dim, dtype=torch.float64)
         if length and count:
             expected = grouped.case.attention(
-                query[part], slot, length, scale=0.3, soft_cap=soft_cap
+                query[part], table_row, length, scale=0.3, soft_cap=soft_cap
             )
         torch.testing.assert_close(output[part].double(), expected, rtol=limit, atol=limit)
     return output

@@ -57,8 +57,8 @@ class PrefixAttentionRules:
 
     def test_the_prefix_is_read_through_the_first_row_alone(self):
         grouped = grouped_case([decodes(2, 5, 6, 7)], 2, 64)
-        for slot in grouped.slots[1:].tolist():
-            grouped.case.table[slot, :, :2] = 2**30
+        for table_row in grouped.table_rows[1:].tolist():
+            grouped.case.table[table_row, :, :2] = 2**30
         check(self.prefix_attention, grouped, heads=4)
 
     @pytest.mark.parametrize("position", [0, 63, 64, 70])
@@ -66,7 +66,7 @@ class PrefixAttentionRules:
         grouped = grouped_case([decodes(2, 9, 6)], 1, 64, block=16)
         query = random_query(2, 1, grouped.case)
         before = self.prefix_attention(query, *grouped.arguments(), **grouped.options())
-        grouped.case.place(int(grouped.slots[0]), 0, position, 1).add_(1.0)
+        grouped.case.place(int(grouped.table_rows[0]), 0, position, 1).add_(1.0)
         after = self.prefix_attention(query, *grouped.arguments(), **grouped.options())
         assert not torch.equal(after[0], before[0])
         assert torch.equal(after[1], before[1]) == (position >= 64)
@@ -89,7 +89,7 @@ class PrefixAttentionRules:
             ({"pool": torch.zeros(4, 16384)}, "pool"),
             ({"table": torch.zeros(2, 2, 3)}, "table"),
             ({"from_right": torch.zeros(2)}, "from_right"),
-            ({"slots": torch.zeros((), dtype=torch.int32)}, "slots"),
+            ({"table_rows": torch.zeros((), dtype=torch.int32)}, "table_rows"),
             ({"lengths": torch.ones(2)}, "lengths"),
             ({"group_offsets": torch.zeros(3, dtype=torch.int32)}, "group_offsets"),
             ({"prefix_lengths": torch.zeros((), dtype=torch.int32)}, "prefix_lengths"),
@@ -106,7 +106,7 @@ class PrefixAttentionRules:
             "query": torch.zeros(2, 4, 64),
             "pool": torch.zeros(4, 16384, dtype=torch.uint8),
             "table": torch.zeros(2, 2, 3, dtype=torch.int32),
-            "slots": torch.arange(2),
+            "table_rows": torch.arange(2),
             "lengths": torch.full((2,), 33, dtype=torch.int32),
             "from_right": torch.zeros(2, dtype=torch.bool),
             "group_offsets": torch.tensor([0, 2]),

@@ -47,9 +47,11 @@ class TestPagedDecode(PagedDecodeRules):
 def test_a_row_without_context_yields_zeros():
     case = filled_case([4], 1, 64)
     query = random_query(2, 1, case)
-    slots, lengths = torch.tensor([0, 0]), torch.tensor([0, 4])
+    table_rows, lengths = torch.tensor([0, 0]), torch.tensor([0, 4])
     options = {"block_tokens": case.block_tokens, "scale": 1.0}
-    output = paged_decode(query, case.pool, case.table, slots, lengths, case.from_right, **options)
+    output = paged_decode(
+        query, case.pool, case.table, table_rows, lengths, case.from_right, **options
+    )
     assert (output[0] == 0).all()
     assert output[1].isfinite().all() and output[1].any()
 

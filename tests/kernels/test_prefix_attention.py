@@ -97,9 +97,9 @@ def test_chunks_equal_paged_prefill():
     query = random_query(82, 4, grouped.case)
     options = grouped.options()
     output = prefix_attention(query, *grouped.arguments(), **options)
-    pool, table, slots, lengths, from_right, *_ = grouped.arguments()
+    pool, table, table_rows, lengths, from_right, *_ = grouped.arguments()
     starts = lengths - torch.tensor(grouped.counts)
-    rows = (slots, options.pop("query_offsets"), starts, from_right)
+    rows = (table_rows, options.pop("query_offsets"), starts, from_right)
     expected = paged_prefill(query, pool, table, *rows, **options)
     limit = TOLERANCES[torch.float16]
     torch.testing.assert_close(output, expected, rtol=limit, atol=limit)

@@ -15,7 +15,7 @@ def planned(
     query: Tensor,
     pool: Tensor,
     table: Tensor,
-    slots: Tensor,
+    table_rows: Tensor,
     lengths: Tensor,
     from_right: Tensor,
     group_offsets: Tensor,
@@ -32,7 +32,7 @@ def planned(
     halves = half_rows(pool, query.dtype, block_tokens, head_dim)
     grouped = query.view(rows, table.shape[1], -1, head_dim)
     tables = torch.stack((torch.zeros_like(table), table), dim=1)
-    wide = (each.long() for each in (slots, lengths))
+    wide = (each.long() for each in (table_rows, lengths))
     ranges = (group_offsets.long(), prefix_lengths.long())
     plan = PrefixPlan(
         grouped, halves, tables, *wide, from_right, *ranges, block_tokens=block_tokens
@@ -74,8 +74,8 @@ def test_soft_cap() -> None:
 
 def test_the_prefix_is_read_through_the_first_row_alone() -> None:
     case = grouped_case([decodes(2, 5, 6, 7)], 2, 64)
-    for slot in case.slots[1:].tolist():
-        case.case.table[slot, :, :2] = 2**30
+    for table_row in case.table_rows[1:].tolist():
+        case.case.table[table_row, :, :2] = 2**30
     check(planned, case, heads=4)
 
 
@@ -84,7 +84,7 @@ def test_a_corrupted_token_changes_the_rows_that_see_it(position: int) -> None:
     case = grouped_case([decodes(2, 9, 6)], 1, 64, block=16)
     query = random_query(2, 1, case.case)
     before = planned(query, *case.arguments(), **case.options())
-    case.case.place(int(case.slots[0]), 0, position, 1).add_(1.0)
+    case.case.place(int(case.table_rows[0]), 0, position, 1).add_(1.0)
     after = planned(query, *case.arguments(), **case.options())
     assert not torch.equal(after[0], before[0])
     assert torch.equal(after[1], before[1]) == (position >= 64)

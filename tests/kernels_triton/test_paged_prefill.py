@@ -49,7 +49,7 @@ def test_every_edge_of_a_tile(before, count):
 
 def test_more_rows_than_are_looked_at_together():
     case = filled_case([1, 9, 1], 1, 64, rights=[False, True, False])
-    check(small, case, heads=1, slots=[0, 1, 2] * 45, starts=[0, 8, 1] * 45)
+    check(small, case, heads=1, table_rows=[0, 1, 2] * 45, starts=[0, 8, 1] * 45)
 
 
 def test_large_scores_do_not_overflow():

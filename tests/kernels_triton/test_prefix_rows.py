@@ -16,15 +16,17 @@ GROUPS = [decodes(3, 5, 40, 1), decodes(0, 33, 2), decodes(2, 1, 65, 9)]
 
 def job_rows(grouped: GroupedCase) -> Rows:
     """Rows of the case as a job has them: in any order, with what the scheduler says of them."""
-    slots, lengths = (each.numpy().astype(np.int32) for each in (grouped.slots, grouped.lengths))
+    table_rows, lengths = (
+        each.numpy().astype(np.int32) for each in (grouped.table_rows, grouped.lengths)
+    )
     sizes = grouped.group_offsets.diff().numpy()
     tokens = grouped.prefix_lengths.numpy().astype(np.int32).repeat(sizes)
-    firsts = slots[grouped.group_offsets[:-1].numpy()].repeat(sizes)
-    leaders = np.where(tokens > 0, firsts, slots).astype(np.int32)
-    order = np.random.default_rng(2).permutation(len(slots))
-    ones = np.ones(len(slots), dtype=np.int32)
+    firsts = table_rows[grouped.group_offsets[:-1].numpy()].repeat(sizes)
+    leaders = np.where(tokens > 0, firsts, table_rows).astype(np.int32)
+    order = np.random.default_rng(2).permutation(len(table_rows))
+    ones = np.ones(len(table_rows), dtype=np.int32)
     prefixes = SharedPrefixes(leaders[order], tokens[order])
-    return Rows(slots[order], lengths[order] - ones, ones, ones == 1, prefixes)
+    return Rows(table_rows[order], lengths[order] - ones, ones, ones == 1, prefixes)
 
 
 @pytest.mark.parametrize("num_rows", [None, 8, 16], ids=["as they are", "full", "filled up"])
@@ -37,12 +39,12 @@ def test_groups_of_a_step_give_what_rows_alone_give(num_rows: int | None) -> Non
     assert fits(rows.prefixes, size) and len(rows) == 8
     made = group_arrays(rows.prefixes) if num_rows is None else fixed_groups(rows.prefixes, size)
     offsets, prefix_lengths = (torch.from_numpy(each.astype(np.int64)) for each in made)
-    slots, lengths = torch.zeros(size, dtype=torch.int64), torch.zeros(size, dtype=torch.int64)
-    slots[: len(rows)] = torch.from_numpy(rows.slots)
+    table_rows, lengths = torch.zeros(size, dtype=torch.int64), torch.zeros(size, dtype=torch.int64)
+    table_rows[: len(rows)] = torch.from_numpy(rows.slots)
     lengths[: len(rows)] = torch.from_numpy(rows.starts + 1)
     case = grouped.case
     query = random_query(size, 4, case)
-    where = (case.pool, case.table, slots, lengths, case.from_right)
+    where = (case.pool, case.table, table_rows, lengths, case.from_right)
     options = {"block_tokens": case.block_tokens, "scale": 0.3}
     shared = prefix_attention(query, *where, offsets, prefix_lengths, **options)
     alone = paged_decode(query, *where, **options)

@@ -35,7 +35,7 @@ from muxcluster.core.errors import ConfigError, EngineFailure
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.executor import Executor
 from muxcluster.engine.unit.executor_choice import make_executor
-from muxcluster.engine.unit.partition_choice import settled
+from muxcluster.engine.unit.partition_choice import settle_partition
 from muxcluster.engine.unit.unit import Unit
 from muxcluster.placement.cost import Profile
 
@@ -77,7 +77,7 @@ def system(run: Run, name: str) -> None:
         whole = shared_unit(Path(folder), work, site, asked)
         begun_s = monotonic()
         try:
-            whole = settled(whole)
+            whole = settle_partition(whole)
             units = stack.enter_context(_started(asked, whole, run.given["shares"], listener))
         except (ConfigError, EngineFailure, ImportError) as error:
             run.keep({"case": asked.name, **asdict(asked), "skipped": str(error)}, {})

@@ -13,7 +13,7 @@ from muxcluster.core.job import WorkerSpec
 from muxcluster.core.unitspec import SchedulerSpec, UnitSpec
 from muxcluster.engine.executor import Executor
 from muxcluster.engine.profile.grid import Grid
-from muxcluster.engine.profile.jobs import Books, Post, ProfileJobs
+from muxcluster.engine.profile.jobs import JobTarget, ProfileJobs, ProfileState
 from muxcluster.engine.profile.model import cells_at
 from muxcluster.engine.profile.pairs import pair_at, pair_points
 from muxcluster.engine.unit.executor_choice import make_executor
@@ -75,7 +75,7 @@ def _profile(work: Work, site: Site, partition: str, grid: Grid, card: str) -> P
 
 
 def _cells(executor: Executor, whole: UnitSpec, tenant: Tenant, grid: Grid) -> tuple[Cell, ...]:
-    jobs = ProfileJobs(whole, Post(tenant.name, 0), Books(whole))
+    jobs = ProfileJobs(whole, JobTarget(tenant.name, 0), ProfileState(whole))
     return tuple(
         cell for point in grid.points() for cell in cells_at(executor, jobs, point, grid.repeats)
     )

@@ -20,7 +20,7 @@ from muxcluster.core.errors import EngineFailure, MuxClusterError
 from muxcluster.core.events import TokenDelta
 from muxcluster.core.served import JobRecord, UnitState, UnitStats
 from muxcluster.core.unitspec import UnitSpec
-from muxcluster.engine.unit.partition_choice import settled
+from muxcluster.engine.unit.partition_choice import settle_partition
 from muxcluster.engine.unit.unit import Unit
 
 logger = logging.getLogger(__name__)
@@ -85,7 +85,7 @@ class UnitReplica:
             self._cleanup.close()
 
     def _start(self) -> None:
-        unit = self._unit = Unit(settled(on_granted_gpu(self._spec)), self._send)
+        unit = self._unit = Unit(settle_partition(on_granted_gpu(self._spec)), self._send)
         self._cleanup.callback(unit.close, timeout_s=CLOSE_S)
         unit.start()
         jobs = JobTap(lambda: as_reported(unit.stats(), unit.last_step_age_s()))

@@ -1,8 +1,8 @@
-"""A decoder of Llama's kind on our kernels, with as few launches a layer as they allow.
+"""Decoder of Llama's kind on our kernels, with as few launches per layer as they allow.
 
-Q, K and V are one product, so are gate and up; the sum of a sublayer's output and the residual is
-part of the next norm, the norms of queries and keys are part of rotary. Ten launches a layer and
-one for splits of long contexts, where transformers' modules take about forty.
+Q, K and V are one product, and so are gate and up. The sum of a sublayer's output and the residual
+is part of the next norm, and the norms of queries and keys are part of rotary. A layer takes ten
+launches, and one more for splits of long contexts; transformers' modules take about forty.
 """
 
 from collections.abc import Callable
@@ -17,19 +17,20 @@ from muxcluster.kernels.add_rms_norm import add_rms_norm
 from muxcluster.kernels.rotary import HeadNorms, rotary
 from muxcluster.kernels.silu_mul import silu_mul
 
-Linear = Callable[[Tensor], Tensor]
-"""[tokens, in_features] to [tokens, out_features]."""
+Linear = Callable[[Tensor], Tensor]  # [tokens, in_features] to [tokens, out_features]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Norm:
-    """RMSNorm of the residual stream. weight: [hidden_size]. eps: added to the mean square."""
+    """RMSNorm of the residual stream."""
 
-    weight: Tensor
-    eps: float
+    weight: Tensor  # [hidden_size]
+    eps: float  # added to the mean square
 
     def __call__(self, residual: Tensor, added: Tensor | None) -> Tensor:
-        """Norm of `residual + added`, [tokens, hidden_size]; `residual` becomes that sum."""
+        """Return the norm of `residual + added`, [tokens, hidden_size], and store the sum in
+        `residual`.
+        """
         if added is None:
             return add_rms_norm(residual, self.weight, self.eps)
         return add_rms_norm(added, self.weight, self.eps, residual)
@@ -37,21 +38,18 @@ class Norm:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KernelLayer:
-    """One decoder layer, or one rank's part of it.
-
-    qkv: to [heads + 2 * kv_heads, head_dim]. head_norms: of queries and keys, None where the model
-    has none. gate_up: to the gate's columns, then up's. output, down: may sum over ranks.
-    """
+    """One decoder layer, or one rank's part of it."""
 
     call: LayerCall
     heads: int
     kv_heads: int
     input_norm: Norm
-    qkv: Linear
-    head_norms: HeadNorms | None
+    qkv: Linear  # to [heads + 2 * kv_heads, head_dim]
+    head_norms: HeadNorms | None  # of queries and keys, None where the model has none
+    # output, down: may sum over ranks
     output: Linear
     mlp_norm: Norm
-    gate_up: Linear
+    gate_up: Linear  # to the gate's columns, then up's
     down: Linear
 
     def __call__(
@@ -61,10 +59,10 @@ class KernelLayer:
         turns: tuple[Tensor, Tensor],
         attention: LayerAttention,
     ) -> Tensor:
-        """What is to be added to `residual` after this layer, [tokens, hidden_size].
+        """Return what is to be added to `residual` after this layer, [tokens, hidden_size].
 
         residual: [tokens, hidden_size], changed in place. added: what the layer before returned.
-        turns: cosines and sines [tokens, head_dim], as of `rotary`.
+        turns: cosines and sines [tokens, head_dim], as for `rotary`.
         """
         tokens, heads, kv_heads = len(residual), self.heads, self.kv_heads
         projected = self.qkv(self.input_norm(residual, added))
@@ -78,14 +76,11 @@ class KernelLayer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KernelDecoder:
-    """A `TokenForward`. model: whose parameters the layers use, by their names.
+    """Llama's kind of decoder on our kernels, a `TokenForward`."""
 
-    embeddings: int64 [tokens] to new [tokens, hidden_size]. rotary: module of the model that makes
-    cosines and sines [1, tokens, head_dim] of positions [1, tokens].
-    """
-
-    model: nn.Module
-    embeddings: Linear
+    model: nn.Module  # owner of the parameters that the layers use
+    embeddings: Linear  # int64 [tokens] to new [tokens, hidden_size]
+    # the model's module that makes cosines and sines [1, tokens, head_dim] of positions [1, tokens]
     rotary: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
     layers: tuple[KernelLayer, ...]
     norm: Norm
@@ -99,7 +94,6 @@ class KernelDecoder:
         wanted: Tensor | None,
         out: Tensor | None = None,
     ) -> Tensor:
-        """As `TokenForward.logits`."""
         residual = self.embeddings(tokens)
         cosines, sines = self.rotary(residual, positions.unsqueeze(0))
         added = None

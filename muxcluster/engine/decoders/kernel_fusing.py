@@ -1,4 +1,4 @@
-"""Makes a `KernelDecoder` of a loaded model that it can stand for, and proves it on the spot."""
+"""Builds a `KernelDecoder` from a loaded model and checks that its logits are the same."""
 
 import logging
 from collections.abc import Sequence
@@ -21,9 +21,9 @@ logger = logging.getLogger(__name__)
 
 
 def forward_on_gpu(model: nn.Module, spec: ModelSpec, *, fuses: bool = True) -> TokenForward:
-    """A forward of `model` on our kernels where they fit and prove it, else on its own modules.
+    """Return a forward of `model` on our kernels if they fit and prove it, else on its own modules.
 
-    Logs why a model stays on its own modules. fuses: False asks for that.
+    Logs why a model stays on its own modules. fuses: False always returns the model's own modules.
     """
     if fuses:
         try:
@@ -35,11 +35,10 @@ def forward_on_gpu(model: nn.Module, spec: ModelSpec, *, fuses: bool = True) -> 
 
 @torch.inference_mode()
 def kernel_decoder(model: Foreign, num_positions: int) -> KernelDecoder:
-    """`model` on our kernels; its weights are merged in place if they are not yet.
+    """Return `model` on our kernels; its weights are merged in place if they are not yet.
 
-    num_positions: most tokens of a sequence.
-    Raises NotFusible where the model is not of a known kind, or the logits of random tokens differ;
-    it then computes what it did.
+    num_positions: most tokens of a sequence. Raises NotFusible where the model is of an unknown
+    kind or the logits of random tokens differ; the model is then usable as before.
     """
     if not has_llama_layers(model):
         raise NotFusible(f"{type(model).__name__} as configured is of no kind that we know")
@@ -52,11 +51,11 @@ def kernel_decoder(model: Foreign, num_positions: int) -> KernelDecoder:
 
 @torch.inference_mode()
 def packed_decoder(model: Foreign, num_positions: int) -> KernelDecoder:
-    """One rank's part of a model on our kernels' twins, its products merged and packed for oneDNN.
+    """Return one rank's part of a model on our kernels' CPU twins, merged and packed for oneDNN.
 
-    model: as `is_fusible` wants it; it loses its weights on the way, layer by layer.
-    num_positions: most tokens of a sequence.
-    Raises NotTheSame where the logits of random tokens differ; the model is then used up.
+    model: a model that `is_fusible` accepts; it loses its weights layer by layer. num_positions:
+    most tokens of a sequence. Raises NotTheSame where the logits of random tokens differ; the model
+    is then unusable.
     """
     before = ask(Forward(model), model, num_positions)
     products = [_packed(layer) for layer in model.model.layers]
@@ -68,8 +67,9 @@ def packed_decoder(model: Foreign, num_positions: int) -> KernelDecoder:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Products:
-    """Merged products of one layer. heads, kv_heads: of this rank."""
+    """Merged products of one layer."""
 
+    # heads, kv_heads: of this rank
     heads: int
     kv_heads: int
     qkv: Linear
@@ -84,7 +84,6 @@ def _heads(layer: Foreign) -> tuple[int, int]:
 
 
 def _merged(layer: Foreign) -> _Products:
-    """Raises NotFusible where linears are not merged."""
     found: list[Product] = []
     for linears in same_input(layer):
         product = merged(linears)
@@ -96,7 +95,7 @@ def _merged(layer: Foreign) -> _Products:
 
 
 def _packed(layer: Foreign) -> _Products:
-    """The layer loses the linears that were merged."""
+    """Pack the merged products; the layer loses the linears that were merged."""
     products = (PackedLinear(joined(linears)) for linears in same_input(layer))
     packed = _Products(*_heads(layer), *products)
     for name in ("q_proj", "k_proj", "v_proj"):

@@ -1,8 +1,8 @@
-"""A decoder of Llama's kind with as few operators a layer as torch offers on the CPU.
+"""Decoder of Llama's kind with as few operators per layer as torch offers on the CPU.
 
-Q, K and V are one packed product, so are gate and up; residuals are added by the product that
-precedes them; rotary is one product of complex numbers, for which the rows of Q and K lie in pairs
-(scores do not depend on the order inside a head, so nobody else sees it).
+Q, K and V are one packed product, and so are gate and up; residuals are added by the product that
+precedes them. Rotary is one product of complex numbers, for which the rows of Q and K lie in pairs.
+Scores do not depend on the order inside a head, so this order stays inside the decoder.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class RmsNorm:
     eps: Tensor
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        """[..., size] to the same, in the inputs' type."""
+        """Return the norm of `inputs` [..., size], of the same shape and type."""
         wide = inputs.float()
         length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
         mean = torch.addcmul(self.eps, length, length, value=1 / inputs.shape[-1])
@@ -35,17 +35,14 @@ class RmsNorm:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FusedLayer:
-    """One decoder layer.
-
-    qkv: to [heads + 2 * kv_heads, head_dim], heads of Q and K in pairs. query_norm, key_norm: of
-    each head, None where the model has none.
-    """
+    """One decoder layer."""
 
     call: LayerCall
     heads: int
     kv_heads: int
     attention_norm: RmsNorm
-    qkv: PackedLinear
+    qkv: PackedLinear  # to [heads + 2 * kv_heads, head_dim], heads of Q and K in pairs
+    # query_norm, key_norm: of each head, None where the model has none
     query_norm: RmsNorm | None
     key_norm: RmsNorm | None
     output: PackedLinear
@@ -54,7 +51,10 @@ class FusedLayer:
     down: PackedLinear
 
     def __call__(self, hidden: Tensor, turns: Tensor, attention: LayerAttention) -> Tensor:
-        """hidden: [tokens, hidden_size]. turns: complex64 [tokens, 1, head_dim / 2]."""
+        """Return the layer's output, of `hidden`'s shape.
+
+        hidden: [tokens, hidden_size]. turns: complex64 [tokens, 1, head_dim / 2].
+        """
         tokens, heads, kv_heads = len(hidden), self.heads, self.kv_heads
         projected = self.qkv(self.attention_norm(hidden)).view(tokens, heads + 2 * kv_heads, -1)
         query, key, value = projected.split((heads, kv_heads, kv_heads), dim=1)
@@ -78,10 +78,10 @@ def _rotate(heads: Tensor, turns: Tensor) -> None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FusedDecoder:
-    """embeddings: [vocab, hidden_size]. turns: complex64 [positions, 1, head_dim / 2]."""
+    """Llama's kind of decoder on packed linears, a `TokenForward`."""
 
-    embeddings: Tensor
-    turns: Tensor
+    embeddings: Tensor  # [vocab, hidden_size]
+    turns: Tensor  # complex64 [positions, 1, head_dim / 2]
     layers: tuple[FusedLayer, ...]
     norm: RmsNorm
     head: PackedLinear
@@ -94,7 +94,6 @@ class FusedDecoder:
         wanted: Tensor | None,
         out: Tensor | None = None,
     ) -> Tensor:
-        """As `TokenForward.logits`."""
         hidden = embedding(tokens, self.embeddings)
         turns = self.turns[positions]
         for layer in self.layers:

@@ -1,4 +1,4 @@
-"""Makes a `FusedDecoder` of a loaded model that it can stand for, and proves it on the spot."""
+"""Builds a `FusedDecoder` from a loaded model and checks that its logits are the same."""
 
 from collections.abc import Sequence
 
@@ -13,16 +13,17 @@ from muxcluster.engine.load.parity import Foreign, ask, has_llama_layers
 
 
 def is_fusible(model: Foreign) -> bool:
-    """Whether `fuse` knows this kind of model, and oneDNN packs its weights' type here."""
+    """Return whether `fuse` knows this kind of model and oneDNN packs its weights' type here."""
     return has_llama_layers(model) and packs_correctly(next(model.parameters()).dtype)
 
 
 @torch.inference_mode()
 def fuse(model: Foreign, num_positions: int) -> FusedDecoder:
-    """The fused model; `model` loses its weights on the way, layer by layer.
+    """Return the fused model; `model` loses its weights layer by layer.
 
-    model: as `is_fusible` wants it. num_positions: most tokens of a sequence.
-    Raises NotTheSame where the logits of random tokens are not those of `model`, which is used up.
+    model: a model that `is_fusible` accepts. num_positions: most tokens of a sequence. Raises
+    NotTheSame where the logits of random tokens differ from those of `model`, which is then
+    unusable.
     """
     expected = ask(Forward(model), model, num_positions)
     fused = _fused(model, expected.calls, num_positions)
@@ -46,7 +47,7 @@ def _fused(model: Foreign, calls: Sequence[LayerCall], num_positions: int) -> Fu
 
 
 def _turns(rotary: Foreign, num_positions: int) -> Tensor:
-    """complex64 [positions, 1, head_dim / 2], as the model's own module has them."""
+    """Return complex64 [positions, 1, head_dim / 2], computed by the model's own rotary module."""
     positions = torch.arange(num_positions).unsqueeze(0)
     cosines, sines = rotary(torch.empty(0), positions)
     half = cosines.shape[-1] // 2
@@ -90,7 +91,7 @@ def _norm(norm: Foreign, *, in_pairs: bool = False) -> RmsNorm:
 
 
 def _pairs(head_dim: int) -> Tensor:
-    """The order in which the halves of a head, which rotary turns together, alternate."""
+    """Return the order of a head's elements that makes those turned together neighbours."""
     return torch.arange(head_dim).view(2, -1).T.flatten()
 
 
@@ -102,7 +103,7 @@ def _in_pairs(linear: nn.Linear, num_heads: int) -> nn.Linear:
 
 
 def joined(linears: Sequence[nn.Linear]) -> nn.Linear:
-    """One linear that yields what `linears` do, one after the other."""
+    """Return one linear that computes what `linears` compute, their outputs one after the other."""
     biases = [linear.bias for linear in linears]
     bias = None
     if any(each is not None for each in biases):
@@ -116,7 +117,7 @@ def joined(linears: Sequence[nn.Linear]) -> nn.Linear:
 
 
 def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
-    """A linear of given weights, none of its own being drawn."""
+    """Return a linear of the given weights, without drawing initial ones."""
     linear = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
     linear.weight = nn.Parameter(weight, requires_grad=False)
     if bias is not None:

@@ -1,4 +1,4 @@
-"""Rows and columns of a model's cache: which axes they are, and what re-batching does to them."""
+"""Axes of rows and columns in a model's cache, and what re-batching does to them."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,8 +13,11 @@ from muxcluster.engine.dense.cachetree import Leaf, leaves, rebuilt, replaced
 
 @dataclass(frozen=True, slots=True)
 class LeafAxes:
-    """Of one tensor, the axes of rows and of columns, None where it has none; of one integer,
-    whether it counts the columns, and how many more."""
+    """Axes of one leaf of a cache.
+
+    Of a tensor, the axes of rows and of columns, None where it has none; of an integer, whether it
+    counts the columns, and how many more it is.
+    """
 
     row: int | None = None
     column: int | None = None
@@ -23,7 +26,7 @@ class LeafAxes:
 
 
 class UnknownCache(ValueError):
-    """A cache whose rows and columns are not where we can find them; the message is for people."""
+    """The rows or columns of a cache cannot be found; the message is for people."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,17 +40,16 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class CacheAxes:
-    """How a model's cache is laid out; each call makes new tensors and leaves its caches alone.
+    """How a model's cache is laid out; each call makes new tensors and leaves its caches alone."""
 
-    leaves: in the order of `cachetree.leaves`. A tensor without columns is a state of fixed size
-    (Mamba and others), whose row is replaced whole.
-    """
-
+    # in the order of `cachetree.leaves`. A tensor without columns is a state of fixed size (Mamba
+    # and others), whose row is replaced whole.
     leaves: tuple[LeafAxes, ...]
 
     @classmethod
     def found(cls, one: Sample, longer: Sample, wider: Sample) -> "CacheAxes":
-        """By comparing caches: `longer` has one more token a row than `one`, `wider` more rows.
+        """Find the axes by comparing: `longer` has one more token per row than `one`, `wider` more
+        rows.
 
         Raises UnknownCache where an axis is neither, or does not grow as rows or columns do.
         """
@@ -59,11 +61,13 @@ class CacheAxes:
 
     @property
     def has_fixed_states(self) -> bool:
-        """True where some state does not grow with the tokens: padding inside would change it."""
+        """True if some state does not grow with the tokens: padding inside a row would change
+        it.
+        """
         return any(each.row is not None and each.column is None for each in self.leaves)
 
     def num_bytes(self, cache: Any) -> int:
-        """Memory that the tensors hold, as allocated; what several share counts once."""
+        """Return the memory that the tensors hold, as allocated; shared memory counts once."""
         storages = {
             storage.data_ptr(): storage.nbytes()
             for leaf, axes in zip(leaves(cache), self.leaves, strict=True)
@@ -73,7 +77,7 @@ class CacheAxes:
         return sum(storages.values())
 
     def selected(self, cache: Any, rows: Sequence[int], columns: Sequence[int]) -> Any:
-        """The given rows and columns of `cache`, in this order."""
+        """Return the given rows and columns of `cache`, in this order."""
         places = iter(self.leaves)
 
         def change(leaf: Leaf) -> Leaf:
@@ -86,17 +90,15 @@ class CacheAxes:
         return rebuilt(cache, change)
 
     def joined(self, caches: Sequence[Any], length: int, device: torch.device) -> Any:
-        """All rows of `caches` in one of `length` columns on `device`, aligned at their ends.
-
-        What is missing on the left is zeros: a masked key's probability is 0, and 0 times whatever
-        the memory held before need not be 0.
-        """
+        """Return all rows of `caches` as `length` columns on `device`, aligned at their ends."""
+        # What is missing on the left is filled with zeros: a masked key's probability is 0, but 0
+        # times whatever the memory held before need not be 0.
         parts = [leaves(cache) for cache in caches]
         values = (self._joined(each, axes, length, device) for each, axes in self._by_leaf(parts))
         return replaced(caches[0], values)
 
     def widened(self, cache: Any, num_rows: int) -> Any:
-        """`cache` with `num_rows` more rows of zeros."""
+        """Return `cache` with `num_rows` more rows of zeros."""
         places = iter(self.leaves)
 
         def change(leaf: Leaf) -> Leaf:
@@ -110,7 +112,7 @@ class CacheAxes:
         return rebuilt(cache, change)
 
     def copied(self, cache: Any, device: torch.device) -> Any:
-        """A copy of `cache` on `device`: models write to states of fixed size in place."""
+        """Return a copy of `cache` on `device`: models write to states of fixed size in place."""
 
         def copy(leaf: Leaf) -> Leaf:
             return leaf.to(device, copy=True) if isinstance(leaf, Tensor) else leaf
@@ -146,7 +148,7 @@ class CacheAxes:
 
 
 def _picked(tensor: Tensor, axis: int | None, places: Sequence[int]) -> Tensor:
-    """Always a tensor of its own memory where the axis is there and something is left out."""
+    """Return a selection in memory of its own if the axis exists and something is left out."""
     if axis is None or len(places) == tensor.shape[axis]:
         return tensor
     return tensor.index_select(axis, torch.as_tensor(places, device=tensor.device))

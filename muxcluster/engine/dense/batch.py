@@ -1,4 +1,4 @@
-"""A running padded batch whose queries come and go between forwards (BATON §4)."""
+"""Running padded batch whose queries come and go between forwards (BATON §4)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,19 +25,18 @@ class KeptRow:
 
 
 class DenseBatch:
-    """Queries by number, each a row of one cache; who is in it is up to the caller."""
+    """Queries by number, each a row of one cache; the caller decides which queries are in it."""
 
     def __init__(self, forward: DenseForward, axes: CacheAxes) -> None:
         self._forward = forward
         self._axes = axes
         self._cache: Any | None = None
-        self.queries: tuple[int, ...] = ()
-        """In the order of rows."""
+        self.queries: tuple[int, ...] = ()  # in the order of rows
         self.padding = Padding.none()
 
     @property
     def cache(self) -> Any:
-        """Of all rows, in the order of `queries`; not to be written, and gone with the next call.
+        """The cache of all rows, in the order of `queries`; read-only, invalid after the next call.
 
         There must be rows.
         """
@@ -51,11 +50,11 @@ class DenseBatch:
 
     @property
     def lengths(self) -> dict[int, int]:
-        """Tokens whose keys and values are here, by query, in the order of rows."""
+        """Tokens whose keys and values are in the cache, by query, in the order of rows."""
         return dict(zip(self.queries, self.padding.lengths.tolist(), strict=True))
 
     def step(self, tokens: Mapping[int, int]) -> Tensor:
-        """One more token of every query; fp32 [rows, vocab], in the order of `queries`."""
+        """Compute one more token of every query; fp32 [rows, vocab] in the order of `queries`."""
         ids = np.array([[tokens[query]] for query in self.queries], dtype=np.int64)
         padding = self.padding.appended(np.ones(len(ids), dtype=np.int64))
         return self._run(ids, padding, self._cache)
@@ -63,10 +62,9 @@ class DenseBatch:
     def shape(
         self, tokens: Mapping[int, int], prompts: Mapping[int, NDArray[np.integer]]
     ) -> Tensor:
-        """Vector shaping (§4.1): queries with `prompts` come in, and are prefilled in the forward
-        in which those here take one more token each; fp32 [rows, vocab], old rows first.
+        """Vector shaping (§4.1): prefill new queries in the forward of the others' next token.
 
-        Only for models that take padding inside a row.
+        Returns fp32 [rows, vocab], old rows first. Only for models that take padding inside a row.
         """
         lengths = [len(prompt) for prompt in prompts.values()]
         padding = self.padding.appended(np.ones(len(self.queries), dtype=np.int64), lengths)
@@ -77,8 +75,11 @@ class DenseBatch:
         return self._run(ids, padding, cache)
 
     def embed(self, rows: Mapping[int, KeptRow]) -> None:
-        """Vector embedding (§4.2): queries whose tokens were computed elsewhere come in, ends
-        aligned with those of the batch, which is padded on its left where they are longer."""
+        """Vector embedding (§4.2): insert queries whose tokens were computed elsewhere.
+
+        Their ends are aligned with those of the batch, which is padded on its left where they are
+        longer.
+        """
         if not rows:
             return
         padding = self.padding.embedded([row.length for row in rows.values()])
@@ -88,7 +89,7 @@ class DenseBatch:
         self.queries, self.padding = (*self.queries, *rows), padding
 
     def keep(self, queries: Sequence[int]) -> None:
-        """Only `queries` stay, in this order; the padding that they have in common is released."""
+        """Keep only `queries`, in this order, and release the padding that they have in common."""
         if tuple(queries) == self.queries:
             return
         if not queries:
@@ -100,7 +101,9 @@ class DenseBatch:
         self.queries, self.padding = tuple(queries), padding
 
     def saved(self, query: int) -> KeptRow:
-        """What `embed` needs to go on with a query, in host memory; it stays here too."""
+        """Return what `embed` needs to continue a query, in host memory; the batch keeps the
+        query.
+        """
         row = self.queries.index(query)
         _, columns = self.padding.selected([row])
         cache = self._axes.selected(self._cache, [row], columns.tolist())
@@ -113,7 +116,7 @@ class DenseBatch:
 
 
 def end_aligned(rows: Sequence[NDArray[np.integer]], width: int) -> NDArray[np.int64]:
-    """int64 [rows, width], zeros on the left."""
+    """Return int64 [rows, width], with zeros on the left."""
     ids = np.zeros((len(rows), width), dtype=np.int64)
     for i, row in enumerate(rows):
         ids[i, width - len(row) :] = row

@@ -1,4 +1,4 @@
-"""The tensors inside a cache of any class: found, and put back changed."""
+"""Finds the tensors inside a cache of any class, and puts changed ones back."""
 
 import copy
 from collections.abc import Callable, Iterator
@@ -10,7 +10,7 @@ Leaf = Tensor | int
 
 
 def leaves(cache: Any) -> list[Leaf]:
-    """Tensors and integers of `cache`, always in the same order for caches of the same model."""
+    """Return tensors and integers of `cache`, always in the same order for caches of one model."""
     found: list[Leaf] = []
 
     def note(leaf: Leaf) -> Leaf:
@@ -22,17 +22,17 @@ def leaves(cache: Any) -> list[Leaf]:
 
 
 def rebuilt(cache: Any, change: Callable[[Leaf], Leaf]) -> Any:
-    """A cache like `cache` with every tensor and integer as `change` makes it, called in order.
+    """Return a copy of `cache` with each tensor and integer replaced by `change` of it, in order.
 
-    Tuples, lists, dictionaries and objects of the modules that the cache and transformers' own
-    caches come from are looked into; all else is shared with `cache`.
+    Looks into tuples, lists, dictionaries, and objects of the modules that define the cache and
+    transformers' own caches; everything else is shared with `cache`.
     """
     modules = frozenset({"transformers.cache_utils", type(cache).__module__})
     return _Rebuilding(modules, change).of(cache)
 
 
 def replaced(cache: Any, values: Iterator[Leaf]) -> Any:
-    """`cache` with `values` in the place of its leaves."""
+    """Return `cache` with `values` in the place of its leaves."""
     return rebuilt(cache, lambda _: next(values))
 
 

@@ -1,4 +1,4 @@
-"""One forward of a model over a padded batch, with the cache that it makes itself."""
+"""One forward of a model over a padded batch, with the cache that the model makes itself."""
 
 import inspect
 from dataclasses import dataclass
@@ -13,28 +13,25 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from muxcluster.engine.dense.padding import Padding
 
+# Names in configurations of how many columns a layer looks back, if it does not see all.
 _WINDOW_NAMES = ("sliding_window", "window_size", "attention_window", "attention_chunk_size")
-"""In configurations: how many columns a layer looks back, where it does not see all."""
 
 _CACHE_NAMES = ("past_key_values", "cache_params", "state")
 
-Foreign = Any
-"""A transformers model: what it has beside nn.Module differs by class."""
+Foreign = Any  # a model of transformers; attributes beyond nn.Module's differ by class
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Output:
-    """logits: fp32 [rows, vocab] of the last column, or [rows, width, vocab] where all were asked.
+    """Logits and cache of one forward."""
 
-    cache: of all columns so far.
-    """
-
+    # fp32 [rows, vocab] of the last column, or [rows, width, vocab] where all were asked
     logits: Tensor
-    cache: Any
+    cache: Any  # of all columns so far
 
 
 class DenseForward:
-    """Runs a model as `generate` does: the model itself makes inputs of ids, mask and cache."""
+    """Runs a model as `generate` does: the model makes its inputs of ids, mask and cache."""
 
     def __init__(self, model: Foreign) -> None:
         """Raises ValueError where the model's forward takes no cache by a known name."""
@@ -48,8 +45,8 @@ class DenseForward:
         self.dtype: torch.dtype = next(model.parameters()).dtype
         self.vocab_size: int = model.get_input_embeddings().num_embeddings
         config = model.config.get_text_config(decoder=True)
+        # True where layers may count columns back, those of padding inside a row too.
         self.has_windows = any(getattr(config, name, None) for name in _WINDOW_NAMES)
-        """True where layers may count columns back, those of padding inside a row too."""
 
     def run(
         self,
@@ -59,10 +56,11 @@ class DenseForward:
         *,
         all_logits: bool = False,
     ) -> Output:
-        """tokens: int64 [rows, width], anything where `padding` says so; padding: of cached columns
-        and these. cache: of the columns before, None where there are none; it is used up.
+        """Run `tokens` behind those of `cache`, which is used up.
 
-        Raises ValueError where the model returns no cache, else whatever the model raises.
+        tokens: int64 [rows, width], any value where there is padding. padding: of cached columns
+        and these. cache: of the columns before, None if there are none. Raises ValueError where the
+        model returns no cache, else whatever the model raises.
         """
         width = tokens.shape[1]
         inputs = self.model.prepare_inputs_for_generation(
@@ -84,11 +82,9 @@ class DenseForward:
         return Output(logits.to(torch.float32), made)
 
     def _new_cache(self) -> Any | None:
-        """transformers' own, with all columns of every attention layer; None: the model makes one.
-
-        A layer of a window keeps its last columns only, which are not the last tokens where a row
-        has holes or comes in later; the mask hides what the window does not see.
-        """
+        """Return a transformers cache that keeps all columns; None lets the model make one."""
+        # A layer with a window would keep its last columns only. These are not the last tokens
+        # where a row has holes or is inserted later; the mask hides what the window does not see.
         if self.model.is_remote_code() or self._cache_name == "state":
             return None
         cache = DynamicCache(config=self.model.config.get_text_config(decoder=True))

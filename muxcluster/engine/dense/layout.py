@@ -1,4 +1,4 @@
-"""A row of a model's cache as bytes, so many a token and so many of states, and back."""
+"""Converts a row of a model's cache to bytes (some per token, some for states) and back."""
 
 import math
 from collections.abc import Iterator
@@ -13,14 +13,14 @@ from muxcluster.engine.dense.cachetree import Leaf, leaves, replaced
 
 
 class RowLayout:
-    """Order and sizes of what a row is made of; the same for every row of a model.
+    """Order and sizes of the parts of a row; the same for every row of a model.
 
-    token_bytes: of one token over all tensors with columns. state_bytes: of those of fixed size.
+    token_bytes: per token, over all tensors with columns. state_bytes: of all states of fixed size.
     row_bytes: both.
     """
 
     def __init__(self, axes: CacheAxes, sample: Sample) -> None:
-        """sample: a cache that the model made; what belongs to no row is taken from it for all."""
+        """sample: a cache of the model; what belongs to no row is taken from it for all rows."""
         self._axes = axes
         self._template = axes.selected(sample.cache, [0], [sample.length - 1])
         growing = [leaf for leaf, each in self._tensors() if each.column is not None]
@@ -30,9 +30,9 @@ class RowLayout:
         self.row_bytes = RowBytes(self.state_bytes, self.token_bytes)
 
     def tokens(self, cache: Any, width: int, behind: int, num_bytes: int) -> Tensor:
-        """Of `width` columns, with `behind` more behind them, uint8 [rows, width, num_bytes].
+        """Return `width` columns, with `behind` more behind them: uint8 [rows, width, num_bytes].
 
-        num_bytes: token_bytes at least; what is more is zeros.
+        num_bytes: at least token_bytes; the rest is zeros.
         """
         parts = []
         for leaf, axes in self._tensors(cache):
@@ -46,7 +46,7 @@ class RowLayout:
         return torch.cat(parts, dim=-1)
 
     def states(self, cache: Any) -> Tensor:
-        """uint8 [rows, state_bytes]."""
+        """Return the states as uint8 [rows, state_bytes]."""
         parts = []
         for leaf, axes in self._tensors(cache):
             if axes.row is not None and axes.column is None:
@@ -55,9 +55,9 @@ class RowLayout:
         return torch.cat(parts, dim=-1)
 
     def cache(self, length: int, tokens: Tensor | None, states: Tensor | None) -> Any:
-        """The cache of one row of `length` tokens.
+        """Return the cache of one row of `length` tokens.
 
-        tokens: uint8 [length, token_bytes]. states: uint8 [state_bytes]. None: there are none.
+        tokens: uint8 [length, token_bytes]. states: uint8 [state_bytes], None if there are none.
         """
         return replaced(self._template, self._values(length, tokens, states))
 
@@ -83,7 +83,7 @@ class RowLayout:
                 num_token_bytes = end
 
     def _tensors(self, cache: Any | None = None) -> Iterator[tuple[Tensor, LeafAxes]]:
-        """Those that have rows, of `cache` or of the template."""
+        """Return the tensors with rows, of `cache` or of the template."""
         found = leaves(self._template if cache is None else cache)
         for leaf, axes in zip(found, self._axes.leaves, strict=True):
             if isinstance(leaf, Tensor) and axes.row is not None:
@@ -95,7 +95,7 @@ def _bytes(rows: Tensor) -> Tensor:
 
 
 def _as(data: Tensor, like: Tensor) -> Tensor:
-    """A copy of bytes as numbers of `like`'s type, one axis."""
+    """Return a copy of bytes as numbers of `like`'s type along one axis."""
     whole = torch.empty(math.prod(data.shape), dtype=torch.uint8, device=data.device)
     whole.view(data.shape).copy_(data)
     return whole.view(like.dtype)

@@ -1,4 +1,4 @@
-"""What a model's own cache allows, found out by running it when it is loaded."""
+"""Finds out what a model's own cache allows, by running the model when it is loaded."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,33 +15,27 @@ from muxcluster.engine.dense.layout import RowLayout
 from muxcluster.engine.dense.padding import Padding
 from muxcluster.engine.dense.prefill import MOST_PADDING, prefill
 
-_LONG, _SHORT = 9, 5
-"""Prompt tokens of the trial: the padding is longer than most convolutions."""
+_LONG, _SHORT = 9, 5  # prompt tokens of the trial; the padding is longer than most convolutions
 
+# difference of logits that rounding may make, relative to the largest logit
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
-"""Difference of logits, over the largest of them, that rounding may make."""
 
 
 class NotDense(ValueError):
-    """A model that cannot be re-batched; the message says why, for people."""
+    """The model cannot be re-batched; the message says why, for people."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DenseModel:
-    """A model and how its rows may be batched.
-
-    most_padding: of a group that is prefilled together (see `prefill.similar`).
-    takes_holes: padding inside a row leaves its tokens as they are, so queries can be shaped in.
-    takes_chunks: tokens may come several at a time behind those of the cache.
-    layout: its rows as bytes.
-    """
+    """A model and how its rows may be batched."""
 
     forward: DenseForward
     axes: CacheAxes
-    most_padding: float
+    most_padding: float  # of a group that is prefilled together (see `prefill.similar`)
+    # padding inside a row leaves its tokens as they are, so queries can be shaped in
     takes_holes: bool
-    takes_chunks: bool
-    layout: RowLayout
+    takes_chunks: bool  # tokens may come several at a time behind those of the cache
+    layout: RowLayout  # its rows as bytes
 
     @classmethod
     @torch.inference_mode()
@@ -65,7 +59,6 @@ class DenseModel:
         return cls(forward, trial.axes, padding, holes, chunks, layout)
 
     def batch(self) -> DenseBatch:
-        """An empty one."""
         return DenseBatch(self.forward, self.axes)
 
 
@@ -80,7 +73,7 @@ def _axes(forward: DenseForward, one: Sample) -> CacheAxes:
 
 
 def _holds(trial: Callable[[], bool]) -> bool:
-    """An ability that a model may lack; it may raise whatever it likes where it does."""
+    """Return whether `ability` holds; it may raise anything where the model lacks it."""
     try:
         return trial()
     except Exception:  # noqa: BLE001
@@ -88,7 +81,7 @@ def _holds(trial: Callable[[], bool]) -> bool:
 
 
 class _Trial:
-    """Two prompts and three tokens after each: logits side by side against those of each alone."""
+    """Compares logits of two prompts, and three tokens after each, side by side and alone."""
 
     def __init__(self, forward: DenseForward, axes: CacheAxes) -> None:
         rng = np.random.default_rng(0)
@@ -99,20 +92,21 @@ class _Trial:
         self._alone = [self._of_one(i, prompt) for i, prompt in enumerate(self._prompts)]
 
     def embeds(self) -> bool:
-        """True where rows that were prefilled alone may be side by side."""
+        """True if rows that were prefilled alone may be side by side."""
         return self._continues(self._prefilled(0.0))
 
     def pads_prompts(self) -> bool:
-        """True where prompts of different lengths may be prefilled together."""
+        """True if prompts of different lengths may be prefilled together."""
         return self._continues(self._prefilled(np.inf))
 
     def takes_holes(self) -> bool:
-        """True where the second may be prefilled in the forward of a token of the first, both go on
-        from there, and the same again the other way round."""
+        """True if a prompt may be prefilled in the forward of a token of another, in either
+        order.
+        """
         return self._shapes(0, 1) and self._shapes(1, 0)
 
     def takes_chunks(self) -> bool:
-        """True where the rest of a prompt may come in one forward behind its beginning."""
+        """True if the rest of a prompt may come in one forward behind its beginning."""
         prompt, half = self._prompts[0], _LONG // 2
         begun = self._forward.run(prompt[None, :half], Padding.of([half]), None)
         ended = self._forward.run(prompt[None, half:], Padding.of([_LONG]), begun.cache)
@@ -137,7 +131,7 @@ class _Trial:
         return batch
 
     def _prefilled(self, most_padding: float) -> list[Tensor]:
-        """Logits [2, vocab] after the prompts, and after each step."""
+        """Return logits [2, vocab] after the prompts and after each step."""
         found = prefill(self._forward, self.axes, self._prompts, most_padding=most_padding)
         batch = DenseBatch(self._forward, self.axes)
         batch.embed({0: found[0].row})
@@ -153,7 +147,7 @@ class _Trial:
         )
 
     def _of_one(self, query: int, prompt: NDArray[np.int64]) -> list[Tensor]:
-        """Without a batch: the whole sequence in one forward, as it is for its first tokens."""
+        """Return logits computed without a batch: the whole sequence in one forward."""
         tokens = np.concatenate((prompt, self._next[:, query]))[None]
         padding = Padding.of([tokens.shape[1]])
         logits = self._forward.run(tokens, padding, None, all_logits=True).logits[0]

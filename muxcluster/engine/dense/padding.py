@@ -11,32 +11,30 @@ Mask = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Padding:
-    """mask: bool [rows, length], True where the column holds a token of the row.
+    """Mask of a padded batch whose rows end in the last column.
 
-    Rows end in the last column: what a row lacks is padding on its left and, where queries were
-    shaped in beside it, holes inside.
+    Shorter rows have padding on the left and, where queries were shaped in beside them, holes
+    inside.
     """
 
-    mask: Mask
+    mask: Mask  # bool [rows, length], True where the column holds a token of the row
 
     @classmethod
     def none(cls) -> "Padding":
-        """Of a batch without rows."""
         return cls(np.zeros((0, 0), dtype=np.bool_))
 
     @classmethod
     def of(cls, lengths: Sequence[int]) -> "Padding":
-        """Rows of so many tokens each (≥ 1), aligned at their ends."""
+        """Return rows of the given numbers of tokens (≥ 1), aligned at their ends."""
         return cls.none().appended(np.zeros(0, dtype=np.int64), lengths)
 
     @property
     def num_rows(self) -> int:
-        """Queries in the batch."""
         return len(self.mask)
 
     @property
     def length(self) -> int:
-        """Columns, those of padding included."""
+        """Number of columns, those of padding included."""
         return int(self.mask.shape[1])
 
     @property
@@ -47,15 +45,15 @@ class Padding:
 
     @property
     def positions(self) -> NDArray[np.int64]:
-        """int64 [rows, length], of each token in its row; 0 at padding.
-
-        Counted over the mask, not over columns: shaping leaves holes inside rows.
-        """
+        """int64 [rows, length], the position of each token in its row; 0 at padding."""
+        # Counted over the mask, not over columns: shaping leaves holes inside rows.
         return np.maximum(np.cumsum(self.mask, axis=1, dtype=np.int64) - 1, 0)
 
     def appended(self, counts: NDArray[np.int64], new: Sequence[int] = ()) -> "Padding":
-        """Vector shaping (§4.1): rows take `counts` tokens (≥ 1 each) in one forward, and new rows
-        of `new` tokens come in below, with padding where the batch was before them."""
+        """Vector shaping (§4.1): rows take `counts` tokens (≥ 1 each) in one forward.
+
+        New rows of `new` tokens are added below, with padding where the batch was before them.
+        """
         ends = np.concatenate((counts, np.asarray(new, dtype=np.int64)))
         width = int(ends.max())
         before = np.zeros((len(ends), self.length), dtype=np.bool_)
@@ -64,8 +62,10 @@ class Padding:
         return Padding(np.concatenate((before, after), axis=1))
 
     def embedded(self, lengths: Sequence[int]) -> "Padding":
-        """Vector embedding (§4.2): finished rows of `lengths` tokens come in below, all rows
-        aligned at their ends; longer ones than the batch pad its rows on the left."""
+        """Vector embedding (§4.2): add finished rows of `lengths` tokens below.
+
+        All rows are aligned at their ends; rows longer than the batch pad its rows on the left.
+        """
         length = max((self.length, *lengths))
         rows = np.zeros((self.num_rows, length), dtype=np.bool_)
         rows[:, length - self.length :] = self.mask
@@ -73,10 +73,10 @@ class Padding:
         return Padding(np.concatenate((rows, new)))
 
     def selected(self, rows: Sequence[int]) -> tuple["Padding", NDArray[np.intp]]:
-        """Only `rows`, and the columns (int [kept]) in which some of them has a token.
+        """Return only `rows`, and the columns (int [kept]) in which one of them has a token.
 
-        What goes is the leading padding that they have in common, [0 : min index], and holes that
-        only rows that are gone had filled.
+        Removes the leading padding that they have in common, [0 : min index], and holes that only
+        removed rows had filled.
         """
         mask = self.mask[np.asarray(rows, dtype=np.intp)]
         columns = np.flatnonzero(mask.any(axis=0))

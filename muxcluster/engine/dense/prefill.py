@@ -12,25 +12,22 @@ from muxcluster.engine.dense.batch import KeptRow, end_aligned
 from muxcluster.engine.dense.forward import DenseForward
 from muxcluster.engine.dense.padding import Padding
 
-MOST_PADDING = 0.25
-"""Padding that a group of prompts may have, as a share of its tokens."""
+MOST_PADDING = 0.25  # padding that a group of prompts may have, as a share of its tokens
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prefilled:
-    """row: what `DenseBatch.embed` takes.
+    """A prefilled prompt: its cache and logits."""
 
-    logits: fp32 [vocab] of the last token, or [tokens, vocab] of all where they were asked for.
-    """
-
-    row: KeptRow
+    row: KeptRow  # what `DenseBatch.embed` takes
+    # fp32 [vocab] of the last token, or [tokens, vocab] of all where they were asked for
     logits: Tensor
 
 
 def similar(lengths: Sequence[int], *, most_padding: float) -> list[list[int]]:
-    """Indices of `lengths` in groups, each index once; the longest first.
+    """Return indices of `lengths` in groups, each index once; the longest first.
 
-    A group has at most `most_padding` times as much padding as tokens; 0: equal lengths alone.
+    most_padding: most padding of a group as a share of its tokens; 0: equal lengths only.
     """
     groups: list[list[int]] = []
     tokens = 0
@@ -56,7 +53,7 @@ def prefill(
     most_padding: float = MOST_PADDING,
     all_logits: bool = False,
 ) -> list[Prefilled]:
-    """What the prompts (int [tokens ≥ 1] each) come to, in their order.
+    """Prefill the prompts (int [tokens ≥ 1] each); return the results in their order.
 
     most_padding: as in `similar`; 0 for models whose states padding would change.
     """

@@ -1,14 +1,14 @@
-"""A unit's rows through a model's own cache: what lies in the pool is padded, run and put back.
+"""Runs a unit's rows through a model's own cache: read from the pool, padded, run and written back.
 
-The rows that decode stay in a running batch from job to job (BATON §4): who comes is embedded, who
-is gone is removed with the padding that was for its sake. The pool has them all the same, so any
-worker can go on with any sequence, and nothing is lost with a batch.
-
-How many rows are in it is the scheduler's word, by what the batch is found to take
-(scheduling/batch_scaling.py). Who has to wait keeps its blocks of the pool, on the device, so
-there is nothing to prefetch (BATON §3.2 keeps such rows in host memory); what the scheduler lent
-or preempted comes back by the unit's copies before the job that needs it.
+Rows that decode stay in a running batch from job to job (BATON §4): new rows are embedded, rows
+that left are removed together with the padding they caused. The pool holds their cache too, so any
+worker can continue any sequence, and nothing is lost with a batch.
 """
+
+# The scheduler decides how many rows are in the batch, from what the batch is found to take
+# (scheduling/state/batch_scaling.py). Rows that wait keep their blocks of the pool on the device,
+# so nothing is prefetched (BATON §3.2 keeps such rows in host memory); what the scheduler lent or
+# preempted is restored by the unit's copies before the job that needs it.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -41,8 +41,10 @@ class Chunk:
 
 
 class DenseRows:
-    """Logits of the rows of jobs. The running batch and what is made beside it take twice the limit
-    at a time."""
+    """Computes logits of the rows of jobs.
+
+    The running batch and what is made beside it take at most twice the limit.
+    """
 
     def __init__(
         self, model: DenseModel, store: RowStore, arena: ModelArena, limit: PaddedLimit
@@ -56,18 +58,17 @@ class DenseRows:
         self._stale: set[int] = set()
         max_seqs = len(arena.history) - 1
         self._scaling = BatchScaling(limit.row_bytes, limit.limit_bytes, max_seqs)
-        self.batch = model.batch()
-        """Of the rows that decode, by slot."""
-        self.padded: PaddedBatch | None = None
-        """As `RowsForward.padded`."""
+        self.batch = model.batch()  # of the rows that decode, by slot
+        self.padded: PaddedBatch | None = None  # as `RowsForward.padded`
 
     def forget(self, slot: int) -> None:
-        """Another sequence has the slot."""
+        """Forget the slot's batch row: another sequence has the slot."""
         self._stale.add(slot)
 
     def logits(self, rows: Rows, asked: Asked) -> Tensor:
-        """fp32 [sampling rows + asked.tokens, vocab], both in order; the rows' caches are in the
-        pool then."""
+        """Return fp32 [sampling rows + asked.tokens, vocab], both in order; writes caches to the
+        pool.
+        """
         chunks = [
             Chunk(row, slot, start, start + count)
             for row, (slot, start, count) in enumerate(
@@ -94,8 +95,8 @@ class DenseRows:
         return torch.cat([torch.stack(last) if last else empty, *prompts])
 
     def _fitting(self, chunks: Sequence[Chunk]) -> Iterator[list[Chunk]]:
-        """Groups whose padded caches keep to the limit, those of similar lengths
-        together. Rows that decode come in one, where the scheduler knew what they take."""
+        """Return groups of similar lengths whose padded caches keep to the limit."""
+        # Rows that decode are one group: the scheduler knew what they take.
         if self._num_bytes(chunks) <= self._most_bytes:
             if chunks:
                 yield list(chunks)
@@ -113,7 +114,7 @@ class DenseRows:
         return self._scaling.num_bytes(len(chunks), longest)
 
     def _decode(self, chunks: Sequence[Chunk], found: dict[int, Tensor]) -> list[Chunk]:
-        """One more token of each; those whose states are lost are returned instead."""
+        """Compute one more token of each; return the chunks whose states are lost instead."""
         batch, wanted = self.batch, {each.slot: each for each in chunks}
         stays = {
             slot: length
@@ -154,12 +155,12 @@ class DenseRows:
         wants: dict[int, int],
         found: dict[int, Tensor],
     ) -> None:
-        """Prompts beside the running batch: those that begin, of similar lengths together; what
-        goes on, behind its beginning where the model allows it, else anew.
+        """Compute prompts beside the running batch, those that begin in groups of similar lengths.
 
-        Of a model with states all of a prompt is computed with its last chunk: what was before it
-        could not be told from the padding of others.
+        The rest of a prompt is computed behind its beginning if the model allows it, else the whole
+        prompt again. For a model with states the whole prompt is computed with its last chunk.
         """
+        # The states of a beginning could not be told from the padding of other rows.
         if self._layout.state_bytes:
             idle = [each for each in chunks if not samples[each.row] and each.row not in wants]
             self._store.forget(np.array([each.slot for each in idle], dtype=np.int64))
@@ -183,7 +184,9 @@ class DenseRows:
         wants: dict[int, int],
         found: dict[int, Tensor],
     ) -> None:
-        """The tokens of `chunks` from the first on, or behind those of `kept` (of one chunk)."""
+        """Compute the tokens of `chunks` from the first on, or behind those of `kept` (one
+        chunk).
+        """
         length = 0 if kept is None else kept.length
         counts = np.array([each.end - length for each in chunks], dtype=np.int64)
         padding = (Padding.none() if kept is None else Padding.of([length])).appended(

@@ -1,7 +1,7 @@
-"""The memory of a dense model: its sequences in the unit's blocks, its padded batches in a slab.
+"""Memory of a dense model: its sequences in the unit's blocks, its padded batches in a slab.
 
-The slab is as many blocks of the pool as nobody gets, so what a model takes beside its sequences
-is bounded before the first request, and others keep what is theirs.
+The slab is a number of blocks of the pool that nobody gets. So what a model takes beside its
+sequences is bounded before the first request, and other models keep their memory.
 """
 
 from dataclasses import dataclass
@@ -18,18 +18,19 @@ from muxcluster.engine.dense.store import planes
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Slab:
-    """A model and its slab. limit: of the padded batch of one worker at a time."""
+    """A model and its slab."""
 
     model: DenseModel
-    limit: PaddedLimit
+    limit: PaddedLimit  # of the padded batch of one worker at a time
     backend: ModelBackend
 
 
 def slab_for(model: DenseModel, spec: ModelSpec, unit: UnitSpec) -> Slab:
-    """Half of the model's even part of the pool, or more where the longest sequence needs more.
+    """Return a slab of half of the model's even part of the pool, or what the longest sequence
+    needs.
 
-    Raises LoadError where the pool is too small for that, or a column of blocks, as the unit
-    counts them, for the model's own cache.
+    Raises LoadError where the pool is too small for that, or a column of blocks, as the unit counts
+    them, for the model's own cache.
     """
     layout, file = model.layout, Path(spec.path, "config.json")
     needed = sum(planes(layout, spec.shape, spec.shape.block_tokens(unit.block_bytes)))

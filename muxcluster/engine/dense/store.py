@@ -1,10 +1,10 @@
-"""Rows of a model's own cache in the unit's pool: the blocks that the scheduler gave them.
+"""Stores rows of a model's own cache in the blocks of the unit's pool that the scheduler gave them.
 
 A token lies where the paged engine would put one of as many bytes: a share of it in each block of
-its column, at the place of its position. So whatever moves token slots (lending, saving, host
-memory) and shared prefixes need not know whose they are. States of fixed size lie in blocks of
-their own in a sequence's first column, behind the number of tokens that they are of: over all
-places for tokens of these blocks, so whoever moves the column whole moves them.
+its column, at the place of its position. So lending, saving, host memory and shared prefixes move
+token slots without knowing which backend wrote them. States of fixed size lie in blocks of their
+own in a sequence's first column, after the number of tokens that they are of. They fill all token
+places of these blocks, so moving the whole column moves them.
 """
 
 from typing import Any
@@ -20,17 +20,15 @@ from muxcluster.engine.dense.layout import RowLayout
 from muxcluster.engine.memory.arena import ModelArena
 from muxcluster.kernels.layout import half_offsets
 
-_HEAD_BYTES = 8
-"""The number of tokens that states are of, as int64."""
+_HEAD_BYTES = 8  # the number of tokens that the states are of, as int64
 
-_SLICE_BYTES = 1 << 22
-"""Tokens are written so many bytes at a time: copies of all would be a second cache."""
+_SLICE_BYTES = 1 << 22  # Bytes of tokens written at a time: copies of all would be a second cache.
 
 _WORDS = {2: torch.int16, 4: torch.int32}
 
 
 def planes(layout: RowLayout, shape: KvShape, block_tokens: int) -> tuple[int, int]:
-    """Blocks of a column that hold tokens, and blocks that hold states."""
+    """Return how many blocks of a column hold tokens, and how many hold states."""
     unit_bytes = 2 * shape.head_dim * shape.itemsize
     for_tokens = -(-layout.token_bytes // unit_bytes)
     state_bytes = layout.state_bytes + _HEAD_BYTES
@@ -59,8 +57,10 @@ class RowStore:
         starts: NDArray[np.integer],
         counts: NDArray[np.integer],
     ) -> None:
-        """Keep tokens starts[i] to starts[i] + counts[i] (≥ 1) of slots[i], the last ones of row i
-        of `cache`, and its states, if there are any."""
+        """Store tokens starts[i] to starts[i] + counts[i] (≥ 1) of slots[i].
+
+        They are the last ones of row i of `cache`; its states are stored too, if there are any.
+        """
         where = torch.from_numpy(slots.astype(np.int64)).to(self._pool.device)
         if self._state_planes:
             self._mark(where, np.full(len(slots), -1))
@@ -74,7 +74,7 @@ class RowStore:
             self._mark(where, starts + counts)
 
     def read(self, slot: int, length: int) -> KeptRow | None:
-        """The first `length` tokens of a slot; None where its states are not of so many."""
+        """Return the first `length` tokens of a slot, or None if its states are not of so many."""
         blocks = self._arena.tables[slot].flatten(0, 1).long()
         tokens = states = None
         if self._state_planes:
@@ -87,7 +87,7 @@ class RowStore:
         return KeptRow(length, self._layout.cache(length, tokens, states))
 
     def forget(self, slots: NDArray[np.integer]) -> None:
-        """Whatever states are in the blocks of `slots`, they are not of these sequences."""
+        """Mark the states in the blocks of `slots` as not theirs."""
         if self._state_planes and len(slots):
             where = torch.from_numpy(slots.astype(np.int64)).to(self._pool.device)
             self._mark(where, np.full(len(slots), -1))
@@ -100,7 +100,7 @@ class RowStore:
         counts: NDArray[np.integer],
         behind: int,
     ) -> None:
-        """Tokens ends[i] - counts[i] to ends[i], which have `behind` columns behind them."""
+        """Write tokens ends[i] - counts[i] to ends[i], which have `behind` columns behind them."""
         width, arena = int(counts.max()), self._arena
         unit_bytes = 2 * self._token_planes * self._unit_bytes
         data = self._layout.tokens(cache, width, behind, unit_bytes).flatten(0, 1)
@@ -119,7 +119,7 @@ class RowStore:
         self._units[halves, offsets.unsqueeze(1)] = units
 
     def _read_tokens(self, blocks: Tensor, slot: int, length: int) -> Tensor:
-        """uint8 [length, token_bytes]."""
+        """Return uint8 [length, token_bytes]."""
         columns = -(-length // self._arena.block_tokens)
         mine = blocks[: self._token_planes, :columns].T
         units = self._units[torch.stack((2 * mine, 2 * mine + 1), dim=2).flatten(1)]
@@ -139,12 +139,12 @@ class RowStore:
         self._units[halves] = words.view(*halves.shape, *self._units.shape[1:])
 
     def _mark(self, slots: Tensor, lengths: NDArray[np.integer]) -> None:
-        """The states of `slots` are of so many tokens."""
+        """Record that the states of `slots` are of `lengths` tokens."""
         first = self._arena.tables.flatten(1, 2)[slots, self._token_planes, 0].long()
         heads = torch.from_numpy(lengths.astype(np.int64)).view(torch.uint8)
         self._pool[first, :_HEAD_BYTES] = heads.view(-1, _HEAD_BYTES).to(self._pool.device)
 
     def _state_halves(self, tables: Tensor) -> Tensor:
-        """[..., planes, columns] to [..., 2 x state planes]: in `_units`."""
+        """Map [..., planes, columns] to [..., 2 x state planes], in units of `_units`."""
         blocks = tables.narrow(-2, self._token_planes, self._state_planes).select(-1, 0)
         return torch.stack((2 * blocks, 2 * blocks + 1), dim=-1).flatten(-2)

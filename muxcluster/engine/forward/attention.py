@@ -1,7 +1,7 @@
 """Our attention on transformers' attention interface: keys and values live in the unit's pool.
 
-The batch travels as a keyword argument through the model's own forward, so nothing is global
-but the registration of the name.
+The batch is a keyword argument of the model's forward, so nothing is global but the registration of
+the attention's name.
 """
 
 from dataclasses import dataclass
@@ -10,33 +10,29 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
+# The `attn_implementation` of our models. No mask function is registered under it, so transformers
+# builds no mask: causality and sliding windows are the kernels' own.
 ATTENTION_NAME = "muxcluster"
-"""The `attn_implementation` of our models. No mask function is registered under it, so
-transformers builds no mask: causality and sliding windows are the kernels' own."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerCall:
-    """How one layer asks for attention.
-
-    scale: factor on the scores. sliding_window: the last so many keys are seen, None means all.
-    soft_cap: as in `paged_decode`. extras: further arguments of the layer that are not None.
-    """
+    """How one layer asks for attention."""
 
     layer: int
-    scale: float
-    sliding_window: int | None
-    soft_cap: float | None
-    extras: frozenset[str] = frozenset()
+    scale: float  # factor on the scores
+    sliding_window: int | None  # the last so many keys are seen, None means all
+    soft_cap: float | None  # as in `paged_decode`
+    extras: frozenset[str] = frozenset()  # further arguments of the layer that are not None
 
 
 class LayerAttention(Protocol):
-    """What a forward is given as `attention_batch`; called once a layer."""
+    """Attention of one forward, passed as `attention_batch`; called once per layer."""
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: LayerCall) -> Tensor:
-        """query: [tokens, heads, head_dim]; key, value: [tokens, kv_heads, head_dim].
+        """Return attention [tokens, heads, head_dim].
 
-        Returns [tokens, heads, head_dim].
+        query: [tokens, heads, head_dim]; key, value: [tokens, kv_heads, head_dim].
         """
         ...
 
@@ -49,10 +45,10 @@ def _attention(
     attention_mask: Tensor | None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """The interface of transformers: query [1, heads, tokens, head_dim], key and value likewise.
+    """Implement transformers' interface: query, key and value [1, heads, tokens, head_dim].
 
     Returns [1, tokens, heads, head_dim] and no weights. Raises KeyError where the model did not
-    hand our batch down.
+    pass our batch on.
     """
     batch: LayerAttention = options.pop("attention_batch")
     scale = options.pop("scaling", None)
@@ -72,7 +68,7 @@ def _attention(
 
 
 def _by_token(heads: Tensor) -> Tensor:
-    """[1, heads, tokens, head_dim] to [tokens, heads, head_dim]."""
+    """Return [1, heads, tokens, head_dim] as [tokens, heads, head_dim]."""
     return heads[0].transpose(0, 1)
 
 

@@ -14,88 +14,74 @@ from muxcluster.engine.forward.prefix_rows import fits, fixed_groups, group_arra
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GroupOffsets:
-    """Rows that share prefixes, as `prefix_attention` wants them.
+    """Rows that share prefixes, as arguments of `prefix_attention`."""
 
-    offsets: int64 [groups + 1]; group i is rows offsets[i] to offsets[i + 1], possibly none.
-    prefix_lengths: int64 [groups], 0 for rows that share nothing.
-    """
-
+    # int64 [groups + 1]; group i is rows offsets[i] to offsets[i + 1], possibly none
     offsets: Tensor
-    prefix_lengths: Tensor
+    prefix_lengths: Tensor  # int64 [groups], 0 for rows that share nothing
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SingleRows:
-    """Rows of one token each. tokens: int64 [rows], where they lie in the flattened batch.
+    """Rows of one token each."""
 
-    slots: int64 [rows]. lengths: int64 [rows], context including the token itself.
-    groups: None where no prefix is shared.
-    """
-
-    tokens: Tensor
-    slots: Tensor
-    lengths: Tensor
-    groups: GroupOffsets | None = None
+    tokens: Tensor  # int64 [rows], where they lie in the flattened batch
+    slots: Tensor  # int64 [rows]
+    lengths: Tensor  # int64 [rows], context including the token itself
+    groups: GroupOffsets | None = None  # None where no prefix is shared
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ManyRows:
-    """Rows of several tokens. tokens: int64 [sum of counts], where they lie in the batch.
+    """Rows of several tokens."""
 
-    slots, starts: int64 [rows]. query_offsets: int64 [rows + 1] into `tokens`.
-    """
-
-    tokens: Tensor
+    tokens: Tensor  # int64 [sum of counts], where they lie in the batch
+    # slots, starts: int64 [rows]
     slots: Tensor
     starts: Tensor
-    query_offsets: Tensor
+    query_offsets: Tensor  # int64 [rows + 1] into `tokens`
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FreshRows:
-    """Rows of several tokens that start at position 0: all keys that they see are their own.
+    """Rows of several tokens that start at position 0: all keys that they see are their own."""
 
-    rows: as of others of several tokens. offsets: its query_offsets in int32. max_tokens: of the
-    longest row.
-    """
-
-    rows: ManyRows
-    offsets: Tensor
-    max_tokens: int
+    rows: ManyRows  # as for other rows of several tokens
+    offsets: Tensor  # its query_offsets in int32
+    max_tokens: int  # of the longest row
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenBatch:
-    """token_slots, positions: int64 [tokens]. ends: int64 [rows], each row's last token.
+    """The tokens of one forward, as tensors on its device."""
 
-    single, many, fresh: the rows by kind; None where there is none of it, never all. many: those
-    of several tokens that follow others, of a chunk before or of a cached prefix.
-    """
-
+    # token_slots, positions: int64 [tokens]
     token_slots: Tensor
     positions: Tensor
-    ends: NDArray[np.int64]
+    ends: NDArray[np.int64]  # int64 [rows], each row's last token
+    # single, many, fresh: the rows by kind; None where there is none of it, never all
     single: SingleRows | None
+    # of `many`: rows of several tokens that follow earlier ones, of a chunk or of a cached prefix
     many: ManyRows | None
     fresh: FreshRows | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HostBatch:
-    """A `TokenBatch` in arrays: the same fields, those of rows by kind one after the other, then
-    those of groups where there are any.
+    """A `TokenBatch` in host arrays.
 
-    most_fresh: tokens of the longest fresh row, 0 where there is none.
+    The same fields, those of rows by kind one after the other, then those of groups if there are
+    any.
     """
 
     arrays: tuple[NDArray[np.integer], ...]
     ends: NDArray[np.int64]
     num_single: int
     num_many: int
-    most_fresh: int
+    most_fresh: int  # tokens of the longest fresh row, 0 where there is none
 
     def on_device(self, tensors: Sequence[Tensor]) -> TokenBatch:
-        """The batch; tensors: `arrays`, on the device."""
+        """Return the batch. tensors: `arrays`, on the device."""
         token_slots, positions = tensors[:2]
         single, many, fresh, grouped = tensors[2:5], tensors[5:9], tensors[9:14], tensors[14:]
         groups = GroupOffsets(*grouped) if grouped else None
@@ -118,11 +104,11 @@ def host_batch(
     *,
     has_fixed_groups: bool = False,
 ) -> HostBatch:
-    """The batch of rows that process `counts` tokens each from position `starts` on.
+    """Return the batch of rows that process `counts` tokens each from position `starts` on.
 
     prefixes: the rows of a group are side by side, rows of several tokens are in none.
-    has_fixed_groups: as many groups as `prefix_rows.fixed_groups` has, by the number of rows of one
-    token alone, or none where they do not fit.
+    has_fixed_groups: make as many groups as `prefix_rows.fixed_groups` makes for the number of rows
+    of one token, or none if they do not fit.
     """
     counts = counts.astype(np.int64)
     offsets = np.concatenate(([0], np.cumsum(counts)))
@@ -134,7 +120,7 @@ def host_batch(
     single = np.flatnonzero(is_single)
 
     def several(chosen: NDArray[np.bool_]) -> tuple[NDArray[np.integer], ...]:
-        """The fields of `ManyRows` of the chosen rows."""
+        """Return the fields of `ManyRows` of the chosen rows."""
         rows = np.flatnonzero(chosen)
         tokens = np.flatnonzero(chosen[row_of])
         return tokens, slots[rows], starts[rows], np.concatenate(([0], np.cumsum(counts[rows])))
@@ -172,6 +158,6 @@ def token_batch(
     device: torch.device,
     prefixes: SharedPrefixes | None = None,
 ) -> TokenBatch:
-    """As `host_batch`, each array copied to `device` by itself: free on the CPU only."""
+    """As `host_batch`, each array copied to `device` by itself: free of cost on the CPU only."""
     batch = host_batch(slots, starts, counts, prefixes)
     return batch.on_device([torch.from_numpy(array).to(device) for array in batch.arrays])

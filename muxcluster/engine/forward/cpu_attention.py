@@ -1,4 +1,4 @@
-"""Paged attention on the CPU, where small operators cost most: one plan a step, not one a layer."""
+"""Paged attention on the CPU with one plan per step instead of one per layer."""
 
 from torch import Tensor
 
@@ -15,7 +15,9 @@ from muxcluster.kernels.layout import half_rows
 
 
 class PlannedAttention:
-    """`PagedAttention` for one batch, the same numbers with fewer operators."""
+    """`PagedAttention` for one batch: the same numbers with fewer operators."""
+
+    # On the CPU small operators cost most.
 
     def __init__(self, pool: Tensor, arena: ModelArena, batch: TokenBatch) -> None:
         """pool: uint8 [num_blocks, block_bytes]."""
@@ -29,7 +31,7 @@ class PlannedAttention:
         self._decodes: dict[int | None, DirectPlan | DecodePlan | PrefixPlan] = {}
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: LayerCall) -> Tensor:
-        """Writes the new keys and values into the pool, then attends over it."""
+        """Write the new keys and values into the pool, then attend over it."""
         halves = self._halves
         if halves is None:
             block_tokens = self._arena.block_tokens
@@ -68,7 +70,7 @@ class PlannedAttention:
     def _decode_plan(
         self, window: int | None, query: Tensor, halves: Tensor
     ) -> DirectPlan | DecodePlan | PrefixPlan:
-        """One for all layers of a window; most models have one window or none."""
+        """Return the plan of all layers with this window; most models have one window or none."""
         plan = self._decodes.get(window)
         if plan is None:
             plan = self._decodes[window] = self._new_plan(window, query, halves)

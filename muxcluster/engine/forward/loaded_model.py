@@ -1,4 +1,4 @@
-"""One model of a unit as those that run its steps see it."""
+"""One model of a unit, as the code that runs its steps sees it."""
 
 from dataclasses import dataclass
 
@@ -16,14 +16,12 @@ Numbers = NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadedModel:
-    """pool: uint8 [num_blocks, block_bytes], shared by all models; arena: this model's part.
-
-    sampling, prompts: what was admitted to its slots.
-    """
+    """A model's forward, memory and admitted sequences."""
 
     name: str
     forward: TokenForward
-    pool: Tensor
-    arena: ModelArena
+    pool: Tensor  # uint8 [num_blocks, block_bytes], shared by all models
+    arena: ModelArena  # this model's part
+    # sampling, prompts: what was admitted to its slots
     sampling: SequenceSampling
     prompts: PromptPositions

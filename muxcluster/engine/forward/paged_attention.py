@@ -1,4 +1,4 @@
-"""Attention of one batch over the unit's pool, and what its twin on the CPU does likewise."""
+"""Attention of one batch over the unit's pool, and what it has in common with its CPU twin."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,9 +24,9 @@ class PagedAttention:
     batch: TokenBatch
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: LayerCall) -> Tensor:
-        """Writes the new keys and values into the pool, then attends over it.
+        """Write the new keys and values into the pool, then attend over it.
 
-        Rows that start at position 0 attend to the new keys themselves, where that is faster.
+        Rows that start at position 0 attend to the new keys themselves where that is faster.
         """
         arena, batch = self.arena, self.batch
         table = arena.tables[:, call.layer]
@@ -55,7 +55,7 @@ class PagedAttention:
     def _fresh(
         self, heads: tuple[Tensor, Tensor, Tensor], tokens: Tensor | None, call: LayerCall
     ) -> Tensor:
-        """heads: queries, keys and values of the whole batch."""
+        """Attend rows that start at position 0. heads: query, key and value of the whole batch."""
         fresh = self.batch.fresh
         assert fresh is not None
         query, key, value = heads
@@ -102,16 +102,16 @@ class PagedAttention:
         )
 
 
+# Attention of the batch's tokens at the given places, None: of all; [tokens, heads, head_dim].
 Attend = Callable[[Tensor | None], Tensor]
-"""Attention of the batch's tokens at the given places, None: of all; [tokens, heads, head_dim]."""
 
 
 def by_kind(
     query: Tensor, batch: TokenBatch, *, single: Attend, many: Attend, fresh: Attend
 ) -> Tensor:
-    """Each kind of rows through its own function; where all are of one kind, without a copy.
+    """Return attention [tokens, heads, head_dim], each kind of rows computed by its own function.
 
-    query: [tokens, heads, head_dim], and what is returned likewise.
+    query: [tokens, heads, head_dim]. Makes no copy where all rows are of one kind.
     """
     kinds: list[tuple[Tensor, Attend]] = []
     if batch.single is not None:
@@ -129,14 +129,14 @@ def by_kind(
 
 
 def picked(heads: Tensor, tokens: Tensor | None) -> Tensor:
-    """Those of [tokens, heads, head_dim] at the given places; None: all, without a copy."""
+    """Return the rows of [tokens, heads, head_dim] at the given places; None: all, not copied."""
     return heads if tokens is None else heads[tokens]
 
 
 def attend_many(
     query: Tensor, pool: Tensor, arena: ModelArena, rows: ManyRows, call: LayerCall
 ) -> Tensor:
-    """Attention of `rows` over the pool; query: theirs, [tokens, heads, head_dim]."""
+    """Return attention of `rows` over the pool; query: theirs, [tokens, heads, head_dim]."""
     return paged_prefill(
         query,
         pool,

@@ -10,7 +10,7 @@ from muxcluster.engine.forward.attention import LayerAttention
 
 
 class TokenForward(Protocol):
-    """What runs a batch of tokens through a model."""
+    """Runs a batch of tokens through a model."""
 
     def logits(
         self,
@@ -20,22 +20,22 @@ class TokenForward(Protocol):
         wanted: Tensor | None,
         out: Tensor | None = None,
     ) -> Tensor:
-        """fp32 logits [len(wanted), vocab] of the tokens at `wanted`.
+        """Return fp32 logits [len(wanted), vocab] of the tokens at `wanted`.
 
-        tokens, positions: int64 [tokens]. wanted: int64, indices into them; only for these is
-        the output layer computed. None: all of them. out: fp32, of the result's shape; where the
-        logits go, which are then returned in it. None: a new tensor.
+        tokens, positions: int64 [tokens]. wanted: int64, indices into them, None: all; the output
+        layer is computed only for these. out: fp32 of the result's shape, filled and returned;
+        None: a new tensor.
         """
         ...
 
 
 def finished(logits: Tensor, out: Tensor | None) -> Tensor:
-    """`logits` in fp32, in `out` where it is given: one pass over them at most."""
+    """Return `logits` in fp32, in `out` if it is given, with at most one pass over them."""
     return logits.to(torch.float32) if out is None else out.copy_(logits)
 
 
 class Forward:
-    """Runs a model on the attention interface without its own cache."""
+    """Runs a model through transformers' attention interface, without the model's own cache."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -49,7 +49,6 @@ class Forward:
         wanted: Tensor | None,
         out: Tensor | None = None,
     ) -> Tensor:
-        """As `TokenForward.logits`."""
         picks = self._picks_logits and wanted is not None
         options = {"logits_to_keep": wanted} if picks else {}
         output = self._model(

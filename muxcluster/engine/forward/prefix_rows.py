@@ -1,4 +1,4 @@
-"""Rows that share prefixes side by side, as attention wants them; results in the job's order."""
+"""Puts rows that share prefixes side by side for attention, and results back in the job's order."""
 
 from dataclasses import dataclass
 
@@ -8,14 +8,13 @@ from numpy.typing import NDArray
 from muxcluster.core.job import Rows, SharedPrefixes
 from muxcluster.engine.sampling.results import Pending, RowsResult
 
-_NO_LEADER = -1
-"""Sorts rows that share nothing behind one another, before the groups."""
+_NO_LEADER = -1  # sorts rows that share nothing together, before the groups
 
 
 def side_by_side(rows: Rows) -> tuple[Rows, NDArray[np.intp] | None]:
-    """The rows, those of a group next to each other, and which row of the job each one is.
+    """Return the rows, those of a group next to each other, and which row of the job each one is.
 
-    None where they are as they were.
+    Returns None if the order stays the same.
     """
     if rows.prefixes is None:
         return rows, None
@@ -30,26 +29,27 @@ def side_by_side(rows: Rows) -> tuple[Rows, NDArray[np.intp] | None]:
 
 
 def group_arrays(prefixes: SharedPrefixes) -> tuple[NDArray[np.intp], NDArray[np.int32]]:
-    """Offsets [groups + 1] and prefix lengths [groups] of rows that are side by side.
+    """Return offsets [groups + 1] and prefix lengths [groups] of rows that are side by side.
 
-    All that share nothing are one group, without a prefix.
+    All rows that share nothing form one group without a prefix.
     """
     starts = np.flatnonzero(np.diff(_keys(prefixes), prepend=_NO_LEADER - 1))
     return np.append(starts, len(prefixes.tokens)), prefixes.tokens[starts]
 
 
 def most_groups(num_rows: int) -> int:
-    """Groups that a recorded step of so many rows has room for.
+    """Return how many groups a recorded step of `num_rows` rows has room for.
 
-    Beside the rows that share nothing and those that only fill up, one for every four rows of the
-    next power of two: the kernel takes groups to be as large as they are on average, and small ones
-    gain little. It is compiled for few such averages.
+    One for the rows that share nothing, one for rows that only fill up, and one for every four rows
+    of the next power of two.
     """
+    # The kernel assumes that groups are as large as they are on average, and small groups gain
+    # little. It is compiled for few such averages.
     return 2 + (1 << (num_rows - 1).bit_length()) // 4
 
 
 def fits(prefixes: SharedPrefixes | None, num_rows: int) -> bool:
-    """Whether a recorded step of `num_rows` rows, or more than there are, can share these."""
+    """Return whether a recorded step of `num_rows` or more rows can share these prefixes."""
     if prefixes is None:
         return False
     return len(group_arrays(prefixes)[1]) < most_groups(num_rows)
@@ -58,10 +58,10 @@ def fits(prefixes: SharedPrefixes | None, num_rows: int) -> bool:
 def fixed_groups(
     prefixes: SharedPrefixes | None, num_rows: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """`group_arrays` of these rows and others up to `num_rows`, which share nothing.
+    """Return `group_arrays` of these rows and of others up to `num_rows`, which share nothing.
 
-    int64 [most_groups + 1] and [most_groups]: of these the last ones are empty. Nothing is shared
-    where `prefixes` is None or does not fit.
+    int64 [most_groups + 1] and [most_groups]; the last groups are empty. Nothing is shared if
+    `prefixes` is None or does not fit.
     """
     most = most_groups(num_rows)
     offsets, lengths = np.full(most + 1, num_rows), np.zeros(most, dtype=np.int64)
@@ -74,21 +74,20 @@ def fixed_groups(
 
 
 def _keys(prefixes: SharedPrefixes) -> NDArray[np.int32]:
-    """The same number for all rows of a group, int32 [rows]."""
+    """Return one number per row that is equal for all rows of a group, int32 [rows]."""
     return np.where(prefixes.tokens > 0, prefixes.leaders, np.int32(_NO_LEADER))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reordered:
-    """Steps whose row i is the job's row order[i]. samples: bool [rows], as they ran."""
+    """Steps whose row i is the job's row order[i]."""
 
     pending: Pending
     order: NDArray[np.intp]
-    samples: NDArray[np.bool_]
+    samples: NDArray[np.bool_]  # bool [rows], as they ran
 
     @property
     def is_done(self) -> bool:
-        """As `Pending.is_done`."""
         return self.pending.is_done
 
     def result(self) -> RowsResult:

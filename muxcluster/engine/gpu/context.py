@@ -1,4 +1,4 @@
-"""The device as one process sees it: made ready, awaited, and asked whether it still works."""
+"""One process's view of the CUDA device: open a context, wait for work, check that it works."""
 
 import logging
 from collections.abc import Iterator, Mapping, MutableMapping
@@ -15,20 +15,20 @@ from muxcluster.engine.steps.runner import UnitRunner
 
 logger = logging.getLogger(__name__)
 
+# Number of hardware queues of a context, read by the driver when it is created.
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
-"""Hardware queues of a context, read by the driver when it is created."""
 
+# The most there are. The default is 8, and streams that share a queue wait for each other; a unit
+# in one process has one stream per worker and share.
 _NUM_CONNECTIONS = 32
-"""The most there are. The default is 8, and streams that share a queue wait for each other: a unit
-in one process has a stream for each share of each worker."""
 
-CONTEXT_LOST = 86
-"""Exit status of a process whose context is lost."""
+CONTEXT_LOST = 86  # exit status of a process whose context is lost
 
 
 class ContextLost(SystemExit):
-    """The CUDA context of this process is unusable: all that it may do is end. No `Exception`, so
-    that it is not taken for the failure of one job."""
+    """The CUDA context of this process is unusable: all that the process may do is end."""
+
+    # SystemExit and no Exception, so that it is not taken for the failure of one job.
 
     def __init__(self, reason: str) -> None:
         super().__init__(CONTEXT_LOST)
@@ -36,9 +36,9 @@ class ContextLost(SystemExit):
 
 
 def open_context(device: torch.device, spec: UnitSpec, environment: Mapping[str, str]) -> None:
-    """Create the context. On the CPU a percentage is one of the unit's threads.
+    """Create the context. On the CPU set threads instead: a percentage of the unit's threads.
 
-    Raises RuntimeError with CUDA's words.
+    Raises RuntimeError with CUDA's message.
     """
     if device.type == "cuda":
         _create_context(device)
@@ -48,13 +48,13 @@ def open_context(device: torch.device, spec: UnitSpec, environment: Mapping[str,
 
 
 def open_own_context(device: torch.device, environment: MutableMapping[str, str]) -> None:
-    """Create the context of a unit that runs all its jobs in this process, with as many hardware
-    queues as it may need; a number that the user has set stays.
+    """Create the context of a unit that runs all its jobs in this process, with 32 hardware queues.
 
-    Not for processes under MPS: all clients of a server share one set of queues, and one that takes
-    many leaves fewer clients. So the environment, which child processes get, is as before on
-    return. Raises RuntimeError with CUDA's words.
+    Keeps a number of queues that the user has set. The environment, which child processes inherit,
+    is unchanged on return. Not for processes under MPS. Raises RuntimeError with CUDA's message.
     """
+    # All clients of an MPS server share one set of queues; one that takes many leaves fewer
+    # clients.
     if device.type != "cuda":
         return
     if CONNECTIONS in environment:
@@ -79,7 +79,7 @@ def _create_context(device: torch.device) -> None:
 
 
 def check_context(device: torch.device) -> None:
-    """Raises ContextLost where an error of this process, or of a neighbour, broke the context."""
+    """Raise ContextLost if the context is broken, by this process or by another one under MPS."""
     if device.type != "cuda":
         return
     try:
@@ -89,7 +89,7 @@ def check_context(device: torch.device) -> None:
 
 
 class SettledJob:
-    """A job whose results are in memory when it ends: others read them on other streams."""
+    """A job that ends when its results are in memory, because others read them on other streams."""
 
     def __init__(self, job: PendingJob, device: torch.device) -> None:
         """job: launched just now on the current stream of `device`."""
@@ -102,11 +102,10 @@ class SettledJob:
 
     @property
     def is_done(self) -> bool:
-        """True where `result` need not wait."""
         return self._job.is_done and (self._all_done is None or has_passed(self._all_done))
 
     def result(self) -> JobResult:
-        """Raises what the job raises, ContextLost where the context is lost with it."""
+        """Wait for the results. Raises what the job raises, or ContextLost."""
         with watched(self._device):
             result = self._job.result()
             if self._all_done is not None:
@@ -115,30 +114,29 @@ class SettledJob:
 
 
 class SettledRunner:
-    """A runner of such jobs."""
+    """Runner of `SettledJob`s."""
 
     def __init__(self, runner: UnitRunner, device: torch.device) -> None:
         self._runner = runner
         self._device = device
 
     def launch(self, job: Job) -> SettledJob:
-        """As `UnitRunner.launch`; ContextLost where the context is lost with it."""
+        """As `UnitRunner.launch`; raises ContextLost if the context is lost with it."""
         with watched(self._device):
             return SettledJob(self._runner.launch(job), self._device)
 
     def waits(self, job: Job) -> bool:
-        """As `UnitRunner.waits`."""
         return self._runner.waits(job)
 
     def record_next(self) -> bool:
-        """As `UnitRunner.record_next`; ContextLost where the context is lost with it."""
+        """As `UnitRunner.record_next`; raises ContextLost if the context is lost with it."""
         with watched(self._device):
             return self._runner.record_next()
 
 
 @contextmanager
 def watched(device: torch.device) -> Iterator[None]:
-    """Work on `device`, after whose failure nothing may be left to work with: then ContextLost."""
+    """Raise ContextLost instead of a failure inside the block if the device's context is lost."""
     try:
         yield
     except Exception as error:

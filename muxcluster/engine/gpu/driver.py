@@ -1,9 +1,9 @@
-"""Green contexts and memory of other processes, by the CUDA driver API (12.4 and later), by ctypes.
+"""Green contexts and memory of other processes, through the CUDA driver API (12.4 and later)."""
 
-torch.cuda.green_contexts splits the device anew for every context, and nothing says that the parts
-of two split calls are apart (pytorch issue 195378). Prefill and decode side by side need contexts
-that are, so the device is split once here, and every context is made of groups of that split.
-"""
+# torch.cuda.green_contexts splits the device again for every context, and nothing says that the
+# parts of two split calls are apart (pytorch issue 195378). Prefill and decode side by side need
+# contexts that are apart, so the device is split once here, and every context is made of groups of
+# that split.
 
 import ctypes
 from collections.abc import Sequence
@@ -20,12 +20,13 @@ HANDLE_BYTES = 64
 
 
 class DriverError(Exception):
-    """A call that the driver refused, with the driver's own name for the reason."""
+    """The driver refused a call; the message has the driver's own name for the reason."""
 
 
 class SmResource(ctypes.Structure):
-    """CUdevResource: 144 bytes since 12.4; the SM count stands after the padding. What the driver
-    keeps in the padding travels with a copy."""
+    """CUdevResource: 144 bytes since 12.4; the SM count stands after the padding."""
+
+    # What the driver keeps in the padding travels with a copy.
 
     _fields_ = [
         ("type", c_int),
@@ -48,36 +49,30 @@ class IpcHandle(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class GreenContext:
-    """sm_count: multiprocessors granted. stream: a stream whose work stays on them. context: to
-    be made current instead. handle: the green context itself."""
+    """A green context and a stream on its multiprocessors."""
 
-    sm_count: int
-    stream: int
-    context: int
-    handle: int
+    sm_count: int  # multiprocessors granted
+    stream: int  # a stream whose work stays on them
+    context: int  # made current instead of using the stream
+    handle: int  # the green context itself
 
 
 @dataclass(frozen=True, slots=True)
 class SmSplit:
-    """All multiprocessors of a device, divided by one call.
+    """All multiprocessors of a device, divided by one call."""
 
-    groups: of equal size, no two with a multiprocessor in common. rest: the multiprocessors that no
-    group has, None where there are none. combines_rest: whether a context may have groups and the
-    rest; the driver wants the same alignment of all resources of a context.
-    """
-
-    groups: tuple[SmResource, ...]
-    rest: SmResource | None
+    groups: tuple[SmResource, ...]  # of equal size, no two with a multiprocessor in common
+    rest: SmResource | None  # multiprocessors in no group, None if there are none
+    # True if a context may have groups and the rest: the driver requires the same alignment of all
+    # resources of a context
     combines_rest: bool
 
     @property
     def group_sms(self) -> int:
-        """Multiprocessors of a group."""
         return int(self.groups[0].sm_count)
 
     @property
     def num_sms(self) -> int:
-        """Multiprocessors of the device."""
         rest = self.rest.sm_count if self.rest is not None else 0
         return len(self.groups) * self.group_sms + int(rest)
 
@@ -85,7 +80,7 @@ class SmSplit:
 class Driver:
     """The driver of one device; its primary context must exist (torch makes it).
 
-    library: where the driver's functions are; None: the system's. Every call raises DriverError.
+    library: the driver's functions, None: the system's library. Every call raises DriverError.
     """
 
     def __init__(self, library: Any = None, index: int = 0) -> None:
@@ -96,7 +91,7 @@ class Driver:
         self._call("cuDeviceGet", byref(self._device), c_int(index))
 
     def version(self) -> str:
-        """Of CUDA, the newest that the driver supports."""
+        """Return the newest CUDA version that the driver supports."""
         number = c_int()
         self._call("cuDriverGetVersion", byref(number))
         return f"{number.value // 1000}.{number.value % 1000 // 10}"
@@ -104,8 +99,8 @@ class Driver:
     def split(self) -> SmSplit:
         """Divide all multiprocessors into the smallest groups whose blocks may form clusters.
 
-        Only resources of one split may be combined in a context, and only they are known to be
-        apart, so call this once.
+        Call it once: only resources of one split may be combined in a context and are known to be
+        apart.
         """
         whole, rest = SmResource(), SmResource()
         self._call("cuDeviceGetDevResource", self._device, byref(whole), c_int(_SM_RESOURCE))
@@ -124,7 +119,7 @@ class Driver:
         )
 
     def create(self, resources: Sequence[SmResource]) -> GreenContext:
-        """A green context of `resources`, which are of one split."""
+        """Create a green context of `resources`, which are of one split."""
         array = (SmResource * len(resources))(*resources)
         descriptor, handle, stream, context = (c_void_p() for _ in range(4))
         self._call("cuDevResourceGenerateDesc", byref(descriptor), array, c_uint(len(resources)))
@@ -138,12 +133,12 @@ class Driver:
         return GreenContext(sm_count, *(value or 0 for value in values))
 
     def destroy(self, green: GreenContext) -> None:
-        """Its stream must be idle."""
+        """Destroy the context and its stream, which must be idle."""
         self._call("cuStreamDestroy_v2", c_void_p(green.stream))
         self._call("cuGreenCtxDestroy", c_void_p(green.handle))
 
     def push(self, green: GreenContext) -> None:
-        """Make it this thread's current context."""
+        """Make the context this thread's current one."""
         self._call("cuCtxPushCurrent_v2", c_void_p(green.context))
 
     def pop(self) -> None:
@@ -152,19 +147,19 @@ class Driver:
         self._call("cuCtxPopCurrent_v2", byref(before))
 
     def allocation(self, address: int) -> tuple[int, int]:
-        """First address and bytes of the allocation that `address` lies in."""
+        """Return first address and bytes of the allocation that contains `address`."""
         base, num_bytes = c_uint64(), c_size_t()
         self._call("cuMemGetAddressRange_v2", byref(base), byref(num_bytes), c_uint64(address))
         return base.value, num_bytes.value
 
     def handle(self, base: int) -> bytes:
-        """By which another process can map the allocation that begins at `base`."""
+        """Return a handle to map the allocation that begins at `base` in another process."""
         handle = IpcHandle()
         self._call("cuIpcGetMemHandle", byref(handle), c_uint64(base))
         return bytes(handle)
 
     def open_handle(self, handle: bytes) -> int:
-        """Map an allocation of another process, once a process; its address here."""
+        """Map an allocation of another process, once per process; return its address here."""
         address = c_uint64()
         given = IpcHandle.from_buffer_copy(handle)
         self._call("cuIpcOpenMemHandle_v2", byref(address), given, c_uint(_LAZY_PEER_ACCESS))

@@ -1,4 +1,4 @@
-"""What is known to go wrong with SM partitions, in words that say what to do about it."""
+"""Known failures of SM partitions, with messages that say what to do about them."""
 
 from collections.abc import Mapping, Sequence
 
@@ -63,16 +63,16 @@ _RUNNING_MARKS = ("already running", "another")
 
 
 def why_not_started(code: int, said: str) -> str:
-    """What the daemon's exit code and words mean."""
+    """Return the meaning of the daemon's exit code and output."""
     if _has(said, _RUNNING_MARKS):
         return ANOTHER_DAEMON.format(said=_line(said))
     return NOT_STARTED.format(code=code, said=_line(said) or "nothing")
 
 
 def why_no_context(said: str, log: str, *, in_container: bool) -> str:
-    """What a worker's CUDA error at its start means; others are left as they are.
+    """Return the meaning of a worker's CUDA error at its start; unknown errors stay as they are.
 
-    log: the end of the daemon's.
+    log: the end of the daemon's log.
     """
     said = _line(said)
     if _has(said, _FULL_MARKS):
@@ -86,7 +86,10 @@ def why_no_context(said: str, log: str, *, in_container: bool) -> str:
 
 
 def is_container(environment: Mapping[str, str], marks: Sequence[bool]) -> bool:
-    """environment: of this process. marks: whether files exist that container runtimes make."""
+    """Return whether this process runs in a container.
+
+    environment: of this process. marks: whether files exist that container runtimes make.
+    """
     return any(marks) or "container" in environment or "KUBERNETES_SERVICE_HOST" in environment
 
 

@@ -1,4 +1,4 @@
-"""Whether SM shares took effect: each rung's work is seen on the multiprocessors it may use."""
+"""Checks that SM shares took effect: each rung's work is seen on the multiprocessors it may use."""
 
 from collections.abc import Mapping, Sequence
 from itertools import combinations, pairwise
@@ -7,17 +7,19 @@ from muxcluster.core.errors import EngineFailure
 from muxcluster.engine.gpu.refusals import EQUAL_SHARES, NOT_HONOURED, OVERLAP
 from muxcluster.engine.processes.rungs import WorkerRung
 
+# tolerated error, as a share of all multiprocessors: they are granted in groups (of 2 by MPS, of 8
+# on Hopper by contexts)
 _TOLERANCE = 0.1
-"""Of all multiprocessors: they are granted in groups (of 2 by MPS, of 8 on Hopper by contexts)."""
 _EPSILON = 1e-6
 
-Seen = Mapping[int, frozenset[int]]
-"""Ids of the multiprocessors that a rung's work ran on, by rung id."""
+Seen = Mapping[int, frozenset[int]]  # rung id -> ids of the multiprocessors that its work ran on
 
 
 def check_shares(rungs: Sequence[WorkerRung], seen: Seen, whole: int) -> None:
-    """whole: the GPU's multiprocessors. Raises EngineFailure where a share is not honoured, or
-    two of one worker are equal or swapped."""
+    """Raise EngineFailure if a share is not honoured, or two of one worker are equal or swapped.
+
+    whole: number of multiprocessors of the GPU.
+    """
     for worker_id in sorted({rung.worker_id for rung in rungs}):
         mine = [(_share(rung), rung) for rung in rungs if rung.worker_id == worker_id]
         ladder = [rung for _, rung in sorted(mine, key=lambda pair: pair[0])]
@@ -28,8 +30,8 @@ def check_shares(rungs: Sequence[WorkerRung], seen: Seen, whole: int) -> None:
 
 
 def check_apart(rungs: Sequence[WorkerRung], seen: Seen) -> None:
-    """For the first two workers, whose sides differ: shares that together fill at most the
-    GPU have no multiprocessor in common. Raises EngineFailure."""
+    """Raise EngineFailure if shares of the first two workers that fit side by side overlap."""
+    # Only the first two workers take the GPU from different ends.
     first_two = sorted({rung.worker_id for rung in rungs})[:2]
     for first, second in combinations(rungs, 2):
         if first.worker_id == second.worker_id or first.worker_id not in first_two:

@@ -1,4 +1,4 @@
-"""Which multiprocessors work really runs on, whatever was asked for."""
+"""Finds the multiprocessors that work really runs on."""
 
 import torch
 
@@ -9,7 +9,7 @@ _LEAST_SMS = 16
 
 
 class SmProbe:
-    """Notes the multiprocessors of the current stream's work; can be captured in a graph."""
+    """Records the multiprocessors of the current stream's work; can be captured in a graph."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -25,7 +25,7 @@ class SmProbe:
         sm_ids(self._ids, self._sums)
 
     def seen(self) -> frozenset[int]:
-        """Ids of the multiprocessors that the last launch ran on."""
+        """Return ids of the multiprocessors that the last launch ran on."""
         self._wait()
         found = frozenset(self._ids.tolist())
         self._ids.fill_(-1)
@@ -33,7 +33,7 @@ class SmProbe:
         return found
 
     def run(self) -> frozenset[int]:
-        """Launch and wait."""
+        """Launch, wait, and return what was seen."""
         self.launch()
         return self.seen()
 

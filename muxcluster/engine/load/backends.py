@@ -15,15 +15,14 @@ from muxcluster.engine.load.paged_loading import load_model
 
 logger = logging.getLogger(__name__)
 
-BACKENDS = ("auto", "paged", "dense")
-"""Names that `ModelSpec.backend` may have."""
+BACKENDS = ("auto", "paged", "dense")  # names that `ModelSpec.backend` may have
 
 
 def load(spec: ModelSpec, device: str, group: RankGroup | None = None) -> nn.Module | DenseModel:
-    """The model on its backend; logs which and why.
+    """Load the model on its backend; log which and why.
 
-    Raises LoadError as `load_model` and `load_dense`, and where a dense model is to be divided
-    over ranks; ValueError for an unknown backend.
+    Raises LoadError as `load_model` and `load_dense`, and if a dense model is to be divided over
+    ranks; ValueError for an unknown backend.
     """
     if spec.backend not in BACKENDS:
         raise ValueError(f"unknown backend {spec.backend!r}: one of {', '.join(BACKENDS)}")

@@ -24,9 +24,9 @@ _NUM_TOKENS = 4
 
 
 def load_dense(spec: ModelSpec, device: str) -> DenseModel:
-    """The model in `spec.path` on `device` in `spec.dtype`, as `loading.load_model` reads it.
+    """Return the model in `spec.path` on `device` in `spec.dtype`, read as by `load_model`.
 
-    Raises LoadError as that does, and naming config.json where its rows cannot be batched.
+    Raises LoadError as that does, and naming config.json if its rows cannot be batched.
     """
     check_load_format(spec)
     directory = Path(spec.path)
@@ -43,16 +43,17 @@ def load_dense(spec: ModelSpec, device: str) -> DenseModel:
         try:
             return DenseModel.of(model)
         except NotDense as error:
-            check_logits(_plain_logits(model), spec)  # else NaN reads as a matter of padding
+            # else NaN would look like an effect of padding
+            check_logits(_plain_logits(model), spec)
             message = f"this model cannot be re-batched: {error}"
             raise LoadError(directory / "config.json", message) from error
 
 
 @torch.inference_mode()
 def _plain_logits(model: nn.Module) -> Tensor:
-    """fp32 [1, vocab] after a few tokens; zeros where the model cannot even run those."""
+    """Return fp32 [1, vocab] after a few tokens; zeros if the model cannot even run those."""
     tokens = np.ones((1, _NUM_TOKENS), dtype=np.int64)
     try:
         return DenseForward(model).run(tokens, Padding.of([_NUM_TOKENS]), None).logits
-    except Exception:  # noqa: BLE001 - foreign code; why it fails is told by whoever asks
+    except Exception:  # noqa: BLE001 - foreign code; the caller finds out why it fails
         return torch.zeros(1, 1)

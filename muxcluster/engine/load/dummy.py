@@ -12,10 +12,10 @@ DUMMY_STD = 0.02
 
 @dataclass(frozen=True, slots=True)
 class DummyWeights:
-    """A `WeightSource` that draws each tensor from `seed` and its name, whatever else is drawn.
+    """A `WeightSource` that draws each tensor from `seed` and its name, independent of the others.
 
-    So a rank's part is cut from the tensor that a unit of one GPU has, and the rest of it is gone
-    before the next is drawn. GPUs of different kinds draw different numbers.
+    A rank's part is cut from the whole tensor, which is freed before the next one is drawn. GPUs of
+    different kinds draw different numbers.
     """
 
     seed: int
@@ -24,7 +24,7 @@ class DummyWeights:
     def parts(
         self, names: Sequence[str], like: Tensor, cut: tuple[slice, ...]
     ) -> Mapping[str, Tensor]:
-        """Normal of DUMMY_STD; of one axis: zeros for biases, ones for scales."""
+        """Return normal numbers of DUMMY_STD; for one axis zeros for biases, ones for scales."""
         return {names[0]: self._whole(names[0], like)[cut]}
 
     def _whole(self, name: str, like: Tensor) -> Tensor:

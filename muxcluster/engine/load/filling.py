@@ -1,4 +1,4 @@
-"""Gives a skeleton its weights, or one rank's part of them, a tensor at a time."""
+"""Gives a skeleton its weights, or one rank's part of them, one tensor at a time."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
@@ -8,33 +8,31 @@ from torch import Tensor, nn
 
 from muxcluster.engine.load.skeleton import put, tied_names
 
+# returns the requested part of a tensor, given its name and whole shape
 Cut = Callable[[str, torch.Size], tuple[slice, ...]]
-"""Which part of the tensor of that name and whole shape is wanted."""
 
 
 class WeightSource(Protocol):
-    """Where weights come from; none is held after it was asked for."""
+    """A source of weights; it holds no tensor after returning it."""
 
     def parts(
         self, names: Sequence[str], like: Tensor, cut: tuple[slice, ...]
     ) -> Mapping[str, Tensor]:
-        """The part `cut` of a tensor that has all of `names`, by the names it has here; a view of
-        it, perhaps.
+        """Return the part `cut` of the tensor that has all of `names`, by the names it has here.
 
-        like: shape and type of the whole, and its value where it needs none from here. Different
-        tensors under two names are not one. Raises LoadError where there is none, or of another
-        shape.
+        The parts may be views. like: shape and type of the whole, and its value if it needs none
+        from here. Different tensors under two names stay different. Raises LoadError if there is
+        none, or of another shape.
         """
         ...
 
 
 def whole(name: str, shape: torch.Size) -> tuple[slice, ...]:
-    """A `Cut` that takes everything."""
     return tuple(slice(0, length) for length in shape)
 
 
 def fill(model: nn.Module, source: WeightSource, cut: Cut, device: str) -> nn.Module:
-    """`model` on `device`, all its parameters and stored buffers from `source`.
+    """Move `model` to `device` and fill all its parameters and stored buffers from `source`.
 
     Raises LoadError as `WeightSource.parts`.
     """
@@ -56,5 +54,5 @@ def fill(model: nn.Module, source: WeightSource, cut: Cut, device: str) -> nn.Mo
 
 
 def _own(part: Tensor, dtype: torch.dtype, device: str) -> Tensor:
-    """A copy, so that neither the whole tensor nor the file's mapping stays behind a view of it."""
+    """Return a copy, so that a view keeps neither the whole tensor nor the file's mapping alive."""
     return part.to(device, dtype, copy=True, memory_format=torch.contiguous_format)

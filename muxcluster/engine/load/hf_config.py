@@ -1,4 +1,4 @@
-"""What transformers makes of a model's config.json, and whether a paged cache can serve it."""
+"""Reads a model's config.json through transformers, and checks that a paged cache can serve it."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,24 +9,24 @@ from transformers import AutoConfig, PretrainedConfig
 from muxcluster.core.errors import LoadError
 from muxcluster.core.inputs.json_file import read_json_object
 
+# Names that `ModelSpec.dtype` may have.
 DTYPES: Mapping[str, torch.dtype] = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
-"""Names that `ModelSpec.dtype` may have."""
 
 _PAGED_LAYERS = frozenset({"full_attention", "sliding_attention"})
 
 
 class NotPaged(LoadError):
-    """A sound model that our paged attention cannot serve; another backend may."""
+    """The model is sound, but our paged attention cannot serve it; another backend may."""
 
 
 def read_config(directory: Path, *, trust_remote_code: bool = False) -> PretrainedConfig:
-    """As `any_config`, of a model that the paged backend may serve.
+    """As `any_config`, for a model that the paged backend may serve.
 
-    Raises NotPaged too, where some layers are not ordinary attention.
+    Raises NotPaged too, if some layers are not ordinary attention.
     """
     config = any_config(directory, trust_remote_code=trust_remote_code)
     layer_types = getattr(config.get_text_config(), "layer_types", None) or ()
@@ -38,10 +38,10 @@ def read_config(directory: Path, *, trust_remote_code: bool = False) -> Pretrain
 
 
 def any_config(directory: Path, *, trust_remote_code: bool = False) -> PretrainedConfig:
-    """The model's configuration as transformers understands it; nothing remote.
+    """Return the model's configuration as transformers reads it; uses no network.
 
-    trust_remote_code: code in the directory may run. Raises LoadError naming config.json where it
-    is missing, not JSON, of an unknown model type, or quantised.
+    trust_remote_code: code in the directory may run. Raises LoadError naming config.json if it is
+    missing, not JSON, of an unknown model type, or quantised.
     """
     file = directory / "config.json"
     read_json_object(file)

@@ -1,7 +1,7 @@
-"""Linears that read the same input, merged into one product: q/k/v and gate/up of each layer.
+"""Merges linears that read the same input into one product: q/k/v and gate/up of each layer.
 
 The merged weight is one tensor. The linears it was made of stay in the model under their names:
-their weights and biases are views of its rows, so no byte is stored twice, whatever reads or
+their weights and biases are views of its rows. So no byte is stored twice, code that reads or
 exports a model by name works as before, and a process that maps the parts finds the merged weight
 again by their addresses.
 """
@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-Foreign = Any
-"""A module of transformers, of whose attributes mypy knows nothing."""
+Foreign = Any  # a module of transformers, with attributes that mypy does not know
 
 Linears = tuple[nn.Linear, ...]
 
@@ -24,18 +23,18 @@ _NAMES = ("weight", "bias")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Product:
-    """weight: [out_features, in_features]. bias: [out_features] or None."""
+    """A merged product of several linears."""
 
-    weight: Tensor
-    bias: Tensor | None
+    weight: Tensor  # [out_features, in_features]
+    bias: Tensor | None  # [out_features] or None
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        """[..., in_features] to [..., out_features]."""
+        """Map [..., in_features] to [..., out_features]."""
         return linear(inputs, self.weight, self.bias)
 
 
 def same_input(layer: Foreign) -> tuple[Linears, Linears]:
-    """(q, k, v) and (gate, up) of a layer of a model that `has_llama_layers`."""
+    """Return (q, k, v) and (gate, up) of a layer of a model that `has_llama_layers`."""
     attention, mlp = layer.self_attn, layer.mlp
     return (attention.q_proj, attention.k_proj, attention.v_proj), (mlp.gate_proj, mlp.up_proj)
 
@@ -44,9 +43,9 @@ def same_input(layer: Foreign) -> tuple[Linears, Linears]:
 def merge_products(model: Foreign, device: str) -> None:
     """Give the linears of `same_input` merged storage on `device`; idempotent.
 
-    Goes layer by layer and lets go of each part as soon as it is copied, so at most one group of
-    linears is there twice. Linears that cannot be merged stay as they are: not plain, of different
-    types, or with and without bias.
+    Works layer by layer and frees each part once it is copied, so at most one group of linears
+    exists twice. Linears that cannot be merged stay: not plain, of different types, or only some
+    with bias.
     """
     for layer in model.model.layers:
         was_on_gpu = False
@@ -56,11 +55,11 @@ def merge_products(model: Foreign, device: str) -> None:
                 for name in _NAMES:
                     _merge(linears, name, device)
         if was_on_gpu:
-            torch.cuda.empty_cache()  # else torch keeps the old parts: they fit nothing that comes
+            torch.cuda.empty_cache()  # else torch keeps the old parts, which fit no later tensor
 
 
 def merged(linears: Sequence[nn.Linear]) -> Product | None:
-    """The merged product of linears in merged storage, without a copy; None where they are not."""
+    """Return the merged product of linears in merged storage, not copied; None if they are not."""
     if not _can_merge(linears):
         return None
     weight, bias = (_spanning(_parts(linears, name)) for name in _NAMES)
@@ -76,7 +75,7 @@ def _can_merge(linears: Sequence[nn.Linear]) -> bool:
 
 
 def _parts(linears: Sequence[nn.Linear], name: str) -> list[Tensor]:
-    """The parameters of that name, none where the linears have no bias."""
+    """Return the parameters `name` of the linears, none if the linears have no bias."""
     parameters = [getattr(each, name) for each in linears]
     return [each.detach() for each in parameters if each is not None]
 
@@ -94,7 +93,7 @@ def _merge(linears: Sequence[nn.Linear], name: str, device: str) -> None:
 
 
 def _spanning(parts: Sequence[Tensor]) -> Tensor | None:
-    """A view of all rows of `parts`; None unless they lie one after the other in one storage."""
+    """Return a view of all rows of `parts`; None unless they are consecutive in one storage."""
     if not parts:
         return None
     first = parts[0]

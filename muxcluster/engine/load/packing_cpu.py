@@ -1,6 +1,6 @@
-"""Linears whose weights are packed once into the layout oneDNN's CPU kernels want.
+"""Linears whose weights are packed once into the layout of oneDNN's CPU kernels.
 
-Uses two private operators of torch; where they are missing or wrong, plain linears stay.
+Uses two private operators of torch; if they are missing or wrong, plain linears stay.
 """
 
 import math
@@ -10,15 +10,12 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+# up to so many rows, products have a multiple of so many rows: some 2 % more work
 _ROW_STEPS = ((32, 1), (64, 4), (256, 8), (512, 16), (math.inf, 32))
-"""Up to so many rows, products are of a multiple of so many: some 2 % more than was asked for."""
 
 
 class PackedLinear(nn.Module):
-    """A linear layer of packed weight; the plain weight is not kept.
-
-    Who asks for it, as some models do in their forward, gets one that is made and then kept.
-    """
+    """A linear layer with a packed weight; the plain weight is not kept."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
@@ -29,11 +26,12 @@ class PackedLinear(nn.Module):
 
     @cached_property
     def weight(self) -> Tensor:
-        """[out_features, in_features]."""
+        """[out_features, in_features], made at the first access and then kept."""
+        # Some models read it in their forward.
         return self.packed.to_dense()
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """[..., in_features] to [..., out_features]."""
+        """Map [..., in_features] to [..., out_features]."""
         num_rows = inputs.numel() // self.in_features
         num_filled = filled_rows(num_rows)
         if num_filled == num_rows:
@@ -42,7 +40,7 @@ class PackedLinear(nn.Module):
         return output[:num_rows].view(*inputs.shape[:-1], self.out_features)
 
     def plus(self, inputs: Tensor, added: Tensor) -> Tensor:
-        """`forward(inputs) + added` in one pass; `added` has the shape and type of the result."""
+        """Return `forward(inputs) + added` in one pass; `added` is like the result."""
         num_rows = inputs.numel() // self.in_features
         num_filled = filled_rows(num_rows)
         if num_filled == num_rows:
@@ -52,19 +50,17 @@ class PackedLinear(nn.Module):
 
 
 def filled_rows(num_rows: int) -> int:
-    """As how many rows a product of `num_rows` is computed.
-
-    oneDNN compiles a kernel for every number of rows and keeps it for good, some 0.7 MiB a number
-    and linear beside a cache of 1024 (its ONEDNN_PRIMITIVE_CACHE_CAPACITY does not bound the rest),
-    and prompts come in all lengths: a worker of a tiny model grew from 300 to 830 MiB within 4,000
-    requests. Few numbers are few kernels; up to 32 rows, most decode steps, are as they are.
-    """
+    """Return with how many rows a product of `num_rows` rows is computed; the same up to 32."""
+    # oneDNN compiles a kernel for every number of rows and keeps it for good, some 0.7 MiB per
+    # number and linear beside a cache of 1024 (its ONEDNN_PRIMITIVE_CACHE_CAPACITY does not bound
+    # the rest), and prompts come in all lengths: a worker of a tiny model grew from 300 to 830 MiB
+    # within 4,000 requests. Few numbers of rows are few kernels.
     step = next(step for most, step in _ROW_STEPS if num_rows <= most)
     return -(-num_rows // step) * step
 
 
 def _filled(inputs: Tensor, num_rows: int) -> Tensor:
-    """[..., features] as [num_rows, features], the last of them zeros."""
+    """Return [..., features] as [num_rows, features], the last rows zeros."""
     flat = inputs.reshape(-1, inputs.shape[-1])
     filled = flat.new_empty((num_rows, flat.shape[1]))
     filled[: len(flat)] = flat
@@ -73,18 +69,18 @@ def _filled(inputs: Tensor, num_rows: int) -> Tensor:
 
 
 def pack_linears(model: nn.Module) -> int:
-    """Replace every `nn.Linear` inside `model` by a packed one; returns how many.
+    """Replace every `nn.Linear` inside `model` by a packed one; return how many.
 
     Call it while the process has one thread if workers are forked later: they share the result.
-    0 where this machine or torch build cannot pack the weights' type.
+    Returns 0 if this machine or torch build cannot pack the weights' type.
     """
     packed: WeakKeyDictionary[nn.Module, PackedLinear] = WeakKeyDictionary()
     return _pack_inside(model, packed)
 
 
 def _pack_inside(module: nn.Module, packed: WeakKeyDictionary[nn.Module, PackedLinear]) -> int:
-    """`packed`: what was packed before, for a linear used in several places. No list of all
-    linears is made, so each plain weight is freed before the next is packed."""
+    """Pack linears recursively. packed: linears done before, for those used in several places."""
+    # There is no list of all linears, so each plain weight is freed before the next is packed.
     num_packed = 0
     for name, child in list(module.named_children()):
         if type(child) is not nn.Linear:
@@ -115,7 +111,7 @@ def _apply_plus(inputs: Tensor, packed: Tensor, bias: Tensor | None, added: Tens
 @lru_cache
 @torch.no_grad()
 def packs_correctly(dtype: torch.dtype) -> bool:
-    """Whether packed and plain linears agree here, on odd sizes, with and without bias."""
+    """Return whether packed and plain linears agree here, on odd sizes, with and without bias."""
     generator = torch.Generator().manual_seed(0)
     try:
         for rows in (1, 5):

@@ -1,8 +1,8 @@
 """Loads a model's weights into transformers' own definition of it, with our attention.
 
-The library does the reading: it knows renamed and fused weights (mixtures of experts), ties, and
-which buffers to rebuild. We check the files before and its findings after. Parts of a model that is
-divided over several GPUs, and random weights, are our own work (filling.py).
+transformers reads the files: it knows renamed and fused weights (mixtures of experts), ties, and
+which buffers to rebuild. We check the files before, and its findings after. Parts of a model that
+is divided over several GPUs, and random weights, are our own work (filling.py).
 """
 
 import logging
@@ -33,14 +33,13 @@ logger = logging.getLogger(__name__)
 
 
 def load_model(spec: ModelSpec, device: str, group: RankGroup | None = None) -> nn.Module:
-    """The model in `spec.path` on `device` in `spec.dtype`, for inference only.
+    """Return the model in `spec.path` on `device` in `spec.dtype`, for inference only.
 
-    load_format "auto" reads safetensors, single or sharded; "dummy" needs config.json alone and
+    load_format "auto" reads safetensors, single or sharded; "dummy" needs only config.json and
     draws weights from `spec.seed`. group: of the ranks that the model is divided over; all of them
-    must load it, and each holds and reads its part alone.
-    Raises LoadError naming the file that is missing, corrupt, lacks a tensor or has one of a
-    wrong shape, or whose model cannot be divided, the directory where its logits are not finite,
-    NotPaged where it cannot be served from a paged
+    must load it, and each reads and holds only its part. Raises LoadError naming the file that is
+    missing, corrupt, lacks a tensor or has one of a wrong shape, or whose model cannot be divided,
+    or the directory if its logits are not finite; NotPaged if it cannot be served from a paged
     cache; ValueError for an unknown load_format.
     """
     check_load_format(spec)
@@ -60,22 +59,21 @@ def load_model(spec: ModelSpec, device: str, group: RankGroup | None = None) -> 
 
 
 def _on_device(model: nn.Module, device: str) -> nn.Module:
-    """`model` moved to `device`; on a GPU its merged products are laid out on the way."""
+    """Return `model` moved to `device`; on a GPU its merged products are laid out on the way."""
     if torch.device(device).type == "cuda" and has_llama_layers(model):
         merge_products(model, device)
     return model.to(device)
 
 
 def check_load_format(spec: ModelSpec) -> None:
-    """Raises ValueError for an unknown one."""
     if spec.load_format not in ("auto", "dummy"):
         raise ValueError(f"unknown load_format {spec.load_format!r}: use 'auto' or 'dummy'")
 
 
 def read_weights(config: PretrainedConfig, spec: ModelSpec, attention: str | None) -> nn.Module:
-    """The model in `spec.path` with the named attention, None: as transformers chooses it.
+    """Return the model in `spec.path` with the named attention, None: as transformers chooses it.
 
-    Raises LoadError, as `load_model` of the file at fault.
+    Raises LoadError, as `load_model`, naming the file at fault.
     """
     file = check_weight_files(Path(spec.path))
     try:
@@ -98,7 +96,7 @@ def read_weights(config: PretrainedConfig, spec: ModelSpec, attention: str | Non
 
 
 def _check(findings: dict[str, Any], file: Path) -> None:
-    """`findings` of the library: sets of names, and (name, in file, in model) for mismatches."""
+    """Check `findings` of the library: sets of names, and (name, in file, in model) mismatches."""
     for name, in_file, in_model in sorted(findings["mismatched_keys"]):
         raise LoadError(
             file, f"{name} has shape {tuple(in_file)}, config.json asks for {tuple(in_model)}"

@@ -1,5 +1,7 @@
-"""Runs random tokens through a loaded model: its logits must be finite, and a rebuilt model must
-give those of the model that it was made of."""
+"""Runs random tokens through a loaded model to check its logits.
+
+They must be finite, and a rebuilt model must give those of the model that it was made of.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,20 +21,19 @@ _MODELS = frozenset(
     {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
 )
 
+# kinds of rotary embedding whose angles depend on the position alone
 _ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn"})
-"""Kinds of rotary embedding whose angles depend on the position alone."""
 
+# most difference of a logit, relative to the largest logit
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.1, torch.float16: 0.02}
-"""Most by which a logit may differ, over the largest logit."""
 
 NUM_TOKENS = 9
 
-Foreign = Any
-"""A module of transformers, of whose attributes mypy knows nothing."""
+Foreign = Any  # a module of transformers, with attributes that mypy does not know
 
 
 class NotFusible(Exception):
-    """The model cannot be rebuilt; the text says why."""
+    """The model cannot be rebuilt; the message says why."""
 
 
 class NotTheSame(NotFusible):
@@ -41,12 +42,11 @@ class NotTheSame(NotFusible):
 
 @dataclass(slots=True)
 class WholeAttention:
-    """Attention of one sequence to itself, and what the layers asked for."""
+    """Attention of one sequence to itself; records what the layers asked for."""
 
     calls: list[LayerCall] = field(default_factory=list)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: LayerCall) -> Tensor:
-        """As `LayerAttention.attend`."""
         self.calls.append(call)
         attended = scaled_dot_product_attention(
             query.transpose(0, 1),
@@ -61,24 +61,21 @@ class WholeAttention:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Answer:
-    """What a model says to random tokens. logits: fp32 [NUM_TOKENS, vocab]; calls: of its layers.
+    """A model's logits for random tokens."""
 
-    dtype: of its weights.
-    """
-
-    logits: Tensor
-    calls: Sequence[LayerCall]
-    dtype: torch.dtype
+    logits: Tensor  # fp32 [NUM_TOKENS, vocab]
+    calls: Sequence[LayerCall]  # of the model's layers
+    dtype: torch.dtype  # of its weights
 
     def check(self, other: "Answer") -> None:
-        """Raises NotTheSame unless `other` is this one but for rounding."""
+        """Raise NotTheSame unless `other` is equal but for rounding."""
         difference = float((other.logits - self.logits).abs().max() / self.logits.abs().max())
         if other.calls != self.calls or not difference <= _TOLERANCE[self.dtype]:
             raise NotTheSame(f"logits of the fused model differ by {difference:.2g}")
 
 
 def ask(forward: TokenForward, model: Foreign, num_positions: int) -> Answer:
-    """Runs `forward`, made of `model`; num_positions: most tokens of a sequence."""
+    """Run `forward`, made of `model`. num_positions: most tokens of a sequence."""
     weight = next(model.parameters())
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(0, model.config.vocab_size, (NUM_TOKENS,), generator=generator)
@@ -101,8 +98,10 @@ def check_forward(model: nn.Module, spec: ModelSpec) -> None:
 
 
 def check_logits(logits: Tensor, spec: ModelSpec) -> None:
-    """Raises LoadError naming the model's folder where a row of `logits` [rows, vocab] holds NaN or
-    +inf, or nothing finite."""
+    """Raise LoadError if a row of `logits` [rows, vocab] holds NaN or +inf, or nothing finite.
+
+    The error names the model's folder.
+    """
     num_broken = int((~logits.amax(-1).isfinite()).sum())
     if not num_broken:
         return
@@ -112,8 +111,10 @@ def check_logits(logits: Tensor, spec: ModelSpec) -> None:
 
 
 def has_llama_layers(model: Foreign) -> bool:
-    """Whether the model is transformers' own and its layers are Llama's, with or without biases
-    and norms of queries and keys."""
+    """Return whether the model is transformers' own and its layers are Llama's.
+
+    They may have biases, and norms of queries and keys.
+    """
     kind, config = type(model), model.config
     if kind.__name__ not in _MODELS or not kind.__module__.startswith("transformers.models."):
         return False

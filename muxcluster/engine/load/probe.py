@@ -1,4 +1,4 @@
-"""Asks a loaded model whether a paged cache can serve it, by running one token through it."""
+"""Finds out whether a paged cache can serve a loaded model, by running one token through it."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,16 +10,17 @@ from muxcluster.core.unitspec import ModelSpec
 from muxcluster.engine.forward.attention import LayerCall
 from muxcluster.engine.load.hf_config import NotPaged
 
+# Arguments of a layer that our kernels do not honour: masks, biases, attention sinks.
 _CHANGES_SCORES = frozenset({"attention_mask", "position_bias", "s_aux", "head_mask"})
-"""Arguments of a layer that our kernels do not honour: masks, biases, attention sinks."""
 
 NUM_TOKENS = 2
 
 
 @dataclass(slots=True)
 class _Recorder:
-    """Stands in for the attention of every layer. calls: in order, with key and value shapes."""
+    """Stands in for the attention of every layer and records its calls."""
 
+    # in order, with key and value shapes
     calls: list[tuple[LayerCall, torch.Size, torch.Size]] = field(default_factory=list)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: LayerCall) -> Tensor:
@@ -29,8 +30,10 @@ class _Recorder:
 
 @torch.inference_mode()
 def probe(model: nn.Module, spec: ModelSpec, config_file: Path) -> None:
-    """Raises NotPaged naming `config_file` unless every layer hands our attention ordinary keys
-    and values of the specified shape, all layers once and none for another."""
+    """Raise NotPaged naming `config_file` unless our attention can serve every layer.
+
+    Every layer must pass ordinary keys and values of the specified shape to it, exactly once.
+    """
     recorder = _Recorder()
     device = next(model.parameters()).device
     tokens = torch.zeros((1, NUM_TOKENS), dtype=torch.int64, device=device)
@@ -50,7 +53,7 @@ def probe(model: nn.Module, spec: ModelSpec, config_file: Path) -> None:
 
 
 def _fault(recorder: _Recorder, spec: ModelSpec) -> str:
-    """Why the recorded calls cannot be served; empty where they can."""
+    """Return why the recorded calls cannot be served; "" if they can."""
     shape = spec.shape
     layers = [call.layer for call, _, _ in recorder.calls]
     if layers != list(range(shape.num_layers)):

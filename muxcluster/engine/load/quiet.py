@@ -6,15 +6,15 @@ from contextlib import contextmanager
 
 from transformers.utils import logging as transformers_logging
 
+# Without it transformers copies weights on a thread pool; a memory owner forks afterwards.
 _SYNCHRONOUS = "HF_DEACTIVATE_ASYNC_LOAD"
-"""Without it transformers copies weights on a thread pool; a memory owner forks afterwards."""
 
 
 @contextmanager
 def quiet_loading() -> Iterator[None]:
-    """No progress bar, no warnings (what they would say we raise), no loader threads.
+    """Disable progress bars, warnings (we raise what they would say) and loader threads.
 
-    The settings are the process's own; they are put back at the end.
+    The settings belong to the process; they are restored at the end.
     """
     shown = transformers_logging.is_progress_bar_enabled()
     verbosity = transformers_logging.get_verbosity()

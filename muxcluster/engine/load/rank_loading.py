@@ -18,7 +18,7 @@ from muxcluster.engine.load.weights import WeightFiles, check_weight_files
 def load_part(
     config: PretrainedConfig, spec: ModelSpec, device: str, group: RankGroup
 ) -> nn.Module:
-    """This rank's part of the model on `device`, joined to the others' by `group`.
+    """Return this rank's part of the model on `device`, joined to the others' by `group`.
 
     Raises LoadError as `divide`, and naming the file that is missing, broken or lacks a tensor.
     """

@@ -1,4 +1,4 @@
-"""Models without their weights: modules, small tables and ties are there, large tensors are not."""
+"""Models without their weights: modules, small tables and ties exist, large tensors do not."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,11 +16,10 @@ from muxcluster.engine.load.hf_config import DTYPES, NotPaged
 
 
 class _NothingAllocated(TorchFunctionMode):
-    """`torch.empty` makes tensors without data.
+    """Makes `torch.empty` return tensors without data."""
 
-    Weights are made so, to be filled later. What a module computes while it is made (rotary
-    frequencies, which no file has) is real at once, unlike under `torch.device("meta")`.
-    """
+    # Weights are made so, to be filled later. What a module computes while it is made (rotary
+    # frequencies, which no file has) is real at once, unlike under `torch.device("meta")`.
 
     def __torch_function__(
         self,
@@ -38,11 +37,11 @@ class _NothingAllocated(TorchFunctionMode):
 def skeleton(
     config: PretrainedConfig, spec: ModelSpec, attention: str | None = ATTENTION_NAME
 ) -> nn.Module:
-    """transformers' model of `config`, which is that of `spec`, with our attention, or another
-    (None: its own choice); ties are one parameter in two places.
+    """Return transformers' model of `config`, which is that of `spec`, with ties as one parameter.
 
-    Parameters on the "meta" device wait for data, others (norms of most models) have the values
-    they start from. Raises LoadError naming config.json, NotPaged where `attention` is at fault.
+    attention: the attention implementation, None: transformers' own choice. Parameters on the
+    "meta" device wait for data, others (norms of most models) have the values they start from.
+    Raises LoadError naming config.json, NotPaged if `attention` is at fault.
     """
     try:
         with torch.random.fork_rng([]), _NothingAllocated():
@@ -59,7 +58,8 @@ def skeleton(
 
 
 def refusal(error: Exception, file: Path) -> LoadError:
-    """Models written before the attention interface look our name up in a table of their own."""
+    """Return the error for a model that refused `attention`."""
+    # Models written before the attention interface look our name up in a table of their own.
     if isinstance(error, KeyError) and error.args == (ATTENTION_NAME,):
         config_file = file.parent / "config.json"
         return NotPaged(config_file, "this type of model is not on the attention interface")
@@ -67,7 +67,7 @@ def refusal(error: Exception, file: Path) -> LoadError:
 
 
 def tied_names(model: nn.Module) -> Iterator[tuple[str, ...]]:
-    """Names of every parameter, those of one parameter together."""
+    """Return names of every parameter, those of one parameter together."""
     names: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
@@ -75,6 +75,6 @@ def tied_names(model: nn.Module) -> Iterator[tuple[str, ...]]:
 
 
 def put(model: nn.Module, name: str, tensor: Tensor) -> None:
-    """Make `tensor` the parameter or buffer `name`, in place of what is there."""
+    """Make `tensor` the parameter or buffer `name`, replacing the current one."""
     owner, _, leaf = name.rpartition(".")
     setattr(model.get_submodule(owner), leaf, tensor)

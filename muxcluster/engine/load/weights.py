@@ -16,10 +16,10 @@ INDEX = "model.safetensors.index.json"
 
 
 def check_weight_files(directory: Path) -> Path:
-    """The file that names all tensors: model.safetensors, or the index of a sharded model.
+    """Return the file that names all tensors: model.safetensors, or the index of a sharded model.
 
-    Every file is there, its header is sound, its data is complete, and shards hold what the
-    index says. Raises LoadError naming the first file that is not so.
+    Checks that every file exists, its header is sound, its data is complete, and shards hold what
+    the index says. Raises LoadError naming the first file that fails.
     """
     single, index = directory / SINGLE, directory / INDEX
     if single.is_file() or not index.is_file():
@@ -45,7 +45,7 @@ def _shards(index: Path) -> dict[Path, set[str]]:
 
 
 def _tensor_names(file: Path) -> set[str]:
-    """Opening reads the header and compares it with the file's length, not the data."""
+    """Return the names in the file; opening it compares the header with the file's length."""
     try:
         with safe_open(file, framework="pt") as tensors:
             return set(tensors.keys())
@@ -56,13 +56,13 @@ def _tensor_names(file: Path) -> set[str]:
 
 
 class WeightFiles:
-    """A `WeightSource` of safetensors; only the bytes that are asked for are read.
+    """A `WeightSource` of safetensors; only the requested bytes are read.
 
     For models whose tensors have the names they have in the file, perhaps without `prefix`.
     """
 
     def __init__(self, file: Path, prefix: str) -> None:
-        """file: as `check_weight_files` gives it."""
+        """file: as `check_weight_files` returns it."""
         self._file = file
         self._prefix = f"{prefix}."
         shards = _shards(file) if file.name == INDEX else {file: _tensor_names(file)}
@@ -72,7 +72,7 @@ class WeightFiles:
     def parts(
         self, names: Sequence[str], like: Tensor, cut: tuple[slice, ...]
     ) -> Mapping[str, Tensor]:
-        """Names of equal tensors share the first of them."""
+        """As `WeightSource.parts`; names of equal tensors share the first of them."""
         found = {name: self._part(name, like, cut) for name in names if self._stored(name)}
         if not found:
             raise LoadError(self._file, f"lacks tensor {min(names)}")
@@ -97,6 +97,6 @@ class WeightFiles:
         return part
 
     def _stored(self, name: str) -> str:
-        """Its name in the files, "" where it is in none."""
+        """Return the name in the files, "" if it is in none."""
         short = name.removeprefix(self._prefix)
         return next((each for each in (name, short) if each in self._shards), "")

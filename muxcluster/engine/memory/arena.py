@@ -17,38 +17,33 @@ HOST = "host"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelArena:
-    """One model's part.
+    """One model's part."""
 
-    tables: int32 [max_seqs, layers, kv_heads, max_columns], block ids.
-    history: int32 [max_seqs + 1, max_model_len + 1], prompt then output tokens of each slot; the
-        last row is no slot's: rows that fill up a batch of fixed size write there.
-    from_right: bool [max_seqs], True where a sequence fills its blocks from the last place.
-    block_tokens: token places of a block for this model.
-    """
-
-    tables: Tensor
+    tables: Tensor  # int32 [max_seqs, layers, kv_heads, max_columns], block ids
+    # int32 [max_seqs + 1, max_model_len + 1], prompt then output tokens of each slot; the last row
+    # is no slot's: rows that fill up a batch of fixed size write there
     history: Tensor
+    # bool [max_seqs], True where a sequence fills its blocks from the last place
     from_right: Tensor
-    block_tokens: int
+    block_tokens: int  # token places of a block for this model
 
 
+# Returns memory for a name, shape and type: "host" in host memory, all else where models run.
 Take = Callable[[str, tuple[int, ...], torch.dtype], Tensor]
-"""Memory by name, shape and type; "host" is wanted in host memory, all else where models run."""
 
 
 class Arena:
-    """Pool, tables and histories. By default they are allocated here, on the CPU as anonymous
-    shared mappings: children that are forked later see the same memory, and it is gone with the
-    last of them.
+    """Pool, tables and histories of a unit, and host memory for saved slots.
 
-    pool: uint8 [num_blocks, block_bytes], all models' blocks. All memory starts as zeros.
-    host: uint8 [num_host_blocks, block_bytes] for saved slots; where the pool is on a GPU it
-        is pinned, at just this size, else a mapping too, so that blocks never written take no
-        memory.
+    pool: uint8 [num_blocks, block_bytes], all models' blocks. host: uint8 [num_host_blocks,
+    block_bytes]. By default they are allocated here and start as zeros. On the CPU they are
+    anonymous shared mappings: children that are forked later see the same memory, blocks never
+    written take none, and it is freed with the last process. If the pool is on a GPU, host memory
+    is pinned at just this size.
     """
 
     def __init__(self, spec: UnitSpec, take: Take | None = None) -> None:
-        """take: where the memory comes from. Its contents are left as they are.
+        """take: allocates the memory; its contents are left as they are.
 
         Raises ValueError where a model's tokens do not fit `spec.block_bytes`.
         """
@@ -60,7 +55,6 @@ class Arena:
         }
 
     def model(self, name: str) -> ModelArena:
-        """The part of the unit's model `name`."""
         return self._models[name]
 
 
@@ -81,11 +75,11 @@ def _model_arena(spec: ModelSpec, block_bytes: int, take: Take) -> ModelArena:
 def _allocate(
     device: torch.device, name: str, shape: tuple[int, ...], dtype: torch.dtype
 ) -> Tensor:
-    """Zeros; host memory such that `device` reaches it fast."""
+    """Return zeros; host memory is such that `device` reaches it fast."""
     if name == HOST and device.type != "cpu":
         return pinned_zeros(shape, dtype)
     num_bytes = math.prod(shape) * dtype.itemsize
-    if device.type != "cpu" or not num_bytes:  # nobody can map nothing
+    if device.type != "cpu" or not num_bytes:  # zero bytes cannot be mapped
         return torch.zeros(shape, dtype=dtype, device=device)
     mapping = mmap.mmap(-1, num_bytes)  # MAP_SHARED and anonymous; the tensor keeps it alive
     return torch.frombuffer(mapping, dtype=dtype).view(shape)

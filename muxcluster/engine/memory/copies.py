@@ -15,53 +15,51 @@ from muxcluster.engine.memory.arena import Arena
 from muxcluster.engine.memory.copies_cpu import copy_between_blocks
 from muxcluster.kernels.slot_copy import slot_copy
 
+# Device memory, and pinned host memory, of one part of a transfer: the reserve beside the pool is
+# no larger. A power of two, because torch rounds pinned memory up to one.
 STAGING_BYTES = 64 * 2**20
-"""Device memory, and pinned host memory, of one part of a transfer: the reserve beside the pool is
-no larger. A power of two, because torch rounds pinned memory up to one."""
 
+# [n, 3]: first slot of the source, first slot of the destination, number of slots.
 Runs = NDArray[np.int64]
-"""[n, 3]: first slot of the source, first slot of the destination, number of slots."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlotSizes:
-    """Bytes of one slot's K (and of its V), and slots of a block, for one model."""
+    """Sizes of one model's slots and blocks."""
 
     slot_bytes: int
     block_tokens: int
 
 
 class Transfer(Protocol):
-    """Slots of one model between pool and host memory, or within the pool."""
+    """Copies slots of one model between pool and host memory, or within the pool."""
 
     def save(self, runs: Runs, sizes: SlotSizes) -> None:
-        """Pool to host. The pool may be overwritten by what the device is given next."""
+        """Copy pool to host. The next work on the device may overwrite the pool."""
         ...
 
     def move(self, runs: Runs, sizes: SlotSizes) -> None:
-        """Pool to pool."""
+        """Copy pool to pool."""
         ...
 
     def restore(self, runs: Runs, sizes: SlotSizes) -> None:
-        """Host to pool, what was saved before included."""
+        """Copy host to pool, what was saved before included."""
         ...
 
     def settle(self) -> None:
-        """Block until all that was saved is in host memory."""
+        """Block until all saves are in host memory."""
         ...
 
     def forget(self) -> None:
-        """Give up saves that have not settled: their job failed."""
+        """Drop saves that have not settled: their job failed."""
         ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DirectTransfer:
-    """On the CPU: the pool lies in host memory too, so one copy does it.
+    """Transfer on the CPU, where the pool lies in host memory too: one copy is enough."""
 
-    pool, host: uint8 [num_blocks, block_bytes] and [num_host_blocks, block_bytes].
-    """
-
+    # pool, host: uint8 [num_blocks, block_bytes] and [num_host_blocks, block_bytes]
     pool: Tensor
     host: Tensor
 
@@ -75,28 +73,28 @@ class DirectTransfer:
         copy_between_blocks(self.pool, self.host, runs, sizes.slot_bytes, sizes.block_tokens)
 
     def settle(self) -> None:
-        """Saves have settled when `save` returns."""
+        """Do nothing: saves have settled when `save` returns."""
 
     def forget(self) -> None:
-        """Nothing is ever open."""
+        """Do nothing: no save is ever open."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StagedTransfer:
-    """On a GPU: a kernel gathers slots into device memory, and one transfer takes them over.
+    """Transfer on a GPU: a kernel gathers slots into device memory, one copy takes them to the
+    host.
 
-    A head-wise block is a few KiB, and a transfer a run would cost thousands of launches; so slots
-    cross the bus packed, whole tokens side by side, into pinned memory, and the CPU spreads them
-    over the host blocks when the device is done, after the forward. A restore goes the same way
-    back, and waits only for the CPU's part. All of it is on the current stream: kernels of the
-    forward come after the gather that saves what they overwrite, and after the scatter.
-
-    pool: on the device; host: pinned. The same code runs with both on the CPU, which is how it is
-    tested; on a GPU it has not run yet.
+    All of it is on the current stream: kernels of the forward come after the gather that saves what
+    they overwrite, and after the scatter of a restore. The CPU spreads saved slots over the host
+    blocks when the device is done, after the forward. A restore goes the same way back, and waits
+    only for the CPU's part.
     """
 
-    pool: Tensor
-    host: Tensor
+    # A head-wise block is a few KiB, and one copy per run would cost thousands of launches. So
+    # slots cross the bus packed, whole tokens side by side, into pinned memory.
+
+    pool: Tensor  # on the device
+    host: Tensor  # Pinned. For tests both may be on the CPU; on a GPU it has not run yet.
     staging_bytes: int = STAGING_BYTES
     open_saves: list[tuple[Tensor, Runs, SlotSizes]] = field(default_factory=list)
 
@@ -131,7 +129,9 @@ class StagedTransfer:
         self.open_saves.clear()
 
     def _packed(self, runs: Runs, sizes: SlotSizes, device: torch.device) -> Tensor:
-        """uint8 [slots of `runs`, 2 * slot_bytes]: blocks of one slot; pinned where on the CPU."""
+        """Return uint8 [slots of `runs`, 2 * slot_bytes], one slot per block; pinned if on the
+        CPU.
+        """
         shape = (int(runs[:, 2].sum()), 2 * sizes.slot_bytes)
         is_pinned = device.type == "cpu" and self.pool.is_cuda
         return torch.empty(shape, dtype=torch.uint8, device=device, pin_memory=is_pinned)
@@ -153,7 +153,7 @@ class UnitCopies:
         }
 
     def run(self, copies: Sequence[SlotCopies]) -> None:
-        """All saves, then all moves and restores; what the device is given next sees them done.
+        """Make all saves, then all moves and restores; later work on the device sees them done.
 
         Raises ValueError on the CPU for runs that leave the pool or the host memory.
         """
@@ -169,7 +169,7 @@ class UnitCopies:
                 self._transfer.restore(each.restores, self._sizes[each.model])
 
     def settle(self) -> None:
-        """After the forward of a job with copies: its saves are in host memory on return."""
+        """After the forward of a job with copies: block until its saves are in host memory."""
         self._transfer.settle()
 
 
@@ -182,9 +182,9 @@ def copy_runs(
     destination_tokens: int | None = None,
     source_tokens: int | None = None,
 ) -> None:
-    """slot_copy with the model's blocks on both sides, or as many slots a block as given.
+    """Run slot_copy with the model's blocks on both sides, or blocks of the given numbers of slots.
 
-    The runs go to the device of the GPU side, where there is one.
+    The runs go to the device of the GPU side, if there is one.
     """
     device = destination.device if destination.is_cuda else source.device
     slot_copy(
@@ -198,15 +198,19 @@ def copy_runs(
 
 
 def _with_packed(runs: Runs, column: int) -> Runs:
-    """The runs with source (column 0) or destination (1) in packed memory, one after another."""
+    """Return the runs with source (column 0) or destination (1) one after another in packed
+    memory.
+    """
     packed = runs.copy()
     packed[:, column] = runs[:, 2].cumsum() - runs[:, 2]
     return packed
 
 
 def _parts(runs: Runs, most_slots: int) -> Iterator[Runs]:
-    """The runs in order, in parts of `most_slots` slots and a last one of the rest; a run that lies
-    in two parts is cut."""
+    """Yield the runs in order, in parts of `most_slots` slots and a last one of the rest.
+
+    A run that lies in two parts is cut.
+    """
     most_slots = max(1, most_slots)
     ends = runs[:, 2].cumsum()
     cut_ends = np.union1d(ends, np.arange(most_slots, ends[-1], most_slots))

@@ -1,6 +1,7 @@
-"""slot_copy between blocks on the CPU, several times as fast for runs as the KV cache makes them.
+"""slot_copy between blocks on the CPU, several times as fast for the runs that the KV cache makes.
 
-Their slots stay in one block and keep their place, so bytes move by stretches of a block's halves.
+Slots of these runs stay in one block and keep their place, so stretches of a block's halves are
+copied.
 """
 
 import numpy as np
@@ -10,8 +11,7 @@ from torch import Tensor
 
 from muxcluster.kernels.slot_copy import slot_copy
 
-_PART_BYTES = 2**19
-"""Copied at once: what numpy gathers on the way stays in the cache."""
+_PART_BYTES = 2**19  # bytes copied at once, so that what numpy gathers stays in the cache
 
 
 def copy_between_blocks(
@@ -58,7 +58,7 @@ def _is_plain(
     num_blocks: tuple[int, int],
     block_tokens: int,
 ) -> bool:
-    """True where all runs are in range, within a block, and in the same place of both blocks."""
+    """Return whether all runs are in range, in one block, and in the same place of both blocks."""
     is_inside = (blocks >= 0) & (blocks < num_blocks)
     is_within = (counts >= 0) & (places[:, 0] + counts <= block_tokens)
     return bool(is_inside.all() and is_within.all() and (places[:, 0] == places[:, 1]).all())

@@ -1,4 +1,4 @@
-"""What jobs told of sequences and blocks, until it is written to a model's arena on its device."""
+"""Writes of jobs to a model's arena, collected until they are made on its device."""
 
 from collections.abc import Sequence
 
@@ -22,16 +22,17 @@ class PendingWrites:
         self._deltas: list[TableDelta] = []
 
     def admit(self, admission: Admission) -> None:
-        """The slot's side, and its tokens where they came along."""
+        """Add the slot's side, and its tokens if the admission has them."""
         self._admissions.append(admission)
 
     def add_tables(self, delta: TableDelta) -> None:
-        """Entries for the block tables."""
         if len(delta):
             self._deltas.append(delta)
 
     def take(self) -> list[Array]:
-        """All there is, forgotten here, as `write` wants it; empty where there is none."""
+        """Return all collected arrays in the form that `write` takes, and forget them; [] if
+        none.
+        """
         admissions, deltas = self._admissions, self._deltas
         self._admissions, self._deltas = [], []
         arrays: list[Array] = []
@@ -53,7 +54,7 @@ class PendingWrites:
         return arrays
 
     def write(self, writes: Sequence[Tensor]) -> None:
-        """Enter what `take` gave, now on the device."""
+        """Write the arrays that `take` returned, now on the device."""
         if len(writes) in (4, 7):
             slots, rights, places, tokens = writes[:4]
             self._arena.from_right[slots] = rights

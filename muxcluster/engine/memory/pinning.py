@@ -1,8 +1,7 @@
-"""Host memory whose pages are locked, so that a GPU copies from and to it at full speed.
+"""Host memory with locked pages, which a GPU copies from and to at full speed."""
 
-torch's own pinned memory (`pin_memory=True`) rounds every size up to a power of two and keeps it,
-which suits small buffers that are used again; large memory is locked here, at its exact size.
-"""
+# torch's own pinned memory (`pin_memory=True`) rounds every size up to a power of two and keeps it,
+# which suits small buffers that are used again. Large memory is locked here, at its exact size.
 
 import math
 import mmap
@@ -25,12 +24,12 @@ class _LockedPages(mmap.mmap):
 
 
 def pinned_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Zeros on the CPU in locked memory of just that size, as long as the tensor or a view lives.
+    """Return zeros on the CPU in locked memory of just that size, freed with the last view.
 
-    Raises RuntimeError with CUDA's words.
+    Raises RuntimeError with CUDA's message.
     """
     num_bytes = math.prod(shape) * dtype.itemsize
-    if not num_bytes:  # nobody can map nothing
+    if not num_bytes:  # zero bytes cannot be mapped
         return torch.zeros(shape, dtype=dtype)
     pages = _LockedPages(-1, num_bytes)
     tensor = torch.frombuffer(pages, dtype=dtype).view(shape)
@@ -39,9 +38,9 @@ def pinned_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 
 def pin(tensor: Tensor) -> Callable[[], object]:
-    """Lock the pages of a contiguous CPU tensor that is not empty; what unlocks them again.
+    """Lock the pages of a contiguous, non-empty CPU tensor; return a function that unlocks them.
 
-    Raises RuntimeError with CUDA's words.
+    Raises RuntimeError with CUDA's message.
     """
     runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]  # torch leaves it untyped
     address = tensor.data_ptr()

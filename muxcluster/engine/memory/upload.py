@@ -1,4 +1,4 @@
-"""Small arrays of a step on their way to the device: packed into one buffer, one copy."""
+"""Uploads small arrays of a step to the device: packed into one buffer, one copy."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,8 +10,8 @@ from torch import Tensor
 
 Array = NDArray[Any]
 
+# Arrays begin at multiples of 16 bytes: Triton compiles another kernel for other pointers.
 _ALIGNED_WORDS = 2
-"""Arrays begin at multiples of 16 bytes: Triton compiles a kernel anew for pointers that do not."""
 
 _DTYPES = {np.dtype(np.int64): torch.int64, np.dtype(np.int32): torch.int32} | {
     np.dtype(np.float64): torch.float64,
@@ -20,16 +20,15 @@ _DTYPES = {np.dtype(np.int64): torch.int64, np.dtype(np.int32): torch.int32} | {
 
 
 def num_words(arrays: Sequence[Array]) -> int:
-    """Words of 8 bytes that `arrays` take when packed."""
+    """Return how many words of 8 bytes `arrays` take when packed."""
     return sum(_words(array) for array in arrays)
 
 
 class PackedUpload:
-    """Copies arrays to a device without waiting for it.
+    """Copies arrays to a device without waiting for it; they may change once the call returns."""
 
-    The host's side is pinned memory of torch's own cache, which gives none of it out again before
-    the device has read it; so the arrays may change as soon as the call returns.
-    """
+    # The host's side is pinned memory of torch's own cache, which reuses none of it before the
+    # device has read it.
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -38,12 +37,12 @@ class PackedUpload:
     def __call__(
         self, arrays: Sequence[Array], into: Tensor | None = None, num_known: int = 0
     ) -> list[Tensor]:
-        """The arrays as tensors on the device, side by side in one buffer.
+        """Return the arrays as tensors on the device, side by side in one buffer.
 
-        arrays: int64, int32, float64 or bool. into: int64 [at least `num_words`] there, to be
-        overwritten; arrays of the same shapes lie in the same places of it each time. None: new.
-        num_known: so many of the first are not returned, the caller having them from before.
-        Raises ValueError where `into` is too short.
+        arrays: int64, int32, float64 or bool. into: int64 [at least `num_words`] on the device,
+        overwritten; arrays of the same shapes lie in the same places of it each time. None: a new
+        buffer. num_known: how many of the first are not returned, because the caller has them from
+        before. Raises ValueError if `into` is too short.
         """
         total = num_words(arrays)
         if into is not None and len(into) < total:

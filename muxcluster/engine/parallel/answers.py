@@ -1,4 +1,4 @@
-"""One outcome of a job from what every rank says about it."""
+"""Combines the ranks' answers to a job into one outcome."""
 
 from collections.abc import Sequence
 
@@ -10,14 +10,11 @@ from muxcluster.engine.executor import JobDone, JobFailed
 
 
 class OutOfStep(Exception):
-    """Ranks say different things: their memory or their place in the collectives differs for good.
-
-    The message says what.
-    """
+    """Ranks differ for good in memory or place in the collectives; the message says how."""
 
 
 class Answers:
-    """What `num_ranks` ranks have said of one job."""
+    """What `num_ranks` ranks have answered to one job."""
 
     def __init__(self, job: Job, num_ranks: int) -> None:
         self.job = job
@@ -26,20 +23,21 @@ class Answers:
 
     @property
     def is_split(self) -> bool:
-        """True where some rank has failed while others have not answered: they may be waiting for
-        it inside a collective."""
+        """True if some ranks have failed and others not answered: they may wait inside a
+        collective.
+        """
         has_failed = any(isinstance(answer, Failed) for answer in self._said.values())
         return has_failed and len(self._said) < self._num_ranks
 
     def take(self, rank: int, answer: Done | Failed) -> None:
-        """A rank's answer. Raises OutOfStep where it is to another job, or its second."""
+        """Record a rank's answer. Raises OutOfStep if it is to another job, or its second."""
         job_id = answer.result.job_id if isinstance(answer, Done) else answer.job_id
         if job_id != self.job.job_id or rank in self._said:
             raise OutOfStep(f"rank {rank} answers for job {job_id} out of turn")
         self._said[rank] = answer
 
     def outcome(self) -> JobDone | JobFailed | None:
-        """What became of the job; None while some rank has not answered. Raises OutOfStep."""
+        """Return the job's outcome; None while some rank has not answered. Raises OutOfStep."""
         if len(self._said) < self._num_ranks:
             return None
         return _outcome(self.job, [self._said[rank] for rank in range(self._num_ranks)])

@@ -1,7 +1,7 @@
-"""The executor of a unit whose models are divided over ranks: a process a GPU.
+"""Executor of a unit whose models are divided over ranks: one process per GPU.
 
-Every rank is given every job, in one order and one at a time. What becomes of a rank
-becomes of all: its peers wait for it inside a collective, and its part of the pool is gone.
+Every rank gets every job, in one order and one at a time. A lost rank loses all: its peers wait for
+it inside a collective, and its part of the pool is gone.
 """
 
 import selectors
@@ -20,10 +20,10 @@ from muxcluster.engine.processes.liveness import Patience
 
 
 class RanksExecutor(ChildExecutor):
-    """`spec.tp` ranks; when one is lost all are ended, and the unit starts them anew.
+    """Executor of `spec.tp` ranks; if one is lost all are ended, and the unit starts them again.
 
-    Lost means dead, hung, or out of step with the others. Workers of the unit are turns in the
-    ranks' one queue: jobs of several do not overlap.
+    Lost means dead, hung, or out of step with the others. Workers of the unit take turns in the
+    ranks' one queue: jobs of several workers do not overlap.
     """
 
     def __init__(self, spec: UnitSpec, patience: Patience | None = None) -> None:
@@ -78,7 +78,7 @@ class RanksExecutor(ChildExecutor):
             team.kill()
 
     def _begin(self) -> None:
-        """Give the ranks the next job, if they have none. A lost rank is for `wait` to report."""
+        """Give the ranks the next job, if they have none. `wait` reports a lost rank."""
         if self._answers is not None or not self._queue:
             return
         assert self._team is not None, "launch before start"
@@ -93,7 +93,9 @@ class RanksExecutor(ChildExecutor):
             self._wakes.wake()
 
     def _take(self, link: RankLink) -> Sequence[Outcome]:
-        """The rank's answer, and what it makes of the job. Raises RankLost and OutOfStep."""
+        """Take the rank's answer; return the job's outcome if complete. Raises RankLost,
+        OutOfStep.
+        """
         answer, answers = link.hear(), self._answers
         assert answers is not None, f"rank {link.rank} speaks without a job"
         answers.take(link.rank, answer)
@@ -110,7 +112,7 @@ class RanksExecutor(ChildExecutor):
         return [outcome]
 
     def _beat(self) -> Sequence[Outcome]:
-        """Take every pulse. Raises RankLost where a rank hangs, or a job does not end."""
+        """Take every pulse. Raises RankLost if a rank hangs, or a job does not end."""
         assert self._team is not None, "not started"
         self._team.beat()
         self._is_doubtful = self._team.is_doubtful

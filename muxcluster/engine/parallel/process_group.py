@@ -1,9 +1,9 @@
-"""The ranks of a unit as processes on one node, by torch.distributed.
+"""The ranks of a unit as processes on one node, through torch.distributed.
 
-NCCL's collectives are issued on the current stream and nobody waits for them on the host: from
-torch 2.8 on a synchronous call launches its kernel there, so a CUDA graph captures it like any
-other (that path has not run yet). gloo works on host memory and blocks: it is for CPUs, and for
-ranks that share a GPU, which NCCL refuses.
+NCCL's collectives are issued on the current stream, and the host does not wait for them: from torch
+2.8 on a synchronous call launches its kernel there, so a CUDA graph captures it like any other (not
+yet run on hardware). gloo works on host memory and blocks: it is for CPUs, and for ranks that share
+a GPU, which NCCL refuses.
 """
 
 import os
@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+# The unit watches its ranks and ends those that hang; a collective needs no limit of its own.
 _NEVER = timedelta(days=1)
-"""The unit watches its ranks and ends those that hang; a collective needs no limit of its own."""
 
 _LOOPBACK = "lo"
 
@@ -25,20 +25,22 @@ NCCL, GLOO = "nccl", "gloo"
 
 
 def backend_for(devices: Sequence[str]) -> str:
-    """What ranks on `devices`, one each, talk by."""
+    """Return the backend for ranks on `devices`, one each."""
     on_gpus = all(torch.device(device).type == "cuda" for device in devices)
     return NCCL if on_gpus and len(set(devices)) == len(devices) else GLOO
 
 
 class ProcessGroup:
-    """A `RankGroup` of processes on one node, by torch.distributed. A group of one is a group."""
+    """A `RankGroup` of processes on one node, through torch.distributed; it may have one member."""
 
     def __init__(
         self, rank: int, size: int, device: str, meeting_point: Path, backend: str | None = None
     ) -> None:
-        """Blocks until all ranks have come. meeting_point: a file that all of them can reach and
-        that none of them has made; one group a process. backend: NCCL or GLOO, by default NCCL on
-        GPUs and gloo on CPUs."""
+        """Block until all ranks have joined.
+
+        meeting_point: a file that all of them can reach and that does not exist yet; one group per
+        process. backend: NCCL or GLOO, by default NCCL on GPUs and gloo on CPUs.
+        """
         place = torch.device(device)
         backend = backend or backend_for([device])
         if backend == GLOO:
@@ -68,7 +70,7 @@ class ProcessGroup:
 
     @property
     def is_recordable(self) -> bool:
-        """Whether a CUDA graph may hold its collectives."""
+        """True if a CUDA graph may hold its collectives."""
         return not self._has_gloo
 
     @property
@@ -90,20 +92,22 @@ class ProcessGroup:
         return whole.to(part.device).movedim(0, -2).reshape(*part.shape[:-1], -1)
 
     def _reachable(self, tensor: Tensor) -> Tensor:
-        """It, or a copy in host memory where gloo cannot reach it; waits for the device then."""
+        """Return the tensor, or a copy in host memory if gloo needs it, which waits for the
+        device.
+        """
         return tensor.cpu() if self._has_gloo and tensor.is_cuda else tensor
 
     def close(self) -> None:
-        """Leave the group; the other ranks should, too."""
+        """Leave the group; the other ranks should leave, too."""
         dist.destroy_process_group()
 
 
+# One call under its new and its old name (torch 2.13 warns of the old one).
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-"""One call under its new and its old name (torch 2.13 warns of the old one)."""
 
 
 def _prefer_loopback() -> None:
-    """A mesh never spans nodes, and the host's own name may lead nowhere."""
+    """Use loopback: a mesh never spans nodes, and the host's own name may not resolve."""
     names = {name for _, name in socket.if_nameindex()}
     if _LOOPBACK in names:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", _LOOPBACK)

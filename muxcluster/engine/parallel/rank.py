@@ -1,4 +1,4 @@
-"""The process of one rank: its part of every model, its own pool, one job after the other.
+"""Process of one rank: its part of every model, its own pool, one job after the other.
 
 Run as `python -m muxcluster.engine.parallel.rank CONTROL_FD RANK MEETING_POINT` by the unit.
 """
@@ -23,8 +23,9 @@ logger = logging.getLogger(__name__)
 
 
 class Rank:
-    """Runs the jobs of one rank in the order in which they come, which is the same on all ranks:
-    so every collective meets its like."""
+    """Runs the jobs of one rank in the order of arrival, which is the same on all ranks."""
+
+    # So every collective meets its counterpart on the other ranks.
 
     def __init__(self, runner: UnitRunner, group: ProcessGroup, control: FrameSocket) -> None:
         self._runner = runner
@@ -32,14 +33,15 @@ class Rank:
         self._control = control
 
     def serve(self) -> None:
-        """Run jobs until the unit is gone."""
         while (frame := self._control.recv()) is not None:
             message = decode(frame)
             assert isinstance(message, Launch), f"a rank was sent {type(message).__name__}"
             self._control.send(encode(self._run(message.job)))
 
     def _run(self, job: Job) -> Done | Failed:
-        """Raises torch.AcceleratorError: after it this process can do nothing on its GPU."""
+        """Run the job. Raises torch.AcceleratorError, after which this process's GPU is
+        unusable.
+        """
         try:
             result = self._runner.execute(job)
         except torch.AcceleratorError:
@@ -56,13 +58,13 @@ class Rank:
 
 
 def rank_spec(spec: UnitSpec, rank: int) -> UnitSpec:
-    """What one rank loads and runs: its device, its part of the processor's threads."""
+    """Return what one rank loads and runs: its device, its part of the processor's threads."""
     device = spec.rank_devices[rank] if spec.rank_devices else spec.device
     return replace(spec, device=device, num_threads=max(1, spec.num_threads // spec.tp))
 
 
 def main(control_fd: int, rank: int, meeting_point: Path) -> int:
-    """Serve one unit to its end; the exit status."""
+    """Serve one unit to its end; return the exit status."""
 
     def load(spec: UnitSpec) -> tuple[UnitRunner, ProcessGroup]:
         mine = rank_spec(spec, rank)

@@ -18,11 +18,11 @@ RANK_MODULE = "muxcluster.engine.parallel.rank"
 
 
 class RankLost(Exception):
-    """The rank's process died, or is stuck in mid-frame; the message says which rank."""
+    """The rank's process died, or hangs inside a frame; the message says which rank."""
 
 
 class RankLink(ChildProcess):
-    """One rank's process.
+    """The unit's end of one rank's process.
 
     pulse: whether it works while it has a job. standing: whether it is not stopped, always.
     """
@@ -40,7 +40,7 @@ class RankLink(ChildProcess):
         self.standing = Pulse(self.pid)
 
     def fileno(self) -> int:
-        """Descriptor to select on: the rank has something to say, or is gone."""
+        """Descriptor to select on: readable if the rank has a message or is gone."""
         return self._control.fileno()
 
     @property
@@ -49,14 +49,14 @@ class RankLink(ChildProcess):
         return self._num_open > 0
 
     def load(self, spec: UnitSpec) -> None:
-        """Tell it what to load; `loaded` must follow. Raises RankLost."""
+        """Send it what to load; `loaded` must follow. Raises RankLost."""
         self._send(Start(spec))
 
     def loaded(self, spec: UnitSpec) -> None:
         """Take its answer to `load`, when it has one.
 
-        Raises LoadError with the rank's words, EngineFailure where it raised something else or
-        died (its standard error is ours, so the reason can be read there).
+        Raises LoadError with the rank's message, EngineFailure if it raised something else or died
+        (its standard error is ours, so the reason can be read there).
         """
         try:
             message = self._receive()
@@ -72,7 +72,7 @@ class RankLink(ChildProcess):
         self._send(Launch(job))
 
     def hear(self) -> Done | Failed:
-        """What became of its oldest job. Raises RankLost."""
+        """Return the outcome of its oldest job. Raises RankLost."""
         message = self._receive()
         assert isinstance(message, Done | Failed), f"a rank sent {type(message).__name__}"
         self._num_open -= 1
@@ -80,7 +80,7 @@ class RankLink(ChildProcess):
         return message
 
     def close(self) -> None:
-        """Let it end itself, once it has no job."""
+        """Let it end by itself, once it has no job."""
         self._control.close()
 
     def _send(self, message: Message) -> None:

@@ -15,7 +15,7 @@ from muxcluster.engine.processes.liveness import Patience, Pulse
 
 
 def _server_folder() -> str | None:
-    """The private folder of the server that this unit belongs to, which is cleaned after a kill."""
+    """Return the private folder of this unit's server, which is cleaned after a kill."""
     folder = os.environ.get("MUXCLUSTER_FOLDER")
     return folder if folder is not None and os.path.isdir(folder) else None
 
@@ -31,11 +31,10 @@ class RankTeam:
         self.links = tuple(RankLink(rank, meeting_point, patience) for rank in range(spec.tp))
 
     def load(self) -> None:
-        """Have every rank load its part, all at a time; blocks until all have.
+        """Let every rank load its part, all at a time; block until all have.
 
-        Raises LoadError with the words of the first that cannot, EngineFailure where a rank died,
-        hung, or raised something else. `kill` and `stop` should follow then: the others may wait
-        for it.
+        Raises LoadError with the message of the first that cannot, EngineFailure if a rank died,
+        hung, or raised something else. Call `kill` and `stop` then: the others may wait for it.
         """
         waiting = list(self.links)
         try:
@@ -56,10 +55,8 @@ class RankTeam:
                     raise EngineFailure(f"the ranks of {self._spec.unit_id} hung while loading")
 
     def beat(self) -> None:
-        """Take every pulse. Raises RankLost where a rank was stopped, or no busy one works.
-
-        One busy rank may be silent for long while it waits for another inside a collective.
-        """
+        """Take every pulse. Raises RankLost if a rank was stopped, or no busy rank works."""
+        # One busy rank may be silent for long while it waits for another inside a collective.
         for link in self.links:
             link.pulse.beat(is_busy=link.is_busy)
             link.standing.beat(is_busy=False)
@@ -71,18 +68,17 @@ class RankTeam:
 
     @property
     def shows_work(self) -> bool:
-        """True where some rank with a job showed a sign of life at the last beat."""
+        """True if some rank with a job showed a sign of life at the last beat."""
         return any(link.is_busy and not link.pulse.has_missed for link in self.links)
 
     @property
     def is_doubtful(self) -> bool:
-        """True where `beat` will raise soon, if nothing changes."""
+        """True if `beat` will raise soon unless something changes."""
         busy = [link.pulse.is_doubtful for link in self.links if link.is_busy]
         is_stopped = any(link.standing.is_doubtful for link in self.links)
         return is_stopped or (bool(busy) and all(busy))
 
     def kill(self) -> None:
-        """SIGKILL to all ranks."""
         for link in self.links:
             link.kill()
 

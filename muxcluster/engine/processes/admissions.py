@@ -1,4 +1,4 @@
-"""Which worker has seen which sequence: a worker must know a row's sampling rules before it."""
+"""Records which worker has seen which sequence: a worker needs a row's sampling parameters."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -28,8 +28,8 @@ class _ModelLedger:
 class AdmissionLedger:
     """Completes launches with the admissions their worker has not seen.
 
-    Prefill and decode of a sequence run in different workers. Its tokens lie in memory they share,
-    but sampling parameters live in each process; a new worker knows none.
+    Prefill and decode of a sequence may run in different workers. They share the memory with its
+    tokens, but sampling parameters live in each process; a new worker knows none.
     """
 
     _models: dict[str, _ModelLedger]
@@ -37,11 +37,11 @@ class AdmissionLedger:
 
     @classmethod
     def of(cls, spec: UnitSpec, rung_ids: Sequence[int]) -> "AdmissionLedger":
-        """An empty ledger for the unit's models and rungs."""
+        """Return an empty ledger for the unit's models and rungs."""
         return cls({model.name: _ModelLedger(model, rung_ids) for model in spec.models})
 
     def complete(self, job: Job, rung_id: int) -> Job:
-        """The job with an admission (empty tokens) for each row its worker does not know yet.
+        """Return the job with an admission (empty tokens) for each row that is new to its worker.
 
         Records the job's own admissions as seen by the rung it runs in. O(rows) in numpy.
         """
@@ -62,6 +62,6 @@ class AdmissionLedger:
         return replace(job, admissions=job.admissions + extra)
 
     def forget_worker(self, rung_id: int) -> None:
-        """A new process runs in `rung_id`: it has seen nothing."""
+        """Forget what `rung_id` has seen: a new process runs there."""
         for ledger in self._models.values():
             ledger.seen[rung_id][:] = 0

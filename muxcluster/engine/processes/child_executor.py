@@ -1,4 +1,4 @@
-"""What executors have in common whose jobs run in child processes."""
+"""Common part of the executors whose jobs run in child processes."""
 
 import logging
 import selectors
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 class ChildExecutor(ABC):
     """Starts processes and ends them, all at a time; waits for their streams from beat to beat.
 
-    Those who extend it register a link to each process in `_selector`, as the entry's data.
+    Subclasses register a link to each process in `_selector`, as the entry's data.
     """
 
     def __init__(self, spec: UnitSpec, patience: Patience | None) -> None:
@@ -80,22 +80,24 @@ class ChildExecutor(ABC):
 
     @abstractmethod
     def _make_processes(self) -> None:
-        """Load the models and make all workers. Raises as `Executor.start`; what was made until
-        then is dropped."""
+        """Load the models and make all workers.
+
+        Raises as `Executor.start`; what was made until then is dropped.
+        """
 
     @abstractmethod
     def _kill_processes(self) -> None:
-        """SIGKILL to all, from any thread."""
+        """Send SIGKILL to all, from any thread."""
 
     @abstractmethod
     def _drop_processes(self) -> None:
         """Close and unregister every stream, so that the processes end, and reap them.
 
-        Idempotent; where only some were made, too.
+        Idempotent, also if only some were made.
         """
 
     def _speaking(self, timeout_s: float | None) -> list[Any]:
-        """Links with something to hear; blocks until there is one, the next beat or a wake call."""
+        """Return links with a message; block until there is one, the next beat or a wake call."""
         until_beat_s = max(0.0, self._next_beat_s - time.monotonic())
         timeout_s = until_beat_s if timeout_s is None else min(timeout_s, until_beat_s)
         links = [key.data for key, _ in self._selector.select(timeout_s)]
@@ -104,7 +106,7 @@ class ChildExecutor(ABC):
         return [link for link in links if link is not None]
 
     def _is_beat_due(self) -> bool:
-        """Whether pulses are to be taken now; the next beat is set then."""
+        """Return whether pulses are to be taken now, and set the next beat then."""
         now = time.monotonic()
         if now < self._next_beat_s:
             return False
@@ -112,7 +114,7 @@ class ChildExecutor(ABC):
         return True
 
     def _lose_all(self, message: str) -> OwnerLost:
-        """Some process without which the others are worth nothing is lost: end them all."""
+        """End all processes: one was lost without which the others are useless."""
         logger.error(message)
         self._is_doubtful = True
         self._kill_processes()  # a worker deep in a job would notice late

@@ -13,8 +13,7 @@ from muxcluster.core.backends import ModelBackend
 from muxcluster.core.errors import EngineFailure, LoadError
 from muxcluster.engine.processes.liveness import Pulse
 
-STOP_GRACE_S = 5.0
-"""For what ends by itself, from the end of its streams on."""
+STOP_GRACE_S = 5.0  # for processes that end by themselves, from the end of their streams on
 
 
 class ChildProcess:
@@ -32,7 +31,7 @@ class ChildProcess:
     ) -> None:
         """Run `python -m module`, with the descriptors of `streams` before other arguments.
 
-        streams: the child's ends, closed here. environment: all of it; None: ours.
+        streams: the child's ends, closed here. environment: the whole environment; None: ours.
         """
         inherited = tuple(stream.fileno() for stream in streams)
         with ExitStack() as ends:
@@ -55,11 +54,10 @@ class ChildProcess:
 
     @property
     def is_alive(self) -> bool:
-        """False once it has ended."""
         return self._process.poll() is None
 
     def reap(self, grace_s: float) -> int:
-        """Kill the group after `grace_s` seconds, and wait for its end; the exit status."""
+        """Kill the group after `grace_s` seconds, and wait for its end; return the exit status."""
         try:
             return self._process.wait(grace_s)
         except subprocess.TimeoutExpired:
@@ -67,15 +65,15 @@ class ChildProcess:
             return self._process.wait()
 
     def kill(self) -> None:
-        """SIGKILL to the group; only `reap` reaps, so the id cannot mean another group."""
+        """Send SIGKILL to the group; only `reap` reaps, so the id cannot mean another group."""
         if self._process.returncode is None:
             os.killpg(self._process.pid, signal.SIGKILL)
 
 
 def check_ready(message: Message, unit_id: str) -> tuple[ModelBackend, ...]:
-    """What a child answers to Start: how its models run.
+    """Return a child's answer to Start: how its models run.
 
-    Raises LoadError with its words, EngineFailure where it raised something else.
+    Raises LoadError with its message, EngineFailure if it raised something else.
     """
     if isinstance(message, LoadFailed):
         if message.path:

@@ -1,4 +1,4 @@
-"""The executor whose workers are child processes of a memory owner (DESIGN.md §4)."""
+"""Executor whose workers are child processes of a memory owner (DESIGN.md §4)."""
 
 import logging
 import math
@@ -19,18 +19,17 @@ from muxcluster.engine.processes.worker_link import GONE, WorkerLink
 
 logger = logging.getLogger(__name__)
 
-SETTLED_S = 10.0
-"""Seconds without a loss before a spare is made, or looked after, while no job runs."""
+SETTLED_S = 10.0  # Seconds without a loss before a spare is made or checked, while no job runs.
+# After this much longer it is made even while jobs run: its imports take a core some seconds.
 MOST_PREPARING_S = 30.0
-"""So much later it is made though jobs run: its imports take a core some seconds."""
 
 
 class ProcessExecutor(ChildExecutor):
-    """One owner, one worker per rung; a lost worker is replaced, a lost owner reported.
+    """Executor with one owner and one worker per rung: replaces lost workers, reports a lost owner.
 
     Lost means dead or hung: every process has a pulse, taken several times within
     `patience.silence_s`; a job has a time limit, and so has the owner when it is asked for a
-    worker. What hangs is killed, and from then on it is as if it had died by itself.
+    worker. A process that hangs is killed, and then treated like one that died.
     """
 
     def __init__(
@@ -39,7 +38,7 @@ class ProcessExecutor(ChildExecutor):
         patience: Patience | None = None,
         launcher: ProcessLauncher | None = None,
     ) -> None:
-        """launcher: what the processes are, by default forks on the CPU."""
+        """launcher: starts the processes, by default forks on the CPU."""
         super().__init__(spec, patience)
         self._launcher = launcher or ForkLauncher()
         self._plan = self._launcher.plan(spec)
@@ -101,11 +100,11 @@ class ProcessExecutor(ChildExecutor):
         )
 
     def prepare(self) -> None:
-        """Have the launcher ready for the next owner now."""
+        """Let the launcher prepare for the next owner now."""
         self._launcher.prepare(self._patience)
 
     def _prepare_in_time(self, now: float) -> None:
-        """When nothing runs, at last all the same."""
+        """Prepare when nothing runs, or in any case after a while."""
         is_busy = any(worker.is_busy for worker in self._workers.values())
         if now > self._prepare_s + (MOST_PREPARING_S if is_busy else 0.0):
             self._prepare_s = now + SETTLED_S
@@ -140,7 +139,7 @@ class ProcessExecutor(ChildExecutor):
         return outcomes
 
     def _has_doubts(self) -> bool:
-        """Whether some process may be lost, or has not started yet."""
+        """Return whether some process may be lost, or has not started yet."""
         assert self._owner is not None, "not started"
         workers = self._workers.values()
         pulses = [self._owner.pulse, *(worker.pulse for worker in workers)]
@@ -148,7 +147,7 @@ class ProcessExecutor(ChildExecutor):
         return is_starting or any(pulse.is_doubtful for pulse in pulses)
 
     def _beat(self) -> Sequence[Outcome]:
-        """Take every pulse, replace workers that hang. Raises TimeoutError: the owner hangs."""
+        """Take every pulse, replace workers that hang. Raises TimeoutError if the owner hangs."""
         assert self._owner is not None, "not started"
         self._owner.pulse.beat(is_busy=False)
         if self._owner.pulse.is_silent:
@@ -165,8 +164,10 @@ class ProcessExecutor(ChildExecutor):
         return outcomes
 
     def _replace(self, worker: WorkerLink, cause: str) -> Sequence[Outcome]:
-        """A new worker in the lost one's place, which the owner kills if it still lives. The unit
-        recovers until it has started."""
+        """Replace a lost worker, which the owner kills if it still lives.
+
+        The unit is recovering until the new one has started.
+        """
         logger.warning("worker %d of %s: %s", worker.worker_id, self._spec.unit_id, cause)
         self._is_doubtful = True
         self._drop(worker)

@@ -1,4 +1,4 @@
-"""What the processes of a unit stand on: which program their owner is, and in what environment."""
+"""Launchers start a unit's processes: which program the owner is, and in which environment."""
 
 import os
 from typing import Protocol
@@ -10,36 +10,37 @@ from muxcluster.engine.processes.rungs import RungPlan, rung_per_worker
 
 
 class ProcessLauncher(Protocol):
-    """Made ready before every start of an owner, given back after its end."""
+    """Starts owners, one at a time; called again after every loss of an owner."""
 
     def plan(self, spec: UnitSpec) -> RungPlan:
-        """The unit's worker processes."""
+        """Return the unit's worker processes."""
         ...
 
     def owner(self, patience: Patience) -> OwnerLink:
-        """Prepare everything and start an owner. Raises EngineFailure: why it cannot be had."""
+        """Prepare everything and start an owner. Raises EngineFailure if it cannot."""
         ...
 
     def prepare(self, patience: Patience) -> None:
-        """All is well and nothing runs: do what makes the next `owner` faster. Idempotent."""
+        """Make the next call of `owner` faster, while nothing runs. Idempotent."""
         ...
 
     def release(self) -> None:
-        """The owner and its workers have ended; idempotent."""
+        """Release what the owner used, after it and its workers have ended; idempotent."""
         ...
 
     def close(self) -> None:
-        """No owner will be asked for any more; idempotent."""
+        """Release everything: no owner will be started any more; idempotent."""
         ...
 
 
 class ForkLauncher:
-    """CPU workers: forks of a single-threaded owner, one per worker.
+    """Starts CPU workers: forks of a single-threaded owner, one per worker.
 
-    A spare owner waits beside the one that serves. It has imported torch and transformers, which
-    takes most of an owner's start (5 of 7 processor seconds, bench/owner_loss.py), and holds no
-    model.
+    A spare owner waits beside the one that serves. It has imported torch and transformers, and
+    holds no model.
     """
+
+    # The imports take most of an owner's start: 5 of 7 processor seconds (bench/owner_loss.py).
 
     def __init__(self) -> None:
         self._spare: OwnerLink | None = None
@@ -59,7 +60,7 @@ class ForkLauncher:
             self._spare = OwnerLink(patience, environment={**os.environ, **ONE_THREAD})
 
     def release(self) -> None:
-        """Nothing is held: the spare is for the next owner."""
+        """Do nothing: the spare is for the next owner."""
 
     def close(self) -> None:
         spare, self._spare = self._spare, None

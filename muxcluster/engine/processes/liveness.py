@@ -1,35 +1,30 @@
-"""Whether a child process still does something, as the kernel sees it.
+"""Finds out from the kernel whether a child process still works."""
 
-A pulse that is taken from outside needs no thread in the child (which must not have one, see
-owner.py), and it tells a slow job from a hung one: a slow job uses processor time, while a stopped
-or deadlocked process uses none, whatever it was last asked to do.
-"""
+# A pulse that is taken from outside needs no thread in the child (which must not have one, see
+# workers/owner.py), and it tells a slow job from a hung one: a slow job uses processor time, while
+# a stopped or deadlocked process uses none, whatever it was last asked to do.
 
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
+# Pulses are taken this often within `silence_s`, and as many in a row must fail: had everything
+# been frozen for a while (a suspended machine, a paused container), only one fails.
 _BEATS = 4
-"""Pulses are taken this often within `silence_s`, and as many in a row must fail: had everything
-been frozen for a while (a suspended machine, a paused container), only one fails."""
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long, in seconds, child processes may be silent before they are taken for hung.
+    """How long, in seconds, child processes may be silent before they are taken for hung."""
 
-    silence_s: a worker in a job that uses no processor time; any process that was stopped.
-    fork_s: an owner that was asked for a worker. start_s: a worker that was made, and does not
-    take jobs yet. load_s: an owner that loads, and uses no processor time. job_s: shortest time
-    limit of a job, however busy its worker is; it begins when the worker takes jobs.
-    """
-
+    # a worker that runs a job without using processor time, or any stopped process
     silence_s: float = 10.0
-    fork_s: float = 10.0
-    start_s: float = 60.0
-    load_s: float = 60.0
+    fork_s: float = 10.0  # until an owner has forked a worker
+    start_s: float = 60.0  # until a new worker takes jobs
+    load_s: float = 60.0  # an owner that loads without using processor time
+    # shortest time limit of a job, however busy its worker is; it begins when the worker takes jobs
     job_s: float = 60.0
 
     @property
@@ -44,7 +39,7 @@ class Patience:
 
 
 class Pulse:
-    """The signs of life of one process; where there is no /proc, it always seems alive."""
+    """The signs of life of one process; without /proc it always seems alive."""
 
     def __init__(self, pid: int) -> None:
         self._stat = Path(f"/proc/{pid}/stat")
@@ -53,25 +48,26 @@ class Pulse:
 
     @property
     def has_missed(self) -> bool:
-        """True where the last beat failed."""
         return self._num_missed > 0
 
     @property
     def is_doubtful(self) -> bool:
-        """True from half of the silence on."""
+        """True from half of the allowed silence on."""
         return self._num_missed >= _BEATS // 2
 
     @property
     def is_silent(self) -> bool:
-        """True where it has been silent for too long."""
+        """True if it has been silent for too long."""
         return self._num_missed >= _BEATS
 
     def heard(self) -> None:
-        """The process itself gave a sign of life."""
+        """Record a sign of life from the process itself."""
         self._num_missed = 0
 
     def beat(self, *, is_busy: bool) -> None:
-        """Take the pulse. is_busy: it should be computing; otherwise it may sleep, but not stop."""
+        """Take the pulse. is_busy: it should be computing; else it may sleep, but not be
+        stopped.
+        """
         reading = self._read()
         if reading is None:
             return
@@ -84,7 +80,7 @@ class Pulse:
         self._num_missed = 0 if is_alive else self._num_missed + 1
 
     def _read(self) -> tuple[str, float] | None:
-        """State letter and processor seconds of all threads (proc(5)); None: not to be had."""
+        """Return state letter and processor seconds of all threads (proc(5)); None if unknown."""
         try:
             fields = self._stat.read_text().rpartition(")")[2].split()
         except OSError:

@@ -1,27 +1,25 @@
-"""When a unit gives up replacing its processes, so that no fault restarts them for ever."""
+"""Decides when a unit stops replacing its processes, so that no fault restarts them for ever."""
 
 from collections import deque
 
 from muxcluster.core.errors import EngineFailure
 
-MAX_BLANK = 5
-"""Losses of idle workers and of owners in a row: no job finished since, so none ever may."""
-
-MAX_IN_A_ROW = 16
-"""Losses of any kind in a row; poisonous requests account for two or three each."""
-
+MAX_BLANK = 5  # losses of idle workers and of owners in a row without a finished job in between
+MAX_IN_A_ROW = 16  # losses of any kind in a row; a poisonous request accounts for two or three
+# losses within so many seconds, even if jobs finish between them
 MAX_WORKERS, WORKERS_S = 32, 60.0
 MAX_OWNERS, OWNERS_S = 8, 300.0
-"""Losses within so many seconds, though jobs finish between them."""
 
 
 class LossLedger:
     """Counts lost processes of one unit.
 
-    A worker that dies with a job of one row is not counted among those of the last minute: its
-    request is refused when it happens again (see faults/isolation.py), so such losses are bounded
-    by the requests, and a client that repeats a poisonous one must not end the others' unit.
+    A worker that dies with a job of one row is not counted among those of the last minute.
     """
+
+    # The request of such a job is refused when it happens again (scheduling/faults/isolation.py).
+    # So these losses are bounded by the requests, and a client that repeats a harmful one must not
+    # end the unit.
 
     def __init__(self, unit_id: str) -> None:
         self._unit_id = unit_id
@@ -31,13 +29,13 @@ class LossLedger:
         self._owners: deque[float] = deque(maxlen=MAX_OWNERS)
 
     def job_finished(self) -> None:
-        """The processes work."""
+        """Record that the processes work."""
         self._num_in_a_row = self._num_blank = 0
 
     def worker_lost(self, worker_id: int, num_rows: int, now: float) -> None:
-        """A worker died or hung, with a job of `num_rows` rows; 0: it was idle.
+        """Record that a worker died or hung, with a job of `num_rows` rows; 0: it was idle.
 
-        Raises EngineFailure where it is the last straw.
+        Raises EngineFailure after too many losses.
         """
         what = f"worker {worker_id}"
         self._count(what, is_blank=num_rows == 0)
@@ -45,7 +43,9 @@ class LossLedger:
             self._bound(self._workers, WORKERS_S, what, now)
 
     def owner_lost(self, now: float) -> None:
-        """The owner died, hung, or could not load. Raises EngineFailure at the last straw."""
+        """Record that the owner died, hung, or could not load. Raises EngineFailure like
+        `worker_lost`.
+        """
         self._count("the memory owner", is_blank=True)
         self._bound(self._owners, OWNERS_S, "the memory owner", now)
 

@@ -14,6 +14,11 @@ from muxcluster.engine.processes.liveness import Patience, Pulse
 
 OWNER_MODULE = "muxcluster.engine.workers.owner"
 
+# The owner forks, so no library may start a thread in it; workers raise the count per job. PASSIVE:
+# idle threads of one worker must not spin on the cores of another, but for a moment (half a
+# millisecond or so): between two products a thread that sleeps wakes up too late (measured: 52 to
+# 62 tokens/s at one stream, 525 to 559 at 32). hugetlb: weights in large pages, where the kernel
+# grants them on request (measured: a fifth less time a step at one row).
 ONE_THREAD = {
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
@@ -23,13 +28,6 @@ ONE_THREAD = {
     "TOKENIZERS_PARALLELISM": "false",
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
 }
-"""The owner forks, so no library may start a thread in it; workers raise the count per job.
-
-PASSIVE: idle threads of one worker must not spin on the cores of another, but for a moment (half a
-millisecond or so): between two products a thread that sleeps wakes up too late (measured: 52 to 62
-tokens/s at one stream, 525 to 559 at 32). hugetlb: weights in large
-pages, where the kernel grants them on request (measured: a fifth less time a step at one row).
-"""
 
 
 class OwnerLink(ChildProcess):
@@ -55,13 +53,12 @@ class OwnerLink(ChildProcess):
             module or OWNER_MODULE, (owner_control, owner_forks), environment=environment
         )
         self.control = FrameSocket(unit_control)
-        self.load_s = 0.0
-        """Seconds that the owner took to load, of those that `load` took."""
+        self.load_s = 0.0  # Seconds that the owner took to load, of those that `load` took
 
     def load(self, spec: UnitSpec) -> tuple[ModelBackend, ...]:
-        """Tell the owner what to load and block until it has; how the models run.
+        """Send the owner what to load and block until it has; return how the models run.
 
-        Raises LoadError with the owner's words, EngineFailure where it raised something else, died
+        Raises LoadError with the owner's message, EngineFailure if it raised something else, died
         (its standard error is ours, so the reason can be read there) or hung.
         """
         try:
@@ -79,7 +76,7 @@ class OwnerLink(ChildProcess):
         return check_ready(message, spec.unit_id)
 
     def _await_answer(self, spec: UnitSpec) -> None:
-        """Block until the loading owner says something or dies; raises EngineFailure: it hung."""
+        """Block until the loading owner answers or dies. Raises EngineFailure if it hangs."""
         pulse = Pulse(self.pid)
         while not select.select([self.control], [], [], self._patience.load_beat_s)[0]:
             pulse.beat(is_busy=True)
@@ -88,10 +85,10 @@ class OwnerLink(ChildProcess):
                 raise EngineFailure(f"the memory owner of {spec.unit_id} hung while loading")
 
     def fork(self, worker_id: int) -> tuple[FrameSocket, int]:
-        """Have a (new) worker process made; the stream to it and its process id.
+        """Request a (new) worker process; return the stream to it and its process id.
 
-        An earlier one of that id is killed first. Raises OSError where the owner is dead, and
-        TimeoutError, which is one, where it does not answer.
+        An earlier one of that id is killed first. Raises OSError if the owner is dead, and
+        TimeoutError, which is one, if it does not answer.
         """
         ours, theirs = socket.socketpair()
         # A worker that is stopped in mid-frame must not stop the unit too.
@@ -112,7 +109,7 @@ class OwnerLink(ChildProcess):
         return int.from_bytes(answer, "little")
 
     def stop(self) -> None:
-        """Let the owner end its workers and itself; kill the group where that takes long."""
+        """Let the owner end its workers and itself; kill the group if that takes long."""
         self.control.close()
         self._forks.close()
         self.reap(STOP_GRACE_S)

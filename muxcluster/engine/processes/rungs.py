@@ -12,11 +12,11 @@ from muxcluster.core.job import Job, WorkerSpec
 
 @dataclass(frozen=True, slots=True)
 class WorkerRung:
-    """rung_id: its position among the unit's rungs. share: the only one it runs at, None: any."""
+    """A place where jobs run."""
 
-    rung_id: int
+    rung_id: int  # its position among the unit's rungs
     worker_id: int
-    share: float | None = None
+    share: float | None = None  # the only one it runs at, None: any
 
 
 def rung_per_worker(workers: Sequence[WorkerSpec]) -> tuple[WorkerRung, ...]:
@@ -31,13 +31,13 @@ def rung_per_share(workers: Sequence[WorkerSpec]) -> tuple[WorkerRung, ...]:
 
 
 class RungPlan:
-    """Finds a job's rung."""
+    """Finds the rung of a job."""
 
     def __init__(self, rungs: Sequence[WorkerRung]) -> None:
         self.rungs = tuple(rungs)
         self._rung_ids = {(rung.worker_id, rung.share): rung.rung_id for rung in rungs}
 
     def rung_of(self, job: Job) -> int:
-        """Raises KeyError for a worker or a share that no rung has."""
+        """Return the rung id. Raises KeyError for a worker or a share that no rung has."""
         rung_id = self._rung_ids.get((job.worker_id, job.share))
         return self._rung_ids[job.worker_id, None] if rung_id is None else rung_id

@@ -4,7 +4,7 @@ import os
 
 
 class WakePipe:
-    """A pipe of its own: select on it, and read it when it is ready."""
+    """A pipe to select on; read it when it is ready."""
 
     def __init__(self) -> None:
         self._read, self._write = os.pipe()
@@ -16,14 +16,14 @@ class WakePipe:
         return self._read
 
     def wake(self) -> None:
-        """Never blocks; from any thread."""
+        """Make the pipe readable; never blocks; from any thread."""
         try:
             os.write(self._write, b"\0")
         except BlockingIOError:
             return  # full of earlier calls: the select will return
 
     def drain(self) -> None:
-        """Forget the calls so far; only where it is ready."""
+        """Forget the calls so far; call it only when the pipe is ready."""
         os.read(self._read, 4096)
 
     def close(self) -> None:

@@ -10,17 +10,17 @@ from muxcluster.engine.executor import JobDone, JobFailed, Outcome
 from muxcluster.engine.processes.job_limits import JobLimits
 from muxcluster.engine.processes.liveness import Pulse
 
+# Errors of a stream whose other end is a dead process.
 GONE = (BrokenPipeError, ConnectionResetError)
-"""What a stream raises whose other end is a dead process."""
 
 
 class WorkerLink:
     """A worker from its fork to its replacement; it runs its jobs one after the other.
 
-    Jobs that come while it starts (on a GPU that may take minutes) are sent when it says that it
-    takes them, and their time limits begin then.
+    Jobs given while it starts (on a GPU that may take minutes) are sent when it says that it takes
+    them, and their time limits begin then.
 
-    worker_id: by which the owner knows it, its rung; several rungs may belong to one worker.
+    worker_id: its rung's id, by which the owner knows it; several rungs may belong to one worker.
     """
 
     def __init__(
@@ -40,21 +40,19 @@ class WorkerLink:
 
     @property
     def is_busy(self) -> bool:
-        """True while it has a job."""
         return len(self._jobs) > 0
 
     @property
     def is_serving(self) -> bool:
-        """True once it has started."""
         return self._is_serving
 
     @property
     def num_rows(self) -> int:
-        """Rows of the job that it runs, 0 where it runs none."""
+        """Rows of the job that it runs, 0 if it runs none."""
         return len(self._jobs[0].rows) if self._jobs and self._is_serving else 0
 
     def launch(self, job: Job, now: float) -> None:
-        """Give it `job`; a dead or hung worker is not reported here but by `hear` or `check`."""
+        """Give it `job`; `hear` or `check`, not this, report a dead or hung worker."""
         last = self._jobs[-1] if self._jobs else None
         is_refused = last is not None and last.follows is not None  # or will be, or follows itself
         assert last is None or is_refused or job.follows == last.job_id, (
@@ -76,13 +74,14 @@ class WorkerLink:
             self._untaken = job.job_id
 
     def _begin(self, now: float) -> None:
-        """Its time starts for the first of its jobs."""
         if self._jobs:
             self._give_up_s = now + self._limits.limit_s(self._jobs[0])
 
     def hear(self, now: float) -> Sequence[Outcome] | None:
-        """What became of its first job, nothing where it says that it takes jobs; None: the worker
-        is dead, or stuck in mid-frame."""
+        """Return the outcome of its first job, or nothing if it says that it takes jobs.
+
+        Returns None if the worker is dead or hangs inside a frame.
+        """
         try:
             frame = self.frames.recv()
         except ConnectionResetError:
@@ -116,7 +115,7 @@ class WorkerLink:
             self._send(job)
 
     def check(self, now: float) -> str | None:
-        """Take its pulse; why it must be replaced, or None."""
+        """Take its pulse; return why it must be replaced, or None."""
         is_working = self.is_busy and self._is_serving
         self.pulse.beat(is_busy=is_working)
         if self.pulse.is_silent or self._is_stuck:
@@ -128,7 +127,7 @@ class WorkerLink:
         return None
 
     def lose(self, cause: str) -> Sequence[JobFailed]:
-        """The worker is gone: its jobs, where it had some, have failed."""
+        """Return its jobs, if any, as failed: the worker is gone."""
         return tuple(
             JobFailed(
                 job.job_id,

@@ -1,4 +1,4 @@
-"""What a profile asks for: a grid of shares, batches and lengths, and what of it a unit can run."""
+"""The grid of a profile (shares, batches, lengths), and which of its points a unit can run."""
 
 from dataclasses import dataclass
 
@@ -24,7 +24,7 @@ class Grid:
     repeats: int
 
     def points(self) -> tuple[Point, ...]:
-        """Every point, the shares one after the other."""
+        """Return every point, the shares one after the other."""
         return tuple(
             Point(share, batch, tokens)
             for share in self.shares
@@ -34,8 +34,10 @@ class Grid:
 
 
 def fits(spec: UnitSpec, point: Point) -> bool:
-    """True where the unit's only model has the context, the slots and the blocks for `point`, and
-    the sequences are one padded batch where the model is loaded and pads."""
+    """Return whether the unit's only model has the context, the slots and the blocks for `point`.
+
+    The sequences must be one padded batch if the model is loaded and pads.
+    """
     (model,) = spec.models
     padded = model.padded
     columns = -(-point.tokens // model.shape.block_tokens(spec.block_bytes))

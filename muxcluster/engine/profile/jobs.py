@@ -1,4 +1,4 @@
-"""Jobs of a known size, made as the scheduler makes them: blocks, tables, admissions, rows."""
+"""Makes jobs of a known size as the scheduler makes them: blocks, tables, admissions, rows."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,13 +15,12 @@ from muxcluster.kvcache.cache import KvCache
 from muxcluster.kvcache.model import KvModel, Shortage
 
 _FORMING_STEPS = 2
-_STEPS_AHEAD = 8
-"""Steps of a padded batch in a row, before it is formed again at its first context."""
+_STEPS_AHEAD = 8  # steps of a padded batch in a row, before it is formed again at its first context
 _GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
 
 
-class Books:
-    """What all jobs of a unit have in common: who holds which block, and the next job's id."""
+class ProfileState:
+    """What all jobs of a unit have in common: the owner of each block, and the next job's id."""
 
     def __init__(self, spec: UnitSpec) -> None:
         models = tuple(
@@ -35,8 +34,8 @@ class Books:
 
 
 @dataclass(frozen=True, slots=True)
-class Post:
-    """Whose jobs, where they run, and from which slot of the model on its sequences sit."""
+class JobTarget:
+    """The model of jobs, where they run, and the first of the model's slots that they use."""
 
     model: str
     worker_id: int
@@ -46,22 +45,21 @@ class Post:
 class ProfileJobs:
     """Jobs of one model for one worker.
 
-    Invariant: n slots from the first on are open, n the batch of the last `prefill`.
+    Invariant: n slots from the first on are open, where n is the batch of the last `prefill`.
     """
 
     def __init__(
-        self, spec: UnitSpec, post: Post | None = None, books: Books | None = None
+        self, spec: UnitSpec, target: JobTarget | None = None, state: ProfileState | None = None
     ) -> None:
-        """post: by default the unit's only model on its first worker. books: those that others
-        write in too."""
-        if post is None:
+        """target: by default the only model on its first worker. state: shared with other jobs."""
+        if target is None:
             (only,) = spec.models
-            post = Post(only.name, spec.workers[0].worker_id)
-        books = books or Books(spec)
-        self._post = post
-        self._model = next(model for model in spec.models if model.name == post.model)
+            target = JobTarget(only.name, spec.workers[0].worker_id)
+        state = state or ProfileState(spec)
+        self._target = target
+        self._model = next(model for model in spec.models if model.name == target.model)
         self._budget = spec.scheduler.token_budget
-        self._kv, self._ids = books.kv.of(self._model.name), books.ids
+        self._kv, self._ids = state.kv.of(self._model.name), state.ids
         self._open: NDArray[np.int32] = np.empty(0, dtype=np.int32)
         self._random = np.random.default_rng(self._model.seed)
         self._num_decodes = 0
@@ -72,8 +70,10 @@ class ProfileJobs:
         return 0 if self._model.padded is None else _FORMING_STEPS
 
     def prefill(self, point: Point) -> list[Job]:
-        """Random new prompts in the place of the last ones: one job where the token budget allows,
-        else as few as it needs. `point` must fit (profiling_grid.fits)."""
+        """Replace the last prompts by random new ones, in as few jobs as the token budget allows.
+
+        `point` must fit (`grid.fits`).
+        """
         self._num_decodes = 0
         slots = self._reopen(point.batch)
         tables = self._grow(slots, point.tokens)
@@ -85,10 +85,10 @@ class ProfileJobs:
         return jobs
 
     def decode(self, point: Point) -> Job:
-        """One step of the sequences of the last `prefill` of the same batch and length.
+        """Return one step of the sequences of the last `prefill` of the same batch and length.
 
         Each row attends to `point.tokens` tokens, its own included. In a padded batch, which stays
-        together only where every step goes one token ahead, to some fewer: the last of
+        together only if every step goes one token ahead, it attends to some fewer: the last of
         `_STEPS_AHEAD` + 1 steps attends to so many.
         """
         slots = self._open
@@ -109,14 +109,14 @@ class ProfileJobs:
     def _reopen(self, batch: int) -> NDArray[np.int32]:
         for slot in self._open.tolist():
             self._kv.close(slot)
-        self._open = np.arange(batch, dtype=np.int32) + np.int32(self._post.first_slot)
+        self._open = np.arange(batch, dtype=np.int32) + np.int32(self._target.first_slot)
         for slot in self._open.tolist():
             self._kv.open(slot, ())
         return self._open
 
     def _prompt_rows(self, point: Point) -> Sequence[Rows]:
         rows = prompt_rows(point.batch, point.tokens, self._budget)
-        first = np.int32(self._post.first_slot)
+        first = np.int32(self._target.first_slot)
         return [replace(each, slots=each.slots + first) for each in rows]
 
     def _grow(self, slots: NDArray[np.int32], tokens: int) -> TableDelta:
@@ -142,7 +142,7 @@ class ProfileJobs:
             job_id=next(self._ids),
             model=self._model.name,
             phase=phase,
-            worker_id=self._post.worker_id,
+            worker_id=self._target.worker_id,
             share=share,
             rows=rows,
             tables=tables,
@@ -151,7 +151,7 @@ class ProfileJobs:
 
 
 def prompt_rows(batch: int, tokens: int, budget: int) -> Sequence[Rows]:
-    """`batch` prompts of `tokens` tokens on slots 0, 1, ..., cut into jobs of `budget` tokens.
+    """Return `batch` prompts of `tokens` tokens on slots 0, 1, ..., cut into jobs of `budget`.
 
     First come, first served: each job but the last is full, and a prompt may span several.
     """

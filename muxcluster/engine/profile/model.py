@@ -15,16 +15,16 @@ from muxcluster.engine.profile.jobs import ProfileJobs
 from muxcluster.engine.unit.executor_choice import make_executor
 from muxcluster.placement.cost import Cell
 
+# A warm-up that takes this long counts as the first repeat: what only a first run pays (memory
+# touched, kernels chosen for a new size, some milliseconds) is lost in it.
 LONG_S = 1.0
-"""A warm-up that takes this long counts as the first repeat: what only a first run pays (memory
-touched, kernels chosen for a new size, some milliseconds) is lost in it."""
 
 
 class Profiled(NamedTuple):
-    """What was measured of a unit. spec: the unit as it is with its model loaded."""
+    """Measured step times of a unit."""
 
     cells: tuple[Cell, ...]
-    spec: UnitSpec
+    spec: UnitSpec  # the unit with its model as loaded
 
 
 def measure(
@@ -33,14 +33,13 @@ def measure(
     on_point: Callable[[Point], None],
     executor: Executor | None = None,
 ) -> Profiled:
-    """A prefill and a decode cell for each point of `grid` that fits the unit, in the grid's order.
+    """Measure a prefill and a decode cell for each point of `grid` that fits, in the grid's order.
 
     spec: a unit of one model, whose first worker may run at every share of the grid. Seconds are
-    those from launching a job to its outcome, as the unit sees them. `on_point` is
-    called after each point. executor: where jobs run, by default what `spec.partition` names;
-    closed at the end.
-    Raises LoadError naming the file at fault, also where no point fits the loaded model,
-    EngineFailure where a job or process was lost.
+    those from launching a job to its outcome, as the unit sees them. `on_point` is called after
+    each point. executor: where jobs run, by default what `spec.partition` names; closed at the end.
+    Raises LoadError naming the file at fault, also if no point fits the loaded model, EngineFailure
+    if a job or process was lost.
     """
     executor = executor or make_executor(spec)
     try:
@@ -70,7 +69,7 @@ def _nothing_fits(spec: UnitSpec) -> LoadError:
 def cells_at(
     executor: Executor, jobs: ProfileJobs, point: Point, repeats: int
 ) -> tuple[Cell, Cell]:
-    """A prefill and a decode, which reads the prefill's keys and values. Raises as `measure`."""
+    """Measure a prefill, and a decode that reads its keys and values. Raises as `measure`."""
     prefill_s = samples_of(repeats, lambda: run_jobs(executor, jobs.prefill(point)))
     warm_up_decode(executor, jobs, point)
     decode_s = samples_of(repeats, lambda: run_jobs(executor, [jobs.decode(point)]))
@@ -80,9 +79,10 @@ def cells_at(
 def warm_up_decode(executor: Executor, jobs: ProfileJobs, point: Point) -> None:
     """After a prefill: let a model with a cache of its own form the batch that decodes.
 
-    The first step may compute the sequences anew (models with states), the second one puts them
-    together. Raises as `check_outcome`.
+    Raises as `check_outcome`.
     """
+    # The first step may compute the sequences again (models with states), the second puts them
+    # together.
     for _ in range(jobs.num_forming_steps):
         run_jobs(executor, [jobs.decode(point)])
 
@@ -99,7 +99,7 @@ def _cell(phase: Literal["prefill", "decode"], point: Point, seconds: tuple[floa
 
 
 def samples_of(repeats: int, run: Callable[[], float]) -> tuple[float, ...]:
-    """Seconds of `repeats` runs after a warm-up."""
+    """Return the seconds of `repeats` runs after a warm-up."""
     warm_up_s = run()
     seconds = [warm_up_s] if warm_up_s >= LONG_S else []
     while len(seconds) < repeats:
@@ -108,7 +108,7 @@ def samples_of(repeats: int, run: Callable[[], float]) -> tuple[float, ...]:
 
 
 def run_jobs(executor: Executor, jobs: Sequence[Job]) -> float:
-    """Seconds that the jobs take, one after the other. Raises as `check_outcome`."""
+    """Return the seconds that the jobs take, one after the other. Raises as `check_outcome`."""
     started = time.perf_counter()
     for job in jobs:
         executor.launch(job)
@@ -118,12 +118,12 @@ def run_jobs(executor: Executor, jobs: Sequence[Job]) -> float:
 
 
 def _is_end(outcome: Outcome) -> bool:
-    """True where the one job that runs is done. Raises as `check_outcome`."""
+    """Return whether the one running job is done. Raises as `check_outcome`."""
     check_outcome(outcome)
     return isinstance(outcome, JobDone)
 
 
 def check_outcome(outcome: Outcome) -> None:
-    """Raises EngineFailure where a job or all memory is lost."""
+    """Raise EngineFailure if a job or all memory is lost."""
     if isinstance(outcome, JobFailed | OwnerLost):
         raise EngineFailure(f"profiling stopped: {outcome.message}")

@@ -1,4 +1,4 @@
-"""Measures how much a prefill and a decode slow one another, side by side on parts of the SMs."""
+"""Measures how much a prefill and a decode slow each other, side by side on parts of the SMs."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -12,20 +12,18 @@ from muxcluster.core.unitspec import ModelSpec, UnitSpec
 from muxcluster.engine.dense.places import num_batches
 from muxcluster.engine.executor import Executor, JobDone
 from muxcluster.engine.profile.grid import Grid, Point, fits
-from muxcluster.engine.profile.jobs import Books, Post, ProfileJobs
+from muxcluster.engine.profile.jobs import JobTarget, ProfileJobs, ProfileState
 from muxcluster.engine.profile.model import check_outcome, run_jobs, samples_of, warm_up_decode
 from muxcluster.engine.unit.executor_choice import make_executor
 from muxcluster.placement.cost import Pair, PairedJob
 
-MOST_SAMPLES = 64
-"""Of the quicker of two jobs there are as many as the slower one takes."""
-_PREFILLS, _DECODES = 0, 1
-"""Worker ids."""
+MOST_SAMPLES = 64  # most samples of the quicker of two jobs, while the slower one takes its own
+_PREFILLS, _DECODES = 0, 1  # worker ids
 
 
 @dataclass(frozen=True, slots=True)
 class PairPoint:
-    """A prefill of one model beside decode steps of one (it may be the same)."""
+    """A prefill of one model beside decode steps of another (or the same)."""
 
     prefill_model: str
     prefill: Point
@@ -34,9 +32,11 @@ class PairPoint:
 
 
 def pair_points(specs: Sequence[UnitSpec], grid: Grid) -> tuple[PairPoint, ...]:
-    """Every two models of `specs` (units of one model each), at every two shares of the grid that
-    make up the whole: its longest prompt, one at a time, beside its greatest batch of its longest
-    contexts, as far as they fit."""
+    """Return every two models of `specs` at every two shares of the grid that add up to the whole.
+
+    specs: units of one model each. A point is the grid's longest prompt, one at a time, beside its
+    greatest batch of its longest contexts, as far as they fit.
+    """
     splits = [
         (share, rest)
         for share, rest in product(grid.shares, grid.shares)
@@ -53,8 +53,7 @@ def pair_points(specs: Sequence[UnitSpec], grid: Grid) -> tuple[PairPoint, ...]:
 
 
 def _largest(specs: Sequence[UnitSpec], spec: UnitSpec, share: float, grid: Grid) -> Point | None:
-    """The largest point that fits `spec`; with padded batches its slab must not need more blocks
-    than `spec` has beside its own."""
+    """Return the largest point that fits `spec`, leaving enough blocks for its slab."""
     points = [Point(share, batch, tokens) for batch, tokens in product(grid.batches, grid.lengths)]
     shares = len(grid.shares)
     found = [
@@ -71,10 +70,10 @@ def _have_slots(one: UnitSpec, prefill: Point, other: UnitSpec, decode: Point) -
 
 
 def paired_spec(specs: Sequence[UnitSpec], points: Sequence[PairPoint]) -> UnitSpec:
-    """A unit of all the models, with a worker for prefills and one for decodes, and a KV pool that
-    is just large enough: with padded batches twice as large, as their slabs may take half of it.
+    """Return a unit of all the models, with a worker for prefills, one for decodes, and a KV pool.
 
-    specs: as loaded.
+    The pool is just large enough; with padded batches it is twice as large, as their slabs may take
+    half of it. specs: as loaded.
     """
     first = specs[0]
     shares = {point.prefill.share for point in points} | {point.decode.share for point in points}
@@ -100,15 +99,17 @@ def _points_of(model: str, points: Sequence[PairPoint]) -> list[Point]:
 
 
 def _as_short_as(model: ModelSpec, points: Sequence[PairPoint]) -> ModelSpec:
-    """A padded model's slab holds its longest sequence: here the longest of `points`."""
+    """Return `spec` with the longest of `points` as longest sequence, which a slab must hold."""
     if model.padded is None:
         return model
     return replace(model, max_model_len=1 + max(p.tokens for p in _points_of(model.name, points)))
 
 
 def _slab_blocks(specs: Sequence[UnitSpec], spec: UnitSpec, point: Point, num_shares: int) -> int:
-    """Blocks of half a pool such that an even part of them holds the padded batches of `point`; 0
-    where no batch is padded. num_shares: rungs of each of the two workers."""
+    """Return blocks of half a pool whose even part holds the padded batches of `point`.
+
+    0 if no batch is padded. num_shares: rungs of each of the two workers.
+    """
     padded = spec.models[0].padded
     if padded is None:
         return 0
@@ -137,10 +138,10 @@ def measure_pairs(
     on_point: Callable[[PairPoint], None],
     executor: Executor | None = None,
 ) -> tuple[Pair, ...]:
-    """Each point alone and side by side. spec: as `paired_spec` makes it.
+    """Measure each point alone and side by side. spec: as `paired_spec` makes it.
 
-    Seconds are those from launching to the outcome, as in `profiling.measure`, which also says
-    what `on_point` and `executor` are and what is raised.
+    Seconds are from launching to the outcome, as in `profile.model.measure`, which also describes
+    `on_point`, `executor` and what is raised.
     """
     executor = executor or make_executor(spec)
     try:
@@ -156,16 +157,16 @@ def measure_pairs(
 
 
 def pair_at(executor: Executor, spec: UnitSpec, point: PairPoint, repeats: int) -> Pair:
-    """One point, on an executor of `spec` that has started. Raises as `measure_pairs`."""
-    books = Books(spec)
-    prefills = ProfileJobs(spec, Post(point.prefill_model, _PREFILLS), books)
-    post = Post(point.decode_model, _DECODES, first_slot=point.prefill.batch)
-    decodes = ProfileJobs(spec, post, books)
+    """Measure one point on an executor of `spec` that has started. Raises as `measure_pairs`."""
+    state = ProfileState(spec)
+    prefills = ProfileJobs(spec, JobTarget(point.prefill_model, _PREFILLS), state)
+    target = JobTarget(point.decode_model, _DECODES, first_slot=point.prefill.batch)
+    decodes = ProfileJobs(spec, target, state)
     run_jobs(executor, decodes.prefill(point.decode))
     warm_up_decode(executor, decodes, point.decode)
     turns = (
-        _Turns(lambda: prefills.prefill(point.prefill)),
-        _Turns(lambda: [decodes.decode(point.decode)]),
+        _RepeatedJobs(lambda: prefills.prefill(point.prefill)),
+        _RepeatedJobs(lambda: [decodes.decode(point.decode)]),
     )
     alone = [samples_of(repeats, partial(_turn_alone, executor, turn)) for turn in turns]
     _side_by_side(executor, turns, repeats)
@@ -179,13 +180,11 @@ def pair_at(executor: Executor, spec: UnitSpec, point: PairPoint, repeats: int) 
 
 
 @dataclass(slots=True)
-class _Turns:
-    """A worker's jobs again and again. jobs: those of one turn, in order.
+class _RepeatedJobs:
+    """Repeats a worker's jobs."""
 
-    seconds: of the turns that ended, the first one left out: its neighbour began later.
-    """
-
-    jobs: Callable[[], Sequence[Job]]
+    jobs: Callable[[], Sequence[Job]]  # the jobs of one turn, in order
+    # seconds of the turns that ended, without the first: its neighbour began later
     seconds: list[float] = field(default_factory=list)
     num_ended: int = 0
     _left: list[Job] = field(default_factory=list)
@@ -201,14 +200,14 @@ class _Turns:
         return job_id == self._running
 
     def go_on(self, executor: Executor) -> bool:
-        """After its job ended: launch the turn's next one, or False where that was the last."""
+        """After a job ended: launch the turn's next one; return False if that was the last."""
         if self._left:
             self._launch(executor)
             return True
         return False
 
     def count(self) -> None:
-        """The turn that ended had a neighbour all the time, unless it was the first."""
+        """Record the turn that ended, unless it was the first: its neighbour began later."""
         self.num_ended += 1
         if self.num_ended > 1 and len(self.seconds) < MOST_SAMPLES:
             self.seconds.append(time.perf_counter() - self._started_s)
@@ -219,12 +218,12 @@ class _Turns:
         executor.launch(job)
 
 
-def _turn_alone(executor: Executor, turn: _Turns) -> float:
+def _turn_alone(executor: Executor, turn: _RepeatedJobs) -> float:
     return run_jobs(executor, turn.jobs())
 
 
-def _side_by_side(executor: Executor, turns: Sequence[_Turns], repeats: int) -> None:
-    """Both begin again whenever they end, until each has its samples; then both come to an end."""
+def _side_by_side(executor: Executor, turns: Sequence[_RepeatedJobs], repeats: int) -> None:
+    """Repeat both until each has its samples; then let both end."""
     for turn in turns:
         turn.begin(executor)
     num_running = len(turns)

@@ -1,4 +1,4 @@
-"""One sampling call's rows, as every stage sees them."""
+"""The rows of one sampling call, as every stage sees them."""
 
 from dataclasses import dataclass
 
@@ -11,16 +11,14 @@ from muxcluster.engine.sampling.parameters import SequenceSampling
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """slots: int [rows], row -> slot. history: int32 [max_seqs, max_model_len + 1], prompt then
-    output tokens. lengths: int [rows], tokens in history before the one being sampled.
-    """
+    """Rows of one sampling call, their history and their parameters."""
 
-    slots: NDArray[np.int32]
-    history: Tensor
-    lengths: NDArray[np.int32]
+    slots: NDArray[np.int32]  # int [rows], row -> slot
+    history: Tensor  # int32 [max_seqs, max_model_len + 1], prompt then output tokens
+    lengths: NDArray[np.int32]  # int [rows], tokens in history before the one being sampled
     state: SequenceSampling
 
     @property
     def output_index(self) -> NDArray[np.int64]:
-        """[rows], which output token of its request each row samples, from 0."""
+        """[rows], the index of the output token that each row samples, from 0."""
         return self.lengths - self.state.num_prompt_tokens[self.slots]

@@ -3,12 +3,12 @@
 import torch
 from torch import Tensor
 
+# The best span is found first: torch's CPU maximum over values is vectorised, argmax is not.
 _SPAN_TOKENS = 256
-"""The best span is found first: torch's CPU maximum over values is vectorised, argmax is not."""
 
 
 def best_tokens(logits: Tensor) -> Tensor:
-    """int64 [rows], the lowest id on a tie. logits: [rows, vocab] without NaN."""
+    """Return int64 [rows], the lowest id on a tie. logits: [rows, vocab] without NaN."""
     if logits.is_cuda:
         return logits.argmax(-1)
     rows, vocab_size = logits.shape

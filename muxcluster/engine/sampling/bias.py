@@ -1,4 +1,4 @@
-"""Edits of single logits: the request's bias, and end tokens held back by min_tokens."""
+"""Edits of single logits: the request's bias, and end tokens suppressed by min_tokens."""
 
 import numpy as np
 import torch
@@ -9,12 +9,11 @@ from muxcluster.engine.sampling.batch import Batch
 
 
 def rows_to_bias(batch: Batch) -> NDArray[np.int64]:
-    """Rows with a logit bias."""
     return np.flatnonzero(batch.state.has_bias[batch.slots])
 
 
 def rows_to_hold(batch: Batch) -> NDArray[np.int64]:
-    """Rows that have fewer than min_tokens output tokens."""
+    """Return rows that have fewer than min_tokens output tokens."""
     return np.flatnonzero(batch.output_index < batch.state.min_tokens[batch.slots])
 
 

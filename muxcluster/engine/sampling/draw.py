@@ -1,18 +1,18 @@
-"""Drawing one token a row from what truncation left."""
+"""Draws one token per row from what truncation left."""
 
 import torch
 from torch import Tensor
 
+# Tokens per partial sum, among which the target is first found: one running sum per span, not per
+# token.
 _SPAN_TOKENS = 256
-"""The target is first found among sums of so many tokens: one running sum a span, not a token."""
 
 
 def draw(scores: Tensor, threshold: Tensor | None, uniform: Tensor) -> Tensor:
-    """Tokens int64 [rows] by inversion of the cumulative distribution, in vocabulary order.
+    """Return tokens int64 [rows] by inversion of the cumulative distribution, in vocabulary order.
 
-    scores: fp32 [rows, vocab], logits over temperature with the row's best at 0.
-    threshold: [rows], tokens that score lower cannot be drawn; None where nothing is cut.
-    uniform: float64 [rows] in (0, 1).
+    scores: fp32 [rows, vocab], logits over temperature with the row's best at 0. threshold: [rows],
+    tokens that score lower cannot be drawn; None: all can be. uniform: float64 [rows] in (0, 1).
     """
     weights = _weights(scores, threshold)
     sums = weights.sum(-1, dtype=torch.float64)
@@ -24,7 +24,7 @@ def draw(scores: Tensor, threshold: Tensor | None, uniform: Tensor) -> Tensor:
 
 
 def _weights(scores: Tensor, threshold: Tensor | None) -> Tensor:
-    """exp(scores) where not cut, 0 elsewhere: [rows, spans, _SPAN_TOKENS], zeros at the end."""
+    """Return exp(scores), 0 where cut, as [rows, spans, _SPAN_TOKENS] with zeros at the end."""
     rows, vocab_size = scores.shape
     spans = -(-vocab_size // _SPAN_TOKENS)
     padded = scores.new_zeros(rows, spans * _SPAN_TOKENS)
@@ -39,8 +39,10 @@ def _weights(scores: Tensor, threshold: Tensor | None) -> Tensor:
 
 
 def _pick(weights: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """First place [rows] where the running sum of weights [rows, n] exceeds target, and what of
-    the target is left there. A place without weight is never picked, whatever rounding did.
+    """Return the first place [rows] where the running sum of weights [rows, n] exceeds target.
+
+    Returns also the rest of the target there. A place without weight is never picked, whatever
+    rounding did.
     """
     mass = weights.cumsum(-1)
     last = torch.searchsorted(mass, mass[:, -1:].contiguous())

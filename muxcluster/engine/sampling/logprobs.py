@@ -9,17 +9,16 @@ from torch import Tensor
 
 from muxcluster.core.job import TokenLogprobs
 
-_CHUNK_ROWS = 64
-"""Rows worked on at once: bounds the copies of long prompts' logits."""
+_CHUNK_ROWS = 64  # rows worked on at once: bounds the copies of long prompts' logits
 
 
 def token_logprobs(
     logits: Tensor, tokens: NDArray[np.int64], num_top: NDArray[np.int64]
 ) -> tuple[TokenLogprobs, ...]:
-    """One entry a row: tokens[row] and the num_top[row] best tokens under softmax(logits[row]).
+    """Return per row tokens[row] and the num_top[row] best tokens under softmax(logits[row]).
 
-    logits: fp32 [rows, vocab]. num_top beyond the vocabulary gives the whole vocabulary. Ties
-    rank equal and are listed lowest id first.
+    logits: fp32 [rows, vocab]. num_top beyond the vocabulary gives the whole vocabulary. Ties rank
+    equal and are listed lowest id first.
     """
     entries: list[TokenLogprobs] = []
     for start in range(0, len(tokens), _CHUNK_ROWS):

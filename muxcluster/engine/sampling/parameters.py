@@ -1,4 +1,4 @@
-"""Sampling parameters of all slots of one model as arrays, so that a batch gathers its rows."""
+"""Sampling parameters of all sequences of one model as arrays, gathered by each batch."""
 
 from dataclasses import dataclass
 
@@ -12,21 +12,14 @@ _SEED_BITS = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenBias:
-    """What is added to a row's logits: tokens int64 [n], each once; values float32 [n]."""
+    """Addition to a row's logits: tokens int64 [n], each once; values float32 [n]."""
 
     tokens: NDArray[np.int64]
     values: NDArray[np.float32]
 
 
 class SequenceSampling:
-    """Parameters of every slot, one entry a slot; arrays are read by the sampler's stages.
-
-    Numbers are those of `SamplingParams`; `top_k` is vocab_size where the request set none.
-    seed: uint64. num_prompt_tokens: output token i of a slot is history[num_prompt_tokens + i].
-    needs_host: bias, penalties or logprobs are asked for; so is the host while min_tokens holds.
-    wants_logprobs, num_top: whether logprobs are reported, and how many alternatives.
-    biases, end_tokens: only of slots that need them; end tokens matter while min_tokens holds.
-    """
+    """Sampling parameters of one model's sequences as in `SamplingParams`, one entry per slot."""
 
     def __init__(self, max_seqs: int, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
         self.vocab_size = vocab_size
@@ -51,8 +44,8 @@ class SequenceSampling:
     def admit(self, slot: int, sampling: SamplingParams, num_prompt_tokens: int) -> None:
         """Overwrite everything known of `slot` with a new sequence's parameters.
 
-        Raises ValueError where `logit_bias` names a token outside the vocabulary; the slot is
-        then as before.
+        Raises ValueError if `logit_bias` names a token outside the vocabulary; the slot is then
+        unchanged.
         """
         bias = self._bias(sampling)
         self.num_prompt_tokens[slot] = num_prompt_tokens
@@ -95,7 +88,7 @@ class SequenceSampling:
         )
 
     def _set_min_tokens(self, slot: int, sampling: SamplingParams) -> None:
-        """End tokens outside the vocabulary cannot be sampled and need no mask."""
+        """Set min_tokens and the end tokens. Those outside the vocabulary cannot be sampled."""
         ends = set(sampling.stop_token_ids)
         if not sampling.ignore_eos:
             ends.update(self.eos_token_ids)

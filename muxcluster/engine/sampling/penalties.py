@@ -1,5 +1,4 @@
-"""Penalties on tokens that occurred before: Hugging Face's repetition, OpenAI's frequency and
-presence."""
+"""Penalties on earlier tokens: Hugging Face's repetition, OpenAI's frequency and presence."""
 
 import numpy as np
 import torch
@@ -10,12 +9,11 @@ from muxcluster.engine.sampling.batch import Batch
 
 
 def rows_repeating(batch: Batch) -> NDArray[np.int64]:
-    """Rows with a repetition penalty."""
     return np.flatnonzero(batch.state.repetition_penalty[batch.slots] != 1.0)
 
 
 def rows_counting(batch: Batch) -> NDArray[np.int64]:
-    """Rows with a frequency or presence penalty and some output to count."""
+    """Return rows with a frequency or presence penalty and some output to count."""
     state, slots = batch.state, batch.slots
     penalised = (state.frequency_penalty[slots] != 0) | (state.presence_penalty[slots] != 0)
     return np.flatnonzero(penalised & (batch.output_index > 0))
@@ -54,11 +52,11 @@ def _per_row(values: NDArray[np.float32], batch: Batch, logits: Tensor) -> Tenso
 def _occurrences(
     logits: Tensor, batch: Batch, rows: NDArray[np.int64], starts: NDArray[np.int64]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Distinct (row, token) pairs and their counts in history[slot, start : length] of `rows`.
+    """Return distinct (row, token) pairs and their counts in history[slot, start : length].
 
-    Three tensors [pairs]: row into `logits`, token, count. Cost follows the text, not the
-    vocabulary.
+    Three tensors [pairs]: row into `logits`, token, count.
     """
+    # The cost follows the text, not the vocabulary.
     counts = batch.lengths[rows] - starts
     row_of = np.repeat(np.arange(len(rows)), counts)
     place = np.arange(len(row_of)) - np.repeat(np.cumsum(counts) - counts, counts)

@@ -1,4 +1,4 @@
-"""Sampling without the host: temperature, min-p, top-k, top-p and the draw, in one kernel."""
+"""Sampling without the host: temperature, min-p, top-k, top-p and the draw in one kernel."""
 
 from collections.abc import Sequence
 
@@ -13,19 +13,19 @@ from muxcluster.kernels.sample import sample
 
 Numbers = NDArray[np.int32]
 
+# Added to the token of a broken row. Cast to int32 it is the token again, so steps on the device
+# that continue from it are not affected.
 BROKEN = 1 << 32
-"""Added to the token of a broken row. As int32 it is the token again, so steps that go on from it
-on the device need not know."""
 
 
 def is_plain(state: SequenceSampling, slots: Numbers, lengths: Numbers) -> bool:
-    """Whether no row asks for more. slots, lengths: [rows], as of `sampler.sample`."""
+    """Return whether no row needs more. slots, lengths: [rows], as for `sampler.sample`."""
     held = lengths - state.num_prompt_tokens[slots] < state.min_tokens[slots]
     return not bool((state.needs_host[slots] | held).any())
 
 
 def limits(state: SequenceSampling, slots: Numbers, num_rows: int) -> list[Array]:
-    """Temperature, top_k, top_p and min_p of `num_rows` rows, as `kernels.sample` takes them.
+    """Return temperature, top_k, top_p and min_p of `num_rows` rows for `kernels.sample`.
 
     Rows beyond the slots take the best token.
     """
@@ -40,7 +40,7 @@ def limits(state: SequenceSampling, slots: Numbers, num_rows: int) -> list[Array
 def random_numbers(
     state: SequenceSampling, slots: Numbers, lengths: Numbers, num_steps: int, num_rows: int
 ) -> NDArray[np.float64]:
-    """float64 [num_steps, num_rows] in (0, 1), for tokens at `lengths` and those that follow."""
+    """Return float64 [num_steps, num_rows] in (0, 1), for tokens at `lengths` and later ones."""
     numbers = np.full((num_steps, num_rows), 0.5)
     first = lengths - state.num_prompt_tokens[slots]
     for step in range(num_steps):
@@ -49,16 +49,16 @@ def random_numbers(
 
 
 def draw(logits: Tensor, drawing: Sequence[Tensor], live: Tensor | None, outcome: Tensor) -> None:
-    """Draw a token a row into outcome[1:], plus BROKEN where the row is broken, and add the broken
-    rows among `live` to outcome[0].
+    """Draw a token per row into outcome[1:]; mark and count broken rows.
 
     logits: fp32 [rows, vocab]. drawing: `limits` and one step of `random_numbers`. live: int64
-    [rows] of ones and zeros, None: all. outcome: int64 [1 + rows]. What a broken row is and gets:
-    see `sampler.Sampled`.
+    [rows] of ones and zeros, None: all. outcome: int64 [1 + rows]; broken rows get BROKEN added to
+    their token, and outcome[0] grows by those among `live`. Broken rows: see `sampler.Sampled`.
 
-    The seed decides as in `sampler.sample`. Greedy rows get the same tokens; drawn ones do unless
-    the sampler's sums in float64 and the kernel's in whole numbers of 2**-42 round to different
-    sides of the random number, or exp differs between devices: their distribution is the same.
+    The seed decides as in `sampler.sample`. Greedy rows get the same tokens. Drawn rows get the
+    same tokens unless the sampler's sums in float64 and the kernel's in whole numbers of 2**-42
+    round to different sides of the random number, or exp differs between devices: their
+    distribution is the same.
     """
     temperature, top_k, top_p, min_p, uniform = drawing
     # A row's maximum shows NaN, +inf and, with nothing finite, -inf.
@@ -69,7 +69,6 @@ def draw(logits: Tensor, drawing: Sequence[Tensor], live: Tensor | None, outcome
 
 
 def filled(values: Array, num_rows: int, fill: float) -> Array:
-    """[num_rows], `values` and then `fill`."""
     array = np.full(num_rows, fill, dtype=values.dtype)
     array[: len(values)] = values
     return array

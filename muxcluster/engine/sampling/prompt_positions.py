@@ -13,7 +13,7 @@ from muxcluster.engine.sampling.sampler import prompt_logprobs
 
 @dataclass(frozen=True, slots=True)
 class AskedRow:
-    """Row `row` wants its first `num_tokens` tokens, at positions from `start` in `slot`."""
+    """Row `row` needs its first `num_tokens` tokens, at positions from `start` in `slot`."""
 
     row: int
     slot: int
@@ -24,13 +24,13 @@ class AskedRow:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Asked:
-    """tokens: int64, indices into the flattened batch, row after row of `rows`."""
+    """Tokens of a batch whose logits are needed for prompt logprobs, and the rows that asked."""
 
     rows: tuple[AskedRow, ...]
-    tokens: NDArray[np.int64]
+    tokens: NDArray[np.int64]  # int64, indices into the flattened batch, row after row of `rows`
 
     def logprobs(self, logits: Tensor, history: Tensor) -> Mapping[int, tuple[TokenLogprobs, ...]]:
-        """By row: the entry of position p describes the prompt token at p + 1.
+        """Return by row: the entry of position p describes the prompt token at p + 1.
 
         logits: fp32 [len(tokens), vocab]. history: int32 [max_seqs, max_model_len + 1].
         """
@@ -52,7 +52,7 @@ class PromptPositions:
         self._asking: dict[int, tuple[int, int]] = {}
 
     def admit(self, admission: Admission) -> None:
-        """Forget the slot's former sequence, remember this one if it asks."""
+        """Forget the slot's former sequence, remember this one if it asks for prompt logprobs."""
         self._asking.pop(admission.slot, None)
         num_top = admission.sampling.prompt_logprobs
         if num_top is not None:
@@ -61,7 +61,9 @@ class PromptPositions:
     def of(
         self, slots: NDArray[np.int32], starts: NDArray[np.int32], counts: NDArray[np.int32]
     ) -> Asked:
-        """What rows of a batch (arrays [rows]) owe: tokens whose successor is in the prompt."""
+        """Return the tokens of a batch (arrays [rows]) that precede prompt tokens of asking
+        requests.
+        """
         if not self._asking:
             return Asked((), np.empty(0, dtype=np.int64))
         offsets = np.cumsum(counts) - counts

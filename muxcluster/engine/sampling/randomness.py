@@ -1,4 +1,4 @@
-"""Counter-based random numbers: token i of a request has its own number, whatever ran before."""
+"""Counter-based random numbers: token i of a request has its own number in any batch."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -7,11 +7,9 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def uniforms(seeds: NDArray[np.uint64], counters: NDArray[np.int64]) -> NDArray[np.float64]:
-    """[n] numbers in the open interval (0, 1); each depends only on its (seed, counter).
-
-    The seed is hashed before the counter is added, so that neighbouring seeds do not share
-    stretches of one sequence (SplitMix64, Steele, Lea and Flood, OOPSLA 2014).
-    """
+    """Return [n] numbers in the open interval (0, 1); each depends only on its (seed, counter)."""
+    # The seed is hashed before the counter is added, so that neighbouring seeds do not share
+    # stretches of one sequence (SplitMix64, Steele, Lea and Flood, OOPSLA 2014).
     with np.errstate(over="ignore"):
         state = _mix(seeds + _GOLDEN) + (counters.astype(np.uint64) + np.uint64(1)) * _GOLDEN
         bits = _mix(state) >> np.uint64(12)

@@ -1,4 +1,4 @@
-"""What rows came to, and what stands for it while the device still works."""
+"""Results of rows, and placeholders for results while the device still works."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,14 +17,13 @@ from muxcluster.engine.sampling.sampler import Sampled
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowsResult:
-    """tokens: int32 [steps, sampling rows]. Logprobs, padded: as in `JobResult`, by row.
+    """Tokens and logprobs of a job's rows."""
 
-    is_broken: bool [sampling rows], logits of some step were not finite (`Sampled.broken_rows`).
-    """
-
+    # int32 [steps, sampling rows]. Logprobs, padded: as in `JobResult`, by row.
     tokens: NDArray[np.int32]
     logprobs: Mapping[int, tuple[TokenLogprobs, ...]]
     prompt_logprobs: Mapping[int, tuple[TokenLogprobs, ...]]
+    # bool [sampling rows], logits of some step were not finite (`Sampled.broken_rows`)
     is_broken: NDArray[np.bool_]
     padded: PaddedBatch | None = None
 
@@ -38,23 +37,21 @@ class Pending(Protocol):
         ...
 
     def result(self) -> RowsResult:
-        """Waits until they are done."""
+        """Wait for the steps and return their result."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """Steps that somebody had to wait for already."""
+    """Steps that have ended."""
 
     value: RowsResult
 
     @property
     def is_done(self) -> bool:
-        """Always."""
         return True
 
     def result(self) -> RowsResult:
-        """What they came to."""
         return self.value
 
 
@@ -69,11 +66,11 @@ class Readback:
         self._prompt_logprobs: Mapping[int, tuple[TokenLogprobs, ...]] = {}
 
     def take(self, step: int, outcome: Tensor) -> None:
-        """outcome: int64 [at least 1 + rows], as `plain.draw` leaves it."""
+        """Start the copy of `outcome`, int64 [at least 1 + rows], as `plain.draw` leaves it."""
         self._host[step].copy_(outcome[: self._host.shape[1]], non_blocking=True)
 
     def close(self, prompt_logprobs: Mapping[int, tuple[TokenLogprobs, ...]]) -> Pending:
-        """After the last step was taken."""
+        """Record the end, after the last step was taken."""
         self._prompt_logprobs = prompt_logprobs
         if self._done is not None:
             self._done.record(torch.cuda.current_stream(self._device))
@@ -81,11 +78,9 @@ class Readback:
 
     @property
     def is_done(self) -> bool:
-        """As `Pending.is_done`."""
         return self._done is None or has_passed(self._done)
 
     def result(self) -> RowsResult:
-        """As `Pending.result`."""
         if self._done is not None:
             self._done.synchronize()
         outcomes = self._host.numpy()
@@ -98,28 +93,25 @@ class Readback:
 
 
 def has_passed(event: torch.cuda.Event) -> bool:
-    """True where the device has come to `event`; does not wait for it."""
+    """Return whether the device has reached `event`, without waiting."""
     return bool(event.query())  # type: ignore[no-untyped-call]  # torch's own gap
 
 
 def new_event() -> torch.cuda.Event:
-    """One that is not recorded yet."""
     return torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's own gap
 
 
 @dataclass(frozen=True, slots=True)
 class InOrder:
-    """Steps of the same rows, one part after the other."""
+    """Steps of the same rows, in consecutive parts."""
 
     parts: Sequence[Pending]
 
     @property
     def is_done(self) -> bool:
-        """As `Pending.is_done`: of the last part."""
         return self.parts[-1].is_done
 
     def result(self) -> RowsResult:
-        """As `Pending.result`, of all parts."""
         results = [part.result() for part in self.parts]
         asking = {row for result in results for row in result.logprobs}
         return RowsResult(
@@ -138,9 +130,9 @@ def result_of(
     rows: NDArray[np.intp],
     prompt_logprobs: Mapping[int, tuple[TokenLogprobs, ...]],
 ) -> RowsResult:
-    """What steps of the host's sampler came to.
+    """Return the result of steps of the host's sampler.
 
-    rows: the job's sampling rows; the steps count these only.
+    rows: the job's sampling rows; the steps count only these.
     """
     is_broken = np.zeros(len(rows), dtype=np.bool_)
     for step in steps:

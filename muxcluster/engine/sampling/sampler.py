@@ -24,6 +24,7 @@ from muxcluster.engine.sampling.penalties import (
 from muxcluster.engine.sampling.randomness import uniforms
 from muxcluster.engine.sampling.truncation import thresholds
 
+# Which rows an edit is for, and the edit of their logits; in this order.
 _EDITS: tuple[
     tuple[Callable[[Batch], NDArray[np.int64]], Callable[[Tensor, Batch, NDArray[np.int64]], None]],
     ...,
@@ -33,24 +34,21 @@ _EDITS: tuple[
     (rows_repeating, penalise_repetition),
     (rows_counting, penalise_counts),
 )
-"""Which rows, and what is done to their logits; in this order."""
 
 
+# Logits per chunk of rows, so that a chunk's arrays stay in the processor's cache.
 _CHUNK_LOGITS = 1 << 18
-"""Logits drawn from at once, so that a chunk's arrays stay in the processor's cache."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sampled:
-    """tokens: int32 [rows]. logprobs: row -> its token's, only for rows that asked.
+    """Outcome of one sampling call."""
 
-    broken_rows: rows whose logits held NaN or +inf, or nothing finite: the model computed
-    nonsense there. NaN counts as impossible, +inf as the largest number, and where nothing is
-    possible every token is equally likely; the other rows are not affected.
-    """
-
-    tokens: NDArray[np.int32]
-    logprobs: Mapping[int, TokenLogprobs]
+    tokens: NDArray[np.int32]  # int32 [rows]
+    logprobs: Mapping[int, TokenLogprobs]  # row -> its token's, only for rows that asked
+    # rows whose logits held NaN or +inf, or nothing finite: the model computed nonsense there. NaN
+    # counts as impossible, +inf as the largest number, and where nothing is possible every token is
+    # equally likely; the other rows are not affected.
     broken_rows: tuple[int, ...] = ()
 
 
@@ -61,16 +59,15 @@ def sample(
     lengths: NDArray[np.int32],
     state: SequenceSampling,
 ) -> Sampled:
-    """Sample one token a row; every row's outcome is independent of the rest of the batch.
+    """Sample one token per row; every row's outcome is independent of the rest of the batch.
 
-    logits: fp32 [rows, vocab], not changed. slots, lengths: [rows]; row samples output token
-    lengths - num_prompt_tokens of its slot. history: int32 [max_seqs, max_model_len + 1] with
-    the tokens before it. state: what was admitted to the slots.
-    Order: logit bias, end tokens held back while output < min_tokens, repetition penalty,
-    frequency and presence penalties; then greedy rows (temperature 0) take the best token, the
-    lowest id on a tie; others: temperature, min-p, top-k, top-p, draw. Logprobs are of the
-    logits as given.
-    Raises ValueError where the shapes do not agree.
+    logits: fp32 [rows, vocab], not changed. slots, lengths: [rows]; a row samples output token
+    lengths - num_prompt_tokens of its slot. history: int32 [max_seqs, max_model_len + 1] with the
+    tokens before it. state: parameters of the admitted sequences. Order: logit bias, end tokens
+    suppressed while output < min_tokens, repetition penalty, frequency and presence penalties; then
+    greedy rows (temperature 0) take the best token, the lowest id on a tie; others: temperature,
+    min-p, top-k, top-p, draw. Logprobs are of the logits as given. Raises ValueError if the shapes
+    do not agree.
     """
     _check(logits, slots, lengths, state)
     batch = Batch(slots, history, lengths, state)
@@ -90,7 +87,7 @@ def sample(
 def prompt_logprobs(
     logits: Tensor, targets: NDArray[np.int32], num_top: int
 ) -> tuple[TokenLogprobs, ...]:
-    """Logprobs of the prompt tokens `targets` [positions] under logits [positions, vocab].
+    """Return logprobs of the prompt tokens `targets` [positions] under logits [positions, vocab].
 
     logits[i] are those of the position before targets[i]; num_top alternatives are listed.
     """
@@ -111,10 +108,8 @@ def _check(
 
 
 def _repaired(logits: Tensor) -> tuple[Tensor, tuple[int, ...]]:
-    """Logits without NaN and +inf, and the rows that had them (see `Sampled.broken_rows`).
-
-    A row's maximum shows all three faults: it is NaN, +inf or, with nothing finite, -inf.
-    """
+    """Return logits without NaN and +inf, and the rows that had them (`Sampled.broken_rows`)."""
+    # A row's maximum shows all three faults: it is NaN, +inf or, with nothing finite, -inf.
     broken = (~logits.amax(-1).isfinite()).nonzero().squeeze(1)
     if not len(broken):
         return logits, ()
@@ -125,7 +120,7 @@ def _repaired(logits: Tensor) -> tuple[Tensor, tuple[int, ...]]:
 
 
 def _edited(logits: Tensor, batch: Batch) -> Tensor:
-    """The logits after bias, min_tokens and penalties; `logits` itself where nobody asks."""
+    """Return the logits after bias, min_tokens and penalties; `logits` itself if none apply."""
     edited = logits
     for choose, edit in _EDITS:
         rows = choose(batch)
@@ -137,7 +132,7 @@ def _edited(logits: Tensor, batch: Batch) -> Tensor:
 
 
 def _drawn(logits: Tensor, batch: Batch, rows: NDArray[np.int64]) -> Tensor:
-    """Random tokens int64 [len(rows)] from logits [len(rows), vocab] of those rows, overwritten."""
+    """Return random tokens int64 [len(rows)] from those rows' logits, overwritten."""
     state, slots, device = batch.state, batch.slots[rows], logits.device
     temperature = torch.from_numpy(state.temperature[slots]).to(logits)
     temperature = temperature.clamp_(min=torch.finfo(logits.dtype).tiny)

@@ -1,20 +1,19 @@
-"""Min-p, top-k and top-p as one threshold a row: tokens below it cannot be drawn."""
+"""Min-p, top-k and top-p as one threshold per row: tokens below it cannot be drawn."""
 
 import torch
 from torch import Tensor
 
+# best tokens looked at first; only rows that they do not decide are sorted whole
 NUM_CANDIDATES = 256
-"""Best tokens looked at first; only rows they do not decide are sorted whole."""
 
 
 def thresholds(scores: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
-    """Smallest score [rows] that survives min-p, then top-k, then top-p.
+    """Return the smallest score [rows] that survives min-p, then top-k, then top-p.
 
-    scores: fp32 [rows, vocab], logits over temperature with the row's best at 0.
-    top_k: int64 [rows] in 1..vocab. top_p, min_p: float64 [rows].
-    Each filter works on what the one before left, renormalised (as Hugging Face's warpers in a
-    row; top-p: Holtzman et al. 2020). Tokens that tie with the last survivor survive too, so
-    the result depends on no sort order.
+    scores: fp32 [rows, vocab], logits over temperature with the row's best at 0. top_k: int64
+    [rows] in 1..vocab. top_p, min_p: float64 [rows]. Each filter works on what the one before left,
+    renormalised (as Hugging Face's warpers in a row; top-p: Holtzman et al. 2020). Tokens that tie
+    with the last survivor survive too, so the result depends on no sort order.
     """
     vocab_size = scores.shape[1]
     num_best = min(NUM_CANDIDATES, vocab_size, int(top_k.max()) + 1)
@@ -35,21 +34,17 @@ def thresholds(scores: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> T
 
 
 def _bound(vocab_size: int, total: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
-    """A score [1] that every survivor of the row reaches, so that fewer need sorting.
-
-    All tokens of less than (1 - top_p) * total / vocab_size together weigh less than what top-p
-    cuts off, so that its cut lies above them; a thousandth is left for rounding.
-    """
+    """Return a score [1] that every survivor of the row reaches: fewer tokens need sorting."""
+    # All tokens of less than (1 - top_p) * total / vocab_size together weigh less than what top-p
+    # cuts off, so that its cut lies above them; a thousandth is left for rounding.
     if total.isnan():
         return min_p.log() - 1e-3
     return ((1 - top_p) * total / vocab_size).log() - 1e-3
 
 
 def _totals(scores: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
-    """Weight of the whole row, float64 [rows], where top-p alone cuts it; elsewhere NaN.
-
-    The last entry of a running sum: unlike `sum`, its order does not depend on the batch.
-    """
+    """Return the weight of the whole row, float64 [rows], if top-p alone cuts it; else NaN."""
+    # The last entry of a running sum: unlike `sum`, its order does not depend on the batch.
     totals = torch.full_like(top_p, torch.nan)
     alone = ((top_p < 1) & (top_k >= scores.shape[1]) & (min_p == 0)).nonzero().squeeze(1)
     if len(alone):
@@ -60,8 +55,10 @@ def _totals(scores: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tens
 def _decide(
     best: Tensor, totals: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Thresholds [rows] from the best scores [rows, n], sorted, and whether top-p's answer can
-    be trusted, bool [rows]: with n < vocab, survivors or the nucleus' end may lie beyond them.
+    """Return thresholds [rows] from the best scores [rows, n], sorted, and whether they are sure.
+
+    Sure (bool [rows]) is about top-p: with n < vocab, survivors or the end of the nucleus may lie
+    beyond them.
     """
     num_best = best.shape[1]
     kth = best.gather(1, (top_k.clamp(max=num_best) - 1).unsqueeze(1)).squeeze(1)

@@ -1,4 +1,4 @@
-"""Steps on the CPU: inputs as they are, attention planned a step, sampling on arrays."""
+"""Steps on the CPU: inputs without upload, one attention plan per step, sampling on arrays."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -21,32 +21,32 @@ from muxcluster.engine.sampling.parameters import SequenceSampling
 from muxcluster.engine.sampling.prompt_positions import Asked, PromptPositions
 from muxcluster.engine.sampling.results import Pending, Ready, result_of
 from muxcluster.engine.sampling.sampler import Sampled, sample
-from muxcluster.engine.steps.device.warm_up import WarmUp
+from muxcluster.engine.steps.device.warm_up import WarmUpStep
 
 
 class RowsForward(Protocol):
     """Runs rows through a model, whose cache has what was computed of them before.
 
-    padded: the batch of the rows that decoded just now; None where none did, or none is padded.
+    padded: the batch of the rows that decoded just now; None if none did, or none is padded.
     """
 
     @property
     def padded(self) -> PaddedBatch | None: ...
 
     def logits(self, rows: Rows, asked: Asked) -> Tensor:
-        """fp32 [sampling rows + asked.tokens, vocab], each in order.
+        """Return fp32 [sampling rows + asked.tokens, vocab], each in order.
 
-        The forward runs even where no logits are wanted.
+        The forward runs even if no logits are wanted.
         """
         ...
 
     def forget(self, slot: int) -> None:
-        """Another sequence has the slot."""
+        """Forget the slot's sequence: another one has the slot."""
         ...
 
 
 class PagedRows:
-    """Rows of a model whose keys and values are in the pool, written and read by our attention."""
+    """Runs rows of a model whose keys and values are in the pool, through our attention."""
 
     padded = None
 
@@ -59,7 +59,6 @@ class PagedRows:
         self._attention = PlannedAttention
 
     def logits(self, rows: Rows, asked: Asked) -> Tensor:
-        """As `RowsForward.logits`."""
         device, arena = self._pool.device, self._arena
         batch = token_batch(rows.slots, rows.starts, rows.counts, device, rows.prefixes)
         wanted = np.concatenate((batch.ends[rows.samples], asked.tokens))
@@ -70,7 +69,7 @@ class PagedRows:
         return self._forward.logits(tokens, batch.positions, attention, where)[: len(wanted)]
 
     def forget(self, slot: int) -> None:
-        """Nothing is kept beside the pool."""
+        """Do nothing: nothing is kept beside the pool."""
 
 
 class HostSteps:
@@ -83,7 +82,7 @@ class HostSteps:
         sampling: SequenceSampling,
         prompts: PromptPositions,
     ) -> None:
-        """arena: the model's part. sampling, prompts: what was admitted to its slots."""
+        """arena: the model's part. sampling, prompts: of the admitted sequences."""
         self._forward = forward
         self._arena = arena
         self._sampling = sampling
@@ -91,7 +90,7 @@ class HostSteps:
         self._device = arena.history.device
 
     def admit(self, admission: Admission) -> None:
-        """Enter the slot's side, and its tokens where they came along."""
+        """Write the slot's side, and its tokens if the admission has them."""
         slot, tokens, arena = admission.slot, admission.tokens, self._arena
         self._forward.forget(slot)
         arena.from_right[slot] = admission.side is Side.RIGHT
@@ -99,7 +98,6 @@ class HostSteps:
             arena.history[slot, : len(tokens)] = self._tensor(tokens)
 
     def write_tables(self, delta: TableDelta) -> None:
-        """Enter the delta's blocks into the block tables."""
         if not len(delta):
             return
         tables = self._arena.tables
@@ -107,14 +105,14 @@ class HostSteps:
         slots, columns = self._index(delta.slots), self._index(delta.columns)
         tables[slots, :, :, columns] = blocks.view(len(delta), *tables.shape[1:3])
 
-    def warm_up(self, steps: Sequence[WarmUp]) -> None:
-        """Nothing is compiled."""
+    def warm_up(self, steps: Sequence[WarmUpStep]) -> None:
+        """Do nothing: nothing is compiled."""
 
     def record(self, num_rows: int, share: float) -> None:
-        """Nothing is recorded."""
+        """Do nothing: nothing is recorded."""
 
     def record_next(self) -> bool:
-        """Nothing is recorded."""
+        """Return False: nothing is recorded."""
         return False
 
     def launch(self, rows: Rows, num_steps: int) -> Pending:
@@ -124,7 +122,7 @@ class HostSteps:
         steps: list[Sampled] = []
         prompt_logprobs: Mapping[int, tuple[TokenLogprobs, ...]] = {}
         for _ in range(num_steps):
-            # Rows that decode take several steps, so who is in a group stays so.
+            # Rows that decode take several steps, so groups stay the same.
             now = Rows(rows.slots, starts, counts, rows.samples, rows.prefixes)
             asked = self._prompts.of(rows.slots, starts, counts)
             logits = self._forward.logits(now, asked)
@@ -139,7 +137,7 @@ class HostSteps:
         return Ready(result if padded is None else replace(result, padded=padded))
 
     def waits(self, rows: Rows) -> bool:
-        """Always: the host is the device."""
+        """Always True: the host is the device."""
         return True
 
     def _sample(self, logits: Tensor, slots: Numbers, lengths: Numbers) -> Sampled:
@@ -154,5 +152,5 @@ class HostSteps:
         return self._tensor(array.astype(np.int64))
 
     def _tensor(self, array: NDArray[np.integer]) -> Tensor:
-        """A copy: arrays of a decoded message are read-only, which torch does not know."""
+        """Return a copy: arrays of a decoded message are read-only, which torch does not know."""
         return torch.from_numpy(array.copy()).to(self._device)

@@ -20,40 +20,26 @@ from muxcluster.engine.sampling.prompt_positions import PromptPositions
 from muxcluster.engine.sampling.results import Pending, RowsResult
 from muxcluster.engine.steps.device.captures import Capture
 from muxcluster.engine.steps.device.steps import DeviceSteps
-from muxcluster.engine.steps.device.warm_up import WarmUp
+from muxcluster.engine.steps.device.warm_up import WarmUpStep
 from muxcluster.engine.steps.host_steps import HostSteps, PagedRows, RowsForward
 
 
 class Steps(Protocol):
-    """Runs the steps of one model on its device, after the pending writes of its job."""
+    """Runs the steps of one model on its device; its methods are those of `ModelRunner`."""
 
-    def admit(self, admission: Admission) -> None:
-        """The slot's side and tokens."""
-        ...
+    def admit(self, admission: Admission) -> None: ...
 
-    def write_tables(self, delta: TableDelta) -> None:
-        """Entries of block tables."""
-        ...
+    def write_tables(self, delta: TableDelta) -> None: ...
 
-    def warm_up(self, steps: Sequence[WarmUp]) -> None:
-        """As `ModelRunner.warm_up`."""
-        ...
+    def warm_up(self, steps: Sequence[WarmUpStep]) -> None: ...
 
-    def record(self, num_rows: int, share: float) -> None:
-        """As `ModelRunner.record`."""
-        ...
+    def record(self, num_rows: int, share: float) -> None: ...
 
-    def record_next(self) -> bool:
-        """As `ModelRunner.record_next`."""
-        ...
+    def record_next(self) -> bool: ...
 
-    def launch(self, rows: Rows, num_steps: int) -> Pending:
-        """As `ModelRunner.launch`."""
-        ...
+    def launch(self, rows: Rows, num_steps: int) -> Pending: ...
 
-    def waits(self, rows: Rows) -> bool:
-        """As `ModelRunner.waits`."""
-        ...
+    def waits(self, rows: Rows) -> bool: ...
 
 
 class ModelRunner:
@@ -69,8 +55,8 @@ class ModelRunner:
     ) -> None:
         """pool: uint8 [num_blocks, block_bytes], shared by all models; arena: this model's part.
 
-        capture: how decode steps are recorded. None: the CPU's way, with no device to wait for,
-        which is that of a model with a cache of its own (Slab) everywhere.
+        capture: how decode steps are recorded. None: steps run on the CPU or, for a model with a
+        cache of its own (Slab), on any device, and are waited for.
         """
         self._sampling = SequenceSampling(spec.max_seqs, spec.vocab_size, spec.eos_token_ids)
         self._prompts = PromptPositions()
@@ -90,49 +76,51 @@ class ModelRunner:
 
     @property
     def is_fused(self) -> bool:
-        """True where the forward is our own, which several threads may run at a time."""
+        """True if the forward is our own, which several threads may run at a time."""
         return self._runs_in_pieces
 
     def admit(self, admission: Admission) -> None:
-        """Learn the sampling rules of a slot; its side, and its tokens where they came along."""
+        """Record a slot's sampling parameters, its side, and its tokens if there are any."""
         self._sampling.admit(admission.slot, admission.sampling, admission.num_prompt_tokens)
         self._prompts.admit(admission)
         self._steps.admit(admission)
 
     def write_tables(self, delta: TableDelta) -> None:
-        """The delta's blocks are in the block tables before the next rows run."""
+        """Add the delta's blocks to the block tables before the next rows run."""
         self._steps.write_tables(delta)
 
-    def warm_up(self, steps: Sequence[WarmUp]) -> None:
-        """Run steps that touch no sequence: what kernels they need is compiled."""
+    def warm_up(self, steps: Sequence[WarmUpStep]) -> None:
+        """Run steps that touch no sequence, so that the kernels they need are compiled."""
         self._steps.warm_up(steps)
 
     def record(self, num_rows: int, share: float) -> None:
-        """Record the likeliest decode steps of up to `num_rows` rows now, for the calling thread's
-        stream. share: as of `decode_graphs.sizes_ahead`."""
+        """Record the likeliest decode steps of up to `num_rows` rows for the thread's stream.
+
+        share: as in `decode_graphs.sizes_ahead`.
+        """
         self._steps.record(num_rows, share)
 
     def record_next(self) -> bool:
-        """Record one more decode step that was met and is not recorded; whether there was one.
+        """Record one more decode step that was met; return whether there was one.
 
         It takes some forwards; the calling thread's stream is the one of the steps.
         """
         return self._steps.record_next()
 
     def launch(self, rows: Rows, num_steps: int) -> Pending:
-        """Give the rows to the device; with `num_steps` > 1 each goes on from its sampled token.
+        """Give the rows to the device; with `num_steps` > 1 each continues from its sampled token.
 
         Sampled tokens are written to the history before anything that is launched later, so the
-        next steps may go on from them unseen. Waits for the device only where a row asks for what
-        the host computes: penalties, bias, logprobs.
+        next steps may continue from them unseen. Waits for the device only if a row needs what the
+        host computes: penalties, bias, logprobs.
         """
         assert num_steps == 1 or np.all(rows.samples), "only decode rows take several steps"
         return self._steps.launch(rows, num_steps)
 
     def waits(self, rows: Rows) -> bool:
-        """True where `launch` returns when the rows that decode have ended."""
+        """Return whether `launch` returns only when the rows that decode have ended."""
         return self._steps.waits(rows)
 
     def run(self, rows: Rows, num_steps: int) -> RowsResult:
-        """Launch the rows and wait for what they come to."""
+        """Launch the rows, wait for them and return their result."""
         return self.launch(rows, num_steps).result()

@@ -1,4 +1,4 @@
-"""A job that was given to the device, and what becomes of it."""
+"""A job that was given to the device, and its result."""
 
 import logging
 import time
@@ -14,10 +14,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PendingJob:
-    """A job whose rows were given to the device. started: by the monotonic clock."""
+    """A job whose rows were given to the device."""
 
     job: Job
-    started: float
+    started: float  # by the monotonic clock
     pending: Pending
 
     @property
@@ -26,7 +26,7 @@ class PendingJob:
         return self.pending.is_done
 
     def result(self) -> JobResult:
-        """Waits for the job's end. Its seconds count from the launch."""
+        """Wait for the job's end. Its seconds count from the launch."""
         job, done = self.job, self.pending.result()
         broken = np.flatnonzero(job.rows.samples)[done.is_broken].tolist()
         if broken:

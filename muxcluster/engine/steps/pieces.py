@@ -1,8 +1,7 @@
-"""A job's rows in pieces that run side by side on the CPU, each on one thread.
+"""A job's rows in pieces that run side by side on the CPU, each on one thread."""
 
-Threads that share every product wait for each other some two hundred times a step, and for
-whatever else runs on one of the cores each time; pieces wait for each other once.
-"""
+# Threads that share every product wait for each other some two hundred times a step, and for
+# whatever else runs on one of the cores each time; pieces wait for each other once.
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -14,22 +13,21 @@ import torch
 from muxcluster.core.job import Rows
 from muxcluster.engine.sampling.results import RowsResult
 
+# Enough for a product to run at full speed, few enough that threads end at about one time.
 PIECE_TOKENS = 256
-"""Enough for a product to run at full speed, few enough that threads end at about one time."""
+# Tokens per thread, times the number of threads, below which pieces do not pay. Each piece reads
+# all weights, so the more threads read, the more tokens each needs. (Two threads, two quiet cores,
+# a 56M Llama: a decode step of 32 rows takes 31.5 ms in pieces and 25.7 whole; beside other work
+# pieces take 57 ms and whole ones 191, because barriers wait, but decode steps are mostly alone.)
 MIN_TOKENS = 17
-"""Times the number of threads: a thread's tokens below which pieces do not pay. Each piece reads
-all weights, so the more threads read, the more each must make of it. (Two threads, two quiet cores,
-a 56M Llama: a decode step of 32 rows takes 31.5 ms in pieces and 25.7 whole; beside other work
-pieces take 57 ms and whole ones 191, for want of barriers, but decode steps are mostly alone.)
-"""
 
 T = TypeVar("T")
 
 
 def cut(rows: Rows, num_threads: int) -> list[slice]:
-    """Row ranges of about as many tokens each; a single one where cutting does not pay.
+    """Return row ranges of about as many tokens each; one range if cutting does not pay.
 
-    That is so with few tokens, and where one row has most of them.
+    It does not pay with few tokens, and if one row has most of them.
     """
     ends = np.cumsum(rows.counts)
     total = int(ends[-1]) if len(ends) else 0
@@ -44,14 +42,13 @@ def cut(rows: Rows, num_threads: int) -> list[slice]:
 
 
 def part(rows: Rows, piece: slice) -> Rows:
-    """The rows of one piece."""
     prefixes = None if rows.prefixes is None else rows.prefixes.of(piece)
     starts, counts, samples = rows.starts[piece], rows.counts[piece], rows.samples[piece]
     return Rows(rows.slots[piece], starts, counts, samples, prefixes)
 
 
 def joined(results: Sequence[RowsResult], pieces: Sequence[slice]) -> RowsResult:
-    """What the pieces of a job came to, as of the whole job."""
+    """Return the results of the pieces of a job as one of the whole job."""
     starts = [piece.start for piece in pieces]
     return RowsResult(
         tokens=np.concatenate([result.tokens for result in results], axis=1),
@@ -70,7 +67,7 @@ def _shifted(maps: Sequence[Mapping[int, T]], starts: Sequence[int]) -> Mapping[
 
 
 class PieceThreads:
-    """Threads to which torch gives one core each; made when first used, so after a fork."""
+    """Threads that use one core each in torch; made at the first use, so after a fork."""
 
     def __init__(self) -> None:
         self._pools: dict[int, ThreadPoolExecutor] = {}
@@ -78,7 +75,7 @@ class PieceThreads:
     def run(
         self, work: Callable[[Rows], RowsResult], rows: Rows, pieces: Sequence[slice], at_once: int
     ) -> RowsResult:
-        """`work` on every piece. Raises what it raises, after all pieces have ended."""
+        """Run `work` on every piece. Raises what it raises, after all pieces have ended."""
         pool = self._pools.get(at_once)
         if pool is None:
             pool = ThreadPoolExecutor(at_once, "piece", torch.set_num_threads, (1,))

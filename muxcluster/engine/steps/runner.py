@@ -36,9 +36,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class UnitMemory:
-    """What the runners of a unit share. forwards: by model name."""
+    """What the runners of a unit share."""
 
-    forwards: Mapping[str, TokenForward | Slab]
+    forwards: Mapping[str, TokenForward | Slab]  # by model name
     arena: Arena
 
 
@@ -46,7 +46,7 @@ class UnitRunner:
     """Loads the unit's models and runs its jobs, one at a time.
 
     On the CPU a process may fork after construction: children share weights, pool, tables and
-    histories, but each has its own sampling rules (see `Admission`).
+    histories, but each has its own sampling parameters (see `Admission`).
     """
 
     def __init__(
@@ -56,11 +56,11 @@ class UnitRunner:
         capture: Capture | None = None,
         group: RankGroup | None = None,
     ) -> None:
-        """memory: what is loaded already, here or in another process; None: load and allocate.
-        capture: how decode steps are recorded; None: as suits the device.
-        group: of the ranks that the models are divided over, which run the same jobs in one order.
+        """Load the models and allocate, or use `memory`, loaded here or in another process.
 
-        Raises LoadError naming the file of a model that cannot be loaded.
+        capture: how decode steps are recorded; None: chosen for the device. group: of the ranks
+        that the models are divided over, which run the same jobs in one order. Raises LoadError
+        naming the file of a model that cannot be loaded.
         """
         self._spec = spec
         self._device = torch.device(spec.device)
@@ -85,16 +85,15 @@ class UnitRunner:
         return _backends(self.memory.forwards)
 
     def execute(self, job: Job) -> JobResult:
-        """Launch the job and wait for its result."""
         return self.launch(job).result()
 
     @torch.inference_mode()
     def launch(self, job: Job) -> PendingJob:
         """Make the job's copies, apply its admissions and table entries, run its rows, sample.
 
-        Sampled tokens are in the history afterwards, so a following job may go on from them: on a
-        GPU it may be launched on the same stream before this one's result was asked for. A job
-        with copies has ended on return.
+        Sampled tokens are in the history afterwards, so a following job may continue from them: on
+        a GPU it may be launched on the same stream before this one's result was read. A job with
+        copies has ended on return.
         """
         started = time.monotonic()
         self._use_device()
@@ -112,12 +111,12 @@ class UnitRunner:
         return PendingJob(job, started, pending)
 
     def waits(self, job: Job) -> bool:
-        """True where `launch` returns when the job has ended."""
+        """Return whether `launch` returns only when the job has ended."""
         return bool(job.copies) or self._models[job.model].waits(job.rows)
 
     @torch.inference_mode()
     def warm_up(self, worker_id: int) -> None:
-        """Compile what kernels the jobs of `worker_id` can need, by steps that touch no sequence.
+        """Compile the kernels that jobs of `worker_id` can need, by steps that touch no sequence.
 
         Other runners of this process, at other shares too, need not do it again.
         """
@@ -136,8 +135,8 @@ class UnitRunner:
     def record(self, worker_id: int, share: float = 1.0) -> None:
         """Record the likeliest decode steps of all models for the calling thread's stream.
 
-        share: of the SMs that it has. Nothing where `worker_id` has no decode jobs: what steps a
-        worker of mixed jobs decodes in is recorded when it is met.
+        share: of the SMs that it has. Does nothing if `worker_id` has no decode jobs: the steps in
+        which a worker of mixed jobs decodes are recorded when they are met.
         """
         self._use_device()
         (worker,) = (each for each in self._spec.workers if each.worker_id == worker_id)
@@ -149,15 +148,15 @@ class UnitRunner:
 
     @torch.inference_mode()
     def record_next(self) -> bool:
-        """Record one more decode step that was met and is not recorded; whether there was one.
+        """Record one more decode step that was met; return whether there was one.
 
-        For the calling thread's stream, when it has nothing else to do.
+        For the calling thread's stream, when it is idle.
         """
         self._use_device()
         return any(model.record_next() for model in self._models.values())
 
     def _run(self, model: ModelRunner, job: Job) -> Pending:
-        """The rows at once, or in pieces side by side where the CPU is faster so."""
+        """Run the rows at once, or in pieces side by side if that is faster on the CPU."""
         threads = self._threads(job.share)
         rows, order = side_by_side(job.rows)
         pieces = cut(rows, threads if model.is_fused else 1)
@@ -169,7 +168,7 @@ class UnitRunner:
         return pending if order is None else Reordered(pending, order, rows.samples)
 
     def _all_loaded(self) -> UnitMemory:
-        """The pool is allocated last, without what models borrow from it."""
+        """Load all models, then allocate the pool without the blocks that models borrow from it."""
         forwards = {model.name: self._load(model) for model in self._spec.models}
         return UnitMemory(forwards, Arena(as_loaded(self._spec, _backends(forwards))))
 
@@ -191,13 +190,14 @@ class UnitRunner:
         return Forward(model)
 
     def _use_device(self) -> None:
-        """Make the unit's device the calling thread's: Triton launches on that one, wherever the
-        tensors are, and a new thread begins with the first."""
+        """Make the unit's device the calling thread's."""
+        # Triton launches on that one, wherever the tensors are, and a new thread begins with the
+        # first.
         if self._device.type == "cuda" and self._device.index is not None:
             torch.cuda.set_device(self._device)
 
     def _use_share(self, share: float) -> None:
-        """An SM share of a CPU is a number of threads."""
+        """Set torch's threads: an SM share of a CPU is a number of threads."""
         threads = self._threads(share)
         if self._is_cpu and torch.get_num_threads() != threads:
             torch.set_num_threads(threads)

@@ -1,4 +1,4 @@
-"""From what a step produced, in arrays, to what each request's reader gets."""
+"""Splits the arrays that a step produced into one delta per request."""
 
 from collections.abc import Iterable
 
@@ -6,7 +6,9 @@ from muxcluster.core.events import Finished, Rejected, StepOutput, TokenDelta, m
 
 
 def deltas_of(outputs: Iterable[StepOutput]) -> dict[str, TokenDelta]:
-    """One delta per request that got tokens, prompt logprobs or its end; in order of arrival."""
+    """Return a delta per request that got tokens, prompt logprobs or its end, in order of
+    arrival.
+    """
     deltas: dict[str, TokenDelta] = {}
     for output in outputs:
         for request_id, delta in _pieces(output):

@@ -3,20 +3,20 @@
 from muxcluster.core.errors import ConfigError
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.executor import Executor
-from muxcluster.engine.unit.partition_choice import settled
+from muxcluster.engine.unit.partition_choice import settle_partition
 
 _ON_CPU = frozenset({"threads", "none"})
 _ON_GPU = frozenset({"mps", "green", "none"})
 
 
 def make_executor(spec: UnitSpec) -> Executor:
-    """An executor that is not started yet.
+    """Return the executor of the unit's partition; it is not started yet.
 
     "auto" is settled here at the latest (partition_choice.py); a caller that also makes the unit's
     scheduler settles it before. Raises ConfigError for an unknown partition, or one that the device
     cannot have.
     """
-    spec = settled(spec)
+    spec = settle_partition(spec)
     known = _ON_CPU if spec.device == "cpu" else _ON_GPU
     if spec.partition not in known:
         message = f"{spec.partition!r} is none of device {spec.device!r}: use "
@@ -60,7 +60,7 @@ def _executor(spec: UnitSpec) -> Executor:
 
 
 def _check_ranks(spec: UnitSpec) -> None:
-    """Raises ConfigError where the unit cannot be divided over ranks as it says."""
+    """Raise ConfigError if the unit cannot be divided over ranks as specified."""
     if spec.partition != "none":
         message = f"a unit of {spec.tp} ranks runs one job at a time: use 'none'"
         raise ConfigError(spec.unit_id, "partition", message)

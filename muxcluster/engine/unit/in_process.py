@@ -1,4 +1,4 @@
-"""Workers as a fiction: every job runs in this process, inside `wait` (no sockets, no Ray)."""
+"""Executor without worker processes: every job runs in this process, inside `wait`."""
 
 import os
 import threading
@@ -19,8 +19,10 @@ from muxcluster.engine.workers.pipeline import IDLE_S, Pipeline
 
 
 class InProcessExecutor:
-    """Ends one launched job per `wait`, in the order of launching; on a GPU the next one has begun
-    by then."""
+    """Ends one launched job per `wait`, in the order of launching.
+
+    On a GPU the next job has begun by then.
+    """
 
     def __init__(self, spec: UnitSpec) -> None:
         self._spec = spec
@@ -66,14 +68,14 @@ class InProcessExecutor:
         return []
 
     def restart(self) -> None:
-        """Raises EngineFailure always: memory of this process cannot be lost alone."""
+        """Always raises EngineFailure: memory of this process cannot be lost alone."""
         raise EngineFailure("an in-process executor has no owner to restart")
 
     def wake(self) -> None:
         self._woken.set()
 
     def kill(self) -> None:
-        """Nothing to end: there are no child processes."""
+        """Do nothing: there are no child processes."""
 
     def close(self) -> None:
         self._pipeline = None

@@ -1,4 +1,4 @@
-"""What other threads ask of a unit, until its own thread comes to it."""
+"""Messages of other threads to a unit, kept until its own thread takes them."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -8,26 +8,23 @@ from muxcluster.core.pinning import PinnedPrefix, Unpin
 from muxcluster.core.request import Request
 from muxcluster.scheduling.scheduler import UnitScheduler
 
-Message = Request | PinnedPrefix | Unpin | str
-"""A plain string is the id of a request to abort."""
+Message = Request | PinnedPrefix | Unpin | str  # a str is the id of a request to abort
 
 
 class Inbox:
-    """Messages in the order they came; whoever uses it holds the unit's lock."""
+    """Messages in order of arrival; the caller holds the unit's lock."""
 
     def __init__(self) -> None:
         self._messages: deque[Message] = deque()
 
     def post(self, message: Message) -> None:
-        """One more."""
         self._messages.append(message)
 
     def clear(self) -> None:
-        """Nobody will come to them."""
         self._messages.clear()
 
     def hand_to(self, scheduler: UnitScheduler, now: float) -> Iterator[StepOutput]:
-        """The scheduler takes them all; what ends at once."""
+        """Give all messages to the scheduler; return what ended at once."""
         while self._messages:
             message = self._messages.popleft()
             output = None

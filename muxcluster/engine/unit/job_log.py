@@ -1,4 +1,4 @@
-"""Jobs that ran, for timelines and metrics: what is running, and the last few thousand ended."""
+"""Log of jobs for timelines and metrics: what is running, and the last few thousand ended."""
 
 from collections import deque
 
@@ -11,7 +11,7 @@ MAX_RECORDS = 4096
 class JobLog:
     """Running jobs by id, and records of ended ones that nobody has taken yet.
 
-    Where nobody takes them the oldest are forgotten.
+    The oldest records are dropped if nobody takes them.
     """
 
     def __init__(self) -> None:
@@ -20,14 +20,14 @@ class JobLog:
         self._records: deque[JobRecord] = deque(maxlen=MAX_RECORDS)
 
     def start(self, job: Job, now: float) -> None:
-        """The job was launched at `now` (seconds on the unit's clock).
+        """Record that the job was launched at `now` (seconds on the unit's clock).
 
-        What follows another job starts when that ends.
+        A job that follows another starts when that ends.
         """
         self._running[job.job_id] = (job, now)
 
     def finish(self, result: JobResult, now: float) -> Job:
-        """The job ended well at `now`; it leaves a record. Raises KeyError if it never started."""
+        """Record that the job succeeded at `now`. Raises KeyError if it never started."""
         job, start = self._running.pop(result.job_id)
         if job.follows is not None:
             start = max(start, self._last_end_s[job.worker_id])
@@ -47,15 +47,15 @@ class JobLog:
         return job
 
     def fail(self, job_id: int) -> Job:
-        """The job ended badly; no record. Raises KeyError if it never started."""
+        """Remove a failed job, without a record. Raises KeyError if it never started."""
         return self._running.pop(job_id)[0]
 
     def forget_running(self) -> None:
-        """Every running job is lost."""
+        """Remove every running job: all are lost."""
         self._running.clear()
 
     def take(self) -> tuple[JobRecord, ...]:
-        """Records since the last call, oldest first."""
+        """Return records since the last call, oldest first."""
         records = tuple(self._records)
         self._records.clear()
         return records

@@ -1,4 +1,4 @@
-"""A unit in this process behind asyncio: what ingress and Python callers see, without sockets."""
+"""A unit in this process behind asyncio: for ingress and Python callers, without sockets."""
 
 import asyncio
 import logging
@@ -10,7 +10,7 @@ from muxcluster.core.request import Request
 from muxcluster.core.served import UnitStats
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.executor import Executor
-from muxcluster.engine.unit.partition_choice import settled
+from muxcluster.engine.unit.partition_choice import settle_partition
 from muxcluster.engine.unit.unit import Unit
 
 logger = logging.getLogger(__name__)
@@ -20,13 +20,12 @@ class LocalUnitClient:
     """Owns a `Unit` and serves one event loop, the one that calls `start`."""
 
     def __init__(self, spec: UnitSpec, *, executor: Executor | None = None) -> None:
-        self._unit = Unit(settled(spec), self._on_output, executor=executor)
+        self._unit = Unit(settle_partition(spec), self._on_output, executor=executor)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._streams = UnitStreams(self._unit.submit, self._unit.abort)
 
     @property
     def unit(self) -> Unit:
-        """The unit behind this client."""
         return self._unit
 
     async def start(self) -> None:
@@ -39,7 +38,6 @@ class LocalUnitClient:
         return self._streams.generate(request)
 
     def stats(self) -> UnitStats | None:
-        """The unit now."""
         return self._unit.stats()
 
     async def close(self) -> None:

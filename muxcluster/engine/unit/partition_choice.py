@@ -1,4 +1,4 @@
-"""Partition `auto` of a GPU: what the unit's node can have, found out where the unit starts."""
+"""Settles partition `auto` of a GPU by what the unit's node supports, where the unit starts."""
 
 import ctypes
 import logging
@@ -18,20 +18,19 @@ logger = logging.getLogger(__name__)
 
 _LIBRARY = "libcuda.so.1"
 _GREEN_CALL = "cuGreenCtxStreamCreate"
-_PROTOCOL = "msgspec"
-"""What worker processes need and a node may lack."""
+_PROTOCOL = "msgspec"  # library that worker processes need and a node may lack
 
 
-def settled(
+def settle_partition(
     spec: UnitSpec,
     try_daemon: Callable[[str], None] = try_mps,
     load_driver: Callable[[str], Any] = ctypes.CDLL,
 ) -> UnitSpec:
-    """The unit with a partition that its node has, and workers that go with it; logs which and
-    why. A unit that does not leave the choice is returned as it is.
+    """Return the unit with a partition that its node supports, and workers that go with it.
 
-    try_daemon: starts a daemon for a GPU, runs a client under it and stops both; raises
-    EngineFailure where one of them fails.
+    Logs which and why. A unit with another partition than `auto` is returned unchanged. try_daemon:
+    starts a daemon for a GPU, runs a client under it and stops both; raises EngineFailure if one of
+    them fails.
     """
     if spec.partition != "auto":
         return spec
@@ -63,7 +62,8 @@ def _why_no_mps(spec: UnitSpec, try_daemon: Callable[[str], None]) -> str | None
 
 
 def _why_no_import(module: str) -> str | None:
-    """By trying: a module may be found and yet break, for instance one of another Python."""
+    """Return why the module cannot be imported, "" if it can."""
+    # By trying: a module may be found and yet break, for instance one of another Python.
     try:
         import_module(module)
     except ModuleNotFoundError as missing:
@@ -86,7 +86,7 @@ def _why_no_green(load_driver: Callable[[str], Any]) -> str | None:
 
 
 def _unshared(spec: UnitSpec) -> UnitSpec:
-    """One worker on the whole GPU; `mixed` is what adbs is then."""
+    """Return one worker on the whole GPU; lane `adbs` then becomes `mixed`."""
     lane = "mixed" if spec.scheduler.lane == "adbs" else spec.scheduler.lane
     return replace(
         spec,

@@ -29,8 +29,7 @@ logger = logging.getLogger(__name__)
 
 OutputSink = Callable[[Mapping[str, TokenDelta]], None]
 
-_MIN_WAIT_S = 0.001
-"""A deadline already past must not make the loop spin."""
+_MIN_WAIT_S = 0.001  # so that a deadline already past does not make the loop spin
 
 
 class Unit:
@@ -50,10 +49,10 @@ class Unit:
         *,
         executor: Executor | None = None,
     ) -> None:
-        """executor: where jobs run, by default what `spec.partition` names. Nothing starts yet.
+        """executor: where jobs run, by default what `spec.partition` names. Starts nothing yet.
 
-        Raises ConfigError where the partition is unknown or unfit for the device, ValueError for
-        an unknown policy, or a pool or workers that cannot do what it needs.
+        Raises ConfigError if the partition is unknown or unfit for the device, ValueError for an
+        unknown policy, or a pool or workers that cannot do what it needs.
         """
         self._spec = spec
         self._on_output = on_output
@@ -75,11 +74,9 @@ class Unit:
         self._thread = threading.Thread(target=self._run, name=f"unit {spec.unit_id}", daemon=True)
 
     def start(self) -> None:
-        """Load the models, measure step times where they are asked for, then take requests.
+        """Load the models, measure step times if asked for, then take requests; block until ready.
 
-        Blocks until ready.
-
-        Raises LoadError naming the file at fault, EngineFailure where loading died.
+        Raises LoadError naming the file at fault, EngineFailure if loading died.
         """
         try:
             self._executor.start()
@@ -93,7 +90,7 @@ class Unit:
         self._thread.start()
 
     def _take(self, backends: Sequence[ModelBackend]) -> None:
-        """The unit is what could be loaded; nobody has asked its scheduler for anything yet."""
+        """Take over the models as loaded; the scheduler has not been used yet."""
         spec = as_loaded(self._spec, backends)
         if spec != self._spec:
             self._spec, self._scheduler = spec, UnitScheduler(spec, seed=self._measured)
@@ -101,7 +98,7 @@ class Unit:
     def close(self, timeout_s: float = 10.0) -> None:
         """End every open request with `abort`, then the thread and the worker processes.
 
-        Child processes are killed where that takes longer than `timeout_s` seconds. Idempotent.
+        Child processes are killed if that takes longer than `timeout_s` seconds. Idempotent.
         """
         with self._lock:
             self._is_closing = True
@@ -119,8 +116,8 @@ class Unit:
     def submit(self, request: Request) -> None:
         """Accept a request, from any thread.
 
-        Raises NotReady before start, after close and after a failure of the unit, InvalidValue
-        where an open request has the same id.
+        Raises NotReady before start, after close and after a failure of the unit, InvalidValue if
+        an open request has the same id.
         """
         with self._lock:
             if self._refusal is not None:
@@ -139,18 +136,18 @@ class Unit:
                 self._post(request_id)
 
     def pin(self, message: PinnedPrefix | Unpin) -> None:
-        """A planned batch's wish, from any thread; a unit that takes no requests ignores it."""
+        """Pin a planned batch's prefix, from any thread; ignored if the unit takes no requests."""
         with self._lock:
             if self._refusal is None:
                 self._post(message)
 
     def batch_space(self, model: str | None) -> BatchSpace:
-        """The memory that a model's batch requests, or all, find now, from any thread."""
+        """Return the memory that a model's batch requests, or all, find now, from any thread."""
         with self._lock:
             return self._scheduler.batch_memory.space(model)
 
     def stats(self) -> UnitStats:
-        """The unit now, with the jobs that ended since the last call; from any thread."""
+        """Return the unit's state and the jobs that ended since the last call; from any thread."""
         with self._lock:
             stats = self._scheduler.stats(self._clock.now(), self._spec.unit_id)
             self._say_if_changed(stats.sharing)
@@ -180,10 +177,10 @@ class Unit:
     def last_step_age_s(self) -> float:
         """Seconds without progress while requests are open; 0 when idle.
 
-        Progress is a job that ended, or jobs whose workers show signs of life. 0 too while a lost
-        memory owner loads again: a new unit would have to do the same. Infinite once the unit has
-        failed: a health check compares it with its limit.
+        Progress is a job that ended, or jobs whose workers show signs of life. It is 0, too, while
+        a lost memory owner loads again, and infinite once the unit has failed.
         """
+        # A health check compares it with its limit; a new unit would have to load the same.
         with self._lock:
             if self._has_failed:
                 return math.inf
@@ -201,7 +198,8 @@ class Unit:
         return self._spec.unit_id
 
     def _post(self, message: Message) -> None:
-        """Caller holds the lock, and the thread goes on, so the executor is not closed yet."""
+        """Post a message and wake the thread. The caller holds the lock and the thread is alive."""
+        # So the executor is not closed yet.
         self._inbox.post(message)
         self._executor.wake()
 
@@ -255,7 +253,7 @@ class Unit:
                 self._outputs.append(failed)
 
     def _reload(self, loss: OwnerLost) -> None:
-        """All memory is gone: requests wait from now on, until a new owner has loaded."""
+        """Load again after all memory is lost; requests wait until a new owner has loaded."""
         logger.warning("%s loads again: %s", self._name, loss.message)
         self._is_reloading = True
         with self._lock:
@@ -278,7 +276,7 @@ class Unit:
         self._on_output(deltas)
 
     def _end(self, reason: FinishReason, refusal: NotReady) -> None:
-        """Last outputs, an end for every request still open, then no process is left."""
+        """Deliver last outputs, end every open request, then end all processes."""
         with self._lock:
             self._refusal = refusal
             self._inbox.clear()

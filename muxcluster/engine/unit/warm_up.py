@@ -1,4 +1,4 @@
-"""Jobs tried before a unit is ready, so that step times are measured before the first request."""
+"""Jobs that run before a unit is ready, so that step times are known at the first request."""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -14,28 +14,27 @@ from muxcluster.scheduling.steptime.seed import MeasuredSeed
 
 logger = logging.getLogger(__name__)
 
+# Seconds per model; jobs that have begun by then, and the first jobs of each worker, take longer.
 _MOST_S = 2.0
-"""Seconds a model, but for what has begun by then, and for the first jobs of each worker."""
-_LONGEST_S = 0.25
-"""Prompts that would take longer together are left out."""
+_LONGEST_S = 0.25  # prompts that would take longer together are left out
+# Prompts, and tokens of each. Those at even places run alone, the next ones while these decode.
+# Eight of the first kind are enough to learn prefill, eight decode steps to learn decode; small
+# ones come first, as time may run out.
 _SCRIPT = (
     *((1, 16), (4, 8), (1, 64), (2, 16), (8, 8), (1, 32), (2, 32), (8, 4)),
     *((1, 32), (1, 64), (16, 4), (4, 16), (4, 16), (1, 16), (1, 48), (2, 32)),
     *((1, 24), (2, 8), (8, 32), (1, 128), (32, 8), (2, 64), (1, 512), (4, 64)),
     *((64, 16), (1, 256), (2, 512), (16, 16)),
 )
-"""Prompts, and tokens of each. Those at even places come while nobody is here, the next ones while
-these decode. Eight of the first kind make prefill known, eight decode steps that; small ones come
-first, as time may run out."""
 _WARM_UP = (1, 16)
 
 
 def warm_up(spec: UnitSpec, executor: Executor, clock: Clock, seed: MeasuredSeed) -> None:
     """Run jobs of every model on every worker and rung of a started `executor`; `seed` learns.
 
-    The jobs are those of schedulers of their own, so the unit's knows nothing of them; what they
-    leave in the pool and in the workers' slots is overwritten as by any ended request. Gives up
-    after some losses, without a word to whoever called. Raises as `Executor.wait` and `restart`.
+    The jobs come from schedulers of their own, so the unit's scheduler is not involved; what they
+    leave in the pool and in the workers' slots is overwritten as after any ended request. After
+    some losses it logs a warning and returns. Raises as `Executor.wait` and `restart`.
     """
     try:
         for workers in _worker_sets(spec.workers):
@@ -54,7 +53,9 @@ def warm_up(spec: UnitSpec, executor: Executor, clock: Clock, seed: MeasuredSeed
 
 
 def _worker_sets(workers: Sequence[WorkerSpec]) -> Iterator[tuple[WorkerSpec, ...]]:
-    """Each worker at each of its rungs, the largest first, and others for what it may not run."""
+    """Yield each worker at each of its rungs, the largest first, and others for its missing
+    phases.
+    """
     for worker in workers:
         others = tuple(
             replace(other, phases=lacking, shares=other.shares[-1:])
@@ -74,7 +75,7 @@ def _rungs(workers: Sequence[WorkerSpec]) -> frozenset[tuple[Phase, float]]:
 
 
 def _alone(spec: UnitSpec, workers: tuple[WorkerSpec, ...]) -> UnitSpec:
-    """The same models and pool, one job at a time, in the order of arrival."""
+    """Return the same models and pool with one job at a time, in the order of arrival."""
     lane = "mixed" if spec.scheduler.lane == "mixed" else "temporal"
     policy = replace(spec.scheduler, lane=lane, packing="priority", pipeline_depth=1)
     return replace(spec, workers=workers, scheduler=policy, num_host_blocks=0)
@@ -83,7 +84,7 @@ def _alone(spec: UnitSpec, workers: tuple[WorkerSpec, ...]) -> UnitSpec:
 def _run_first_jobs(
     spec: UnitSpec, workers: tuple[WorkerSpec, ...], executor: Executor, clock: Clock
 ) -> None:
-    """The first jobs of a process are slow, and nothing is to be learnt from them."""
+    """Run jobs without learning from them: the first jobs of a process are slow."""
     scheduler = WarmUpScheduler(_alone(spec, workers), executor, clock)
     for model in spec.models:
         scheduler.add(model, *_WARM_UP)

@@ -1,4 +1,4 @@
-"""A scheduler of its own for jobs that are tried: one at a time, from launch to end."""
+"""Scheduler of warm-up jobs: runs one at a time, from launch to end."""
 
 from itertools import count
 
@@ -21,7 +21,7 @@ _GREEDY = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=_NUM_OUTPU
 
 
 class LostInWarmUp(Exception):
-    """`outcome` says what became of the last job: its worker is lost once more, or the owner."""
+    """The warm-up lost its worker too often, or its owner; `outcome` is that of the last job."""
 
     def __init__(self, outcome: JobFailed | OwnerLost) -> None:
         super().__init__(outcome.message)
@@ -31,7 +31,7 @@ class LostInWarmUp(Exception):
 class WarmUpScheduler:
     """Runs requests on an executor that nobody else uses meanwhile.
 
-    Jobs that fail run again, twice; then LostInWarmUp is raised, and where the owner is lost.
+    Jobs that fail run again, twice; then, or if the owner is lost, LostInWarmUp is raised.
     """
 
     def __init__(
@@ -49,19 +49,18 @@ class WarmUpScheduler:
 
     @property
     def now(self) -> float:
-        """Seconds on the clock."""
         return self._clock.now()
 
     def prefill_s(self, model: str, prompts: int, length: int) -> float:
-        """As known by now; 0 for not."""
+        """Return the estimate known by now; 0 if there is none."""
         line = self._seed and self._seed.line(Phase.PREFILL, model, self._share)
         num_tokens = prompts * length
         return line.seconds(num_tokens, num_tokens * length / 2) if line else 0.0
 
     def add(self, model: ModelSpec, prompts: int, length: int) -> None:
-        """So many requests wait, or as many and as long ones as a job, the model and the pool hold.
+        """Add `prompts` requests of `length` tokens, each with three output tokens.
 
-        Each puts out three tokens.
+        Adds fewer and shorter ones if a job, the model or the pool cannot hold them.
         """
         policy = self._spec.scheduler
         length = max(1, min(length, policy.token_budget, model.max_model_len - _NUM_OUTPUT))
@@ -80,7 +79,7 @@ class WarmUpScheduler:
             self._count(self._scheduler.add(request, self.now))
 
     def run(self, num_jobs: int | None = None) -> None:
-        """To the end of all requests, or for so many jobs."""
+        """Run to the end of all requests, or for `num_jobs` jobs."""
         while self._num_open and num_jobs != 0:
             num_jobs = None if num_jobs is None else num_jobs - 1
             start_s = self.now
@@ -111,7 +110,6 @@ class WarmUpScheduler:
         self._count(self._scheduler.fail(job, now, outcome.message, has_started=started))
 
     def _count(self, output: StepOutput | None) -> None:
-        """Who ended."""
         if output is not None:
             ends = [each for each in output.events if not isinstance(each, Preempted)]
             self._num_open -= len(ends)

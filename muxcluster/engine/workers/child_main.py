@@ -1,4 +1,4 @@
-"""The program of a child process that loads a unit's models and then serves the unit."""
+"""Main program of a child process that loads a unit's models and then serves the unit."""
 
 import faulthandler
 import logging
@@ -6,6 +6,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 from muxcluster.channel.codec import LoadFailed, Ready, Start, decode, encode
@@ -13,18 +14,24 @@ from muxcluster.channel.frames import FrameSocket
 from muxcluster.core.backends import ModelBackend
 from muxcluster.core.errors import EngineFailure, LoadError
 from muxcluster.core.unitspec import UnitSpec
-from muxcluster.engine.workers.process_name import name_process
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 
-def settle_in() -> None:
-    """What every child process does first: show where it crashed, log, and outlive a Ctrl-C."""
+def set_up_child() -> None:
+    """Set up a child process: show where it crashes, log, and ignore Ctrl-C."""
     faulthandler.enable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the unit decides when we end
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+
+
+def name_process(name: str) -> None:
+    """Set the name that `ps` and `top` show (15 characters); on Linux only."""
+    comm = Path("/proc/self/comm")
+    if comm.exists():
+        comm.write_text(name)
 
 
 def serve_unit(
@@ -35,14 +42,14 @@ def serve_unit(
     explain: Callable[[str], str] = str,
     backends: Callable[[T], tuple[ModelBackend, ...]] | None = None,
 ) -> int:
-    """Serve one unit to its end; the exit status.
+    """Serve one unit to its end; return the exit status.
 
-    name: of the process. load: what to do between Start and Ready; what it raises is told to the
-    unit, an error that nobody foresaw as `explain` puts it. serve: the rest, with what was loaded.
-    backends: how its models run; None: all of them paged.
+    name: of the process. load: what to do between Start and Ready; the unit gets what it raises, an
+    unforeseen error as explained by `explain`. serve: the rest, with what was loaded. backends: how
+    its models run; None: all of them paged.
     """
     name_process(f"{name}-idle")
-    settle_in()
+    set_up_child()
     control = FrameSocket(socket.socket(fileno=control_fd))
     frame = control.recv()
     if frame is None:

@@ -1,4 +1,4 @@
-"""The memory owner of a unit: loads weights once, maps the pool, forks the workers.
+"""Memory owner of a unit: loads weights once, maps the pool, forks the workers.
 
 Run as `python -m muxcluster.engine.workers.owner CONTROL_FD FORK_FD` by the unit. It keeps a single
 thread: libgomp deadlocks in a forked child whose parent has run threads (DESIGN.md §9).
@@ -18,15 +18,14 @@ import torch
 from muxcluster.channel.frames import FrameSocket
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.steps.runner import UnitRunner
-from muxcluster.engine.workers.child_main import serve_unit
-from muxcluster.engine.workers.process_name import name_process
+from muxcluster.engine.workers.child_main import name_process, serve_unit
 from muxcluster.engine.workers.worker import Worker
 
 logger = logging.getLogger(__name__)
 
+# A fork request is a little-endian worker id with the worker's socket attached; the answer is the
+# worker's process id in as many bytes.
 WORKER_ID_BYTES = 4
-"""A fork request is a little-endian worker id with the worker's socket attached; the answer is
-the worker's process id in as many bytes."""
 
 
 class Owner:
@@ -70,7 +69,7 @@ class Owner:
         self._forks.sendall(pid.to_bytes(WORKER_ID_BYTES, "little"))
 
     def _become_worker(self, worker_id: int, descriptor: int) -> None:
-        """Never returns: the owner's own clean-up must not run in the child."""
+        """Run the worker; never returns, because the owner's clean-up must not run in the child."""
         status = 1
         try:
             name_process(f"mux-worker-{worker_id}")
@@ -89,7 +88,7 @@ class Owner:
             os._exit(status)
 
     def _end(self, worker_id: int) -> None:
-        """Kill and reap: workers hold nothing that needs a farewell."""
+        """Kill and reap the worker; it holds nothing that must be released."""
         pid = self._children.pop(worker_id)
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
@@ -116,7 +115,7 @@ def _warn_of_threads() -> None:
 
 
 def main(control_fd: int, fork_fd: int) -> int:
-    """Serve one unit to its end; the exit status."""
+    """Serve one unit to its end; return the exit status."""
     forks = socket.socket(fileno=fork_fd)
 
     def serve(spec: UnitSpec, runner: UnitRunner, control: FrameSocket) -> None:

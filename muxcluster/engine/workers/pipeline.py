@@ -1,4 +1,4 @@
-"""The jobs that one worker has begun: on a device the next is there before the last has ended."""
+"""The jobs that one worker has begun: a device has the next job before the last has ended."""
 
 import logging
 import time
@@ -11,11 +11,9 @@ from muxcluster.engine.executor import JobDone, JobFailed
 
 logger = logging.getLogger(__name__)
 
-IDLE_S = 0.05
-"""A worker that has had no job for so long uses the time to record steps."""
+IDLE_S = 0.05  # a worker without a job for this long records steps
 
-_MOST = 2
-"""Jobs begun at a time: the device works at one, and has the next when that ends."""
+_MOST = 2  # jobs begun at a time: the device runs one, and has the next when that ends
 
 REFUSED = "the job that it follows failed"
 
@@ -29,29 +27,35 @@ class Launched(Protocol):
         ...
 
     def result(self) -> JobResult:
-        """Waits for the job's end. Raises what the job raised."""
+        """Wait for the job's end. Raises what the job raised."""
         ...
 
 
 class JobRunner(Protocol):
-    """What a worker runs jobs with: see `runner.UnitRunner`."""
+    """Runs a worker's jobs: see `runner.UnitRunner`."""
 
     def launch(self, job: Job) -> Launched:
-        """Begin the job, after those that were launched before. May raise what it raises."""
+        """Begin the job, after those that were launched before. May raise what the job raises."""
         ...
 
     def waits(self, job: Job) -> bool:
-        """True where `launch` returns when the job has ended: the host has a part in it."""
+        """Return whether `launch` returns only when the job has ended: the host takes part in
+        it.
+        """
         ...
 
     def record_next(self) -> bool:
-        """Prepare something that jobs have wanted, some tenths of a second; whether there was any.
-        Called on the thread of `launch`, when no job is open."""
+        """Prepare something that jobs have wanted, for some tenths of a second.
+
+        Returns whether there was any. Called on the thread of `launch`, when no job is open.
+        """
         ...
 
 
 class _Later:
-    """A job that is launched when those before it have been told of: their tokens would wait."""
+    """A job that is launched when the jobs before it have been reported."""
+
+    # Launching it earlier would delay their tokens.
 
     is_done = True
 
@@ -64,12 +68,14 @@ class _Later:
 
 
 class Pipeline:
-    """Begins jobs in the order in which they come, and ends them in that order.
+    """Begins jobs in order of arrival, and ends them in that order.
 
-    A job that follows one that failed is not run: its history, and whatever that one was to write,
-    may be anything. Where that shows only when it has begun, its end is awaited before the failure
-    is told, because blocks may change hands then.
+    A job that follows one that failed is not run. If it has begun before the failure shows, its end
+    is awaited before the failure is reported.
     """
+
+    # Its history, and whatever the failed job was to write, may be anything. Blocks may change
+    # hands after the report.
 
     def __init__(self, runner: JobRunner) -> None:
         self._runner = runner
@@ -82,14 +88,14 @@ class Pipeline:
 
     @property
     def must_end(self) -> bool:
-        """True where the oldest job should be ended before another is begun."""
+        """True if the oldest job should be ended before another is begun."""
         if not self._open:
             return False
         _, oldest = self._open[0]
         return len(self._open) >= _MOST or isinstance(oldest, JobFailed) or oldest.is_done
 
     def begin(self, job: Job) -> None:
-        """Give `job` to the device; where that fails, `end` tells."""
+        """Give `job` to the device; `end` reports a failure of that."""
         if job.follows is not None and self._sound.get(job.worker_id) != job.follows:
             self._open.append((job, JobFailed(job.job_id, job.worker_id, REFUSED)))
             self._sound.pop(job.worker_id, None)
@@ -104,7 +110,7 @@ class Pipeline:
             self._open.append((job, self._failed(job, error)))
 
     def end(self) -> JobDone | JobFailed:
-        """Wait for the oldest job, and say what became of it."""
+        """Wait for the oldest job, and return its outcome."""
         job, launched = self._open.popleft()
         if isinstance(launched, JobFailed):
             return launched
@@ -115,13 +121,13 @@ class Pipeline:
             self._discard_follower(job)
             return self._failed(job, error)
         now = time.monotonic()
-        if now - result.seconds < self._last_end_s:  # it was launched before the last one's end
+        if now - result.seconds < self._last_end_s:  # launched before the last one's end
             result = replace(result, seconds=now - self._last_end_s)
         self._last_end_s = now
         return JobDone(result)
 
     def record_next(self) -> bool:
-        """As `JobRunner.record_next`; where that fails, jobs run without."""
+        """As `JobRunner.record_next`; if that fails, jobs run without."""
         try:
             return self._runner.record_next()
         except Exception:

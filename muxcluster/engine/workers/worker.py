@@ -8,8 +8,8 @@ from muxcluster.channel.frames import FrameSocket
 from muxcluster.engine.executor import JobDone
 from muxcluster.engine.workers.pipeline import IDLE_S, JobRunner, Pipeline
 
+# pause between two polls of device and socket while the device works and no job follows yet
 _NAP_S = 5e-5
-"""Between two looks at device and socket, while the device works and nothing follows yet."""
 
 
 class Worker:
@@ -26,7 +26,7 @@ class Worker:
         self._may_record = False
 
     def serve(self) -> None:
-        """Say that jobs are taken, and run them until the unit or the owner is gone."""
+        """Report that jobs are taken, and run them until the unit or the owner is gone."""
         self._frames.send(encode(Serving()))
         with selectors.DefaultSelector() as selector:
             selector.register(self._frames, selectors.EVENT_READ)
@@ -50,13 +50,13 @@ class Worker:
                 self._may_record = True
 
     def _wait_s(self) -> float | None:
-        """How long to wait for the socket: not at all while the device works."""
+        """Return how long to wait for the socket: not at all while the device works."""
         if len(self._pipeline):
             return 0.0
         return IDLE_S if self._may_record else None
 
     def _nap(self) -> None:
-        """Nothing was heard."""
+        """Use a moment without messages: sleep while the device works, else record a step."""
         if len(self._pipeline):
             time.sleep(_NAP_S)
         else:

@@ -8,37 +8,39 @@ from muxcluster.core.job import Job
 from muxcluster.engine.executor import JobDone, JobFailed
 from muxcluster.engine.workers.pipeline import IDLE_S, JobRunner, Pipeline
 
+# pause between two polls of device and queue while the device works and no job follows yet
 _NAP_S = 5e-5
-"""Between two looks at device and queue, while the device works and nothing follows yet."""
 
 
 class WorkerThread:
-    """Runs from `start` to `close`; what becomes of its jobs is told on its own thread."""
+    """Runs jobs from `start` to `close`; reports their outcomes on its own thread."""
 
     def __init__(
         self,
         name: str,
         runner: JobRunner,
-        tell: Callable[[JobDone | JobFailed | SystemExit], None],
+        report: Callable[[JobDone | JobFailed | SystemExit], None],
     ) -> None:
-        """tell: of every job; of SystemExit where a job raised it, and then nothing runs here."""
+        """report: called with every outcome, or with SystemExit if a job raised it, which ends the
+        thread.
+        """
         self._pipeline = Pipeline(runner)
-        self._tell = tell
+        self._report = report
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._is_closing = False
         self._may_record = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """Call it once."""
+        """Start the thread; call it once."""
         self._thread.start()
 
     def give(self, job: Job) -> None:
-        """It runs after those given before."""
+        """Add a job; it runs after those given before."""
         self._jobs.put(job)
 
     def close(self) -> None:
-        """Wait for what has begun; the rest is dropped."""
+        """Wait for jobs that have begun; drop the rest."""
         self._is_closing = True
         self._jobs.put(None)
         self._thread.join()
@@ -50,11 +52,11 @@ class WorkerThread:
             while len(self._pipeline):
                 self._pipeline.end()
         except SystemExit as end:
-            self._tell(end)
+            self._report(end)
 
     def _turn(self) -> None:
         if self._pipeline.must_end:
-            self._tell(self._pipeline.end())
+            self._report(self._pipeline.end())
             return
         is_idle = not len(self._pipeline)
         wait_s = _NAP_S if not is_idle else IDLE_S if self._may_record else None

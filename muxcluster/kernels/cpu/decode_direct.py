@@ -1,9 +1,10 @@
-"""The CPU path of decode attention in fp32: keys and values are read where they lie in the pool.
+"""CPU path of decode attention in fp32 that reads keys and values where they lie in the pool.
 
 The scores are a product of queries and the whole pool, sampled at each row's own tokens (a sparse
-matrix in CSR form); the outputs are bags of the pool's values, weighted by the probabilities. So
-nothing is gathered first: a third of the time of gathering for 32 rows of 128 tokens.
+matrix in CSR form); the outputs are bags of the pool's values, weighted by the probabilities.
 """
+
+# Nothing is gathered first: this takes a third of the time of gathering for 32 rows of 128 tokens.
 
 import warnings
 from dataclasses import dataclass
@@ -22,27 +23,21 @@ from muxcluster.kernels.cpu.decode_rows import (
 )
 from muxcluster.kernels.layout import half_offsets
 
-MAX_INDICES = 1 << 20
-"""Tokens of all query heads that are worked on at once."""
+MAX_INDICES = 1 << 20  # tokens of all query heads that are worked on at once
 
-MIN_ROWS = 8
-"""With fewer rows gathering is as fast, having fewer operators."""
+MIN_ROWS = 8  # with fewer rows gathering is as fast, having fewer operators
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Part:
-    """Some rows, padded to the tokens of the longest by repeating the first one.
-
-    entries: int64 [rows * kv_heads * tokens], into one layer's part of the flattened tables.
-    offsets: int64 [rows, 1, tokens], inside the block. bias: [rows * heads * tokens], 0 where a key
-    is seen and -inf where not. starts: int64 [rows * heads + 1], CSR rows.
-    """
+    """Some rows, padded to the tokens of the longest by repeating the first one."""
 
     rows: slice
+    # int64 [rows * kv_heads * tokens], into one layer's part of the flattened tables
     entries: Tensor
-    offsets: Tensor
-    bias: Tensor
-    starts: Tensor
+    offsets: Tensor  # int64 [rows, 1, tokens], inside the block
+    bias: Tensor  # [rows * heads * tokens], 0 where a key is seen and -inf where not
+    starts: Tensor  # int64 [rows * heads + 1], CSR rows
 
 
 class DirectPlan:
@@ -51,7 +46,7 @@ class DirectPlan:
     def __init__(
         self,
         tables: Tensor,
-        slots: Tensor,
+        table_rows: Tensor,
         lengths: Tensor,
         from_right: Tensor,
         *,
@@ -60,8 +55,8 @@ class DirectPlan:
         sliding_window: int | None = None,
         begins: Tensor | None = None,
     ) -> None:
-        """As `DecodePlan`; tables contiguous. group: query heads of a KV head."""
-        rows, widths, order = by_width(slots, lengths, sliding_window, block_tokens, begins)
+        """As `DecodePlan`; tables contiguous. group: query heads per KV head."""
+        rows, widths, order = by_width(table_rows, lengths, sliding_window, block_tokens, begins)
         self._tables = tables
         self._block_tokens = block_tokens
         self._order = None if is_identity(order) else order
@@ -110,7 +105,7 @@ class DirectPlan:
         soft_cap: float | None,
         log_sums: Tensor | None,
     ) -> Tensor:
-        """Attention [rows, kv_heads, group, head_dim]; tokens: [pool, head_dim], K and V alike."""
+        """Return attention [rows, kv_heads, group, head_dim]. tokens: [pool, head_dim], K and V."""
         rows, kv_heads, group, head_dim = query.shape
         flat = query.reshape(-1, head_dim)
         ids = self._ids(part, layer, (rows, kv_heads), group)
@@ -129,7 +124,7 @@ class DirectPlan:
         ).view(query.shape)
 
     def _ids(self, part: _Part, layer: int, heads: tuple[int, int], group: int) -> Tensor:
-        """int64 [rows * heads * tokens], the keys' places among the pool's tokens."""
+        """Return int64 [rows * heads * tokens], the keys' places among the pool's tokens."""
         _, _, kv_heads, columns = self._tables.shape
         own = self._tables.view(-1)[layer * kv_heads * columns :]
         blocks = own.index_select(0, part.entries).view(*heads, -1).long()
@@ -153,8 +148,8 @@ def _part(
     columns = positions // block_tokens
     if int(columns.max()) >= max_columns:
         raise IndexError(f"a row of column {int(columns.max())} in tables of {max_columns}")
-    first = (rows.slots * num_layers * kv_heads + torch.arange(kv_heads)) * max_columns
-    offsets = half_offsets(positions, from_right[rows.slots], block_tokens)
+    first = (rows.table_rows * num_layers * kv_heads + torch.arange(kv_heads)) * max_columns
+    offsets = half_offsets(positions, from_right[rows.table_rows], block_tokens)
     bias = torch.zeros(positions.shape).masked_fill_(steps >= num_seen, -torch.inf)
     num_tokens = len(steps)
     heads = kv_heads * group
@@ -168,7 +163,7 @@ def _part(
 
 
 def suits(tables: Tensor, halves: Tensor, query: Tensor) -> bool:
-    """Whether a `DirectPlan` can read this pool, and is the faster way for so many rows."""
+    """Return whether a `DirectPlan` can read this pool, and is the faster way for so many rows."""
     return (
         len(query) >= MIN_ROWS
         and query.dtype == torch.float32

@@ -1,4 +1,4 @@
-"""The CPU path of decode attention: what is the same in every layer is worked out once."""
+"""CPU path of decode attention: computes once what is the same in every layer."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,23 +16,19 @@ from muxcluster.kernels.cpu.decode_rows import (
 )
 from muxcluster.kernels.layout import token_positions
 
+# Gathered K and V stay below this, so that they are still in the cache when they are read.
 GROUP_BYTES = 4 << 20
-"""Gathered K and V stay below this, so that they are still in the cache when they are read."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Part:
-    """Some rows, padded to one width, and some KV heads of theirs.
-
-    ids: int32 [layers, 2 * rows * heads * columns], halves of the pool: all K, then all V.
-    bias: fp32 [rows * heads, 1, tokens], 0 where a key is seen and -inf where not.
-    unwritten: int64, gathered tokens (K and V alike) that their sequence never wrote: may be NaN.
-    """
+    """Some rows, padded to one width, and some KV heads of theirs."""
 
     rows: slice
     heads: slice
-    ids: Tensor
-    bias: Tensor
+    ids: Tensor  # int32 [layers, 2 * rows * heads * columns], halves of the pool: all K, then all V
+    bias: Tensor  # fp32 [rows * heads, 1, tokens], 0 where a key is seen and -inf where not
+    # int64, gathered tokens (K and V alike) that their sequence never wrote: may be NaN
     unwritten: Tensor
 
 
@@ -42,7 +38,7 @@ class DecodePlan:
     def __init__(
         self,
         tables: Tensor,
-        slots: Tensor,
+        table_rows: Tensor,
         lengths: Tensor,
         from_right: Tensor,
         *,
@@ -51,11 +47,11 @@ class DecodePlan:
         sliding_window: int | None = None,
         begins: Tensor | None = None,
     ) -> None:
-        """tables: int32 [max_seqs, layers, kv_heads, max_columns]. slots, lengths: int [rows].
+        """tables: int32 [max_seqs, layers, kv_heads, max_columns]. table_rows, lengths: int [rows].
 
         token_bytes: K and V of one token and head. The rest as in `paged_decode`.
         """
-        rows, widths, order = by_width(slots, lengths, sliding_window, block_tokens, begins)
+        rows, widths, order = by_width(table_rows, lengths, sliding_window, block_tokens, begins)
         self._order = None if is_identity(order) else order
         self._has_empty = bool(widths) and widths[0] == 0
         budget = GROUP_BYTES // (block_tokens * token_bytes)
@@ -75,10 +71,11 @@ class DecodePlan:
         soft_cap: float | None,
         log_sums: Tensor | None = None,
     ) -> Tensor:
-        """query: [rows, kv_heads, group, head_dim]. halves: as of `half_rows`. The query's shape.
+        """Return attention of the query's shape, with arithmetic in fp32 at least.
 
-        Arithmetic is in fp32 at least. log_sums: [rows, kv_heads, group], to be filled with the
-        logarithm of the sum of the scores' exponentials of each row that has keys.
+        query: [rows, kv_heads, group, head_dim]. halves: as from `half_rows`. log_sums: [rows,
+        kv_heads, group], filled with the logarithm of the sum of the scores' exponentials of each
+        row that has keys.
         """
         if self._order is not None:
             query = query.index_select(0, self._order)
@@ -109,14 +106,12 @@ def _parts(
     block_tokens: int,
     budget: int,
 ) -> Iterator[_Part]:
-    """A group, cut by KV heads where all of them are beyond `budget` columns.
-
-    Past a row's last column its first one is repeated: only its own blocks are read, and that one
-    is nearly always full.
-    """
+    """Yield parts of a group, cut by KV heads if all of them are beyond `budget` columns."""
+    # Past a row's last column its first one is repeated: only its own blocks are read, and that one
+    # is nearly always full.
     rows = Rows(*(each[part] for each in all_rows))
     begins, lengths = rows.begins.unsqueeze(1), rows.lengths.unsqueeze(1)
-    right = from_right[rows.slots].unsqueeze(1)
+    right = from_right[rows.table_rows].unsqueeze(1)
     first = begins // block_tokens
     columns = first + torch.arange(widest, device=tables.device)
     own = torch.where(columns * block_tokens < lengths, columns, first)
@@ -125,7 +120,7 @@ def _parts(
     unwritten = (token_positions(own, right, block_tokens) >= lengths).nonzero()
     bias = torch.zeros(hidden.shape, device=hidden.device).masked_fill_(hidden, -torch.inf)
     # [rows, columns, layers, kv_heads] to [layers, rows, kv_heads, columns]
-    blocks = tables[rows.slots.unsqueeze(1), :, :, own].permute(2, 0, 3, 1)
+    blocks = tables[rows.table_rows.unsqueeze(1), :, :, own].permute(2, 0, 3, 1)
     num_layers, num_rows, num_heads, _ = blocks.shape
     step = max(1, budget // (num_rows * widest))
     for start in range(0, num_heads, step):
@@ -142,7 +137,7 @@ def _parts(
 
 
 def _gathered_at(unwritten: Tensor, num_rows: int, num_heads: int, num_tokens: int) -> Tensor:
-    """Where the (row, token) pairs lie among gathered tokens [2, rows, heads, tokens]."""
+    """Return where the (row, token) pairs lie among gathered tokens [2, rows, heads, tokens]."""
     row, token = unwritten.unbind(1)
     heads = torch.arange(num_heads, device=row.device)
     keys = ((row.unsqueeze(1) * num_heads + heads) * num_tokens + token.unsqueeze(1)).flatten()
@@ -158,7 +153,7 @@ def _attend(
     soft_cap: float | None,
     log_sums: Tensor | None,
 ) -> Tensor:
-    """Attention [rows, heads, group, head_dim] of a part; query likewise."""
+    """Return attention [rows, heads, group, head_dim] of a part; query likewise."""
     shape, head_dim = query.shape, query.shape[-1]
     gathered = halves.index_select(0, part.ids[layer]).view(-1, head_dim)
     if len(part.unwritten):

@@ -1,4 +1,4 @@
-"""Which plan of decode attention fits a pool, a model and a type on the CPU."""
+"""Chooses the plan of decode attention for a pool, a model and a type on the CPU."""
 
 from torch import Tensor
 
@@ -10,7 +10,7 @@ def decode_plan(
     query: Tensor,
     halves: Tensor,
     tables: Tensor,
-    slots: Tensor,
+    table_rows: Tensor,
     lengths: Tensor,
     from_right: Tensor,
     *,
@@ -18,13 +18,16 @@ def decode_plan(
     sliding_window: int | None = None,
     begins: Tensor | None = None,
 ) -> DirectPlan | DecodePlan:
-    """query: as of `attend`, its numbers do not matter. tables: [max_seqs, layers, kv_heads,
-    max_columns]. begins: int64 [rows], where each row's keys begin, 0 or the window's where None.
-    The rest as in `paged_decode`."""
+    """Return the plan of one decode step.
+
+    query: as for `attend`, its numbers do not matter. tables: [max_seqs, layers, kv_heads,
+    max_columns]. begins: int64 [rows], where each row's keys begin; None: 0 or the window's begin.
+    The rest as in `paged_decode`.
+    """
     if suits(tables, halves, query):
         return DirectPlan(
             tables,
-            slots,
+            table_rows,
             lengths,
             from_right,
             block_tokens=block_tokens,
@@ -34,7 +37,7 @@ def decode_plan(
         )
     return DecodePlan(
         tables,
-        slots,
+        table_rows,
         lengths,
         from_right,
         block_tokens=block_tokens,

@@ -1,4 +1,4 @@
-"""The rows of a decode step by the number of columns they read, and groups of similar ones."""
+"""Sorts the rows of a decode step by the number of columns they read, and groups similar ones."""
 
 from bisect import bisect_right
 from collections.abc import Iterator
@@ -9,25 +9,26 @@ from torch import Tensor
 
 
 class Rows(NamedTuple):
-    """Sequences by number of columns to read: int64 [rows] each; keys begins <= position < lengths
-    are seen.
+    """Sequences by number of columns to read, int64 [rows] each.
+
+    Keys at begins <= position < lengths are seen.
     """
 
-    slots: Tensor
+    table_rows: Tensor
     begins: Tensor
     lengths: Tensor
 
 
 def by_width(
-    slots: Tensor,
+    table_rows: Tensor,
     lengths: Tensor,
     sliding_window: int | None,
     block_tokens: int,
     begins: Tensor | None = None,
 ) -> tuple[Rows, list[int], Tensor]:
-    """The rows sorted by width, the widths, and which row of the batch each one is.
+    """Return the rows sorted by width, the widths, and which row of the batch each one is.
 
-    begins: int64 [rows], where the keys of a row begin; else at 0, or where its window does.
+    begins: int64 [rows], where the keys of a row begin; None: at 0, or where its window does.
     """
     if begins is None:
         begins = torch.zeros_like(lengths)
@@ -35,7 +36,7 @@ def by_width(
             begins = (lengths - sliding_window).clamp_(min=0)
     ends = (lengths + block_tokens - 1) // block_tokens
     widths, order = (ends - begins // block_tokens).sort(stable=True)
-    rows = Rows(*(each[order].long() for each in (slots, begins, lengths)))
+    rows = Rows(*(each[order].long() for each in (table_rows, begins, lengths)))
     return rows, widths.tolist(), order
 
 
@@ -58,7 +59,7 @@ def groups(widths: list[int], budget: int) -> Iterator[tuple[slice, int]]:
 
 
 def ordered_like(log_sums: Tensor | None, order: Tensor | None) -> Tensor | None:
-    """Where a plan that works in another order than its rows' puts their sums."""
+    """Return where a plan that works in another order than its rows' writes their sums."""
     return log_sums if log_sums is None or order is None else torch.empty_like(log_sums)
 
 

@@ -1,7 +1,7 @@
-"""The CPU path of decode attention of prefix groups: a plan a step, each prefix read once a layer.
+"""CPU path of decode attention of prefix groups: a plan per step reads each prefix once a layer.
 
-What `prefix_attention` computes for rows of one token, with what is the same in every layer worked
-out once (BatchLLM §4.4).
+Computes what `prefix_attention` computes for rows of one token (BatchLLM §4.4), and computes once
+what is the same in every layer.
 """
 
 from dataclasses import dataclass
@@ -12,17 +12,16 @@ from torch import Tensor
 from muxcluster.kernels.cpu.decode_plans import decode_plan
 from muxcluster.kernels.cpu.decode_rows import softmax
 
+# Keys and values of a prefix are gathered in parts below this, so that they stay in the cache.
 PART_BYTES = 8 << 20
-"""Keys and values of a prefix are gathered in parts below this, so that they stay in the cache."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Prefix:
-    """Some columns of one group. rows: of the step. ids: int32 [layers, 2 * kv_heads * columns],
-    halves of the pool: all K, then all V."""
+    """Some columns of one group."""
 
-    rows: slice
-    ids: Tensor
+    rows: slice  # of the step
+    ids: Tensor  # int32 [layers, 2 * kv_heads * columns], halves of the pool: all K, then all V
 
 
 class PrefixPlan:
@@ -33,7 +32,7 @@ class PrefixPlan:
         query: Tensor,
         halves: Tensor,
         tables: Tensor,
-        slots: Tensor,
+        table_rows: Tensor,
         lengths: Tensor,
         from_right: Tensor,
         group_offsets: Tensor,
@@ -41,7 +40,7 @@ class PrefixPlan:
         *,
         block_tokens: int,
     ) -> None:
-        """query, halves, tables: as of `decode_plan`. slots, lengths: int64 [rows], rows of a
+        """query, halves, tables: as of `decode_plan`. table_rows, lengths: int64 [rows], rows of a
         group side by side, each with at least one key behind its prefix.
         group_offsets: int64 [groups + 1]. prefix_lengths: int64 [groups], as in `prefix_attention`.
         """
@@ -53,7 +52,7 @@ class PrefixPlan:
             query,
             halves,
             tables,
-            slots,
+            table_rows,
             lengths,
             from_right,
             block_tokens=block_tokens,
@@ -68,7 +67,7 @@ class PrefixPlan:
             )
             if size and tokens
             for prefix in _parts(
-                tables[slots[first], :, :, : tokens // block_tokens],
+                tables[table_rows[first], :, :, : tokens // block_tokens],
                 slice(first, first + size),
                 most,
             )
@@ -105,8 +104,10 @@ def _parts(blocks: Tensor, rows: slice, most: int) -> list[_Prefix]:
 def _attend(
     query: Tensor, halves: Tensor, ids: Tensor, scale: float, soft_cap: float | None
 ) -> tuple[Tensor, Tensor]:
-    """Attention of a group's queries [rows, kv_heads, group, head_dim] to shared keys alone, and
-    the logarithms of its sums [rows, kv_heads, group]."""
+    """Return attention of a group's queries to shared keys alone, and the logarithms of its sums.
+
+    Queries and attention: [rows, kv_heads, group, head_dim]; logarithms: [rows, kv_heads, group].
+    """
     rows, kv_heads, group, head_dim = query.shape
     keys, values = halves.index_select(0, ids).view(2, kv_heads, -1, head_dim)
     if keys.dtype.itemsize < 4:

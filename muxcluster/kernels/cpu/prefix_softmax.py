@@ -8,27 +8,23 @@ from torch import Tensor
 from muxcluster.kernels.cpu.prefix_tiles import Tile
 from muxcluster.kernels.layout import token_positions
 
+# Gathered keys and values, or scores, stay below this, so that they fit in the cache.
 PART_BYTES = 4 << 20
-"""Gathered keys and values, or scores, stay below this, so that they fit in the cache."""
-LOWEST = -1e30
-"""Highest score before any key was seen; finite, so that differences are never NaN."""
+LOWEST = -1e30  # highest score before any key was seen; finite, so that differences are never NaN
 
 
 @dataclass(frozen=True, slots=True)
 class RunningSoftmax:
-    """Softmax over the keys seen so far, in fp32 at least.
+    """Softmax over the keys seen so far, in fp32 at least."""
 
-    highest, total: [tokens, kv_heads, group, 1]. attended: [tokens, kv_heads, group, head_dim],
-    not yet divided by the total.
-    """
-
+    # highest, total: [tokens, kv_heads, group, 1]
     highest: Tensor
     total: Tensor
-    attended: Tensor
+    attended: Tensor  # [tokens, kv_heads, group, head_dim], not yet divided by the total
 
     @classmethod
     def empty(cls, query: Tensor) -> "RunningSoftmax":
-        """No key seen by any query of [tokens, kv_heads, group, head_dim]."""
+        """Return a softmax without keys for queries [tokens, kv_heads, group, head_dim]."""
         return cls(
             query.new_full((*query.shape[:3], 1), LOWEST),
             query.new_zeros((*query.shape[:3], 1)),
@@ -45,13 +41,13 @@ class RunningSoftmax:
         self.highest[tokens] = top
 
     def output(self) -> Tensor:
-        """Attention [tokens, kv_heads, group, head_dim]; zeros where no key was seen."""
+        """Return attention [tokens, kv_heads, group, head_dim]; zeros where no key was seen."""
         return self.attended / self.total.clamp(min=torch.finfo(self.total.dtype).tiny)
 
 
 @dataclass(frozen=True, slots=True)
 class PooledKeys:
-    """Where keys and values are read: the pool's halves, and how a layer's tables point there."""
+    """Keys and values in the pool: its halves, and a layer's tables, which point there."""
 
     halves: Tensor
     table: Tensor
@@ -60,7 +56,7 @@ class PooledKeys:
     head_dim: int
 
     def gather(self, blocks: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Keys and values [n, tokens, head_dim] of blocks [n, columns], as they lie there."""
+        """Return keys and values [n, tokens, head_dim] of blocks [n, columns] as they lie there."""
         ids = 2 * blocks.reshape(-1).long()
         gathered = self.halves.index_select(0, torch.cat((ids, ids + 1)))
         keys, values = gathered.view(2, len(blocks), -1, self.head_dim).to(dtype)
@@ -75,7 +71,7 @@ def add_prefix(
     blocks: Tensor,
     soft_cap: float | None,
 ) -> None:
-    """All queries of a group against the shared keys, part by part.
+    """Attend all queries of a group to the shared keys, part by part.
 
     query: scaled, [all tokens, kv_heads, group, head_dim]. tokens: int64, the group's queries.
     blocks: int32 [kv_heads, columns], full.
@@ -98,20 +94,21 @@ def add_distinct(
     pooled: PooledKeys,
     soft_cap: float | None,
 ) -> None:
-    """Tiles of equally many queries against each row's own keys, padded to the widest (last)."""
+    """Attend tiles of equally many queries to each row's own keys, padded to the widest (last)."""
     _, kv_heads, group, head_dim = query.shape
     count, widest, block_tokens = tiles[-1].queries, tiles[-1].columns, pooled.block_tokens
     # Columns that every query of every tile sees whole need no mask.
     clear = max(0, ((tiles[0].columns - 1) * block_tokens + 2 - count) // block_tokens)
-    used, first, slots, begins, ends = torch.tensor([tile[1:] for tile in tiles]).T.unsqueeze(2)
+    numbers = torch.tensor([tile[1:] for tile in tiles]).T.unsqueeze(2)
+    used, first, table_rows, begins, ends = numbers
     tokens = first + torch.arange(count)
     skipped = begins // block_tokens
     columns = skipped + torch.arange(widest)
-    positions = token_positions(columns[:, clear:], pooled.from_right[slots], block_tokens)
+    positions = token_positions(columns[:, clear:], pooled.from_right[table_rows], block_tokens)
     limits = ends - count + torch.arange(count)
     # Past a row's last column that column is repeated, so that only its own blocks are read.
     own = torch.minimum(columns, skipped + used - 1)
-    blocks = pooled.table[slots, :, own].transpose(1, 2).flatten(0, 1)
+    blocks = pooled.table[table_rows, :, own].transpose(1, 2).flatten(0, 1)
     keys, values = pooled.gather(blocks, query.dtype)
     unused = (positions >= ends)[:, None, :, None]
     tail = values.view(len(tiles), kv_heads, -1, head_dim)[:, :, clear * block_tokens :]
@@ -127,10 +124,10 @@ def add_distinct(
 def _attend(
     query: Tensor, keys: Tensor, values: Tensor, hidden: Tensor | None, soft_cap: float | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Highest score and total weight [n, queries, 1], and sum of weighted values.
+    """Return highest score and total weight [n, queries, 1], and the sum of weighted values.
 
-    query: scaled, [n, queries, head_dim]. keys, values: [n, tokens, head_dim]. hidden: bool
-    [n, queries, last tokens], those of the last keys that are not to be seen.
+    query: scaled, [n, queries, head_dim]. keys, values: [n, tokens, head_dim]. hidden: bool [n,
+    queries, last tokens], True for those of the last keys that are not seen.
     """
     scores = torch.bmm(query, keys.transpose(1, 2))
     if soft_cap is not None:

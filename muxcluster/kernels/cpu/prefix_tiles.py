@@ -6,58 +6,51 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+# Queries of one row handled at once: bounds the scores and skips keys they cannot see.
 TILE_TOKENS = 64
-"""Queries of one row handled at once: bounds the scores and skips keys they cannot see."""
 
 
 class Tile(NamedTuple):
-    """Consecutive queries of one row, and its distinct keys begin <= position < end.
-
-    token: the first query; the last one is at position end - 1. columns: blocks a KV head that
-    hold the keys. Tiles sort by queries, then columns.
-    """
+    """Consecutive queries of one row, and its distinct keys begin <= position < end."""
 
     queries: int
-    columns: int
-    token: int
-    slot: int
+    columns: int  # blocks per KV head that hold the keys; tiles sort by queries, then columns
+    token: int  # the first query; the last one is at position end - 1
+    table_row: int
     begin: int
     end: int
 
 
 @dataclass(frozen=True, slots=True)
 class GroupedRows:
-    """Arguments of `prefix_attention` read on the host, all lists of numbers.
+    """Arguments of `prefix_attention` read on the host, all lists of numbers."""
 
-    groups: offsets [groups + 1] over rows. offsets: [rows + 1] over queries. prefixes: [groups].
-    ends, slots: [rows].
-    """
-
-    groups: list[int]
-    offsets: list[int]
-    prefixes: list[int]
+    groups: list[int]  # offsets [groups + 1] over rows
+    offsets: list[int]  # [rows + 1] over queries
+    prefixes: list[int]  # [groups]
+    # ends, table_rows: [rows]
     ends: list[int]
-    slots: list[int]
+    table_rows: list[int]
 
     @classmethod
     def read(
         cls,
-        slots: Tensor,
+        table_rows: Tensor,
         lengths: Tensor,
         group_offsets: Tensor,
         prefix_lengths: Tensor,
         query_offsets: Tensor | None,
         num_tokens: int,
     ) -> "GroupedRows":
-        """ValueError for offsets that do not rise to what they divide."""
-        groups = _bounds("group_offsets", group_offsets, len(slots))
+        """Read the arguments. Raises ValueError for offsets that do not rise as they must."""
+        groups = _bounds("group_offsets", group_offsets, len(table_rows))
         offsets = list(range(num_tokens + 1))
         if query_offsets is not None:
             offsets = _bounds("query_offsets", query_offsets, num_tokens)
-        return cls(groups, offsets, prefix_lengths.tolist(), lengths.tolist(), slots.tolist())
+        return cls(groups, offsets, prefix_lengths.tolist(), lengths.tolist(), table_rows.tolist())
 
     def check(self, block_tokens: int, columns: int) -> None:
-        """ValueError for rows beyond their table, and for prefixes that not every query sees."""
+        """Raise ValueError for rows beyond their table or prefixes that not every query sees."""
         furthest = max(self.ends, default=0)
         if furthest > columns * block_tokens:
             raise ValueError(f"a row ends at {furthest}, beyond its table of {columns} columns")
@@ -70,13 +63,13 @@ class GroupedRows:
                 raise ValueError(f"row {row} sees only {seen} of its group's {prefix} tokens")
 
     def rows(self) -> Iterator[tuple[int, int]]:
-        """Each row with the length of its group's prefix."""
+        """Yield each row with the length of its group's prefix."""
         for group, prefix in enumerate(self.prefixes):
             for row in range(self.groups[group], self.groups[group + 1]):
                 yield row, prefix
 
     def tiles(self, block_tokens: int) -> Iterator[Tile]:
-        """The rows' queries, those without distinct keys left out."""
+        """Yield tiles of the rows' queries, except those without distinct keys."""
         for row, prefix in self.rows():
             start, stop = self.offsets[row], self.offsets[row + 1]
             for token in range(start, stop, TILE_TOKENS):
@@ -84,7 +77,7 @@ class GroupedRows:
                 end = self.ends[row] - stop + last
                 columns = -(-(end - prefix) // block_tokens)
                 if columns > 0:
-                    yield Tile(last - token, columns, token, self.slots[row], prefix, end)
+                    yield Tile(last - token, columns, token, self.table_rows[row], prefix, end)
 
 
 def batches(tiles: list[Tile], budget: int) -> Iterator[list[Tile]]:
@@ -103,7 +96,7 @@ def batches(tiles: list[Tile], budget: int) -> Iterator[list[Tile]]:
 
 
 def _bounds(name: str, offsets: Tensor, stop: int) -> list[int]:
-    """The offsets as numbers that rise from 0 to `stop`."""
+    """Return the offsets as numbers. Raises ValueError unless they rise from 0 to `stop`."""
     bounds: list[int] = offsets.tolist()
     if bounds[0] != 0 or bounds[-1] != stop or bounds != sorted(bounds):
         raise ValueError(f"{name} must rise from 0 to {stop}, got {bounds}")

@@ -8,8 +8,7 @@ from torch import Tensor
 from muxcluster.kernels.add_rms_norm import check_norm
 from muxcluster.kernels.triton_ops.specimens.specimen import Specimen
 
-_MAX_WIDTH = 32768
-"""A row of a program's registers: wider ones would not fit."""
+_MAX_WIDTH = 32768  # A row of a program's registers: wider ones would not fit
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -87,7 +86,7 @@ def add_rms_norm(
 
 
 def _blocks(width: int) -> tuple[int, int, int]:
-    """(rows, columns, warps) of a program: about 16 elements a thread."""
+    """Return (rows, columns, warps) of a program: about 16 elements per thread."""
     block_width = triton.next_power_of_2(width)
     block_rows = max(1, 2048 // block_width)
     return block_rows, block_width, min(16, max(4, block_rows * block_width // 512))
@@ -118,6 +117,7 @@ def _specimen(name: str, dtype: str, width: int, residual: bool, gemma: bool) ->
     )
 
 
+# Llama 7B, Llama 405B, Gemma 7B, Qwen3's query norm, fp32.
 SPECIMENS = (
     _specimen("bf16 4096 residual", "bf16", 4096, True, False),
     _specimen("bf16 16384 residual", "bf16", 16384, True, False),
@@ -125,4 +125,3 @@ SPECIMENS = (
     _specimen("fp16 heads of 128", "fp16", 128, False, False),
     _specimen("fp32 8192", "fp32", 8192, False, False),
 )
-"""Llama 7B, Llama 405B, Gemma 7B, Qwen3's query norm, fp32."""

@@ -14,8 +14,7 @@ from muxcluster.kernels.triton_ops.parts.tiles import TABLE_STRIDES
 from muxcluster.kernels.triton_ops.specimens.attention import attention_specimen, pool_block
 from muxcluster.kernels.triton_ops.specimens.specimen import ALL, HOPPER, Specimen
 
-ITEMS = 16
-"""Heads a program copies: two loads of 16 bytes a thread at head_dim 128."""
+ITEMS = 16  # Heads a program copies: two loads of 16 bytes a thread at head_dim 128
 
 
 @triton.jit(do_not_specialize=["items", *TABLE_STRIDES])
@@ -24,7 +23,7 @@ def write_kernel(
     key,
     value,
     table,
-    slots,
+    table_rows,
     positions,
     from_right,
     items,
@@ -32,7 +31,7 @@ def write_kernel(
     key_head_stride,
     value_token_stride,
     value_head_stride,
-    table_slot_stride,
+    table_row_stride,
     table_head_stride,
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -53,12 +52,12 @@ def write_kernel(
     values_at = value + (token * value_token_stride + head * value_head_stride)[:, None]
     values = tl.load(values_at + places[None, :], mask=inside)
 
-    slot = tl.load(slots + token, mask=is_item, other=0).to(tl.int64)
+    table_row = tl.load(table_rows + token, mask=is_item, other=0).to(tl.int64)
     position = tl.load(positions + token, mask=is_item, other=0).to(tl.int32)
     is_item = is_item & (position >= 0)
     inside = inside & (position >= 0)[:, None]
-    right = tl.load(from_right + slot, mask=is_item, other=0)
-    column = slot * table_slot_stride + head * table_head_stride + position // BLOCK_TOKENS
+    right = tl.load(from_right + table_row, mask=is_item, other=0)
+    column = table_row * table_row_stride + head * table_head_stride + position // BLOCK_TOKENS
     block = tl.load(table + column, mask=is_item, other=0).to(tl.int64)
     offset = position % BLOCK_TOKENS
     offset = tl.where(right, BLOCK_TOKENS - 1 - offset, offset)
@@ -72,13 +71,13 @@ def kv_write(
     key: Tensor,
     value: Tensor,
     table: Tensor,
-    slots: Tensor,
+    table_rows: Tensor,
     positions: Tensor,
     from_right: Tensor,
     block_tokens: int,
 ) -> None:
     """As `muxcluster.kernels.kv_write.kv_write`, on the tensors' device, without waiting for it."""
-    check_kv_write(key, value, table, slots, positions, from_right)
+    check_kv_write(key, value, table, table_rows, positions, from_right)
     tokens, kv_heads, head_dim = key.shape
     halves = half_rows(pool, key.dtype, block_tokens, head_dim)
     items = tokens * kv_heads
@@ -89,7 +88,7 @@ def kv_write(
         key,
         value,
         table,
-        slots,
+        table_rows,
         positions,
         from_right,
         items,

@@ -1,10 +1,11 @@
-"""Attention of one new token a sequence over its blocks, split over the sequence.
+"""Attention of one new token per sequence over its blocks, split over the sequence.
 
-FlashDecoding over a head-wise block table. One program takes one KV head of one row and one span
-of its context, with all query heads of the group (up to 32), so that keys and values are read
-once. The group is padded to 16 for the tensor cores: the kernel waits for memory, so the padding
-costs nothing.
+FlashDecoding over a head-wise block table. One program takes one KV head of one row and one span of
+its context, with all query heads of the group (up to 32), so that keys and values are read once.
+The group is padded to 16 for the tensor cores.
 """
+
+# The kernel waits for memory, so the padding costs nothing.
 
 from collections.abc import Iterator
 from itertools import chain
@@ -35,9 +36,9 @@ from muxcluster.kernels.triton_ops.parts.tiles import (
 from muxcluster.kernels.triton_ops.specimens.attention import attention_specimen, pool_block
 from muxcluster.kernels.triton_ops.specimens.specimen import ALL, HOPPER, Specimen
 
+# Tiles of keys and values that a program waits for at a time. Two of 32 KiB in three programs fill
+# the memory pipeline of a multiprocessor.
 TILES_IN_FLIGHT = 2
-"""Tiles of keys and values that a program waits for at a time. Two of 32 KiB in three programs fill
-the memory pipeline of a multiprocessor."""
 
 
 @triton.jit(do_not_specialize=["num_splits", "max_tokens", "window", *TABLE_STRIDES])
@@ -47,7 +48,7 @@ def decode_kernel(
     query,
     pool,
     table,
-    slots,
+    table_rows,
     lengths,
     from_right,
     scale,
@@ -57,7 +58,7 @@ def decode_kernel(
     window,
     query_row_stride,
     query_head_stride,
-    table_slot_stride,
+    table_row_stride,
     table_head_stride,
     GROUP: tl.constexpr,
     BLOCK_G: tl.constexpr,
@@ -81,15 +82,15 @@ def decode_kernel(
     PARTS: tl.constexpr = (GROUP + BLOCK_G - 1) // BLOCK_G
     row, split = tl.program_id(0) // num_splits, tl.program_id(0) % num_splits
     kv_head = tl.program_id(1) // PARTS
-    slot = tl.load(slots + row).to(tl.int64)
+    table_row = tl.load(table_rows + row).to(tl.int64)
     end = tl.minimum(tl.load(lengths + row).to(tl.int32), max_tokens)
     first_seen, begin = seen_span(end, window, ALIGN, HAS_WINDOW)
     if IS_SPLIT:
         begin, end = bounds_of_split(split, num_splits, begin, end, TILE, MIN_TILES)
         if begin >= end:
             return
-    right = tl.load(from_right + slot)
-    blocks = table + slot * table_slot_stride + kv_head * table_head_stride
+    right = tl.load(from_right + table_row)
+    blocks = table + table_row * table_row_stride + kv_head * table_head_stride
 
     heads = tl.program_id(1) % PARTS * BLOCK_G + tl.arange(0, BLOCK_G)
     places = tl.arange(0, BLOCK_D)
@@ -124,7 +125,7 @@ def paged_decode(
     query: Tensor,
     pool: Tensor,
     table: Tensor,
-    slots: Tensor,
+    table_rows: Tensor,
     lengths: Tensor,
     from_right: Tensor,
     *,
@@ -144,7 +145,7 @@ def paged_decode(
     num_splits: most splits of a row, by default chosen from the shapes. split_tokens: least tokens
     of a split. tile_tokens: tokens read at once, a power of two of at least 16.
     """
-    check_paged_decode(query, table, slots, lengths, from_right, sliding_window, soft_cap)
+    check_paged_decode(query, table, table_rows, lengths, from_right, sliding_window, soft_cap)
     rows, heads, head_dim = query.shape
     kv_heads, max_tokens = table.shape[1], table.shape[2] * block_tokens
     if num_splits is None:
@@ -169,7 +170,7 @@ def paged_decode(
         query,
         halves,
         table,
-        slots,
+        table_rows,
         lengths,
         from_right,
         *score_factors(scale, soft_cap),
@@ -191,17 +192,15 @@ def paged_decode(
 
 
 def group_block(group: int) -> int:
-    """Query heads a program takes; more than 32 would not leave enough registers."""
+    """Return the query heads of a program; more than 32 would not leave enough registers."""
     return min(32, max(16, triton.next_power_of_2(group)))
 
 
 def choose_tile(head_dim: int, dtype: torch.dtype, block_tokens: int) -> tuple[int, int]:
-    """Tokens read at once and stages of the pipeline that reads them.
-
-    16 KiB of keys, less in fp32, whose products take more registers. Half as many where that puts
-    each tile into one block: the loop then has fewer instructions a byte than with tiles of two
-    blocks, and one tile more is in flight.
-    """
+    """Return tokens read at once, and stages of the pipeline that reads them."""
+    # 16 KiB of keys, less in fp32, whose products take more registers. Half as many where that puts
+    # each tile into one block: the loop then has fewer instructions a byte than with tiles of two
+    # blocks, and one tile more is in flight.
     elements = 8192 if dtype.itemsize == 2 else 2048
     tile = max(16, min(128, elements // triton.next_power_of_2(head_dim)))
     half = tile // 2

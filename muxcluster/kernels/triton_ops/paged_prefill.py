@@ -50,7 +50,7 @@ def prefill_kernel(
     query,
     pool,
     table,
-    slots,
+    table_rows,
     query_offsets,
     starts,
     from_right,
@@ -61,7 +61,7 @@ def prefill_kernel(
     window,
     query_token_stride,
     query_head_stride,
-    table_slot_stride,
+    table_row_stride,
     table_head_stride,
     GROUP: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -87,11 +87,11 @@ def prefill_kernel(
     skipped = (tile - first // TOKENS - row) * TOKENS
     if skipped >= count:
         return
-    slot = tl.load(slots + row).to(tl.int64)
+    table_row = tl.load(table_rows + row).to(tl.int64)
     low = tl.load(starts + row).to(tl.int32) + skipped
     high = tl.minimum(low + tl.minimum(TOKENS, count - skipped), max_tokens)
-    right = tl.load(from_right + slot)
-    blocks = table + slot * table_slot_stride + kv_head * table_head_stride
+    right = tl.load(from_right + table_row)
+    blocks = table + table_row * table_row_stride + kv_head * table_head_stride
 
     members = tl.arange(0, BLOCK_M)
     tokens = members // GROUP
@@ -127,7 +127,7 @@ def paged_prefill(
     query: Tensor,
     pool: Tensor,
     table: Tensor,
-    slots: Tensor,
+    table_rows: Tensor,
     query_offsets: Tensor,
     starts: Tensor,
     from_right: Tensor,
@@ -144,10 +144,10 @@ def paged_prefill(
     noticed, and a row sees no more than its table holds. tiling: chosen from shapes by default.
     """
     check_paged_prefill(
-        query, table, slots, query_offsets, starts, from_right, sliding_window, soft_cap
+        query, table, table_rows, query_offsets, starts, from_right, sliding_window, soft_cap
     )
     tokens, heads, head_dim = query.shape
-    rows = len(slots)
+    rows = len(table_rows)
     halves = half_rows(pool, query.dtype, block_tokens, head_dim)
     output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     if not output.numel():
@@ -163,7 +163,7 @@ def paged_prefill(
         query,
         halves,
         table,
-        slots,
+        table_rows,
         query_offsets,
         starts,
         from_right,
@@ -185,7 +185,7 @@ def paged_prefill(
 
 
 def tile_constants(group: int, head_dim: int, tiling: Tiling) -> dict[str, int]:
-    """Those constexpr arguments that follow from the shape of a tile."""
+    """Return the constexpr arguments that follow from the shape of a tile."""
     return {
         "GROUP": group,
         "BLOCK_M": tiling.members,

@@ -29,7 +29,7 @@ def prefix_attention(
     query: Tensor,
     pool: Tensor,
     table: Tensor,
-    slots: Tensor,
+    table_rows: Tensor,
     lengths: Tensor,
     from_right: Tensor,
     group_offsets: Tensor,
@@ -45,20 +45,21 @@ def prefix_attention(
 
     Nothing waits for the device and the grid follows from shapes alone (the most tiles so many
     tokens can need; programs without work end at once), so the call can be captured in a CUDA
-    graph. Values are not checked; a row sees no more than its table holds. The merge is a second
-    kernel: merging in the program that comes last would need counters to be zeroed before every
-    launch, and an order of memory between programs that the interpreter cannot show to hold.
+    graph. Values are not checked; a row sees no more than its table holds.
 
-    tiling: block sizes and splits, else chosen from the shapes.
+    tiling: block sizes and splits, by default chosen from the shapes.
     """
-    grouped = (table, slots, lengths, from_right, group_offsets, prefix_lengths)
+    # The merge is a second kernel: merging in the program that comes last would need counters to be
+    # zeroed before every launch, and an order of memory between programs that the interpreter
+    # cannot show to hold.
+    grouped = (table, table_rows, lengths, from_right, group_offsets, prefix_lengths)
     check_prefix_attention(query, *grouped, soft_cap, query_offsets)
     halves = half_rows(pool, query.dtype, block_tokens, query.shape[2])
     output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     if not output.numel():
         return output
     single = query_offsets is None
-    shape = _shape_of(query, table.shape[1], len(slots), len(prefix_lengths), single)
+    shape = _shape_of(query, table.shape[1], len(table_rows), len(prefix_lengths), single)
     max_tokens = table.shape[2] * block_tokens
     chosen = tiling or device_tiling(shape, max_tokens, query.dtype, query.device)
     partial, sums = _partials(query, chosen)
@@ -91,8 +92,10 @@ def _shape_of(query: Tensor, kv_heads: int, rows: int, groups: int, single: bool
 
 
 def _partials(query: Tensor, tiling: PrefixTiling) -> tuple[Tensor, Tensor]:
-    """Memory for what the splits leave: partial [tokens, heads, splits, head_dim], sums without
-    the last dimension, both fp32."""
+    """Return memory for what the splits leave, fp32.
+
+    partial: [tokens, heads, splits, head_dim]; sums: without the last dimension.
+    """
     tokens, heads, head_dim = query.shape
     splits = (tokens, heads, tiling.prefix_splits + tiling.distinct_splits)
     partial = torch.empty((*splits, head_dim), dtype=torch.float32, device=query.device)
@@ -100,7 +103,7 @@ def _partials(query: Tensor, tiling: PrefixTiling) -> tuple[Tensor, Tensor]:
 
 
 def _counts(shape: PrefixShape, tiling: PrefixTiling) -> tuple[int, int, int, int, int]:
-    """The kernel's rows, groups, kv_heads, prefix_tiles and distinct_tiles."""
+    """Return the kernel's rows, groups, kv_heads, prefix_tiles and distinct_tiles."""
     prefix_tiles = shape.prefix_tiles(tiling.prefix_queries)
     distinct_tiles = shape.distinct_tiles(tiling.distinct_queries)
     return shape.rows, shape.groups, shape.kv_heads, prefix_tiles, distinct_tiles

@@ -205,6 +205,7 @@ def _specimen(
     )
 
 
+# Half rotation and interleaved; d is the rotary dimension.
 SPECIMENS = (
     _specimen("bf16 d128", "bf16", "bf16", 128, False),
     _specimen("bf16 d80", "bf16", "bf16", 80, False),
@@ -214,4 +215,3 @@ SPECIMENS = (
     _specimen("bf16 d128 norms", "bf16", "bf16", 128, False, norms=True),
     _specimen("fp16 d256 norms interleaved", "fp16", "fp16", 256, True, norms=True),
 )
-"""Half rotation and interleaved; d is the rotary dimension."""

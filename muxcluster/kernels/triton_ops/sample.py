@@ -1,4 +1,4 @@
-"""Sampling without a sort: one program a row searches the cut, then inverts the running sum."""
+"""Sampling without a sort: one program per row searches the cut, then inverts the running sum."""
 
 import torch
 import triton
@@ -19,8 +19,8 @@ from muxcluster.kernels.triton_ops.specimens.specimen import Specimen
 _FARTHEST = tl.constexpr(FARTHEST)
 _LARGEST = tl.constexpr(3.4028234663852886e38)
 _SMALLEST = tl.constexpr(1.1754943508222875e-38)
+# Once an eighth of the vocabulary is left, it is gathered and the rest not read again.
 _NEAR_PART = 8
-"""Once an eighth of the vocabulary is left, it is gathered and the rest not read again."""
 _BLOCK = 4096
 _NUM_WARPS = 16
 

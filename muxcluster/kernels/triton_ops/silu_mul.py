@@ -8,8 +8,7 @@ from torch import Tensor
 from muxcluster.kernels.silu_mul import Activation, gate_and_up
 from muxcluster.kernels.triton_ops.specimens.specimen import Specimen
 
-_MAX_BLOCK = 1024
-"""Eight elements, one 16-byte access in 16 bits, for each of 128 threads."""
+_MAX_BLOCK = 1024  # Eight elements, one 16-byte access in 16 bits, for each of 128 threads
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""Copies runs of slots as words of up to eight bytes: one program a run, K and V together."""
+"""Copies runs of slots as words of up to eight bytes: one program per run, K and V together."""
 
 from typing import Any
 
@@ -9,8 +9,8 @@ from torch import Tensor
 from muxcluster.kernels.slot_copy import check_slot_copy, widest_word
 from muxcluster.kernels.triton_ops.specimens.specimen import Specimen
 
+# Words of K and of V in flight in one program: 8 KiB each, 16 bytes eight times a thread.
 COPIED_WORDS = 1024
-"""Words of K and of V in flight in one program: 8 KiB each, 16 bytes eight times a thread."""
 
 
 @triton.jit
@@ -88,7 +88,7 @@ def slot_copy(
 
 
 def _constants(words: int, destination: tuple[int, int], source: tuple[int, int]) -> dict[str, Any]:
-    """The kernel's constants; destination, source: tokens a block, words of half a block."""
+    """Return the kernel's constants. destination, source: tokens and words of half a block."""
     padded = triton.next_power_of_2(words)
     most = triton.next_power_of_2(max(destination[0], source[0]))
     return {
@@ -103,7 +103,7 @@ def _constants(words: int, destination: tuple[int, int], source: tuple[int, int]
 
 
 def _specimen(name: str, words: int, destination_tokens: int, source_tokens: int) -> Specimen:
-    """Pools have blocks of 8 KiB, staging blocks of one slot; words of 8 bytes."""
+    """Return a specimen with pool blocks of 8 KiB, staging blocks of one slot, 8-byte words."""
     pool, staging = 512, words
     constants = _constants(
         words,

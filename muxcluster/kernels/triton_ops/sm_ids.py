@@ -1,4 +1,6 @@
-"""Every program notes its multiprocessor, then spins. No interpreter runs inline assembly."""
+"""Every program stores the id of its multiprocessor, then spins."""
+
+# No interpreter runs inline assembly.
 
 import triton
 import triton.language as tl

@@ -36,10 +36,9 @@ class _Place:
 
 
 class _WorkerJobs:
-    """Runs the jobs of one worker, each in its rung."""
+    """Runs the jobs of one worker, each at its rung."""
 
     def __init__(self, worker_id: int, plan: RungPlan, places: Mapping[int, _Place]) -> None:
-        """places: of all rungs."""
         self._plan = plan
         self._places = places
         self._own = [places[rung.rung_id] for rung in plan.rungs if rung.worker_id == worker_id]
@@ -55,14 +54,14 @@ class _WorkerJobs:
 
 
 class GreenExecutor:
-    """One thread a worker, one runner and one context a rung; weights, pool and tables once.
+    """Executor with one thread per worker, and one runner and green context per rung.
 
-    Jobs of different workers overlap. A CUDA error that breaks the context breaks the process: the
-    unit fails, and whoever started it starts it anew.
+    Weights, pool and tables exist once. Jobs of different workers overlap. A CUDA error that breaks
+    the context breaks the process: the unit fails, and its parent starts it again.
     """
 
     def __init__(self, spec: UnitSpec, make_parts: Callable[[UnitSpec], Parts] = parts_for) -> None:
-        """make_parts: where rungs run. Nothing starts yet."""
+        """make_parts: makes the parts of the device where rungs run. Starts nothing yet."""
         self._spec = spec
         self._make_parts = make_parts
         self._parts: Parts | None = None
@@ -134,7 +133,7 @@ class GreenExecutor:
 
 
 def _outcome(told: JobDone | JobFailed | SystemExit) -> Outcome:
-    """Raises EngineFailure where the process's CUDA context is lost."""
+    """Return the outcome. Raises EngineFailure if the process's CUDA context is lost."""
     if isinstance(told, SystemExit):
         reason = told.reason if isinstance(told, ContextLost) else str(told)
         raise EngineFailure(f"the CUDA context is lost: {reason}") from told

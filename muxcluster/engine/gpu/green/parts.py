@@ -1,6 +1,7 @@
 """Green contexts of a unit's rungs: which multiprocessors each worker gets at each share."""
 
 import logging
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,7 +14,6 @@ from muxcluster.core.errors import EngineFailure
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.gpu.context import open_own_context
 from muxcluster.engine.gpu.driver import Driver, DriverError, GreenContext, SmResource, SmSplit
-from muxcluster.engine.gpu.green.ends import TwoEnds
 from muxcluster.engine.gpu.refusals import NO_GREEN
 from muxcluster.engine.gpu.shares import Seen, check_apart, check_shares
 from muxcluster.engine.gpu.sm_probe import SmProbe
@@ -25,7 +25,7 @@ _EPSILON = 1e-6
 
 
 class Contexts(Protocol):
-    """The driver calls that are needed: see driver.Driver."""
+    """The driver calls that are needed: see `driver.Driver`."""
 
     def split(self) -> SmSplit: ...
 
@@ -36,14 +36,14 @@ class Contexts(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Multiprocessors of one rung. green: None for all of them."""
+    """Multiprocessors of one rung."""
 
-    green: GreenContext | None
+    green: GreenContext | None  # None for all of them
     stream: torch.cuda.Stream | None
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """Work of this thread runs on the part."""
+        """Run the work of this thread on the part."""
         if self.stream is None:
             yield
         else:
@@ -52,20 +52,56 @@ class Part:
 
 
 class Parts(Protocol):
-    """Where the rungs of a unit in one process run."""
+    """The parts of the device where the rungs of a unit in one process run."""
 
     def open(self, rungs: Sequence[WorkerRung]) -> Mapping[int, Part]:
-        """By rung id, verified. Raises EngineFailure: there are none, or a share had no effect."""
+        """Return verified parts by rung id. Raises EngineFailure: no parts, or a share had no
+        effect.
+        """
         ...
 
     def close(self) -> None:
-        """Give them back, when nothing runs on them; idempotent."""
+        """Release the parts, when nothing runs on them; idempotent."""
         ...
 
 
+class TwoEnds:
+    """Takes the multiprocessors of one split from its two ends.
+
+    Shares of opposite ends that together fill at most the device have no group in common: both cut
+    the row of groups at the same place if they add up to one. Multiprocessors in no group lie at
+    the far end, beyond the last group.
+    """
+
+    def __init__(self, split: SmSplit) -> None:
+        """Raises DriverError where the device has too few groups for two parts."""
+        if len(split.groups) < 2:
+            raise DriverError(f"{split.num_sms} multiprocessors make {len(split.groups)} group")
+        self._split = split
+
+    def from_start(self, share: float) -> tuple[SmResource, ...]:
+        """Return about `share` of the multiprocessors, 0 < share < 1; at least one group."""
+        return self._split.groups[: self._cut(share)]
+
+    def from_end(self, share: float) -> tuple[SmResource, ...]:
+        """As `from_start`, with the multiprocessors in no group if they combine with groups."""
+        groups = self._split.groups[self._cut(1.0 - share) :]
+        if self._split.rest is None or not self._split.combines_rest:
+            return groups
+        return (*groups, self._split.rest)
+
+    def _cut(self, share: float) -> int:
+        """Return the number of groups before the place where `share` of the device ends."""
+        exact = share * self._split.num_sms / self._split.group_sms
+        return min(max(math.floor(exact + 0.5 + _EPSILON), 1), len(self._split.groups) - 1)
+
+
 class GreenParts:
-    """Workers take the GPU from its two ends in turn, so that the first one (prefill) and
-    the second one are apart at all shares that fill at most the GPU together."""
+    """Parts that are green contexts.
+
+    Workers take the GPU from its two ends in turn, so that the first (prefill) and the second are
+    apart at all shares that together fill at most the GPU.
+    """
 
     def __init__(self, contexts: Contexts, device: torch.device) -> None:
         self._contexts = contexts
@@ -90,7 +126,9 @@ class GreenParts:
             self._contexts.destroy(self._made.pop())
 
     def _make(self, rungs: Sequence[WorkerRung]) -> dict[int, Part]:
-        """Raises DriverError: a call was refused, or the device cannot be divided."""
+        """Create the parts. Raises DriverError if a call is refused or the device is not
+        divisible.
+        """
         split = self._contexts.split()
         if split.combines_rest:
             try:
@@ -115,7 +153,8 @@ class GreenParts:
 
     def _part(self, rung: WorkerRung, ends: TwoEnds, is_from_start: bool) -> Part:
         assert rung.share is not None, "a context has one share"
-        if rung.share >= 1.0 - _EPSILON:  # a stream of its own, or slots would wait for each other
+        # a stream of its own, or workers would wait for each other
+        if rung.share >= 1.0 - _EPSILON:
             own = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]  # torch leaves it untyped
             return Part(None, own)
         green = self._contexts.create(
@@ -127,7 +166,7 @@ class GreenParts:
 
 
 class ThreadParts:
-    """The CPU's twin: nothing confines a thread, and nothing is verified."""
+    """CPU twin of `GreenParts`: nothing confines a thread, and nothing is verified."""
 
     def open(self, rungs: Sequence[WorkerRung]) -> Mapping[int, Part]:
         return {rung.rung_id: Part(None, None) for rung in rungs}
@@ -137,7 +176,7 @@ class ThreadParts:
 
 
 def parts_for(spec: UnitSpec) -> Parts:
-    """Of the unit's device. Raises EngineFailure where the driver cannot be loaded."""
+    """Return the parts of the unit's device. Raises EngineFailure without a driver."""
     device = torch.device(spec.device)
     if device.type == "cpu":
         return ThreadParts()

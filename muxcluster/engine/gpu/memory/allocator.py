@@ -1,4 +1,6 @@
-"""Whether torch allocates what CUDA IPC can export: plain cudaMalloc."""
+"""Checks that torch allocates what CUDA IPC can export: plain cudaMalloc."""
+
+# A module of its own, because the unit's process imports it and must not import torch.
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,7 +12,7 @@ _CONFIGURATIONS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 
 def check_configuration(environment: Mapping[str, str]) -> None:
-    """Raises EngineFailure where torch is told to allocate what CUDA IPC cannot export."""
+    """Raise EngineFailure if torch is configured to allocate what CUDA IPC cannot export."""
     for name in _CONFIGURATIONS:
         value = environment.get(name, "")
         wanted = value.replace(" ", "").lower()
@@ -19,6 +21,6 @@ def check_configuration(environment: Mapping[str, str]) -> None:
 
 
 def check_segments(segments: Sequence[Mapping[str, Any]]) -> None:
-    """segments: torch.cuda.memory_snapshot(). Raises EngineFailure where one is expandable."""
+    """Raise EngineFailure if a segment of torch.cuda.memory_snapshot() is expandable."""
     if any(segment.get("is_expandable") for segment in segments):
         raise EngineFailure(NOT_PLAIN_MEMORY.format(what="an expandable segment"))

@@ -1,4 +1,4 @@
-"""Memory in files without a name, which children inherit: host memory, and all of it on a CPU."""
+"""Memory in unnamed files that children inherit: host memory, and on a CPU all memory."""
 
 import math
 import mmap
@@ -14,15 +14,15 @@ _ALIGNMENT = 64
 
 
 class SharedFiles:
-    """Hands out zeros in memory files, and knows where they lie. They live as long as we do."""
+    """Allocates zeros in memory files and finds tensors in them; owns the files."""
 
     def __init__(self) -> None:
         self._regions: list[tuple[int, Region]] = []
 
     def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """A tensor on the CPU in a file of its own."""
+        """Return a tensor on the CPU in a file of its own."""
         num_bytes = math.prod(shape) * dtype.itemsize
-        if not num_bytes:  # nobody can map nothing
+        if not num_bytes:  # zero bytes cannot be mapped
             return torch.zeros(shape, dtype=dtype)
         descriptor = os.memfd_create("muxcluster")
         os.truncate(descriptor, num_bytes)
@@ -32,9 +32,9 @@ class SharedFiles:
         return flat.view(dtype).view(shape)
 
     def moved(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Copies of contiguous CPU tensors in one file.
+        """Return copies of contiguous CPU tensors in one file.
 
-        Those that shared memory still do, and neighbours in one storage are neighbours again.
+        Tensors that shared memory still do, and neighbours in one storage are neighbours again.
         """
         places: dict[int, int] = {}
         end, last = 0, None
@@ -54,7 +54,7 @@ class SharedFiles:
         return copies
 
     def find(self, tensor: Tensor) -> tuple[Region, int]:
-        """See `manifest.Find`. Raises ValueError for memory that is not ours."""
+        """See `manifest.Find`. Raises ValueError for memory that is in none of the files."""
         for start, region in self._regions:
             if start <= tensor.data_ptr() < start + region.num_bytes:
                 return region, tensor.data_ptr() - start
@@ -62,14 +62,14 @@ class SharedFiles:
 
 
 def _follows(tensor: Tensor, other: Tensor) -> bool:
-    """Whether `tensor` begins where `other`, of the same type and storage, ends."""
+    """Return whether `tensor` begins where `other`, of the same type and storage, ends."""
     is_same = tensor.untyped_storage()._cdata == other.untyped_storage()._cdata
     is_next = tensor.data_ptr() == other.data_ptr() + other.nbytes
     return is_same and is_next and tensor.dtype == other.dtype
 
 
 def opened(region: Region) -> Tensor:
-    """uint8 [num_bytes] over the file; the mapping lives as long as the tensor."""
+    """Map the file as uint8 [num_bytes]; the mapping lives as long as the tensor."""
     assert region.descriptor is not None, "not a file"
     mapping = mmap.mmap(region.descriptor, region.num_bytes)  # MAP_SHARED
     return torch.frombuffer(mapping, dtype=torch.uint8)

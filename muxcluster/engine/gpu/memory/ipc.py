@@ -1,4 +1,4 @@
-"""Device memory of another process, by CUDA IPC: an allocation has a handle, which others map."""
+"""Device memory of another process through CUDA IPC: each allocation has a handle to map it."""
 
 import os
 from typing import Protocol
@@ -14,7 +14,7 @@ from muxcluster.engine.gpu.refusals import IPC_REFUSED
 
 
 class IpcDriver(Protocol):
-    """The driver calls that are needed: see driver.Driver."""
+    """The driver calls that are needed: see `driver.Driver`."""
 
     def allocation(self, address: int) -> tuple[int, int]: ...
 
@@ -24,15 +24,16 @@ class IpcDriver(Protocol):
 
 
 class DeviceExports:
-    """Finds the allocations of this process's tensors. torch puts many tensors in one allocation,
-    and each allocation gets one handle."""
+    """Finds the allocations of this process's tensors."""
+
+    # torch puts many tensors in one allocation; each allocation gets one handle.
 
     def __init__(self, driver: IpcDriver) -> None:
         self._driver = driver
         self._handles: dict[int, bytes] = {}
 
     def find(self, tensor: Tensor) -> tuple[Region, int]:
-        """See `manifest.Find`. Raises EngineFailure where the driver gives no handle."""
+        """See `manifest.Find`. Raises EngineFailure if the driver gives no handle."""
         try:
             base, num_bytes = self._driver.allocation(tensor.data_ptr())
             if base not in self._handles:
@@ -50,9 +51,9 @@ class DeviceImports:
         self._device = device
 
     def opened(self, region: Region) -> Tensor:
-        """uint8 [num_bytes] over the mapped memory, which stays mapped until the process ends.
+        """Map the region as uint8 [num_bytes]; it stays mapped until the process ends.
 
-        Raises EngineFailure where the driver refuses the handle.
+        Raises EngineFailure if the driver refuses the handle.
         """
         try:
             address = self._driver.open_handle(region.handle)
@@ -62,7 +63,7 @@ class DeviceImports:
 
 
 class _Mapped:
-    """Bytes at an address, as torch takes them over without a copy (CUDA array interface, v3)."""
+    """Bytes at an address in a form that torch uses without a copy (CUDA array interface, v3)."""
 
     def __init__(self, address: int, num_bytes: int) -> None:
         self.__cuda_array_interface__ = {
@@ -74,7 +75,7 @@ class _Mapped:
 
 
 def check_plain_memory() -> None:
-    """What this process has allocated on GPUs can be exported. Raises EngineFailure."""
+    """Raise EngineFailure unless all that this process has allocated on GPUs can be exported."""
     check_configuration(os.environ)
     segments = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]  # torch leaves it untyped
     check_segments(segments)

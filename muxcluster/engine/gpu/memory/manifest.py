@@ -1,4 +1,4 @@
-"""Tensors of one process as another one finds them: stretches of memory, and what lies where."""
+"""Describes tensors of one process so that another can map them: regions of memory and offsets."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -9,21 +9,21 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A stretch of memory that another process can map.
-
-    descriptor: of the file that it is, inherited by children under the same number; None: device
-    memory, which `handle` opens.
-    """
+    """A region of memory that another process can map."""
 
     num_bytes: int
+    # descriptor of its file, inherited by children under the same number; None: device memory,
+    # which `handle` opens
     descriptor: int | None = None
     handle: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A tensor: `offset` bytes into region number `region`, strides in elements. region None: it
-    is empty, and lies nowhere."""
+    """A tensor: `offset` bytes into region number `region`, strides in elements.
+
+    region: None if it is empty.
+    """
 
     name: str
     region: int | None
@@ -35,18 +35,18 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What an owner hands to a worker."""
+    """All tensors that an owner hands to a worker."""
 
     regions: tuple[Region, ...]
     tensors: tuple[Placed, ...]
 
 
+# Returns the region that contains a tensor's first element, and its offset there in bytes.
 Find = Callable[[Tensor], tuple[Region, int]]
-"""The region that a tensor's first element lies in, and where in it (bytes)."""
 
 
 def manifest_of(tensors: Mapping[str, Tensor], find: Find) -> Manifest:
-    """Where `tensors` lie; several may share memory (ties). Raises what `find` raises."""
+    """Return where `tensors` lie; several may share memory (ties). Raises what `find` raises."""
     regions: dict[Region, int] = {}
     placed = []
     for name, tensor in tensors.items():
@@ -64,9 +64,9 @@ def manifest_of(tensors: Mapping[str, Tensor], find: Find) -> Manifest:
 def tensors_of(
     manifest: Manifest, device: torch.device, opened: Callable[[Region], Tensor]
 ) -> dict[str, Tensor]:
-    """The same tensors here, over the owner's memory.
+    """Return the same tensors in this process, over the owner's memory.
 
-    opened: maps a region, uint8 [num_bytes]; called once for each. device: of empty tensors.
+    opened: maps a region, uint8 [num_bytes]; called once per region. device: of empty tensors.
     """
     flats = [opened(region) for region in manifest.regions]
     found = {}
@@ -81,6 +81,6 @@ def tensors_of(
 
 
 def _num_bytes(placed: Placed, dtype: torch.dtype) -> int:
-    """From the first element to the end of the last."""
+    """Return the bytes from the first element to the end of the last."""
     steps = zip(placed.shape, placed.stride, strict=True)
     return dtype.itemsize * (1 + sum((size - 1) * stride for size, stride in steps))

@@ -1,4 +1,4 @@
-"""Every tensor of a model by its name, and those of another process in their places."""
+"""Lists every tensor of a model by name, and replaces them by those of another process."""
 
 from collections.abc import Iterator, Mapping
 
@@ -6,12 +6,12 @@ from torch import Tensor, nn
 
 
 def tensors_in(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters, buffers and plain attributes by name; tied ones under each of their names."""
+    """Return parameters, buffers and plain attributes by name; tied ones under all their names."""
     return {f"{path}.{name}": tensor for path, _, name, tensor in _places(model)}
 
 
 def put_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Replace every tensor of `model` by the one of its name. Raises KeyError where one lacks."""
+    """Replace every tensor of `model` by the one of its name. Raises KeyError if one is missing."""
     for path, module, name, tensor in list(_places(model)):
         given = tensors[f"{path}.{name}"]
         assert given.shape == tensor.shape, f"{path}.{name} has another shape"
@@ -21,7 +21,7 @@ def put_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
 
 
 def _places(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, Tensor]]:
-    """Path of a module, the module, and the name and value of one of its own tensors."""
+    """Yield the path of a module, the module, and name and value of each of its own tensors."""
     for path, module in model.named_modules():
         plain = {name: each for name, each in vars(module).items() if isinstance(each, Tensor)}
         for name, tensor in {**module._parameters, **module._buffers, **plain}.items():

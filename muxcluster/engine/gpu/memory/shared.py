@@ -1,4 +1,4 @@
-"""A unit's memory in the owner that allocates it once, and in the workers that map it."""
+"""A unit's memory: the owner allocates it once, and workers map it."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -28,14 +28,14 @@ _NOT_HERE = "partition mps runs paged models only: use policy.partition green or
 
 
 class OwnedMemory:
-    """Weights, pool, tables, histories and host memory, each allocated once, and exported.
+    """Weights, pool, tables, histories and host memory, each allocated once and exported.
 
     On a GPU the device's part is plain cudaMalloc, exported by CUDA IPC. Host memory, and on the
     CPU everything, lies in memory files that children inherit.
     """
 
     def __init__(self, spec: UnitSpec) -> None:
-        """Raises LoadError as `load_model`, EngineFailure where memory cannot be exported."""
+        """Raises LoadError as `load_model`, EngineFailure if memory cannot be exported."""
         self._device = torch.device(spec.device)
         self._files = SharedFiles()
         self._tensors: dict[str, Tensor] = {}
@@ -74,7 +74,7 @@ class OwnedMemory:
 
 
 def _paged(spec: ModelSpec, device: str) -> nn.Module:
-    """Raises LoadError for a model of another backend, whose parts no other process can map."""
+    """Load the model. Raises LoadError for another backend, whose parts cannot be mapped."""
     file = Path(spec.path, "config.json")
     if spec.backend == DENSE:
         raise LoadError(file, f"backend dense: {_NOT_HERE}")
@@ -85,8 +85,10 @@ def _paged(spec: ModelSpec, device: str) -> nn.Module:
 
 
 def mapped_memory(spec: UnitSpec, manifest: Manifest) -> UnitMemory:
-    """The owner's memory, for a runner in this process. Raises EngineFailure: IPC is refused, and
-    LoadError as `skeleton`."""
+    """Return the owner's memory for a runner in this process.
+
+    Raises EngineFailure: IPC is refused, and LoadError as `skeleton`.
+    """
     device = torch.device(spec.device)
     tensors = tensors_of(manifest, device, _opener(device))
 

@@ -1,4 +1,4 @@
-"""The program that starts MPS daemons and talks to them: nvidia-cuda-mps-control."""
+"""Starts MPS daemons and sends them commands with nvidia-cuda-mps-control."""
 
 import os
 import shutil
@@ -12,18 +12,16 @@ _ANSWER_S = 20.0
 
 
 class DaemonControl(Protocol):
-    """Starts a daemon and asks it things; `environment` names its folders, and is added to ours."""
+    """Starts a daemon and sends it commands; `environment` names its folders and extends ours."""
 
-    def is_installed(self) -> bool:
-        """Whether there is such a program."""
-        ...
+    def is_installed(self) -> bool: ...
 
     def start(self, environment: Mapping[str, str], said: Path) -> int:
-        """Start a daemon in the background; the exit code. said: file that gets its messages."""
+        """Start a daemon in the background; return the exit code. said: file for its messages."""
         ...
 
     def ask(self, environment: Mapping[str, str], command: str) -> str:
-        """What the daemon answers. Raises OSError, or TimeoutExpired where it does not."""
+        """Return the daemon's answer. Raises OSError, or TimeoutExpired if there is none."""
         ...
 
 

@@ -1,8 +1,8 @@
-"""An MPS daemon of our own for one GPU: one unit at a time has it, and nobody else's is touched.
+"""An MPS daemon of our own for one GPU, used by one unit at a time; other daemons stay untouched.
 
-A GPU belongs to one unit by the plan, so a second unit of ours is refused and not let in: shares
-of two units would not add up, and an error in one would break the other. It waits a while first,
-for a unit that starts again comes while its predecessor is still going.
+A GPU belongs to one unit by the plan, so a second unit is refused: shares of two units would not
+add up, and an error in one would break the other. The second unit first waits a while, because a
+restarted unit may come before its predecessor has ended.
 """
 
 import fcntl
@@ -21,18 +21,17 @@ from muxcluster.engine.gpu.refusals import ANOTHER_DAEMON, GPU_TAKEN, NO_CONTROL
 
 PIPE_DIRECTORY = "CUDA_MPS_PIPE_DIRECTORY"
 LOG_DIRECTORY = "CUDA_MPS_LOG_DIRECTORY"
-NEIGHBOUR_S = 20.0
-"""How long a predecessor may take to go."""
+NEIGHBOUR_S = 20.0  # time for a predecessor to end
 _QUIT = "quit -t 5"
 _GONE_S = 10.0
 _POLL_S = 0.05
 
 
 class MpsDaemon:
-    """From `start` to `stop`; one process may have one per GPU.
+    """A daemon from `start` to `stop`; one process may have one per GPU.
 
-    root: folder for locks, pipes and logs of all GPUs, only ours to write; by default one of this
-    user's in the system's folder for temporary files.
+    root: folder for locks, pipes and logs of all GPUs, writable only by this user; by default one
+    in the system's folder for temporary files.
     """
 
     def __init__(self, gpu_id: str, control: DaemonControl, root: Path | None = None) -> None:
@@ -56,9 +55,9 @@ class MpsDaemon:
         }
 
     def start(self, neighbour_s: float = NEIGHBOUR_S) -> None:
-        """Lock the GPU, end a daemon that a crash left, start ours, see that it answers.
+        """Lock the GPU, end a daemon that a crash left, start ours, and check that it answers.
 
-        Raises EngineFailure: the program is missing, another unit or daemon has the GPU.
+        Raises EngineFailure: the program is missing, or another unit or daemon has the GPU.
         """
         if not self._control.is_installed():
             raise EngineFailure(NO_CONTROL)
@@ -77,7 +76,7 @@ class MpsDaemon:
             raise EngineFailure(ANOTHER_DAEMON.format(said=f"ours is gone at once: {answer}"))
 
     def stop(self) -> None:
-        """End the daemon and its server, give the GPU back; idempotent."""
+        """End the daemon and its server, and unlock the GPU; idempotent."""
         if self._is_started:
             self._quit()
             self._is_started = False
@@ -108,7 +107,7 @@ class MpsDaemon:
         self._lock = lock
 
     def _quit(self) -> None:
-        """Ask the daemon in our folder to end; end the process that it says it is if it stays."""
+        """Ask the daemon in our folder to end; terminate its process if it stays."""
         file = self._folder / "pipe" / f"{CONTROL}.pid"
         if not self._is_started and not file.exists():
             return
@@ -132,7 +131,8 @@ class MpsDaemon:
 
 
 def _is_daemon(pid: int) -> bool:
-    """Whether the process is (still) an MPS daemon: ids are used again. Names have 15 letters."""
+    """Return whether the process is still an MPS daemon."""
+    # Process ids are used again; names have at most 15 characters.
     try:
         return Path(f"/proc/{pid}/comm").read_text().strip() == CONTROL[:15]
     except OSError:

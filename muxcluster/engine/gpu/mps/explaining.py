@@ -1,4 +1,4 @@
-"""A CUDA error at the start of a process of ours, explained with what this machine looks like."""
+"""Explains CUDA errors at the start of our processes from the state of this machine."""
 
 import os
 from pathlib import Path
@@ -10,13 +10,13 @@ _CONTAINER_MARKS = ("/.dockerenv", "/run/.containerenv")
 
 
 def explained(said: str) -> str:
-    """`said` in one line, with its cause and mend where it is a known failure."""
+    """Return `said` in one line, with cause and remedy if it is a known failure."""
     marks = [Path(mark).exists() for mark in _CONTAINER_MARKS]
     return why_no_context(said, _daemon_log(), in_container=is_container(os.environ, marks))
 
 
 def _daemon_log() -> str:
-    """The end of what the MPS daemon and its server wrote; we are a client, or there is none."""
+    """Return the end of the logs of the MPS daemon and its server; "" if we are no client."""
     directory = os.environ.get(LOG_DIRECTORY)
     if directory is None:
         return ""

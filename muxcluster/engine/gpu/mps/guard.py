@@ -29,7 +29,7 @@ def _ended(*_: object) -> None:
 
 
 def main(gpu_id: str) -> int:
-    """Hold the daemon; the exit status."""
+    """Hold the daemon; return the exit status."""
     signal.signal(signal.SIGTERM, _ended)
     for ignored in (signal.SIGINT, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)  # the unit decides when we end

@@ -11,10 +11,10 @@ _STOP_S = 45.0
 
 
 class GuardedDaemon:
-    """A daemon that ends with us, whatever our end is."""
+    """A daemon that ends when this process ends, in whatever way."""
 
     def __init__(self, gpu_id: str) -> None:
-        """Blocks until the daemon runs. Raises EngineFailure: why it does not."""
+        """Block until the daemon runs. Raises EngineFailure with the reason why it does not."""
         self._guard = subprocess.Popen(
             [sys.executable, "-m", GUARD_MODULE, gpu_id],
             stdin=subprocess.PIPE,

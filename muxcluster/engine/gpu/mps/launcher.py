@@ -1,4 +1,4 @@
-"""Partition `mps`: a worker process per worker and SM share, under a daemon of our own."""
+"""Partition `mps`: one worker process per worker and SM share, under a daemon of our own."""
 
 import os
 from dataclasses import replace
@@ -15,17 +15,19 @@ from muxcluster.engine.processes.rungs import RungPlan, rung_per_share
 
 OWNER_MODULE = "muxcluster.engine.gpu.mps.owner"
 
+# An owner that waits for its workers uses no processor time, and it gives up by itself. A worker
+# that replaces another imports torch, maps memory and records decode steps before it takes jobs.
 GPU_PATIENCE = Patience(load_s=360.0, fork_s=30.0, start_s=360.0)
-"""An owner that waits for its workers uses no processor time, and it gives up by itself. A worker
-that replaces another imports torch, maps memory and records decode steps before it takes jobs."""
 
 
 class MpsLauncher:
-    """The daemon first, then the owner; the other way round at the end. Both are new after a loss:
-    a server whose client broke takes no work until all clients are gone."""
+    """Starts the daemon, then the owner, and ends them in the opposite order.
+
+    Both are new after a loss: a server whose client broke takes no work until all clients are gone.
+    """
 
     def __init__(self, gpu_id: str | None, owner_module: str = OWNER_MODULE) -> None:
-        """GPU: as `CUDA_VISIBLE_DEVICES` names it; None: no daemon, for a unit on the CPU."""
+        """gpu_id: as `CUDA_VISIBLE_DEVICES` names it; None: no daemon, for a unit on the CPU."""
         self._gpu_id = gpu_id
         self._owner_module = owner_module
         self._daemon: GuardedDaemon | None = None
@@ -43,10 +45,10 @@ class MpsLauncher:
         return OwnerLink(patience, module=self._owner_module, environment=environment)
 
     def prepare(self, patience: Patience) -> None:
-        """Nothing: a process that waits would have no context of its own on the new daemon."""
+        """Do nothing: a spare process would have no context of its own on the new daemon."""
 
     def close(self) -> None:
-        """Nothing is kept from owner to owner."""
+        """Do nothing: nothing is kept from owner to owner."""
 
     def release(self) -> None:
         if self._daemon is not None:
@@ -55,10 +57,10 @@ class MpsLauncher:
 
 
 class MpsExecutor(ProcessExecutor):
-    """`ProcessExecutor` on that launcher."""
+    """`ProcessExecutor` with an `MpsLauncher`."""
 
     def __init__(self, spec: UnitSpec) -> None:
-        """Raises EngineFailure where the unit's GPU is not visible."""
+        """Raises EngineFailure if the unit's GPU is not visible."""
         try:
             gpu_id = gpu_id_of(spec.device, os.environ)
         except ValueError as error:

@@ -20,7 +20,7 @@ from muxcluster.engine.processes.rungs import WorkerRung
 
 
 class StartWorker(msgspec.Struct, frozen=True, tag="start_worker"):
-    """Owner to worker: the unit, your rung, and the memory to map."""
+    """Owner to worker: the unit, the worker's rung, and the memory to map."""
 
     spec: UnitSpec
     rung: WorkerRung
@@ -28,19 +28,19 @@ class StartWorker(msgspec.Struct, frozen=True, tag="start_worker"):
 
 
 class WorkerReady(msgspec.Struct, frozen=True, tag="worker_ready"):
-    """Worker to owner: everything is mapped; multiprocessors that my work runs on."""
+    """Worker to owner: all memory is mapped; its work runs on the multiprocessors `sm_ids`."""
 
     sm_ids: tuple[int, ...]
 
 
 class StartFailed(msgspec.Struct, frozen=True, tag="start_failed"):
-    """Worker to owner: I cannot work, and why."""
+    """Worker to owner: it cannot work, and why."""
 
     message: str
 
 
 class Lost(msgspec.Struct, frozen=True, tag="lost"):
-    """Worker to owner, its last word: my context is lost, and others may be too."""
+    """Worker to owner, its last message: its context is lost, and others may be too."""
 
     reason: str
 
@@ -49,17 +49,16 @@ StartMessage = StartWorker | WorkerReady | StartFailed | Lost
 
 
 def encode(message: StartMessage) -> bytes:
-    """The message as bytes."""
     return _encoder.encode(message)
 
 
 def decode(data: bytes) -> StartMessage:
-    """The message in `data`. Raises msgspec.MsgspecError where it is none."""
+    """Return the message in `data`. Raises msgspec.MsgspecError if it is none."""
     return _decoder.decode(data)
 
 
 def written(start: StartWorker) -> int:
-    """Descriptor of a new file in memory that holds `start`; whoever calls closes it."""
+    """Return the descriptor of a new memory file that holds `start`; the caller closes it."""
     descriptor = os.memfd_create("muxcluster-start")
     with open(descriptor, "wb", closefd=False) as file:
         file.write(encode(start))
@@ -67,7 +66,7 @@ def written(start: StartWorker) -> int:
 
 
 def read(descriptor: int) -> StartWorker:
-    """What `written` wrote; closes the file."""
+    """Return the message that `written` wrote, and close the file."""
     with open(descriptor, "rb") as file:
         file.seek(0)
         start = decode(file.read())

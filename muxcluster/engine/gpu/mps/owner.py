@@ -1,9 +1,9 @@
-"""The memory owner of a GPU unit: loads once, exports, spawns a worker process a rung.
+"""Memory owner of a GPU unit: loads once, exports, spawns a worker process per rung.
 
-Run as `python -m muxcluster.engine.gpu.mps.owner CONTROL_FD FORK_FD` by the unit, with the
-protocol of muxcluster.engine.workers.owner. Unlike that one it says Ready when its workers are
-ready too, and their shares are verified. Under MPS an error in one process can break the contexts
-of the others: then the owner ends, and with it all workers, and the unit starts anew.
+Run as `python -m muxcluster.engine.gpu.mps.owner CONTROL_FD FORK_FD` by the unit, with the protocol
+of muxcluster.engine.workers.owner. Unlike that owner it says Ready when its workers are ready too
+and their shares are verified. Under MPS an error in one process can break the contexts of the
+others: then the owner and all workers end, and the unit starts them again.
 """
 
 import logging
@@ -38,7 +38,7 @@ class GpuOwner:
         self._selector = selectors.DefaultSelector()
 
     def serve(self) -> None:
-        """Hand workers over on request until the unit is gone. Raises ContextLost: start anew."""
+        """Hand workers over on request until the unit is gone. Raises ContextLost."""
         selector = self._selector
         selector.register(self._control, selectors.EVENT_READ)
         selector.register(self._forks, selectors.EVENT_READ)
@@ -55,7 +55,7 @@ class GpuOwner:
                     return
 
     def _hand_over(self) -> bool:
-        """Answer a request for a worker; False where the unit is gone."""
+        """Answer a request for a worker; return False if the unit is gone."""
         request, descriptors, _, _ = socket.recv_fds(self._forks, WORKER_ID_BYTES, 1)
         if not request:
             return False
@@ -68,18 +68,20 @@ class GpuOwner:
         return True
 
     def _replace(self, worker: SpawnedWorker) -> SpawnedWorker:
-        """A new worker in the rung, if the one that is lost did not break our context."""
+        """Spawn a new worker for the rung, unless the lost one broke our context."""
         if worker in (key.data for key in self._selector.get_map().values()):
             self._selector.unregister(worker)
-        said = worker.last_words()
+        said = worker.last_message()
         worker.end()
-        self._mourn(worker, said)
+        self._check_loss(worker, said)
         fresh = self._worker_pool.spawn(worker.rung)
         self._selector.register(fresh, selectors.EVENT_READ, fresh)
         return fresh
 
     def _hear(self, worker: SpawnedWorker) -> None:
-        """A new worker is ready, or one is gone; the unit sees the end of its stream by itself."""
+        """Take a worker's message: it is ready, or gone. The unit sees the end of its stream
+        itself.
+        """
         if worker is not self._worker_pool.at(worker.rung.rung_id):
             return  # replaced since it spoke
         said = worker.hear()
@@ -90,10 +92,10 @@ class GpuOwner:
         self._selector.unregister(worker)
         worker.has_unit = True
         worker.end()
-        self._mourn(worker, said)
+        self._check_loss(worker, said)
 
-    def _mourn(self, worker: SpawnedWorker, said: object) -> None:
-        """Raises ContextLost where the worker's end was more than its own."""
+    def _check_loss(self, worker: SpawnedWorker, said: object) -> None:
+        """Raise ContextLost if the worker's end broke more than the worker."""
         if isinstance(said, Lost):
             logger.error("worker %d lost its context: %s", worker.rung.rung_id, said.reason)
             raise ContextLost(said.reason)
@@ -101,19 +103,19 @@ class GpuOwner:
 
 
 def main(control_fd: int, fork_fd: int, worker_module: str = WORKER_MODULE) -> int:
-    """Serve one unit to its end; the exit status."""
+    """Serve one unit to its end; return the exit status."""
     forks = socket.socket(fileno=fork_fd)
 
     def load(spec: UnitSpec) -> WorkerPool:
-        """Memory, workers and verified shares."""
+        """Load memory, start workers and verify their shares."""
         device = torch.device(spec.device)
         open_context(device, spec, {})
         whole = len(SmProbe(device).run())
         worker_pool = WorkerPool(spec, OwnedMemory(spec), whole, worker_module)
         try:
-            worker_pool.assemble()
+            worker_pool.start()
         except BaseException:
-            worker_pool.dismiss()
+            worker_pool.end()
             raise
         return worker_pool
 
@@ -121,7 +123,7 @@ def main(control_fd: int, fork_fd: int, worker_module: str = WORKER_MODULE) -> i
         try:
             GpuOwner(worker_pool, control, forks).serve()
         finally:
-            worker_pool.dismiss()
+            worker_pool.end()
 
     return serve_unit("mux-owner", control_fd, load, serve, explained)
 

@@ -1,4 +1,4 @@
-"""The owner's end of one worker process: spawn it, hear that it is ready, hand it to the unit."""
+"""The owner's end of one worker process: spawn it, wait until it is ready, hand it to the unit."""
 
 import os
 import select
@@ -32,7 +32,7 @@ class SpawnedWorker:
     """A worker from its spawning to its end."""
 
     def __init__(self, spec: UnitSpec, rung: WorkerRung, manifest: Manifest, module: str) -> None:
-        """Returns at once, however late the worker reads; `hear` tells what became of it."""
+        """Spawn the worker and return at once; `hear` returns what became of it."""
         self.rung = rung
         self.has_unit = False
         self._stream, theirs = socket.socketpair()
@@ -52,15 +52,14 @@ class SpawnedWorker:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
         return self._process.pid
 
     def fileno(self) -> int:
-        """Readable when it has something to say or is gone."""
+        """Descriptor, readable when the worker has a message or is gone."""
         return self._stream.fileno()
 
     def hear(self) -> WorkerReady | StartFailed | Lost | None:
-        """What it says about its start or its end; None: it is gone."""
+        """Return its message about its start or its end; None if it is gone."""
         try:
             frame = self._frames.recv()
         except ConnectionResetError:
@@ -71,8 +70,8 @@ class SpawnedWorker:
         assert not isinstance(said, StartWorker), "a worker was given a rung by another"
         return said
 
-    def last_words(self) -> Lost | None:
-        """Why it ended, where it had the time to say so and nobody has heard it yet."""
+    def last_message(self) -> Lost | None:
+        """Return why it ended, if it said so and the message was not read before."""
         while self._stream.fileno() >= 0 and select.select([self._stream], [], [], 0.0)[0]:
             said = self.hear()
             if said is None:
@@ -87,7 +86,7 @@ class SpawnedWorker:
         socket.send_fds(self._stream, [b"u"], [descriptor])
 
     def end(self) -> int:
-        """Kill where it still lives, and reap; its exit status."""
+        """Kill it if it still lives, and reap it; return its exit status."""
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGKILL)
         status = self._process.wait()
@@ -95,13 +94,15 @@ class SpawnedWorker:
         return status
 
     def reap(self, timeout_s: float) -> int:
-        """Wait for one that closed its stream; killed where it does not end. Its exit status."""
+        """Wait for a worker that closed its stream; kill it after `timeout_s`; return its
+        status.
+        """
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout_s)
         return self.end()
 
     def ended(self, status: int) -> EngineFailure:
-        """It ended before it was ready."""
+        """Return the error for a worker that ended before it was ready."""
         how = f"exit status {status}" if status >= 0 else signal.Signals(-status).name
         return EngineFailure(
             WORKER_ENDED.format(worker=self.rung.worker_id, share=self.rung.share, status=how)
@@ -109,6 +110,6 @@ class SpawnedWorker:
 
 
 def environment_of(rung: WorkerRung, inherited: Mapping[str, str]) -> dict[str, str]:
-    """The owner's, with the rung's share as MPS takes it: percent of the multiprocessors."""
+    """Return the owner's environment with the rung's share for MPS, in percent."""
     assert rung.share is not None, "a process needs a share of its own"
     return {**inherited, PERCENTAGE: f"{100 * rung.share:g}"}

@@ -1,4 +1,4 @@
-"""Whether MPS works on a node: a daemon that starts may still refuse its clients."""
+"""Tests whether MPS works on a node: a daemon that starts may still refuse its clients."""
 
 import os
 import subprocess
@@ -11,8 +11,7 @@ from muxcluster.engine.gpu.mps.guarded import GuardedDaemon
 from muxcluster.engine.gpu.refusals import CLIENT_LATE, CLIENT_REFUSED, NO_CLIENT
 
 CLIENT_MODULE = "muxcluster.engine.gpu.mps.trial_client"
-CLIENT_S = 120.0
-"""Within which a client must have imported torch, made its context and run an operation."""
+CLIENT_S = 120.0  # time for a client to import torch, make its context and run an operation
 _TRIAL_PERCENTAGE = "50"
 
 
@@ -35,7 +34,7 @@ def try_mps(gpu_id: str, module: str = CLIENT_MODULE, limit_s: float = CLIENT_S)
 
 
 def _run_client(environment: dict[str, str], module: str, limit_s: float) -> None:
-    """Raises EngineFailure where it fails or takes too long."""
+    """Run the client. Raises EngineFailure if it fails or takes too long."""
     try:
         ended = subprocess.run(
             (sys.executable, "-m", module),

@@ -1,8 +1,8 @@
-"""A CUDA process that does next to nothing, to see whether it may.
+"""Minimal CUDA process that tests whether a client of an MPS daemon can work.
 
 Run as `python -m muxcluster.engine.gpu.mps.trial_client [DEVICE]` under an MPS daemon (trial.py):
-it opens a context, runs an operation and reads its result. Exit status 0 where that was right, else
-1 and a line on standard output that says why.
+it opens a context, runs an operation and reads its result. Exit status 0 if that was right, else 1
+and a line on standard output that says why.
 """
 
 import sys
@@ -15,7 +15,7 @@ _COUNT = 4096
 
 
 def main(device: str) -> int:
-    """Try the device; the exit status."""
+    """Try the device; return the exit status."""
     try:
         total = int(torch.ones(_COUNT, device=device).sum().item())
     except Exception as error:  # noqa: BLE001 - the error is the answer

@@ -1,4 +1,4 @@
-"""A GPU worker process: maps the owner's memory, says which multiprocessors it has, runs jobs.
+"""GPU worker process: maps the owner's memory, reports its multiprocessors, runs jobs.
 
 Run as `python -m muxcluster.engine.gpu.mps.worker OWNER_FD START_FD` by the owner, which has set
 the SM share in its environment: the driver reads it when the context is made.
@@ -24,17 +24,16 @@ from muxcluster.engine.gpu.mps.messages import (
 )
 from muxcluster.engine.gpu.sm_probe import SmProbe
 from muxcluster.engine.steps.runner import UnitRunner
-from muxcluster.engine.workers.child_main import settle_in
-from muxcluster.engine.workers.process_name import name_process
+from muxcluster.engine.workers.child_main import name_process, set_up_child
 from muxcluster.engine.workers.worker import Worker
 
 logger = logging.getLogger(__name__)
 
 
 def make_runner(start: StartWorker) -> tuple[SettledRunner, frozenset[int]]:
-    """A runner over the owner's memory, and the multiprocessors that its work runs on.
+    """Return a runner over the owner's memory, and the multiprocessors that its work runs on.
 
-    Raises EngineFailure where the memory cannot be mapped, RuntimeError with CUDA's own words.
+    Raises EngineFailure if the memory cannot be mapped, RuntimeError with CUDA's message.
     """
     spec = start.spec
     device = torch.device(spec.device)
@@ -48,7 +47,7 @@ def make_runner(start: StartWorker) -> tuple[SettledRunner, frozenset[int]]:
 
 
 def serve(stream: socket.socket, start: StartWorker) -> int:
-    """Everything from sitting down to the end; the exit status."""
+    """Start, report to the owner, and run jobs to the end; return the exit status."""
     owner = FrameSocket(stream)
     name_process(f"mux-worker-{start.rung.rung_id}")
     try:
@@ -71,8 +70,8 @@ def serve(stream: socket.socket, start: StartWorker) -> int:
 
 
 def main(owner_fd: int, start_fd: int) -> int:
-    """Serve until the unit or the owner is gone; the exit status."""
-    settle_in()
+    """Serve until the unit or the owner is gone; return the exit status."""
+    set_up_child()
     try:
         return serve(socket.socket(fileno=owner_fd), read(start_fd))
     except (BrokenPipeError, ConnectionResetError):

@@ -1,4 +1,4 @@
-"""The workers of an owner: spawned together, verified together, ended together."""
+"""The workers of an owner: spawned, verified and ended together."""
 
 import logging
 import selectors
@@ -19,16 +19,19 @@ from muxcluster.engine.processes.rungs import WorkerRung, rung_per_share
 
 logger = logging.getLogger(__name__)
 
+# time for all workers to be ready: they import torch, map memory, record decode steps
 START_S = 300.0
-"""Within which all workers must be ready: they import torch, map memory, record decode steps."""
 
 _REAP_S = 10.0
 
 
 class WorkerPool:
-    """One worker a rung. whole: multiprocessors that the owner itself sees work run on."""
+    """One worker process per rung."""
 
     def __init__(self, spec: UnitSpec, memory: OwnedMemory, whole: int, module: str) -> None:
+        """whole: multiprocessors that the owner itself sees work run on. module: the worker's
+        program.
+        """
         self.device = torch.device(spec.device)
         self._spec = spec
         self._memory = memory
@@ -39,20 +42,19 @@ class WorkerPool:
 
     @property
     def workers(self) -> tuple[SpawnedWorker, ...]:
-        """The newest of each rung."""
+        """The newest worker of each rung."""
         return tuple(self._workers.values())
 
     def at(self, rung_id: int) -> SpawnedWorker:
-        """The newest worker of the rung."""
         return self._workers[rung_id]
 
     def spawn(self, rung: WorkerRung) -> SpawnedWorker:
-        """A (new) worker for the rung; it is not ready yet."""
+        """Spawn a (new) worker for the rung; it is not ready yet."""
         worker = SpawnedWorker(self._spec, rung, self._memory.manifest, self._module)
         self._workers[rung.rung_id] = worker
         return worker
 
-    def assemble(self, limit_s: float = START_S) -> None:
+    def start(self, limit_s: float = START_S) -> None:
         """Spawn all workers and wait until they are ready; then verify their shares.
 
         Raises EngineFailure: which worker cannot start and why, or which share did not take effect.
@@ -68,11 +70,10 @@ class WorkerPool:
         logger.info("%s: multiprocessors seen: %s", self._spec.unit_id, ", ".join(counts))
 
     def is_as_before(self, worker: SpawnedWorker, said: WorkerReady) -> bool:
-        """Whether a new worker has as many multiprocessors as the first one of its rung."""
+        """Return whether a new worker has as many multiprocessors as the first one of its rung."""
         return len(said.sm_ids) == len(self._seen[worker.rung.rung_id])
 
-    def dismiss(self) -> None:
-        """End all workers."""
+    def end(self) -> None:
         for worker in self._workers.values():
             worker.end()
 

@@ -1,13 +1,15 @@
-"""Which axis of which weight is divided over the ranks, and the model of what is left on one.
+"""Divides weights over ranks: which axis of which weight, and the model of one rank's parts.
 
-The plan is transformers' own: `base_model_tp_plan` of the model's configuration. The library can
-also carry it out (`from_pretrained` with a plan). We do that part ourselves, because the library's
-way asks for `accelerate`, changed its interface within the versions we support, draws no dummy
-weights, makes every divided weight a DTensor that is unwrapped again in each call, and hides its
-collectives in forward hooks, where we want them in one class that a CUDA graph can capture.
-The vocabulary is divided, too: newer versions of the library do so by themselves, and an output
-layer tied to the embeddings has the same part of them.
+The plan is transformers' own: `base_model_tp_plan` of the model's configuration. The vocabulary is
+divided, too, as newer versions of the library do; an output layer tied to the embeddings has the
+same part of them.
 """
+
+# The library can also carry the plan out (`from_pretrained` with a plan). We do that ourselves,
+# because the library's way needs `accelerate`, changed its interface within the versions we
+# support, draws no dummy weights, makes every divided weight a DTensor that is unwrapped again in
+# each call, and hides its collectives in forward hooks; we need them in one class that a CUDA graph
+# can capture.
 
 import re
 from collections.abc import Iterator, Mapping
@@ -25,33 +27,31 @@ _BY_OUTPUT, _BY_INPUT = "colwise", "rowwise"
 _WHOLE = frozenset({"replicate", "replicated", "replicated_with_grad_allreduce"})
 _LAYER_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
-Foreign = Any
-"""A model or configuration of transformers, of whose attributes mypy knows nothing."""
+Foreign = Any  # a model or configuration of transformers, with attributes that mypy does not know
 
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """axes: the axis along which a parameter is divided, by name; what is not named is whole.
+    """How a model's weights are divided over ranks."""
 
-    summed: modules whose results the ranks add. embeddings, head: by name, "" where not divided.
-    """
-
+    # the axis along which a parameter is divided, by name; what is not named is whole
     axes: Mapping[str, int]
-    summed: tuple[str, ...]
+    summed: tuple[str, ...]  # modules whose results the ranks add
+    # embeddings, head: by name, "" where not divided
     embeddings: str
     head: str
 
 
 def bounds(length: int, group: RankGroup) -> tuple[int, int]:
-    """First and end of this rank's part of `length` rows; the last may be shorter, or empty."""
+    """Return first and end of this rank's part of `length` rows; the last may be short or empty."""
     rows = -(-length // group.size)
     return min(group.rank * rows, length), min((group.rank + 1) * rows, length)
 
 
 def divide(model: Foreign, config_file: Path, group: RankGroup) -> Division:
-    """How `model`, whole and perhaps without data, is divided by its plan.
+    """Return how `model`, whole and perhaps without data, is divided by its plan.
 
-    Raises LoadError naming `config_file` where it has no plan, a plan that we cannot carry out, or
+    Raises LoadError naming `config_file` if it has no plan, a plan that we cannot carry out, or
     heads or features that cannot be divided evenly.
     """
     _check_heads(model.config.get_text_config(), config_file, group.size)
@@ -90,7 +90,7 @@ def connect(model: Foreign, division: Division, group: RankGroup) -> None:
 
 
 def _planned(model: Foreign, config_file: Path, size: int) -> Iterator[tuple[str, Foreign, str]]:
-    """Name, module and style of each entry of the plan, layer by layer."""
+    """Yield name, module and style of each entry of the plan, layer by layer."""
     plan = getattr(model.config.get_text_config(), "base_model_tp_plan", None)
     if not plan:
         kind = model.config.model_type
@@ -105,7 +105,7 @@ def _planned(model: Foreign, config_file: Path, size: int) -> Iterator[tuple[str
 
 
 def _axis(name: str, module: Foreign, style: str, config_file: Path, size: int) -> int:
-    """The axis along which a linear's weight is divided."""
+    """Return the axis along which a linear's weight is divided."""
     if style not in (_BY_OUTPUT, _BY_INPUT) or type(module) is not nn.Linear:
         kind = type(module).__name__
         reason = f"cannot run on {size} GPUs: its plan wants {name} ({kind}) divided as {style!r}"
@@ -126,16 +126,16 @@ def _check_heads(config: Foreign, config_file: Path, size: int) -> None:
 
 
 def _is_tied(model: Foreign) -> bool:
-    """Two layers that share a weight are divided both or not at all."""
+    """Return whether the layers share a weight: both are divided or neither."""
     is_same: bool = model.get_output_embeddings().weight is model.get_input_embeddings().weight
     return is_same
 
 
 def _divisible(model: Foreign, module: Foreign, kind: type[Foreign], group: RankGroup) -> str:
-    """The name of a module of the vocabulary where every rank can have some rows of it.
-
-    Else "", and it stays whole: a class of its own may do more than its rows do.
+    """Return the name of a vocabulary module that every rank can have rows of; "": it stays
+    whole.
     """
+    # Else its class may do more than look up rows.
     if type(module) is not kind:
         return ""
     num_rows = module.weight.shape[0]

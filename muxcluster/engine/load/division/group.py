@@ -1,4 +1,4 @@
-"""What the ranks of a unit tell each other during a forward, as the layers see it."""
+"""Protocol of the ranks of a unit during a forward, as the layers see it."""
 
 from typing import Protocol
 
@@ -6,8 +6,10 @@ from torch import Tensor
 
 
 class RankGroup(Protocol):
-    """rank: this process's place, 0 to size - 1. Every rank makes the same calls in the same order,
-    with tensors of the same shapes."""
+    """The ranks of a unit; every rank makes the same calls in the same order, with equal shapes.
+
+    rank: this process's place, 0 to size - 1.
+    """
 
     @property
     def rank(self) -> int: ...
@@ -16,9 +18,9 @@ class RankGroup(Protocol):
     def size(self) -> int: ...
 
     def all_reduce(self, partial: Tensor) -> Tensor:
-        """The sum over all ranks, in place of `partial`, which is contiguous and returned."""
+        """Sum over all ranks, in place of `partial`, which is contiguous and returned."""
         ...
 
     def gather(self, part: Tensor) -> Tensor:
-        """[..., n] of each rank to [..., size * n] in the order of ranks, the same bits on all."""
+        """Return [..., size * n] from [..., n] of each rank in order, the same bits on all."""
         ...

@@ -14,7 +14,7 @@ class SummedLinear(nn.Module):
     """A linear divided by input features: the ranks' results are added, then the bias once."""
 
     def __init__(self, part: nn.Linear, group: RankGroup) -> None:
-        """part: of this rank's columns; its bias is whole and is taken away from it."""
+        """part: this rank's columns; its bias is whole and is moved out of it."""
         super().__init__()
         self.bias = part.bias
         part.register_parameter("bias", None)
@@ -22,19 +22,18 @@ class SummedLinear(nn.Module):
         self._group = group
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """[..., in_features / ranks] to [..., out_features], the same on every rank."""
+        """Map [..., in_features / ranks] to [..., out_features], the same on every rank."""
         summed = self._group.all_reduce(self.part(inputs))
         return summed if self.bias is None else summed.add_(self.bias)
 
 
 class GatheredLinear(nn.Module):
-    """A linear divided by output features whose result every rank gets whole.
+    """A linear divided by output features whose result every rank gets whole."""
 
-    Logits are bit by bit the same on all ranks, so all of them sample the same tokens.
-    """
+    # Logits are bit by bit the same on all ranks, so all of them sample the same tokens.
 
     def __init__(self, part: nn.Linear, out_features: int, group: RankGroup) -> None:
-        """part: of this rank's rows, which are fewer on the last rank where they do not divide."""
+        """part: this rank's rows, fewer on the last rank if they do not divide evenly."""
         super().__init__()
         self.part = part
         self.out_features = out_features
@@ -42,7 +41,7 @@ class GatheredLinear(nn.Module):
         self._rows = -(-out_features // group.size)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """[..., in_features] to [..., out_features]."""
+        """Map [..., in_features] to [..., out_features]."""
         part = self.part(inputs)
         missing = self._rows - part.shape[-1]
         whole = self._group.gather(pad(part, (0, missing)) if missing else part)
@@ -50,17 +49,17 @@ class GatheredLinear(nn.Module):
 
 
 class SummedEmbedding(nn.Module):
-    """Token embeddings divided by vocabulary: a token's row is one rank's, and zero elsewhere."""
+    """Token embeddings divided by vocabulary: one rank has a token's row, the others add zeros."""
 
     def __init__(self, part: nn.Embedding, first: int, group: RankGroup) -> None:
-        """part: of the tokens from `first` on."""
+        """part: rows of the tokens from `first` on."""
         super().__init__()
         self.part = part
         self._first = first
         self._group = group
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """int64 [...] to [..., hidden_size]."""
+        """Map int64 [...] to [..., hidden_size]."""
         weight = self.part.weight
         places = tokens - self._first
         is_here = (places >= 0) & (places < len(weight))

@@ -8,27 +8,26 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+# Operators whose result the host waits for.
 _SYNCS = frozenset({"_local_scalar_dense", "item", "is_nonzero", "equal"})
-"""Operators whose result the host waits for."""
+# Operators whose result's size depends on values.
 _DATA_SHAPED = frozenset(
     {"nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive", "bincount"}
 )
-"""Operators whose result has as many elements as values say."""
-_WHOLE = frozenset({"scaled_dot_product_attention"})
-"""Operators of several parts that a GPU runs as one."""
+_WHOLE = frozenset({"scaled_dot_product_attention"})  # Composite operators that a GPU runs as one.
 
 
 class NotCapturable(RuntimeError):
-    """A step does what a CUDA graph cannot capture, or would do wrongly on a replay."""
+    """A step does something that a CUDA graph cannot capture, or would do wrongly on a replay."""
 
 
 class CaptureLint(TorchDispatchMode):
-    """While it is entered, operators of torch that cannot be captured raise NotCapturable.
+    """While entered, makes operators of torch that cannot be captured raise NotCapturable.
 
-    Those are: the host waits for a value of the device; a shape depends on values; memory is copied
+    These are: the host waits for a value of the device; a shape depends on values; memory is copied
     between host and device (a replay would copy from the same addresses again, and from pageable
     memory the host waits); a tensor of the host is an argument of a device's operator, unless it is
-    a single number, which is captured by its value. Kernels of Triton are not seen.
+    a single number, which is captured by its value. Triton kernels are not seen.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -58,7 +57,7 @@ class CaptureLint(TorchDispatchMode):
         return func(*args, **options)
 
     def _check_places(self, func: Any, name: str, tensors: list[Tensor], target: Any) -> None:
-        """target: the device that the operator is asked for, or None."""
+        """Check where arguments lie. target: the device that the operator is asked for, or None."""
         places = {each.device.type for each in tensors if each.dim() or name == "_to_copy"}
         if target is not None and tensors:
             places.add(torch.device(target).type)
@@ -68,7 +67,7 @@ class CaptureLint(TorchDispatchMode):
 
 
 def _has_mask(func: Any, args: Any) -> bool:
-    """Whether elements are picked by truth values: how many, only the device knows."""
+    """Return whether elements are picked by truth values, whose number only the device knows."""
     if func not in (torch.ops.aten.index.Tensor, torch.ops.aten.index_put_.default):
         return False
     return any(isinstance(each, Tensor) and each.dtype == torch.bool for each in args[1])

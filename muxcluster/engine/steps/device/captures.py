@@ -1,4 +1,4 @@
-"""Recording a step once and running it again: CUDA graphs, and a call of the same function."""
+"""Records a step once to run it again: as a CUDA graph, or as a call of the same function."""
 
 import threading
 from collections.abc import Callable
@@ -9,66 +9,61 @@ import torch
 
 from muxcluster.engine.steps.device.capture_lint import CaptureLint
 
+# Reads and writes tensors that stay where they are; asks the device nothing.
 Step = Callable[[], None]
-"""Reads and writes tensors that stay where they are; asks the device nothing."""
 
+# Kernels are compiled and libraries choose theirs in the first run; memory settles in the next.
 NUM_WARM_UPS = 2
-"""Kernels are compiled and libraries choose theirs in the first run; memory settles in the next."""
 
 
+# A capture begins by waiting for the whole device, which breaks one that another thread makes.
 _ONE_AT_A_TIME = threading.Lock()
-"""A capture begins by waiting for the whole device, which breaks one that another thread makes."""
 
 
 class Capture(Protocol):
-    """Makes of a step what runs it again."""
+    """Turns a step into a function that repeats it."""
 
     @property
     def place(self) -> int:
-        """Where the calling thread's work goes; a captured step is for one place."""
+        """Return where the calling thread's work goes; a captured step is for one place."""
         ...
 
     def check(self, step: Step) -> None:
-        """Runs `step` once. Raises NotCapturable where it cannot be captured, with the reason."""
+        """Run `step` once. Raises NotCapturable with the reason if it cannot be captured."""
         ...
 
     def capture(self, step: Step) -> Step:
-        """What runs `step` on the tensors it reads and writes now, as often as it is called.
+        """Return a function that repeats `step` on the tensors it reads and writes now.
 
-        `step` is run some times before, so what its tensors say must do no harm.
-        Raises RuntimeError where it cannot be captured.
+        `step` is run some times before, so its tensors must allow that without harm. Raises
+        RuntimeError if it cannot be captured.
         """
         ...
 
 
 class CallAgain:
-    """No recording: the step itself. On the CPU, and where graphs fail."""
+    """Calls the step again instead of recording it: on the CPU, and where graphs fail."""
 
     @property
     def place(self) -> int:
-        """The only one."""
         return 0
 
     def check(self, step: Step) -> None:
-        """Any step can be called again."""
+        """Do nothing: any step can be called again."""
 
     def capture(self, step: Step) -> Step:
-        """`step`."""
         return step
 
 
 @dataclass(slots=True)
 class _Place:
-    """Where the graphs of one stream are captured, and the memory that they share.
+    """Where the graphs of one stream are captured, and the memory that they share."""
 
-    stream: the place's own, or for the default stream, which cannot be captured, one beside it.
-    cuBLAS keeps a workspace of 32 MiB (on Hopper) for every stream it has seen, and torch a memory
-    pool, so that all graphs of a place are captured on the same stream.
-    pool: handle of the memory pool of its graphs, which run one after another.
-    """
-
+    # The place's own stream, or another one for the default stream, which cannot be captured.
+    # cuBLAS keeps a workspace of 32 MiB (on Hopper) for every stream it has seen, and torch a
+    # memory pool, so all graphs of a place are captured on the same stream.
     stream: torch.cuda.Stream
-    pool: Any
+    pool: Any  # handle of the memory pool of its graphs, which run one after another
 
 
 class CudaGraphs:
@@ -83,11 +78,10 @@ class CudaGraphs:
 
     @property
     def place(self) -> int:
-        """The current stream."""
         return int(torch.cuda.current_stream(self._device).cuda_stream)
 
     def check(self, step: Step) -> None:
-        """As `Capture.check`: by the operators of torch that it calls."""
+        """As `Capture.check`, by the operators of torch that the step calls."""
         with CaptureLint(self._device):
             step()
 
@@ -126,5 +120,5 @@ def _new_stream(device: torch.device) -> torch.cuda.Stream:
 
 
 def capture_for(device: torch.device) -> Capture | None:
-    """What suits `device`; None on the CPU, where inputs need no packing and no capture pays."""
+    """Return the capture for `device`; None on the CPU, where no capture pays."""
     return CudaGraphs(device) if device.type == "cuda" else None

@@ -1,4 +1,4 @@
-"""Decode steps of a model, recorded once a batch size and replayed on the same buffers."""
+"""Decode steps of a model, recorded once per batch size and replayed on the same buffers."""
 
 import logging
 from collections import Counter
@@ -28,37 +28,36 @@ from muxcluster.engine.steps.device.decode_step import (
 
 logger = logging.getLogger(__name__)
 
+# Room behind a step's inputs for table entries; more entries are copied separately.
 _NEWS_WORDS = 1 << 16
-"""Room behind a step's inputs for table entries: more of them are copied apart."""
 
 _NOBODY = np.empty(0, dtype=np.int32)
 
-MOST_FAILURES = 3
-"""Captures that fail one after another until no more are tried."""
+MOST_FAILURES = 3  # after this many failed captures in a row none is tried
 
+# Cost of a step that is not recorded, and of recording one, in units of about half a millisecond:
+# without a graph the host takes some 5 ms longer for a model of 8 billion parameters, with up to
+# twice the rows the device takes less than one; recording runs the step four times (estimates, not
+# yet measured on a GPU).
 _EAGER_COST, _PADDED_COST, _RECORDING_COST = 10, 1, 300
-"""What a step costs that is not recorded, and what recording one does, in about half milliseconds:
-without a graph the host takes some 5 ms longer for a model of 8 billion parameters, with up to
-twice the rows the device less than one; to record is to run the step four times (estimates, to be
-measured on a GPU)."""
 
 
 def batch_sizes(most: int) -> list[int]:
-    """Sizes of recorded batches up to `most`, such that few rows fill up."""
+    """Return sizes of recorded batches up to `most`, such that few rows only fill up."""
     sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, most, 64)]
     return [size for size in sizes if size < most] + [most]
 
 
 def sizes_ahead(most: int, share: float) -> list[int]:
-    """Sizes of batches of up to `most` rows to record before the worker is ready, ascending.
+    """Return the sizes of batches of up to `most` rows to record before serving, ascending.
 
-    share: of the SMs that the worker may have at most. On all of them: powers of two and `most`,
-    so that less than half of the rows fill up. On a part: powers of four of up to `share * most`
-    rows, because every rung of every worker has graphs of its own (each takes 0.1 to 0.3 s to
-    record, and some MiB), and because arithmetic bounds a step from about `share` times as many
-    rows on: more rows take longer in proportion there, so that large batches gain nothing on small
-    rungs. What is missing is recorded when it is met: see `DecodeGraphs`.
+    share: of the SMs that the worker may have at most. On all of them: powers of two and `most`, so
+    that less than half of the rows fill up. On a part: powers of four up to `share * most` rows.
+    Other sizes are recorded when they are met: see `DecodeGraphs`.
     """
+    # Every rung of every worker has graphs of its own: each takes 0.1 to 0.3 s to record, and some
+    # MiB. Arithmetic bounds a step from about `share` times as many rows on: more rows take longer
+    # in proportion there, so that large batches gain nothing on small rungs.
     is_whole = share >= 1.0
     factor, limit = (2, most) if is_whole else (4, max(1, int(share * most)))
     sizes, size = [], 1
@@ -70,18 +69,17 @@ def sizes_ahead(most: int, share: float) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """A step that can be recorded. size: rows. shares: its attention reads shared prefixes once.
+    """A step that can be recorded."""
 
-    draws: the whole step; else its first part, behind which the host's sampler chooses.
-    """
-
-    size: int
-    shares: bool
-    draws: bool
+    size: int  # rows
+    shares: bool  # True if its attention reads shared prefixes once
+    draws: bool  # True: the whole step; else its first part, after which the host's sampler chooses
 
     def can_run(self, wanted: "_Kind") -> bool:
-        """Whether it computes what `wanted` does: with more rows that fill up, and perhaps reading
-        a shared prefix once for each row."""
+        """Return whether this step can do the work of `wanted`.
+
+        It may have more rows, which fill up, and may read a shared prefix once for each row.
+        """
         is_large = self.size >= wanted.size and self.draws == wanted.draws
         return is_large and (wanted.shares or not self.shares)
 
@@ -92,8 +90,8 @@ class DecodeGraphs:
     All batch sizes use the same buffers, one after another.
 
     A step that is not recorded runs on the smallest recorded one that can do its work, else
-    operator by operator. It is then wanted: `record_next` records it when the worker has nothing
-    else to do, and `launch` once that has cost about as much time as recording takes.
+    operator by operator. It is then wanted: `record_next` records it when the worker is idle, and
+    `launch` once not having it has cost about as much time as recording takes.
     """
 
     def __init__(
@@ -118,17 +116,19 @@ class DecodeGraphs:
 
     @property
     def num_recorded(self) -> int:
-        """Steps that are recorded."""
         return len(self._recorded)
 
     def record(self, num_rows: int, share: float = 1.0) -> None:
-        """Record the likeliest steps of up to `num_rows` rows, the largest first, whose memory
-        serves the others too. share: as of `sizes_ahead`."""
+        """Record the likeliest steps of up to `num_rows` rows, the largest first.
+
+        share: as in `sizes_ahead`.
+        """
+        # The memory of the largest serves the others too.
         for size in reversed(sizes_ahead(min(num_rows, self._sizes[-1]), share)):
             self._record(_Kind(self._size(size), shares=False, draws=True))
 
     def record_next(self) -> bool:
-        """Record what was wanted most and is not recorded; whether there was anything."""
+        """Record the most wanted step that is not recorded; return whether there was one."""
         if not self._wanted:
             return False
         ((kind, _),) = self._wanted.most_common(1)
@@ -142,11 +142,11 @@ class DecodeGraphs:
         num_steps: int,
         prefixes: SharedPrefixes | None = None,
     ) -> Pending:
-        """Rows of one token each at `starts`, all sampling, then on from their own tokens.
+        """Run rows of one token each at `starts`, all sampling, then on from their own tokens.
 
         prefixes: what they share, rows of a group side by side. Steps that share are recorded
-        apart: fixed in shape like the others, they read the groups from their buffers. Where there
-        are too many small groups each row reads its own.
+        apart: they read the groups from their buffers, in a fixed shape. If there are too many
+        small groups each row reads its own prefix.
         """
         lengths = starts + 1
         is_drawn = is_plain(self._model.sampling, slots, lengths)
@@ -187,7 +187,7 @@ class DecodeGraphs:
     def _with_host(
         self, step: DecodeStep, compute: Step, slots: Numbers, lengths: Numbers, num_steps: int
     ) -> Pending:
-        """Steps whose tokens the host's sampler chooses."""
+        """Run steps whose tokens the host's sampler chooses."""
         model, num_rows = self._model, len(slots)
         steps: list[Sampled] = []
         for number in range(num_steps):
@@ -205,7 +205,7 @@ class DecodeGraphs:
         return next(size for size in self._sizes if size >= num_rows)
 
     def _runnable(self, wanted: _Kind) -> tuple[_Kind, Step]:
-        """What runs a step of the wanted kind: it, one that can stand in for it, or no graph."""
+        """Return a recorded step of the wanted kind, one that can stand in for it, or the step."""
         if wanted not in self._recorded:
             able = [kind for kind in self._recorded if kind.can_run(wanted)]
             self._want(wanted, _PADDED_COST if able else _EAGER_COST)
@@ -217,7 +217,7 @@ class DecodeGraphs:
         return wanted, self._plain_step(wanted)
 
     def _want(self, kind: _Kind, cost: int) -> None:
-        """Note what it cost not to have `kind`; record it if that was too much by now."""
+        """Add the cost of not having `kind`; record it if that has become too much."""
         if kind in self._failed or self._gives_up():
             return
         self._wanted[kind] += cost
@@ -228,7 +228,7 @@ class DecodeGraphs:
         return self._num_failures_in_a_row >= MOST_FAILURES
 
     def _record(self, kind: _Kind) -> None:
-        """Record it, unless that fails: then it runs as it is, and one line says so."""
+        """Record the step; if that fails, log it once and run it as it is."""
         self._wanted.pop(kind, None)
         if self._gives_up() or kind in self._recorded or kind in self._failed:
             return
@@ -243,10 +243,8 @@ class DecodeGraphs:
             self._note_failure(kind, error)
 
     def _can_be_captured(self, step: Step) -> bool:
-        """Whether the model's steps can be; if not, one line says so, and none is tried.
-
-        A capture that fails leaves its memory behind.
-        """
+        """Return whether the model's steps can be captured; if not, log it once and try none."""
+        # A capture that fails leaves its memory behind.
         self._is_checked = True
         try:
             self._capture.check(step)
@@ -279,6 +277,6 @@ class DecodeGraphs:
         return self._steps[key]
 
     def _idle(self, size: int) -> list[Tensor]:
-        """The buffers with rows that only fill up: to run them touches no sequence."""
+        """Return the buffers with rows that only fill up: running them touches no sequence."""
         arrays = decode_arrays(self._model, _NOBODY, _NOBODY, np.full(size, 0.5))
         return self._upload(arrays, self._words)

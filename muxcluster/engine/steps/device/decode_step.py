@@ -1,4 +1,4 @@
-"""One decode step of a model on buffers that stay where they are, so that it can be recorded."""
+"""One decode step of a model on buffers at fixed addresses, so that it can be recorded."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,30 +16,25 @@ from muxcluster.engine.forward.prefix_rows import fixed_groups
 from muxcluster.engine.memory.upload import Array
 from muxcluster.engine.sampling.plain import draw, filled, limits
 
+# Position of a row that only fills up: its key and value are not written, it sees nothing.
 _NOWHERE = -1
-"""The position of a row that only fills up: its key and value are not written, it sees nothing."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DecodeBuffers:
-    """What a step reads and changes, of [rows] each.
+    """What a step reads and changes, of [rows] each."""
 
-    outcome: int64 [1 + rows], broken rows so far, then the tokens of the last step.
-    slots, positions: int64, where the step's tokens are; a row that fills up is nowhere.
-    places: int64, the same in the flattened history; such a row's is in the history's last row.
-    advances: int64, 1, and 0 for such a row.
-    group_offsets, prefix_lengths: int64, as of `prefix_rows.fixed_groups`.
-    drawing: as of `plain.draw`.
-    """
-
-    outcome: Tensor
+    outcome: Tensor  # int64 [1 + rows], broken rows so far, then the tokens of the last step
+    # slots, positions: int64, where the step's tokens are; a row that fills up is nowhere
     slots: Tensor
     positions: Tensor
+    # int64, the same in the flattened history; such a row's is in the history's last row
     places: Tensor
-    advances: Tensor
+    advances: Tensor  # int64, 1, and 0 for such a row
+    # group_offsets, prefix_lengths: int64, as of `prefix_rows.fixed_groups`
     group_offsets: Tensor
     prefix_lengths: Tensor
-    drawing: Sequence[Tensor]
+    drawing: Sequence[Tensor]  # as of `plain.draw`
 
 
 NUM_BUFFERS = 12
@@ -52,7 +47,7 @@ def decode_arrays(
     uniform: NDArray[np.float64],
     prefixes: SharedPrefixes | None = None,
 ) -> list[Array]:
-    """What `buffers_of` wants of the rows that process one token each at `starts`.
+    """Return the arrays for `buffers_of`, of the rows that process one token each at `starts`.
 
     uniform: [rows of the step], as many as the slots or more; the others fill up. prefixes: what
     the rows share, those of a group side by side.
@@ -73,7 +68,7 @@ def decode_arrays(
 
 
 def buffers_of(tensors: Sequence[Tensor]) -> DecodeBuffers:
-    """The buffers that `decode_arrays` were copied to."""
+    """Return the buffers that `decode_arrays` were copied to."""
     outcome, slots, positions, places, advances, group_offsets, prefix_lengths = tensors[:7]
     return DecodeBuffers(
         outcome, slots, positions, places, advances, group_offsets, prefix_lengths, tensors[7:]
@@ -81,9 +76,9 @@ def buffers_of(tensors: Sequence[Tensor]) -> DecodeBuffers:
 
 
 class DecodeStep:
-    """Computes, draws, and goes one token ahead; nothing but its buffers tells it where it is.
+    """Computes logits, draws, and moves one token ahead; its buffers say where the rows are.
 
-    logits: fp32 [rows, vocab], where it puts them.
+    logits: fp32 [rows, vocab], the output.
     """
 
     def __init__(
@@ -99,13 +94,12 @@ class DecodeStep:
         self._ends = np.arange(len(buffers.slots))
 
     def run(self) -> None:
-        """The whole step."""
         self.compute()
         draw(self.logits, self.buffers.drawing, self.buffers.advances, self.buffers.outcome)
         self.go_on()
 
     def compute(self) -> None:
-        """Logits of the tokens where the rows are; run again, it does the same."""
+        """Compute logits of the rows' tokens; repeatable."""
         model, own = self._model, self.buffers
         tokens = model.arena.history.view(-1)[own.places].long()
         batch = TokenBatch(
@@ -126,7 +120,7 @@ class DecodeStep:
         model.forward.logits(tokens, positions, attention, None, out=self.logits)
 
     def go_on(self) -> None:
-        """Enter the outcome's tokens into the history behind the rows, and step onto them."""
+        """Write the outcome's tokens to the history behind the rows, and move on to them."""
         own = self.buffers
         tokens = own.outcome[1:].to(torch.int32)
         self._model.arena.history.view(-1).scatter_(0, own.places + 1, tokens)

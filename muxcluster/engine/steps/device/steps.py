@@ -1,5 +1,4 @@
-"""Steps on a GPU, given to it without waiting: prompts and mixed batches as they come, decodes
-replayed."""
+"""Steps on a GPU, launched without waiting: decodes are replayed, all else runs directly."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,19 +18,19 @@ from muxcluster.engine.sampling.results import InOrder, Pending, Readback, Ready
 from muxcluster.engine.sampling.sampler import sample
 from muxcluster.engine.steps.device.captures import Capture
 from muxcluster.engine.steps.device.decode_graphs import DecodeGraphs
-from muxcluster.engine.steps.device.warm_up import WarmUp
+from muxcluster.engine.steps.device.warm_up import WarmUpStep
 
 _NOBODY = np.empty(0, dtype=np.int32)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Inputs:
-    """wanted: int64, tokens whose logits are. places: int64 [sampling rows], in the flattened
-    history, where their tokens go. outcome, drawing: as of `plain.draw`."""
+    """Inputs of one step on the device."""
 
     batch: TokenBatch
-    wanted: Tensor
-    places: Tensor
+    wanted: Tensor  # int64, tokens whose logits are needed
+    places: Tensor  # int64 [sampling rows], in the flattened history, where their tokens go
+    # outcome, drawing: as of `plain.draw`
     outcome: Tensor
     drawing: Sequence[Tensor]
 
@@ -47,11 +46,9 @@ class DeviceSteps:
         self._decodes: dict[int, DecodeGraphs] = {}
 
     def admit(self, admission: Admission) -> None:
-        """As `PendingWrites.admit`; written with the next rows."""
         self._writes.admit(admission)
 
     def write_tables(self, delta: TableDelta) -> None:
-        """As `PendingWrites.add_tables`; written with the next rows."""
         self._writes.add_tables(delta)
 
     def record(self, num_rows: int, share: float) -> None:
@@ -62,16 +59,15 @@ class DeviceSteps:
         """As `DecodeGraphs.record_next`, for the calling thread's stream."""
         return self._decode().record_next()
 
-    def warm_up(self, steps: Sequence[WarmUp]) -> None:
+    def warm_up(self, steps: Sequence[WarmUpStep]) -> None:
         """Run steps that touch no sequence, and draw a token of each."""
         for step in steps:
-            batch, arrays = step.batch(), self._of_nobody()
+            batch, arrays = step.batch(), self._without_sequence()
             inputs = _inputs(batch, self._upload([*batch.arrays, *arrays]))
             logits = self._logits(inputs, inputs.batch.positions.clamp(min=0))
             self._draw(logits, inputs)
 
     def launch(self, rows: Rows, num_steps: int) -> Pending:
-        """As `ModelRunner.launch`."""
         if np.all(rows.samples) and np.all(rows.counts == 1):
             return self._decode().launch(rows.slots, rows.starts, num_steps, rows.prefixes)
         first = self._once(rows)
@@ -82,7 +78,7 @@ class DeviceSteps:
         return InOrder((first, more))
 
     def waits(self, rows: Rows) -> bool:
-        """Where the host's sampler chooses the token of some row."""
+        """Return whether the host's sampler chooses the token of some row."""
         return not is_plain(self._model.sampling, rows.slots, rows.starts + rows.counts)
 
     def _decode(self) -> DecodeGraphs:
@@ -94,7 +90,7 @@ class DeviceSteps:
         return decode
 
     def _once(self, rows: Rows) -> Pending:
-        """One step of rows of any number of tokens."""
+        """Run one step of rows of any number of tokens."""
         model = self._model
         batch = host_batch(
             rows.slots, rows.starts, rows.counts, rows.prefixes, has_fixed_groups=True
@@ -120,7 +116,7 @@ class DeviceSteps:
     def _begin(
         self, batch: HostBatch, wanted: NDArray[np.int64], slots: Numbers, lengths: Numbers
     ) -> _Inputs:
-        """All that the step reads, on the device, and pending writes done."""
+        """Upload all that the step reads, and make the pending writes."""
         model, num_rows = self._model, len(slots)
         width = model.arena.history.shape[1]
         arrays = [
@@ -135,9 +131,8 @@ class DeviceSteps:
         self._writes.write(tensors[num_inputs:])
         return _inputs(batch, tensors[:num_inputs])
 
-    def _of_nobody(self) -> list[Array]:
-        """The arrays behind a batch's own, where the first token's logits are wanted and no
-        sequence gets a token."""
+    def _without_sequence(self) -> list[Array]:
+        """Return arrays for a batch that needs one token's logits, for no sequence."""
         num_slots, width = self._model.arena.history.shape
         return [
             np.zeros(1, dtype=np.int64),
@@ -148,13 +143,13 @@ class DeviceSteps:
         ]
 
     def _draw(self, logits: Tensor, inputs: _Inputs) -> None:
-        """A token a row, into the history too."""
+        """Draw a token per row, into the history too."""
         history = self._model.arena.history
         draw(logits, inputs.drawing, None, inputs.outcome)
         history.view(-1)[inputs.places] = inputs.outcome[1:].to(history.dtype)
 
     def _logits(self, inputs: _Inputs, positions: Tensor) -> Tensor:
-        """fp32 [wanted, vocab]; one row too many where none is wanted.
+        """Return fp32 [wanted, vocab]; one row too many if none is wanted.
 
         positions: int64 [tokens], the batch's, as the model looks them up.
         """
@@ -165,7 +160,7 @@ class DeviceSteps:
 
 
 def _inputs(batch: HostBatch, tensors: Sequence[Tensor]) -> _Inputs:
-    """tensors: the batch's arrays and those of the other fields, on the device."""
+    """Return the inputs. tensors: the batch's arrays and the other fields, on the device."""
     num_batch = len(batch.arrays)
     wanted, places, outcome, *drawing = tensors[num_batch:]
     return _Inputs(batch.on_device(tensors[:num_batch]), wanted, places, outcome, drawing)

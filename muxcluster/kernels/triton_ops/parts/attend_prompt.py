@@ -11,8 +11,8 @@ from muxcluster.kernels.triton_ops.parts.tiles import (
     tile_pointers,
 )
 
+# Stands for a query's largest score before it saw a key: finite, so that differences are.
 LOWEST = tl.constexpr(-1e30)
-"""Stands for a query's largest score before it saw a key: finite, so that differences are."""
 
 
 @triton.jit

@@ -30,7 +30,7 @@ def attend_span(
 ):
     """Attention of queries [heads, BLOCK_D] to the tokens begin <= token < end of one sequence.
 
-    keys: Keys. begin: as `tile_pointers` wants it. first: where IS_CUT, tokens of the first tile
+    keys: Keys. begin: as for `tile_pointers`. first: where IS_CUT, tokens of the first tile
     before this one are not seen. Returns fp32 [heads, BLOCK_D], zeros where there are no tokens,
     and the log 2 of the sums of exponentials [heads], -inf there.
     """

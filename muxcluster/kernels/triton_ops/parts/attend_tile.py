@@ -44,7 +44,7 @@ def attend_keys(
 ):
     """Attention of queries [QUERIES, BLOCK_D] to the keys begin to end of one sequence.
 
-    positions [QUERIES] are read where IS_CAUSAL. begin: as `tile_pointers` wants it.
+    positions [QUERIES] are read where IS_CAUSAL. begin: as for `tile_pointers`.
     Returns fp32 [QUERIES, BLOCK_D], not divided by the sums of exponentials, and [QUERIES] each,
     the largest scores (log 2) and those sums.
     """

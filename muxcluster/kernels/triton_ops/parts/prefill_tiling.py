@@ -1,4 +1,4 @@
-"""How large a tile of queries and of keys one program of paged prefill takes."""
+"""Chooses the tile of queries and of keys of one program of paged prefill."""
 
 from functools import cache
 from typing import NamedTuple
@@ -8,31 +8,26 @@ import triton
 
 
 class Tiling(NamedTuple):
-    """Sizes of a program: rows of its matrices (queries times heads), keys at once.
-
-    tiles_in_flight: tiles of keys and values that a program waits for at a time.
-    """
+    """Sizes of a program: rows of its matrices (queries times heads), keys at once."""
 
     members: int
     keys: int
     num_warps: int
-    tiles_in_flight: int
+    tiles_in_flight: int  # tiles of keys and values that a program waits for at a time
 
 
 @cache
 def capability(device: torch.device) -> int:
-    """Major compute capability: 8 is Ampere, 9 Hopper. 9 for the CPU's interpreter."""
+    """Return the major compute capability: 8 is Ampere, 9 Hopper; 9 for the CPU's interpreter."""
     return torch.cuda.get_device_capability(device)[0] if device.type == "cuda" else 9
 
 
 def choose_tiling(
     members: int, group: int, head_dim: int, dtype: torch.dtype, major: int
 ) -> Tiling:
-    """Tiles as large as registers allow, and no larger than rows of so many members need.
-
-    Ampere's matrix units take both operands from registers, Hopper's from shared memory, which
-    leaves room for twice the keys.
-    """
+    """Return tiles as large as registers allow, and no larger than rows of so many members need."""
+    # Ampere's matrix units take both operands from registers, Hopper's from shared memory, which
+    # leaves room for twice the keys.
     padded = triton.next_power_of_2(head_dim)
     least = max(16, triton.next_power_of_2(group))
     if dtype.itemsize > 2:

@@ -85,7 +85,7 @@ def prefix_kernel(
     query,
     pool,
     table,
-    slots,
+    table_rows,
     lengths,
     from_right,
     group_offsets,
@@ -101,7 +101,7 @@ def prefix_kernel(
     max_tokens,
     query_token_stride,
     query_head_stride,
-    table_slot_stride,
+    table_row_stride,
     table_head_stride,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -124,7 +124,7 @@ def prefix_kernel(
     IS_SINGLE: one query a row; query_offsets is not read. HALF: elements of half a block.
     """
     work = program_work(
-        slots,
+        table_rows,
         lengths,
         group_offsets,
         prefix_lengths,
@@ -144,13 +144,13 @@ def prefix_kernel(
         DISTINCT_SPLITS,
         IS_SINGLE,
     )
-    blocks = table + work.slot * table_slot_stride + work.kv_head * table_head_stride
+    blocks = table + work.table_row * table_row_stride + work.kv_head * table_head_stride
     attend_work(
         partial,
         sums,
         Queries(query, query_token_stride, query_head_stride),
         # The blocks of a prefix are full: the order of their tokens does not matter.
-        Keys(pool, blocks, tl.load(from_right + work.slot)),
+        Keys(pool, blocks, tl.load(from_right + work.table_row)),
         work,
         kv_heads,
         scale,

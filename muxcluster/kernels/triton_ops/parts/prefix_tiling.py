@@ -8,32 +8,26 @@ import triton
 
 from muxcluster.kernels.triton_ops.parts.splits import SPLIT_TOKENS, multiprocessors
 
-TILES_IN_FLIGHT = 2
-"""Tiles of keys and values that a program waits for at a time."""
-TILE_BYTES = 16384
-"""Keys read at once; as many bytes of values beside them."""
+TILES_IN_FLIGHT = 2  # Tiles of keys and values that a program waits for at a time
+TILE_BYTES = 16384  # Keys read at once; as many bytes of values beside them
 MAX_SPLITS = 16
-MOST_QUERIES = 128
-"""Rows of the largest matrix product: two warp groups of 64 on sm_90."""
+MOST_QUERIES = 128  # Rows of the largest matrix product: two warp groups of 64 on sm_90
+# A decode waits for memory, so a few idle rows cost it nothing; so many would.
 MOST_DISTINCT_QUERIES = 64
-"""A decode waits for memory, so a few idle rows cost it nothing; so many would."""
+# Programs wanted, so that ragged groups even out: about two run at a time.
 PROGRAMS_PER_MULTIPROCESSOR = 4
-"""Programs wanted, so that ragged groups even out: about two run at a time."""
-MERGED_ELEMENTS = 1024
-"""Output elements of one program of the merge."""
+MERGED_ELEMENTS = 1024  # Output elements of one program of the merge
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixTiling:
-    """prefix_queries, distinct_queries: rows (queries × their heads) of a tile of a group or row.
+    """Sizes of the tiles and numbers of the splits of one launch."""
 
-    tile: keys read at once. All three are powers of two of at least 16.
-    prefix_splits, distinct_splits: most parts a tile's keys are cut into.
-    """
-
+    # prefix_queries, distinct_queries: rows (queries × their heads) of a tile of a group or row
     prefix_queries: int
     distinct_queries: int
-    tile: int
+    tile: int  # keys read at once. All three are powers of two of at least 16.
+    # prefix_splits, distinct_splits: most parts a tile's keys are cut into
     prefix_splits: int
     distinct_splits: int
     num_warps: int
@@ -41,26 +35,26 @@ class PrefixTiling:
 
 @dataclass(frozen=True, slots=True)
 class PrefixShape:
-    """What the host knows of a call. group: query heads a KV head. single: one query a row."""
+    """The shape of a call, as the host knows it."""
 
     tokens: int
     rows: int
     groups: int
     kv_heads: int
-    group: int
+    group: int  # query heads a KV head
     head_dim: int
-    single: bool
+    single: bool  # one query a row
 
     def prefix_tiles(self, queries: int) -> int:
-        """Tiles that suffice however the tokens are divided among the groups."""
+        """Return tiles that suffice however the tokens are divided among the groups."""
         return self.tokens // (queries // self.group) + self.groups
 
     def distinct_tiles(self, queries: int) -> int:
-        """Tiles that suffice however the tokens are divided among the rows."""
+        """Return tiles that suffice however the tokens are divided among the rows."""
         return self.rows if self.single else self.tokens // (queries // self.group) + self.rows
 
     def programs(self, tiling: PrefixTiling) -> int:
-        """Programs of the attention kernel: one for every split of every tile and KV head."""
+        """Return the programs of the attention kernel: one per split, tile and KV head."""
         prefix = self.prefix_tiles(tiling.prefix_queries) * tiling.prefix_splits
         distinct = self.distinct_tiles(tiling.distinct_queries) * tiling.distinct_splits
         return (prefix + distinct) * self.kv_heads
@@ -69,12 +63,9 @@ class PrefixShape:
 def device_tiling(
     shape: PrefixShape, max_tokens: int, dtype: torch.dtype, device: torch.device
 ) -> PrefixTiling:
-    """`choose_tiling` for the device and shapes of about this size; on CPU (the interpreter)
-    nothing is split.
-
-    Counts are rounded to powers of two, those of groups down: few kernels are compiled, and which
-    ones can be told ahead.
-    """
+    """Return `choose_tiling` for the device and about these shapes; on CPU nothing is split."""
+    # Counts are rounded to powers of two, those of groups down: few kernels are compiled, and which
+    # ones can be told ahead.
     programs = 1
     shape = replace(
         shape,
@@ -90,7 +81,7 @@ def device_tiling(
 def choose_tiling(
     shape: PrefixShape, max_tokens: int, dtype: torch.dtype, programs: int
 ) -> PrefixTiling:
-    """Tiles that hold a group or row of average size; splits enough for so many programs.
+    """Return tiles that hold a group or row of average size, and splits for so many programs.
 
     max_tokens: what a table row can hold.
     """
@@ -117,19 +108,19 @@ def choose_tiling(
 
 
 def _queries(shape: PrefixShape, owners: int, most: int) -> int:
-    """Rows of a tile for owners of average size; at least one query with all its heads."""
+    """Return rows of a tile for owners of average size; at least one query with all its heads."""
     average = triton.next_power_of_2(triton.cdiv(shape.tokens, owners) * shape.group)
     return max(16, triton.next_power_of_2(shape.group), min(most, average))
 
 
 def _splits(programs: int, tiles: int, max_tokens: int) -> int:
-    """A power of two, so that few kernels are compiled."""
+    """Return a power of two, so that few kernels are compiled."""
     most = max(1, min(MAX_SPLITS, programs // tiles, max_tokens // SPLIT_TOKENS))
     return 1 << (most.bit_length() - 1)
 
 
 def kernel_constants(shape: PrefixShape, tiling: PrefixTiling) -> dict[str, Any]:
-    """Constants of the attention kernel that follow from shape and tiling."""
+    """Return constants of the attention kernel that follow from shape and tiling."""
     return {
         "GROUP": shape.group,
         "HEAD_DIM": shape.head_dim,
@@ -145,7 +136,7 @@ def kernel_constants(shape: PrefixShape, tiling: PrefixTiling) -> dict[str, Any]
 
 
 def merge_constants(shape: PrefixShape, tiling: PrefixTiling) -> dict[str, Any]:
-    """Constants of the merge."""
+    """Return constants of the merge."""
     splits = tiling.prefix_splits + tiling.distinct_splits
     padded = triton.next_power_of_2(shape.head_dim)
     return {

@@ -11,19 +11,15 @@ SEARCHED = tl.constexpr(128)
 
 
 class Work(NamedTuple):
-    """Queries token to stop of a KV head, and keys begin to end of the slot's sequence.
+    """Queries token to stop of a KV head, and keys begin to end of the table row's sequence."""
 
-    is_prefix: the keys are a group's prefix. split: of the prefix, or after those the distinct
-    keys'. position: that of the query `token`.
-    """
-
-    is_prefix: Any
+    is_prefix: Any  # the keys are a group's prefix
     kv_head: Any
-    split: Any
-    slot: Any
+    split: Any  # of the prefix, or after those the distinct keys'
+    table_row: Any
     token: Any
     stop: Any
-    position: Any
+    position: Any  # that of the query `token`
     begin: Any
     end: Any
 
@@ -67,7 +63,7 @@ def prefix_of(row, group_offsets, prefix_lengths, groups):
 
 @triton.jit
 def prefix_work(
-    slots,
+    table_rows,
     group_offsets,
     prefix_lengths,
     query_offsets,
@@ -81,7 +77,7 @@ def prefix_work(
     MIN_TILES: tl.constexpr,
     IS_SINGLE: tl.constexpr,
 ):
-    """What a split of a tile of QUERIES of a group does: slot of the table to read, first and end
+    """What a split of a tile of QUERIES of a group does: row of the table to read, first and end
     query, position of the first (beyond the keys: all are seen), first and end key (none where
     the tile is superfluous).
     """
@@ -91,16 +87,17 @@ def prefix_work(
     token = first + (tile - first // QUERIES - group) * QUERIES
     live = token < stop
     # An empty last group has no first row.
-    slot = tl.load(slots + tl.load(group_offsets + group), mask=live, other=0).to(tl.int64)
+    row = tl.load(group_offsets + group)
+    table_row = tl.load(table_rows + row, mask=live, other=0).to(tl.int64)
     prefix = tl.minimum(tl.load(prefix_lengths + group).to(tl.int32), max_tokens)
     span = split_span(prefix, SPLITS, TILE, MIN_TILES)
     end = tl.where(live, tl.minimum(split * span + span, prefix), 0)
-    return slot, token, stop, prefix, split * span, end
+    return table_row, token, stop, prefix, split * span, end
 
 
 @triton.jit
 def distinct_work(
-    slots,
+    table_rows,
     lengths,
     group_offsets,
     prefix_lengths,
@@ -132,12 +129,12 @@ def distinct_work(
     begin = prefix + split * span
     position = end - (stop - token)
     end = tl.where(token < stop, tl.minimum(begin + span, end), 0)
-    return tl.load(slots + row).to(tl.int64), token, stop, position, begin, end
+    return tl.load(table_rows + row).to(tl.int64), token, stop, position, begin, end
 
 
 @triton.jit
 def program_work(
-    slots,
+    table_rows,
     lengths,
     group_offsets,
     prefix_lengths,
@@ -165,8 +162,8 @@ def program_work(
     if is_prefix:
         kv_head = program // prefix_tiles % kv_heads
         split = program // (prefix_tiles * kv_heads)
-        slot, token, stop, position, begin, end = prefix_work(
-            slots,
+        table_row, token, stop, position, begin, end = prefix_work(
+            table_rows,
             group_offsets,
             prefix_lengths,
             query_offsets,
@@ -184,8 +181,8 @@ def program_work(
         program -= prefix_programs
         kv_head = program % kv_heads
         split = program // (kv_heads * distinct_tiles)
-        slot, token, stop, position, begin, end = distinct_work(
-            slots,
+        table_row, token, stop, position, begin, end = distinct_work(
+            table_rows,
             lengths,
             group_offsets,
             prefix_lengths,
@@ -202,4 +199,4 @@ def program_work(
             IS_SINGLE,
         )
         split += PREFIX_SPLITS
-    return Work(is_prefix, kv_head, split, slot, token, stop, position, begin, end)
+    return Work(is_prefix, kv_head, split, table_row, token, stop, position, begin, end)

@@ -1,4 +1,4 @@
-"""How decode attention is split over the sequence, and how the splits become one result.
+"""Splits decode attention over the sequence, and merges the splits into one result.
 
 The scheme of FlashDecoding: each split attends to a span of the context and leaves its normalised
 output and the logarithm of its sum of exponentials; a second kernel weighs them.
@@ -12,23 +12,22 @@ import triton.language as tl
 
 from muxcluster.kernels.triton_ops.parts.tiles import is_in_block
 
+# A split has at least so many tokens: below, its partial output costs more than it gains.
 SPLIT_TOKENS = 256
-"""A split has at least so many tokens: below, its partial output costs more than it gains."""
+# Programs wanted, so that ragged rows even out: about three run at a time.
 PROGRAMS_PER_MULTIPROCESSOR = 8
-"""Programs wanted, so that ragged rows even out: about three run at a time."""
 MAX_SPLITS = 128
-SPLITS_AT_ONCE = tl.constexpr(16)
-"""Splits the merge reads together."""
+SPLITS_AT_ONCE = tl.constexpr(16)  # Splits the merge reads together
 
 
 @cache
 def multiprocessors(device: torch.device) -> int:
-    """Of the device; under MPS those of this process's SM share."""
+    """Return the multiprocessors of the device; under MPS those of this process's SM share."""
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def choose_splits(rows: int, kv_heads: int, max_tokens: int, device: torch.device) -> int:
-    """Splits of each row, from shapes alone, so that a CUDA graph holds for any lengths.
+    """Return splits of each row, from shapes alone, so that a CUDA graph holds for any lengths.
 
     max_tokens: what a table row can hold. 1 on CPU.
     """
@@ -41,11 +40,12 @@ def choose_splits(rows: int, kv_heads: int, max_tokens: int, device: torch.devic
 def span_constants(
     head_dim: int, tile: int, split_tokens: int, block_tokens: int, has_window: bool
 ) -> dict[str, int | bool]:
-    """The constexpr arguments that decode and merge have in common.
+    """Return the constexpr arguments that decode and merge have in common.
 
-    ALIGN: what a row's first tile of keys begins at a multiple of. Tiles that span blocks may begin
-    anywhere, which spares them the mask of a window's first tile.
+    ALIGN: what a row's first tile of keys begins at a multiple of.
     """
+    # Tiles that span blocks may begin anywhere, which spares them the mask of a window's first
+    # tile.
     return {
         "HEAD_DIM": head_dim,
         "BLOCK_D": triton.next_power_of_2(head_dim),

@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-TABLE_STRIDES = ("table_slot_stride", "table_head_stride")
-"""Arguments that follow from how long a model's sequences may be. No kernel is compiled anew for
-them: they are in no address that is read by more than one lane at a time."""
+# Arguments that follow from how long a model's sequences may be. No kernel is compiled anew for
+# them: they are in no address that is read by more than one lane at a time.
+TABLE_STRIDES = ("table_row_stride", "table_head_stride")
 
+# Scores are kept in units of log 2, since exp2 is the exponential the hardware has.
 LOG2E = math.log2(math.e)
-"""Scores are kept in units of log 2, since exp2 is the exponential the hardware has."""
 
 
 class Keys(NamedTuple):
@@ -27,16 +27,14 @@ class Keys(NamedTuple):
 
 
 def is_in_block(block_tokens: int, tile: int) -> bool:
-    """Whether tiles of keys that begin at multiples of their size lie in one block each."""
+    """Return whether tiles of keys that begin at multiples of their size lie in one block each."""
     return block_tokens % tile == 0
 
 
 def pipeline_stages(block_tokens: int, tile: int, tiles_in_flight: int) -> int:
-    """Stages of the loop over keys that keep so many tiles of keys and values in flight.
-
-    A tile of several blocks loads its block ids a stage ahead, for which Triton doubles the
-    distance; the id of a tile in one block is loaded by hand, a turn ahead.
-    """
+    """Return stages of the loop over keys that keep so many tiles of keys and values in flight."""
+    # A tile of several blocks loads its block ids a stage ahead, for which Triton doubles the
+    # distance; the id of a tile in one block is loaded by hand, a turn ahead.
     if is_in_block(block_tokens, tile):
         return tiles_in_flight + 1
     return 2 * tiles_in_flight + 1
@@ -151,10 +149,10 @@ def scaled(products, scale, soft_cap, HAS_CAP: tl.constexpr):
 
 
 def score_factors(scale: float, soft_cap: float | None) -> tuple[float, float]:
-    """What kernels take as scale and soft_cap.
+    """Return scale and soft_cap as the kernels take them.
 
-    scale: the scores' factor times log2(e), over the cap where there is one. soft_cap: times
-    log2(e); it is then the factor of what `capped` returns.
+    scale: the scores' factor times log2(e), over the cap if there is one. soft_cap: times log2(e);
+    it is then the factor of what `capped` returns.
     """
     if soft_cap is None:
         return scale * LOG2E, 0.0

@@ -1,4 +1,4 @@
-"""Specimens of the attention kernels: what their signatures have in common."""
+"""What the specimens of the attention kernels have in common."""
 
 from collections.abc import Mapping, Set
 from typing import Any
@@ -9,7 +9,7 @@ from muxcluster.kernels.triton_ops.specimens.specimen import ALL, Specimen
 # launches.
 TYPES = {
     "table": "*i32",
-    "slots": "*i64",
+    "table_rows": "*i64",
     "lengths": "*i64",
     "query_offsets": "*i64",
     "starts": "*i64",
@@ -31,10 +31,10 @@ def attention_specimen(
     capabilities: tuple[int, ...] = ALL,
     **options: int,
 ) -> Specimen:
-    """`types` names the element types of the pointers; other arguments are constants or i32.
+    """Return a specimen; arguments in neither `types` nor `constants` are i32.
 
-    strides: those that are multiples of 16, beside every pointer. options: Specimen's num_warps
-    and num_stages.
+    types: element types of the pointers. strides: those that are multiples of 16, beside every
+    pointer. options: Specimen's num_warps and num_stages.
     """
     known = TYPES | dict(types) | dict.fromkeys(constants, "constexpr")
     signature = {argument: known.get(argument, "i32") for argument in kernel.arg_names}
@@ -46,6 +46,6 @@ def attention_specimen(
 
 
 def pool_block(block: int, head_dim: int) -> tuple[int, int]:
-    """Elements of half a block and tokens of a block with `policy.block_tokens: block`."""
+    """Return elements of half a block and tokens of a block with `policy.block_tokens: block`."""
     half = 128 * block
     return half, half // head_dim // 8 * 8
