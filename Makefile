@@ -11,7 +11,8 @@ KERNEL_TESTS := TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/kernels_triton
 LEASE_VENV := .venv-lease
 LEASE_BIN := $(LEASE_VENV)/bin
 LEASE_STAMP := $(LEASE_VENV)/.installed
-LEASE_TESTS := tests/engine_model tests/engine_gpu
+LEASE_TESTS := tests/engine/forward tests/engine/load tests/engine/decoders tests/engine/steps \
+	tests/engine/memory tests/engine/gpu
 
 .PHONY: install demo test test-kernels test-blocks test-slow test-cluster test-lease-versions check lint clean
 
@@ -42,7 +43,7 @@ test-slow: install
 	$(BIN)/python -m pytest -m 'slow and not gpu' $(ARGS)
 
 # Suites that run with KV blocks of 8 or 16 tokens otherwise, with larger ones: tests/blocks.py.
-BLOCK_TESTS := tests/engine tests/engine_model tests/kvcache tests/kernels
+BLOCK_TESTS := tests/engine tests/kvcache tests/kernels
 test-blocks: install
 	for size in 32 64; do \
 	  export MUXCLUSTER_TEST_BLOCK_TOKENS=$$size; \

@@ -68,7 +68,7 @@ def recorded_bytes(models: Sequence[ModelSpec]) -> int:
 
     Every model keeps fp32 logits of as many rows as it has sequences. The working memory of a step
     is taken once, for the largest: 16-bit logits, later the sampler's four and a half bytes a
-    logit, hidden states beside them (tests/engine_gpu/test_step_memory.py), and cuBLAS's workspace.
+    logit, hidden states beside them (tests/engine/gpu/test_step_memory.py), and cuBLAS's workspace.
     """
     num_logits = [model.max_seqs * model.vocab_size for model in models]
     return 4 * sum(num_logits) + 5 * max(num_logits) + _WORKSPACE_BYTES

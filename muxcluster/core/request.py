@@ -46,3 +46,20 @@ class Request:
     cache_salt: str = ""  # prefixes are shared only among equal salts
     # False keeps the request away from the prefix cache (prompt logprobs need that)
     cacheable: bool = True
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PinnedPrefix:
+    """Keep the prefix `tokens` (int32 [n]): batch requests of `model` with it will follow."""
+
+    pin_id: str  # a known id is rebound to this prefix
+    model: str
+    tokens: NDArray[np.int32]
+    cache_salt: str = ""  # of the requests
+
+
+@dataclass(frozen=True, slots=True)
+class Unpin:
+    """Drop a pin: no more requests with its prefix will follow."""
+
+    pin_id: str

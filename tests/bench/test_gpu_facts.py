@@ -19,8 +19,8 @@ from bench.gpu.running.children import Ended, run_child
 from bench.gpu.running.found import Found
 from muxcluster.engine.gpu.driver import Driver
 from tests.conftest import ROOT
-from tests.engine_gpu.conftest import fake_control
-from tests.engine_gpu.fakes import SMS, FakeCuda
+from tests.engine.gpu.conftest import fake_control
+from tests.engine.gpu.fakes import SMS, FakeCuda
 
 SCRIPT = ROOT / "bench" / "gpu" / "facts.py"
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from muxcluster.batch.plan.feeding import FedPlan, FedUnit, PlannedLine
 from muxcluster.batch.store.store import Pending
-from muxcluster.core.pinning import PinnedPrefix, Unpin
+from muxcluster.core.request import PinnedPrefix, Unpin
 from muxcluster.offline.blend.resources import resource_model
 from muxcluster.offline.choice import Unplanned
 from muxcluster.offline.feed.feeder import BatchFeeder

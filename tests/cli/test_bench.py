@@ -9,7 +9,7 @@ from muxcluster.cli.main import run
 from muxcluster.http.app import create_app
 from muxcluster.http.settings import ApiSettings
 from muxcluster.loadgen.prompts import Prompts
-from tests.api.fakes import FakeBackend, make_tokenizer, running_server, served_model
+from tests.http.fakes import FakeBackend, make_tokenizer, running_server, served_model
 
 KEY = "open sesame"
 

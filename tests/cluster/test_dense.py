@@ -15,7 +15,7 @@ from muxcluster.http.calls.choice import CONTEXT_TOKENS
 from muxcluster.text.detokenizer import Detokenizer
 from muxcluster.text.tokenizer import Tokenizer
 from tests.cluster.conftest import STOP_TIMEOUT_S, ServerProcess, held
-from tests.engine_dense.units import generated
+from tests.engine.dense.units import generated
 
 FAMILIES = ("bloom", "llama", "qwen2")
 NUM_TOKENS = 16

@@ -4,25 +4,33 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
+import torch
 
 from muxcluster.demo.models import build_model
 from tests.oracles import GreedyOracle
 
-ModelBuilder = Callable[[str], Path]
+ModelBuilder = Callable[..., Path]
 
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> ModelBuilder:
-    """Directory of a tiny random model of a family; built on first use."""
+    """(family, **overrides of `build_model`) -> directory of a tiny random model; built once."""
     root = tmp_path_factory.mktemp("models")
     built: dict[str, Path] = {}
 
-    def of(family: str) -> Path:
-        if family not in built:
-            built[family] = build_model(root / family, family, seed=len(family))
-        return built[family]
+    def of(family: str, **overrides: object) -> Path:
+        name = "-".join([family, *(f"{k}={v}" for k, v in sorted(overrides.items()))])
+        if name not in built:
+            built[name] = build_model(root / name, family, seed=len(name), **overrides)
+        return built[name]
 
     return of
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    """The machine is shared; and a runner sets the number of threads of its process."""
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="module")

@@ -21,10 +21,10 @@ from muxcluster.engine.sampling import plain
 from muxcluster.engine.steps.device.captures import CallAgain
 from muxcluster.engine.steps.runner import UnitMemory, UnitRunner
 from muxcluster.kernels.on_gpu import triton_kernel
+from tests.engine.conftest import ModelBuilder, tiny
+from tests.engine.driver import Driver, ragged, unit_of
 from tests.engine.stepping import SteppedUnit
-from tests.engine.test_prefix_shared import groups, serve, spec
-from tests.engine_model.conftest import ModelBuilder, tiny
-from tests.engine_model.driver import Driver, ragged, unit_of
+from tests.engine.unit.test_prefix_shared import groups, serve, spec
 from tests.oracles import GreedyOracle
 
 __all__ = ["tiny"]

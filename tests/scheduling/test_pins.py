@@ -5,8 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from muxcluster.core.pinning import PinnedPrefix
-from muxcluster.core.request import Request, ServiceClass
+from muxcluster.core.request import PinnedPrefix, Request, ServiceClass
 from tests.scheduling.rig import LANES, Rig, model_spec, request, unit_spec
 from tests.scheduling.test_random_runs import (
     WORKERS,

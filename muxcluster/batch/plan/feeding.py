@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from muxcluster.batch.store.store import Pending
-from muxcluster.core.pinning import PinnedPrefix, Unpin
+from muxcluster.core.request import PinnedPrefix, Unpin
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.offline.feed.feeder import BatchFeeder, Fed, Room
 from muxcluster.offline.joint import JointMemory

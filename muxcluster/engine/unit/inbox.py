@@ -4,8 +4,7 @@ from collections import deque
 from collections.abc import Iterator
 
 from muxcluster.core.events import StepOutput
-from muxcluster.core.pinning import PinnedPrefix, Unpin
-from muxcluster.core.request import Request
+from muxcluster.core.request import PinnedPrefix, Request, Unpin
 from muxcluster.scheduling.scheduler import UnitScheduler
 
 Message = Request | PinnedPrefix | Unpin | str  # a str is the id of a request to abort

@@ -10,8 +10,7 @@ from muxcluster.core.backends import ModelBackend, as_loaded
 from muxcluster.core.clock import Clock, MonotonicClock
 from muxcluster.core.errors import InvalidValue, NotReady
 from muxcluster.core.events import Finished, FinishReason, StepOutput, TokenDelta
-from muxcluster.core.pinning import PinnedPrefix, Unpin
-from muxcluster.core.request import Request
+from muxcluster.core.request import PinnedPrefix, Request, Unpin
 from muxcluster.core.served import SharingStats, UnitState, UnitStats
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.engine.executor import Executor, JobDone, Outcome, OwnerLost, StillRunning

@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from muxcluster.core.hashing import extend_hashes
-from muxcluster.core.pinning import PinnedPrefix, Unpin
-from muxcluster.core.request import ServiceClass
+from muxcluster.core.request import PinnedPrefix, ServiceClass, Unpin
 from muxcluster.kvcache.cache import KvCache
 from muxcluster.scheduling.state.live import chain_root, side_of
 from muxcluster.scheduling.state.model import ModelState

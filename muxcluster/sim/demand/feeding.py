@@ -6,8 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from muxcluster.core.events import Finished, FinishReason, Rejected
-from muxcluster.core.pinning import PinnedPrefix
-from muxcluster.core.request import Request, ServiceClass
+from muxcluster.core.request import PinnedPrefix, Request, ServiceClass
 from muxcluster.core.unitspec import UnitSpec
 from muxcluster.offline.choice import Unplanned, feeder_of
 from muxcluster.offline.feed.feeder import BatchFeeder, Fed, Room

@@ -8,7 +8,7 @@ ceases to be 1 or a multiple of 16. In our steps these depend on:
   how many splits that attention makes, chosen by the next power of two;
 - whether a row of several tokens starts at position 0: it attends without the pool.
 
-tests/engine_gpu/test_kernel_warm_up.py shows that random steps meet no other kernels.
+tests/engine/gpu/test_kernel_warm_up.py shows that random steps meet no other kernels.
 """
 
 # A compilation takes 0.9 to 3.7 s.
