@@ -46,8 +46,7 @@ from muxcluster.http.settings import ApiSettings, QueueLimits
 from tests.cli.batches import FAMILIES, build_models, write_config
 
 COUNT, QUICK_COUNT = 2000, 240
-WARM, WARM_COUNT = "warm", 60
-"""A job that nobody measures."""
+WARM, WARM_COUNT = "warm", 60  # A job that nobody measures
 KIND = Kind(1.0, degree=8, prefix=256, distinct=24, output=8)
 VOCABULARY = 500
 POLICY = {
@@ -65,19 +64,16 @@ GOAL = 0.20
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """One job on the engine. planned_s: of its seconds, those until its plan was there.
-
-    estimates: (seconds since its start, share of its lines that have ended, seconds that should be
-    left).
-    """
+    """One job on the engine."""
 
     order: str
     chosen: dict[str, str]
     seconds: float
-    planned_s: float
+    planned_s: float  # of its seconds, those until its plan was there
     prompt_tokens: int
     cached_tokens: int
     output_tokens: int
+    # (seconds since its start, share of its lines that have ended, seconds that should be left)
     estimates: list[tuple[float, float, float]]
 
     @property

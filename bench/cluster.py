@@ -1,4 +1,4 @@
-"""Several hosts under load: how long streams stall when a part goes, and whether a token is lost.
+"""Several hosts under load: stalls of streams after a failure, and lost tokens.
 
 Three hosts made of namespaces, `ray up cluster.yaml`, `muxcluster up` with six tiny models, 64
 greedy streams through the head's ingress (tests/cluster_hosts). Needs root, iproute2, sshd, rsync.

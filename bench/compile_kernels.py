@@ -35,8 +35,8 @@ _HEAD = (
     f"{'blocks':>6} {'flight':>7} {'loops: instructions a KiB, matrix products':42}"
 )
 
+# Module, specimen's name, capability and the result to come.
 Asked = tuple[str, str, int, Future[Compiled]]
-"""Module, specimen's name, capability and the result to come."""
 
 
 def submit(

@@ -1,4 +1,4 @@
-"""How much code one scheduling decision runs through: files, lines, functions, call depth.
+"""Code of one scheduling decision: files, lines, functions, call depth.
 
 A decision is one `next_jobs` and one `complete` of the real scheduler at steady state, traced line
 by line: `adbs` with packing `priority`, and `adbs` with packing `hybrid` in short memory. Counted
@@ -33,12 +33,12 @@ _PACKAGES = (f"{ROOT / 'muxcluster'}/",)
 
 @dataclass(slots=True)
 class Trace:
-    """What ran while `Tracer` was on. depth: most frames of ours above the traced call."""
+    """What ran while `Tracer` was on."""
 
     files: set[str] = field(default_factory=set)
     lines: set[tuple[str, int]] = field(default_factory=set)
     functions: set[tuple[str, str]] = field(default_factory=set)
-    depth: int = 0
+    depth: int = 0  # most frames of ours above the traced call
 
     @property
     def sizes(self) -> Mapping[str, int]:

@@ -1,4 +1,4 @@
-"""Dense re-batching (BATON) against a static batch of transformers, on the CPU, in one run.
+"""Dense re-batching (BATON) against transformers' static batch, on the CPU, in one run.
 
 The model is a Llama of 9.7 million parameters with random weights, so that our paged engine can
 run beside: 4 layers, hidden size 384, 6 heads and 3 KV heads of 64, intermediate size 1024,
@@ -81,8 +81,7 @@ SHAPE = {
 }
 TINY = {**SHAPE, "hidden_size": 192, "intermediate_size": 256, "num_hidden_layers": 2}
 TINY |= {"num_attention_heads": 3}
-MIXED = {4: 2, 8: 1}
-"""Batch size to factor of the lengths."""
+MIXED = {4: 2, 8: 1}  # Batch size to factor of the lengths
 
 SHORT = (2, 4, 6, 8, 10)
 UNLIMITED = 1 << 62

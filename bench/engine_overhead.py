@@ -1,4 +1,4 @@
-"""What the engine adds to a decode step: its forward bare, and all around it, layer by layer.
+"""Overhead of the engine in a decode step: its forward pass alone, and each layer around it.
 
 The model is that of bench/serving.py. At 1, 8 and 32 sequences of about 100 tokens one decode step
 is timed as

@@ -1,4 +1,4 @@
-"""What all benches share: command line, provenance and the JSON record."""
+"""Parts of all benches: command line, provenance and the JSON record."""
 
 import argparse
 import json
@@ -18,21 +18,19 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT.parent / "shared" / "data"
 _PACKAGES = ("numpy", "torch", "triton", "transformers", "ray", "uvicorn", "zmq")
+# Says which commit runs where the tree is a copy without its git folder.
 COMMIT_VARIABLE = "MUXCLUSTER_COMMIT"
-"""Says which commit runs where the tree is a copy without its git folder."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """One number that is said in public.
-
-    baseline: the number it is held against, in the same unit: a target or another system's
-    result in the same run; None where it stands alone.
-    """
+    """One number that is said in public."""
 
     name: str
     value: float
     unit: str
+    # the number it is held against, in the same unit: a target or another system's result in the
+    # same run; None where it stands alone
     baseline: float | None = None
 
 
@@ -54,9 +52,8 @@ def make_parser(description: str | None) -> argparse.ArgumentParser:
     return parser
 
 
+# Begins the one line that a script ends with (exit code 1) where something that it needs is absent.
 CANNOT_RUN = "cannot run here: "
-"""Begins the one line that a script ends with (exit code 1) where something that it needs is
-absent."""
 
 
 def cannot_run(reason: str) -> NoReturn:

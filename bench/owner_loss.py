@@ -1,4 +1,4 @@
-"""How long streams stall when the memory owner of a CPU unit is killed (`kill -9`), and on what.
+"""Stall of streams after the memory owner of a CPU unit is killed (`kill -9`), and its causes.
 
 A Llama of 56.4 million parameters (bench/serving.py) with 64 greedy streams in one unit: once each
 has 20 tokens, the owner is killed. Twice: right after the start, when its replacement must import

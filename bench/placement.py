@@ -1,4 +1,4 @@
-"""The planner: against the published one on its own scale, against a proven bound, and at scale.
+"""The planner: on the published one's scale, against a proven bound, and on large clusters.
 
 Three tables. *compat*: our search under the MuxServe planner's objective and rules, beside the
 scores recorded for it (with its index defect, the better of those with the defect mended and a
@@ -28,8 +28,7 @@ from muxcluster.placement.problem import Problem
 from muxcluster.placement.verify import violations
 
 Row = TypeVar("Row", "Compat", "Own", "Scale")
-EXACT_UP_TO = 16
-"""GPUs; on larger points the bound alone is claimed."""
+EXACT_UP_TO = 16  # GPUs; on larger points the bound alone is claimed
 TIME_LIMIT_S = 60.0
 SCALES = (1.0, 4.0)
 GOAL_S = {"small": 5.0, "large": 60.0}
@@ -37,19 +36,19 @@ GOAL_S = {"small": 5.0, "large": 60.0}
 
 @dataclass(frozen=True, slots=True)
 class Compat:
-    """One point on the reference's scale. seconds: wall, profile read included."""
+    """One point on the reference's scale."""
 
     point: str
     as_is: float
     best_known: float
     ours: float
-    seconds: float
+    seconds: float  # wall, profile read included
     as_is_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Own:
-    """One point by our estimator: requests/s; gap: (bound - served) / bound."""
+    """One point by our estimator: requests/s."""
 
     point: str
     num_gpus: int
@@ -58,7 +57,7 @@ class Own:
     greedy: float
     exact: float | None
     bound: float
-    gap: float
+    gap: float  # (bound - served) / bound
     seconds: float
     spatial: float | None
     memory_greedy: float | None
@@ -67,7 +66,7 @@ class Own:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """One fleet. plan_s: greedy search alone; prove_s: the bound on top."""
+    """One fleet."""
 
     num_models: int
     num_gpus: int
@@ -75,7 +74,7 @@ class Scale:
     asked: float
     served: float
     bound: float | None
-    plan_s: float
+    plan_s: float  # greedy search alone; prove_s: the bound on top
     total_s: float
     idle_gpus: int
 

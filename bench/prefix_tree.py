@@ -47,20 +47,17 @@ MIX = [
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """One job. saving: share of its tokens that is shared; seconds: of each run.
-
-    tree_and_groups_s: the tree and BatchLLM's plan. blend_s: BlendServe's on the same tree.
-    """
+    """One job."""
 
     num_requests: int
     num_tokens: int
     num_nodes: int
     num_groups: int
     num_pieces: int
-    saving: float
+    saving: float  # share of its tokens that is shared; seconds: of each run
     one_level_saving: float
-    tree_and_groups_s: tuple[float, ...]
-    blend_s: tuple[float, ...]
+    tree_and_groups_s: tuple[float, ...]  # the tree and BatchLLM's plan
+    blend_s: tuple[float, ...]  # BlendServe's on the same tree
 
 
 def main(argv: Sequence[str] | None = None) -> None:

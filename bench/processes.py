@@ -1,4 +1,4 @@
-"""Processor time of a process tree, by what each process is."""
+"""Processor time of a process tree by kind of process."""
 
 import os
 import re

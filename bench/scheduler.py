@@ -44,16 +44,15 @@ from bench.scheduling.timing import Clock, measure
 from muxcluster.core.kvshape import KvShape
 from muxcluster.placement.shapes.known import SHAPES
 
-TARGET_US = 500.0
-"""Issue 3: the median step at 1,000 running sequences stays below this."""
+TARGET_US = 500.0  # Issue 3: the median step at 1,000 running sequences stays below this
 NUM_MODELS = 8
 STATED = "8 layers x 4 KV heads"
 STATED_SHAPE = KvShape(num_layers=8, num_kv_heads=4, head_dim=128, itemsize=2)
 REAL = ("llama-2-7b", "llama-3-8b", "llama-3-70b")
 SIZES = (100, 1000, 10_000)
 HYBRID_REAL = "llama-2-7b"
+# With --quick, only the claimed case is measured with more running sequences than this.
 QUICK_SIZE = 1000
-"""With --quick, only the claimed case is measured with more running sequences than this."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

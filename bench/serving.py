@@ -54,17 +54,17 @@ SHAPE = {
 }
 CONCURRENCY = (1, 8, 32)
 PROMPT_TOKENS = (32, 128)
+# Of our pool, as of OpenVINO's. The default for a CPU holds a quarter of the longest sequences, 26
+# of these requests.
 KV_GB = 1
-"""Of our pool, as of OpenVINO's. The default for a CPU holds a quarter of the longest sequences,
-26 of these requests."""
 
 
 class Everywhere(NamedTuple):
-    """rows: of the record, a case each. conditions: of the others."""
+    """The same requests on all engines."""
 
-    rows: list[dict[str, Any]]
+    rows: list[dict[str, Any]]  # of the record, a case each
     measured: list[Measured]
-    conditions: dict[str, Any]
+    conditions: dict[str, Any]  # of the others
 
 
 def cases(sizes: Sequence[int], seed: int, *, is_quick: bool) -> list[Case]:

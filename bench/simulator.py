@@ -1,4 +1,4 @@
-"""How fast the simulator is, and that steps it does not ask the scheduler about change nothing.
+"""Speed of the simulator, and equality of results when it skips calls of the scheduler.
 
 The 19-model, 32-GPU points of planner_points.json are placed by our planner and loaded with Poisson
 arrivals, lengths around ShareGPT's; jobs are timed by the published A100 profile. Each point is
@@ -36,12 +36,11 @@ from muxcluster.workload.processes import Poisson
 
 NUM_MODELS = 19
 QUICK = ("synth19_a2.1_s0.5",)
-STEP_EXACT, DIFFERENCE = 20.0, 0.01
-"""Targets of issue 5."""
+STEP_EXACT, DIFFERENCE = 20.0, 0.01  # Targets of issue 5
 _SIGMA = 0.8
 _PROMPT, _OUTPUT = (LogNormal(math.log(mean) - _SIGMA**2 / 2, _SIGMA) for mean in (161.0, 338.0))
+# ShareGPT's means as MuxServe gives them (§4.1).
 _LENGTHS = Limited(Independent(_PROMPT, _OUTPUT), 1023, 1024)
-"""ShareGPT's means as MuxServe gives them (§4.1)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""`muxcluster batch run` killed at random moments of `bench/batch.py`, and what came out."""
+"""Kill `muxcluster batch run` at random moments of `bench/batch.py`, and count its results."""
 
 import json
 import random
@@ -14,10 +14,10 @@ _LIMIT_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Killed:
-    """num_kills: before the job was done. custom_ids: of all lines of both result files."""
+    """A job whose processes were killed on the way."""
 
-    num_kills: int
-    custom_ids: list[str]
+    num_kills: int  # before the job was done
+    custom_ids: list[str]  # of all lines of both result files
 
 
 def run_killed(job: Path, output: Path, config: str, num_kills: int, seed: int) -> Killed:

@@ -11,8 +11,7 @@ from bench.harness import percentiles
 from muxcluster.http.service import CompletionService
 
 NUM_STREAMS = 64
-SLO = {"ttft": 0.5, "tpot": 0.1}
-"""Targets of every request, in seconds."""
+SLO = {"ttft": 0.5, "tpot": 0.1}  # Targets of every request, in seconds
 PROMPT, OUTPUT, PAUSE_S = (16, 32), 16, 8.0
 
 

@@ -1,4 +1,4 @@
-"""The engine on a GPU: right first, then decode against its roofline, then 256 requests.
+"""The engine on a GPU: correctness, then decode against its roofline, then 256 requests.
 
 Needs torch, triton, numpy and transformers; models have random weights and are made here.
 (a) Greedy output of a small model in fp32 is that of Hugging Face's `generate` on the same device.
@@ -37,6 +37,7 @@ from bench.gpu.running.progress import Progress, parts_parser
 from bench.harness import Bench, Claim
 
 SCRIPT = Path(__file__).resolve().parent / "engine_parts" / "part.py"
+# In this order, what is worth most first; each for so long at most.
 PARTS_S: Mapping[str, float] = {
     "equal": 70.0,
     "equal.stock": 60.0,
@@ -49,15 +50,12 @@ PARTS_S: Mapping[str, float] = {
     "serve.1b.muxcluster": 60.0,
     "serve.1b.transformers": 80.0,
 }
-"""In this order, what is worth most first; each for so long at most."""
-LEAST_S = 25.0
-"""A part with less time than that would not get beyond loading its model."""
-IN_ALL_S = 455.0
-"""No part runs beyond this, so that one call takes less than eight minutes."""
+LEAST_S = 25.0  # A part with less time than that would not get beyond loading its model
+IN_ALL_S = 455.0  # No part runs beyond this, so that one call takes less than eight minutes
 DRY_S = 400.0
 ROOFLINE_GOAL, TIMES_GOAL = 0.75, 2.0
+# Of Llama-3-8B on an H100, by prompt tokens: about what vLLM needs.
 PREFILL_GOALS_MS = {8000: 210.0, 160: 6.5}
-"""Of Llama-3-8B on an H100, by prompt tokens: about what vLLM needs."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

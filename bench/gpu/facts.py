@@ -1,4 +1,4 @@
-"""What a GPU allows: MPS shares, CUDA IPC, green contexts, graph capture, and its ceilings.
+"""Capabilities of a GPU: MPS shares, CUDA IPC, green contexts, graph capture, ceilings.
 
 Needs torch, triton and numpy only. Each check runs in a process of its own for a limited time, so
 that one failure does not lose the rest. No setting of the card is changed; the MPS daemon is our
@@ -28,6 +28,7 @@ from bench.gpu.running.progress import Progress, parts_parser
 from bench.harness import Bench, Claim
 
 SCRIPT = str(Path(__file__).resolve().parent / "fact_checks" / "fact.py")
+# Checks in order, and how long each may take.
 LIMITS_S = {
     "versions": 40,
     "ceilings": 60,
@@ -38,15 +39,11 @@ LIMITS_S = {
     "ranks_nccl": 60,
     "ranks_gloo": 120,
 }
-"""Checks in order, and how long each may take."""
-DRY = ("versions", "ceilings", "ipc", "ranks_nccl")
-"""What can be tried out on a CPU."""
-_DRY_TIMES = 3
-"""A busy machine without a GPU may take so many times as long."""
+DRY = ("versions", "ceilings", "ipc", "ranks_nccl")  # What can be tried out on a CPU
+_DRY_TIMES = 3  # A busy machine without a GPU may take so many times as long
 IN_ALL_S = 455.0
 _LEAST_S = 10.0
-_SAMPLES = ("copy_samples_s", "matmul_samples_s")
-"""Numbers of a check that are single measurements."""
+_SAMPLES = ("copy_samples_s", "matmul_samples_s")  # Numbers of a check that are single measurements
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,4 +1,4 @@
-"""Every kernel on a GPU: right first, then how fast, against the card and against others.
+"""Every kernel on a GPU: correctness, then speed, against the GPU's limits and other kernels.
 
 Needs torch, triton and numpy only. Correctness runs first, in processes side by side:
 every public kernel in fp16 and bf16 against float64. Then each kernel's time, alone on the card,
@@ -39,12 +39,11 @@ from bench.gpu.running.run import line
 from bench.harness import Bench, Claim
 
 SCRIPT = Path(__file__).resolve().parent / "kernel_cases" / "part.py"
+# A correctness part has so long: some thirty compilations each, all parts at once.
 CORRECT_S = 150.0
-"""A correctness part has so long: some thirty compilations each, all parts at once."""
 SPEED_S = 90.0
 DRY_S = 400.0
-IN_ALL_S = 450.0
-"""No speed part runs beyond this, so that one call takes less than eight minutes."""
+IN_ALL_S = 450.0  # No speed part runs beyond this, so that one call takes less than eight minutes
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,4 +1,4 @@
-"""One call on a lent GPU: several benches within seven minutes, what is worth most first.
+"""One call on a lent GPU: several benches within seven minutes, the most valuable first.
 
 Run by bench/gpu/lease.sh, which sets the environment. Each bench rewrites its record in the
 out-folder after every part, so that a call that is cut off loses only the part that ran. Started
@@ -26,21 +26,19 @@ from bench.gpu.running.found import OK, SKIPPED
 from bench.harness import Bench, Claim, make_parser, write_whole
 
 HERE = Path(__file__).resolve().parent
+# A call is to end within 420 s; the rest is for ending processes and writing the summary.
 CALL_S = 400.0
-"""A call is to end within 420 s; the rest is for ending processes and writing the summary."""
 CALL_LIMIT_S = 420.0
+# Of a step, kept for ending a part that hangs: what it had measured must still be taken in.
 _CLEAN_UP_S = 10.0
-"""Of a step, kept for ending a part that hangs: what it had measured must still be taken in."""
-_GRACE_S = 12.0
-"""A bench ends by itself; this much after its time it is ended."""
+_GRACE_S = 12.0  # A bench ends by itself; this much after its time it is ended
 _LEAST_S = 25.0
-FILES, FILE_BYTES = 8, 16 << 20
-"""What comes back of an out-folder."""
+FILES, FILE_BYTES = 8, 16 << 20  # What comes back of an out-folder
 _LOG_BYTES = 8 << 20
+# As bench/gpu/facts.py has them; importing it would load torch.
 DRY_FACTS = ("versions", "ceilings", "ipc", "ranks_nccl")
-"""As bench/gpu/facts.py has them; importing it would load torch."""
+# Lines a kind in the summary, and characters of each: it is to fit on a screen.
 _SHOWN, _SHOWN_CHARACTERS = 12, 150
-"""Lines a kind in the summary, and characters of each: it is to fit on a screen."""
 _CHECK_GPU = (
     "import sys, torch; there = torch.cuda.is_available(); "
     "print('torch', torch.__version__, torch.cuda.get_device_name(0) if there else 'no GPU'); "
@@ -50,14 +48,15 @@ _CHECK_GPU = (
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A bench, or some parts of one. seconds: most of the call that it may take. parts: options
-    after `--only`; none: all that the bench has."""
+    """A bench, or some parts of one."""
 
     bench: str
-    seconds: float
-    parts: tuple[str, ...] = ()
+    seconds: float  # most of the call that it may take
+    parts: tuple[str, ...] = ()  # options after `--only`; none: all that the bench has
 
 
+# Right before fast in every call. Usual times are half of these limits or less; the last steps take
+# what time is left, and a second try of the call goes on there.
 CALLS: Mapping[str, tuple[Step, ...]] = {
     "A": (
         Step("facts", 50.0, ("versions", "ceilings", "graph")),
@@ -73,8 +72,6 @@ CALLS: Mapping[str, tuple[Step, ...]] = {
     ),
     "C": (Step("multiplex", CALL_S),),
 }
-"""Right before fast in every call. Usual times are half of these limits or less; the last steps
-take what time is left, and a second try of the call goes on there."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,4 +1,4 @@
-"""Puts the records that calls on a lent GPU brought back together: one record a bench.
+"""Merge the records of several calls on a lent GPU: one record per bench.
 
 Give the folders in the order of the calls. Of a part that was tried several times the better try
 counts, of equal ones the later; the others stay in the record as `superseded`, so that no sample
@@ -32,11 +32,11 @@ CLAIMS: Mapping[str, Callable[[Found, Mapping[str, Any]], list[Claim]]] = {
     "engine": engine.claims_of,
     "multiplex": multiplex.claims_of,
 }
+# What a merged record makes anew; all else it has of the last record.
 _OWN = (
     *("claims", "parts", "rows", "checks", "failures", "superseded", "samples"),
     *("runs", "finished", "missing"),
 )
-"""What a merged record makes anew; all else it has of the last record."""
 
 
 class Refused(Exception):

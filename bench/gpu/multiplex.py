@@ -41,26 +41,21 @@ from muxcluster.placement.cost import Profile
 
 SCRIPT = Path(__file__).resolve().parent / "multiplexing" / "part.py"
 SIZES = ("1b", "3b", "8b", "1b")
-DRY_SIZES = ("1b", "8b")
-"""Most popular first."""
+DRY_SIZES = ("1b", "8b")  # Most popular first
 PROFILE = "profile"
 ALPHA = 1.3
-OVERLOAD = 1.3
-"""Times what taking turns could serve, by the profile."""
+OVERLOAD = 1.3  # Times what taking turns could serve, by the profile
 DURATION_S, DRAIN_S = 20.0, 5.0
 DRY_DURATION_S, DRY_DRAIN_S, DRY_RATE = 2.0, 30.0, 5.0
-DRY_LENGTHS = 0.05
-"""Times ShareGPT's."""
+DRY_LENGTHS = 0.05  # Times ShareGPT's
 PROFILE_S = 130.0
 SYSTEM_S = {"none": 90.0}
+# How long a system may take, by its partition: green contexts and worker processes record the
+# graphs of every rung before they serve.
 SHARING_S = 180.0
-"""How long a system may take, by its partition: green contexts and worker processes record the
-graphs of every rung before they serve."""
-LEAST_S = 50.0
-"""Of a system: the workload alone takes half of that."""
+LEAST_S = 50.0  # Of a system: the workload alone takes half of that
 DRY_S = 350.0
-IN_ALL_S = 455.0
-"""No part runs beyond this, so that one call takes less than eight minutes."""
+IN_ALL_S = 455.0  # No part runs beyond this, so that one call takes less than eight minutes
 ERROR_GOAL = 0.15
 _SHARING = ("adbs-mps", "adbs-green", "adbs-threads")
 _STATIC = ("static-mps", "static-green", "static-threads")

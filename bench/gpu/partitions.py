@@ -34,10 +34,9 @@ from bench.gpu.running.progress import Progress, parts_parser
 from bench.harness import Bench, Claim
 
 SCRIPT = str(Path(__file__).resolve().parent / "partition_runs" / "part.py")
+# Green contexts and processes take longest to start: every rung records its own graphs.
 LIMITS_S: Mapping[str, float] = {"none": 60.0, "green": 120.0, "mps": 180.0}
-"""Green contexts and processes take longest to start: every rung records its own graphs."""
-_DRY_TIMES = 4
-"""A busy machine without a GPU may take so many times as long."""
+_DRY_TIMES = 4  # A busy machine without a GPU may take so many times as long
 IN_ALL_S = 455.0
 _LEAST_S = 20.0
 

@@ -1,4 +1,4 @@
-"""Rehearses the three calls on a lent GPU without one: timed, and one killed after a minute.
+"""Rehearsal of the three calls without a GPU: timed, and one killed after a minute.
 
 Each call runs dry (on the CPU, tiny models) as it would run there. Then call A is killed without
 warning, what it left behind is read, and it goes on from that. No GPU figure comes of it: what is

@@ -1,4 +1,4 @@
-"""What travels to a lent machine: wheels that it lacks, and whether all of it is small enough.
+"""Files for a lent machine: missing wheels, and a check of the total size.
 
 The machine gets the files that git knows, those that it does not ignore, and ignored folders that
 are named (.whl with wheels; build/returned with the records of an earlier try). It has torch,
@@ -21,12 +21,11 @@ from bench.harness import COMMIT_VARIABLE, ROOT, source
 WHEELS = ROOT / ".whl"
 CARRIED = (".whl", "build/returned")
 LIMIT_BYTES = 64 << 20
+# Not on that machine, and needed: by worker processes alone (partition mps). None of them needs
+# another package.
 NEEDED = ("msgspec",)
-"""Not on that machine, and needed: by worker processes alone (partition mps). None of them needs
-another package."""
 PYTHON = (3, 12)
-_GLIBC = 39
-"""Of that machine, 2.39."""
+_GLIBC = 39  # Of that machine, 2.39
 _PLATFORMS = ("manylinux_2_28", "manylinux_2_27", "manylinux_2_17", "manylinux2014", "manylinux1")
 _LEGACY_GLIBC = {"manylinux1": 5, "manylinux2010": 12, "manylinux2014": 17}
 

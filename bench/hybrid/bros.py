@@ -38,8 +38,7 @@ from muxcluster.sim.cases.sweep import Cache
 _RATES = (1.0, 3.0, 5.0, 7.5, 10.0, 12.5, 15.0)
 _QUICK_RATES = (3.0, 5.0)
 _MAIN = "sharegpt"
-_APART = "opt-30b", 10.0
-"""Where the paper switches bidirectional blocks off."""
+_APART = "opt-30b", 10.0  # Where the paper switches bidirectional blocks off
 
 
 @dataclass(frozen=True, slots=True)

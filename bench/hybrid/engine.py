@@ -72,10 +72,9 @@ from muxcluster.core.request import Slo
 from muxcluster.engine.unit.unit import Unit
 
 BASELINES = ("priority", "fcfs")
-LOAD = 0.75
-"""Interactive requests over what the unit bears of them."""
+LOAD = 0.75  # Interactive requests over what the unit bears of them
+# Models and loads of the other points.
 POINTS = ((1, 0.45), (1, 0.6), (2, 0.45), (2, 0.6), (2, 0.75))
-"""Models and loads of the other points."""
 _POINT_S = 35.0
 _WARM_UP_S = 4.0
 _MOST_OF_BASELINES = 300
@@ -83,14 +82,11 @@ _MOST_OF_BASELINES = 300
 
 @dataclass(slots=True)
 class Runs:
-    """Seeds on units of some models, and what came of them.
-
-    num_requests: interactive ones of a part; 0: those of 35 seconds.
-    """
+    """Seeds on units of some models, and what came of them."""
 
     paths: Mapping[str, Path]
     seeds: range
-    num_requests: int
+    num_requests: int  # interactive ones of a part; 0: those of 35 seconds
     batch_s: float
     load: float = LOAD
     parts: list[Part] = field(default_factory=list)

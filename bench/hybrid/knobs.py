@@ -1,4 +1,4 @@
-"""What the knobs of the hybrid packing trade: interactive latency against batch tokens.
+"""Trade-off of the hybrid packing's parameters: interactive latency against batch tokens.
 
 `batch_stretch`, by how many times its time batch rows may lengthen a job, swept; beside it the
 paper's additive size of a job over its two parameters, where it starts and by how much it grows.
@@ -22,8 +22,8 @@ from bench.hybrid.simulated.table import samples_of, show
 from muxcluster.sim.cases.sweep import Cache
 
 PREDICTED, ADDITIVE = "predicted", "additive"
+# One where memory is short and one where time is; interactive requests alone are no burden.
 _POINTS = (("opt-13b", 5.0), ("llama-3-70b", 5.0))
-"""One where memory is short and one where time is; interactive requests alone are no burden."""
 _STRETCHES = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)
 _FIRST_ROWS = (8, 16, 32)
 _MORE_ROWS = (2, 4, 8)

@@ -1,4 +1,4 @@
-"""Bounds on what compiled kernels need and do, so that a change that makes one worse is noticed.
+"""Bounds of compiled kernels' resources, so that a change for the worse is noticed.
 
 The bounds are what `bench/compile_kernels.py --update-bounds` measured when they were last written,
 in bench/kernels/bounds.json. They hold for one version of Triton, whose compiler they depend on.
@@ -14,22 +14,21 @@ from bench.kernels.compiled import Compiled
 
 FILE = Path(__file__).with_name("bounds.json")
 _REGISTERS_SLACK = 8
+# Share by which a loop may have more instructions, or fewer tensor-core products among them.
 _SLACK = 0.05
-"""Share by which a loop may have more instructions, or fewer tensor-core products among them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """As the fields of `Compiled`. registers, loop_instructions: at most so many, with some slack.
+    """As the fields of `Compiled`."""
 
-    blocks, bytes_in_flight: at least so many. matrix_share: at least as much, with some slack.
-    """
-
+    # registers, loop_instructions: at most so many, with some slack
     registers: int
+    # blocks, bytes_in_flight: at least so many
     blocks: int
     bytes_in_flight: int
     loop_instructions: tuple[float, ...]
-    matrix_share: tuple[float, ...]
+    matrix_share: tuple[float, ...]  # at least as much, with some slack
 
     @classmethod
     def of(cls, row: Compiled) -> "Bound":
@@ -76,10 +75,10 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """triton: the version they are for. by_binary: of each kernel and architecture."""
+    """Bounds of all compiled kernels."""
 
-    triton: str
-    by_binary: Mapping[str, Bound]
+    triton: str  # the version they are for
+    by_binary: Mapping[str, Bound]  # of each kernel and architecture
 
     @classmethod
     def read(cls, file: Path = FILE) -> "Bounds":

@@ -1,4 +1,4 @@
-"""One specimen compiled for one GPU architecture, and what its binary asks of the hardware."""
+"""One specimen compiled for one GPU architecture, and the resources of its binary."""
 
 import importlib
 import pkgutil
@@ -21,14 +21,13 @@ from bench.kernels.sass import instructions_of, working_loops
 from muxcluster.kernels import triton_ops
 from muxcluster.kernels.triton_ops.specimens.specimen import Specimen
 
+# Most shared memory of a thread block in bytes, by compute capability (CUDA C++ Programming Guide,
+# table of technical specifications: 163, 227 and 227 KiB): the A100, the H100 and the B200.
 SHARED_LIMITS = {80: 166_912, 90: 232_448, 100: 232_448}
-"""Most shared memory of a thread block in bytes, by compute capability (CUDA C++ Programming Guide,
-table of technical specifications: 163, 227 and 227 KiB): the A100, the H100 and the B200."""
 _USAGE = re.compile(r"REG:(\d+) STACK:(\d+)")
-_MATRIX = ("tcgen05.mma", "wgmma.mma_async", "mma.sync")
-"""PTX of matrix products, newest first."""
+_MATRIX = ("tcgen05.mma", "wgmma.mma_async", "mma.sync")  # PTX of matrix products, newest first
+# PTX of asynchronous copies: by the tensor memory accelerator, by threads.
 _COPIES = ("cp.async.bulk", "cp.async.c")
-"""PTX of asynchronous copies: by the tensor memory accelerator, by threads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,22 +39,18 @@ class Compiled:
     capability: int
     registers: int
     stack_bytes: int
-    spills: int
-    """Instructions that load from or store to local memory."""
+    spills: int  # Instructions that load from or store to local memory
     shared_bytes: int
-    matrix: str
-    """Kind of matrix product, or -."""
-    copies: str
-    """Kind of asynchronous copy, or -."""
-    blocks: int
-    """Thread blocks that one multiprocessor runs at a time."""
+    matrix: str  # Kind of matrix product, or -
+    copies: str  # Kind of asynchronous copy, or -
+    blocks: int  # Thread blocks that one multiprocessor runs at a time
+    # Bytes that asynchronous copies of one multiprocessor's blocks have under way where the loop
+    # with most of them waits.
     bytes_in_flight: int
-    """Bytes that asynchronous copies of one multiprocessor's blocks have under way where the loop
-    with most of them waits."""
+    # Of each working loop, machine instructions of a warp a KiB that the block reads.
     loop_instructions: tuple[float, ...]
-    """Of each working loop, machine instructions of a warp a KiB that the block reads."""
+    # Of each working loop, the share of tensor-core products in its instructions.
     matrix_share: tuple[float, ...]
-    """Of each working loop, the share of tensor-core products in its instructions."""
     seconds: float
 
     def faults(self, allowed_stack: int = 0) -> tuple[str, ...]:
@@ -71,13 +66,11 @@ class Compiled:
 
 @dataclass(frozen=True, slots=True)
 class KernelTypes:
-    """What a Triton kernel is launched with, but for the values of its constexpr arguments.
+    """What a Triton kernel is launched with, but for the values of its constexpr arguments."""
 
-    kernel: its name, with its module. arguments: name, type as in a `Specimen`'s signature, and
-    whether Triton takes it to be a multiple of 16; without those that are constant in the binary.
-    """
-
-    kernel: str
+    kernel: str  # its name, with its module
+    # name, type as in a `Specimen`'s signature, and whether Triton takes it to be a multiple of 16;
+    # without those that are constant in the binary
     arguments: tuple[tuple[str, str, bool], ...]
 
 

@@ -1,4 +1,4 @@
-"""Stubs of `torch.cuda`'s streams, events and graphs, which count what is made of them."""
+"""Counting stubs of `torch.cuda`'s streams, events and graphs."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager

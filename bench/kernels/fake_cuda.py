@@ -1,4 +1,4 @@
-"""A CUDA device that computes nothing: runs the engine's GPU path on a machine without a GPU.
+"""A CUDA device that computes nothing, to run the engine's GPU path without a GPU.
 
 Inside `FakeCuda`, tensors on "cuda" have a shape, a type and a device but no data (torch's fake
 tensors); tensors on the CPU are real. Triton kernels are not launched: their wrappers check shapes
@@ -49,15 +49,14 @@ from muxcluster.kernels.triton_ops.parts import prefill_tiling, splits
 
 Kind = Literal["kernel", "operator", "library", "copy", "sync"]
 
-ALLOCATION_BYTES = 512
-"""torch's caching allocator rounds every tensor up to a multiple of this."""
+ALLOCATION_BYTES = 512  # torch's caching allocator rounds every tensor up to a multiple of this
 
 _CPU, _CUDA = 0, 1  # as in c10::DeviceType
 _ADDRESS = 1 << 32
+# Operators that are one call of a library, whatever it launches.
 _LIBRARY = ("mm", "addmm", "bmm", "baddbmm", "convolution", "_scaled_mm", "_grouped_mm")
-"""Operators that are one call of a library, whatever it launches."""
+# Composite operators that a GPU runs as one call of a library: they are not taken apart.
 _WHOLE = ("scaled_dot_product_attention", "_varlen_attn")
-"""Composite operators that a GPU runs as one call of a library: they are not taken apart."""
 _ALLOCATIONS = ("empty", "empty_strided", "new_empty", "new_empty_strided", "empty_like")
 _SAME_MEMORY = ("_unsafe_view", "_reshape_alias", "lift", "lift_fresh", "detach_")
 _NO_LAUNCH = (*_ALLOCATIONS, *_SAME_MEMORY)
@@ -67,28 +66,26 @@ _DATA_SHAPED = ("nonzero", "masked_select", "_unique2", "unique_dim", "unique_co
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One thing that the host asks of the device.
+    """One thing that the host asks of the device."""
 
-    kind: "kernel" (Triton), "operator" (of torch), "library" (a product of matrices, attention of
-    torch), "copy" (a transfer or a copy of a tensor), "sync" (the host waits for a value).
-    """
-
+    # "kernel" (Triton), "operator" (of torch), "library" (a product of matrices, attention of
+    # torch), "copy" (a transfer or a copy of a tensor), "sync" (the host waits for a value)
     kind: Kind
     name: str
 
 
+# A Triton kernel's name, and types, divisibility and constants of one launch: compiled once.
 KernelKey = tuple[str, str]
-"""A Triton kernel's name, and types, divisibility and constants of one launch: compiled once."""
 
 
 @dataclass(slots=True)
 class Recording:
-    """What happened while it was open. peak_bytes: of tensors made since it was opened."""
+    """What happened while it was open."""
 
     operations: list[Operation] = field(default_factory=list)
     kernel_keys: set[KernelKey] = field(default_factory=set)
     kernel_types: set[KernelTypes] = field(default_factory=set)
-    peak_bytes: int = 0
+    peak_bytes: int = 0  # of tensors made since it was opened
     base_bytes: int = 0
 
     @property

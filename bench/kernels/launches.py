@@ -1,4 +1,4 @@
-"""Launches of a step a layer, counted on a fake CUDA device."""
+"""Kernel launches per layer of a step, counted on a fake CUDA device."""
 
 import tempfile
 from collections import Counter
@@ -20,13 +20,13 @@ from muxcluster.engine.forward.loaded_model import LoadedModel
 from muxcluster.engine.forward.paged_attention import PagedAttention
 from muxcluster.engine.memory.upload import PackedUpload
 
+# Launches a layer may take, by family; a call of a library counts once.
 MOST_LAUNCHES: Mapping[str, int] = {"llama": 12, "qwen3": 14}
-"""Launches a layer may take, by family; a call of a library counts once."""
 
-ROWS = 64
-"""Rows of the step: few enough that long contexts are split, which takes one launch more."""
+ROWS = 64  # Rows of the step: few enough that long contexts are split, which takes one launch more
 
 _SIZES = {"hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8}
+# Llama-3-8B and Qwen3-8B in so many layers.
 _FAMILIES: Mapping[str, Callable[[int], Any]] = {
     "llama": lambda num_layers: LlamaConfig(
         num_hidden_layers=num_layers,
@@ -46,7 +46,6 @@ _FAMILIES: Mapping[str, Callable[[int], Any]] = {
         **_SIZES,
     ),
 }
-"""Llama-3-8B and Qwen3-8B in so many layers."""
 
 
 def layer_launches(family: str, *, fuses: bool = True) -> Counter[str]:

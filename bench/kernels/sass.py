@@ -1,4 +1,4 @@
-"""What a kernel's machine code says of its loops: instructions, bytes read, matrix products.
+"""Loops in a kernel's machine code: instructions, bytes read, matrix products.
 
 The input is what `cuobjdump -sass` prints of a binary of one kernel. Loops are natural loops of
 the control-flow graph, so retry code that the assembler moves to the end of a kernel belongs to the
@@ -18,10 +18,10 @@ _LOADS = ("LDGSTS", "LDG")
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """One machine instruction. guard: the predicate that must hold, empty where there is none."""
+    """One machine instruction."""
 
     address: int
-    guard: str
+    guard: str  # the predicate that must hold, empty where there is none
     name: str
     operands: str
 
@@ -64,19 +64,15 @@ class Instruction:
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """A loop of a kernel, by machine instructions.
+    """A loop of a kernel, by machine instructions."""
 
-    instructions: in its body, each once. matrix: those of them that are tensor-core products.
-    thread_bytes: bytes a thread reads from global memory in one turn with loads of at least 8
-    bytes (narrower ones read block ids, not keys). groups: groups of asynchronous copies it
-    commits in one turn. pending: most groups that may be under way where it waits for one.
-    """
-
-    instructions: int
-    matrix: int
+    instructions: int  # in its body, each once
+    matrix: int  # those of them that are tensor-core products
+    # bytes a thread reads from global memory in one turn with loads of at least 8 bytes (narrower
+    # ones read block ids, not keys)
     thread_bytes: int
-    groups: int
-    pending: int
+    groups: int  # groups of asynchronous copies it commits in one turn
+    pending: int  # most groups that may be under way where it waits for one
 
     @property
     def turns_in_flight(self) -> float:

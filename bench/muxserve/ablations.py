@@ -1,4 +1,4 @@
-"""What each of MuxServe's parts carries, and ChatLMSYS: the paper's remaining headlines, simulated.
+"""Contributions of MuxServe's parts, and ChatLMSYS: the paper's remaining headlines, simulated.
 
 Placement: our planner against most free memory first, on 8 GPUs with 4 models and 16 with 7.
 Resource manager: SM sharing and the unified KV pool on and off, 4 models on one mesh of 4 GPUs.
@@ -37,8 +37,8 @@ _SCALES = (1.0, 2.0, 4.0)
 _ALPHAS = (0.7, 1.3, 2.1)
 _CONDENSATIONS = (500, 1200, 2000)
 _SECONDS = 60.0
+# A model that is starved there needs a while until its requests miss 8 times their base.
 _RESOURCES_SECONDS = 120.0
-"""A model that is starved there needs a while until its requests miss 8 times their base."""
 _QUICK_SECONDS = 20.0
 
 

@@ -1,4 +1,4 @@
-"""MuxServe's evaluation, mended, on our simulator: ours against spatial and temporal.
+"""MuxServe's evaluation, corrected, on our simulator: ours against spatial and temporal.
 
 19 LLaMA models on 32 A100s, popularity a power law of alpha, every model loaded over one window
 (the published runs gave request counts to the wrong models). Ours is our planner's placement with
@@ -29,10 +29,9 @@ from bench.muxserve.simulated.running import (
 )
 from muxcluster.sim.cases.sweep import Cache
 
+# Rate scales at which the highest rate within the SLO is looked for.
 _SWEEP = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.625, 0.75, 1.0, 1.25, 1.5, 2.0)
-"""Rate scales at which the highest rate within the SLO is looked for."""
-_SEARCH_S = 120.0
-"""Virtual seconds of each case of that search."""
+_SEARCH_S = 120.0  # Virtual seconds of each case of that search
 _OVERLOADS = (1.0, 2.0)
 _QUICK_POINTS = ((2.1, 0.5), (2.1, 1.0))
 

@@ -25,8 +25,7 @@ from bench.muxserve.artifact.replay import Replayed, replay
 from bench.muxserve.artifact.store import Store
 
 _QUICK = ("chatlmsys_c500", "chatlmsys_c1200", "synth19_a2.1_s0.5")
-_NEAR = 0.02
-"""Systems measured this near to each other are told apart by luck."""
+_NEAR = 0.02  # Systems measured this near to each other are told apart by luck
 
 
 def replayed(

@@ -1,4 +1,4 @@
-"""BatchLLM's order against what servers do, simulated: micro-benchmarks, and its two cases.
+"""BatchLLM's order against those of servers, simulated: micro-benchmarks, and its two cases.
 
 Llama-3.1-8B on one A100-80GB with 58 GB of KV, on the virtual clock; all systems are one engine
 with other settings, jobs come in random order, output lengths are known to the plan, those of the

@@ -1,4 +1,4 @@
-"""Planned batch jobs against arrival order on the CPU engine, scaled down; equal answers always.
+"""Planned batch jobs against arrival order on the CPU engine, scaled down, with equal answers.
 
 Random Llamas in fp32, one thread, run as `muxcluster batch run` runs a file; both sides have the
 prefix cache, chunked prefill and the memory as the limit. *micro*: the micro-benchmarks of

@@ -47,13 +47,13 @@ MIXED = "mixed"
 
 @dataclass(frozen=True, slots=True)
 class Alone:
-    """One model's job by itself. runs_s: by lane and order. optimum_s: least time permitted."""
+    """One model's job by itself."""
 
     model: str
     num_requests: int
     density: float
-    optimum_s: float
-    runs_s: dict[str, float]
+    optimum_s: float  # least time permitted
+    runs_s: dict[str, float]  # by lane and order
 
     @property
     def best(self) -> str:
@@ -73,16 +73,18 @@ class Alone:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A case. joint_s, unaware_s: by lane, both jobs at once. end_s: by model, of the shortest
-    joint run; bin_s, compute, memory: its use over time. density, optimum_s: of the union."""
+    """A case."""
 
     case: str
     alone: tuple[Alone, ...]
+    # density, optimum_s: of the union
     density: float
     optimum_s: float
+    # joint_s, unaware_s: by lane, both jobs at once
     joint_s: dict[str, float]
     unaware_s: dict[str, float]
-    end_s: dict[str, float]
+    end_s: dict[str, float]  # by model, of the shortest joint run
+    # bin_s, compute, memory: its use over time
     bin_s: float
     compute: list[float]
     memory: list[float]

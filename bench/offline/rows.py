@@ -1,4 +1,4 @@
-"""What parts of a long bench gave, kept in a file: it can be run in pieces."""
+"""Stored results of a long bench's parts, so that it can be run in pieces."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What a batch job's shared prefixes save (BatchLLM Eq. 2): on paper, in a cache, in the simulator.
+"""Savings by a batch job's shared prefixes (BatchLLM Eq. 2): computed, in a cache, simulated.
 
 All in whole blocks of 16 tokens, of which an engine computes the last of each prompt; the unit is
 that of `batchllm.py`. Jobs: that bench's first case, `bbh` (its prompts' bytes as tokens, by task
@@ -40,43 +40,38 @@ from muxcluster.offline.prefix.tree import PrefixTree, build_tree
 from muxcluster.workload.arrival import Arrival
 from muxcluster.workload.files.mooncake import read_mooncake
 
-_OUTPUT = 100
-"""Output tokens where the data do not tell."""
+_OUTPUT = 100  # Output tokens where the data do not tell
 
 
 @dataclass(frozen=True, slots=True)
 class Levels:
-    """Shares that need not be computed, 0 to 1. optimum: every node of the tree computed once.
+    """Shares that need not be computed, 0 to 1."""
 
-    greedy, one_level: by one level of prefixes alone, chosen by Alg. 1 and exactly.
-    """
-
-    optimum: float
+    optimum: float  # every node of the tree computed once
+    # greedy, one_level: by one level of prefixes alone, chosen by Alg. 1 and exactly.
     greedy: float
     one_level: float
 
 
 @dataclass(frozen=True, slots=True)
 class Saving:
-    """Shares of a job's prompt tokens that need not be computed, 0 to 1.
-
-    tokens: on paper. blocks: the same of a trace's own blocks, the last of a prompt counted as a
-    whole one; None where there are none. batchllm, fcfs: what came of our order, and of arrival
-    order, in the simulator. lru: arrival order in a cache as large as the unit's whole KV memory
-    that holds nothing but prompts; lru_of_plan: as large as what the plan holds at most,
-    `plan_tokens`.
-    """
+    """Shares of a job's prompt tokens that need not be computed, 0 to 1."""
 
     name: str
     num_requests: int
     prompt_tokens: int
     plan_tokens: int
-    tokens: Levels
+    tokens: Levels  # on paper
+    # the same of a trace's own blocks, the last of a prompt counted as a whole one; None where
+    # there are none
     blocks: Levels | None
+    # batchllm, fcfs: what came of our order, and of arrival order, in the simulator
     batchllm: float
     fcfs: float
+    # arrival order in a cache as large as the unit's whole KV memory that holds nothing but
+    # prompts
     lru: float
-    lru_of_plan: float
+    lru_of_plan: float  # as large as what the plan holds at most, `plan_tokens`
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""A unit without an engine: a real `UnitServer` fed by a clock, so that only the framework is seen.
+"""A unit without an engine: a real `UnitServer` driven by a clock, to measure the framework alone.
 
 Every open request gets its next token at every tick; token i is the i-th of a fixed list, so that
 a client knows what it must read. The first token is sent as soon as the request arrives.
@@ -18,7 +18,7 @@ from muxcluster.channel.curve import Door
 from muxcluster.channel.server import UnitServer
 from muxcluster.cluster.state.reconcile import Phase
 from muxcluster.cluster.units.actor import UnitReplica
-from muxcluster.cluster.units.report import Entrance, UnitReport
+from muxcluster.cluster.units.report import ListenSpec, UnitReport
 from muxcluster.core.directory import UnitAddress
 from muxcluster.core.events import Finished, FinishReason, TokenDelta
 from muxcluster.core.request import Request
@@ -124,12 +124,12 @@ def write_scripts(folder: str, scripts: Mapping[str, Script]) -> None:
     (Path(folder) / SCRIPTS).write_text(json.dumps(plain))
 
 
-def unit_or_fake(spec: UnitSpec, entrance: Entrance) -> Any:
+def unit_or_fake(spec: UnitSpec, listen_spec: ListenSpec) -> Any:
     """A `unit_class` of a controller: units of models with scripts are fakes, others real."""
-    assert entrance.socket_dir is not None
-    scripts = json.loads((Path(entrance.socket_dir) / SCRIPTS).read_text())
+    assert listen_spec.socket_dir is not None
+    scripts = json.loads((Path(listen_spec.socket_dir) / SCRIPTS).read_text())
     name = spec.models[0].name
     if name not in scripts:
-        return UnitReplica(spec, entrance)
+        return UnitReplica(spec, listen_spec)
     script = Script(**{**scripts[name], "tokens": tuple(scripts[name]["tokens"])})
-    return FakeUnit(spec, entrance.socket_dir, script)
+    return FakeUnit(spec, listen_spec.socket_dir, script)

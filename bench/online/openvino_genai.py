@@ -23,11 +23,11 @@ import openvino_genai as genai
 from openvino import opset13 as ops
 from openvino.op.util import Variable, VariableInfo
 
+# Arithmetic: what OpenVINO chooses by itself, and what the others compute in.
 KINDS = {
     "default": {},
     "fp32": {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"},
 }
-"""Arithmetic: what OpenVINO chooses by itself, and what the others compute in."""
 
 Weights = Mapping[str, np.ndarray]
 Config = Mapping[str, Any]

@@ -23,19 +23,16 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One case, everywhere.
-
-    http: over HTTP; used_s: processor seconds there by kind of process. unit, unit_bf16: our unit
-    in process, as bench/online/unit.py answers; hf: bench/online/hf.py; openvino: by kind of
-    arithmetic, as bench/online/openvino_genai.py, None where it was not run.
-    """
+    """One case, everywhere."""
 
     case: Case
-    http: Outcome
-    used_s: Mapping[str, float]
+    http: Outcome  # over HTTP
+    used_s: Mapping[str, float]  # processor seconds there by kind of process
+    # unit, unit_bf16: our unit in process, as bench/online/unit.py answers
     unit: Answer
     unit_bf16: Answer
-    hf: Answer
+    hf: Answer  # bench/online/hf.py
+    # by kind of arithmetic, as bench/online/openvino_genai.py, None where it was not run
     openvino: Mapping[str, Answer] | None
 
 

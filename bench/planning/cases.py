@@ -13,29 +13,24 @@ from muxcluster.placement.problem import Demand, Node, Problem
 from muxcluster.placement.shapes.known import SHAPES
 
 SMALL_FLEET = (100, 128)
-LARGE_FLEET = (1000, 1024)
-"""(models, GPUs)"""
+LARGE_FLEET = (1000, 1024)  # (models, GPUs)
 _FLEET_SHAPES = (
     *("llama-3.2-1b", "llama-3.2-3b", "llama-3.1-8b", "llama-3.1-70b", "mistral-7b-v0.3"),
     *("qwen2.5-7b", "qwen2.5-14b", "qwen2.5-32b", "qwen3-30b-a3b", "mixtral-8x7b"),
 )
-_LENGTHS = ((161, 338), (512, 128), (1024, 256))
-"""Mean (prompt, output) tokens."""
+_LENGTHS = ((161, 338), (512, 128), (1024, 256))  # Mean (prompt, output) tokens
 _MIXED = ("H100", "A100-80GB", "L40S")
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One of the published planner's inputs, and the best objective value known for it.
-
-    as_is_s: seconds that the reference planner took, as recorded on another machine.
-    """
+    """One of the published planner's inputs, and the best objective value known for it."""
 
     name: str
     problem: Problem
     as_is: float
     best_known: float
-    as_is_s: float
+    as_is_s: float  # seconds that the reference planner took, as recorded on another machine
 
     @property
     def num_gpus(self) -> int:

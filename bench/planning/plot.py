@@ -1,4 +1,4 @@
-"""Seconds that planning takes, against the number of models."""
+"""Plot of planning time against the number of models."""
 
 from collections.abc import Sequence
 from pathlib import Path

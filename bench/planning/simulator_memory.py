@@ -1,4 +1,4 @@
-"""Memory of a simulation of very many requests: it grows with the records and nothing else."""
+"""Memory of a simulation of very many requests: only its records grow."""
 
 import os
 from collections.abc import Iterator
@@ -20,8 +20,8 @@ from muxcluster.workload.marginals import LogNormal
 from muxcluster.workload.processes import Poisson
 
 _RATE = 100.0
+# About 23 and 5 tokens, so that a million requests take minutes.
 _PROMPT, _OUTPUT = LogNormal(3.0, 0.5, 256), LogNormal(1.5, 0.5, 64)
-"""About 23 and 5 tokens, so that a million requests take minutes."""
 _NUM_MARKS = 20
 _MB = 1e6
 

@@ -1,4 +1,4 @@
-"""The roofline with no profile, against Vidur's measured layers and all-reduces."""
+"""The roofline without a profile, against Vidur's measured layers and all-reduces."""
 
 import csv
 from collections.abc import Iterator
@@ -15,12 +15,12 @@ from muxcluster.placement.hardware import GPUS, Gpu
 
 FloatArray = NDArray[np.float64]
 _GPUS = {"a100": GPUS["A100-80GB"], "h100": GPUS["H100"]}
+# (node, GPU, most workers that its NVLinks join). The A100 DGX of that data set is left out: ten
+# times slower than its links, it was not using them.
 _NODES = (("a100_pairwise_nvlink", "a100", 2), ("h100_dgx", "h100", 8))
-"""(node, GPU, most workers that its NVLinks join). The A100 DGX of that data set is left out: ten
-times slower than its links, it was not using them."""
 _ITEMSIZE = 2
+# Vidur times kernels on the GPU.
 _NO_HOST = replace(Tuning(), prefill_layer_s=0.0, decode_layer_s=0.0)
-"""Vidur times kernels on the GPU."""
 
 
 def layer_errors(data: Path) -> Iterator[tuple[str, FloatArray]]:

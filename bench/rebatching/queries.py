@@ -8,11 +8,10 @@ import numpy as np
 
 from muxcluster.workload.files.azure import read_azure
 
+# Tokens of a long and of a short prompt or output, both ends included, at batch 8.
 LONG, SHORT = (64, 128), (8, 16)
-"""Tokens of a long and of a short prompt or output, both ends included, at batch 8."""
 
-MOST_OUTPUT = 128
-"""Of short queries: longer ones of the trace are left out."""
+MOST_OUTPUT = 128  # Of short queries: longer ones of the trace are left out
 
 SHORT_PROMPT = (8, 32)
 _TRACE = "azure_llm_2023/AzureLLMInferenceTrace_code.first30min.csv"

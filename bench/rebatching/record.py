@@ -1,4 +1,4 @@
-"""The record of bench/dense.py: an entry a case and method, the curves and the claims."""
+"""The record of bench/dense.py: an entry per case and method, the curves and the claims."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,30 +10,29 @@ from bench.rebatching.trace import Trace, Work, thinned
 
 STATIC, DECOUPLED, BATON, BATON_PD = "static", "P&D only", "BATON", "BATON with P&D"
 SCALED, PACKED = "BATON with P&D, scaled", "BATON with P&D, packed"
+# Methods that are whole units, by the backend of their model.
 UNITS: Mapping[str, str] = {"unit, dense backend": "dense", "unit, paged backend": "paged"}
-"""Methods that are whole units, by the backend of their model."""
 
+# Over the static batch, by batch size; both ends of its table 2.
 PAPER_SPEEDUP: Mapping[int, float] = {2: 1.94, 10: 1.31}
-"""Over the static batch, by batch size; both ends of its table 2."""
 
 LEAST_PAPER_SPEEDUP = 1.31
 
+# Seconds of 120 queries of mixed lengths, by batch size: its table 1.
 PAPER_S: Mapping[int, Mapping[str, float]] = {
     4: {STATIC: 21901, DECOUPLED: 21781, BATON: 20549, BATON_PD: 11771},
     8: {STATIC: 6619, DECOUPLED: 6577, BATON: 3424, BATON_PD: 2654},
 }
-"""Seconds of 120 queries of mixed lengths, by batch size: its table 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """One run of a method. cpu_s: of all its processes. work: None for a unit, whose forwards
-    are not watched; num_saved: queries saved to host memory."""
+    """One run of a method."""
 
     trace: Trace
-    cpu_s: float
-    work: Work | None
-    num_saved: int = 0
+    cpu_s: float  # of all its processes
+    work: Work | None  # None for a unit, whose forwards are not watched
+    num_saved: int = 0  # queries saved to host memory
 
     @property
     def seconds(self) -> float:
@@ -43,10 +42,10 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One case: its runs by method, a list over the rounds. is_mixed: of the mixed lengths."""
+    """One case: its runs by method, a list over the rounds."""
 
     batch: int
-    is_mixed: bool
+    is_mixed: bool  # of the mixed lengths
     runs: dict[str, list[Done]] = field(default_factory=dict)
 
     @property

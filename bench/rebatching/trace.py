@@ -1,4 +1,4 @@
-"""What a method of bench/dense.py does, noted while it runs."""
+"""Trace of a method of bench/dense.py while it runs."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,12 +12,11 @@ from muxcluster.engine.dense.forward import Foreign
 
 @dataclass(slots=True)
 class Work:
-    """Of all forwards: computed_tokens with padding, rows × width; read_slots: rows × columns
-    that attention looks at, padding included."""
+    """Of all forwards: computed_tokens with padding, rows × width."""
 
     forwards: int = 0
     computed_tokens: int = 0
-    read_slots: int = 0
+    read_slots: int = 0  # rows × columns that attention looks at, padding included
 
 
 @contextmanager

@@ -25,22 +25,16 @@ from muxcluster.core.kvshape import KvShape
 from muxcluster.core.request import Request, ServiceClass, Slo
 from muxcluster.core.unitspec import SchedulerSpec, UnitSpec
 
-HYBRID_TARGET_US = 600.0
-"""Issue 7: 2 % of a step of 30 ms."""
+HYBRID_TARGET_US = 600.0  # Issue 7: 2 % of a step of 30 ms
 CLAIMED_SIZE = 512
 HYBRID_SIZES = (CLAIMED_SIZE, 4096)
+# Lane and number of models. With one model every step covers all rows there are.
 LANES = (("adbs", 8), ("mixed", 8), ("mixed", 1))
-"""Lane and number of models. With one model every step covers all rows there are."""
-_POOL = 0.8
-"""Blocks over what all requests need on average."""
-_ROUNDS = 1.5
-"""TPOT target over the time of a turn of all models with all rows in it."""
-_FIRST_TOKENS = 10
-"""TTFT target in TPOT targets."""
-_BURST = 64
-"""Steps a model between two bursts of interactive requests."""
-_SETTLING = 128
-"""Steps a model after memory became short and before any is timed."""
+_POOL = 0.8  # Blocks over what all requests need on average
+_ROUNDS = 1.5  # TPOT target over the time of a turn of all models with all rows in it
+_FIRST_TOKENS = 10  # TTFT target in TPOT targets
+_BURST = 64  # Steps a model between two bursts of interactive requests
+_SETTLING = 128  # Steps a model after memory became short and before any is timed
 
 
 @dataclass(frozen=True, slots=True, eq=False)

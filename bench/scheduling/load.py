@@ -30,8 +30,8 @@ MAX_LEN = 4096
 BLOCK_TOKENS = 16
 TRACE = Path("azure_llm_2023") / "AzureLLMInferenceTrace_conv.first30min.csv"
 _SPARE_SLOTS = 32
+# Pool over what running sequences need on average; prefixes of ended ones fill the rest.
 _SPARE_MEMORY = 1.5
-"""Pool over what running sequences need on average; prefixes of ended ones fill the rest."""
 _FILLER_TOKENS = 512
 _JOB_S, _TOKEN_S = 0.02, 5e-5
 _WORKERS = (WorkerSpec(0, (0.5, 1.0)), WorkerSpec(1, (0.5, 1.0)))

@@ -7,8 +7,8 @@ from time import perf_counter
 from bench.scheduling.load import SteadyLoad
 from muxcluster.core.job import Phase
 
+# Seconds from any origin: `perf_counter`, or `thread_time` on a machine with other work.
 Clock = Callable[[], float]
-"""Seconds from any origin: `perf_counter`, or `thread_time` on a machine with other work."""
 
 
 @dataclass(slots=True)

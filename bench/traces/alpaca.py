@@ -8,8 +8,7 @@ from muxcluster.core.errors import ConfigError
 from muxcluster.workload.files.rows import Row, csv_rows
 from muxcluster.workload.lengths import Pairs
 
-CHARS_PER_TOKEN = 4.0
-"""Roughly, for English text."""
+CHARS_PER_TOKEN = 4.0  # Roughly, for English text
 _SUFFIX = ":chars"
 
 

@@ -1,4 +1,4 @@
-"""Batch jobs from a few numbers: requests of several kinds, each with its own way to share."""
+"""Batch jobs from a few parameters: requests of several kinds with different sharing."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,26 +10,22 @@ from numpy.typing import NDArray
 from muxcluster.workload.batchjob import BatchJob
 
 VOCABULARY = 128_000
-_SIGMA = float(np.sqrt(np.log(1.25)))
-"""Of lengths: a deviation of half their mean."""
+_SIGMA = float(np.sqrt(np.log(1.25)))  # Of lengths: a deviation of half their mean
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """Requests of one kind.
+    """Requests of one kind."""
 
-    share: of all requests. degree: requests that share a prefix. prefix, distinct, output: mean
-    tokens. heading: tokens that every request of the kind begins with, before its prefix. most: of
-    outputs; where it is given these deviate by their mean rather than by half of it, and what is
-    beyond is cut off.
-    """
-
-    share: float
-    degree: int
+    share: float  # of all requests
+    degree: int  # requests that share a prefix
+    # prefix, distinct, output: mean tokens
     prefix: int
     distinct: int
     output: int
-    heading: int = 0
+    heading: int = 0  # tokens that every request of the kind begins with, before its prefix
+    # of outputs; where it is given these deviate by their mean rather than by half of it, and what
+    # is beyond is cut off
     most: int | None = None
 
 

@@ -7,19 +7,18 @@ from muxcluster.core.errors import ConfigError
 from muxcluster.workload.files.rows import Row, csv_rows, json_document
 
 CHATLMSYS_PROMPT_TOKENS = 100.2
-CHATLMSYS_OUTPUT_TOKENS = 261.3
-"""Mean lengths of ChatLMSYS, as the release says."""
+CHATLMSYS_OUTPUT_TOKENS = 261.3  # Mean lengths of ChatLMSYS, as the release says
 SHAREGPT_PROMPT_TOKENS = 161
+# Mean lengths of the synthetic experiments (ShareGPT's); MuxServe's planner takes 161 and 337.
 SHAREGPT_OUTPUT_TOKENS = 338
-"""Mean lengths of the synthetic experiments (ShareGPT's); MuxServe's planner takes 161 and 337."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelRate:
-    """One served model. name: as the plans call it. shape: its kind, such as llama-7b."""
+    """One served model."""
 
-    name: str
-    shape: str
+    name: str  # as the plans call it
+    shape: str  # its kind, such as llama-7b
     rate_per_s: float
 
 

@@ -21,12 +21,12 @@ _PATTERNS = ("Gamma", "Weibull")
 
 @dataclass(frozen=True, slots=True)
 class ClientWindow:
-    """How one client sends for 600 s. shape: of the pattern's distribution of gaps."""
+    """How one client sends for 600 s."""
 
     start_s: float
     rate_per_s: float
     pattern: str
-    shape: float
+    shape: float  # of the pattern's distribution of gaps
 
     def times(self, rng: np.random.Generator, scale: float) -> NDArray[np.float64]:
         """Ascending times: as many as rate · scale · 600 s says, a fraction by chance.

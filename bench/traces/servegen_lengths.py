@@ -17,11 +17,11 @@ _SUFFIX = "_tokens"
 
 @dataclass(frozen=True, slots=True)
 class ClientLengths:
-    """One client's distributions. starts_s: ascending. prompts: the parts of a prompt by start
-    (text and images, or one), outputs: by start."""
+    """One client's distributions."""
 
     day_mean_rate: float
-    starts_s: tuple[float, ...]
+    starts_s: tuple[float, ...]  # ascending
+    # the parts of a prompt by start (text and images, or one), outputs: by start
     prompts: tuple[tuple[Quantiles, ...], ...]
     outputs: tuple[Quantiles, ...]
 

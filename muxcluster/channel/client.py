@@ -1,4 +1,4 @@
-"""The reader's end of the channel: requests to one unit and their tokens back, on asyncio."""
+"""The client's end of the channel on asyncio: sends requests to one unit, receives their tokens."""
 
 import asyncio
 import logging
@@ -30,16 +30,15 @@ logger = logging.getLogger(__name__)
 SEND_HIGH_WATER = 10_000
 RECEIVE_HIGH_WATER = 10_000
 PINGS_PER_SILENCE = 10
-SILENCE_S = 5.0
-"""A unit reports twice a second; a stalled one is left to others after this long."""
+SILENCE_S = 5.0  # a unit reports twice a second
 
 
 class UnitClient:
     """A connection to one `UnitServer`, for the event loop that called `connect`.
 
-    Where the server is silent for `silence_s` seconds, or the connection breaks (the server died:
-    noticed at once), every open request fails with NotReady(code="replica_lost"), and so do new
-    ones until the server is heard again. zmq reconnects by itself.
+    If the server is silent for `silence_s` seconds, or the connection breaks (noticed at once),
+    every open request fails with NotReady(code="replica_lost"), and so do new ones until the server
+    is heard again. zmq reconnects by itself.
     """
 
     def __init__(self, *, silence_s: float = SILENCE_S) -> None:
@@ -56,10 +55,10 @@ class UnitClient:
         self._is_broken = False
 
     async def connect(self, address: UnitAddress, keys: KeyPair | None = None) -> None:
-        """Open the connection to `address`, once; does not wait for the server to answer.
+        """Open the connection to `address`, once, without waiting for the server to answer.
 
         keys: the cluster's client key pair, for a unit that has a key of its own. Raises ValueError
-        on tcp where either end has no key, EngineFailure for an endpoint that cannot be.
+        on tcp if either end has no key, EngineFailure for an invalid endpoint.
         """
         assert self._socket is None, "connected already"
         endpoint = address.endpoint
@@ -88,8 +87,8 @@ class UnitClient:
     def generate(self, request: Request) -> UnitStream:
         """As `TokenSource.generate`; a slow reader gets deltas merged.
 
-        Raises NotReady or Overloaded where the unit cannot take or finish the request,
-        InvalidValue where an open request has the same id.
+        Raises NotReady or Overloaded if the unit cannot take or finish the request, InvalidValue if
+        an open request has the same id.
         """
         return self._streams.generate(request)
 
@@ -106,15 +105,15 @@ class UnitClient:
         self._post(Abort(request_id))
 
     def stats(self) -> UnitStats | None:
-        """The unit's latest report, None before the first."""
+        """Return the unit's latest report, None before the first."""
         return self._stats
 
     def stats_age_s(self) -> float:
-        """Seconds since the latest report; infinite before the first."""
+        """Return the seconds since the latest report; infinite before the first."""
         return asyncio.get_running_loop().time() - self._stats_at_s
 
     def is_broken(self) -> bool:
-        """The connection ended from the other side and nothing has been heard since."""
+        """True if the server ended the connection and nothing has been heard since."""
         return self._is_broken
 
     async def close(self) -> None:
@@ -132,7 +131,7 @@ class UnitClient:
         self._lose("the connection to the unit was closed")
 
     def _post(self, message: Message) -> bool:
-        """Send without waiting; False where the queue is full or the connection closed."""
+        """Send without waiting. Return False if the queue is full or the connection closed."""
         if self._socket is None:
             return False
         try:
@@ -171,7 +170,7 @@ class UnitClient:
         self._post(Ping())  # waits for zmq to reconnect, and makes us known there
 
     async def _ping(self, endpoint: str) -> None:
-        """Counts pings, not seconds: a stalled loop must not mistake itself for a dead server."""
+        """Count unanswered pings, not seconds: a stalled event loop is no sign of a dead server."""
         while True:
             self._post(Ping())
             await asyncio.sleep(self._silence_s / PINGS_PER_SILENCE)

@@ -1,4 +1,4 @@
-"""Every message of the channel, and its bytes: msgpack with arrays as (dtype, shape, bytes)."""
+"""The messages of the channel as bytes: msgpack with arrays as (dtype, shape, bytes)."""
 
 import math
 from collections.abc import Mapping
@@ -38,7 +38,7 @@ class LoadFailed(msgspec.Struct, frozen=True, tag="load_failed"):
 
 
 class Serving(msgspec.Struct, frozen=True, tag="serving"):
-    """Worker to unit, its first word: I have started, and take jobs."""
+    """Worker to unit, first message: the worker has started and takes jobs."""
 
 
 class Launch(msgspec.Struct, frozen=True, tag="launch"):
@@ -72,13 +72,13 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
-    """Client to unit: nobody reads this request any more."""
+    """Client to unit: end this request."""
 
     request_id: str
 
 
 class Ping(msgspec.Struct, frozen=True, tag="ping"):
-    """Client to unit: I am here."""
+    """Client to unit: sign of life."""
 
 
 class Deltas(msgspec.Struct, frozen=True, tag="deltas"):
@@ -97,7 +97,7 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
 
 
 class Stats(msgspec.Struct, frozen=True, tag="stats"):
-    """Unit to client: its state, also its sign of life."""
+    """Unit to client: its state and sign of life."""
 
     stats: UnitStats
 
@@ -118,19 +118,18 @@ Message = (
     | Stats
 )
 
-_ARRAY_KINDS = "biuf"
-"""Booleans, integers and floats: the dtypes that are plain bytes."""
+_ARRAY_KINDS = "biuf"  # booleans, integers and floats: the dtypes that are plain bytes
 
 
 def encode(message: Message) -> bytes:
-    """The message as bytes. Raises TypeError where a field holds what no message may."""
+    """Return the message as bytes. Raises TypeError for a field that no message may hold."""
     return _encoder.encode(message)
 
 
 def decode(data: bytes | memoryview) -> Message:
-    """The message in `data`. Arrays are writable copies, sequences arrive as their field's type.
+    """Return the message in `data`; arrays are writable copies, sequences have their field's type.
 
-    Raises ValueError where `data` is not one whole message.
+    Raises ValueError if `data` is not one whole message.
     """
     try:
         return _decoder.decode(data)
@@ -149,7 +148,7 @@ def _to_plain(value: object) -> object:
 
 
 def _from_plain(kind: object, value: object) -> object:
-    """An array from what `_to_plain` made of it; msgspec turns our ValueError into its own."""
+    """Return the array that `_to_plain` encoded; msgspec turns a ValueError into its own."""
     dtype_name, shape, data = msgspec.convert(value, tuple[str, tuple[int, ...], bytes])
     try:
         dtype = np.dtype(dtype_name)

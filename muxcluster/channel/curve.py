@@ -1,4 +1,4 @@
-"""Who may enter: CURVE keys on both ends of a tcp line, and the unit's check of its clients."""
+"""Authentication of tcp connections: CURVE keys on both ends, and the unit's check of clients."""
 
 from dataclasses import dataclass
 
@@ -9,27 +9,26 @@ from muxcluster.core.directory import KeyPair
 
 ZAP_ENDPOINT = "inproc://zeromq.zap.01"
 ZAP_DOMAIN = "unit"
+# A frame's length is read before its sender is known; bodies are smaller than this
 MAX_FRAME_BYTES = 64 * 2**20
-"""A frame's length is read before its sender is known; bodies are smaller than this."""
-HANDSHAKE_MS = 3000
-"""A connection that has not proved itself by then is dropped."""
+HANDSHAKE_MS = 3000  # A connection that has not proved itself by then is dropped
 HEARTBEAT_MS = 1000
+# A cut link sends no reset: without any answer for this long the connection is given up
 UNREACHABLE_MS = 3000
-"""A cut link sends no reset: without any answer for this long the connection is given up."""
 KEEPALIVE_IDLE_S = 10
 
 
 def new_keys() -> KeyPair:
-    """A fresh CURVE key pair."""
+    """Return a new CURVE key pair."""
     public, secret = zmq.curve_keypair()
     return KeyPair(public, secret)
 
 
 @dataclass(frozen=True, slots=True)
 class Door:
-    """Where a unit listens: "ipc://PATH" in a private folder, or "tcp://NODE_IP:*".
+    """The endpoint where a unit listens: "ipc://PATH" in a private folder, or "tcp://NODE_IP:*".
 
-    client_key: public half of the cluster's client key pair, the only one let in on tcp.
+    client_key: public half of the cluster's client key pair, the only one admitted on tcp.
     Raises ValueError for tcp without one.
     """
 
@@ -42,10 +41,10 @@ class Door:
 
 
 class Doorkeeper:
-    """Answers libzmq, which asks about each new CURVE client of `context` (RFC 27, ZAP).
+    """Answers libzmq's question about each new CURVE client of `context` (RFC 27, ZAP).
 
-    Lives on the thread of the socket it guards, and must exist before that is bound: where nobody
-    answers, libzmq lets everybody in who knows the unit's public key.
+    Belongs to the thread of the socket that it guards. Make it before that socket is bound: without
+    an answer libzmq admits every client that knows the unit's public key.
     """
 
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", client_key: bytes) -> None:
@@ -55,7 +54,7 @@ class Doorkeeper:
         self.socket.bind(ZAP_ENDPOINT)
 
     def answer(self) -> None:
-        """Answer what has been asked; never blocks."""
+        """Answer the questions that have come, without blocking."""
         while True:
             try:
                 question = self.socket.recv_multipart(zmq.NOBLOCK)
@@ -68,7 +67,7 @@ class Doorkeeper:
 
 
 def lock(socket: "zmq.Socket[bytes]", keys: KeyPair) -> None:
-    """Before bind: only clients that a Doorkeeper lets in, and nothing readable on the way."""
+    """Admit only clients that a Doorkeeper accepts, encrypted. Call it before bind."""
     socket.setsockopt(zmq.CURVE_SERVER, 1)
     socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.public)
     socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
@@ -78,7 +77,7 @@ def lock(socket: "zmq.Socket[bytes]", keys: KeyPair) -> None:
 
 
 def unlock(socket: "zmq.Socket[bytes]", server_key: bytes, keys: KeyPair) -> None:
-    """Before connect: prove `keys` to the one server that owns `server_key`."""
+    """Have the socket prove `keys` to the server that owns `server_key`. Call it before connect."""
     socket.setsockopt(zmq.CURVE_SERVERKEY, server_key)
     socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.public)
     socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)

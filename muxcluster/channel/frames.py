@@ -1,32 +1,31 @@
-"""Whole messages over a stream socket: each frame is its length, then its bytes."""
+"""Messages over a stream socket: each frame is its length, then its bytes."""
 
 import socket
 
-LENGTH_BYTES = 4
-"""Little-endian, so a frame has less than 4 GiB."""
+LENGTH_BYTES = 4  # little-endian, so a frame has less than 4 GiB
 
 
 class FrameSocket:
     """Frames over a connected, blocking stream socket, which it owns.
 
-    One thread may send while another receives; neither call may run twice at a time.
+    One thread may send while another receives; two may not send, nor receive, at once.
     """
 
     def __init__(self, stream: socket.socket) -> None:
         self._stream = stream
 
     def fileno(self) -> int:
-        """Descriptor to select on; readable when a frame begins or at EOF."""
+        """Return the descriptor to select on; it is readable when a frame begins and at EOF."""
         return self._stream.fileno()
 
     def send(self, frame: bytes) -> None:
-        """Blocks until the frame is in the socket. Raises OSError where the peer is gone."""
+        """Send a frame, blocking. Raises OSError if the peer is gone."""
         self._stream.sendall(len(frame).to_bytes(LENGTH_BYTES, "little") + frame)
 
     def recv(self) -> bytes | None:
-        """The next frame, blocking; None when the peer closed, in mid-frame too.
+        """Return the next frame, blocking; None if the peer closed, even within a frame.
 
-        Raises OSError where the connection broke.
+        Raises OSError if the connection broke.
         """
         header = self._exactly(LENGTH_BYTES)
         return None if header is None else self._exactly(int.from_bytes(header, "little"))

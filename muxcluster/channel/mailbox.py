@@ -1,4 +1,4 @@
-"""New output of one request, waiting for its reader on the event loop."""
+"""Output of one request that waits for its reader on the event loop."""
 
 import asyncio
 
@@ -6,7 +6,7 @@ from muxcluster.core.events import TokenDelta, merge
 
 
 class Mailbox:
-    """Holds at most one delta: what a slow reader has not taken is merged, never queued."""
+    """Holds at most one delta: output that a slow reader has not taken is merged, not queued."""
 
     def __init__(self) -> None:
         self._waiting: TokenDelta | None = None
@@ -14,17 +14,17 @@ class Mailbox:
         self._arrived = asyncio.Event()
 
     def put(self, delta: TokenDelta) -> None:
-        """Add output; on the reader's event loop."""
+        """Add output. Call it on the reader's event loop."""
         self._waiting = delta if self._waiting is None else merge(self._waiting, delta)
         self._arrived.set()
 
     def fail(self, error: Exception) -> None:
-        """No more output comes: the reader gets what waits, then `error`."""
+        """End the output: the reader gets what waits, then `error`."""
         self._error = error
         self._arrived.set()
 
     async def take(self) -> TokenDelta:
-        """Everything since the last call, as one delta. Raises what `fail` was given."""
+        """Return the output since the last call as one delta. Raises the error given to `fail`."""
         await self._arrived.wait()
         delta, self._waiting = self._waiting, None
         if delta is None:

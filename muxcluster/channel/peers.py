@@ -1,4 +1,4 @@
-"""The clients of one unit: who reads which request, what each is owed, who fell silent. No I/O."""
+"""The clients of one unit: their requests, what is still to be sent, their silence. No I/O."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
@@ -16,8 +16,8 @@ logger = logging.getLogger(__name__)
 class Peer:
     """One connected client.
 
-    request_ids: its open requests. deltas, refused: what is still to be sent to it; deltas of one
-    request are merged, so a slow client costs memory for its tokens and no more.
+    request_ids: its open requests. deltas, refused: still to be sent to it; deltas of one request
+    are merged, so a slow client takes memory for its tokens and no more.
     """
 
     identity: bytes
@@ -27,16 +27,16 @@ class Peer:
     silent_ticks: int = 0
 
     def owe(self, request_id: str, delta: TokenDelta) -> None:
-        """Add output to what is to be sent."""
+        """Add output that is to be sent."""
         earlier = self.deltas.get(request_id)
         self.deltas[request_id] = delta if earlier is None else merge(earlier, delta)
 
 
 class Peers:
-    """All clients. A request that was accepted has one reader until its last delta is routed.
+    """All clients. An accepted request has one reader until its last delta is routed.
 
-    on_submit, on_abort: the unit's. A client silent for `max_silent_ticks` ticks is taken for
-    gone: its requests are aborted; silent for twice as long, it is forgotten.
+    on_submit, on_abort: the unit's. If a client is silent for `max_silent_ticks` ticks its requests
+    are aborted; after twice as many it is forgotten.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Peers:
         return iter(list(self._peers.values()))
 
     def hear(self, identity: bytes, message: Message) -> None:
-        """A message came from the client `identity`, known or new."""
+        """Take a message of the client `identity`, known or new."""
         peer = self._peers.setdefault(identity, Peer(identity))
         peer.silent_ticks = 0
         if isinstance(message, Submit):
@@ -83,7 +83,7 @@ class Peers:
             peer.request_ids.add(request_id)
 
     def route(self, deltas: Mapping[str, TokenDelta]) -> None:
-        """New output of the unit; that of unknown requests is dropped."""
+        """Hand new output of the unit to its readers; that of unknown requests is dropped."""
         for request_id, delta in deltas.items():
             peer = self._readers.get(request_id)
             if peer is None:
@@ -94,7 +94,7 @@ class Peers:
                 peer.request_ids.discard(request_id)
 
     def tick(self) -> None:
-        """One tick passed, and everything that arrived before it was heard."""
+        """Count one tick; messages that arrived before it have been taken."""
         for peer in self:
             peer.silent_ticks += 1
             if peer.silent_ticks == self._max_silent_ticks and peer.request_ids:
@@ -104,7 +104,7 @@ class Peers:
                 self.lose(peer)
 
     def lose(self, peer: Peer) -> None:
-        """The client cannot be reached any more: abort and forget its requests."""
+        """Abort and forget the requests of a client that cannot be reached."""
         del self._peers[peer.identity]
         for request_id in peer.request_ids:
             del self._readers[request_id]

@@ -1,19 +1,18 @@
-"""A zmq socket read from an event loop, everything that has come at a time."""
+"""Reads a zmq socket on an event loop, all messages that have come at a time."""
 
 import asyncio
 from collections.abc import Callable
 
 import zmq
 
-MAX_AT_ONCE = 1000
-"""Messages heard before the loop's other work gets its turn."""
+MAX_AT_ONCE = 1000  # messages heard before the loop's other work gets its turn
 
 
 class SocketReader:
-    """Calls `hear` with each message of `socket` (its last part) on the loop that makes this.
+    """Calls `hear` with the last part of each message of `socket`, on the loop that makes this.
 
-    zmq.asyncio would take several futures and a loop turn for each message; and what is heard in
-    one turn reaches its readers together, so that under load they write several tokens at once.
+    zmq.asyncio takes several futures and a loop turn for each message. Here messages of one turn
+    reach their readers together, so that under load these write several tokens at once.
     """
 
     def __init__(self, socket: zmq.Socket[bytes], hear: Callable[[bytes], None]) -> None:
@@ -26,16 +25,16 @@ class SocketReader:
         self._loop.add_reader(self._fd, self._drain)
 
     def poke(self) -> None:
-        """To be called after each use of the socket.
+        """Look for messages. Call it after each use of the socket.
 
-        Its descriptor tells of changes only, and any use may take such a change away.
+        The socket's descriptor shows changes only, and any use of the socket may consume one.
         """
         if not self._is_due:
             self._is_due = True
             self._loop.call_soon(self._drain)
 
     def close(self) -> None:
-        """Hear no more; before the socket is closed. Idempotent."""
+        """Stop reading. Call it before the socket is closed. Idempotent."""
         if not self._is_closed:
             self._is_closed = True
             self._loop.remove_reader(self._fd)

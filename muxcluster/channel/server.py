@@ -21,19 +21,17 @@ from muxcluster.core.served import UnitStats
 
 logger = logging.getLogger(__name__)
 
-SEND_HIGH_WATER = 1000
-"""Messages queued for one client; beyond them its deltas are merged here."""
+SEND_HIGH_WATER = 1000  # messages queued for one client; beyond them its deltas are merged here
 RECEIVE_HIGH_WATER = 10_000
-RETRY_S = 0.02
-"""How soon a client whose queue was full is tried again."""
+RETRY_S = 0.02  # how soon a client whose queue was full is tried again
 
 
 class UnitServer:
-    """Serves one unit at `door`. On tcp it makes itself a key pair (`server_key` is public).
+    """Serves one unit at `door`. On tcp it makes a key pair of its own (`server_key` is public).
 
     on_submit, on_abort: called on the server's thread; on_submit may raise RequestError or
-    Unavailable, which the client gets. stats: called every `stats_s` seconds and pushed to every
-    client. A client silent for `silence_s` seconds, or gone, has its requests aborted.
+    Unavailable, which the client gets. stats: called every `stats_s` seconds and sent to every
+    client. The requests of a client that is gone, or silent for `silence_s` seconds, are aborted.
     """
 
     def __init__(
@@ -63,25 +61,25 @@ class UnitServer:
         self._thread = threading.Thread(target=self._run, name="unit server", daemon=True)
 
     def start(self) -> str:
-        """Bind and serve; the endpoint, with the port that was chosen.
+        """Bind and serve. Return the endpoint with the chosen port.
 
-        Raises EngineFailure where the endpoint cannot be bound.
+        Raises EngineFailure if the endpoint cannot be bound.
         """
         self._thread.start()
         return self._bound.result()
 
     @property
     def server_key(self) -> bytes | None:
-        """What clients on tcp must know it by, new with every server; None on ipc."""
+        """Return the public key, which is new with every server; None on ipc."""
         return None if self._keys is None else self._keys.public
 
     @property
     def is_alive(self) -> bool:
-        """False before start, after close, and where the server's thread has died."""
+        """True from start to close, unless the server's thread has died."""
         return self._thread.is_alive()
 
     def send(self, deltas: Mapping[str, TokenDelta]) -> None:
-        """Give each delta to the client that submitted its request; from any thread.
+        """Send each delta to the client that submitted its request; any thread may call it.
 
         After `close` nothing is sent.
         """
@@ -163,7 +161,7 @@ class UnitServer:
                 self._tick(router)
 
     def _receive(self, router: zmq.Socket[bytes]) -> None:
-        """Hear what has arrived, but no more than a queue's worth at a time."""
+        """Take the messages that have arrived, at most a queue of them at a time."""
         for _ in range(RECEIVE_HIGH_WATER):
             try:
                 identity, *parts = router.recv_multipart(zmq.NOBLOCK)
@@ -189,7 +187,7 @@ class UnitServer:
             peer.deltas.clear()
 
     def _send(self, router: zmq.Socket[bytes], peer: Peer, data: bytes) -> bool:
-        """False where the client's queue is full, or it is gone and now forgotten."""
+        """Return False if the client's queue is full, or if it is gone (it is forgotten then)."""
         try:
             router.send_multipart([peer.identity, data], zmq.NOBLOCK)
         except zmq.Again:

@@ -1,1 +1,1 @@
-"""The command line: one thin module a command, loaded when it is called."""
+"""The command line: one thin module per command, imported when it is called."""

@@ -112,7 +112,7 @@ async def _load(
 
 
 def goodput_limits(texts: Sequence[str]) -> dict[str, float]:
-    """Milliseconds by metric, of "ttft:200" and the like. Raises BadParameter for other text."""
+    """Parse "ttft:200" and the like to milliseconds by metric. Raises BadParameter otherwise."""
     limits = {}
     for text in texts:
         name, _, number = text.partition(":")

@@ -1,4 +1,4 @@
-"""The option that takes an API key, checked."""
+"""Validation of the option for an API key."""
 
 import typer
 
@@ -6,7 +6,7 @@ from muxcluster.core.inputs.api_key import checked_key
 
 
 def key_option(value: str | None) -> str | None:
-    """Callback of such options: `value` itself. Raises BadParameter."""
+    """Return `value`; typer's callback for such options. Raises BadParameter."""
     try:
         return None if value is None else checked_key(value)
     except ValueError as error:

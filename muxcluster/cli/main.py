@@ -1,4 +1,4 @@
-"""`muxcluster COMMAND`: finds the command, loads its module alone, turns errors into exit codes.
+"""`muxcluster COMMAND`: find the command, import only its module, turn errors into exit codes.
 
 Exit codes: 0 done, 1 failed, 2 bad input or infeasible plan, 130 interrupted.
 """
@@ -42,20 +42,20 @@ GROUPS = {
 # Where the actions of a command are: `y` is the function `y` of module `y` there.
 _FOLDERS = {"batch": "batch."}
 
-# What typer raises for a wrong command line; it has no public name of its own.
+# Raised by typer for a wrong command line; it has no public name.
 _USAGE_ERROR: Any = typer.BadParameter.__base__
 _BAD_INPUT = (ConfigError, InfeasiblePlan, LoadError)
-# Extras that bring modules; all other modules that the base install lacks come with `serve`.
+# Extras by module; all other modules that the base install lacks are in `serve`.
 _EXTRAS = {"matplotlib": "plot", "triton": "gpu"}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs the command line (sys.argv by default) and exits with its code."""
+    """Run the command line (sys.argv by default) and exit with its code."""
     sys.exit(run(list(sys.argv[1:] if arguments is None else arguments)))
 
 
 def run(arguments: list[str]) -> int:
-    """Runs one command; the exit code. Errors are one line on stderr."""
+    """Run one command; return the exit code. Errors are one line on stderr."""
     try:
         code = _app(arguments)(args=arguments, prog_name="muxcluster", standalone_mode=False)
     except _USAGE_ERROR as error:
@@ -72,7 +72,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _install_hint(arguments: Sequence[str], error: ImportError) -> str:
-    """Which extra brings the library that `error` misses. Reraises where the mistake is ours."""
+    """Name the extra with the library that `error` misses. Reraises if the mistake is ours."""
     library = (error.name or "").partition(".")[0]
     if not library or library in ("muxcluster", *sys.stdlib_module_names):
         raise error
@@ -85,7 +85,7 @@ def _install_hint(arguments: Sequence[str], error: ImportError) -> str:
 
 
 def _app(arguments: Sequence[str]) -> typer.Typer:
-    """All commands by name; only the one that `arguments` call has its code loaded."""
+    """Return all commands by name; only the one that `arguments` call is imported."""
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.callback(invoke_without_command=True)(_root)
     called = [word for word in arguments if not word.startswith("-")]
@@ -99,7 +99,6 @@ def _app(arguments: Sequence[str]) -> typer.Typer:
 
 
 def _group(name: str, called: Sequence[str]) -> typer.Typer:
-    """The actions of a command."""
     group = typer.Typer()
     group.callback(invoke_without_command=True)(_overview)
     for action, summary in GROUPS[name].items():
@@ -115,7 +114,7 @@ def _load(module: str, name: str) -> Callable[..., None]:
 
 
 def _listed() -> None:
-    """Stands for a command in the overview; it is never the one called."""
+    """Stand for a command in the overview; never called."""
 
 
 def _root(

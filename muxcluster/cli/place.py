@@ -170,7 +170,7 @@ def _explained(judged: Judged, name: str) -> list[Text]:
 
 
 def _notes(outcome: Outcome, answers: Iterable[Iterable[Text]]) -> Iterator[Text]:
-    """What was asked beside the plan: explanations, then the difference."""
+    """Yield what was asked beside the plan: explanations, then the difference."""
     for answer in answers:
         yield from answer
         yield Text()
@@ -188,7 +188,8 @@ def _print(lines: Iterable[Text], *, to_stderr: bool = False) -> None:
 
 @contextmanager
 def _writing() -> Iterator[None]:
-    """Letters that the terminal lacks become question marks; a full disk is one line."""
+    """Replace letters that the terminal lacks by question marks, and report a full disk in one
+    line."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")
@@ -202,7 +203,7 @@ def _writing() -> Iterator[None]:
 
 @contextmanager
 def _waiting() -> Iterator[None]:
-    """A spinner on stderr, where people look at it."""
+    """Show a spinner on stderr if that is a terminal."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield

@@ -38,12 +38,12 @@ from muxcluster.placement.problem import Node
 from muxcluster.placement.shapes.shape import ModelShape
 
 FULL = Grid(shares=(), batches=(1, 2, 4, 8), lengths=(32, 128, 512), repeats=3)
-# No shares: those that the node can be divided into.
+# No shares: use those that the node can be divided into.
 QUICK = Grid(shares=(), batches=(1, 4), lengths=(32, 128), repeats=1)
 FULL_GPU = Grid(shares=(), batches=(1, 8, 32, 128), lengths=(128, 512, 2048), repeats=3)
 QUICK_GPU = Grid(shares=(), batches=(1, 32), lengths=(128, 1024), repeats=1)
 COLUMNS = ("share", "batch", "tokens", "prefill ms", "decode ms")
-# Mean number of running processes from which on the machine does not count as quiet.
+# Load average above which the machine does not count as quiet.
 BUSY_LOAD = 0.5
 _CPUINFO = Path("/proc/cpuinfo")
 
@@ -122,9 +122,9 @@ def _defaults(node: Node, *, quick: bool) -> Grid:
 def _subjects(
     config: Config, node: Node, grid: Grid, models: str | None
 ) -> tuple[Grid, list[Subject]]:
-    """The grid with its shares, and who is measured on it.
+    """Return the grid with its shares, and the models to measure on it.
 
-    Where jobs run on the whole GPU whatever their share says, that is the one share.
+    If jobs run on the whole GPU whatever their share, that is the one share.
     """
     asked = chosen(config, models)
     shared = replace(grid, shares=shares_of(grid.shares, node))
@@ -141,7 +141,7 @@ def _subjects(
 def _measured(
     subjects: Sequence[Subject], grid: Grid, cost: Cost, *, alone: bool
 ) -> tuple[tuple[ProfiledModel, ...], tuple[Pair, ...]]:
-    """Raises typer.Exit (130) where a signal asks to stop; then no process is left."""
+    """Measure. Raises typer.Exit (130) after a signal, when no process is left."""
     points = () if alone else points_of(subjects, grid)
     shapes = {subject.model.name: subject.model.facts.shape for subject in subjects}
 
@@ -168,7 +168,7 @@ def _measured(
                 done = measure(subject.spec, grid, partial(advance, name))
                 measured.append(ProfiledModel(name=name, shape=shapes[name], cells=done.cells))
                 loaded.append(replace(subject, spec=done.spec))
-            # what is loaded may have less room than was planned: models with a cache of their own
+            # a loaded unit may have a smaller pool than planned: models with their own cache
             points = () if alone else points_of(loaded, grid)
             pairs = measured_pairs(loaded, points, grid.repeats, advance)
     except Stopped:
@@ -193,8 +193,8 @@ def _predicted_s(cost: Cost, shape: ModelShape, repeats: int, point: Point) -> f
 def _progress(
     total_s: float, predict: Callable[[str, Point], float]
 ) -> Iterator[Callable[[str, Point], None]]:
-    """A bar on standard error where that is a terminal; yields what moves it on: a model's name and
-    the point that is done, whose seconds are predicted."""
+    """Show a bar on standard error if that is a terminal. Yields a function that advances it: it
+    takes a model's name and the measured point, whose seconds are predicted."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
     with Progress(
@@ -228,7 +228,7 @@ def _summarise(measured: Profile, subjects: Sequence[Subject], grid: Grid, secon
 
 
 def _say(message: str) -> None:
-    """On standard error: standard output is for the result."""
+    """Print on standard error: standard output is for the result."""
     typer.echo(f"profile: {message}", err=True)
 
 
@@ -240,7 +240,7 @@ def _processor() -> str:
 
 
 def _check_writable(out: Path) -> None:
-    """Raises ConfigError now rather than after the measuring."""
+    """Raise ConfigError before measuring rather than after it."""
     try:
         with tempfile.TemporaryFile(dir=out.parent):
             is_folder = out.is_dir()
@@ -251,7 +251,7 @@ def _check_writable(out: Path) -> None:
 
 
 def _write(measured: Profile, out: Path) -> None:
-    """All of the file or, after a crash, what was there before."""
+    """Write the whole file; after a crash the old one is still there."""
     part = out.with_name(f"{out.name}.{os.getpid()}.part")
     try:
         part.write_text(measured.to_json(indent=2) + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What `muxcluster profile` is asked to measure, checked before anything starts."""
+"""Input of `muxcluster profile`, checked before anything starts."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -20,9 +20,11 @@ from muxcluster.placement.names import nearest
 from muxcluster.placement.problem import Node
 
 _MOST = 2**20
-# Measured by default: every rung is a process or a context of its own.
+# Shares measured by default on a GPU: each one is a process or a context.
 GPU_SHARES = (0.3, 0.5, 0.7, 1.0)
-_DEVICES = "muxcluster.engine.profile.device"  # Imports torch, which a profile of CPUs does without
+_DEVICES = (
+    "muxcluster.engine.profile.device"  # imports torch, which a profile of CPUs does not need
+)
 
 Number = TypeVar("Number", int, float)
 
@@ -32,12 +34,12 @@ class Subject:
     """A model to measure."""
 
     model: ConfiguredModel
-    # It alone in a unit, as `serve` would run it, but with one worker for all shares
+    # A unit of this model as in `serve`, but with one worker for all shares
     spec: UnitSpec
 
 
 def numbers(option: str, text: str | None, kind: Callable[[str], Number]) -> tuple[Number, ...]:
-    """The distinct numbers of "1,2,4", ascending; none for None. Raises BadParameter."""
+    """Parse "1,2,4" to distinct numbers, ascending; none for None. Raises BadParameter."""
     if text is None:
         return ()
     try:
@@ -50,10 +52,10 @@ def numbers(option: str, text: str | None, kind: Callable[[str], Number]) -> tup
 
 
 def node_of(config: Config) -> Node:
-    """The file's first node, which must be like this machine: a CPU with no more cores than it has,
-    or GPUs of its kind.
+    """Return the file's first node, which must be like this machine: a CPU with no more cores than
+    it has, or GPUs of its kind.
 
-    Raises ConfigError where it is not, or another node is of another kind.
+    Raises ConfigError if it is not, or another node is of another kind.
     """
     node, *others = nodes_of(config)
     for index, other in enumerate(others, 1):
@@ -84,10 +86,10 @@ def _check_gpu(config: Config, node: Node) -> None:
 
 
 def shares_of(asked: Sequence[float], node: Node) -> tuple[float, ...]:
-    """The shares to measure, by default the node's own, of a GPU's some. Raises BadParameter for an
-    impossible one.
+    """Return the shares to measure, by default the node's own; some of them on a GPU. Raises
+    BadParameter for an impossible one.
 
-    Of a CPU a share is a number of threads: 0.7 of two cores would be measured as 0.5.
+    On a CPU a share is a number of threads: 0.7 of two cores would be measured as 0.5.
     """
     if not node.gpu.is_cpu:
         if wrong := [share for share in asked if share > 1]:
@@ -103,7 +105,7 @@ def shares_of(asked: Sequence[float], node: Node) -> tuple[float, ...]:
 
 
 def chosen(config: Config, names: str | None) -> list[ConfiguredModel]:
-    """The models of that list, in the file's order. Raises ConfigError for a name not there."""
+    """Return the models of that list, in the file's order. Raises ConfigError for unknown names."""
     known = [model.name for model in config.models]
     wanted = known if names is None else [name.strip() for name in names.split(",")]
     for name in wanted:
@@ -113,8 +115,11 @@ def chosen(config: Config, names: str | None) -> list[ConfiguredModel]:
 
 
 def subject_of(config: Config, model: ConfiguredModel, node: Node, grid: Grid) -> Subject:
-    """Raises ConfigError for a model without a path, or one that no point of the grid fits, and
-    InfeasiblePlan for one that does not fit the node's memory."""
+    """Return a model to measure.
+
+    Raises ConfigError for a model without a path, or one that no point of the grid fits, and
+    InfeasiblePlan for one that does not fit the node's memory.
+    """
     key = f"models[{config.models.index(model)}]"
     if model.path is None:
         message = (
@@ -133,15 +138,15 @@ def subject_of(config: Config, model: ConfiguredModel, node: Node, grid: Grid) -
 
 
 def can_divide(spec: UnitSpec) -> bool:
-    """False where jobs run on the whole GPU, whatever their share says."""
+    """Return False if jobs run on the whole GPU, whatever their share."""
     return spec.device == "cpu" or spec.partition != "none"
 
 
 def _alone(
     config: Config, model: ConfiguredModel, node: Node, shares: tuple[float, ...]
 ) -> UnitSpec:
-    """A unit of that model only, planned without the file's profiles (the one to be made may be
-    among them) and whatever the objective, which may be out of reach."""
+    """Plan a unit of that model only, without the file's profiles (the one to be made may be among
+    them) and with objective throughput, since the file's may be unreachable."""
     asked = config.policy.partition
     policy = config.policy.model_copy(update={"objective": "throughput"})
     cluster = ClusterSection(nodes=config.cluster.listed()[:1])
@@ -150,12 +155,12 @@ def _alone(
     spec = replace(spec, workers=(WorkerSpec(0, shares),))
     if node.gpu.is_cpu or asked == "none":
         return spec
-    # alone it would be given the whole GPU; here it is measured as one of several
+    # a lone model would get the whole GPU; here it is measured as one of several
     return settle_partition(replace(spec, partition=asked))
 
 
 def check_itemsizes(config: Config, subjects: Sequence[Subject]) -> int:
-    """Bytes of an element in all subjects. Raises ConfigError where they differ."""
+    """Return the bytes of an element in all subjects. Raises ConfigError if they differ."""
     first, *others = sorted({subject.spec.models[0].shape.itemsize for subject in subjects})
     if others:
         message = "their dtypes differ in size: profile them apart, with --models"

@@ -1,4 +1,4 @@
-"""The part of `muxcluster profile` that runs jobs side by side."""
+"""Measurement of jobs side by side, for `muxcluster profile`."""
 
 import statistics
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ COLUMNS = ("prefill of", "on", "decode of", "on", "prefill slower", "decode slow
 
 
 def points_of(subjects: Sequence[Subject], grid: Grid) -> tuple[PairPoint, ...]:
-    """What to run side by side; nothing where all jobs run in one process, one at a time."""
+    """Return the jobs to run side by side; none if all jobs run in one process, one at a time."""
     specs = [subject.spec for subject in subjects]
     return () if specs[0].partition == "none" else pair_points(specs, grid)
 
@@ -31,7 +31,8 @@ def measured_pairs(
     repeats: int,
     on_point: Callable[[str, Point], None],
 ) -> tuple[Pair, ...]:
-    """on_point: told the model and the point of a prefill and of a decode that were measured."""
+    """Measure the pairs. on_point: called with the model and the point of the prefill and of the
+    decode."""
     if not points:
         return ()
 
@@ -44,7 +45,7 @@ def measured_pairs(
 
 
 def show_pairs(pairs: Sequence[Pair], console: Console) -> None:
-    """By how much each was slower beside the other, a line a pair."""
+    """Print the slowdown of each pair, a line a pair."""
     if not pairs:
         return
     table = Table(*COLUMNS, title="side by side", title_justify="left", box=None, pad_edge=False)

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM as one exception in the main thread, so that `finally` takes things down."""
+"""SIGINT and SIGTERM as one exception in the main thread, so that `finally` cleans up."""
 
 import signal
 import threading
@@ -8,7 +8,7 @@ from types import FrameType
 
 
 class Stopped(BaseException):
-    """The user or the system asks this process to end; `signum` says how."""
+    """A signal to end this process; `signum` says which."""
 
     def __init__(self, signum: int) -> None:
         super().__init__(signum)
@@ -22,9 +22,9 @@ class Stopped(BaseException):
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """Within the block the first signal raises `Stopped`; further ones are ignored.
+    """Raise `Stopped` at the first signal within the block, and ignore further ones.
 
-    An impatient second signal would cut the clean-up short and leave processes behind.
+    An impatient second signal would interrupt the clean-up and leave processes behind.
     """
 
     def stop(signum: int, frame: FrameType | None) -> None:

@@ -255,7 +255,6 @@ def _simulated(
 
 @contextmanager
 def _progress(num_cases: int) -> Iterator[Callable[[float, int], None]]:
-    """A bar on stderr, where people look at it."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield lambda done, total: None

@@ -18,7 +18,7 @@ from muxcluster.core.errors import Unavailable
 from muxcluster.core.inputs.web_url import checked_url
 
 TIMEOUT_S = 10.0
-# Numbers of a model and their titles; quota, used and cached in blocks.
+# Columns of the table of models; quota, used and cached in blocks.
 COLUMNS = MappingProxyType(
     {
         "running": "running",
@@ -29,7 +29,7 @@ COLUMNS = MappingProxyType(
         "rate_per_s": "req/s",
     }
 )
-COMING = ("starting", "loading")  # Phases of a unit that is on its way
+COMING = ("starting", "loading")  # phases of a unit that is starting
 
 
 def status(
@@ -73,15 +73,14 @@ def _through_http(url: str, api_key: str | None) -> dict[str, Any]:
 
 
 def _through_ray(address: str) -> dict[str, Any]:
-    # Loaded here: Ray takes a second to import, which HTTP users should not wait for.
+    # Imported here: Ray takes a second to import, which HTTP users should not wait for.
     from muxcluster.cluster.attach import ask_status
 
     return ask_status(address, TIMEOUT_S)
 
 
 def show(console: Console, state: Mapping[str, Any]) -> None:
-    """Nodes, a table of models per unit, the rates that were planned and are measured, and what
-    is missing."""
+    """Print nodes, a table of models per unit, planned and measured rates, and what is missing."""
     for node in state["nodes"]:
         alive = "alive" if node["alive"] else "[red]not reachable[/red]"
         resources = ", ".join(f"{count:g} {name}" for name, count in node["resources"].items())
@@ -123,7 +122,7 @@ def _unit_table(unit: Mapping[str, Any]) -> Table:
 
 
 def _health(unit: Mapping[str, Any]) -> str:
-    """What the unit does, or what is wrong with it; red where something is."""
+    """Describe the unit's state; red if something is wrong."""
     state = "draining" if unit["draining"] else unit["phase"]
     if unit["healthy"]:
         state = "draining" if unit["draining"] else "healthy"
@@ -138,7 +137,7 @@ def _number(value: float | None) -> str:
 
 
 def _rate_table(rates: Sequence[Mapping[str, Any]]) -> Table:
-    """Requests/s: that the plan is for, that it serves, and as measured."""
+    """Requests/s: planned for, served by the plan, measured."""
     table = Table(title="requests/s")
     table.add_column("model", no_wrap=True)
     for title in ("planned", "plan serves", "measured"):

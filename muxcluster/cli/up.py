@@ -26,6 +26,6 @@ def up(
 
     Example: muxcluster up muxcluster.yaml --yes
     """
-    from muxcluster.cli.server.apply import Asked, apply
+    from muxcluster.cli.server.apply import UpOptions, apply
 
-    apply(config, Asked(address, timeout, dry_run=dry_run, yes=yes, as_json=as_json))
+    apply(config, UpOptions(address, timeout, dry_run=dry_run, yes=yes, as_json=as_json))

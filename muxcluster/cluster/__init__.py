@@ -1,1 +1,1 @@
-"""Ray's part: unit replicas, the controller and the embedded local cluster."""
+"""Everything that uses Ray: unit replicas, the controller, ingresses and the embedded cluster."""

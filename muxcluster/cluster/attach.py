@@ -1,4 +1,4 @@
-"""A Ray cluster as the command line sees it: joined, given a controller, asked, and left."""
+"""Operations of the command line on a Ray cluster: join, start a controller, ask it, leave."""
 
 import asyncio
 import contextlib
@@ -16,6 +16,7 @@ from ray.exceptions import RayError
 from muxcluster.cluster.control.controller import Controller, Wiring
 from muxcluster.cluster.control.roster import CLOSE_S
 from muxcluster.cluster.control.store import clear_state
+from muxcluster.cluster.ray.actor_calls import Method, P, R, ask_and_wait
 from muxcluster.cluster.ray.privacy import found, keep_token_private
 from muxcluster.cluster.units.actors import (
     CONTROLLER,
@@ -27,20 +28,21 @@ from muxcluster.cluster.units.actors import (
 )
 from muxcluster.core.errors import EngineFailure, Unavailable
 
+ASK_TIMEOUT_S = 30.0
 POLL_S = 0.2
-MOST_FAILURES = 3  # Times that a unit may fail before a command gives up waiting for it
+MOST_FAILURES = 3  # failures of a unit after which a command stops waiting for it
 
 Progress = Callable[[dict[str, Any]], None]
 
 
 @contextmanager
 def joined(address: str) -> Iterator[None]:
-    """This process is part of the Ray cluster at `address` ("auto": the one recorded on this
-    machine) for the length of the block.
+    """Join the Ray cluster at `address` ("auto": the one recorded on this machine) for the length
+    of the block.
 
-    Ray authenticates with the token that it finds where it keeps it, unless RAY_AUTH_MODE says
-    otherwise; set here, where Ray is imported already, it would be read by halves and fail.
-    Raises Unavailable where no cluster is there.
+    Ray authenticates with the token in its default place, unless RAY_AUTH_MODE says otherwise; set
+    here, after Ray was imported, that variable would be read only in part. Raises Unavailable if no
+    cluster is there.
     """
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     keep_token_private()
@@ -60,33 +62,39 @@ def joined(address: str) -> Iterator[None]:
 
 
 def start_controller(wiring: Wiring) -> Any:
-    """The handle of the cluster's one controller, which is made on the head where it is missing."""
+    """Return the handle of the cluster's controller, created on the head if it is missing."""
     return make_on_head(Controller, CONTROLLER, wiring)
 
 
 def find_controller() -> Any | None:
-    """The cluster's controller; None where there is none."""
+    """Return the cluster's controller; None if there is none."""
     return find_actor(CONTROLLER)
 
 
-def ask(controller: Any, method: str, *args: Any, timeout_s: float = 30.0) -> Any:
-    """The controller's answer. Raises Unavailable where it does not come."""
+def ask(controller: Any, method: Method[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """Return the answer to a method of `Controller`. Raises Unavailable where none comes."""
+    return ask_within(ASK_TIMEOUT_S, controller, method, *args, **kwargs)
+
+
+def ask_within(
+    timeout_s: float, controller: Any, method: Method[P, R], *args: P.args, **kwargs: P.kwargs
+) -> R:
+    """As `ask`, with a time limit of its own."""
     try:
-        return ray.get(getattr(controller, method).remote(*args), timeout=timeout_s)
+        return ask_and_wait(controller, timeout_s, method, *args, **kwargs)
     except (RayError, TimeoutError) as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise Unavailable(f"the controller does not answer: {lines[-1]}") from error
 
 
 def ask_status(address: str, timeout_s: float) -> dict[str, Any]:
-    """The state of the cluster at `address`. Raises Unavailable where none answers."""
-    # Ray prints a node's last words where one dies meanwhile; a script reads our output as JSON.
+    """Return the state of the cluster at `address`. Raises Unavailable if none answers."""
+    # Ray prints messages of a node that dies meanwhile, but scripts read our output as JSON.
     with contextlib.redirect_stdout(sys.stderr), joined(address):
         controller = find_controller()
         if controller is None:
             raise Unavailable(f"no muxcluster server in the cluster at {address}")
-        state: dict[str, Any] = ask(controller, "status", timeout_s=timeout_s)
-    return state
+        return ask_within(timeout_s, controller, Controller.status)
 
 
 def wait_converged(
@@ -95,14 +103,14 @@ def wait_converged(
     tell: Progress = lambda _: None,
     most_failures: int = MOST_FAILURES,
 ) -> None:
-    """Until all that was applied runs; `tell` gets the progress again and again.
+    """Wait until all that was applied runs; `tell` gets the progress repeatedly.
 
-    Raises EngineFailure, saying what hangs, where that takes longer than `timeout_s` seconds or
-    something fails again and again.
+    Raises EngineFailure, saying what hangs, if that takes longer than `timeout_s` seconds or
+    something fails repeatedly.
     """
     deadline = time.monotonic() + timeout_s
     while True:
-        progress = ask(controller, "progress")
+        progress = ask(controller, Controller.progress)
         tell(progress)
         if progress["converged"]:
             return
@@ -120,15 +128,15 @@ def _hanging(progress: dict[str, Any], timeout_s: float) -> str:
 
 
 def stop_everything(timeout_s: float = 60.0) -> None:
-    """Ends the controller, every unit and every ingress of the cluster; returns when they are gone.
+    """Stop the controller, every unit and every ingress of the cluster; return when they are gone.
 
-    What a controller that is gone has left is ended too. Raises Unavailable where the cluster goes
-    away meanwhile.
+    Units of a controller that no longer exists are stopped too. Raises Unavailable if the cluster
+    is lost meanwhile.
     """
     controller = find_controller()
     if controller is not None:
         with contextlib.suppress(Unavailable):  # a hung one is killed, its units ended from here
-            ask(controller, "stop", timeout_s=timeout_s)
+            ask_within(timeout_s, controller, Controller.stop)
         ray.kill(controller)
     serve.shutdown()
     names = [name for name in unit_names() if name != CONTROLLER]

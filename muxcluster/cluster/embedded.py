@@ -1,4 +1,4 @@
-"""A Ray cluster inside this process tree: started, served from and taken down whole."""
+"""A Ray cluster inside this process tree: started, used and stopped as a whole."""
 
 import contextlib
 import io
@@ -17,7 +17,7 @@ from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
 from muxcluster.cluster.attach import ask, start_controller, stop_everything, wait_converged
-from muxcluster.cluster.control.controller import Wiring
+from muxcluster.cluster.control.controller import Controller, Wiring
 from muxcluster.cluster.ray.privacy import keep_token_private, make_token, on_loopback
 from muxcluster.cluster.ray.process_logs import VARIABLE
 from muxcluster.cluster.ray.server_folder import ServerFolder
@@ -32,11 +32,11 @@ APP = "muxcluster"
 SERVE_LOGGING: Mapping[str, Any] = MappingProxyType(
     {"log_level": "WARNING", "enable_access_log": False}
 )
-START_TIMEOUT_S = 1800.0  # Large models take their time; what fails says so before
+START_TIMEOUT_S = 1800.0  # large models load slowly; failures are reported earlier
 # Tokens do not pass through Ray's object store, so it may be small.
 OBJECT_STORE_BYTES = 128 * 2**20
 
-# Read by Ray's processes when they start; a value the user set wins.
+# Read by Ray's processes at start; values set by the user take precedence.
 SERVE_VARIABLES = {
     "RAY_USAGE_STATS_ENABLED": "0",
     # In HAProxy mode a stop would otherwise wait 30 s.
@@ -48,13 +48,13 @@ SERVE_VARIABLES = {
 class EmbeddedRay:
     """One local Ray with Serve, owned by this process.
 
-    folder: its private one, removed at the end. Ray's servers listen on 127.0.0.1 only.
+    folder: its private folder, removed at the end. Ray's servers listen on 127.0.0.1 only.
     """
 
     def __init__(self, proxy: HttpAddress | None, num_cpus: float, num_gpus: float) -> None:
-        """Start Ray and Serve; nothing is left running where that raises.
+        """Start Ray and Serve; if that raises, nothing is left running.
 
-        proxy: where Serve's own proxy listens; None starts no proxy (the ingress listens itself).
+        proxy: address of Serve's own proxy; None starts no proxy (the ingress listens itself).
         """
         self.folder = ServerFolder()
         try:
@@ -65,23 +65,23 @@ class EmbeddedRay:
 
     @property
     def socket_dir(self) -> str:
-        """Where the units' endpoints are."""
+        """Folder of the units' sockets."""
         return str(self.folder.path)
 
     def run(self, desired: Desired, edge: Edge, unit_class: str = UNIT_CLASS) -> None:
-        """Start a controller and what is desired, and wait until all of it is ready.
+        """Start a controller with the desired state and wait until all of it is ready.
 
-        Raises EngineFailure with the reason where something fails.
+        Raises EngineFailure with the reason if something fails.
         """
         controller = start_controller(Wiring(self.socket_dir, unit_class))
         try:
-            ask(controller, "apply", desired, edge)
+            ask(controller, Controller.apply, desired, edge)
             wait_converged(controller, START_TIMEOUT_S, most_failures=1)
         except Unavailable as error:
             raise EngineFailure(str(error)) from error
 
     def ask(self, method: str, *args: Any, timeout_s: float = 30.0) -> Any:
-        """The answer of a method of the ingress. Raises EngineFailure where it does not come."""
+        """Call a method of the ingress. Raises EngineFailure if there is no answer."""
         try:
             call = getattr(serve.get_app_handle(APP), method).remote(*args)
             return call.result(timeout_s=timeout_s)
@@ -89,19 +89,19 @@ class EmbeddedRay:
             raise EngineFailure(f"the ingress does not answer: {error}") from error
 
     def drain(self, timeout_s: float) -> None:
-        """Refuse new requests and let the open ones end, for at most `timeout_s` seconds."""
+        """Refuse new requests and let open ones end, for at most `timeout_s` seconds."""
         with contextlib.suppress(EngineFailure):  # an ingress that is gone has nothing open
             self.ask("drain", timeout_s, timeout_s=timeout_s + 5.0)
 
     def end_processes(self) -> None:
-        """Stop Serve, then Ray; returns when no process of them is left. Idempotent."""
+        """Stop Serve, then Ray; return when none of their processes is left. Idempotent."""
         with _raylet_silenced():
             if ray.is_initialized():
                 stop_everything()
             ray.shutdown()
 
     def close(self) -> None:
-        """As `end_processes`; then remove the server's folder, logs and all. Idempotent."""
+        """Call `end_processes`, then remove the server's folder with its logs. Idempotent."""
         self.end_processes()
         self.folder.close()
 
@@ -113,7 +113,7 @@ def _start(
         os.environ.setdefault(name, value)
     os.environ[VARIABLE] = str(folder.path)
     make_token()
-    # Serve warns where a busy replica answers late, then asks again; what fails, `ask` reports.
+    # Serve warns if a busy replica answers late, then retries; `ask` reports failures.
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
     with _signals_held(), on_loopback():
         ray.init(
@@ -142,10 +142,11 @@ def _http_options(proxy: HttpAddress | None) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _signals_held() -> Iterator[None]:
-    """SIGINT and SIGTERM wait until the end of the block, then reach this process's handlers.
+    """Delay SIGINT and SIGTERM until the end of the block, then deliver them to this process's
+    handlers.
 
-    Ray, interrupted while it starts, leaves agents behind that wait for their head for minutes;
-    and it puts a handler that prints a stack trace before the process's own ones.
+    If Ray is interrupted while it starts, it leaves agents behind that wait for their head for
+    minutes; and it installs a handler that prints a stack trace before the process's own ones.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -164,12 +165,12 @@ def _signals_held() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _raylet_silenced() -> Iterator[None]:
-    """Ray prints a false alarm about Serve's own actors when they are stopped."""
+    """Suppress a false alarm that Ray prints when Serve's own actors are stopped."""
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         yield
 
 
 def raised_line(message: str) -> str | None:
-    """The last exception line of a traceback in `message`, without the exception's module."""
+    """Return the last exception line of a traceback in `message`, without its module."""
     found = re.findall(r"^(?:[A-Za-z_]\w*\.)*([A-Z]\w*): (.+)$", message, flags=re.MULTILINE)
     return found[-1][1].strip() if found else None

@@ -1,4 +1,4 @@
-"""The only reader of YAML: muxcluster.yaml to frozen values, a plan and unit specifications."""
+"""Configuration: muxcluster.yaml as frozen values, plans, and unit specifications."""
 
 from muxcluster.config.facts import ModelFacts, read_facts
 from muxcluster.config.load import Config, ConfiguredModel, load_config

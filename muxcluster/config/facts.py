@@ -1,4 +1,4 @@
-"""What a model's directory says about it: shape, vocabulary, end tokens, longest context."""
+"""Facts from a model's directory: shape, vocabulary, end tokens, longest context."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,14 +19,14 @@ class ModelFacts:
 
     shape: ModelShape
     eos_token_ids: tuple[int, ...]
-    dtype: str  # as its weights are stored, "float32" where it does not say
+    dtype: str  # of its stored weights, "float32" if config.json does not say
     max_context: int  # most tokens of a sequence
 
 
 def read_facts(directory: Path) -> ModelFacts:
-    """From config.json and generation_config.json, whose end tokens win.
+    """Read config.json and generation_config.json; the latter's end tokens take precedence.
 
-    Raises LoadError naming the file, also where the weights are quantised: no backend runs those.
+    Raises LoadError, naming the file, also if the weights are quantised: no backend runs those.
     """
     config = read_json_object(directory / "config.json")
     if config.get("quantization_config") is not None:
@@ -47,14 +47,14 @@ def read_facts(directory: Path) -> ModelFacts:
 
 
 def known_facts(name: str) -> ModelFacts:
-    """Of a well-known shape, without its weights. Raises ShapeError with the nearest names."""
+    """Return the facts of a well-known shape. Raises ShapeError with the nearest names."""
     shape = shape_named(name)
     return ModelFacts(shape, (), "bfloat16", shape.max_position)
 
 
 def _max_context(text: Mapping[str, Any], longest: int) -> int:
-    """Rotary kinds that change with the length of the batch stay below where they would change: a
-    request's output must not depend on its neighbours. Raises ShapeError."""
+    """Limit the context of rotary kinds that change with the length of the batch to where they do
+    not: a request's output must not depend on its neighbours. Raises ShapeError."""
     rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
     if not isinstance(rope, Mapping):
         raise ShapeError(f"rope_parameters is {rope!r:.80}, expected an object")

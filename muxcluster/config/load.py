@@ -1,4 +1,4 @@
-"""muxcluster.yaml to a checked `Config`: keys, types, names, model directories."""
+"""Reading of muxcluster.yaml to a checked `Config`: keys, types, names, model directories."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,19 +28,19 @@ class ConfiguredModel:
     """One model of the file."""
 
     section: ModelSection
-    path: Path | None  # its directory, None where only a shape is known
+    path: Path | None  # its directory, None if only a shape is known
     facts: ModelFacts
     max_model_len: int
 
     @property
     def name(self) -> str:
-        """The name clients use."""
+        """The model's name in the API."""
         return self.section.name
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """A checked configuration file; `file` is where it was read."""
+    """A checked configuration file, read from `file`."""
 
     file: Path
     models: tuple[ConfiguredModel, ...]
@@ -51,13 +51,13 @@ class Config:
 
     @property
     def batch_directory(self) -> Path:
-        """Absolute; relative ones start from the file's own directory."""
+        """Absolute path; relative ones start from the file's own directory."""
         return (self.file.parent / Path(self.batch.directory).expanduser()).resolve()
 
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """The file and its lines, for naming places in it."""
+    """The file and the line of each key, for error messages."""
 
     file: Path
     lines: Mapping[Location, int]
@@ -67,10 +67,10 @@ class _Source:
 
 
 def load_config(path: Path | str) -> Config:
-    """The configuration in `path`; weights are not looked at.
+    """Read the configuration in `path`, without looking at weights.
 
     Raises ConfigError: one line with the file, its line, the key and the nearest valid name; and
-    LoadError, naming the file, where a model's config.json is corrupt.
+    LoadError, naming the file, if a model's config.json is corrupt.
     """
     file = Path(path)
     content, lines = read_yaml(file)
@@ -87,7 +87,6 @@ def load_config(path: Path | str) -> Config:
 
 
 def _check_names(section: FileSection, source: _Source) -> None:
-    """Names that must differ do, and GPUs are known ones."""
     first: dict[str, int] = {}
     for index, model in enumerate(section.models):
         if model.name in first:

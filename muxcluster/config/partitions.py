@@ -1,4 +1,4 @@
-"""How a unit's multiprocessors (or cores) are divided, and the workers that follow from it."""
+"""Division of a unit's multiprocessors (or cores), and its workers."""
 
 from collections.abc import Sequence
 
@@ -13,20 +13,20 @@ from muxcluster.placement.plan import PlannedUnit
 _SHARING_LANES = frozenset({"adbs", "round-robin"})
 _ONE_WORKER = (WorkerSpec(0, (1.0,)),)
 _PREFILL_SHARES = (0.3, 0.5, 1.0)
-# Of a GPU: each prefill share but the whole has its complement. Each share is a process or a
-# context that is there from the start (0.5 GiB under MPS), so the ladder is short.
+# Shares on a GPU: each prefill share but 1.0 has its complement. Each is a process or a context
+# from the start on (0.5 GiB under MPS), so there are few.
 _DECODE_SHARES = (0.3, 0.5, 0.7, 1.0)
-_MOST_DECODES = 2  # Decode workers of a GPU, for the same reason
-_WORKSPACE_BYTES = 32 * 2**20  # What torch gives cuBLAS on Hopper for every stream
+_MOST_DECODES = 2  # decode workers of a GPU, for the same reason
+_WORKSPACE_BYTES = 32 * 2**20  # of cuBLAS for every stream, set by torch on Hopper
 
 
 def partition_of(
     config: Config, gpu: Gpu, num_threads: int, num_models: int
 ) -> tuple[str, tuple[WorkerSpec, ...]]:
-    """UnitSpec's `partition` and `workers`. Raises ConfigError where this kind of GPU has no such
-    partition.
+    """Return UnitSpec's `partition` and `workers`. Raises ConfigError if this kind of GPU has no
+    such partition.
 
-    "auto" stays for a GPU that is to be shared: which way it can be is found out on its node.
+    "auto" is kept for a GPU that is to be shared: its node chooses the partition.
     """
     asked, lane = config.policy.partition, config.policy.scheduler
     if gpu.is_cpu:
@@ -47,12 +47,12 @@ def pool_blocks(
     block_bytes: int,
     step_bytes: int,
 ) -> int:
-    """Blocks that are left of a GPU's planned pool, beside which the planner reckoned with few
-    processes and no recorded decode steps.
+    """Return the blocks left of a GPU's planned pool; the planner assumed few processes and no
+    recorded decode steps.
 
     step_bytes: of all models' recorded steps in one place: see `recorded_bytes`. `mps`, which
-    `auto` may become, has a process a worker and share, with a CUDA context in each.
-    Never less than half: on a card so small the start may fail, and then says so.
+    `auto` may become, has a process per worker and share, each with a CUDA context. At least half
+    of the pool is returned: on so small a GPU the start may fail with an error that says so.
     """
     more = 0
     if partition in ("mps", "auto"):
@@ -64,10 +64,10 @@ def pool_blocks(
 
 
 def recorded_bytes(models: Sequence[ModelSpec]) -> int:
-    """Memory that the recorded decode steps of a unit's models hold in one place.
+    """Return the memory that the recorded decode steps of a unit's models hold in one place.
 
-    Every model keeps fp32 logits of as many rows as it has sequences. What a step needs while it
-    runs is taken once, for the largest: 16-bit logits, later the sampler's four and a half bytes a
+    Every model keeps fp32 logits of as many rows as it has sequences. The working memory of a step
+    is taken once, for the largest: 16-bit logits, later the sampler's four and a half bytes a
     logit, hidden states beside them (tests/engine_gpu/test_step_memory.py), and cuBLAS's workspace.
     """
     num_logits = [model.max_seqs * model.vocab_size for model in models]
@@ -75,8 +75,8 @@ def recorded_bytes(models: Sequence[ModelSpec]) -> int:
 
 
 def of_ranks(config: Config, unit: PlannedUnit) -> tuple[str, tuple[WorkerSpec, ...]]:
-    """The same of a unit over several GPUs, whose ranks run one job at a time: jobs that met in
-    another order on another rank would wait for each other for ever."""
+    """Return partition and workers of a unit over several GPUs. Its ranks run one job at a time: if
+    jobs met in another order on another rank, they would deadlock."""
     if config.policy.partition not in ("auto", "none"):
         message = f"unit {unit.id} spans {unit.tp} GPUs, which run one job at a time: use 'none'"
         raise ConfigError(config.file, "policy.partition", message)
@@ -96,7 +96,7 @@ def _on_cpu(
 
 
 def _gpu_workers(num_models: int) -> tuple[WorkerSpec, ...]:
-    """One worker for prefills (and mixed jobs, where sharing does not pay), others for decodes."""
+    """Return one worker for prefills (and mixed jobs without sharing), others for decodes."""
     prefill = WorkerSpec(0, _PREFILL_SHARES, frozenset({Phase.PREFILL, Phase.MIXED}))
     decodes = (
         WorkerSpec(1 + index, _DECODE_SHARES, frozenset({Phase.DECODE}))
@@ -106,10 +106,10 @@ def _gpu_workers(num_models: int) -> tuple[WorkerSpec, ...]:
 
 
 def _cpu_workers(lane: str, num_models: int) -> tuple[WorkerSpec, ...]:
-    """Two workers where a lane can use them, each on half of the threads or on all.
+    """Return two workers if the lane can use them, each on half of the threads or on all.
 
-    One where adbs has one model: it keeps all cores busy alone, and prompts beside its decodes
-    would read the weights twice (measured: 1.2 times the tokens/s in one forward).
+    With adbs and one model, return one: it keeps all cores busy alone, and prompts beside its
+    decodes would read the weights twice (measured: 1.2 times the tokens/s in one forward pass).
     """
     if lane not in _SHARING_LANES or (lane == "adbs" and num_models == 1):
         return _ONE_WORKER

@@ -1,4 +1,4 @@
-"""plan.json, checked: its form, and that it is a plan for this cluster."""
+"""Reading of plan.json, with checks of its form and of its fit to the configuration."""
 
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,10 @@ from muxcluster.placement.plan import Plan, PlannedUnit
 
 
 def read_plan(path: Path, config: Config) -> Plan:
-    """The plan in `path`, to go on from. It may have models and nodes that the configuration has
-    no more, but not these alone.
+    """Read a plan to continue from. It may contain models and nodes that the configuration no
+    longer has, but not only those.
 
-    Raises ConfigError: one line naming file, key and what is wrong.
+    Raises ConfigError: one line naming file, key and error.
     """
     try:
         plan = Plan.model_validate(_json_object(path))
@@ -36,7 +36,7 @@ def read_plan(path: Path, config: Config) -> Plan:
 
 
 def whole_plan(path: Path, config: Config) -> Plan:
-    """A plan of just the configuration's models, on its nodes."""
+    """Read a plan of exactly the configuration's models, on its nodes."""
     plan = read_plan(path, config)
     planned = {model.name for unit in plan.units for model in unit.models}
     models = {model.name for model in config.models}
@@ -65,7 +65,7 @@ def _json_object(path: Path) -> dict[str, Any]:
 
 
 def _check_mesh(path: Path, key: str, unit: PlannedUnit) -> None:
-    """Distinct GPUs, as many as tp, a power of two."""
+    """Check that the GPUs are distinct, `tp` of them, and a power of two."""
     if len(set(unit.gpus)) != unit.tp or len(unit.gpus) != unit.tp:
         raise ConfigError(path, f"{key}.gpus", f"{len(set(unit.gpus))} GPUs for tp {unit.tp}")
     if unit.tp & (unit.tp - 1):
@@ -81,7 +81,7 @@ def _check_models(path: Path, key: str, unit: PlannedUnit) -> None:
 
 
 def _check_cluster(path: Path, plan: Plan, config: Config) -> None:
-    """Some of its models and of its nodes are the configuration's."""
+    """Check that at least one model and one node are the configuration's."""
     models = {model.name for model in config.models}
     nodes = {node.name for node in config.cluster.listed()}
     if not plan.units:

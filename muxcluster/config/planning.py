@@ -32,12 +32,12 @@ def plan_for(
     current: Plan | None = None,
     curves: Path | None = None,
 ) -> Plan:
-    """A plan for the configuration's models.
+    """Plan for the configuration's models.
 
-    nodes: hardware found otherwise (by asking Ray, say); None takes the file's own. The others are
-    `muxcluster.placement.planner.place`'s; no time is spent on proving unless some is given.
-    Raises InfeasiblePlan, one line naming file, key, model and the missing memory; ConfigError
-    where `method` cannot plan for these models or a profile cannot be read.
+    nodes: hardware found otherwise (from Ray, for example); None takes the file's. The other
+    arguments are those of `muxcluster.placement.planner.place`; no time is spent on proofs by
+    default. Raises InfeasiblePlan, one line naming file, key, model and the missing memory;
+    ConfigError if `method` cannot plan for these models or a profile cannot be read.
     """
     with refusals(config):
         asked = problem(config, tuple(nodes or nodes_of(config)))
@@ -46,7 +46,7 @@ def plan_for(
 
 @contextmanager
 def refusals(config: Config) -> Iterator[None]:
-    """The planner's refusals inside the block become errors that name the file and the key."""
+    """Convert the planner's errors inside the block to errors that name the file and the key."""
     try:
         yield
     except DoesNotFit as error:
@@ -57,9 +57,9 @@ def refusals(config: Config) -> Iterator[None]:
 
 
 def problem(config: Config, nodes: tuple[Node, ...]) -> Problem:
-    """What the planner is asked.
+    """Return the planner's input.
 
-    Raises memory.DoesNotFit where a KV block is too small, ConfigError for a profile that cannot be
+    Raises memory.DoesNotFit if a KV block is too small, ConfigError for a profile that cannot be
     read.
     """
     demands = tuple(_demand(model, dtype_of(config, model, nodes)) for model in config.models)
@@ -81,17 +81,17 @@ def profile_paths(config: Config) -> tuple[Path, ...]:
 
 
 def nodes_of(config: Config) -> tuple[Node, ...]:
-    """The nodes of the file; this machine where it lists none."""
+    """Return the nodes of the file; this machine if it lists none."""
     return tuple(_node(section) for section in config.cluster.listed())
 
 
 def runs_on_cpus(config: Config, nodes: Sequence[Node]) -> bool:
-    """Whether every unit's engine is that of a CPU, whatever GPUs are declared."""
+    """Return whether every unit computes on CPUs, regardless of declared GPUs."""
     return config.cluster.engine == "cpu" or all(node.gpu.is_cpu for node in nodes)
 
 
 def policy_of(config: Config) -> SchedulerSpec:
-    """Its limits; lanes are the systems' own."""
+    """Return the scheduler's limits; the lane is that of each simulated system."""
     policy = config.policy
     return SchedulerSpec(
         packing=policy.packing,
@@ -102,7 +102,7 @@ def policy_of(config: Config) -> SchedulerSpec:
 
 
 def dtype_of(config: Config, model: ConfiguredModel, nodes: Sequence[Node]) -> str:
-    """The dtype of the model's weights and KV, "auto" resolved."""
+    """Return the dtype of the model's weights and KV, with "auto" resolved."""
     if model.section.dtype != "auto":
         return model.section.dtype
     if runs_on_cpus(config, nodes):
@@ -153,7 +153,7 @@ def _demand(model: ConfiguredModel, dtype: str) -> Demand:
 
 
 def _modest_pool(demands: Sequence[Demand], limits: Limits) -> int:
-    """Bytes; the memory that is really there bounds it later."""
+    """Return the default pool in bytes; the actual memory limits it later."""
     per_block = block_bytes(demands, limits)
     blocks = 0
     for demand in demands:

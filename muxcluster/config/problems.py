@@ -1,4 +1,4 @@
-"""One plain line from what pydantic says about a file."""
+"""Error messages of one line from pydantic's validation errors."""
 
 import re
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ _QUOTED = re.compile("'([^']*)'")
 def first_problem(
     path: Path, root: type[BaseModel], lines: Mapping[Location, int], error: ValidationError
 ) -> ConfigError:
-    """The first problem of `error` (unknown keys before others) as a ConfigError."""
+    """Return the first error of `error` (unknown keys before others) as a ConfigError."""
     details = sorted(error.errors(), key=lambda detail: detail["type"] != "extra_forbidden")
     detail = details[0]
     location: Location = detail["loc"]
@@ -36,7 +36,7 @@ def first_problem(
 
 
 def line_of(location: Location, lines: Mapping[Location, int]) -> int | None:
-    """The line of a key, or of the innermost one around it that is in the file."""
+    """Return the line of a key, or of the innermost enclosing key that is in the file."""
     while location and location not in lines:
         location = location[:-1]
     return lines.get(location)
@@ -50,7 +50,7 @@ def _sentence(message: str, value: Any) -> str:
 
 
 def shortened(value: Any) -> str:
-    """`value` as it is written, of a long one the beginning."""
+    """Return `value` as written in the file, cut if it is long."""
     try:
         text = repr(value)
     except ValueError:  # Python writes no integers of more than 4,300 digits
@@ -59,7 +59,6 @@ def shortened(value: Any) -> str:
 
 
 def _fields(model: type[BaseModel], location: Location) -> list[str]:
-    """Names of the fields of the section that `location` leads to from `model`."""
     for part in location:
         if isinstance(part, str):
             model = _section(model.model_fields[part].annotation)

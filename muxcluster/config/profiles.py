@@ -1,5 +1,5 @@
-"""Profiles that planning reads: those of `muxcluster profile`, and the table MuxServe publishes for
-its A100s, each recognised by its form."""
+"""Reading of profiles: those of `muxcluster profile`, and MuxServe's table for its A100s, each
+recognised by its form."""
 
 from collections.abc import Mapping
 from dataclasses import fields
@@ -11,9 +11,9 @@ from muxcluster.placement.cost import Profile, read_muxserve
 
 
 def read_profile(path: Path) -> Profile:
-    """The measurements in `path`.
+    """Read the measurements in `path`.
 
-    Raises ValueError: one line that says what is wrong, not which file.
+    Raises ValueError: one line with the error, without the file's name.
     """
     content = _json_object(path)
     try:
@@ -23,7 +23,7 @@ def read_profile(path: Path) -> Profile:
 
 
 def is_published(path: Path) -> bool:
-    """Whether it is MuxServe's table. Raises ValueError as `read_profile` does."""
+    """Return whether the file is MuxServe's table. Raises ValueError as `read_profile` does."""
     return _is_published(_json_object(path))
 
 
@@ -40,7 +40,7 @@ def _json_object(path: Path) -> Mapping[str, Any]:
 
 
 def _is_published(content: Mapping[str, Any]) -> bool:
-    """It is a table by model, tp, SM percentage, batch and length, with no key but those."""
+    """Return whether it is a table by model, tp, SM percentage, batch and length only."""
     if not content or not content.keys().isdisjoint(each.name for each in fields(Profile)):
         return False
     return all(isinstance(each, dict) for each in content.values())

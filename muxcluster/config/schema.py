@@ -16,7 +16,7 @@ from muxcluster.core.inputs.api_key import checked_key
 
 
 def _checked_path(text: str) -> str:
-    """Raises ValueError for text that no path can be."""
+    """Raise ValueError for text that cannot be a path."""
     if not text or "\0" in text or len(text) > _LONGEST_PATH:
         raise ValueError(f"a path has 1 to {_LONGEST_PATH} characters, none of them NUL")
     try:
@@ -30,7 +30,7 @@ _LONGEST_PATH = 4096
 Name = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][\w.:/-]*$")]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
-# Rates, weights and GiB: more than any cluster has, and far from what overflows in sums.
+# Limit of rates, weights and GiB: beyond any cluster, and far from overflow in sums.
 Amount = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
 Tokens = Annotated[float, Field(ge=1, le=1e8, allow_inf_nan=False)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
@@ -40,7 +40,7 @@ Port = Annotated[int, Field(ge=0, le=65535)]
 
 
 class Section(BaseModel):
-    """Frozen, strict (no text for numbers), no unknown keys."""
+    """A frozen, strict section (no text for numbers) without unknown keys."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
@@ -60,7 +60,7 @@ class ModelSection(Section):
     path: PathText | None = None
     shape: str | None = None
     rate: Amount = 1.0  # expected requests/s
-    weight: Amount = 1.0  # worth of a request where policy.objective is "weighted"
+    weight: Amount = 1.0  # worth of a request if policy.objective is "weighted"
     prompt_tokens: Tokens = 161.0  # prompt_tokens, output_tokens: their mean lengths
     output_tokens: Tokens = 338.0
     slo: SloSection | None = None
@@ -71,7 +71,7 @@ class ModelSection(Section):
     max_model_len: Count | None = None  # longest prompt plus output, by default the model's own
     max_seqs: Count = 64  # most sequences that hold KV at once
     # "paged" (our attention in place of the model's), "dense" (the model's own attention and cache,
-    # any kind that transformers loads) or "auto": paged where the model allows it
+    # any kind that transformers loads) or "auto": paged if the model allows it
     backend: Literal["auto", "paged", "dense"] = "auto"
     # Code in the model's directory may run, with all rights of the server
     trust_remote_code: bool = False
@@ -84,7 +84,7 @@ class ModelSection(Section):
 
 
 class NodeSection(Section):
-    """A node with `gpus` equal ones of kind `gpu`; "cpu" is all cores of a machine, as one."""
+    """A node with `gpus` equal GPUs of kind `gpu`; "cpu" is all cores of a machine, as one GPU."""
 
     name: Name
     gpus: Annotated[int, Field(ge=1, le=1024)] = 1
@@ -110,28 +110,28 @@ def _listed(value: object) -> object:
 
 
 class ClusterSection(Section):
-    """The hardware: nodes as listed; `auto` (None), the default, is what Ray says for `up`, and
-    this machine's cores for every other command."""
+    """The hardware: listed nodes, or `auto` (None), the default: for `up` the nodes that Ray
+    reports, for other commands this machine's cores."""
 
     nodes: Annotated[list[NodeSection] | None, BeforeValidator(_listed)] = None
-    # "cpu" runs every unit on its node's cores while Ray still hands out the GPUs of the plan, so
-    # that a cluster can be tried with GPUs that are only declared (`ray start --num-gpus`)
+    # "cpu" runs every unit on its node's cores while Ray still assigns the GPUs of the plan, to
+    # test a cluster whose GPUs are only declared (`ray start --num-gpus`)
     engine: Literal["auto", "cpu"] = "auto"
     # Measurements that the planner predicts from, relative to the file: those of `muxcluster
     # profile`, or the table that MuxServe publishes
     profiles: list[PathText] = []
 
     def listed(self) -> list[NodeSection]:
-        """The nodes of the file; this machine where it lists none."""
+        """Return the nodes of the file; this machine if it lists none."""
         return [NodeSection(name="local", gpu="cpu")] if self.nodes is None else self.nodes
 
 
 class PolicySection(Section):
-    """How models are placed and how units work."""
+    """Settings of placement and of the units."""
 
-    # The lane, which model runs when and where
+    # Lane: which model runs when and where
     scheduler: Literal["adbs", "temporal", "round-robin", "mixed"] = "adbs"
-    # Of the SMs, where `adbs` could: as long as it is measured to gain ("auto"), or "always"
+    # Sharing of the SMs under `adbs`: while it is measured to gain ("auto"), or "always"
     sharing: Literal["auto", "always"] = "auto"
     # Which of its requests are in a job: by class, priority and arrival ("priority"), by arrival
     # alone ("fcfs"), classes in turn ("round-robin"), or interactive ones by slack with batch ones
@@ -141,54 +141,51 @@ class PolicySection(Section):
     # (of a GPU: worker processes with a share of its multiprocessors each), "green" (the same with
     # green contexts in one process), "none" (everything in the unit's process) or "auto"
     partition: Literal["auto", "threads", "mps", "green", "none"] = "auto"
-    # What placement maximises: requests/s; those times their models' weights; those within the SLO;
-    # or the fewest GPUs that meet all rates
+    # Objective of placement: requests/s; the same times their models' weights; those within the
+    # SLO; or the fewest GPUs that meet all rates
     objective: Literal["throughput", "weighted", "goodput", "fewest-gpus"] = "throughput"
-    # Most by which the served parts of two models' rates may differ where they compete (0: max-min
-    # fair)
+    # Largest difference between the served shares of two competing models (0: max-min fair)
     fairness: Annotated[float, Field(ge=0, le=1)] = 0.0
     # Tokens a KV block holds at head_dim 128 in the unit's KV dtype, a multiple of 8; other heads
     # get as many as fit into as many bytes. 16, 32 and 64 are the sizes that the GPU kernels are
-    # compiled and tested for: larger blocks take fewer instructions and shorter tables, and leave
+    # compiled and tested for: larger blocks need fewer instructions and shorter tables, but leave
     # more of each sequence's last block unused.
     block_tokens: Annotated[int, Field(ge=8, le=1024, multiple_of=8)] = 16
     token_budget: Count = 2048  # most tokens of a prefill job
     max_decode_rows: Count = 256  # most sequences of a decode job
     quota_period_s: Positive = 5.0  # seconds between moves of quota
-    # Requests that decode and have at least so many cached prompt tokens in common read these once
-    # for all (0: never)
+    # Decoding requests that share at least this many cached prompt tokens read them once for all
+    # (0: never)
     shared_prefix_tokens: Annotated[int, Field(ge=0, le=1_000_000)] = 128
-    # Decode jobs of a worker at a time, the second one waiting there for the first to end (2), or
-    # one (1); "auto": 2 on a GPU, 1 where a unit spans several or has none
+    # Decode jobs of a worker at a time: 2 (the second waits there for the first to end) or 1;
+    # "auto": 2 on a GPU, 1 if a unit spans several or has none
     pipeline_depth: Literal["auto", 1, 2] = "auto"
     prefix_caching: bool = True
     kv_gb: Amount | None = None  # KV pool of a unit in GiB
-    # Memory of a unit, beside its pool, for what batch requests had in blocks they gave up; by
-    # default 16 GiB for a GPU, for a cpu unit 1 or the pool's size if that is less. Only "hybrid"
-    # takes any.
+    # Host memory of a unit for the content of blocks that batch requests lent; by default 16 GiB
+    # for a GPU, for a cpu unit 1 or the pool's size if that is less. Only "hybrid" uses it.
     host_memory_gib: Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)] | None = None
     num_threads: Count | None = None  # of a cpu unit
-    # On a cluster, whether models move ("auto") when the rates that are measured leave the planned
-    # ones for good
+    # On a cluster, "auto" moves models when measured rates differ from the planned ones for long
     replan: Literal["auto", "off"] = "auto"
-    # How long they must have, and least time between two such replans
+    # How long they must differ, and least time between two such replans
     replan_period_s: Positive = 120.0
 
 
 class ServerSection(Section):
-    """The HTTP side."""
+    """Settings of the HTTP server."""
 
     host: str = "127.0.0.1"
     port: Port = 8000
-    api_key: Key | None = None  # bearer token that every route but health asks for
-    # Others that are as good; files and batches belong to the key that made them
+    api_key: Key | None = None  # bearer token of every route but health
+    # Further keys with equal rights; files and batches belong to the key that made them
     more_keys: list[Key] = []
     max_body_bytes: Count = 32 * 2**20
-    # Longest that a client may take to send a request's line and headers
+    # Longest time for a client to send a request's line and headers
     header_timeout_s: Positive = 10.0
-    min_body_bytes_per_s: Count = 512  # least pace of a request's body, over every 10 seconds
+    min_body_bytes_per_s: Count = 512  # minimum rate of a request's body, over every 10 seconds
     request_timeout_s: Positive = 600.0
-    # How long a lost unit may take to come back before its requests end with an error
+    # Longest absence of a lost unit before its requests end with an error
     restart_limit_s: Positive = 120.0
     # max_queued, max_queued_batch: requests of one model that may wait for their first token,
     # interactive and batch class; beyond that, and beyond max_open_requests in all, clients get 429
@@ -196,23 +193,23 @@ class ServerSection(Section):
     max_queued_batch: Count = 4096
     max_open_requests: Count = 16_384
     max_buffered_bytes: Count = 512 * 2**20  # of all open requests' bodies
-    request_log: PathText | None = None  # file that gets a line of JSON per request
+    request_log: PathText | None = None  # file with a line of JSON per request
     lenient: bool = False  # unknown request fields are dropped, not refused
-    # Which nodes of a cluster listen at `host` and `port`, all or the head alone
+    # Nodes of a cluster that listen at `host` and `port`: all, or only the head
     ingresses: Literal["every-node", "head"] = "every-node"
 
 
 class BatchSection(Section):
-    """Batch jobs over HTTP."""
+    """Settings of batch jobs over HTTP."""
 
     # Where their files and their state are kept, on the node that runs the head; relative ones
-    # start from the file's own directory. It is made when the first file comes.
+    # start from the file's own directory. It is created with the first file.
     directory: PathText = "muxcluster-batches"
     max_file_bytes: Annotated[int, Field(ge=1, le=2**50)] = 2 * 2**30  # of an uploaded file
-    # max_lines, max_line_bytes: of a job; a longer line fails alone, a longer job whole
+    # max_lines, max_line_bytes: of a job; a longer line fails alone, a longer job as a whole
     max_lines: Count = 1_000_000
     max_line_bytes: Count = 32 * 2**20
-    max_running: Count = 128  # lines of a model that are under way at a time
+    max_running: Count = 128  # lines of a model running at a time
 
 
 class FileSection(Section):

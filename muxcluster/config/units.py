@@ -1,4 +1,4 @@
-"""From a plan to what each unit and the edge are told."""
+"""From a plan to the specifications of units, and the models that the edge serves."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -26,7 +26,7 @@ def unit_specs(
 ) -> tuple[UnitSpec, ...]:
     """One specification per unit of the plan, ready to start.
 
-    nodes: as given to `plan_for`. Raises ConfigError where the plan and the file disagree, a
+    nodes: as given to `plan_for`. Raises ConfigError if the plan and the file disagree, a
     model has a shape but no path, or its heads cannot be divided among a unit's GPUs.
     """
     known = {node.name: node for node in nodes or nodes_of(config)}
@@ -34,7 +34,7 @@ def unit_specs(
 
 
 def served_models(config: Config) -> tuple[ServedModel, ...]:
-    """What the edge knows of each model. Raises ConfigError for one without a path."""
+    """Return what the edge knows of each model. Raises ConfigError for one without a path."""
     return tuple(
         ServedModel(
             name=model.name,
@@ -128,14 +128,14 @@ def _model(config: Config, model: ConfiguredModel, dtype: str, bytes_of_block: i
 
 
 def _per_rank(spec: ModelSpec, tp: int) -> ModelSpec:
-    """One rank's part of a model whose KV heads are divided over `tp` ranks."""
+    """Return one rank's part of a model whose KV heads are divided over `tp` ranks."""
     heads = spec.shape.num_kv_heads // tp
     shape = replace(spec.shape, num_kv_heads=heads)
     return replace(spec, shape=shape, weight_bytes=spec.weight_bytes // tp)
 
 
 def _check_split(config: Config, model: ConfiguredModel, unit: PlannedUnit) -> None:
-    """Raises ConfigError where the model cannot be divided among the unit's GPUs."""
+    """Raise ConfigError if the model cannot be divided among the unit's GPUs."""
     heads, kv_heads = model.facts.shape.num_heads, model.facts.shape.num_kv_heads
     key = f"models[{config.models.index(model)}]"
     if model.facts.shape.state_size and unit.tp > 1:
@@ -149,7 +149,7 @@ def _check_split(config: Config, model: ConfiguredModel, unit: PlannedUnit) -> N
 
 
 def _host_blocks(policy: PolicySection, gpu: Gpu, num_blocks: int, bytes_of_block: int) -> int:
-    """Host memory in blocks; on a CPU more than the pool itself could ever lend is of no use."""
+    """Return host memory in blocks; on a CPU at most as many as the pool could lend."""
     if policy.packing != "hybrid":
         return 0
     if policy.host_memory_gib is not None:
@@ -160,16 +160,17 @@ def _host_blocks(policy: PolicySection, gpu: Gpu, num_blocks: int, bytes_of_bloc
 
 
 def _engine_gpu(config: Config, gpu: Gpu) -> Gpu:
-    """What a unit computes on: with `cluster.engine: cpu` one core stands for each declared GPU."""
+    """Return the hardware that computes: with `cluster.engine: cpu` one core per declared GPU."""
     if config.cluster.engine != "cpu" or gpu.is_cpu:
         return gpu
     return cpu(config.policy.num_threads or 1, gpu.memory_bytes)
 
 
 def _depth(config: Config, gpu: Gpu, unit: PlannedUnit) -> int:
-    """Decode jobs of a worker at a time; on a CPU the second was not measured to gain.
+    """Return the decode jobs of a worker at a time.
 
-    Raises ConfigError where several GPUs run the jobs of a unit, which take one at a time.
+    One on a CPU, where a second was measured to gain nothing. Raises ConfigError if several GPUs
+    run the jobs of a unit, which take one at a time.
     """
     asked = config.policy.pipeline_depth
     if asked == "auto":
@@ -189,7 +190,7 @@ def _threads(config: Config, gpu: Gpu) -> int:
 
 
 def _alone(lane: str) -> str:
-    """The lane of a unit with one worker: where nothing can be shared, `mixed` is adbs's choice."""
+    """Return the lane of a unit with one worker: without sharing, adbs becomes `mixed`."""
     return "mixed" if lane == "adbs" else lane
 
 

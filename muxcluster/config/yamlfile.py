@@ -1,8 +1,8 @@
-"""YAML text to plain values, with the line each key stands on.
+"""YAML text to plain values, with the line of each key.
 
-Files are limited in bytes, depth and number of values, aliases counted as often as they are used,
-so that a hostile file ends in an error at once. Numbers are read as YAML 1.2 and JSON have them:
-`1e9` is one.
+Files are limited in bytes, depth and number of values, with aliases counted as often as they are
+used, so that a hostile file fails at once. Numbers are read as in YAML 1.2 and JSON: `1e9` is a
+number.
 """
 
 import re
@@ -18,21 +18,21 @@ from muxcluster.core.errors import ConfigError
 
 Location = tuple[str | int, ...]
 
-MOST_BYTES = 2 * 2**20  # Some ten thousand models
+MOST_BYTES = 2 * 2**20  # enough for ten thousand models
 MOST_DEPTH = 32
-# Keys count as values, and what an alias stands for counts wherever the alias is.
+# Keys count as values; an alias counts as its whole content each time.
 MOST_VALUES = 100_000
 
 _MOST_DIGITS = 400
 _EXPONENT = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)[eE][-+]?[0-9]+$")
 _MOST_EXACT = 2**53
 _KEY = re.compile(r"[\w./-]{1,80}")
-# What PyYAML's constructors raise for values that are not of their tag's form.
+# Errors of PyYAML's constructors for values that do not match their tag.
 _WRONG_VALUES = (ValueError, LookupError, TypeError, AttributeError, OverflowError)
 
 
 class _Loader(yaml.SafeLoader):
-    """A SafeLoader that ends with ComposerError where a document passes a limit."""
+    """A SafeLoader that raises ComposerError if a document passes a limit."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -69,7 +69,7 @@ class _Loader(yaml.SafeLoader):
     def construct_yaml_float(self, node: yaml.ScalarNode) -> int | float:
         value = float(super().construct_yaml_float(node))
         is_exact = value.is_integer() and abs(value) <= _MOST_EXACT
-        # 1e9 is an integer for keys that want one; keys for any number take both
+        # 1e9 is an integer for integer keys; keys for any number accept both
         return int(value) if is_exact and "e" in node.value.lower() else value
 
     def _fail(self, problem: str, event: Any) -> None:
@@ -82,7 +82,8 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-+.012
 
 
 def read_yaml(path: Path) -> tuple[Any, Mapping[Location, int]]:
-    """(content, key path -> line counted from 1). Raises ConfigError; a key twice is refused."""
+    """Return (content, key path -> line, counted from 1). Raises ConfigError, also for a duplicate
+    key."""
     text = _text(path)
     try:
         loader = _Loader(text)
@@ -118,7 +119,7 @@ def _text(path: Path) -> str:
 
 
 def key_text(location: Location) -> str:
-    """("models", 0, "rate") as models[0].rate; a name that is no plain word in quotes."""
+    """Return ("models", 0, "rate") as models[0].rate; a name that is not a plain word is quoted."""
     text = ""
     for part in location:
         if isinstance(part, int):

@@ -64,7 +64,7 @@ class Rows:
     starts: NDArray[np.int32]  # int32, position of the first token processed
     # int32 ≥ 1, tokens processed: history[slot, start : start + count] (worker-side shared memory)
     counts: NDArray[np.int32]
-    # Bool, True where the row's last token yields an output token (written to history[slot, start +
+    # Bool, True if the row's last token yields an output token (written to history[slot, start +
     # count]); False for a prefill chunk that does not end its prompt
     samples: NDArray[np.bool_]
     prefixes: SharedPrefixes | None = None  # None if no rows share a prefix

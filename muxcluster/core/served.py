@@ -49,7 +49,7 @@ class ModelStats:
     # Tokens whose KV was not read again by decode steps because a group of rows read it once (in
     # layers with full attention)
     num_shared_reads: int = 0
-    # Mean of |predicted / actual - 1| over the last jobs; 0 where nothing is predicted.
+    # Mean of |predicted / actual - 1| over the last jobs; 0 if nothing is predicted.
     step_time_error: float = 0.0
     # Memory of the last padded batch over its limit; 0 without padded batches
     padded_usage: float = 0.0

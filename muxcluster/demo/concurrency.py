@@ -1,4 +1,4 @@
-"""Asks every model at once and shows that their answers stream at the same time."""
+"""Concurrency check: ask every model at once and show that their answers stream simultaneously."""
 
 import asyncio
 from collections.abc import Sequence
@@ -22,9 +22,9 @@ class Streamed:
 
 
 async def stream_together(target: Target, models: Sequence[str], num_tokens: int) -> list[Streamed]:
-    """One stream of `num_tokens` from each model, all sent at once.
+    """Request one stream of `num_tokens` from each model, all at once.
 
-    Raises EngineFailure where one of them is not answered.
+    Raises EngineFailure if one of them is not answered.
     """
     return await asyncio.gather(*(_stream(target, model, num_tokens) for model in models))
 
@@ -37,5 +37,5 @@ async def _stream(target: Target, model: str, num_tokens: int) -> Streamed:
 
 
 def overlap_s(streams: Sequence[Streamed]) -> float:
-    """Seconds in which all streams were under way; negative where some ran one after another."""
+    """Seconds in which all streams were running; negative if some ran one after another."""
     return min(stream.last_s for stream in streams) - max(stream.first_s for stream in streams)

@@ -1,6 +1,6 @@
-"""Tiny models of real families with random weights: what the tests and the demonstration run.
+"""Tiny models of real families with random weights, for tests and the demonstration.
 
-Their answers are noise on purpose; shapes, attention kinds and files are those of real models.
+Their answers are noise; shapes, attention kinds and files are those of real models.
 """
 
 from collections.abc import Mapping
@@ -32,7 +32,7 @@ _COMMON: Mapping[str, Any] = MappingProxyType(
     }
 )
 
-# Configuration of each family where it differs from `_COMMON`.
+# Configuration of each family, as far as it differs from `_COMMON`.
 FAMILIES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "llama": {
@@ -139,7 +139,7 @@ def build_model(directory: Path, family: str, *, seed: int = 0, **overrides: Any
 
 @torch.no_grad()
 def _randomise(model: torch.nn.Module, seed: int) -> None:
-    """Fill every parameter, biases and norms too: a weight left at its default tests nothing."""
+    """Fill every parameter, biases and norms too: a default weight would not be tested."""
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)

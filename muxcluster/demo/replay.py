@@ -1,4 +1,4 @@
-"""Sends a burst to a running server and takes the times."""
+"""Replay of a burst against a running server, with times."""
 
 import asyncio
 import json
@@ -35,13 +35,13 @@ class Sample:
 
 
 def prompt_of(words: Sequence[str], position: int, num_tokens: int) -> str:
-    """About `num_tokens` tokens of text: the demo's tokenizers need 1 to 2 tokens a word."""
+    """Return text of about `num_tokens` tokens: the demo's tokenizers need 1 to 2 tokens a word."""
     count = max(1, num_tokens * 2 // 3)
     return " ".join(words[(position * 37 + i) % len(words)] for i in range(count))
 
 
 async def replay(target: Target, requests: Sequence[Planned], words: Sequence[str]) -> list[Sample]:
-    """Send each request at its time, whatever became of the others; samples in their order."""
+    """Send each request at its time, regardless of the others; return samples in order."""
     start_s = time.perf_counter()
 
     async def send(index: int, planned: Planned) -> Sample:
@@ -68,7 +68,7 @@ async def ask(target: Target, planned: Planned, prompt: str) -> Sample:
 
 
 async def stream_chat(target: Target, model: str, prompt: str, num_tokens: int) -> Answer:
-    """The streamed answer of exactly `num_tokens` tokens; what is wrong is in its `error`."""
+    """Return the streamed answer of exactly `num_tokens` tokens; errors are in its `error`."""
     fields: Mapping[str, Any] = {
         "model": model,
         "messages": [{"role": "user", "content": prompt}],

@@ -1,4 +1,4 @@
-"""What the demo prints: one line per model."""
+"""The demo's table: one line per model."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -71,7 +71,7 @@ def _percentiles(values: Sequence[float]) -> tuple[float, float]:
 
 
 def table(reports: Sequence[ModelReport]) -> Table:
-    """The reports as people read them: milliseconds."""
+    """Format the reports, in milliseconds."""
     grid = Table(title="The burst, per model (p50 / p99 in ms; KV quota in blocks, start → end)")
     grid.add_column("model", no_wrap=True)
     for name in ("requests", "TTFT", "TPOT", "tokens/s", "KV quota"):

@@ -1,4 +1,4 @@
-"""The demo's three models and their configuration file, made once and kept."""
+"""The demo's three models and their configuration file, created once and kept."""
 
 import json
 from collections.abc import Mapping
@@ -22,7 +22,6 @@ class DemoModel:
     fields: Mapping[str, Any]  # of the family's Hugging Face configuration
 
     def describe(self) -> str:
-        """Its shape in one line."""
         layers, heads = self.fields["num_hidden_layers"], self.fields["num_attention_heads"]
         kv_heads = self.fields.get("num_key_value_heads", heads)
         shape = f"{layers} layers, {heads} heads, {kv_heads} KV heads of {self.fields['head_dim']}"
@@ -81,7 +80,7 @@ STAMP = "muxcluster-demo.json"
 
 
 def build_models(directory: Path, seed: int) -> list[Path]:
-    """A Hugging Face directory for each of `MODELS`; one that is there for this seed is kept."""
+    """Create a Hugging Face directory for each of `MODELS`; existing ones of this seed are kept."""
     return [_build(directory / model.name, model, seed + i) for i, model in enumerate(MODELS)]
 
 
@@ -96,7 +95,7 @@ def _build(path: Path, model: DemoModel, seed: int) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What the plan may expect of a model: requests/s, mean tokens."""
+    """Expected load of a model, for the plan: requests/s, mean tokens."""
 
     rate: float
     prompt_tokens: float
@@ -104,7 +103,7 @@ class Expected:
 
 
 def expected_loads(burst: Burst) -> list[Expected]:
-    """The loads of `MODELS` in `burst`; a model it leaves out is expected once."""
+    """Return the loads of `MODELS` in `burst`; a model without requests counts as asked once."""
     span_s = max(burst.requests[-1].at_s, 1.0)
     return [
         _load([request for request in burst.requests if request.model == model.name], span_s)
@@ -122,8 +121,8 @@ def _load(requests: list[Planned], span_s: float) -> Expected:
 
 
 MAX_MODEL_LEN = 384
-# So small a pool that a burst fills it, so that quotas have a reason to move. Cores that are always
-# shared, for the timeline's sake: whether that pays on a CPU is not what the demo shows.
+# The pool is so small that a burst fills it, so that quotas move. Cores are always shared, for the
+# timeline: whether sharing pays on a CPU is not part of the demo.
 POLICY = MappingProxyType({"kv_gb": 0.016, "quota_period_s": 2.0, "sharing": "always"})
 
 

@@ -19,26 +19,26 @@ from muxcluster.loadgen.exchange import Target
 
 CHECK_TOKENS = 48
 
-Ask = Callable[[str], Any]  # The answer of the server's `status` or `timeline`
+Ask = Callable[[str], Any]  # returns the answer of the server's `status` or `timeline`
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What the demonstration came to."""
+    """Result of the demonstration."""
 
     overlap_s: float  # seconds in which all models streamed at once
     samples: tuple[Sample, ...]
 
     @property
     def failures(self) -> list[str]:
-        """Why requests have no answer."""
+        """Reasons why requests have no answer."""
         return [sample.error for sample in self.samples if sample.error is not None]
 
 
 def perform(console: Console, url: str, ask: Ask, burst: Burst, out: Path) -> Outcome:
     """Run all of it against the server at `url`; the picture goes to `out`/timeline.svg, .png.
 
-    Without matplotlib there is no picture. Raises EngineFailure where a model does not answer the
+    Without matplotlib there is no picture. Raises EngineFailure if a model does not answer the
     first question.
     """
     target = Target.of(url)
@@ -57,7 +57,7 @@ def perform(console: Console, url: str, ask: Ask, burst: Burst, out: Path) -> Ou
 def _draw(
     console: Console, jobs: Sequence[JobRecord], samples: Sequence[Sample], stem: Path
 ) -> None:
-    """Write the picture and say where it is, or what is missing to draw it."""
+    """Write the picture and print where it is, or what is missing to draw it."""
     try:
         timeline = import_module("muxcluster.demo.timeline")
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""Text that every Python has: the docstrings of its standard library, read without importing."""
+"""Text that every Python has: docstrings of its standard library, read without importing it."""
 
 import ast
 import sysconfig
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
-# Rich in prose, and present in every supported Python (where one is absent it is left out).
+# Modules with much prose that every supported Python has (a missing one is left out).
 MODULES = (
     "argparse",
     "bisect",
@@ -53,7 +53,7 @@ _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 def docstrings() -> tuple[str, ...]:
     """The docstrings of `MODULES` in source order; the same for the same Python release.
 
-    Raises FileNotFoundError where the standard library comes without its sources.
+    Raises FileNotFoundError if the standard library comes without its sources.
     """
     root = Path(sysconfig.get_path("stdlib"))
     files = [file for name in MODULES if (file := root / f"{name}.py").is_file()]

@@ -1,4 +1,4 @@
-"""A picture of who ran when: jobs as bars, one lane per worker and SM share."""
+"""A timeline picture: jobs as bars, one lane per worker and SM share."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Trains a small byte-level BPE tokenizer with a chat template, for the tiny random models."""
+"""Training of a small byte-level BPE tokenizer with a chat template, for the tiny random models."""
 
 import json
 from functools import lru_cache
@@ -45,7 +45,7 @@ def write_tokenizer(directory: Path, vocab_size: int) -> None:
 
 @lru_cache
 def _trained(vocab_size: int) -> str:
-    """The tokenizer as JSON; trained once a process and size, since tests make many models."""
+    """Return the tokenizer as JSON; trained once a process and size: tests make many models."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

@@ -70,7 +70,7 @@ class Burst:
 
 
 def popularity(num_models: int, exponent: float = 1.2) -> NDArray[np.float64]:
-    """Power law over ranks: share of the k-th model is proportional to k ** -exponent."""
+    """Return a power law over ranks: the k-th model's share is proportional to k ** -exponent."""
     weights = np.power(np.arange(1, num_models + 1, dtype=np.float64), -exponent)
     return np.asarray(weights / weights.sum(), dtype=np.float64)
 
@@ -79,7 +79,7 @@ def trace_rows(path: Path, count: int) -> Rows:
     """The first `count` rows of an Azure trace file. Raises OSError, ValueError."""
     with path.open(newline="") as file:
         rows = [row for row, _ in zip(csv.DictReader(file), range(count), strict=False)]
-    # Seven digits of fraction are one more than datetime reads.
+    # Its seven fraction digits are one more than datetime reads.
     times = [datetime.fromisoformat(row["TIMESTAMP"][:26]).timestamp() for row in rows]
     return Rows(
         np.asarray(times) - times[0],
@@ -107,7 +107,7 @@ def _lengths(mean: float, median: float, count: int, rng: np.random.Generator) -
 
 @dataclass(frozen=True, slots=True)
 class BurstSize:
-    """How many requests within how many seconds, from which seed."""
+    """Number of requests, span in seconds and seed of a burst."""
 
     num_requests: int = 90
     duration_s: float = 30.0
@@ -117,7 +117,8 @@ class BurstSize:
 def make_burst(
     models: Sequence[str], size: BurstSize, scale: Scale, data_dir: Path | None
 ) -> Burst:
-    """The same burst for the same arguments; models in falling order of popularity."""
+    """Return the burst; equal arguments give an equal burst. Models are in falling order of
+    popularity."""
     rng = np.random.default_rng(size.seed)
     trace = data_dir / TRACE if data_dir else None
     if trace is not None and trace.is_file():

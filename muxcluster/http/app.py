@@ -31,18 +31,18 @@ from muxcluster.router.backend import Backend
 from muxcluster.text.validation.body import field_path
 
 CLIENT_CLOSED = 499
-MODELS_PERIOD_S = 0.25
-"""How soon after its directory a new model's tokenizer is read."""
+MODELS_PERIOD_S = 0.25  # how soon after its directory a new model's tokenizer is read
 
 
 def create_app(
     backend: Backend, settings: ApiSettings | None = None, batch_service: BatchService | None = None
 ) -> FastAPI:
-    """The OpenAI application. `app.state.service` is the CompletionService behind it,
-    `app.state.on_refused_head` counts requests that a listener refuses before they get here.
+    """Return the OpenAI application over `backend`.
 
-    batch_service: started and closed with the application; None: no routes of files and batches.
-    Raises LoadError naming the file where a model's tokenizer or template cannot be read.
+    `app.state.service` is its CompletionService; `app.state.on_refused_head` counts requests that a
+    listener refuses before they get here. batch_service: started and closed with the application;
+    None: no routes of files and batches.
+    Raises LoadError naming the file if a model's tokenizer or template cannot be read.
     """
     settings = settings or ApiSettings()
     texts = ModelTexts.load(backend.models())
@@ -83,21 +83,21 @@ def create_app(
 
 
 async def _observe(units: UnitMetrics, period_s: float) -> None:
-    """Reads the units' reports more often than they come, so that no job goes uncounted."""
+    """Read the units' reports more often than they come, so that every job is counted."""
     while True:
         units.observe()
         await asyncio.sleep(period_s)
 
 
 async def _follow(backend: Backend, texts: ModelTexts, metrics: Metrics) -> None:
-    """Models come and go while the application runs."""
+    """Keep texts and metrics in step with the served models."""
     while True:
         metrics.declare(await texts.follow(backend.models()))
         await asyncio.sleep(MODELS_PERIOD_S)
 
 
 def _add_error_answers(app: FastAPI) -> None:
-    """Every error leaves in OpenAI's shape."""
+    """Answer every error in OpenAI's format."""
 
     async def on_error(request: Request, error: Exception) -> Response:
         return error_response(http_error(error))

@@ -1,4 +1,4 @@
-"""One line of a batch, answered as the HTTP route of its url would answer it."""
+"""Answers lines of a batch as the HTTP routes of their urls would."""
 
 import asyncio
 import json
@@ -23,10 +23,8 @@ from muxcluster.http.service import CompletionService
 from muxcluster.text.schemas import ChatBody, CompletionBody, GenerationBody
 from muxcluster.text.validation.body import parse
 
-NO_LIMIT_S = 1e9
-"""A line may wait as long as its batch does."""
-MOST_FAILURES = 3
-"""Losses of its unit that a line outlives."""
+NO_LIMIT_S = 1e9  # a line may wait as long as its batch
+MOST_FAILURES = 3  # losses of its unit that a line outlives
 MAX_PAUSE_S = 5.0
 
 
@@ -75,7 +73,7 @@ class LineAnswerer:
 
 
 class _TokenCounter:
-    """Tells of the tokens of whichever stream comes."""
+    """Reports the number of tokens of a line's stream as they come."""
 
     def __init__(self, on_tokens: OnTokens) -> None:
         self._on_tokens = on_tokens
@@ -92,7 +90,7 @@ class _TokenCounter:
 
 
 def body_of(entry: Entry, *, lenient: bool) -> GenerationBody:
-    """The entry's body as batch class, checked. Raises RequestError."""
+    """Return the entry's checked body, as batch class. Raises RequestError."""
     fields = {**entry.body, "service_tier": "flex"}
     schema = ChatBody if entry.url == CHAT else CompletionBody
     return parse(schema, fields, lenient=lenient)

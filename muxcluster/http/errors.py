@@ -1,4 +1,4 @@
-"""The one place where errors become HTTP: status, type, code and headers (OpenAI's shape)."""
+"""Turns errors into HTTP answers in OpenAI's format: status, type, code and headers."""
 
 from dataclasses import dataclass, field
 
@@ -26,7 +26,7 @@ from muxcluster.core.events import Rejected
 
 @dataclass(frozen=True, slots=True)
 class HttpError:
-    """An error as clients see it."""
+    """An error as the client sees it."""
 
     status: int
     type: str
@@ -36,7 +36,7 @@ class HttpError:
     headers: dict[str, str] = field(default_factory=dict)
 
     def body(self) -> bytes:
-        """`{"error": {...}}` as JSON."""
+        """Return `{"error": {...}}` as JSON."""
         error = {
             "message": self.message,
             "type": self.type,
@@ -67,7 +67,7 @@ _STATUS_CODES: dict[int, tuple[str, str]] = {
 
 
 def http_error(error: Exception) -> HttpError:
-    """How `error` is told to a client; anything we did not raise on purpose is a plain 500."""
+    """Return the answer for `error`; an error that we did not raise on purpose is a plain 500."""
     if isinstance(error, RequestError):
         status = _REQUEST_STATUS.get(type(error), 400)
         return HttpError(status, INVALID, error.code, error.message, error.param)
@@ -89,7 +89,7 @@ def http_error(error: Exception) -> HttpError:
 
 
 def _unavailable(error: Unavailable) -> HttpError:
-    """429 for a full queue, 503 otherwise; clients obey Retry-After up to a minute."""
+    """Return 429 for a full queue, else 503; clients obey Retry-After up to a minute."""
     headers = {"Retry-After": str(min(60, max(1, round(error.retry_after_s))))}
     if isinstance(error, Overloaded):
         return HttpError(429, "rate_limit_error", error.code, error.message, None, headers)
@@ -98,14 +98,14 @@ def _unavailable(error: Unavailable) -> HttpError:
 
 
 def status_error(status: int, message: str) -> HttpError:
-    """An error the web framework raised by status alone (no such route, wrong method)."""
+    """Return the answer for a status that the framework raised (no such route, wrong method)."""
     default = ("server_error", "internal_error") if status >= 500 else (INVALID, "invalid_value")
     kind, code = _STATUS_CODES.get(status, default)
     return HttpError(status, kind, code, message)
 
 
 def rejection(rejected: Rejected) -> MuxClusterError:
-    """The error that a unit's `Rejected` stands for."""
+    """Return the error of a unit's `Rejected`."""
     code, message = rejected.code, rejected.message
     if code == ContextLengthExceeded.code:
         return ContextLengthExceeded(message)

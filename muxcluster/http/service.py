@@ -1,4 +1,4 @@
-"""The path of a call: check, tokenise, generate n choices, detokenise; HTTP and Python alike."""
+"""The path of a call, from HTTP or Python: check, tokenise, generate n choices, detokenise."""
 
 import secrets
 import uuid
@@ -34,7 +34,7 @@ MAX_CALL_CHOICES = 2048
 
 
 class CompletionService:
-    """Turns request bodies into streams of `ChoiceDelta`; knows no HTTP."""
+    """Turns request bodies into streams of `ChoiceDelta`. No HTTP in it."""
 
     def __init__(
         self, backend: Backend, texts: ModelTexts, metrics: Metrics, settings: ApiSettings
@@ -48,10 +48,10 @@ class CompletionService:
     def generate(
         self, fields: Mapping[str, object], *, request_id: str | None = None
     ) -> AsyncGenerator[ChoiceDelta, None]:
-        """The Python way in: OpenAI's fields (with `messages` a chat, else a completion).
+        """Answer a Python call with OpenAI's fields: with `messages` a chat, else a completion.
 
-        Errors are raised at the first delta: RequestError, Unavailable, EngineFailure,
-        RequestTimeout. Closing the generator aborts.
+        The first delta raises RequestError, Unavailable, EngineFailure or RequestTimeout. Closing
+        the generator aborts.
         """
         return self._generate(fields, request_id)
 
@@ -69,10 +69,10 @@ class CompletionService:
     async def prepare(
         self, body: GenerationBody, head: RequestHead, tokenised: Tokenised | None = None
     ) -> Call:
-        """Checks `body`, takes its room in the queue and tokenises; asks no engine.
+        """Check `body`, admit it to the queue and tokenise it, without asking the engine.
 
         tokenised: the prompts of `body`; those of a model that was replaced are not used. The
-        caller streams the call or releases its admission. Raises RequestError, and Overloaded where
+        caller streams the call or releases its admission. Raises RequestError, and Overloaded if
         the model's queue is full.
         """
         check_stream_options(body)
@@ -110,12 +110,12 @@ class CompletionService:
         )
 
     def time_limit_s(self, head: RequestHead) -> float:
-        """How long a call may take: as long as the client says, but no longer than the server."""
+        """Return how long a call may take: the client's limit or the server's, the shorter one."""
         limit_s = self._settings.request_timeout_s
         return limit_s if head.timeout_s is None else min(limit_s, head.timeout_s)
 
     async def _prompts(self, body: GenerationBody, model: ModelText) -> Sequence[Prompt]:
-        """The body's prompts, tokenised; long ones on a thread."""
+        """Tokenise the body's prompts; long ones on a thread."""
         inline = self._settings.inline_chars
         if isinstance(body, ChatBody):
             text = await model.render_async(body, chat_messages(body.messages))
@@ -126,12 +126,12 @@ class CompletionService:
         return await off_loop(work, sum(map(len, items)), inline)
 
     def stream(self, call: Call) -> CallStream:
-        """Deltas of all choices as they come. Raises what the backend raises, or RequestTimeout."""
+        """Stream the deltas of all choices. Raises what the backend raises, or RequestTimeout."""
         self._metrics.call_started(call)
         return CallStream(call, self._choice)
 
     def _admit(self, model: str, service_class: ServiceClass, num_requests: int) -> Admission:
-        """Room for a call's requests. Raises Overloaded, counted."""
+        """Admit a call's requests to their queue. Raises Overloaded, and counts that."""
         try:
             return self._gate.admit(model, service_class, num_requests)
         except Overloaded:
@@ -139,7 +139,7 @@ class CompletionService:
             raise
 
     async def _choice(self, call: Call, index: int) -> AsyncGenerator[ChoiceDelta, None]:
-        """One choice from the backend; a stop string, an error or closing aborts the request."""
+        """Stream one choice; a stop string, an error or closing aborts its request."""
         text = ChoiceText(call, index)
         with call.admission.place(index), RequestRecord(self._metrics, call, index) as record:
             if text.needs_no_tokens:
@@ -166,7 +166,7 @@ class CompletionService:
 
 
 def tokenise(body: GenerationBody, model: ModelText) -> Tokenised:
-    """The body's prompts, tokenised on this thread. Raises RequestError."""
+    """Return the body's prompts, tokenised on this thread. Raises RequestError."""
     if isinstance(body, ChatBody):
         text = model.render(body, chat_messages(body.messages))
         return Tokenised(model, (_chat_prompt(body, model, text),))
@@ -176,7 +176,7 @@ def tokenise(body: GenerationBody, model: ModelText) -> Tokenised:
 
 
 def num_prompts(body: GenerationBody) -> int:
-    """Prompts in `body`, found without tokenising. Raises RequestError where it has none."""
+    """Return how many prompts `body` has, without tokenising. Raises RequestError for none."""
     return len(split_prompts(body.prompt)) if isinstance(body, CompletionBody) else 1
 
 
@@ -208,5 +208,5 @@ def _completion_prompts(
 
 
 def _decoded(body: CompletionBody, model: ModelText, ids: list[int]) -> str:
-    """Text of a token prompt, which only `echo` shows."""
+    """Return the text of a token prompt for `echo`, else nothing."""
     return model.tokenizer.decode(ids, body.skip_special_tokens is not False) if body.echo else ""

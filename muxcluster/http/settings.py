@@ -1,4 +1,4 @@
-"""Settings of the HTTP surface."""
+"""Settings of the HTTP server."""
 
 from dataclasses import dataclass, field
 
@@ -8,52 +8,34 @@ from muxcluster.core.request import ServiceClass
 
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
-    """What may be here at once; more is refused with 429.
+    """Limits of what is open at once; more is refused with 429."""
 
-    interactive, batch: requests of one model and class that wait for their first token.
-    open_calls: HTTP requests being read, answered or streamed. body_bytes: of their bodies.
-    """
-
-    interactive: int = 512
-    batch: int = 4096
-    open_calls: int = 16_384
-    body_bytes: int = 512 * 2**20
+    interactive: int = 512  # requests of one model that wait for their first token
+    batch: int = 4096  # the same, of the batch class
+    open_calls: int = 16_384  # HTTP requests being read, answered or streamed
+    body_bytes: int = 512 * 2**20  # of the bodies of these
 
     def of(self, service_class: ServiceClass) -> int:
-        """Most waiting requests of a model in this class."""
+        """Return the limit of waiting requests of a model in this class."""
         return self.batch if service_class is ServiceClass.BATCH else self.interactive
 
 
 @dataclass(frozen=True, slots=True)
 class ApiSettings:
-    """What an operator may choose about the edge.
+    """Settings of the HTTP server that an operator may choose."""
 
-    api_key: bearer token every route but the health ones asks for; None means open.
-    more_keys: others that are as good; files and batches belong to the key that made them.
-    max_body_bytes: largest request body. lenient: unknown request fields pass (and are dropped).
-    header_timeout_s: longest a client may take to send a request's head.
-    min_body_bytes_per_s: least pace of a body, over each `body_window_s` seconds.
-    request_timeout_s: longest a request may take; a client may ask for less.
-    restart_limit_s: how long a lost unit may take to come back before requests give it up.
-    queues: limits of what waits. request_log: file that gets a line of JSON per request.
-    stats_period_s: how often units' statistics are read for the metrics.
-    inline_chars: prompts longer than this are rendered and tokenised on a thread.
-    request_id_header: answer with X-Request-Id (False where the proxy in front already does).
-    batch: None: there are neither files nor batches.
-    """
-
-    api_key: str | None = None
-    more_keys: tuple[str, ...] = ()
+    api_key: str | None = None  # bearer token of every route but the health routes; None: open
+    more_keys: tuple[str, ...] = ()  # also valid; files and batches belong to the key used
     max_body_bytes: int = 32 * 2**20
-    header_timeout_s: float = 10.0
-    min_body_bytes_per_s: int = 512
+    header_timeout_s: float = 10.0  # longest time for a client to send a request's head
+    min_body_bytes_per_s: int = 512  # minimum speed of a body, over each `body_window_s` seconds
     body_window_s: float = 10.0
-    lenient: bool = False
-    request_timeout_s: float = 600.0
-    restart_limit_s: float = 120.0
+    lenient: bool = False  # ignore unknown request fields instead of refusing them
+    request_timeout_s: float = 600.0  # longest time of a request; a client may ask for less
+    restart_limit_s: float = 120.0  # how long requests wait for a lost unit
     queues: QueueLimits = field(default_factory=QueueLimits)
-    request_log: str | None = None
-    stats_period_s: float = 0.25
-    inline_chars: int = 4096
-    request_id_header: bool = True
-    batch: BatchSettings | None = None
+    request_log: str | None = None  # file that gets a line of JSON per request
+    stats_period_s: float = 0.25  # how often the metrics read the units' statistics
+    inline_chars: int = 4096  # longer prompts are rendered and tokenised on a thread
+    request_id_header: bool = True  # send X-Request-Id; False if a proxy in front does
+    batch: BatchSettings | None = None  # None: no files and no batches

@@ -1,4 +1,4 @@
-"""From raw bytes to one request's outcome: HTTP head, chunks, server-sent events, usage."""
+"""Parsing of raw bytes to one request's outcome: HTTP head, chunks, server-sent events, usage."""
 
 import json
 from bisect import bisect_left
@@ -24,11 +24,11 @@ class Answer:
     num_output_tokens: int = 0
     num_reads: int = 0  # socket reads that brought the answer
     finish_reason: str | None = None
-    error: str = ""  # empty where the stream came whole, to its `[DONE]`
+    error: str = ""  # empty if the stream was complete, with its `[DONE]`
 
     @property
     def is_complete(self) -> bool:
-        """The whole stream came."""
+        """Whether the whole stream was received."""
         return not self.error
 
     @property
@@ -43,7 +43,7 @@ class Answer:
 
 
 def answer_of(received: Received) -> Answer:
-    """What `received` says; never raises: what is wrong is in `error`."""
+    """Parse `received`; never raises: errors are in `error`."""
     if received.error or not received.pieces:
         error = received.error or "the server closed without an answer"
         return Answer(received.start_s, error=error)
@@ -68,7 +68,7 @@ def _body_of(data: bytes, head_length: int) -> str:
 
 
 def _streamed(received: Received, data: bytes, start: int) -> Answer:
-    """Raises one of the errors that `answer_of` catches where `data` is no stream."""
+    """Parse a stream. Raises one of the errors that `answer_of` catches if `data` is no stream."""
     times, texts = [], []
     usage: Mapping[str, Any] = {}
     finish_reason, has_end, error = None, False, ""
@@ -105,7 +105,7 @@ def _streamed(received: Received, data: bytes, start: int) -> Answer:
 def _events(
     pieces: Sequence[tuple[float, bytes]], data: bytes, start: int
 ) -> Iterator[tuple[float, bytes]]:
-    """(arrival, event) of every whole event; an event arrives with its last byte."""
+    """Yield (arrival, event) of every complete event; an event arrives with its last byte."""
     ends = list(accumulate(len(piece) for _, piece in pieces))
     rest = b""
     for end, body in _chunks(data, start):
@@ -116,7 +116,7 @@ def _events(
 
 
 def _chunks(data: bytes, position: int) -> Iterator[tuple[int, bytes]]:
-    """(offset of its end in `data`, body) of each whole chunk of a chunked body."""
+    """Yield (offset of its end in `data`, body) of each complete chunk of a chunked body."""
     while True:
         line_end = data.find(b"\r\n", position)
         if line_end < 0:

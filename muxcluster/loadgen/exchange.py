@@ -1,4 +1,4 @@
-"""One HTTP/1.1 request on a connection of its own; what comes back is kept, not looked at."""
+"""One HTTP/1.1 request on its own connection; the answer is stored and parsed later."""
 
 import asyncio
 import ssl
@@ -11,7 +11,7 @@ from muxcluster.core.inputs.web_url import checked_url
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where requests go."""
+    """Server that gets the requests."""
 
     host: str
     port: int
@@ -34,11 +34,12 @@ class Received:
     start_s: float
     # (seconds on time.perf_counter, bytes)
     pieces: list[tuple[float, bytes]] = field(default_factory=list)
-    error: str = ""  # what broke
+    error: str = ""  # error of the connection, if any
 
 
-class _Keeping(asyncio.Protocol):
-    """Stamps and keeps. Parsing waits until the load is over: a client must cost little."""
+class _Recorder(asyncio.Protocol):
+    """Store received bytes with their times. Parsing waits until the load is over, so that the
+    client costs little."""
 
     def __init__(self, request: bytes, received: Received) -> None:
         self._request = request
@@ -61,7 +62,7 @@ class _Keeping(asyncio.Protocol):
 
 
 def request_bytes(target: Target, path: str, body: bytes, key: str | None = None) -> bytes:
-    """A POST of JSON after whose answer the server closes the connection."""
+    """Return a POST of JSON that asks the server to close the connection after its answer."""
     lines = [
         f"POST {target.path}{path} HTTP/1.1",
         f"Host: {target.host}:{target.port}",
@@ -75,13 +76,13 @@ def request_bytes(target: Target, path: str, body: bytes, key: str | None = None
 
 
 async def exchange(target: Target, request: bytes, timeout_s: float) -> Received:
-    """Send `request` and take everything until the server closes; errors are in the answer."""
+    """Send `request` and read until the server closes; errors are part of the answer."""
     received = Received(time.perf_counter())
     transport = None
     try:
         async with asyncio.timeout(timeout_s):
             transport, protocol = await asyncio.get_running_loop().create_connection(
-                lambda: _Keeping(request, received),
+                lambda: _Recorder(request, received),
                 target.host,
                 target.port,
                 ssl=ssl.create_default_context() if target.is_secure else None,

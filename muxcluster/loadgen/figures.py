@@ -13,10 +13,11 @@ METRICS = ("ttft", "tpot", "itl", "e2el")
 
 
 def figures(outcome: Outcome, goodput_ms: Mapping[str, float] | None = None) -> dict[str, Any]:
-    """JSON values. Means and percentiles are over the requests that completed; 0 where none did.
+    """Return JSON values. Means and percentiles are over the completed requests; 0 if there are
+    none.
 
-    goodput_ms: limits in milliseconds by metric (`ttft`, `tpot`, `e2el`); a request is good where
-    it keeps them all.
+    goodput_ms: limits in milliseconds by metric (`ttft`, `tpot`, `e2el`); a request is good if it
+    keeps them all.
     """
     done = [answer for answer in outcome.answers if answer.is_complete]
     duration_s = outcome.duration_s
@@ -62,7 +63,6 @@ def _latencies(done: Sequence[Answer]) -> dict[str, float]:
 
 
 def _details(outcome: Outcome) -> dict[str, Any]:
-    """One entry a request, failed ones too."""
     answers = outcome.answers
     return {
         "input_lens": [answer.num_prompt_tokens for answer in answers],
@@ -77,7 +77,7 @@ def _details(outcome: Outcome) -> dict[str, Any]:
 
 
 def _ours(outcome: Outcome, done: Sequence[Answer]) -> dict[str, Any]:
-    """What vLLM does not print: whether the client was the limit, and how output came."""
+    """Return figures that vLLM does not print: client limits, and the arrival of output."""
     num_events = sum(len(answer.event_times_s) for answer in done)
     reasons = [answer.finish_reason or "none" for answer in done]
     return {

@@ -1,4 +1,4 @@
-"""The load itself: when each request starts, and how many run at once."""
+"""Load: start time of each request, and the number open at once."""
 
 import asyncio
 import math
@@ -13,7 +13,7 @@ from muxcluster.loadgen.exchange import Received, Target, exchange
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How requests are sent."""
+    """Rate and concurrency of the requests."""
 
     rate_per_s: float = math.inf  # mean rate of arrivals, infinite for all at once
     # Shape of the gamma distribution of their gaps; 1 is a Poisson process, less is burstier
@@ -25,10 +25,10 @@ class Pace:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a load came to."""
+    """Result of a load."""
 
     answers: tuple[Answer, ...]
-    queue_s: tuple[float, ...]  # seconds each request waited for a free place
+    queue_s: tuple[float, ...]  # seconds that each request waited because of `max_concurrency`
     duration_s: float
     client_cpu_s: float  # processor time of this process while the load ran, parsing not included
 
@@ -47,7 +47,7 @@ def arrivals_s(num_requests: int, pace: Pace) -> list[float]:
 
 
 async def run_load(target: Target, requests: Sequence[bytes], pace: Pace) -> Outcome:
-    """Send every request and wait for every end; failures are among the answers."""
+    """Send every request and wait for all; failures are among the answers."""
     limit = pace.max_concurrency or max(1, len(requests))
     places = asyncio.Semaphore(limit)
     start_s, start_cpu_s = time.perf_counter(), time.process_time()

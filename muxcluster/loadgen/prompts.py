@@ -1,4 +1,4 @@
-"""Random prompts of about a given number of tokens, and the request bodies around them."""
+"""Random prompts of about a given number of tokens, and their request bodies."""
 
 import json
 import random
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from http.client import HTTPException
 
 SAMPLE_WORDS = 200
-TOKENS_PER_WORD = 1.5  # Guess for servers that do not tokenise for us
+TOKENS_PER_WORD = 1.5  # assumed for servers without /tokenize
 _CONSONANTS, _VOWELS = "bcdfghjklmnprstvw", "aeiou"
 
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """What is asked for."""
+    """Model, lengths and kind of the requests."""
 
     model: str
     input_len: int  # input_len, output_len: tokens; the input's is approximate
@@ -25,11 +25,11 @@ class Prompts:
 
     @property
     def path(self) -> str:
-        """The route."""
         return "/v1/chat/completions" if self.is_chat else "/v1/completions"
 
     def bodies(self, num_prompts: int, tokens_per_word: float) -> list[bytes]:
-        """JSON bodies of `num_prompts` streamed requests; the same seed gives the same."""
+        """Return JSON bodies of `num_prompts` streamed requests; the same seed gives the same
+        bodies."""
         rng = random.Random(self.seed)
         num_words = max(1, round(self.input_len / tokens_per_word))
         return [self._body(words(rng, num_words)) for _ in range(num_prompts)]
@@ -51,7 +51,7 @@ class Prompts:
 
 
 def words(rng: random.Random, num_words: int) -> str:
-    """Pronounceable nonsense, so that no two prompts share a prefix."""
+    """Return pronounceable nonsense, so that no two prompts share a prefix."""
     syllables = [
         "".join(rng.choice(_CONSONANTS) + rng.choice(_VOWELS) for _ in range(rng.randint(1, 3)))
         for _ in range(num_words)
@@ -60,7 +60,7 @@ def words(rng: random.Random, num_words: int) -> str:
 
 
 def tokens_per_word(url: str, model: str, key: str | None = None) -> float:
-    """Measured with the server's /tokenize; a guess where it has none."""
+    """Measure it with the server's /tokenize; without one, return a guess."""
     sample = words(random.Random(0), SAMPLE_WORDS)
     body = json.dumps({"model": model, "prompt": sample}).encode()
     headers = {"Content-Type": "application/json"}

@@ -1,4 +1,4 @@
-"""What to expect of a plan's units: load, what limits them, memory, latencies and margins."""
+"""Assessment of a plan's units: load, bottleneck, memory, latencies and margins."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,9 +16,9 @@ class ModelReport:
     name: str
     offered: float  # offered, served: requests/s
     served: float
-    share: float  # served of offered, the paper's normalised R
+    share: float  # served / offered, the paper's normalised R
     batch: float  # mean sequences in decode
-    max_batch: int  # most that its quota holds
+    max_batch: int  # most sequences that its quota holds
     quota_blocks: int
     prefill_share: float
     decode_share: float
@@ -40,11 +40,11 @@ class UnitReport:
     node: str
     gpu: str
     tp: int
-    load: float  # of its fullest resource if all that is offered were served, 1 = full
-    limit: str  # that resource where not all is served, else ""
-    shared: bool  # prefill and decode side by side
-    # prefill, sms, bandwidth: busy part of the prefill lane, the SMs' time and the memory's, at
-    # what is served
+    load: float  # of its fullest resource if all offered requests were served, 1 = full
+    limit: str  # that resource if not all is served, else ""
+    shared: bool  # whether prefill and decode run side by side
+    # prefill, sms, bandwidth: load of the prefill lane, the SMs' time and the memory bandwidth at
+    # the served rates
     prefill: float
     sms: float
     bandwidth: float
@@ -55,22 +55,23 @@ class UnitReport:
 
     @property
     def free_bytes(self) -> int:
-        """Neither weights nor KV: activations, tables, contexts and what the engine leaves."""
+        """Bytes left by weights and KV for activations, tables and contexts."""
         return self.memory_bytes - self.weight_bytes - self.kv_bytes
 
 
 def assess(problem: Problem, plan: Plan) -> tuple[UnitReport, ...]:
-    """A report of each unit that the estimator can judge, in the order of the plan.
+    """Return a report of each unit, in the order of the plan.
 
-    The rate of a model with replicas is split as the plan's throughputs are. Raises ValueError
-    for a model, node or kind of mesh that the problem has not, or that cannot hold its models.
+    The rate of a model with replicas is split in proportion to the plan's throughputs. Raises
+    ValueError for a model, node or kind of mesh that the problem does not have, or that cannot hold
+    its models.
     """
     estimator = Estimator(problem)
     return tuple(_report(estimator, unit, plan) for unit in plan.units)
 
 
 def offers_of(problem: Problem, plan: Plan, unit: PlannedUnit) -> tuple[Offer, ...]:
-    """What a unit of the plan is offered: all of a model's rate, or its replica's part.
+    """Return the models of a unit with their rates: a model's whole rate, or its replica's part.
 
     Raises ValueError for a model that is not in the problem.
     """
@@ -141,7 +142,7 @@ def _limit(found: UnitEstimate) -> str:
 
 
 def fullest(found: UnitEstimate) -> str:
-    """The resource that the offered rates fill most, for people."""
+    """Name the resource that the offered rates fill most."""
     loads = found.loads
     resources = {
         "prefill lane": sum(loads.prefill),

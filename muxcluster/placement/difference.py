@@ -1,4 +1,4 @@
-"""From one plan to another: which weights move, which units open and close, who gains or loses."""
+"""Difference between two plans: weights that move, units that open or close, changed rates."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -12,18 +12,18 @@ _SAME = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Weights of `load_bytes` that `to` has to load."""
+    """Weights of `load_bytes` that unit `to` has to load."""
 
     model: str
     before: tuple[PlannedUnit, ...]  # the units that have the model now, none for a new model
     to: PlannedUnit
     load_bytes: int
-    is_replica: bool  # it stays where it was as well
+    is_replica: bool  # True if it also stays where it was
 
 
 @dataclass(frozen=True, slots=True)
 class RateChange:
-    """Requests/s that a model of both plans is served."""
+    """Served requests/s of a model of both plans."""
 
     model: str
     before: float
@@ -32,12 +32,12 @@ class RateChange:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """What `difference` found. Units are the same where node and GPUs are."""
+    """Difference between two plans; units are the same if node and GPUs are."""
 
     moves: tuple[Move, ...]
     kept: tuple[str, ...]  # models of both plans on the same units
     removed: tuple[str, ...]  # models of the old plan only
-    # (model, unit) that it leaves while it stays or goes elsewhere
+    # (model, unit) of models that leave a unit but not the cluster
     dropped: tuple[tuple[str, PlannedUnit], ...]
     opened: tuple[PlannedUnit, ...]  # opened, closed: units of one plan only
     closed: tuple[PlannedUnit, ...]
@@ -45,7 +45,6 @@ class Difference:
 
     @property
     def load_bytes(self) -> int:
-        """Of all moves."""
         return sum(move.load_bytes for move in self.moves)
 
     @property
@@ -58,7 +57,7 @@ _Mesh = tuple[str, tuple[int, ...]]
 
 
 def difference(problem: Problem, before: Plan, after: Plan) -> Difference:
-    """What carrying out `after`, a plan for `problem`, changes where `before` is in force."""
+    """Return what changes if `after`, a plan for `problem`, replaces `before`."""
     old, new = _meshes(before), _meshes(after)
     homes, targets = _homes(before), _homes(after)
     names = {demand.name: demand for demand in problem.demands}
@@ -98,7 +97,6 @@ def _meshes(plan: Plan) -> dict[_Mesh, PlannedUnit]:
 
 
 def _homes(plan: Plan) -> dict[str, dict[_Mesh, PlannedUnit]]:
-    """Model -> the units that have it."""
     homes: dict[str, dict[_Mesh, PlannedUnit]] = {}
     for mesh, unit in _meshes(plan).items():
         for model in unit.models:

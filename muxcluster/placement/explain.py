@@ -1,4 +1,4 @@
-"""Why a model is where a plan has it, what other places would cost, how much more it could take."""
+"""Explanation of a model's place in a plan: alternatives, their cost, and spare rate."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,16 +19,15 @@ _MOST_DOUBLINGS = 20
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """GPUs of a node."""
+    """GPUs of a node, used by a unit or idle."""
 
-    unit: str | None  # the id of the unit on them, None where they are idle
+    unit: str | None  # the id of the unit on them, None if they are idle
     node: str
     gpus: tuple[int, ...]
     gpu: Gpu
 
     @property
     def tp(self) -> int:
-        """GPUs of the mesh."""
         return len(self.gpus)
 
 
@@ -39,7 +38,7 @@ class Alternative:
     place: Place
     throughput: float | None = None  # throughput, value: requests/s and objective of the whole plan
     value: float | None = None
-    # Of the unit there, 1 = full; all None where it does not fit, for the `refusal`
+    # Load of that unit, 1 = full; all three are None if the model does not fit (see `refusal`)
     load: float | None = None
     refusal: str | None = None
     missing_bytes: int | None = None
@@ -59,9 +58,9 @@ class Explanation:
     full_rate: float
     weight_bytes: int  # weight_bytes, kv_bytes: its own
     kv_bytes: int
-    load: float  # load, load_without: of the unit with it and before it (0: it is alone)
+    load: float  # load, load_without: of the unit with it and without it (0: it is alone)
     load_without: float
-    marginal: float  # requests/s that the unit serves more with it
+    marginal: float  # additional requests/s that the unit serves with it
     fullest: str  # the resource that is used most
     throughput: float  # throughput, value: of the whole plan
     value: float
@@ -80,9 +79,9 @@ class _Judged:
 def explain(
     problem: Problem, plan: Plan, model: str, most: int = MOST_UNITS
 ) -> tuple[Explanation, ...]:
-    """One explanation for each unit that has the model, of the first `most` of these.
+    """Explain each unit that has the model, at most `most` of them.
 
-    Raises ValueError where the plan has no such model, or the estimator cannot judge the plan.
+    Raises ValueError if the plan has no such model, or the estimator cannot judge the plan.
     """
     names = {each.name for unit in plan.units for each in unit.models}
     if model not in names:
@@ -136,13 +135,13 @@ def _explained(
 
 
 def _without(estimator: Estimator, unit: _Judged, index: int) -> UnitEstimate | None:
-    """The unit's other models alone; None where there are none."""
+    """Estimate the unit without the model; None if it is alone."""
     offers = [offer for offer in unit.offers if offer[0] != index]
     return estimator.unit(unit.place.gpu, unit.place.tp, offers) if offers else None
 
 
 def _full_rate(estimator: Estimator, unit: _Judged, index: int) -> float:
-    """By bisection, to six digits; 0 where the unit is too full whatever the model is offered."""
+    """Find the rate by bisection, to six digits; 0 if the unit is too full for any rate."""
     others = [offer for offer in unit.offers if offer[0] != index]
     (rate,) = (rate for each, rate in unit.offers if each == index)
 
@@ -164,8 +163,8 @@ def _full_rate(estimator: Estimator, unit: _Judged, index: int) -> float:
 def _alternatives(
     estimator: Estimator, units: Sequence[_Judged], here: _Judged, index: int
 ) -> tuple[Alternative, ...]:
-    """Every other unit and each size of idle mesh; greatest value first, then least load, then
-    what lacks least memory."""
+    """Return every other unit and each size of idle mesh: greatest value first, then least load,
+    then least missing memory."""
     left = _without(estimator, here, index)
     others = [each for each in units if each is not here]
     spent = {(each.place.node, gpu) for each in others for gpu in each.place.gpus}

@@ -1,8 +1,8 @@
-"""What a GPU can do: memory, bandwidth, 16-bit compute, SMs, links.
+"""GPU specifications: memory, bandwidth, 16-bit compute, SMs, links.
 
-Bandwidth, FLOP/s, SMs and links are the makers' data-sheet figures, FLOP/s dense (no sparsity) and
-with sums in fp32, which halves GeForce cards. Memory is what CUDA reports as the total, rounded
-down: less than the name of the card says, because the driver and ECC keep some.
+Bandwidth, FLOP/s, SMs and links are from the makers' data sheets; FLOP/s are dense (no sparsity)
+with sums in fp32, which halves GeForce cards. Memory is the total that CUDA reports, rounded down;
+driver and ECC take a part of what the card's name says.
 """
 
 import os
@@ -32,21 +32,21 @@ class Gpu:
     flops: float  # dense 16-bit FLOP/s (CPU: fp32)
     num_sms: int
     link: float  # bytes/s to a peer in one direction
-    # Bytes/s between it and pinned host memory in one direction, as large copies reach them
+    # Bytes/s of large copies to or from pinned host memory
     host_link: float = 25e9
-    usable_share: float = 0.9  # what one engine may take of it
-    # Share of the SMs from which on more of them draw little more of the memory bandwidth (0.4:
-    # fitted to decode on 30 to 100 % of an A100)
+    usable_share: float = 0.9  # share of the memory that one engine may take
+    # SM share above which further SMs draw little more memory bandwidth (0.4: fitted to decode on
+    # 30 to 100 % of an A100)
     bandwidth_knee: float = 0.4
     shares: tuple[float, ...] = _TENTHS  # the rungs of SM shares it can be divided into, ascending
     is_cpu: bool = False
 
 
 _PCIE3, _PCIE4, _PCIE5 = 16, 32, 64
-# Part of a PCIe x16 slot's rate that copies reach: 12.5, 25 and 50 GB/s are what is usually
-# measured on generations 3, 4 and 5.
+# Share of a PCIe x16 slot's rate that copies reach: 12.5, 25 and 50 GB/s are usually measured on
+# generations 3, 4 and 5.
 _PAYLOAD = 25 / 32
-# Slots of those that are not on PCIe 4. GB200's link to its CPU is faster; it counts as PCIe 5.
+# PCIe generations other than 4. GB200's link to its CPU is faster; it counts as PCIe 5.
 _SLOTS: Mapping[str, int] = MappingProxyType(
     {
         **dict.fromkeys(("V100-16GB", "V100-32GB", "T4"), _PCIE3),
@@ -138,7 +138,8 @@ _BY_KEY: Mapping[str, str] = {**_OTHER_NAMES, **{_key(name): name for name in GP
 
 
 def cpu(cores: int, memory_bytes: int) -> Gpu:
-    """This kind of machine's cores as one "GPU": half its memory, shares of one thread or all."""
+    """Return this kind of machine's cores as one "GPU": half its memory, shares of one thread or
+    all."""
     return Gpu(
         name="cpu",
         memory_bytes=memory_bytes,
@@ -160,7 +161,7 @@ def local_cores() -> int:
 
 
 def local_memory_bytes() -> int:
-    """Memory of this machine, or of the control group around this process where that is less."""
+    """Memory of this machine, or of this process's control group if that is less."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     try:
         limit = _CGROUP_LIMIT.read_text().strip()

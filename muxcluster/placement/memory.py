@@ -1,4 +1,4 @@
-"""What a unit's memory goes to, and how many KV blocks are left (DESIGN.md §3, §4)."""
+"""Memory of a unit: weights, buffers, and the KV blocks that are left (DESIGN.md §3, §4)."""
 
 from collections.abc import Sequence
 
@@ -9,13 +9,13 @@ from muxcluster.placement.problem import Demand, Limits
 # CUDA context and kernels of one process; a GPU's owner and two workers have one each.
 CONTEXT_BYTES = GIB // 2
 NUM_CONTEXTS = 3
-_LOGITS_ROWS = 256  # Most rows whose fp32 logits exist at once
+_LOGITS_ROWS = 256  # most rows with fp32 logits at the same time
 
 
 class DoesNotFit(Exception):
-    """A model has no place; says which and how much is missing.
+    """A model does not fit; the message names it and the missing memory.
 
-    missing_bytes: None where no amount of memory would help (its heads cannot be split so).
+    missing_bytes: None if no amount of memory would help (its heads cannot be split so).
     """
 
     def __init__(self, model: str, reason: str, missing_bytes: int | None = None) -> None:
@@ -26,7 +26,7 @@ class DoesNotFit(Exception):
 
 
 def check_split(demand: Demand, tp: int) -> None:
-    """Raises DoesNotFit where the model cannot be divided among `tp` GPUs."""
+    """Raise DoesNotFit if the model cannot be divided among `tp` GPUs."""
     if demand.shape.state_size and tp > 1:
         raise DoesNotFit(demand.name, f"a model with states cannot be split over {tp} GPUs")
     heads, kv_heads = demand.shape.num_heads, demand.shape.num_kv_heads
@@ -51,7 +51,7 @@ def activation_bytes(demand: Demand, limits: Limits) -> int:
 
 
 def columns_of(demand: Demand, bytes_per_block: int) -> Columns:
-    """Blocks of the model's sequences, as they are best for one of the mean length."""
+    """Return the column size of the model, chosen for a sequence of mean length."""
     whole = demand.prompt_tokens + demand.output_tokens
     return columns(demand.shape, demand.itemsize, bytes_per_block, whole)
 
@@ -62,7 +62,7 @@ def block_bytes(demands: Sequence[Demand], limits: Limits) -> int:
 
 
 def sequence_blocks(demand: Demand, num_tokens: int, bytes_per_block: int) -> int:
-    """Blocks of one sequence of `num_tokens`. Raises DoesNotFit where a block is too small."""
+    """Blocks of one sequence of `num_tokens`. Raises DoesNotFit if a block is too small."""
     column = columns_of(demand, bytes_per_block)
     if column.tokens == 0:
         raise DoesNotFit(
@@ -78,17 +78,16 @@ def table_bytes(demand: Demand, bytes_per_block: int) -> int:
 
 
 def usable_bytes(gpu: Gpu, tp: int) -> int:
-    """Memory of a mesh that is left for weights, KV and buffers: what one engine may take, less its
-    processes' contexts."""
+    """Memory of a mesh for weights, KV and buffers, without the processes' contexts."""
     usable = int(tp * gpu.memory_bytes * gpu.usable_share)
     return usable if gpu.is_cpu else usable - tp * NUM_CONTEXTS * CONTEXT_BYTES
 
 
 def kv_blocks(gpu: Gpu, tp: int, demands: Sequence[Demand], limits: Limits) -> int:
-    """Blocks of the unit's pool over its `tp` GPUs, all of `demands` loaded.
+    """Return the blocks of the unit's pool over its `tp` GPUs, with all of `demands` loaded.
 
-    Raises DoesNotFit, naming the model that takes the most, where the weights leave no room or
-    some model's longest sequence is larger than the pool.
+    Raises DoesNotFit, naming the model that takes the most, if the weights leave no room or some
+    model's longest sequence is larger than the pool.
     """
     per_block = block_bytes(demands, limits)
     usable = usable_bytes(gpu, tp) - sum(weight_bytes(demand) for demand in demands)

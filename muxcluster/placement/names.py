@@ -1,4 +1,4 @@
-"""What a wrong name was probably meant to be."""
+"""Suggestions for misspelt names."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -8,8 +8,8 @@ _MOST_LISTED = 30
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:
-    """`; did you mean X?`: what `name` begins, else the most similar; else all valid names, or
-    where those are many the least unlike ones."""
+    """Return `; did you mean X?` for the names that begin with `name`, else for the most similar
+    one; else list the valid names, or the most similar ones if there are many."""
     names = sorted(valid)
     by_lower = {each.lower(): each for each in names}
     lower = name.lower()

@@ -21,7 +21,7 @@ class PlannedModel(_Frozen):
     prefill_sm: Share  # prefill_sm, decode_sm: SM shares its jobs are expected to take
     decode_sm: Share
     batch: Amount  # mean decode batch
-    quota_blocks: Count  # KV blocks it may hold at first
+    quota_blocks: Count  # initial quota of KV blocks
     throughput: Amount  # requests/s it is expected to serve
 
 
@@ -32,26 +32,25 @@ class PlannedUnit(_Frozen):
     node: str
     gpus: tuple[Count, ...]  # indices on the node, `tp` of them
     tp: Annotated[int, Field(ge=1)]
-    kv_blocks: Count  # its pool, over all its GPUs
+    kv_blocks: Count  # size of its pool, over all its GPUs
     models: tuple[PlannedModel, ...]
 
 
 class Plan(_Frozen):
     """A placement of all models."""
 
-    method: str  # method, objective: what found it and what was maximised
+    method: str  # method, objective: of the planner
     objective: str
     score: Amount  # the objective's value
     throughput: Amount  # requests/s over all models
-    bound: Amount | None  # what no plan can exceed, None if unknown
+    bound: Amount | None  # upper bound of any plan's score, None if unknown
     solve_seconds: Amount  # time the planner took
     units: tuple[PlannedUnit, ...]
 
     def to_json(self) -> str:
-        """The text of plan.json."""
         return self.model_dump_json(indent=2)
 
     @classmethod
     def read(cls, path: Path) -> "Plan":
-        """A plan.json. Raises OSError, or pydantic's ValidationError (a ValueError)."""
+        """Read a plan.json. Raises OSError, or pydantic's ValidationError (a ValueError)."""
         return cls.model_validate_json(path.read_bytes())

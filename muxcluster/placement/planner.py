@@ -15,7 +15,7 @@ from muxcluster.placement.problem import Problem
 from muxcluster.placement.search.assemble import planned_units
 from muxcluster.placement.search.baselines import memory_greedy, spatial
 from muxcluster.placement.search.gpus import kinds_of
-from muxcluster.placement.search.layout import Placed, UnitBuilder, value
+from muxcluster.placement.search.layout import PlacedUnit, UnitBuilder, value
 from muxcluster.placement.search.replan import continued, kept_units, matched
 from muxcluster.placement.search.start import effort, search
 from muxcluster.placement.search.subclusters import search_monotone
@@ -28,7 +28,7 @@ METHODS: tuple[str, ...] = get_args(Method)
 class _Found:
     """A layout."""
 
-    units: Sequence[Placed]
+    units: Sequence[PlacedUnit]
     bound: float | None = None  # no layout has a greater value
     before: Sequence[PlannedUnit | None] = ()  # units whose GPUs it keeps
 
@@ -83,15 +83,15 @@ def _solver(
 
 
 def _bounded(builder: UnitBuilder, *, current: Plan | None, time_limit_s: float) -> _Found:
-    """The search's layout and how good any could be."""
+    """Return the search's layout and an upper bound of any."""
     found = _searched(builder, current)
     bound = upper_bound(builder, time_limit_s, reached=value(found.units))
     return replace(found, bound=_at_least(bound, builder, found.units))
 
 
 def _exact(builder: UnitBuilder, *, current: Plan | None, time_limit_s: float) -> _Found:
-    """The search's layout made as good as columns and time allow; it stays where `current` says
-    that nothing better is worth the moves."""
+    """Improve the search's layout as far as columns and time allow; keep `current` if no
+    improvement is worth its moves."""
     found = _searched(builder, current)
     units, bound = solve_exact(builder, found.units, time_limit_s)
     if current is not None:
@@ -110,19 +110,21 @@ def _searched(builder: UnitBuilder, current: Plan | None) -> _Found:
 
 
 def _before(
-    builder: UnitBuilder, current: Plan, units: Sequence[Placed]
+    builder: UnitBuilder, current: Plan, units: Sequence[PlacedUnit]
 ) -> list[PlannedUnit | None]:
     return matched(builder, kept_units(builder, current), units)
 
 
-def _score(problem: Problem, units: Sequence[Placed]) -> float:
+def _score(problem: Problem, units: Sequence[PlacedUnit]) -> float:
     if problem.objective == "fewest-gpus":
         return float(sum(unit.tp for unit in units))
     return value(units)
 
 
-def _at_least(bound: float | None, builder: UnitBuilder, units: Sequence[Placed]) -> float | None:
-    """A bound of the objective; none where that is not a rate."""
+def _at_least(
+    bound: float | None, builder: UnitBuilder, units: Sequence[PlacedUnit]
+) -> float | None:
+    """Return a bound of the objective, None if that is not a rate."""
     objective = builder.estimator.problem.objective
     if bound is None or objective == "fewest-gpus":
         return None

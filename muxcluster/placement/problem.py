@@ -1,4 +1,4 @@
-"""What the planner is asked: models with their demand, nodes, objective, the engine's limits."""
+"""The planner's input: models with their demand, nodes, objective, limits of the engine."""
 
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -7,14 +7,14 @@ from muxcluster.placement.cost import Profile
 from muxcluster.placement.hardware import Gpu
 from muxcluster.placement.shapes.shape import ModelShape
 
-# What a plan's score is: requests/s served; the same, each times its model's weight; requests/s
-# served within the latency targets; the GPUs used, fewest of those that meet all rates.
+# Score of a plan: served requests/s; the same, each times its model's weight; requests/s served
+# within the latency targets; GPUs used, the fewest that meet all rates.
 Objective = Literal["throughput", "weighted", "goodput", "fewest-gpus"]
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """One model and what is asked of it."""
+    """One model with its demand."""
 
     name: str
     shape: ModelShape
@@ -30,8 +30,8 @@ class Demand:
     tpot_s: float | None = None
 
     def worth(self, objective: Objective) -> float:
-        """What one of its requests/s, served, adds to the objective; "fewest-gpus" first counts
-        the parts of rates that are met."""
+        """Return what one served request/s adds to the objective; "fewest-gpus" first counts the
+        parts of rates that are met."""
         if objective == "weighted":
             return self.weight
         return 1 / self.rate if objective == "fewest-gpus" else 1.0
@@ -58,11 +58,11 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the engine is configured to."""
+    """Limits of the engine's configuration."""
 
     block_tokens: int = 16
-    token_budget: int = 2048  # most tokens a job processes
-    kv_bytes: int | None = None  # pool of a unit, None = all that is left
+    token_budget: int = 2048  # most tokens of a job
+    kv_bytes: int | None = None  # pool of a unit, None = all remaining memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class Problem:
     profiles: tuple[Profile, ...] = ()
 
     def in_order(self) -> "Problem":
-        """The same problem with models and nodes by name, so that their order changes no plan."""
+        """Return the problem with models and nodes by name, so that their order changes no plan."""
         return replace(
             self,
             demands=tuple(sorted(self.demands, key=lambda each: each.name)),

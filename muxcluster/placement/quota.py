@@ -1,4 +1,4 @@
-"""The first division of a unit's KV blocks among its models."""
+"""Initial division of a unit's KV blocks among its models."""
 
 from collections.abc import Sequence
 
@@ -6,10 +6,10 @@ from collections.abc import Sequence
 def split_blocks(
     num_blocks: int, floors: Sequence[int], weights: Sequence[float]
 ) -> tuple[int, ...]:
-    """Quotas that sum to `num_blocks` (≥ 0), in the order of the models.
+    """Return quotas that sum to `num_blocks` (≥ 0), in the order of the models.
 
-    Each gets its floor, one sequence of its greatest length, where all of these fit together; the
-    rest goes by `weights`: rate x KV bytes of a mean sequence (MuxServe §3.3).
+    If the floors (one sequence of the greatest length each) fit together, each model gets its floor
+    and the rest is divided by `weights`: rate x KV bytes of a mean sequence (MuxServe §3.3).
     """
     if sum(floors) > num_blocks:
         return _proportional(num_blocks, floors)
@@ -18,7 +18,7 @@ def split_blocks(
 
 
 def _proportional(total: int, weights: Sequence[float]) -> tuple[int, ...]:
-    """Whole parts of `total`, in proportion; the heaviest takes what rounding leaves."""
+    """Divide `total` in proportion to the weights; the heaviest gets the rest of rounding."""
     scale = sum(weights)
     parts = [int(total * (weight / scale)) for weight in weights]
     parts[max(range(len(weights)), key=weights.__getitem__)] += total - sum(parts)

@@ -1,4 +1,4 @@
-"""Is a plan one that the cluster can carry out? An independent check of any planner's answer."""
+"""Check of a plan against the cluster, independent of the planner that made it."""
 
 from collections.abc import Iterator
 
@@ -8,7 +8,7 @@ from muxcluster.placement.problem import Demand, Node, Problem
 
 
 def violations(plan: Plan, problem: Problem) -> list[str]:
-    """What is wrong with `plan` as an answer to `problem`, one line each; empty if nothing."""
+    """Return the errors of `plan` as an answer to `problem`, one line each; empty if none."""
     return [*_coverage(plan, problem), *_gpus(plan, problem), *_fits(plan, problem)]
 
 

@@ -1,4 +1,4 @@
-"""What the HTTP surface needs from below: a stream of token deltas per request."""
+"""The `Backend` protocol of the HTTP server, and one over units that never move."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -11,27 +11,26 @@ from muxcluster.core.request import Request
 from muxcluster.core.served import JobRecord, ServedModel, UnitStats
 from muxcluster.core.token_source import Stream, TokenSource
 
-MAX_KEPT_JOBS = 100_000
-"""Job records kept where nobody takes them."""
+MAX_KEPT_JOBS = 100_000  # job records kept where nobody takes them
 
 
 class Backend(TokenSource, Protocol):
     """The served models and the units behind them."""
 
     def models(self) -> Sequence[ServedModel]:
-        """Every model served at the moment; none while they are not known yet."""
+        """Return the models served now; none before they are known."""
         ...
 
     def stats(self) -> Sequence[UnitStats]:
-        """Latest state of each unit that has reported."""
+        """Return the latest state of each unit that has reported."""
         ...
 
     def ready(self) -> bool:
-        """True while new requests are welcome: models loaded, not draining."""
+        """True while new requests are accepted: models loaded, not draining."""
         ...
 
     def healthy(self) -> bool:
-        """False when the engine is stuck or gone and this process should be replaced."""
+        """False if the engine is stuck or gone and this process should be replaced."""
         ...
 
 
@@ -39,7 +38,7 @@ class StatsSource(Protocol):
     """Reports how one unit does."""
 
     def stats(self) -> UnitStats | None:
-        """Latest state, None before the first report."""
+        """Return the latest state, None before the first report."""
         ...
 
 
@@ -82,25 +81,25 @@ class RoutedBackend:
         return client.generate(request)
 
     def stats(self) -> Sequence[UnitStats]:
-        """Each unit's latest report, with all jobs since the previous call."""
+        """Return each unit's latest report, with all jobs since the previous call."""
         taken = (reports.take() for reports in self._reports)
         return [report for report in taken if report is not None]
 
     def drain(self) -> None:
-        """From now on new requests are refused; running ones go on."""
+        """Refuse new requests from now on; running ones go on."""
         self._draining = True
 
     def ready(self) -> bool:
         return not self._draining and all(reports.age_s() is not None for reports in self._reports)
 
     def healthy(self) -> bool:
-        """True until a unit that has reported once falls silent."""
+        """True until a unit that has reported stops reporting."""
         ages = (reports.age_s() for reports in self._reports)
         return all(age_s is None or age_s < self._silence_s for age_s in ages)
 
 
 class UnitReports:
-    """One unit's reports, gathered so that no job is lost whoever looks at them."""
+    """The reports of one unit, gathered so that each job is returned once."""
 
     def __init__(self, unit: StatsSource) -> None:
         self._unit = unit
@@ -118,7 +117,7 @@ class UnitReports:
         self._changed_s = time.monotonic()
 
     def take(self) -> UnitStats | None:
-        """The latest report, with the jobs gathered since the previous call."""
+        """Return the latest report, with the jobs gathered since the previous call."""
         self._poll()
         if self._latest is None:
             return None
@@ -126,6 +125,6 @@ class UnitReports:
         return replace(self._latest, jobs=tuple(jobs))
 
     def age_s(self) -> float | None:
-        """Seconds since the report last changed, None before the first."""
+        """Return the seconds since the report last changed, None before the first."""
         self._poll()
         return None if self._latest is None else time.monotonic() - self._changed_s

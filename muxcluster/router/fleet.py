@@ -1,4 +1,4 @@
-"""The HTTP surface's backend over the units of a cluster: routing, recovery, health and drain."""
+"""The HTTP server's backend over the units of a cluster: routing, recovery, health and drain."""
 
 import asyncio
 import math
@@ -16,18 +16,16 @@ from muxcluster.router.unit_link import RESTART_LIMIT_S, LinkState, UnitLink
 from muxcluster.router.unit_links import UnitLinks
 
 DRAIN_POLL_S = 0.05
-CUT_S = 2.0
-"""How long requests that a drain cuts get to tell their clients."""
-RETRY_S = 0.1
-"""Pause before an accepted request is offered again to a unit whose queue was full."""
+CUT_S = 2.0  # how long requests that a drain cuts get to tell their clients
+RETRY_S = 0.1  # pause before an accepted request is offered again to a unit whose queue was full
 UNHEALTHY = (LinkState.STALLED, LinkState.FAILED)
 
 
 class ClusterBackend:
     """A `Backend`: each model's requests go to one of the units that `unit_links` knows for it.
 
-    A request that was accepted outlives its unit: it waits for the unit, or goes to another that
-    serves the model, with what it has so far. wait_s: longest such a wait in seconds.
+    An accepted request outlives its unit: it waits until the unit is back, or goes on at another
+    unit of the model, with the output it has. wait_s: longest such wait in seconds.
     """
 
     def __init__(self, unit_links: UnitLinks, wait_s: float = RESTART_LIMIT_S) -> None:
@@ -45,9 +43,9 @@ class ClusterBackend:
     async def generate(self, request: Request) -> AsyncGenerator[TokenDelta, None]:
         """As `TokenSource.generate`, from as many units as it takes.
 
-        Raises ModelNotFound where `request.model` is not configured; NotReady while it drains,
-        before the model was first up, where no capacity is left for it, and where the request lost
-        its units too often or for too long.
+        Raises ModelNotFound if `request.model` is not configured; NotReady while draining, before
+        the model was first up, if no capacity is left for it, and if the request lost its units too
+        often or for too long.
         """
         self._check(request.model)
         progress = Progress(request)
@@ -84,7 +82,7 @@ class ClusterBackend:
             raise NotReady(f"{model} is loading")
 
     def _check_place(self, model: str, *, is_under_way: bool = False) -> None:
-        """Raises where waiting for a unit is no use; what is under way waits for a new place."""
+        """Raise unless a unit may come; a request under way waits for its model's next place."""
         if not any(served.name == model for served in self._unit_links.models()):
             raise ModelNotFound(f"model {model} is not served here", "model")
         retry_s = self._unit_links.unplaced_s(model)
@@ -98,7 +96,7 @@ class ClusterBackend:
         return error
 
     async def _open_link(self, request: Request, *, is_under_way: bool) -> UnitLink:
-        """The best unit that takes requests of the model, waited for where there is none."""
+        """Return the best unit that takes requests of the model; wait for one if there is none."""
         model = request.model
         deadline = asyncio.get_running_loop().time() + self._wait_s
         while not self._is_cutting:
@@ -115,7 +113,7 @@ class ClusterBackend:
         raise NotReady("the server is shutting down", code="server_shutting_down")
 
     def _best(self, request: Request, links: Sequence[UnitLink]) -> UnitLink:
-        """Where `request` should get its first token soonest; it counts as sent there."""
+        """Return the unit with the earliest predicted first token; count the request there."""
         if len(links) == 1:
             return links[0]
         model, now = request.model, time.monotonic()
@@ -135,31 +133,31 @@ class ClusterBackend:
         return chosen
 
     def stats(self) -> Sequence[UnitStats]:
-        """Each unit's latest report, with all jobs since the previous call."""
+        """Return each unit's latest report, with all jobs since the previous call."""
         links = self._unit_links.links()
         self._reports = {link: self._reports.get(link, UnitReports(link)) for link in links}
         taken = (reports.take() for reports in self._reports.values())
         return [report for report in taken if report is not None]
 
     def ready(self) -> bool:
-        """True where new requests are welcome: no drain, and some unit takes them.
+        """True if new requests are accepted: not draining, and a unit takes them.
 
-        At first it waits until every model that has a place is up. After that a model that is lost,
-        moves or comes new makes its own requests wait or fail, and not those of the others.
+        At the start False until every model that has a place is up. Later a model that is lost,
+        moves or is new affects its own requests only.
         """
         self._is_warm = self._is_warm or self._unit_links.are_warm()
         is_up = any(link.state() is LinkState.UP for link in self._unit_links.routed())
         return self._is_warm and is_up and not self._is_draining
 
     def healthy(self) -> bool:
-        """False where every unit stalls, has failed, or takes longer to restart than it may."""
+        """False if every unit stalls, has failed, or takes too long to restart."""
         states = [link.state() for link in self._unit_links.routed()]
         return not states or any(state not in UNHEALTHY for state in states)
 
     async def drain(self, timeout_s: float) -> int:
-        """Refuse new requests and wait for the open ones, then cut those left.
+        """Refuse new requests, wait `timeout_s` for the open ones and cut the rest.
 
-        Returns how many had to be cut.
+        Return how many were cut.
         """
         self._is_draining = True
         await self._until_idle(timeout_s)

@@ -1,4 +1,4 @@
-"""One request over the losses of its units: what its reader has, and what is asked for again."""
+"""A request that is submitted again when its unit is lost: its output so far, its limits."""
 
 import time
 from dataclasses import replace
@@ -9,18 +9,18 @@ from muxcluster.core.errors import MuxClusterError, NotReady
 from muxcluster.core.events import FinishReason, TokenDelta
 from muxcluster.core.request import Request
 
+# without a new token: the request itself may be what kills its units
 MAX_LOSSES_IN_A_ROW = 4
-"""A request that has lost its unit this often without a new token may be what kills it."""
-MAX_LOSSES = 12
-"""And in all, for one that always gets a few tokens first."""
+MAX_LOSSES = 12  # in all, for a request that gets a few tokens from each unit
+# of NotReady from a unit that is gone or ends; its successor takes the request
 LOST_CODES = frozenset({"replica_lost", "server_shutting_down", "model_loading"})
-"""Of NotReady from a unit: it is gone, or goes; its successor will take the request."""
 
 
 class Progress:
-    """Prompt and output tokens of one request, kept apart (penalties, limits, usage need that).
+    """The output of one request over its submissions, and their time.
 
-    Each submission has an id of its own: a unit that was only cut off may know the old one still.
+    Output tokens are kept apart from the prompt: penalties, limits and usage need that. Each
+    submission has an id of its own, as a unit that was only cut off may still run the old one.
     """
 
     def __init__(self, request: Request) -> None:
@@ -36,11 +36,11 @@ class Progress:
 
     @property
     def num_losses(self) -> int:
-        """Submissions that came to no end."""
+        """Submissions that did not end."""
         return self._num_losses
 
     def submission(self) -> Request:
-        """What to send to a unit now."""
+        """Return the request to send to a unit now, with the output so far."""
         now = time.monotonic()
         self._recovery_s += now - self._latest_s
         self._submitted_s = self._latest_s = now
@@ -54,9 +54,9 @@ class Progress:
         )
 
     def advance(self, delta: TokenDelta) -> TokenDelta:
-        """`delta` as the reader gets it: nothing that it has already, and one account of time.
+        """Return `delta` as the reader gets it: nothing repeated, and times of all submissions.
 
-        Raises NotReady where the unit gave the request up, which is no end.
+        Raises NotReady if the unit gave the request up, which is a loss and not an end.
         """
         end = delta.finished
         if end is not None and (end.reason is FinishReason.ABORT or end.code in LOST_CODES):
@@ -72,7 +72,7 @@ class Progress:
         return self._with_account(delta) if end is not None else delta
 
     def _without_repeated(self, delta: TokenDelta) -> TokenDelta:
-        """A unit that starts over reports the prompt's log-probabilities from the first on."""
+        """Drop the prompt log-probabilities that an earlier unit has reported."""
         fresh = delta.prompt_logprobs[self._num_repeated :]
         self._num_repeated -= len(delta.prompt_logprobs) - len(fresh)
         self._num_prompt_logprobs += len(fresh)
@@ -94,7 +94,7 @@ class Progress:
         return replace(delta, finished=finished)
 
     def lose(self, error: MuxClusterError) -> None:
-        """The unit is gone. Raises NotReady where that happened too often to this request."""
+        """Count a lost unit. Raises NotReady if the request has lost too many."""
         self._num_losses += 1
         self._num_in_a_row += 1
         self._num_repeated = 0 if self._tokens else self._num_prompt_logprobs
@@ -107,5 +107,5 @@ class Progress:
 
 
 def is_loss(error: MuxClusterError) -> bool:
-    """True where the request may be sent again, to the unit's successor or another one."""
+    """True if the request may be sent again, to the unit's successor or another unit."""
     return isinstance(error, NotReady) and error.code in LOST_CODES

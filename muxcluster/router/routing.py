@@ -1,4 +1,4 @@
-"""Which unit a request goes to: the least predicted time to its first token. No I/O."""
+"""Chooses the unit of a request by its predicted time to first token. No I/O."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -8,18 +8,16 @@ from muxcluster.core.hashing import extend_hashes, root_hash
 from muxcluster.core.request import Request
 
 CHUNK_TOKENS = 64
+# chunks of a prompt that are compared, 4,096 tokens: hashing them takes some 50 microseconds
 MAX_CHUNKS = 64
-"""So much of a prompt is compared: 4,096 tokens; hashing them takes some 50 microseconds."""
-MAX_HASHES = 16_384
-"""Chunks remembered of each unit, about two megabytes."""
-SLACK_S = 0.02
-"""Predictions that differ by less say nothing: the emptier unit is taken."""
+MAX_HASHES = 16_384  # chunks remembered of each unit, about two megabytes
+SLACK_S = 0.02  # predictions that differ by less say nothing: the emptier unit is taken
 
 
 class PrefixMemory:
-    """Beginnings of prompts that went to one unit, whose KV is likely cached there.
+    """Prefixes of prompts that went to one unit, whose KV is likely cached there.
 
-    Bounded: the `max_hashes` chunks used last are kept.
+    Keeps the `max_hashes` chunks used last.
     """
 
     def __init__(self, max_hashes: int = MAX_HASHES) -> None:
@@ -30,14 +28,14 @@ class PrefixMemory:
         return len(self._sent)
 
     def num_known(self, chunks: Sequence[bytes]) -> int:
-        """Leading chunks that went to the unit before."""
+        """Return how many leading chunks went to the unit before."""
         for count, chunk in enumerate(chunks):
             if chunk not in self._sent:
                 return count
         return len(chunks)
 
     def remember(self, chunks: Sequence[bytes]) -> None:
-        """A prompt that begins with `chunks` goes there."""
+        """Note that a prompt that begins with `chunks` goes to the unit."""
         for chunk in reversed(chunks):  # a beginning is of use longer than what follows it
             self._sent[chunk] = None
             self._sent.move_to_end(chunk)
@@ -58,17 +56,17 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A unit, and how many of the request's tokens it must prefill as far as is known."""
+    """The chosen unit, and how many of the request's tokens it probably has to prefill."""
 
     unit_id: str
     num_tokens: int
 
 
 def choose(request: Request, candidates: Sequence[Candidate]) -> Choice:
-    """The unit for `request`, which is remembered as sent there; `candidates` is not empty.
+    """Return the unit for `request` and remember its prefix there; `candidates` is not empty.
 
-    It is where waiting plus prefilling what is not cached takes least, so affinity gives way as
-    soon as it costs more than the prefill it saves.
+    It has the least time of waiting plus prefilling what is not cached, so affinity ends as soon as
+    it costs more than the prefill it saves.
     """
     num_tokens = len(request.prompt_tokens) + len(request.output_tokens)
     chunks = _chunks(request) if request.cacheable else ()
@@ -84,6 +82,6 @@ def choose(request: Request, candidates: Sequence[Candidate]) -> Choice:
 
 
 def _chunks(request: Request) -> Sequence[bytes]:
-    """Chained hashes of the first whole chunks of the prompt."""
+    """Return chained hashes of the first whole chunks of the prompt."""
     tokens = request.prompt_tokens[: MAX_CHUNKS * CHUNK_TOKENS]
     return extend_hashes(root_hash(request.model, request.cache_salt), tokens, CHUNK_TOKENS)

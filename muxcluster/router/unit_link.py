@@ -1,4 +1,4 @@
-"""The ingress's line to one unit: a client, renewed when the unit was restarted elsewhere."""
+"""The ingress's link to one unit: a client, renewed when the unit restarts elsewhere."""
 
 import logging
 import math
@@ -20,27 +20,22 @@ from muxcluster.router.unit_load import LoadMeter
 
 logger = logging.getLogger(__name__)
 
-SILENT_S = 5.0
-"""A unit reports twice a second; one that has not for this long gets no new requests."""
+SILENT_S = 5.0  # without a report for so long: no new requests
+# stuck; a node out of reach shows earlier, as its connection breaks
 STALLED_S = 10.0
-"""And after this long it is stuck. A node out of reach shows earlier: its connection breaks."""
+# a lost unit may take so long to come back before requests stop waiting for it
 RESTART_LIMIT_S = 120.0
-"""How long a lost unit may take to come back before requests stop waiting for it."""
 
 
 class LinkState(StrEnum):
-    """A unit as the ingress sees it. `stalled` and `failed` are unhealthy.
-
-    unreachable: the connection broke (process or node gone, line cut), and may come back.
-    silent, stalled: connected, but without a word. recovering: by the unit's own word.
-    """
+    """A unit as the ingress sees it. `stalled` and `failed` are unhealthy."""
 
     LOADING = "loading"
     UP = "up"
-    SILENT = "silent"
-    STALLED = "stalled"
-    UNREACHABLE = "unreachable"
-    RECOVERING = "recovering"
+    SILENT = "silent"  # connected, without reports for SILENT_S
+    STALLED = "stalled"  # for STALLED_S
+    UNREACHABLE = "unreachable"  # the connection broke (process, node or network), may come back
+    RECOVERING = "recovering"  # as the unit reports
     FAILED = "failed"
 
 
@@ -48,15 +43,15 @@ class UnitConnection(UnitSource, Protocol):
     """The channel's client of one unit, connected."""
 
     def stats_age_s(self) -> float:
-        """Seconds since the latest report; infinite before the first."""
+        """Return the seconds since the latest report; infinite before the first."""
         ...
 
     def is_broken(self) -> bool:
-        """The unit's process closed the connection and has not been heard since."""
+        """True if the unit closed the connection and nothing has been heard since."""
         ...
 
     async def close(self) -> None:
-        """Give up the socket."""
+        """Close the socket."""
         ...
 
 
@@ -64,14 +59,13 @@ Connect = Callable[[UnitAddress, KeyPair | None], Awaitable[UnitConnection]]
 
 
 class UnitLink:
-    """One unit under a name that stays, whatever its endpoint is now."""
+    """One unit under a name that stays while its endpoint changes."""
 
     def __init__(
         self, unit_id: str, connect: Connect, restart_limit_s: float = RESTART_LIMIT_S
     ) -> None:
         self.unit_id = unit_id
-        self.num_open = 0
-        """Requests of ours that the unit works on."""
+        self.num_open = 0  # requests of ours that the unit works on
         self.load = LoadMeter()
         self.prefixes = PrefixMemory()
         self._connect = connect
@@ -86,7 +80,7 @@ class UnitLink:
 
     @asynccontextmanager
     async def opened(self, request: Request) -> AsyncGenerator[Stream[TokenDelta], None]:
-        """The stream of `request` from the unit, counted in `num_open` and closed at the end.
+        """Open the stream of `request` for the block and count it in `num_open`.
 
         Raises NotReady before the unit's first report.
         """
@@ -101,15 +95,15 @@ class UnitLink:
             self.num_open -= 1
 
     def stats(self) -> UnitStats | None:
-        """The latest report, None before the first."""
+        """Return the latest report, None before the first."""
         return None if self._client is None else self._client.stats()
 
     def age_s(self) -> float:
-        """Seconds since the latest report; infinite before the first."""
+        """Return the seconds since the latest report; infinite before the first."""
         return math.inf if self._client is None else self._client.stats_age_s()
 
     def state(self) -> LinkState:
-        """What the unit is doing now, as far as reports and the connection tell."""
+        """Return the unit's state by its reports and its connection."""
         client, now = self._client, time.monotonic()
         report = None if client is None else client.stats()
         if report is not None and report.state is UnitState.FAILED:
@@ -129,11 +123,11 @@ class UnitLink:
         return LinkState.UP
 
     def was_heard(self) -> bool:
-        """True once the unit has been up; until then it loads its models."""
+        """True once the unit has been up; before that it loads its models."""
         return self._was_up or self.state() is LinkState.UP
 
     def is_open(self) -> bool:
-        """True where a request may be sent: the unit has reported since its last loss."""
+        """True if a request may be sent: the unit has reported since its last loss."""
         client = self._client
         if self._is_closed or client is None or client.is_broken():
             return False
@@ -144,23 +138,23 @@ class UnitLink:
         return age_s <= SILENT_S and time.monotonic() - age_s > self._lost_at_s
 
     def measure(self) -> None:
-        """Take in the latest report; call it more often than units report."""
+        """Learn from the latest report. Call it more often than units report."""
         report = self.stats()
         if report is not None:
             self.load.hear(report, time.monotonic() - self.age_s())
 
     def lose(self) -> None:
-        """A request found the unit gone: none is sent before it reports again."""
+        """Send no request before the unit reports again: one found it gone."""
         self.prefixes = PrefixMemory()
         self._lost_at_s = time.monotonic()
 
     @property
     def is_closed(self) -> bool:
-        """Given up for good."""
+        """True after `close`."""
         return self._is_closed
 
     def drain(self, limit_s: float | None) -> None:
-        """Requests under way may stay for `limit_s` seconds from the first such call.
+        """Let requests under way stay for `limit_s` seconds from the first such call.
 
         None: the unit does not drain, or no longer.
         """
@@ -170,11 +164,11 @@ class UnitLink:
             self._drain_until_s = time.monotonic() + limit_s
 
     def is_overdue(self) -> bool:
-        """True where what is left on a draining unit must move on."""
+        """True if the requests left on a draining unit must move on."""
         return time.monotonic() >= self._drain_until_s
 
     async def move_to(self, address: UnitAddress, keys: KeyPair | None = None) -> None:
-        """Connect anew where `address` is another one; the old client's requests fail."""
+        """Connect to `address` if it is another one; requests of the old client fail."""
         if address == self._address or self._is_closed:
             return
         old, self._client = self._client, await self._connect(address, keys)
@@ -185,7 +179,7 @@ class UnitLink:
             await old.close()
 
     async def close(self) -> None:
-        """Give up the connection: open requests fail. Idempotent."""
+        """Close the connection; open requests fail. Idempotent."""
         self._is_closed = True
         if self._client is not None:
             await self._client.close()

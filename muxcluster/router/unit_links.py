@@ -1,4 +1,4 @@
-"""All of an ingress's links, as the newest directory wants them."""
+"""The links of an ingress to all units, by the newest directory."""
 
 import asyncio
 import logging
@@ -12,17 +12,17 @@ from muxcluster.router.unit_link import RESTART_LIMIT_S, Connect, LinkState, Uni
 logger = logging.getLogger(__name__)
 
 WATCH_PERIOD_S = 0.1
+# how often the controller is asked for a newer directory while every unit is up
 POLL_PERIOD_S = 0.5
-"""How often the controller is asked for a newer directory while every unit is well."""
 
+# asks the controller for a directory newer than this version; None: none, or no answer
 AskDirectory = Callable[[str | None], Awaitable[Directory | None]]
-"""The controller's answer as `Directory.version` tells; None too where it does not answer."""
 
 
 class UnitLinks:
-    """Follows directories: connects units, moves models among them, lets units go.
+    """Follows directories: connects to units, moves models among them, drops units.
 
-    Knows nothing before the first `apply`, and keeps what it knows while no newer one comes.
+    Empty before the first `apply`; keeps the last directory while no newer one comes.
     """
 
     def __init__(self, connect: Connect, restart_limit_s: float = RESTART_LIMIT_S) -> None:
@@ -37,45 +37,45 @@ class UnitLinks:
 
     @property
     def version(self) -> str | None:
-        """Of the directory in force, None before the first."""
+        """Version of the current directory, None before the first."""
         return self._version
 
     def models(self) -> Sequence[ServedModel]:
-        """Every configured model; none before the first directory."""
+        """Return every configured model; none before the first directory."""
         return () if self._directory is None else self._directory.models
 
     def links(self) -> Sequence[UnitLink]:
-        """All links, those of draining and of coming units too."""
+        """Return all links, those of draining and of starting units too."""
         return tuple(self._links.values())
 
     def of(self, model: str) -> Sequence[UnitLink]:
-        """Links to the units that take new requests of `model`."""
+        """Return the links to units that take new requests of `model`."""
         routes = {} if self._directory is None else self._directory.routes
         return [self._links[unit] for unit in routes.get(model, ()) if unit in self._links]
 
     def routed(self) -> Sequence[UnitLink]:
-        """Links to the units that take new requests of any model."""
+        """Return the links to units that take new requests of any model."""
         routes = {} if self._directory is None else self._directory.routes
         unit_ids = {unit for units in routes.values() for unit in units}
         return [link for unit, link in self._links.items() if unit in unit_ids]
 
     def unplaced_s(self, model: str) -> float | None:
-        """Seconds after which it is worth to ask again for a model without a place, else None."""
+        """Return after how many seconds to ask again for a model without a place, else None."""
         return None if self._directory is None else self._directory.unplaced.get(model)
 
     def was_served(self, model: str) -> bool:
-        """True once a unit of `model` has been up; until then the model loads."""
+        """True once a unit of `model` has been up; before that the model loads."""
         if model not in self._served and any(link.was_heard() for link in self.of(model)):
             self._served.add(model)
         return model in self._served
 
     def are_warm(self) -> bool:
-        """Every model that has a place was served before."""
+        """True if every model that has a place has been served."""
         placed = [model.name for model in self.models() if self.unplaced_s(model.name) is None]
         return self._directory is not None and all(map(self.was_served, placed))
 
     async def apply(self, directory: Directory) -> None:
-        """Make `directory` the one in force."""
+        """Make `directory` the current one: connect, move and close links."""
         wanted = directory.unit_ids()
         self._directory, self._version = directory, directory.version
         self._served.intersection_update(model.name for model in directory.models)
@@ -100,7 +100,7 @@ class UnitLinks:
                 logger.error("no line to %s: %s", unit_id, error)
 
     async def refresh(self) -> None:
-        """Reads reports, ends drains that are over, wakes those who wait where a unit came back."""
+        """Read reports, end drains that are over, and wake waiting requests when a unit is back."""
         for link in self._links.values():
             link.measure()
             if link.is_overdue() and not link.is_closed:
@@ -114,12 +114,12 @@ class UnitLinks:
         self._open = now_open
 
     def are_well(self) -> bool:
-        """Every unit that takes requests is up."""
+        """True if every unit that takes requests is up."""
         routed = self.routed()
         return bool(routed) and all(link.state() is LinkState.UP for link in routed)
 
     async def change(self) -> None:
-        """Waits until a unit came back, or for another directory."""
+        """Wait until a unit comes back or another directory is applied."""
         # One that is closed now and open at the next `refresh` has come back.
         self._open &= self._now_open()
         await self._changed.wait()
@@ -132,13 +132,13 @@ class UnitLinks:
         self._changed = asyncio.Event()
 
     async def close(self) -> None:
-        """Give up every connection: open requests fail. Idempotent."""
+        """Close every connection; open requests fail. Idempotent."""
         await asyncio.gather(*(link.close() for link in self._links.values()))
         self._wake()
 
 
 async def keep_in_step(links: UnitLinks, ask: AskDirectory) -> None:
-    """Until cancelled: follow the controller's directories, and watch the units."""
+    """Follow the controller's directories and watch the units, until cancelled."""
     await asyncio.gather(_watch(links), _poll(links, ask))
 
 

@@ -1,19 +1,18 @@
-"""What one unit's reports tell of the wait that a new request would have there. No I/O."""
+"""Predicts from one unit's reports how long a new request would wait there. No I/O."""
 
 from collections import deque
 from dataclasses import dataclass, field
 
 from muxcluster.core.served import ModelStats, UnitStats
 
-UNKNOWN_TOKEN_S = 1e-4
-"""Seconds to prefill a token, before any was measured."""
+UNKNOWN_TOKEN_S = 1e-4  # seconds to prefill a token, before any was measured
+# share of the earlier measurements that the next report leaves: about ten reports count
 MEMORY = 0.9
-"""Share of the earlier measurements that the next report leaves: about ten reports count."""
 
 
 @dataclass(slots=True)
 class _Speed:
-    """Seconds and tokens of late, older ones counting less."""
+    """Seconds and tokens with exponentially decaying weight."""
 
     seconds: float = 0.0
     tokens: float = 0.0
@@ -25,20 +24,17 @@ class _Speed:
 
 @dataclass(slots=True)
 class _Model:
-    """prefill: of jobs that compute prompts. queue: of the time in which tokens waited.
+    """The queue of one model at the unit."""
 
-    sent: when and how many tokens, since the latest report. wait_s: of what waits at `at_s`.
-    """
-
-    prefill: _Speed = field(default_factory=_Speed)
-    queue: _Speed = field(default_factory=_Speed)
-    sent: deque[tuple[float, int]] = field(default_factory=deque)
-    wait_s: float = 0.0
+    prefill: _Speed = field(default_factory=_Speed)  # of jobs that compute prompts
+    queue: _Speed = field(default_factory=_Speed)  # over the time in which tokens waited
+    sent: deque[tuple[float, int]] = field(default_factory=deque)  # (time, tokens) since the report
+    wait_s: float = 0.0  # predicted wait of what is queued at `at_s`
     at_s: float = 0.0
 
     @property
     def token_s(self) -> float:
-        """Seconds that prefilling one token takes."""
+        """Seconds to prefill one token."""
         if self.prefill.tokens < 1.0:
             return UNKNOWN_TOKEN_S
         return self.prefill.seconds / self.prefill.tokens
@@ -47,27 +43,27 @@ class _Model:
     def queued_token_s(self) -> float:
         """Seconds by which a waiting token delays those behind it.
 
-        As the queue moves while there is one (decodes, other models and missing KV blocks are in
-        it), else as fast as prefill jobs alone.
+        Measured on the queue while there is one, which includes decodes, other models and missing
+        KV blocks; otherwise the speed of prefill jobs.
         """
         if self.queue.seconds <= 0.0:
             return self.token_s
         return max(self.token_s, self.queue.seconds / max(1.0, self.queue.tokens))
 
     def left_s(self, now: float) -> float:
-        """What is left at `now` of the wait."""
+        """Return what is left of the wait at `now`."""
         return max(0.0, self.wait_s - max(0.0, now - self.at_s))
 
     def push(self, num_tokens: int, now: float) -> None:
-        """So many tokens more wait."""
+        """Add `num_tokens` to the queue."""
         self.wait_s = self.left_s(now) + num_tokens * self.queued_token_s
         self.at_s = max(self.at_s, now)
 
 
 class LoadMeter:
-    """Learns from each report; between two of them it reckons with what was sent and worked off.
+    """Learns from each report; between two, it counts what was sent and what should be done.
 
-    Times of sending, asking and of reports' arrivals are on one clock, any.
+    All times are on one clock, any.
     """
 
     def __init__(self) -> None:
@@ -75,9 +71,9 @@ class LoadMeter:
         self._models: dict[str, _Model] = {}
 
     def hear(self, report: UnitStats, arrived_s: float) -> None:
-        """`report` came at `arrived_s`; one that is known already changes nothing.
+        """Take a report that came at `arrived_s`; a known one changes nothing.
 
-        A report of the unit's successor, whose clock or counters start again, is a first one.
+        The report of a restarted unit, whose clock or counters start again, counts as a first one.
         """
         before = self._latest
         if before is not None and report.now_s == before.now_s:
@@ -99,22 +95,22 @@ class LoadMeter:
                 state.push(num_tokens, sent_s)
 
     def send(self, model: str, num_tokens: int, now: float) -> None:
-        """A request goes to the unit, with so many tokens that its cache is not known to have."""
+        """Count a request sent to the unit; num_tokens: those not known to be cached there."""
         state = self._models.setdefault(model, _Model())
         state.sent.append((now, num_tokens))
         state.push(num_tokens, now)
 
     def token_s(self, model: str) -> float:
-        """Seconds that prefilling one token of `model` takes."""
+        """Return the seconds to prefill one token of `model`."""
         return self._models.get(model, _Model()).token_s
 
     def wait_s(self, model: str, now: float) -> float:
-        """Seconds until what waits at `now` for `model` has been prefilled."""
+        """Return the seconds from `now` until what waits for `model` has been prefilled."""
         state = self._models.get(model)
         return 0.0 if state is None else state.left_s(now)
 
     def num_requests(self) -> int:
-        """Requests of all models there, with those sent since the latest report."""
+        """Return the open requests of all models, with those sent since the latest report."""
         models = () if self._latest is None else self._latest.models
         there = sum(model.num_running + model.num_waiting for model in models)
         return there + sum(len(state.sent) for state in self._models.values())
@@ -126,7 +122,7 @@ def _of(report: UnitStats | None, model: str) -> ModelStats:
 
 
 def _watch_queue(queue: _Speed, before: UnitStats, report: UnitStats, model: ModelStats) -> None:
-    """Between two reports that both tell of a queue there was always one: how fast did it move?"""
+    """Measure the queue's speed between two reports that both have one."""
     earlier = _of(before, model.name)
     seconds, tokens = report.now_s - before.now_s, model.prompt_tokens - earlier.prompt_tokens
     if min(earlier.waiting_tokens, model.waiting_tokens) > 0 and seconds > 0.0 and tokens >= 0:

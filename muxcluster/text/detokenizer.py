@@ -1,26 +1,25 @@
-"""Token ids to text as they arrive: never half a character, the same text as all at once."""
+"""Turns token ids into text as they arrive, by whole characters."""
 
 from collections.abc import Sequence
 
 from muxcluster.text.tokenizer import Tokenizer
 
 _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
+# tokens decoded again with each new one, at most (a run of byte-fallback tokens excepted)
 MAX_WINDOW = 24
-"""Tokens decoded again with each new one, at most (a run of byte-fallback tokens excepted)."""
-KEPT = 8
-"""Tokens kept as context: a UTF-8 decoder is in step again after 3 bytes, a token has one."""
+KEPT = 8  # tokens kept as context: a UTF-8 decoder is in step again after 3 bytes, a token has one
 
 
 class Detokenizer:
     """Incremental decoding of one output in a small window of its last tokens.
 
-    The text of the window is decoded anew with each push, and what lies past the characters
-    already given out is new. Held back are a trailing U+FFFD (the start of a character, or a
-    broken one) and, for tokenizers with byte fallback, a trailing run of byte tokens: the library
-    decodes such a run as a whole.
+    The result is the same text as decoding all tokens at once. Each push decodes the window again;
+    what follows the characters already returned is new. Held back are a trailing U+FFFD (the start
+    of a character, or a broken one) and, for tokenizers with byte fallback, a trailing run of byte
+    tokens, which the library decodes as a whole.
 
-    context: tokens before the first, such as a prompt's last few. Their text is not given out,
-    except for the character that they leave incomplete.
+    context: tokens before the first, such as a prompt's last few. Their text is not returned,
+    except for a character that they leave incomplete.
     """
 
     def __init__(
@@ -32,7 +31,7 @@ class Detokenizer:
         self._num_given = len(_complete(self._decode()))
 
     def push(self, tokens: Sequence[int]) -> str:
-        """The text that `tokens` complete."""
+        """Return the text that `tokens` complete."""
         self._window += self._shown(tokens)
         if not self._window or self._tokenizer.is_byte(self._window[-1]):
             return ""
@@ -45,7 +44,7 @@ class Detokenizer:
         return new
 
     def finish(self) -> str:
-        """The text held back so far, U+FFFD where a character stayed incomplete."""
+        """Return the text held back so far, with U+FFFD for an incomplete character."""
         text = self._decode()
         new = text[self._num_given :]
         self._num_given = len(text)

@@ -1,4 +1,4 @@
-"""The small JSON files of a Hugging Face directory that say how a model's text looks."""
+"""Reads the small JSON files of a Hugging Face directory about a model's text."""
 
 from pathlib import Path
 from typing import Any
@@ -9,20 +9,20 @@ _ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in `path`, empty where there is no such file.
+    """Return the JSON object in `path`, empty if there is no such file.
 
-    Raises LoadError where the file cannot be read or holds anything else.
+    Raises LoadError if the file cannot be read or holds anything else.
     """
     return read_json_object(path) if path.is_file() else {}
 
 
 def tokenizer_config(directory: Path) -> dict[str, Any]:
-    """tokenizer_config.json. Raises LoadError."""
+    """Return the content of tokenizer_config.json. Raises LoadError."""
     return read_object(directory / "tokenizer_config.json")
 
 
 def special_tokens(directory: Path) -> dict[str, str]:
-    """Name ("bos_token", ...) to text of the special tokens that the directory names.
+    """Return the text of the directory's special tokens by name ("bos_token", ...).
 
     tokenizer_config.json wins over the older special_tokens_map.json. Raises LoadError.
     """
@@ -36,7 +36,7 @@ def special_tokens(directory: Path) -> dict[str, str]:
 
 
 def extra_special_tokens(directory: Path) -> list[str]:
-    """Special tokens without a role, from the same two files. Raises LoadError."""
+    """Return the special tokens without a role, from the same two files. Raises LoadError."""
     merged = read_object(directory / "special_tokens_map.json") | tokenizer_config(directory)
     listed = merged.get("additional_special_tokens") or merged.get("extra_special_tokens") or []
     values = listed.values() if isinstance(listed, dict) else listed
@@ -44,7 +44,7 @@ def extra_special_tokens(directory: Path) -> list[str]:
 
 
 def _content(token: object) -> str | None:
-    """A token is written as its text or as an object with `content`."""
+    """Return the text of a token that is written as text or as an object with `content`."""
     if isinstance(token, dict):
         token = token.get("content")
     return token if isinstance(token, str) else None

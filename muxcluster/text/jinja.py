@@ -12,7 +12,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 
 class _GenerationBlock(ext.Extension):
-    """`{% generation %}` marks the assistant's words for training; here it shows its body."""
+    """`{% generation %}`, which marks the assistant's text for training: renders its body."""
 
     tags = {"generation"}
 
@@ -40,7 +40,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """jinja2's own filter escapes HTML, which a prompt must not."""
+    """Return JSON without the HTML escapes of jinja2's own filter."""
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
@@ -48,7 +48,7 @@ def _tojson(
 
 @lru_cache(maxsize=1)
 def chat_environment() -> ImmutableSandboxedEnvironment:
-    """The sandbox: no attribute that starts with an underscore, no change to what it is given."""
+    """Return the sandbox: no attributes with a leading underscore, no changes of its inputs."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, ext.loopcontrols]
     )

@@ -30,7 +30,7 @@ Stops = Annotated[list[NonEmpty], Field(max_length=MAX_STOPS), BeforeValidator(_
 
 
 class StreamOptions(BaseModel):
-    """`stream_options`: what a stream carries beside text."""
+    """`stream_options`: what a stream has beside text."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
@@ -40,7 +40,7 @@ class StreamOptions(BaseModel):
 
 
 class SloBody(BaseModel):
-    """`slo`: latency targets in seconds; one that is absent comes from the model's own."""
+    """`slo`: latency targets in seconds; an absent one is the model's."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 
 class _Pattern:
-    """One stop string and how much of it the text so far ends with."""
+    """One stop string, and the length of its prefix that ends the text so far."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -12,7 +12,7 @@ class _Pattern:
         self.num_matched = 0
 
     def advance(self, char: str) -> bool:
-        """Takes the next character; True where the text now ends with the stop string."""
+        """Take the next character; return True if the text now ends with the stop string."""
         matched = self.num_matched
         while matched and self.text[matched] != char:
             matched = self._fallback[matched]
@@ -33,12 +33,12 @@ def _fallbacks(text: str) -> list[int]:
 
 
 class StopMatcher:
-    """Passes text on until a stop string is complete, and never a stop string's beginning.
+    """Passes text on until a stop string is complete, holding back what may begin one.
 
-    The stop string that is complete first wins, the longest of those that end together; how the
-    text is cut into pushes makes no difference. Raises ValueError for an empty stop string.
+    The stop string that is complete first matches, the longest of those that end together, however
+    the text is cut into pushes. Raises ValueError for an empty stop string.
 
-    matched: the stop string that was found, None so far.
+    matched: the stop string that was found, None before.
     """
 
     def __init__(self, stops: Sequence[str], include_in_output: bool = False) -> None:
@@ -51,7 +51,7 @@ class StopMatcher:
         self.matched: str | None = None
 
     def push(self, text: str) -> str:
-        """What may be shown now. Empty after a match."""
+        """Return the text that may be shown now; empty after a match."""
         if self.matched is not None:
             return ""
         if not self._patterns:
@@ -69,11 +69,11 @@ class StopMatcher:
         return text[:shown]
 
     def finish(self) -> str:
-        """The text held back, at the end of an output without a match."""
+        """Return the text held back, at the end of an output without a match."""
         held, self._held = self._held, ""
         return held
 
     def _advance(self, char: str) -> str | None:
-        """Every automaton takes `char`; the longest stop string it completes."""
+        """Take `char` in every automaton; return the longest stop string that it completes."""
         complete = [pattern.text for pattern in self._patterns if pattern.advance(char)]
         return complete[0] if complete else None

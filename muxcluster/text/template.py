@@ -1,4 +1,4 @@
-"""Chat templates: messages to one prompt, rendered in a sandbox as transformers does."""
+"""Chat templates: render messages to a prompt in a sandbox, as transformers does."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -36,11 +36,11 @@ _DEFAULTS = RenderOptions()
 class ChatTemplate:
     """One model's template with its special tokens (`bos_token`, `eos_token`, ...) as variables.
 
-    Everything of it, compiling included, runs in the processes of `pool`.
+    It is compiled and rendered in the processes of `pool`.
     """
 
     def __init__(self, source: str, variables: Mapping[str, str], pool: RenderPool) -> None:
-        """Raises InvalidValue where `source` is not valid jinja, ChatTemplateLimit."""
+        """Raises InvalidValue if `source` is not valid jinja, ChatTemplateLimit."""
         self._source = source
         self._key = hashlib.sha256(source.encode(errors="surrogatepass")).hexdigest()
         self._variables = dict(variables)
@@ -49,7 +49,7 @@ class ChatTemplate:
 
     @classmethod
     def load(cls, path: Path | str, pool: RenderPool | None = None) -> "ChatTemplate | None":
-        """The template of directory `path`, None where it has none.
+        """Return the template of directory `path`, None if it has none.
 
         chat_template.jinja comes first, then `chat_template` of tokenizer_config.json (a string,
         or a list of named ones of which "default" is taken). pool: None for the one of this
@@ -70,7 +70,7 @@ class ChatTemplate:
     def render(
         self, messages: Sequence[Mapping[str, Any]], options: RenderOptions = _DEFAULTS
     ) -> str:
-        """The prompt; waits for it on this thread.
+        """Return the prompt; waits on this thread.
 
         Raises InvalidValue naming the field at fault, ContextLengthExceeded over
         `options.max_chars`, ChatTemplateLimit.
@@ -80,7 +80,7 @@ class ChatTemplate:
     async def render_async(
         self, messages: Sequence[Mapping[str, Any]], options: RenderOptions = _DEFAULTS
     ) -> str:
-        """As `render`, beside the event loop."""
+        """As `render`, without holding up the event loop."""
         return _cut(await self._pool.render_async(self._job(messages, options)), options)
 
     def _job(self, messages: Sequence[Mapping[str, Any]], options: RenderOptions) -> Job:
@@ -112,7 +112,7 @@ class ChatTemplate:
 
 
 def _find(directory: Path) -> tuple[Path, str | None]:
-    """(file, template source) of the directory's template."""
+    """Return (file, template source) of the directory's template."""
     file = directory / "chat_template.jinja"
     if file.is_file():
         try:
@@ -131,7 +131,7 @@ def _find(directory: Path) -> tuple[Path, str | None]:
 
 
 def _marked(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The messages with a mark at the end of the last one's text."""
+    """Return the messages with a mark at the end of the last one's text."""
     marked = [dict(message) for message in messages]
     content = marked[-1].get("content") if marked else None
     if isinstance(content, str):
@@ -147,7 +147,7 @@ def _marked(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _cut(prompt: str, options: RenderOptions) -> str:
-    """The prompt, up to the mark where it has one.
+    """Return the prompt up to the mark, if it has one.
 
     A template that strips messages strips the text before the mark, too.
     """

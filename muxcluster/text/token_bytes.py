@@ -1,4 +1,4 @@
-"""From a vocabulary entry to the bytes it stands for, by the kind of its decoder."""
+"""Returns the bytes of a vocabulary entry, by the kind of its decoder."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ _SPACE_MARK = "\u2581"
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's printable stand-ins: printable Latin-1 as itself, other bytes from U+0100 on."""
+    """Return GPT-2's alphabet: printable Latin-1 as itself, other bytes from U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     alphabet = {chr(byte): byte for byte in printable}
@@ -40,7 +40,7 @@ class ByteReader:
         return self._has_fallback and _BYTE_TOKEN.fullmatch(piece) is not None
 
     def read(self, piece: str) -> bytes:
-        """The bytes of one entry. An added token of a byte-level tokenizer may be plain text."""
+        """Return an entry's bytes; added tokens of a byte-level tokenizer may be plain text."""
         if self._is_byte_level:
             values = [_BYTE_OF.get(char) for char in piece]
             known = [value for value in values if value is not None]

@@ -14,11 +14,10 @@ from muxcluster.text.token_bytes import ByteReader
 
 
 class Tokenizer:
-    """Text to token ids and back, equal to the model's Hugging Face fast tokenizer.
+    """Turns text into token ids and back, like the model's Hugging Face fast tokenizer.
 
-    As there, bos and eos are added by tokenizer.json's post-processor alone. One difference:
-    decoding never cleans up spaces before punctuation (`clean_up_tokenization_spaces`), since a
-    stream could not.
+    As there, only tokenizer.json's post-processor adds bos and eos. One difference: decoding never
+    removes spaces before punctuation (`clean_up_tokenization_spaces`), as a stream cannot.
     """
 
     def __init__(self, fast: FastTokenizer) -> None:
@@ -26,12 +25,12 @@ class Tokenizer:
         self._bytes = ByteReader(_decoder_parts(fast))
         self._special = frozenset(_special_ids(fast))
         self.vocab_size: int = fast.get_vocab_size(with_added_tokens=True)
+        # characters of the longest entry: a text has at least len(text) / longest tokens
         self.longest: int = max(map(len, fast.get_vocab(with_added_tokens=True)), default=1)
-        """Characters of the longest entry: a text has at least len(text) / longest tokens."""
 
     @classmethod
     def load(cls, path: Path | str) -> "Tokenizer":
-        """The tokenizer in directory `path`.
+        """Return the tokenizer in directory `path`.
 
         Raises LoadError naming the missing or corrupt file.
         """
@@ -49,21 +48,21 @@ class Tokenizer:
         return cls(fast)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`; the post-processor's own (such as bos) where asked for."""
+        """Return the token ids of `text`, with the post-processor's (such as bos) if asked for."""
         ids: list[int] = self._fast.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """The text of `ids`; ids outside the vocabulary have none."""
+        """Return the text of `ids`; ids outside the vocabulary have none."""
         text: str = self._fast.decode(list(ids), skip_special_tokens=skip_special_tokens)
         return text
 
     def token_text(self, token: int) -> str:
-        """What one token looks like, a leading space included; U+FFFD for parts of characters."""
+        """Return one token's text with a leading space, if any; U+FFFD for parts of characters."""
         return self.token_bytes(token).decode("utf-8", errors="replace")
 
     def token_bytes(self, token: int) -> bytes:
-        """The UTF-8 bytes that one token stands for; empty outside the vocabulary."""
+        """Return the UTF-8 bytes of one token; empty outside the vocabulary."""
         piece = self._fast.id_to_token(token)
         return b"" if piece is None else self._bytes.read(piece)
 
@@ -85,7 +84,7 @@ def _special_ids(fast: FastTokenizer) -> list[int]:
 
 
 def _decoder_parts(fast: FastTokenizer) -> list[dict[str, Any]]:
-    """The decoder's steps as their JSON objects."""
+    """Return the decoder's steps as JSON objects."""
     if fast.decoder is None:
         return []
     decoder = json.loads(fast.decoder.__getstate__())
@@ -94,7 +93,7 @@ def _decoder_parts(fast: FastTokenizer) -> list[dict[str, Any]]:
 
 
 def _mark_special(fast: FastTokenizer, directory: Path) -> None:
-    """Tokens that the config files call special are special, whatever tokenizer.json says."""
+    """Make the tokens special that the config files call so, whatever tokenizer.json says."""
     texts = [*special_tokens(directory).values(), *extra_special_tokens(directory)]
     known = {token.content for token in fast.get_added_tokens_decoder().values() if token.special}
     fresh = dict.fromkeys(text for text in texts if text not in known)

@@ -3,7 +3,7 @@
 import asyncio
 import socket
 
-from muxcluster.cluster.ray.nodes import MOST_MISSES, RayNode, Reach
+from muxcluster.cluster.ray.nodes import MOST_MISSES, NodeProbe, RayNode
 
 
 def _node(node_id: str, port: int, *, is_alive: bool = True) -> RayNode:
@@ -15,7 +15,7 @@ def test_a_node_is_lost_after_misses_in_a_row_and_back_with_the_first_answer() -
         listener = socket.create_server(("127.0.0.1", 0))
         port = listener.getsockname()[1]
         here, dead = _node("here", port), _node("dead", port, is_alive=False)
-        reach = Reach()
+        reach = NodeProbe()
         assert await reach.probe([here, dead]) == {"here"}
         listener.close()  # refused from here on: its raylet is gone
         for _ in range(MOST_MISSES - 1):
@@ -38,7 +38,7 @@ def test_a_node_that_takes_no_connection_is_lost_too() -> None:
             for filler in fillers:
                 filler.setblocking(False)
                 filler.connect_ex(("127.0.0.1", port))
-            reach, node = Reach(), _node("full", port)
+            reach, node = NodeProbe(), _node("full", port)
             found = [await reach.probe([node]) for _ in range(MOST_MISSES)]
             assert found == [*([{"full"}] * (MOST_MISSES - 1)), set()]
             for filler in fillers:

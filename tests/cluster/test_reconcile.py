@@ -8,16 +8,16 @@ from hypothesis import strategies as st
 
 from muxcluster.cluster.state.reconcile import (
     Action,
+    ClusterView,
     Drain,
     Limits,
     Mesh,
+    ObservedUnit,
     Phase,
     Resume,
-    Seen,
     Start,
     Stop,
-    View,
-    Wanted,
+    WantedUnit,
     decide,
     is_converged,
 )
@@ -30,14 +30,14 @@ MOST_TURNS = 400
 
 
 @st.composite
-def plans(draw: st.DrawFn) -> tuple[Wanted, ...]:
+def plans(draw: st.DrawFn) -> tuple[WantedUnit, ...]:
     """Units on disjoint GPUs of two nodes with two GPUs each."""
     units = []
     for node in NODES:
         for gpus in draw(st.sampled_from([[(0, 1)], [(0,), (1,)], [(0,)], [(1,)], []])):
             models = draw(st.frozensets(st.sampled_from(MODELS), min_size=1))
             key = draw(st.sampled_from(["x", "y"])) + "".join(sorted(models))
-            units.append(Wanted(key, Mesh(node, gpus), models))
+            units.append(WantedUnit(key, Mesh(node, gpus), models))
     return tuple(units)
 
 
@@ -46,8 +46,8 @@ class Cluster:
     """A world that carries out actions, with delays and losses that a seed decides."""
 
     draw: st.DataObject
-    wanted: tuple[Wanted, ...] = ()
-    units: dict[str, Seen] = field(default_factory=dict)
+    wanted: tuple[WantedUnit, ...] = ()
+    units: dict[str, ObservedUnit] = field(default_factory=dict)
     due_s: dict[str, float] = field(default_factory=dict)
     now_s: float = 0.0
     serial: int = 0
@@ -55,9 +55,9 @@ class Cluster:
     away: set[str] = field(default_factory=set)
     served: set[str] = field(default_factory=set)
 
-    def view(self) -> View:
+    def view(self) -> ClusterView:
         self.served |= self.serving()
-        return View(
+        return ClusterView(
             self.wanted,
             tuple(self.units.values()),
             frozenset(NODES) - self.away,
@@ -117,7 +117,7 @@ class Cluster:
             self.serial += 1
             name = f"u{self.serial}"
             unit = action.unit
-            self.units[name] = Seen(
+            self.units[name] = ObservedUnit(
                 name, unit.key, unit.mesh, unit.models, Phase.STARTING, self.now_s
             )
             self.due_s[name] = self.now_s + self.draw.draw(st.integers(0, 5))
@@ -176,7 +176,7 @@ class Cluster:
 @settings(deadline=None, max_examples=150)
 @given(plans(), plans(), st.data())
 def test_it_gets_from_any_plan_to_any_other_and_then_does_nothing(
-    first: tuple[Wanted, ...], second: tuple[Wanted, ...], data: st.DataObject
+    first: tuple[WantedUnit, ...], second: tuple[WantedUnit, ...], data: st.DataObject
 ) -> None:
     cluster = Cluster(data, first)
     cluster.settle()
@@ -189,7 +189,7 @@ def test_it_gets_from_any_plan_to_any_other_and_then_does_nothing(
 @settings(deadline=None, max_examples=150)
 @given(st.lists(plans(), min_size=1, max_size=3), st.data())
 def test_it_gets_there_through_failures_and_losses(
-    steps: list[tuple[Wanted, ...]], data: st.DataObject
+    steps: list[tuple[WantedUnit, ...]], data: st.DataObject
 ) -> None:
     cluster = Cluster(data)
     for wanted in steps:
@@ -206,18 +206,18 @@ def test_it_gets_there_through_failures_and_losses(
     assert cluster.turn() == ()
 
 
-def _wanted(key: str, node: str, *gpus: int, models: str = "m") -> Wanted:
-    return Wanted(key, Mesh(node, gpus), frozenset(models))
+def _wanted(key: str, node: str, *gpus: int, models: str = "m") -> WantedUnit:
+    return WantedUnit(key, Mesh(node, gpus), frozenset(models))
 
 
-def _ready(name: str, unit: Wanted, **fields: object) -> Seen:
-    seen = Seen(name, unit.key, unit.mesh, unit.models, Phase.READY, 0.0)
-    return replace(seen, **fields)  # type: ignore[arg-type]  # fields of Seen by name
+def _ready(name: str, unit: WantedUnit, **fields: object) -> ObservedUnit:
+    observed = ObservedUnit(name, unit.key, unit.mesh, unit.models, Phase.READY, 0.0)
+    return replace(observed, **fields)  # type: ignore[arg-type]  # fields of ObservedUnit by name
 
 
-def _view(wanted: list[Wanted], seen: list[Seen], **fields: object) -> View:
-    view = View(wanted, seen, frozenset(NODES), 10.0, limits=LIMITS)
-    return replace(view, **fields)  # type: ignore[arg-type]  # fields of View by name
+def _view(wanted: list[WantedUnit], observed: list[ObservedUnit], **fields: object) -> ClusterView:
+    view = ClusterView(wanted, observed, frozenset(NODES), 10.0, limits=LIMITS)
+    return replace(view, **fields)  # type: ignore[arg-type]  # fields of ClusterView by name
 
 
 def test_a_model_moves_by_start_then_drain_then_stop() -> None:
@@ -246,23 +246,23 @@ def test_a_changed_unit_on_the_same_gpus_makes_way_at_once() -> None:
 def test_changed_units_are_replaced_one_by_one() -> None:
     old = [_wanted("k", "a", gpu, models=name) for gpu, name in enumerate("mn")]
     new = [replace(unit, key="changed") for unit in old]
-    seen = [_ready(f"u{index}", unit) for index, unit in enumerate(old)]
-    assert decide(_view(new, seen)) == (Drain("u0", 0.0),)
+    observed = [_ready(f"u{index}", unit) for index, unit in enumerate(old)]
+    assert decide(_view(new, observed)) == (Drain("u0", 0.0),)
     coming = _ready("u2", new[0], phase=Phase.LOADING)
-    assert decide(_view(new, [coming, seen[1]])) == ()
-    assert decide(_view(new, [_ready("u2", new[0]), seen[1]])) == (Drain("u1", 0.0),)
+    assert decide(_view(new, [coming, observed[1]])) == ()
+    assert decide(_view(new, [_ready("u2", new[0]), observed[1]])) == (Drain("u1", 0.0),)
 
 
 def test_units_that_bring_lost_models_back_are_made_room_for_at_once() -> None:
     """Also where a model is merely new, or all of them are served: one by one."""
     old = [_wanted("k", "a", gpu, models=name) for gpu, name in enumerate("mn")]
     new = [replace(unit, key="changed", models=unit.models | {"o"}) for unit in old]
-    seen = [_ready(f"u{index}", unit) for index, unit in enumerate(old)]
-    drains = decide(_view(new, seen, lost=frozenset("o")))
+    observed = [_ready(f"u{index}", unit) for index, unit in enumerate(old)]
+    drains = decide(_view(new, observed, lost=frozenset("o")))
     assert drains == (Drain("u0", 0.0), Drain("u1", 0.0))
-    assert decide(_view(new, seen)) == (Drain("u0", 0.0),)
+    assert decide(_view(new, observed)) == (Drain("u0", 0.0),)
     coming = _ready("u2", new[0], phase=Phase.LOADING)
-    assert decide(_view(new, [coming, seen[1]], lost=frozenset("mo"))) == ()
+    assert decide(_view(new, [coming, observed[1]], lost=frozenset("mo"))) == ()
 
 
 def test_a_change_that_does_not_start_stops_at_the_first_unit() -> None:

@@ -15,7 +15,7 @@ from muxcluster.placement.hardware import GPUS, Gpu
 from muxcluster.placement.memory import DoesNotFit
 from muxcluster.placement.problem import Demand, Node, Problem
 from muxcluster.placement.search.gpus import kinds_of
-from muxcluster.placement.search.layout import Placed, UnitBuilder, merit
+from muxcluster.placement.search.layout import PlacedUnit, UnitBuilder, merit
 from muxcluster.placement.search.start import search
 from muxcluster.placement.shapes.known import SHAPES
 
@@ -33,7 +33,7 @@ def builder(demands: Iterable[Demand], *nodes: tuple[int, str], **fields: object
     return UnitBuilder(Estimator(problem), kinds_of(problem.nodes))
 
 
-def value(units: Iterable[Placed]) -> float:
+def value(units: Iterable[PlacedUnit]) -> float:
     return sum(unit.estimate.value for unit in units)
 
 

@@ -11,7 +11,7 @@ from muxcluster.placement.exact.relaxation import upper_bound
 from muxcluster.placement.hardware import GPUS
 from muxcluster.placement.problem import Demand, Limits, Node, Problem
 from muxcluster.placement.search.gpus import kinds_of
-from muxcluster.placement.search.layout import Placed, UnitBuilder
+from muxcluster.placement.search.layout import PlacedUnit, UnitBuilder
 from muxcluster.placement.shapes.known import SHAPES
 
 _SHAPES = ("llama-7b", "llama-13b", "llama-30b", "mistral-7b", "qwen2.5-1.5b", "mixtral-8x7b")
@@ -50,7 +50,7 @@ def random_problem(draw: random.Random) -> Problem:
     return Problem(demands, nodes, limits, objective, epsilon=draw.choice([0.0, 0.2]))
 
 
-def random_layout(shop: UnitBuilder, draw: random.Random) -> list[Placed] | None:
+def random_layout(shop: UnitBuilder, draw: random.Random) -> list[PlacedUnit] | None:
     """Random meshes until none fits, each model in some of them at random parts of its rate; None
     where a unit does not fit its mesh."""
     room, meshes = shop.room([]), []

@@ -16,14 +16,14 @@ from bench.gpu.running.models import bytes_of_block, hf_config, spec_of
 from bench.gpu.running.run import Run
 from muxcluster.placement.shapes.shape import ModelShape
 
+# Heads as wide as a real model's, so that the kernels are the ones that it would run.
 SHAPE = ModelShape(4, 256, 8, 2, 64, 512, 512, 1024)
-"""Heads as wide as a real model's, so that the kernels are the ones that it would run."""
+# The default of 0.02 makes a small model repeat a few tokens, which hides wrong keys.
 WEIGHT_STD = 0.2
-"""The default of 0.02 makes a small model repeat a few tokens, which hides wrong keys."""
 REQUESTS, LENGTHS = 16, (1, 300)
 OUTPUT_TOKENS = 48
+# Where the two best logits are as close as this, sums in another order may swap them.
 NEAR_TIE = 1e-4
-"""Where the two best logits are as close as this, sums in another order may swap them."""
 
 
 def equal(run: Run, *, is_stock: bool = False) -> None:

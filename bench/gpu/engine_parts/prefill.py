@@ -21,8 +21,8 @@ from bench.gpu.running.run import Run
 from muxcluster.placement.cost.work import prefill_work
 from muxcluster.placement.shapes.shape import ModelShape
 
+# Prompt tokens, and how often: one job each, the token budget is more. The first is warm-up.
 PROMPTS = ((8000, 6), (2000, 10), (160, 30))
-"""Prompt tokens, and how often: one job each, the token budget is more. The first is warm-up."""
 DRY_PROMPTS = ((64, 3), (16, 3))
 _WARM = 1
 

@@ -31,10 +31,9 @@ from bench.gpu.running.run import Run
 
 SIZES = ("1b", "8b")
 REQUESTS, LENGTHS = 256, (100, 1024)
-_SLACK_TOKENS = 40
-"""Of a sequence: the end of its last block, and a share of a whole number."""
+_SLACK_TOKENS = 40  # Of a sequence: the end of its last block, and a share of a whole number
+# What versions call the tokens of a cache page: from 5.18 on, before.
 _PAGE_FIELDS = ("page_size", "block_size")
-"""What versions call the tokens of a cache page: from 5.18 on, before."""
 
 
 def requests_of(run: Run, vocab_size: int) -> list[Asked]:

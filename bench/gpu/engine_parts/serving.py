@@ -17,16 +17,16 @@ from muxcluster.core.sampling import SamplingParams
 from muxcluster.core.unitspec import ModelSpec, SchedulerSpec, UnitSpec
 from muxcluster.engine.unit.unit import Unit
 
+# Prompt tokens of a job: enough to make a prefill of an 8B model bound by the matrix rate.
 TOKEN_BUDGET = 8192
-"""Prompt tokens of a job: enough to make a prefill of an 8B model bound by the matrix rate."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Asked:
-    """A request. prompt: int32 [n]. output_tokens: as many as it will get."""
+    """A request."""
 
-    prompt: NDArray[np.int32]
-    output_tokens: int
+    prompt: NDArray[np.int32]  # int32 [n]
+    output_tokens: int  # as many as it will get
 
 
 def random_requests(

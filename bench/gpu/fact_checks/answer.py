@@ -1,4 +1,4 @@
-"""What a check of bench/gpu/facts.py found out."""
+"""Result of a check of bench/gpu/facts.py."""
 
 import json
 from collections.abc import Callable
@@ -8,11 +8,11 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """verdict: yes, no or measured. text: one or a few plain sentences. numbers: by name."""
+    """The result of a check."""
 
-    verdict: str
-    text: str
-    numbers: dict[str, Any] = field(default_factory=dict)
+    verdict: str  # yes, no or measured
+    text: str  # one or a few plain sentences
+    numbers: dict[str, Any] = field(default_factory=dict)  # by name
 
 
 def attempt(name: str, call: Callable[[], str]) -> str:

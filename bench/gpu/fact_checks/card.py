@@ -1,4 +1,4 @@
-"""Facts about the card itself: versions, ceilings, graph capture."""
+"""Facts about the GPU itself: versions, ceilings, graph capture."""
 
 import os
 import platform

@@ -1,4 +1,4 @@
-"""Facts about green contexts: is work on a part's stream really kept to that part?"""
+"""Facts about green contexts: does work on a stream use only its own multiprocessors?"""
 
 from collections.abc import Callable, Iterator
 from importlib import import_module

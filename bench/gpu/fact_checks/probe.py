@@ -1,4 +1,4 @@
-"""Which multiprocessors work runs on, and how fast matrix products are there."""
+"""Multiprocessors used by a stream, and its speed of matrix products."""
 
 from collections.abc import Sequence
 from time import perf_counter

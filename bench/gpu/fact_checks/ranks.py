@@ -1,4 +1,4 @@
-"""Facts about tensor parallelism, as far as one card can tell.
+"""Facts about tensor parallelism that one GPU can show.
 
 NCCL refuses two ranks on one GPU. So a group of one over NCCL shows that collectives are captured
 in a CUDA graph, and two ranks over gloo on CUDA tensors show that divided models compute the same.

@@ -23,14 +23,15 @@ LAYERS = 8
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """norms: [2, HIDDEN]. qkv, out, gate_up, down: weights [in, out]. cache: its own pool."""
+    """Weights and cache of one layer."""
 
-    norms: Tensor
+    norms: Tensor  # [2, HIDDEN]
+    # qkv, out, gate_up, down: weights [in, out]
     qkv: Tensor
     out: Tensor
     gate_up: Tensor
     down: Tensor
-    cache: Paged
+    cache: Paged  # its own pool
 
 
 class SmallDecode:

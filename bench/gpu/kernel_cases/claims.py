@@ -1,4 +1,4 @@
-"""What bench/gpu/kernels.py says in public, read off its timed cases."""
+"""Claims of bench/gpu/kernels.py, from its timed cases."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -24,6 +24,7 @@ from bench.harness import Claim
 
 Rows = Sequence[Mapping[str, Any]]
 
+# Name, kernel, case, which share, and what is aimed at.
 _SHARES = (
     ("decode", "paged_decode", decode_case(*DECODE[0], LLAMA3_8B), "share_of_copy", 0.85),
     ("prefill", "paged_prefill", prefill_case(*PREFILL[0], LLAMA3_8B), "share_of_matmul", 0.55),
@@ -32,8 +33,8 @@ _SHARES = (
     ("rotary", "rotary", f"{TOKENS[0]} tokens, {LLAMA3_8B}", "share_of_copy", None),
     ("kv_write", "kv_write", f"{TOKENS[0]} tokens, {LLAMA3_8B}", "share_of_copy", None),
 )
-"""Name, kernel, case, which share, and what is aimed at."""
 
+# Name, kernel, case and rival: how many times faster than it; at least 1 is aimed at.
 _FASTER = (
     ("decode_over_sdpa", "paged_decode", decode_case(*DECODE[0], LLAMA3_8B), "sdpa"),
     ("prefill_over_sdpa", "paged_prefill", prefill_case(*PREFILL[0], LLAMA3_8B), "sdpa"),
@@ -51,7 +52,6 @@ _FASTER = (
         for prefix, distinct in SHAPES
     ),
 )
-"""Name, kernel, case and rival: how many times faster than it; at least 1 is aimed at."""
 
 
 def claims(checks: Rows, rows: Rows) -> list[Claim]:

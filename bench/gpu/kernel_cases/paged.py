@@ -20,13 +20,12 @@ class Heads:
 
 @dataclass(frozen=True, slots=True)
 class Paged:
-    """pool: uint8 [num_blocks, block_bytes]. table: int32 [max_seqs, kv_heads, max_columns].
-    from_right: bool [max_seqs]. slots, lengths: int32 [rows], row i is slot i.
-    """
+    """Sequences in a paged pool."""
 
-    pool: Tensor
-    table: Tensor
-    from_right: Tensor
+    pool: Tensor  # uint8 [num_blocks, block_bytes]
+    table: Tensor  # int32 [max_seqs, kv_heads, max_columns]
+    from_right: Tensor  # bool [max_seqs]
+    # slots, lengths: int32 [rows], row i is slot i
     slots: Tensor
     lengths: Tensor
     block_tokens: int

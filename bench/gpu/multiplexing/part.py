@@ -39,12 +39,11 @@ from muxcluster.engine.unit.partition_choice import settle_partition
 from muxcluster.engine.unit.unit import Unit
 from muxcluster.placement.cost import Profile
 
-_CLOSE_S = 8.0
-"""Kept for ending the units' processes."""
+_CLOSE_S = 8.0  # Kept for ending the units' processes
 PARTITIONS = ("green", "mps", "none")
+# Tried in this order for the profile: contexts are made sooner than processes. In a dry run the
+# first is one that a CPU cannot have.
 DRY_PARTITIONS = ("mps", "threads", "none")
-"""Tried in this order for the profile: contexts are made sooner than processes. In a dry run the
-first is one that a CPU cannot have."""
 
 
 def profile(run: Run) -> None:

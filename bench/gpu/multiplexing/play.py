@@ -1,4 +1,4 @@
-"""Plays a workload on units in real time, and what its requests got."""
+"""Play a workload on units in real time, and record its requests."""
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean
@@ -18,10 +18,8 @@ from muxcluster.workload.metrics.records import Ending, Record, RecordLog, Recor
 from muxcluster.workload.metrics.slo import attainment_at_scales
 from muxcluster.workload.metrics.window import Window, figures, latency_s, normalised_s, ttft_s
 
-SLO_SCALE = 8.0
-"""Times what a request takes alone on the whole GPU."""
-_BEFORE = 0.2
-"""Part of the time that is left out: queues fill in it."""
+SLO_SCALE = 8.0  # Times what a request takes alone on the whole GPU
+_BEFORE = 0.2  # Part of the time that is left out: queues fill in it
 _WARM_REQUESTS, _WARM_TOKENS = 12, 12
 _HEAD_START_S = 0.05
 

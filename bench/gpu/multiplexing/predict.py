@@ -1,4 +1,4 @@
-"""What the simulator says that a system will do, from the profile measured in the same call."""
+"""Predictions of the simulator for a system, from the profile measured in the same call."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,8 +13,7 @@ from muxcluster.sim.core.timeline import JobSpan
 from muxcluster.sim.core.unit import SimModel, SimUnit
 from muxcluster.workload.metrics.window import figures
 
-_ROUNDS = 3
-"""Of a static split: how slow a unit is follows from how busy the others are, and back."""
+_ROUNDS = 3  # Of a static split: how slow a unit is follows from how busy the others are, and back
 
 
 @dataclass(frozen=True)

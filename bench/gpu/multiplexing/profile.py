@@ -1,4 +1,4 @@
-"""A small profile of the models on the card, by which loads, shares and predictions go."""
+"""A small profile of the models on the GPU, for loads, shares and predictions."""
 
 import tempfile
 from collections.abc import Sequence
@@ -21,17 +21,16 @@ from muxcluster.placement.cost import Cell, Profile, ProfiledModel
 
 GPU_GRID = Grid((), batches=(1, 8, 48), lengths=(64, 384), repeats=2)
 DRY_GRID = Grid((), batches=(1, 4), lengths=(16, 48), repeats=1)
-_PAIRED = 2
-"""Models that are also measured side by side: each more costs twice as long."""
+_PAIRED = 2  # Models that are also measured side by side: each more costs twice as long
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """partition: that shares were made by. refused: why others were not, by partition."""
+    """A measured profile."""
 
     profile: Profile
-    partition: str
-    refused: dict[str, str]
+    partition: str  # that shares were made by
+    refused: dict[str, str]  # why others were not, by partition
 
 
 def measured(work: Work, site: Site, partitions: Sequence[str], grid: Grid, card: str) -> Measured:

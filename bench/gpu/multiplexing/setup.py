@@ -1,4 +1,4 @@
-"""What bench/gpu/multiplex.py tells its parts, back from JSON."""
+"""Settings of bench/gpu/multiplex.py for its parts, read from JSON."""
 
 from collections.abc import Mapping
 from typing import Any

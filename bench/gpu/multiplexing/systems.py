@@ -13,16 +13,17 @@ from muxcluster.core.unitspec import ModelSpec, SchedulerSpec, UnitSpec
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """partition: as UnitSpec has it. is_static: every model keeps its part of the SMs and of the
-    KV pool, in a unit of its own. may_unshare: as SchedulerSpec has it."""
+    """A way of sharing one GPU."""
 
     name: str
-    partition: str
+    partition: str  # as UnitSpec has it
     lane: str
+    # every model keeps its part of the SMs and of the KV pool, in a unit of its own
     is_static: bool = False
-    may_unshare: bool = False
+    may_unshare: bool = False  # as SchedulerSpec has it
 
 
+# In the order in which they run: what claims need first.
 SYSTEMS = (
     System("temporal", "none", "temporal"),
     System("adbs-mps", "mps", "adbs"),
@@ -32,10 +33,10 @@ SYSTEMS = (
     System("adbs-auto", "auto", "adbs", may_unshare=True),
     System("static-green", "green", "mixed", is_static=True),
 )
-"""In the order in which they run: what claims need first."""
+# Workers whose multiprocessors are apart, by partition: contexts are taken from the two ends
+# of the card. A static split of more models would not be one.
 MOST_APART = {"green": 2}
-"""Workers whose multiprocessors are apart, by partition: contexts are taken from the two ends
-of the card. A static split of more models would not be one."""
+# On a CPU threads stand for SMs; that what a CPU cannot have is skipped is tried out too.
 DRY_SYSTEMS = (
     System("temporal", "none", "temporal"),
     System("adbs-threads", "threads", "adbs"),
@@ -43,23 +44,22 @@ DRY_SYSTEMS = (
     System("mixed", "none", "mixed"),
     System("adbs-green", "green", "adbs"),
 )
-"""On a CPU threads stand for SMs; that what a CPU cannot have is skipped is tried out too."""
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Where units run. rungs: SM shares that are measured. workers: of a unit that shares the SMs.
-    max_seqs: slots of a model; the KV pool holds so many sequences of mean length."""
+    """Where units run."""
 
     device: str
     dtype: str
-    rungs: tuple[float, ...]
-    workers: tuple[WorkerSpec, ...]
-    max_seqs: int
+    rungs: tuple[float, ...]  # SM shares that are measured
+    workers: tuple[WorkerSpec, ...]  # of a unit that shares the SMs
+    max_seqs: int  # most sequences of a model; the KV pool holds so many sequences of mean length
 
 
 _PREFILLS = frozenset({Phase.PREFILL, Phase.MIXED})
 _DECODES = frozenset({Phase.DECODE})
+# Workers as the configuration makes them for several models on a GPU.
 GPU_SITE = Site(
     "cuda:0",
     "bfloat16",
@@ -71,7 +71,6 @@ GPU_SITE = Site(
     ),
     96,
 )
-"""Workers as the configuration makes them for several models on a GPU."""
 DRY_SITE = Site(
     "cpu", "float32", (0.5, 1.0), (WorkerSpec(0, (0.5, 1.0)), WorkerSpec(1, (0.5, 1.0))), 8
 )

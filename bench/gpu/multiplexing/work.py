@@ -1,4 +1,4 @@
-"""Who asks for what in bench/gpu/multiplex.py: models, popularity, lengths, a rate to load them."""
+"""Load of bench/gpu/multiplex.py: models, popularity, lengths, and a rate that loads the GPU."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,30 +14,28 @@ from muxcluster.workload.marginals import LogNormal
 from muxcluster.workload.popularity import power_law_rates
 from muxcluster.workload.processes import Poisson
 
-_SIGMA = 0.9
-"""Of the logarithm of lengths: about as wide as ShareGPT's."""
+_SIGMA = 0.9  # Of the logarithm of lengths: about as wide as ShareGPT's
 _LONGEST = 1024
-_USUAL_ROWS = 32
-"""Sequences that decode together when a model is busy."""
+_USUAL_ROWS = 32  # Sequences that decode together when a model is busy
 
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """One of the models. part: of all requests, 0 to 1."""
+    """One of the models."""
 
     name: str
     shape: ModelShape
-    part: float
+    part: float  # of all requests, 0 to 1
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """rate_per_s: of all tenants together. length_scale: what ShareGPT's lengths are scaled by."""
+    """The load of a comparison."""
 
     tenants: tuple[Tenant, ...]
-    rate_per_s: float
+    rate_per_s: float  # of all tenants together
     duration_s: float
-    length_scale: float
+    length_scale: float  # what ShareGPT's lengths are scaled by
     seed: int
 
     @property

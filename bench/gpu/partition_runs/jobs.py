@@ -14,8 +14,8 @@ from muxcluster.core.unitspec import ModelSpec, UnitSpec
 from muxcluster.placement.shapes.shape import ModelShape
 
 SHAPE = ModelShape(4, 256, 8, 2, 64, 512, 512, 1024)
+# The default of 0.02 makes a small model repeat a few tokens, which hides wrong keys.
 WEIGHT_STD = 0.2
-"""The default of 0.02 makes a small model repeat a few tokens, which hides wrong keys."""
 WORKERS = (
     WorkerSpec(0, (0.3, 0.5), frozenset({Phase.PREFILL})),
     WorkerSpec(1, (0.5, 0.7), frozenset({Phase.DECODE})),
@@ -23,8 +23,7 @@ WORKERS = (
 MODELS = ("first", "second")
 MOST_TOKENS = 256
 NUM_PAIRS = 8
-_THREADS = 4
-"""On the CPU, where shares are of these."""
+_THREADS = 4  # On the CPU, where shares are of these
 
 
 def write_models(folder: Path) -> None:

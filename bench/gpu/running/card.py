@@ -1,4 +1,4 @@
-"""What a record says of the card."""
+"""The GPU's entry in a record."""
 
 from typing import Any
 

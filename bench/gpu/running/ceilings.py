@@ -1,4 +1,4 @@
-"""What the card itself reaches: copy bandwidth and matrix products."""
+"""Measured limits of the GPU: copy bandwidth and matrix products."""
 
 from dataclasses import dataclass
 
@@ -9,11 +9,10 @@ from bench.gpu.running.clock import Clock, Timing
 
 @dataclass(frozen=True, slots=True)
 class Ceilings:
-    """copy_bytes_per_s: device to device, bytes read plus bytes written. matmul_flops_per_s: bf16,
-    random numbers (products of zeros run faster)."""
+    """Measured limits of a GPU."""
 
-    copy_bytes_per_s: float
-    matmul_flops_per_s: float
+    copy_bytes_per_s: float  # device to device, bytes read plus bytes written
+    matmul_flops_per_s: float  # bf16, random numbers (products of zeros run faster)
 
 
 def copy_bandwidth(clock: Clock, device: torch.device, size: int) -> tuple[float, Timing]:

@@ -1,4 +1,4 @@
-"""Runs a script of ours in a process of its own, for a limited time."""
+"""Child processes with a time limit."""
 
 import ctypes
 import os
@@ -14,24 +14,22 @@ from time import monotonic, sleep
 ROOT = Path(__file__).resolve().parents[3]
 _KEPT_CHARACTERS = 1500
 _LOGGED_CHARACTERS = 20_000
-_PR_SET_PDEATHSIG = 1
-"""Of linux/prctl.h."""
+_PR_SET_PDEATHSIG = 1  # Of linux/prctl.h
 _CLEAN_UP_S = 10.0
 _LOOK_EVERY_S = 0.2
+# Set in the environment of a script that is to end with whoever started it.
 _BOUND = "MUXCLUSTER_BENCH_IS_BOUND"
-"""Set in the environment of a script that is to end with whoever started it."""
+# Process groups of children: a signal's handler is handed nothing, so it finds them here.
 _RUNNING: set[int] = set()
-"""Process groups of children: a signal's handler is handed nothing, so it finds them here."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """failure: empty where it returned 0, else why it did not, with the end of its messages.
-    output: what it wrote to stdout. errors: what it wrote to stderr, the end of it."""
+    """A child process that has ended."""
 
-    failure: str
-    output: str
-    errors: str = ""
+    failure: str  # empty where it returned 0, else why it did not, with the end of its messages
+    output: str  # what it wrote to stdout
+    errors: str = ""  # what it wrote to stderr, the end of it
 
 
 def run_child(

@@ -1,4 +1,4 @@
-"""Times calls on a GPU: CUDA events, the L2 cache flushed before every repetition."""
+"""Timing of calls on a GPU: CUDA events, with the L2 cache flushed before every repetition."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,18 +8,19 @@ from typing import Any
 
 import torch
 
+# Read before each repetition: several times the L2 of any card, and long enough (about a quarter of
+# a millisecond) that the next launches are queued before the device comes to them. Written, it
+# would leave an L2 full of changed lines, whose way to memory the timed call would pay for.
 FLUSH_BYTES = 1 << 30
-"""Read before each repetition: several times the L2 of any card, and long enough (about a quarter
-of a millisecond) that the next launches are queued before the device comes to them. Written, it
-would leave an L2 full of changed lines, whose way to memory the timed call would pay for."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """samples_s: seconds of each repetition. how: `graph` (a captured graph's replay, no launch
-    costs inside), `eager` (capture failed: launch costs may be inside) or `cpu`."""
+    """Measured times of a call."""
 
-    samples_s: tuple[float, ...]
+    samples_s: tuple[float, ...]  # seconds of each repetition
+    # `graph` (a captured graph's replay, no launch costs inside), `eager` (capture failed: launch
+    # costs may be inside) or `cpu`
     how: str
 
     @property

@@ -1,32 +1,29 @@
-"""What the parts of a bench found: the pieces that its record is made of and goes on from."""
+"""Results of the parts of a bench, from which its record is made and continued."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 OK, WRONG, SKIPPED, FAILED, NO_TIME = "ok", "wrong", "skipped", "failed", "no time"
+# Of two tries of a part the one with the higher rank counts; of equal ones the later.
 _RANK = {NO_TIME: 0, FAILED: 1, SKIPPED: 2, WRONG: 3, OK: 3}
-"""Of two tries of a part the one with the higher rank counts; of equal ones the later."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One part of a bench, as one run found it.
-
-    verdict: `ok`; `wrong` (it ran, and a check did not hold); `skipped` (what it needs is not
-    there); `failed` (it raised, hung or died); `no time` (not started, or cases left out).
-    reason: why it is not ok, else "". run: index into the record's runs. checks, rows: one entry a
-    correctness or timed case. samples: every single measurement, by series.
-    """
+    """One part of a bench, as one run found it."""
 
     name: str
+    # `ok`; `wrong` (it ran, and a check did not hold); `skipped` (what it needs is not there);
+    # `failed` (it raised, hung or died); `no time` (not started, or cases left out)
     verdict: str
     seconds: float = 0.0
-    reason: str = ""
-    run: int = 0
+    reason: str = ""  # why it is not ok, else ""
+    run: int = 0  # index into the record's runs
+    # checks, rows: one entry a correctness or timed case
     checks: tuple[dict[str, Any], ...] = ()
     rows: tuple[dict[str, Any], ...] = ()
-    samples: Mapping[str, Any] = field(default_factory=dict)
+    samples: Mapping[str, Any] = field(default_factory=dict)  # every single measurement, by series
 
     @property
     def is_done(self) -> bool:
@@ -51,10 +48,11 @@ class Part:
 
 @dataclass(slots=True)
 class Found:
-    """parts: the try of each part that counts, by name, in order. superseded: the others."""
+    """Results of the parts of a bench."""
 
+    # the try of each part that counts, by name, in order
     parts: dict[str, Part] = field(default_factory=dict)
-    superseded: list[Part] = field(default_factory=list)
+    superseded: list[Part] = field(default_factory=list)  # the others
 
     def add(self, other: "Found") -> None:
         """Take in the parts of a later run; what no longer counts is kept as superseded."""
@@ -162,5 +160,4 @@ def verdict_of(
     return OK, ""
 
 
-NO_TIME_LEFT = "no time left"
-"""What a part or a case says that was not started for want of time."""
+NO_TIME_LEFT = "no time left"  # What a part or a case says that was not started for want of time

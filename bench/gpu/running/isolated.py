@@ -22,21 +22,17 @@ from bench.gpu.running.clock import Clock
 from bench.gpu.running.found import NO_TIME, NO_TIME_LEFT, Found, Part, verdict_of
 from bench.gpu.running.run import Run
 
-_LEAST_S = 5.0
-"""What a process needs to end well; a part with less time than that is not started."""
-_KEPT_CHARACTERS = 1500
-"""Of the message of an exception."""
+_LEAST_S = 5.0  # What a process needs to end well; a part with less time than that is not started
+_KEPT_CHARACTERS = 1500  # Of the message of an exception
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Parts that share a process, and how long they may take.
-
-    least_s: with less time than that it is not started, because it would measure nothing.
-    """
+    """Parts that share a process, and how long they may take."""
 
     names: tuple[str, ...]
     seconds: float
+    # with less time than that it is not started, because it would measure nothing
     least_s: float = 0.0
 
 

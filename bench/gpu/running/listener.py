@@ -1,4 +1,4 @@
-"""Hears what a unit says of its requests, and when."""
+"""Record of a unit's output per request, with times."""
 
 import threading
 from collections.abc import Mapping
@@ -10,12 +10,11 @@ from muxcluster.core.events import TokenDelta
 
 @dataclass(slots=True)
 class Heard:
-    """tokens: all output so far. times_s: of each token, by `time.monotonic`. end: empty while it
-    runs, "finished", or why it ended otherwise."""
+    """Output of one request."""
 
-    tokens: list[int] = field(default_factory=list)
-    times_s: list[float] = field(default_factory=list)
-    end: str = ""
+    tokens: list[int] = field(default_factory=list)  # all output so far
+    times_s: list[float] = field(default_factory=list)  # of each token, by `time.monotonic`
+    end: str = ""  # empty while it runs, "finished", or why it ended otherwise
 
 
 class Listener:

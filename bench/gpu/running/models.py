@@ -9,14 +9,14 @@ from muxcluster.core.unitspec import ModelSpec
 from muxcluster.placement.shapes.known import SHAPES
 from muxcluster.placement.shapes.shape import ModelShape
 
+# What the benches call a shape, and what `placement` calls it.
 KNOWN = {"1b": "llama-3.2-1b", "3b": "llama-3.2-3b", "8b": "llama-3-8b"}
-"""What the benches call a shape, and what `placement` calls it."""
+# Their stand-ins in a dry run.
 _TINY = {
     "1b": ModelShape(2, 64, 4, 2, 16, 128, 512, 4096, tied_embeddings=True),
     "3b": ModelShape(2, 96, 6, 2, 16, 128, 512, 4096, tied_embeddings=True),
     "8b": ModelShape(3, 64, 4, 2, 16, 128, 512, 4096),
 }
-"""Their stand-ins in a dry run."""
 _BLOCK_TOKENS = 16
 _ITEMSIZES = {"float32": 4, "bfloat16": 2, "float16": 2}
 

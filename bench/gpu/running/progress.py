@@ -1,4 +1,4 @@
-"""The record of a bench that runs in parts: rewritten after each part, and gone on from."""
+"""The record of a bench in parts: rewritten after each part, and continued later."""
 
 import argparse
 import json
@@ -12,8 +12,7 @@ from bench.gpu.running.children import end_in_order
 from bench.gpu.running.found import OK, WRONG, Found, Part, from_record
 from bench.harness import Bench, Claim, make_parser
 
-_SHOWN_CHARACTERS = 200
-"""Of a reason, in the line of a part."""
+_SHOWN_CHARACTERS = 200  # Of a reason, in the line of a part
 
 
 def parts_parser(description: str | None) -> argparse.ArgumentParser:

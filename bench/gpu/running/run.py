@@ -1,4 +1,4 @@
-"""One part of bench/gpu/kernels.py: what is checked and timed goes through here and is kept."""
+"""One part of a GPU bench: checks, timed cases and their record."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -20,28 +20,24 @@ Call = Callable[[], Any]
 
 @dataclass(slots=True)
 class Run:
-    """device: where tensors live. tiny: smoke shapes. ends_at: no case starts after it
-    (`time.monotonic`). path: written anew after every case, so that a kernel that hangs or kills
-    the process loses nothing but itself. given: what the part was told beside that.
+    """One part of a bench, with its checks, timed cases and samples."""
 
-    checks: one entry a correctness case. rows: one a timed case. samples: seconds by series.
-    part: whose entries are being made; each entry says so. ended: seconds and failure ("": none)
-    of the parts that have ended. series: the part of each series of samples.
-    """
-
-    device: torch.device
+    device: torch.device  # where tensors live
     clock: Clock
     ceilings: Ceilings
-    tiny: bool
-    ends_at: float
+    tiny: bool  # smoke shapes
+    ends_at: float  # no case starts after it (`time.monotonic`)
+    # written anew after every case, so that a kernel that hangs or kills the process loses nothing
+    # but itself
     path: Path
-    given: dict[str, Any] = field(default_factory=dict)
-    checks: list[dict[str, Any]] = field(default_factory=list)
-    rows: list[dict[str, Any]] = field(default_factory=list)
-    samples: dict[str, tuple[float, ...]] = field(default_factory=dict)
-    part: str = ""
+    given: dict[str, Any] = field(default_factory=dict)  # what the part was told beside that
+    checks: list[dict[str, Any]] = field(default_factory=list)  # one entry a correctness case
+    rows: list[dict[str, Any]] = field(default_factory=list)  # one a timed case
+    samples: dict[str, tuple[float, ...]] = field(default_factory=dict)  # seconds by series
+    part: str = ""  # whose entries are being made; each entry says so
+    # seconds and failure ("": none) of the parts that have ended
     ended: dict[str, dict[str, Any]] = field(default_factory=dict)
-    series: dict[str, str] = field(default_factory=dict)
+    series: dict[str, str] = field(default_factory=dict)  # the part of each series of samples
 
     def end(self, seconds: float, failure: str) -> None:
         """Write down that the part has ended, and how."""

@@ -31,14 +31,11 @@ BATCH = Kind(ServiceClass.BATCH, (32, 96), (16, 64))
 
 @dataclass(slots=True, eq=False)
 class Answer:
-    """One request as its sender sees it, in seconds of `time.monotonic`.
-
-    due_s: when it should have been sent. times_s: of each of its output tokens.
-    """
+    """One request as its sender sees it, in seconds of `time.monotonic`."""
 
     request: Request
-    due_s: float
-    times_s: list[float] = field(default_factory=list)
+    due_s: float  # when it should have been sent
+    times_s: list[float] = field(default_factory=list)  # of each of its output tokens
 
     @property
     def is_whole(self) -> bool:

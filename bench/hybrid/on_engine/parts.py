@@ -1,4 +1,4 @@
-"""Parts of a run of `bench/hybrid/engine.py`, and what is said of them."""
+"""Parts of a run of `bench/hybrid/engine.py`, and their figures."""
 
 import time
 from collections.abc import Sequence
@@ -15,27 +15,22 @@ from muxcluster.engine.unit.unit import Unit
 
 ALONE, BATCH_ALONE, OURS = "alone", "batch alone", "hybrid"
 _STEP_MS = 20.0
-FACTOR = 1.25
-"""Targets over what was measured alone."""
+FACTOR = 1.25  # Targets over what was measured alone
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One load of one seed, for `seconds`.
+    """One load of one seed, for `seconds`."""
 
-    system: alone, batch alone, or the packing that ran both. rate_per_s: of interactive requests
-    as they came. jobs: those that ended in this part.
-    """
-
-    system: str
+    system: str  # alone, batch alone, or the packing that ran both
     seed: int
     seconds: float
-    rate_per_s: float
+    rate_per_s: float  # of interactive requests as they came
     interactive_tokens_per_s: float
     batch_tokens_per_s: float
     ttft_s: tuple[float, ...] = ()
     tpot_s: tuple[float, ...] = ()
-    jobs: tuple[JobRecord, ...] = ()
+    jobs: tuple[JobRecord, ...] = ()  # those that ended in this part
 
     @property
     def busy(self) -> float:
@@ -127,17 +122,14 @@ def p99(series: Sequence[Sequence[float]]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What all parts of one system come to, against targets and what is left for batch work.
+    """What all parts of one system come to, against targets and what is left for batch work."""
 
-    ttft_ratio, tpot_ratio: p99 over target. kept: batch tokens/s over those alone less the
-    interactive work, counted at its cost at best. most_kept: what any packing could keep, see
-    `most_kept`.
-    """
-
+    # ttft_ratio, tpot_ratio: p99 over target
     ttft_ratio: float
     tpot_ratio: float
+    # batch tokens/s over those alone less the interactive work, counted at its cost at best
     kept: float
-    most_kept: float
+    most_kept: float  # what any packing could keep, see `most_kept`
 
 
 def verdict(

@@ -19,8 +19,7 @@ from muxcluster.core.request import Slo
 from muxcluster.core.unitspec import ModelSpec, SchedulerSpec, UnitSpec
 from muxcluster.engine.unit.unit import Unit
 
-THREADS = 1
-"""Of every phase. The other core is for whoever sends the requests."""
+THREADS = 1  # Of every phase. The other core is for whoever sends the requests.
 
 _COMMON = {
     "vocab_size": 16_000,
@@ -34,6 +33,7 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
     "llama-a": {**_COMMON, "num_attention_heads": 12, "num_key_value_heads": 4, "head_dim": 64},
     "llama-b": {**_COMMON, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 128},
 }
+# The same with steps of a few milliseconds.
 SMALL: Mapping[str, Mapping[str, Any]] = {
     name: {
         **shape,
@@ -44,16 +44,14 @@ SMALL: Mapping[str, Mapping[str, Any]] = {
     }
     for name, shape in SHAPES.items()
 }
-"""The same with steps of a few milliseconds."""
 VOCABULARY = 16_000
 _MAX_LEN = 192
 MAX_SEQS = 40
 _BLOCK_TOKENS = 16
-_TOKEN_BUDGET = 64
-"""Of every system: at some 400 tokens/s a job of more would be felt by everybody."""
+_TOKEN_BUDGET = 64  # Of every system: at some 400 tokens/s a job of more would be felt by everybody
+# Sequences of greatest length that the pool holds for each model: fewer than there are slots, so
+# that interactive requests take blocks of batch ones.
 _WHOLE_SEQS = 24
-"""Sequences of greatest length that the pool holds for each model: fewer than there are slots, so
-that interactive requests take blocks of batch ones."""
 
 
 def write_configs(folder: Path, shapes: Mapping[str, Mapping[str, Any]]) -> dict[str, Path]:

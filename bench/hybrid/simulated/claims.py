@@ -1,4 +1,4 @@
-"""What is said of the cells: cuts, losses and attainment, beside the paper's."""
+"""Claims from the simulated cells: cuts, losses and attainment, beside the paper's."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -17,8 +17,9 @@ from bench.hybrid.simulated.running import (
 from bench.hybrid.simulated.setups import APART, MEANS, OURS, Point
 from muxcluster.sim.report.report import ClassesReport
 
+# Share of interactive requests alone whose first token is in time, where they can be served.
 _CALM = 0.9
-"""Share of interactive requests alone whose first token is in time, where they can be served."""
+# BROS, by lengths.
 PUBLISHED: Mapping[str, Mapping[str, float]] = {
     "sharegpt": {
         "normalised_latency_cut_vs_fcfs": 0.742,
@@ -35,7 +36,6 @@ PUBLISHED: Mapping[str, Mapping[str, float]] = {
         "batch_throughput_loss_vs_round_robin": 0.152,
     },
 }
-"""BROS, by lengths."""
 
 
 def changes(

@@ -7,8 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
-SHORTEST, LONGEST = 4, 2048
-"""Interactive lengths are cut to these."""
+SHORTEST, LONGEST = 4, 2048  # Interactive lengths are cut to these
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What BROS's evaluation runs on and under: models on meshes, lengths, and the systems compared."""
+"""Setups of BROS's evaluation: models on meshes, lengths, and the compared systems."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -20,11 +20,10 @@ from muxcluster.workload.lengths import Independent, Lengths
 from muxcluster.workload.processes import Poisson
 
 TTFT_S, TPOT_S = 0.4, 0.2
+# Batch requests of a wave. The paper does not tell; so many are four times what fits in the memory
+# of an OPT setup, and as many as vLLM lets run at a time.
 WAVE = 256
-"""Batch requests of a wave. The paper does not tell; so many are four times what fits in the memory
-of an OPT setup, and as many as vLLM lets run at a time."""
-MAX_SEQS = 256
-"""vLLM's default."""
+MAX_SEQS = 256  # vLLM's default
 BATCH = Independent(Even(512, 1024), Even(32, 128))
 
 
@@ -55,17 +54,17 @@ LENGTHS: Mapping[str, Lengths] = {
     "sharegpt": Independent(Fitted(222.76, 256.36), Fitted(234.51, 268.50)),
     "lmsys": Independent(Fitted(90.50, 148.52), Fitted(237.04, 228.21)),
 }
+# Prompt and output tokens of an interactive request.
 MEANS = {"sharegpt": (222.76, 234.51), "lmsys": (90.50, 237.04)}
-"""Prompt and output tokens of an interactive request."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A system of the comparison. system: as `muxcluster simulate --systems` has it. policy:
-    fields of SchedulerSpec that differ from the others'."""
+    """A system of the comparison."""
 
     name: str
-    system: str
+    system: str  # as `muxcluster simulate --systems` has it
+    # fields of SchedulerSpec that differ from the others'
     policy: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -79,23 +78,22 @@ ENTRIES = (
     Entry(OURS, "mixed:packing=hybrid"),
 )
 APART_ENTRY = Entry(APART, "mixed:packing=hybrid", {"shares_blocks": False})
+# Whom the paper compares.
 COMPARED = tuple(entry for entry in ENTRIES if entry.name in ("fcfs", "round-robin", OURS))
-"""Whom the paper compares."""
+# Where there are interactive requests only, the classes make no difference.
 ALONE = tuple(entry for entry in ENTRIES if entry.name in ("fcfs", OURS))
-"""Where there are interactive requests only, the classes make no difference."""
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One load of one setup. has_batch: False leaves the interactive requests alone. wave: batch
-    requests at once."""
+    """One load of one setup."""
 
     setup: str
     lengths: str
     rate_per_s: float
     seconds: float
-    has_batch: bool = True
-    wave: int = WAVE
+    has_batch: bool = True  # False leaves the interactive requests alone
+    wave: int = WAVE  # batch requests at once
 
 
 def case_of(point: Point, entry: Entry, seed: int) -> Case:

@@ -1,4 +1,4 @@
-"""What the hybrid benches print, and their single measurements."""
+"""Printed tables of the hybrid benches, and their single measurements."""
 
 from collections.abc import Sequence
 

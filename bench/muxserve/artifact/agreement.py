@@ -1,4 +1,4 @@
-"""How well replayed throughputs agree with measured ones: errors, and the order of the systems."""
+"""Agreement of replayed with measured throughputs: errors, and the order of the systems."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,9 +11,10 @@ from bench.muxserve.artifact.replay import Replayed
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One run. measured, simulated: requests/s, by model, the latter the mean over the seeds."""
+    """One run."""
 
     run: Run
+    # measured, simulated: requests/s, by model, the latter the mean over the seeds
     measured: Mapping[str, float]
     simulated: Mapping[str, float]
 

@@ -1,4 +1,4 @@
-"""Reads the runs MuxServe's authors published: what was placed where, its load, the results."""
+"""Reader of the runs that MuxServe's authors published: placement, load, results."""
 
 import csv
 from collections import defaultdict
@@ -18,50 +18,49 @@ SYSTEMS = ("muxserve", "spatial", "temporal")
 _FOLDERS = {"muxserve": "flexsm", "spatial": "spatial", "temporal": "temporal"}
 _CONDENSED = (500, 1200)
 _GPU_GB = 80.0
+# gpu_memory_utilization of every spatial unit of the synthetic runs (their bench_end_to_end).
 _SPATIAL_KV_SHARE = 0.5
-"""gpu_memory_utilization of every spatial unit of the synthetic runs (their bench_end_to_end)."""
 Row = dict[str, str]
+# Mean prompt and output of what was sent, as the reference's scheduler has it. Its planner takes
+# 161 and 337, which would be 498; single requests took as long as about 250 output tokens do.
 _SHAREGPT_TOKENS = 416
-"""Mean prompt and output of what was sent, as the reference's scheduler has it. Its planner takes
-161 and 337, which would be 498; single requests took as long as about 250 output tokens do."""
 _WEIGHTS_GB = {"llama-7b": 14, "llama-13b": 26, "llama-30b": 60, "llama-65b": 130}
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """One model of a published run.
-
-    rate_per_s, count: requests come at this rate until there were so many. prompt, output: mean
-    tokens. prefill_share, decode_share: SM shares of its two processes. measured_per_s: published
-    throughput, requests over the time of the model's own last completion.
-    """
+    """One model of a published run."""
 
     name: str
     shape: str
+    # rate_per_s, count: requests come at this rate until there were so many
     rate_per_s: float
     count: int
+    # prompt, output: mean tokens
     prompt: float
     output: float
+    # prefill_share, decode_share: SM shares of its two processes
     prefill_share: float
     decode_share: float
+    # published throughput, requests over the time of the model's own last completion
     measured_per_s: float
     span_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """GPUs and what ran on them. kv_share: of the GPUs' memory, that KV caches had together."""
+    """GPUs and what ran on them."""
 
     tp: int
-    kv_share: float
+    kv_share: float  # of the GPUs' memory, that KV caches had together
     models: tuple[Served, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One system at one point. point: such as "chatlmsys_c500" or "synth19_a0.7_s0.5"."""
+    """One system at one point."""
 
-    point: str
+    point: str  # such as "chatlmsys_c500" or "synth19_a0.7_s0.5"
     system: str
     meshes: tuple[Mesh, ...]
 

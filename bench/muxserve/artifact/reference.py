@@ -15,15 +15,15 @@ from muxcluster.sim.core.unit import SimModel, SimUnit
 GPU = GPUS["A100-80GB"]
 _ITEMSIZE = 2
 _BLOCK_TOKENS = 32
+# What the reference takes a sequence to hold when it divides its cache into sequences.
 _QUOTA_TOKENS = 416
-"""What the reference takes a sequence to hold when it divides its cache into sequences."""
 _TOKEN_BUDGET = 2048
 _QUOTA_PERIOD_S = 8.0
 _MAX_MODEL_LEN = 2048
 _MAX_SEQS = 2048
 _UPLOAD_S = {"llama-7b": 1.0e-4, "llama-13b": 0.8e-4}
+# Block tables sent to the GPU in each decode step, a sequence (ESTIMATOR.md).
 _UPLOAD_LARGE_S = 0.7e-4
-"""Block tables sent to the GPU in each decode step, a sequence (ESTIMATOR.md)."""
 
 
 class ReferenceCost:

@@ -1,4 +1,4 @@
-"""Simulates published runs: their requests, and each model's throughput as they measured it."""
+"""Simulation of published runs: their requests, and each model's throughput by their definition."""
 
 from collections.abc import Iterator
 from functools import lru_cache
@@ -18,11 +18,10 @@ from muxcluster.workload.metrics.records import Records
 from muxcluster.workload.seeds import rng_for
 
 PROFILE = Path("muxserve") / "llama_a100_profile.json"
+# Tokens of the longest prompt or output: their sampling drops longer prompts, and sums of 2048.
 _LONGEST = 1024
-"""Tokens of the longest prompt or output: their sampling drops longer prompts, and sums of 2048."""
 _ROUNDS = 20
-_DISPATCH_S = 1000.0
-"""Their synthetic workloads send nothing after that."""
+_DISPATCH_S = 1000.0  # Their synthetic workloads send nothing after that
 
 
 class Replayed(BaseModel):

@@ -1,4 +1,4 @@
-"""Results by everything that decides them, code included, so that a broken-off bench goes on."""
+"""Cache of results by all their inputs, code included, to continue an interrupted bench."""
 
 import os
 from dataclasses import dataclass, field
@@ -23,9 +23,9 @@ def _code() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """A JSON file a result. folder: None keeps nothing."""
+    """A JSON file a result."""
 
-    folder: Path | None
+    folder: Path | None  # None keeps nothing
     _code: str = field(default_factory=_code)
 
     def read(self, kind: type[Kept], *case: object) -> Kept | None:

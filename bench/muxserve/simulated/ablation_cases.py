@@ -25,23 +25,23 @@ GREEDY = "muxserve:placement=memory-greedy"
 CHAT_SYSTEMS = ("muxserve", "spatial", "spatial-load", "temporal")
 NEITHER = "muxserve:sharing=off:quotas=off"
 FIXED = "muxserve:quotas=off"
+# Before a system's name: its KV pool is divided as if all models were equally popular.
 EVEN = "even "
-"""Before a system's name: its KV pool is divided as if all models were equally popular."""
 _PLACEMENTS = (("assumed4_8gpu", "8 GPUs, 4 models"), ("assumed7_16gpu", "16 GPUs, 7 models"))
+# Models llm-0 to llm-3 on one mesh, the most popular first.
 COLOCATED = ("llama-7b", "llama-13b", "llama-30b", "llama-65b")
-"""Models llm-0 to llm-3 on one mesh, the most popular first."""
+# Requests/s of the most popular colocated model: more than one mesh of 4 GPUs serves.
 _TOP_PER_S = 10.0
-"""Requests/s of the most popular colocated model: more than one mesh of 4 GPUs serves."""
 _GPU = GPUS["A100-80GB"]
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Systems under one load. cases: a seed each, by the name that the table has."""
+    """Systems under one load."""
 
     experiment: str
     load: str
-    cases: Mapping[str, tuple[Case, ...]]
+    cases: Mapping[str, tuple[Case, ...]]  # a seed each, by the name that the table has
 
 
 def placement_points(

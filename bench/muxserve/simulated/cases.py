@@ -28,8 +28,7 @@ ALPHAS = (0.7, 1.3, 2.1)
 SCALES = (0.5, 0.75, 1.0, 1.25)
 SLO_SCALE = 8.0
 MAX_DECODE_ROWS = 1024
-_SIGMA_AS_MEDIAN = 0.6
-"""Median of a log-normal length over its mean: a sigma of 1.0."""
+_SIGMA_AS_MEDIAN = 0.6  # Median of a log-normal length over its mean: a sigma of 1.0
 _LONGEST = 1024
 _DRAWS = 200_000
 _GPU = GPUS["A100-80GB"]
@@ -101,11 +100,11 @@ def output_tokens(problem: Problem) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class Ablation:
-    """Models that share one mesh of 4 GPUs. paper: rate-weighted requests/s by system."""
+    """Models that share one mesh of 4 GPUs."""
 
     name: str
     problem: Problem
-    paper: Mapping[str, float]
+    paper: Mapping[str, float]  # rate-weighted requests/s by system
 
     def cases(self, duration: Duration) -> dict[str, list[Case]]:
         """By system, all on the same mesh."""

@@ -1,4 +1,4 @@
-"""The paper's ratios between systems, and the same of what was simulated."""
+"""The paper's ratios between systems, and the simulated ones."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -73,18 +73,15 @@ def _rounded(values: Sequence[float], digits: int) -> list[float]:
 
 @dataclass(frozen=True, slots=True)
 class Headline:
-    """One of the paper's ratios. figure: "served", "weighted" or "attained".
-
-    load: how the loads begin that it is taken over.
-    """
+    """One of the paper's ratios."""
 
     name: str
     experiment: str
     ours: str
     other: str
     paper: float | None
-    figure: str = "served"
-    load: str = ""
+    figure: str = "served"  # "served", "weighted" or "attained"
+    load: str = ""  # how the loads begin that it is taken over
 
     def ratios(self, found: Sequence[Measured]) -> dict[str, float]:
         """By load, those where the other served anything."""

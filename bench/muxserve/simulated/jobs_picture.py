@@ -1,4 +1,4 @@
-"""Why sharing SMs serves more, as a picture: the jobs of one mesh, with and without it."""
+"""A picture of the jobs of one mesh, with and without SM sharing."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,8 +13,8 @@ from muxcluster.sim.core.timeline import JobSpan
 from muxcluster.sim.plot.jobs import sms_over_time
 from muxcluster.sim.plot.style import STYLE, Colour, model_colours
 
+# When the picture begins, all models having many requests by then; how much of it is shown.
 _START_S, _SHOWN_S = 12.0, 0.5
-"""When the picture begins, all models having many requests by then; how much of it is shown."""
 _SIZE_INCHES = (9.0, 4.2)
 
 

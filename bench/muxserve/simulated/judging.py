@@ -1,4 +1,4 @@
-"""Figures of simulated cases that are compared: throughput, attainment, fair shares."""
+"""Compared figures of simulated cases: throughput, attainment, fair shares."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from math import sqrt
@@ -7,8 +7,7 @@ from statistics import fmean, stdev
 from bench.muxserve.simulated.cases import SLO_SCALE
 from muxcluster.sim.report.report import CaseReport
 
-_ENOUGH = 200
-"""Requests below which the share of a model says more of chance than of the scheduler."""
+_ENOUGH = 200  # Requests below which the share of a model says more of chance than of the scheduler
 
 
 def requests_per_s(report: CaseReport) -> float:

@@ -144,8 +144,7 @@ def highest_rates(
     return highest
 
 
-Key = tuple[float, str]
-"""(alpha, system)"""
+Key = tuple[float, str]  # (alpha, system)
 
 
 def _all_undecided(

@@ -1,4 +1,4 @@
-"""Files of batch jobs for a tiny model on a CPU, and what `batch run` makes of them."""
+"""Files of batch jobs for a tiny model on a CPU, and their runs by `batch run`."""
 
 import io
 import json
@@ -17,23 +17,19 @@ from muxcluster.offline.prefix.prompts import flat_prompts
 from muxcluster.offline.prefix.tree import build_tree
 
 MODEL = "m"
-BLOCK_TOKENS = 16
-"""Of heads half as wide as those that `policy.block_tokens` is for."""
-_FIRST_ID = 10
-"""Of the ids that prompts are made of: those before stand for no text."""
+BLOCK_TOKENS = 16  # Of heads half as wide as those that `policy.block_tokens` is for
+_FIRST_ID = 10  # Of the ids that prompts are made of: those before stand for no text
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A model directory and what of this machine it may use. kv_tokens: that its KV pool holds;
-    bytes_of_token: of KV. most_tokens: of a request. num_tokens: of a job of the engine, at most.
-    """
+    """A model directory and what of this machine it may use."""
 
     model: Path
-    kv_tokens: int
-    bytes_of_token: int
-    most_tokens: int
-    num_tokens: int
+    kv_tokens: int  # that its KV pool holds
+    bytes_of_token: int  # of KV
+    most_tokens: int  # of a request
+    num_tokens: int  # of a job of the engine, at most
     max_seqs: int = 64
 
     def config(self, folder: Path) -> Path:
@@ -59,15 +55,14 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """A job that ran to its end. texts: answers by custom_id. running_s: from its first request to
-    its last answer, without loading and planning."""
+    """A job that ran to its end."""
 
     order: str
-    texts: Mapping[str, str]
+    texts: Mapping[str, str]  # answers by custom_id
     prompt_tokens: int
     cached_tokens: int
     output_tokens: int
-    running_s: float
+    running_s: float  # from its first request to its last answer, without loading and planning
 
     def row(self) -> dict[str, Any]:
         """For the record."""

@@ -1,4 +1,4 @@
-"""Which greedy answers a model permits where its two best logits are as good as equal."""
+"""Greedy answers that a model permits when its two best logits are nearly equal."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -13,9 +13,9 @@ from muxcluster.http.calls.choice import CONTEXT_TOKENS
 from muxcluster.text.detokenizer import Detokenizer
 from muxcluster.text.tokenizer import Tokenizer
 
+# Sums in another order may swap logits as close as this. The errors of Hugging Face's own fp32
+# logits of these models are half as large, and its own attention kernels then choose differently.
 NEAR_TIE = 1e-4
-"""Sums in another order may swap logits as close as this. The errors of Hugging Face's own fp32
-logits of these models are half as large, and its own attention kernels then choose differently."""
 
 
 def differing(runs: Sequence[Answered]) -> list[str]:

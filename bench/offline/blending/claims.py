@@ -1,4 +1,4 @@
-"""What the runs of BlendServe's workloads come to, and which runs that takes."""
+"""Claims from the runs of BlendServe's workloads, and the list of those runs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,13 +17,12 @@ COMPARED = ("dfs", "blend")
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Mixtures that are run in the same orders with as many requests. serial: orders that run
-    without overlap, too."""
+    """Mixtures that are run in the same orders with as many requests."""
 
     mixes: Sequence[Mix]
     num_requests: int
     orders: Sequence[str] = COMPARED
-    serial: Sequence[str] = ()
+    serial: Sequence[str] = ()  # orders that run without overlap, too
 
     def cases(self) -> list[Case]:
         """Every mixture in every order, those of one mixture together."""

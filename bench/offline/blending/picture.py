@@ -22,9 +22,8 @@ from matplotlib.ticker import PercentFormatter
 from muxcluster.sim.plot.style import PALE, STYLE, dash_of, dress, system_colours
 
 Row = Mapping[str, Any]
-PAPER_RANGE, PAPER_MEAN = (0.14, 0.34), 0.225
-"""BlendServe's gains over DFS on its grid."""
-GRID_FILE, USE_FILE = "offline_blendserve_grid.svg", "offline_blendserve_use.svg"
+PAPER_RANGE, PAPER_MEAN = (0.14, 0.34), 0.225  # BlendServe's gains over DFS on its grid
+GRID_FILE, USE_FILE = "blendserve_grid.svg", "blendserve_use.svg"
 _USES = {
     "compute": "compute in use",
     "memory": "memory bandwidth in use",

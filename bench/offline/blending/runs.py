@@ -1,4 +1,4 @@
-"""Runs a workload in an order and keeps what came of it: a long bench can be continued."""
+"""Runs of a workload in an order, stored so that a long bench can be continued."""
 
 import time
 from collections.abc import Iterable
@@ -18,21 +18,18 @@ from muxcluster.offline.feed.feeder import BatchFeeder
 from muxcluster.offline.order.orders import OfflineJob
 from muxcluster.sim.batch.simulate import SimPredictor
 
-UNTOLD = 256.0
-"""Output tokens that every request is believed to have before there are results."""
+UNTOLD = 256.0  # Output tokens that every request is believed to have before there are results
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One run. sampled: output lengths are known to nobody at first; else they are.
-
-    overlap: prefill and decode side by side, else mixed jobs whose parts' times add up.
-    """
+    """One run."""
 
     mix: Mix
     num_requests: int
     order: str
-    sampled: bool = False
+    sampled: bool = False  # output lengths are known to nobody at first; else they are
+    # prefill and decode side by side, else mixed jobs whose parts' times add up
     overlap: bool = True
 
     @property

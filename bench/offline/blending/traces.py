@@ -27,7 +27,6 @@ BASE = {
     "sharegpt": Kind(0.25, 1, 0, 600, 335, heading=16),
     "azure": Kind(0.25, 1, 0, 2032, 24, heading=16),
 }
-"""Shares of each other, the same in all mixtures."""
 MMLU = Kind(1.0, 250, 632, 100, 2, heading=16)
 VIDEO = Kind(1.0, 1, 0, 60, 16_384, most=LONGEST)
 # Of --quick. With 12,000 requests the blend reaches 0.81 of the optimum and 1.28 times DFS. Videos

@@ -23,8 +23,7 @@ KV_BYTES = 58e9
 MAX_LEN = 131_072
 BUDGET_TOKENS = 8192
 MOST_ROWS = 1024
-SPLITS = (0.4, 0.5, 0.6, 0.7)
-"""SM shares that prefill may have beside decode."""
+SPLITS = (0.4, 0.5, 0.6, 0.7)  # SM shares that prefill may have beside decode
 
 
 def make_unit(prefill_share: float | None) -> SimUnit:
@@ -53,14 +52,14 @@ def make_unit(prefill_share: float | None) -> SimUnit:
 
 @dataclass(frozen=True, slots=True)
 class Permitted:
-    """What the cost model permits. seconds: the least there are, by changing between all splits
-    and one phase at a time. split, split_s: of a fixed split, the best one, until one phase is
-    done and the other goes on with all SMs. serial_s: one phase at a time throughout."""
+    """What the cost model permits."""
 
-    seconds: float
+    seconds: float  # the least there are, by changing between all splits and one phase at a time
+    # split, split_s: of a fixed split, the best one, until one phase is done and the other goes on
+    # with all SMs
     split: float
     split_s: float
-    serial_s: float
+    serial_s: float  # one phase at a time throughout
 
 
 def permitted(summary: JobSummary) -> Permitted:

@@ -14,24 +14,21 @@ from muxcluster.offline.prefix.prompts import flat_prompts
 from muxcluster.placement.shapes.known import shape_named
 from muxcluster.placement.shapes.shape import ModelShape
 
-CODE = Kind(1.0, 1, 0, 2032, 24, heading=16)
-"""Completions of code, as Azure's trace has them."""
+CODE = Kind(1.0, 1, 0, 2032, 24, heading=16)  # Completions of code, as Azure's trace has them
+# Multiple choice with five examples a subject, as MMLU has it.
 EXAM = Kind(1.0, 250, 632, 100, 2, heading=16)
-"""Multiple choice with five examples a subject, as MMLU has it."""
 CHAT = Kind(1.0, 1, 0, 200, 1000)
-LONG = Kind(1.0, 1, 0, 60, 1500, most=6000)
-"""Long answers to short questions."""
-BALANCED = 1.3
-"""Compute over memory of a job that is a blend by itself."""
+LONG = Kind(1.0, 1, 0, 60, 1500, most=6000)  # Long answers to short questions
+BALANCED = 1.3  # Compute over memory of a job that is a blend by itself
 _MEASURED = 500
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """kinds: by model, of its job's requests."""
+    """Jobs of several models in one unit."""
 
     name: str
-    kinds: Mapping[str, tuple[Kind, ...]]
+    kinds: Mapping[str, tuple[Kind, ...]]  # by model, of its job's requests
 
     @property
     def shapes(self) -> dict[str, ModelShape]:

@@ -20,14 +20,12 @@ from muxcluster.sim.core.unit import SimModel, SimUnit
 Shapes = Mapping[str, ModelShape]
 GPU = gpu_named("A100-80GB")
 COST = Roofline(GPU)
-USABLE_BYTES = 74e9
-"""For weights and KV."""
+USABLE_BYTES = 74e9  # For weights and KV
 ITEMSIZE = 2
 MAX_LEN = 131_072
 BUDGET_TOKENS = 8192
 MOST_ROWS = 512
-SPLITS = (0.4, 0.5, 0.6, 0.7)
-"""SM shares that prefill may have beside decode."""
+SPLITS = (0.4, 0.5, 0.6, 0.7)  # SM shares that prefill may have beside decode
 BLOCK_BYTES = block_bytes(16, ITEMSIZE)
 
 
@@ -93,8 +91,8 @@ def best_split(shapes: Shapes, summaries: Mapping[str, JobSummary]) -> float:
     )
 
 
+# [2 * models]: what part of each job's prefill, then of each job's decode, a second yields.
 _Mode = NDArray[np.float64]
-"""[2 * models]: what part of each job's prefill, then of each job's decode, a second yields."""
 
 
 def _solved(modes: Sequence[_Mode]) -> float:

@@ -41,11 +41,11 @@ _OUTPUT = 100
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A job in random order. paper: requests/s, or ratios, that BatchLLM reports, by system."""
+    """A job in random order."""
 
     name: str
     kinds: tuple[Kind, ...]
-    paper: Mapping[str, float]
+    paper: Mapping[str, float]  # requests/s, or ratios, that BatchLLM reports, by system
 
     def job(self, num_requests: int, seed: int) -> Unplanned:
         """About `num_requests` requests."""
@@ -77,12 +77,12 @@ CASE_1 = Case(
     },
 )
 CASE_2 = Case("case 2", _degrees(11.36, 770, 978, _OUTPUT), {BOTH.name: 1.0, BATCHLLM.name: 1.47})
+# As case 1, but half of the groups answer at length and the others in a few words.
 TWO_KINDS = Case(
     "two kinds of groups",
     (Kind(0.5, 7, 1100, 400, 380), Kind(0.5, 7, 1100, 400, 20)),
     {},
 )
-"""As case 1, but half of the groups answer at length and the others in a few words."""
 MICRO = tuple(
     Case(
         f"{prefix}/{distinct}, degree {degree}", (Kind(1.0, degree, prefix, distinct, _OUTPUT),), {}
@@ -97,11 +97,12 @@ RIVALS = (BOTH, BOTH_MANY, BATCHLLM)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ran:
-    """A case on some systems. optimum: share of its prompt tokens that its tree shares; lru: what
-    arrival order finds in a cache as large as all of the memory that holds nothing but prompts."""
+    """A case on some systems."""
 
     case: Case
-    optimum: float
+    optimum: float  # share of its prompt tokens that its tree shares
+    # what arrival order finds in a cache as large as all of the memory that holds nothing but
+    # prompts
     lru: float
     outcomes: Mapping[str, Outcome]
 

@@ -1,4 +1,4 @@
-"""One batch job on one simulated GPU as a server would run it, step by step.
+"""One batch job on one simulated GPU, step by step, as on a server.
 
 Llama-3.1-8B on one A100-80GB with 58 GB of KV, job times from the planner's roofline.
 """
@@ -28,32 +28,26 @@ SHAPE, GPU = shape_named("llama-3.1-8b"), gpu_named("A100-80GB")
 RESOURCES = resource_model(SHAPE, GPU)
 BLOCK_TOKENS = 16
 KV_BYTES = 58e9
+# Longer than the model allows by as much as one request of Mooncake's synthetic trace needs.
 MAX_LEN = 139_264
-"""Longer than the model allows by as much as one request of Mooncake's synthetic trace needs."""
-CHUNK = 2048
-"""Most tokens of a job, decoding rows and chunks of prompts together."""
-WHOLE = 16_384
-"""The same where prompts are computed whole, before anybody decodes."""
-# Requests that run at once in all of the memory: vLLM's default, and more than there is room for.
+CHUNK = 2048  # Most tokens of a job, decoding rows and chunks of prompts together
+WHOLE = 16_384  # The same where prompts are computed whole, before anybody decodes
+# Requests that run at once: vLLM's default, and more than memory has room for.
 FEW_ROWS, MANY_ROWS = 256, 1024
 
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """How a job is run. order: a name of `offline.orders`.
-
-    keeps_prefixes: there is a prefix cache. chunks: prompts are cut into chunks that run together
-    with decoding rows; else prompts go first. most_rows: requests that run at once in `KV_BYTES` of
-    memory; with less memory proportionally fewer. by_memory: a request is let in where the KV that
-    all are expected to hold has room (BatchLLM's Alg. 2); else where its prompt has, and preempted
-    later.
-    """
+    """How a job is run."""
 
     name: str
-    order: str = "fcfs"
-    keeps_prefixes: bool = True
+    order: str = "fcfs"  # a name of `offline.orders`
+    keeps_prefixes: bool = True  # there is a prefix cache
+    # prompts are cut into chunks that run together with decoding rows; else prompts go first
     chunks: bool = True
-    most_rows: int = FEW_ROWS
+    most_rows: int = FEW_ROWS  # at once in `KV_BYTES`; proportionally fewer with less memory
+    # a request is let in where the KV that all are expected to hold has room (BatchLLM's Alg. 2);
+    # else where its prompt has, and preempted later.
     by_memory: bool = False
 
 
@@ -70,8 +64,9 @@ BATCHLLM = System("BatchLLM", "batchllm", most_rows=MANY_ROWS, by_memory=True)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Steps:
-    """Every job of a run, in turn. end_s, tokens, prompt_tokens: float64 [n] each."""
+    """Every job of a run, in turn."""
 
+    # end_s, tokens, prompt_tokens: float64 [n] each
     end_s: NDArray[np.float64]
     tokens: NDArray[np.float64]
     prompt_tokens: NDArray[np.float64]
@@ -84,10 +79,10 @@ class Steps:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Outcome:
-    """What a run came to. saving: share of the prompt tokens that was not computed (Eq. 2)."""
+    """What a run came to."""
 
     makespan_s: float
-    saving: float
+    saving: float  # share of the prompt tokens that was not computed (Eq. 2).
     requests_per_s: float
     num_recomputed: int
     steps: Steps

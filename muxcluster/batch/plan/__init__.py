@@ -1,1 +1,1 @@
-"""In which order and when the lines of a batch job run."""
+"""Plans of batch jobs: the order of their lines, and when each starts."""

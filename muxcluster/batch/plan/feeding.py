@@ -1,4 +1,4 @@
-"""A plan that feeds the units of this process while they run, by what memory they have."""
+"""A plan that starts lines in the units of this process as their memory allows."""
 
 import time
 from collections import defaultdict
@@ -20,38 +20,37 @@ from muxcluster.scheduling.memory.batch_memory import BatchSpace
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlannedLine:
-    """A line as plans see it. tokens: int32 [n], its prompt. output_tokens: how many it gets at
-    most, or probably; is_known: it gets exactly so many."""
+    """A line with its lengths, as plans use it."""
 
     line: Pending
-    tokens: NDArray[np.int32]
-    output_tokens: int
-    is_known: bool
+    tokens: NDArray[np.int32]  # [n], its prompt
+    output_tokens: int  # the most, or the expected number
+    is_known: bool  # it gets exactly `output_tokens`
     cache_salt: str
 
 
 class BatchUnit(Protocol):
-    """What a plan asks of a running unit; `engine.unit.Unit` is one."""
+    """A running unit, as a plan uses it; `engine.unit.Unit` is one."""
 
     def pin(self, message: PinnedPrefix | Unpin) -> None:
-        """A wish of the plan, for the prefix cache."""
+        """Pin a prefix in the cache, or unpin it."""
         ...
 
     def batch_space(self, model: str | None) -> BatchSpace:
-        """The memory that batch requests of one of its models find now; None: those of all."""
+        """Return the memory for batch requests of a model now; None: of all its models."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class FedUnit:
-    """A unit and what it is made of."""
+    """A unit and its specification."""
 
     spec: UnitSpec
     unit: BatchUnit
 
     def room(self, model: str | None) -> tuple[int, int]:
-        """Bytes for batch requests of the model (None: of all) if nobody else were there, and what
-        others hold."""
+        """Return the bytes for batch requests of the model (None: of all) and the bytes that other
+        requests hold of these."""
         space = self.unit.batch_space(model)
         size_bytes = self.spec.block_bytes
         return space.num_blocks * size_bytes, space.other_blocks * size_bytes
@@ -67,7 +66,7 @@ class FedPlan:
         asked: Sequence[PlannedLine],
         units: Sequence[FedUnit],
     ) -> None:
-        """feeder: of the prompts of `asked`, in that order. units: as one; at least one."""
+        """feeder: of the prompts of `asked`, in that order. units: of the model, not empty."""
         self._feeder = feeder
         self.model = model
         self._memory: JointMemory | None = None
@@ -77,25 +76,25 @@ class FedPlan:
         self._numbers = {each.line.line: number for number, each in enumerate(asked)}
 
     def __len__(self) -> int:
-        """Lines not handed out yet."""
+        """Lines that have not started."""
         return len(self._feeder)
 
     def take(self) -> Sequence[Pending]:
-        """The lines to start now; what they share with later ones is pinned before."""
+        """Return the lines to start now, after pinning the prefixes they share with later ones."""
         if not len(self._feeder) or not (self._before is None or self._before._is_over):
             return ()
         return [self._start(fed) for fed in self._feeder.take(self._room())]
 
     def started(self, line: int) -> None:
-        """The line got its first token."""
+        """Note that the line has its first token."""
         self._feeder.started(self._numbers[line])
 
     def ended(self, line: int, output_tokens: int | None) -> None:
-        """The line is over; what nobody needs any more is freed."""
+        """Note that the line has ended; unpin what no other line needs."""
         self._unpin(self._feeder.ended(self._numbers[line], output_tokens))
 
     def close(self) -> None:
-        """All that is pinned is freed."""
+        """Unpin everything."""
         self._unpin(sorted(self._feeder.pinned))
 
     def _room(self) -> Room:
@@ -133,7 +132,7 @@ class FedPlan:
 
     @staticmethod
     def sharing_units(plans: Sequence["FedPlan"]) -> list[list["FedPlan"]]:
-        """Those whose models the very same units serve, where there are several.
+        """Return the groups of at least two `plans` whose models the same units serve.
 
         plans: of different models.
         """
@@ -144,14 +143,14 @@ class FedPlan:
 
     @staticmethod
     def share_memory(plans: Sequence["FedPlan"]) -> None:
-        """They run at once and divide their units' memory. plans: of the same units."""
+        """Run plans of the same units at once; they divide the units' memory."""
         memory = JointMemory({plan.model: plan._feeder for plan in plans})
         for plan in plans:
             plan._memory = memory
 
     @staticmethod
     def take_turns(plans: Sequence["FedPlan"]) -> None:
-        """Each begins when all lines of the one before it are over. plans: of the same units."""
+        """Run plans of the same units one after the other."""
         for before, plan in pairwise(plans):
             plan._before = before
 

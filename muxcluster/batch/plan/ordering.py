@@ -1,4 +1,4 @@
-"""The offline plan of a job that runs on this machine, on its real tokens."""
+"""The offline plan of a batch job, made on its real tokens."""
 
 import asyncio
 from collections import defaultdict
@@ -28,18 +28,13 @@ from muxcluster.sim.batch.simulate import SimPredictor
 from muxcluster.sim.batch.together import OrderedJob, compare_together
 from muxcluster.text.schemas import GenerationBody
 
-SAMPLED = 500
-"""Requests that orders are compared on: more would keep the engine waiting."""
+SAMPLED = 500  # requests on which orders are compared: more would delay the start
 
 
 class LocalPlanner:
-    """Feeds each model's lines to the units of this process that serve it; in a fixed order where
-    there are none.
+    """Plans each model's lines for the units of this process that serve it.
 
-    order: a name, or auto. settings: by model, where it runs; units: the same, running here.
-    chosen: order by model, once planned. in_turn: models that run one after the other in units
-    that they share, because all at once is predicted to take longer. kept: gets all prompts'
-    tokens, four bytes each, for the lines to run with.
+    Lines of a model without such units are put in a fixed order.
     """
 
     def __init__(
@@ -52,13 +47,19 @@ class LocalPlanner:
         units: Mapping[str, Sequence[FedUnit]] = MappingProxyType({}),
         kept: KeptPrompts | None = None,
     ) -> None:
+        """order: a name, or auto. settings: by model, where it runs. lenient: as for requests.
+
+        units: by model, those of `settings` that run in this process. kept: gets all prompts'
+        tokens, four bytes each, for the lines to run with.
+        """
         self._texts = texts
         self._settings = settings
         self._units = units
         self._order = order
         self._lenient = lenient
         self._kept = KeptPrompts() if kept is None else kept
-        self.chosen: dict[str, str] = {}
+        self.chosen: dict[str, str] = {}  # order by model, once planned
+        # models that share units and run one after the other, as that is predicted to be faster
         self.in_turn: list[tuple[str, ...]] = []
         self._jobs: dict[str, OrderedJob] = {}
 
@@ -95,7 +96,7 @@ class LocalPlanner:
         return [InOrder(refused), *plans]
 
     def _gains_at_once(self, models: Sequence[str]) -> bool:
-        """By prediction; True where they share no unit that it could be predicted for."""
+        """True if running at once is predicted to be faster, or if nothing can be predicted."""
         unit = self._settings[models[0]].unit
         if any(self._settings[model].unit.spec != unit.spec for model in models):
             return True
@@ -145,5 +146,5 @@ class LocalPlanner:
 
 
 def _runs_to_its_limit(body: GenerationBody) -> bool:
-    """True where nothing ends the answer before it has its most tokens."""
+    """True if nothing ends the answer before its most tokens."""
     return bool(body.ignore_eos) and not (body.stop or body.stop_token_ids)

@@ -1,4 +1,4 @@
-"""From a file to predictions: a batch job's orders compared, and its units in the best of them."""
+"""Predicts the makespan of a batch job's file in each order, and of its units in the best."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,21 +12,18 @@ from muxcluster.sim.batch.setting import Setting
 from muxcluster.sim.batch.simulate import SimPredictor
 from muxcluster.workload.files.batchfile import NOTHING, Skips
 
-AUTO = "auto"
-"""The order that stands for all of them: the fastest by prediction is taken."""
-LENGTHS = ("sampled", "known")
-"""What plans are told of output lengths: nothing, or all."""
+AUTO = "auto"  # choose the order with the least predicted makespan
+LENGTHS = ("sampled", "known")  # what plans know of output lengths: samples, or all of them
 
 
 @dataclass(frozen=True, slots=True)
 class PredictionOptions:
-    """What the command line asks for. order: a name, or `AUTO`. num_sampled: requests, at most.
-    are_known: output lengths, to the plans; otherwise they are learnt as in a real run."""
+    """Options of a comparison of orders."""
 
-    order: str
-    num_sampled: int
+    order: str  # a name, or `AUTO`
+    num_sampled: int  # most requests of the sample
     seed: int
-    are_known: bool = False
+    are_known: bool = False  # plans know output lengths; otherwise they learn them as in a real run
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,11 +35,11 @@ class Predicted:
 
     @property
     def scale(self) -> float:
-        """How many times the sample's work the part has."""
+        """The part's work as a multiple of the sample's."""
         return self.part.summary.optimum_s / self.choice.sample.optimum_s
 
     def makespan_s(self, order: str) -> float:
-        """Of the whole part: the sample's, extended by the work left."""
+        """Predicted makespan of the whole part, extended from the sample."""
         return self.choice.predictions[order].makespan_s * self.scale
 
 
@@ -50,36 +47,34 @@ class Predicted:
 class Comparison:
     """A job and its orders.
 
-    units: that run it, each its part; orders are compared on the first, which serves most of the
-    model, and the others run the best of them. num_known, num_cut: requests whose output length is
-    known, and those that the context cuts short or refuses.
+    Orders are compared on the first unit, which serves most of the model; the others run the best.
     """
 
     whole: JobSummary
-    units: tuple[Predicted, ...]
-    num_known: int
-    num_cut: int
+    units: tuple[Predicted, ...]  # each runs its part
+    num_known: int  # requests whose output length is known
+    num_cut: int  # requests that the context cuts short or refuses
 
     @property
     def best(self) -> str:
-        """The order that all units run."""
+        """The order in which all units run."""
         return self.units[0].choice.best
 
     @property
     def makespan_s(self) -> float:
-        """Until the last unit has ended."""
+        """Seconds until the last unit has ended."""
         return max(unit.makespan_s(self.best) for unit in self.units)
 
     @property
     def saved_share(self) -> float:
-        """Of the tokens that the undivided job could save, those that its parts can."""
+        """Share of the undivided job's saved tokens that its parts save too."""
         wanted = self.whole.sharing * self.whole.prompt_tokens
         summaries = [unit.part.summary for unit in self.units]
         kept = sum(each.sharing * each.prompt_tokens for each in summaries)
         return kept / wanted if wanted else 1.0
 
     def ranked(self) -> list[tuple[str, Prediction]]:
-        """Orders and what they came to on the first unit, the fastest first."""
+        """Return the orders with their results on the first unit, the fastest first."""
         found = self.units[0].choice.predictions
         return sorted(found.items(), key=lambda item: item[1].makespan_s)
 
@@ -87,7 +82,7 @@ class Comparison:
 def compare(
     settings: Sequence[Setting], path: Path, options: PredictionOptions, skips: Skips = NOTHING
 ) -> Comparison:
-    """The orders of the job in a file, side by side, on the units of `settings`.
+    """Compare the orders of the job in a file on the units of `settings`.
 
     skips: lines that are left out. Raises ConfigError.
     """

@@ -1,4 +1,4 @@
-"""Where a batch job of the command line runs: the units that serve its model."""
+"""Finds the units that serve the model of a batch job."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +23,7 @@ def settings_of(
     *,
     option: str = "--model",
 ) -> tuple[Setting, ...]:
-    """The units that serve `model` (None: the only one), that which serves most of it first.
+    """Return the units of `model` (None: the only one); the one that serves most of it first.
 
     plan: None plans greedily. lane: None takes the configured one. option: which
     names the model. Raises ConfigError, InfeasiblePlan.
@@ -38,7 +38,7 @@ def settings_of(
 def settings_in(
     config: Config, name: str, made: Plan, asked: Problem, lane: str | None = None
 ) -> tuple[Setting, ...]:
-    """The units of the plan `made` that serve the model, that which serves most of it first.
+    """Return the units of the plan `made` for a model; the one that serves most of it first.
 
     asked: what the plan answers. lane: as `settings_of`'s.
     """

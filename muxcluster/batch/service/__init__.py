@@ -1,1 +1,1 @@
-"""Runs batch jobs from their first line to their last, beside each other."""
+"""Runs batch jobs from their first line to their last, several at a time."""

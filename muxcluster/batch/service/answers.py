@@ -1,4 +1,4 @@
-"""How a line of a batch is answered, as the batch service sees it."""
+"""The `Answerer` protocol: how the batch service has a line answered."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -10,18 +10,18 @@ from muxcluster.batch.store.store import Result
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """How a line ended. output_tokens: of a choice, in the mean; None where there is no answer."""
+    """How a line ended. output_tokens: mean of its choices; None if there is no answer."""
 
     result: Result
     output_tokens: int | None
 
 
 class OnTokens(Protocol):
-    """Told of a line's tokens as they come."""
+    """Called with the number of a line's tokens as they come."""
 
     def __call__(self, num_tokens: int, *, is_first: bool) -> None:
-        """num_tokens: of its stream so far, which begins again where the line lost its unit.
-        is_first: once a line."""
+        """num_tokens: of its stream so far; starts again if the line lost its unit. is_first: True
+        once for a line."""
         ...
 
 
@@ -31,9 +31,9 @@ class Answerer(Protocol):
     used: Use
 
     async def answer(self, line: int, entry: Entry, batch_id: str, on_tokens: OnTokens) -> Answer:
-        """The line's one result: an answer, or the error that a client would get.
+        """Return the line's result: an answer, or the error that a client would get.
 
-        While the server has no room or no unit it is tried again, so this may take for ever.
-        Cancelling it frees all that the request holds.
+        It is tried again while the server is full or has no unit, without a limit. Cancelling it
+        frees all that the request holds.
         """
         ...

@@ -1,12 +1,12 @@
-"""Files and batches as OpenAI's API shows them."""
+"""Files and batches as objects of OpenAI's API."""
 
 from typing import Any
 
 from muxcluster.batch.store.files import StoredFile
 from muxcluster.batch.store.job import OPEN, Batch, Status, Use
 
+# metadata key of a running batch: expected end, Unix seconds as text
 ESTIMATE = "estimated_finish_at"
-"""Key of a running batch's metadata: when its last line should end, Unix seconds as text."""
 _TIMES = {
     "created_at": "created",
     "in_progress_at": Status.IN_PROGRESS,
@@ -20,7 +20,7 @@ _TIMES = {
 
 
 def file_object(file: StoredFile) -> dict[str, Any]:
-    """A file object."""
+    """Return the file object."""
     return {
         "id": file.file_id,
         "object": "file",
@@ -37,9 +37,10 @@ def file_object(file: StoredFile) -> dict[str, Any]:
 def batch_object(
     batch: Batch, finish_s: float | None, waits_for: str | None = None
 ) -> dict[str, Any]:
-    """A batch object. finish_s: when it should end, Unix seconds, where that is known.
+    """Return the batch object.
 
-    waits_for: why the disk takes no results of it at the moment.
+    finish_s: expected end in Unix seconds, if known. waits_for: why the disk takes no results of
+    the batch at the moment.
     """
     order, is_over = batch.order, batch.status not in OPEN
     metadata = dict(order.metadata)
@@ -78,7 +79,7 @@ def _usage(use: Use) -> dict[str, Any]:
 
 
 def _errors(batch: Batch, waits_for: str | None) -> dict[str, Any] | None:
-    """Why the batch failed, or why it does not go on at the moment."""
+    """Return why the batch failed, or why it waits at the moment."""
     if batch.problem:
         code, message = "invalid_file", batch.problem
     elif waits_for is not None and batch.status in OPEN:

@@ -1,4 +1,4 @@
-"""What the HTTP routes ask of the one process that keeps files and batches."""
+"""The `BatchService` protocol: files and batches, as the HTTP routes use them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,13 +7,12 @@ from typing import Any, Protocol
 from muxcluster.batch.store.files import FilePage
 
 PURPOSE = "batch"
-ApiObject = Mapping[str, Any]
-"""An object as OpenAI's API shows it."""
+ApiObject = Mapping[str, Any]  # an object as OpenAI's API shows it
 
 
 @dataclass(frozen=True, slots=True)
 class BatchRequest:
-    """What a client asks for, of which the fields alone are checked. window: "24h"."""
+    """A client's request for a batch; only the fields' types are checked. window: "24h"."""
 
     input_file_id: str
     endpoint: str
@@ -34,10 +33,10 @@ class Figures:
 
 
 class BatchService(Protocol):
-    """Files and batches, each of one owner, whom alone it is there for.
+    """Files and batches; each belongs to one owner and is invisible to others.
 
-    Everything raises RequestError where the client is wrong, StorageFailed where the disk takes
-    nothing, and Unavailable where the service's process is not there.
+    All methods raise RequestError for a client's mistake, StorageFailed if the disk takes nothing,
+    and Unavailable if the service's process is not there.
     """
 
     async def start(self) -> None:
@@ -49,53 +48,53 @@ class BatchService(Protocol):
         ...
 
     async def begin(self, owner: str) -> str:
-        """A new upload's id."""
+        """Start an upload and return its id."""
         ...
 
     async def add(self, upload_id: str, data: bytes) -> None:
-        """The upload's next bytes."""
+        """Append bytes to an upload."""
         ...
 
     async def finish(self, upload_id: str, name: str, purpose: str) -> ApiObject:
-        """The upload is whole: the file."""
+        """Complete an upload and return the file."""
         ...
 
     async def abandon(self, upload_id: str) -> None:
-        """The upload will not be finished. Idempotent."""
+        """Give up an upload. Idempotent."""
         ...
 
     async def file(self, owner: str, file_id: str) -> ApiObject:
-        """One file."""
+        """Return a file."""
         ...
 
     async def files(self, owner: str, page: FilePage) -> list[ApiObject]:
-        """The owner's files."""
+        """Return a page of the owner's files."""
         ...
 
     async def delete(self, owner: str, file_id: str) -> ApiObject:
-        """The file is gone."""
+        """Delete a file."""
         ...
 
     async def read(self, owner: str, file_id: str, offset: int, count: int) -> bytes:
-        """At most `count` bytes of a file; none at its end."""
+        """Return at most `count` bytes of a file; none at its end."""
         ...
 
     async def create(self, owner: str, asked: BatchRequest) -> ApiObject:
-        """A new batch, which begins at once."""
+        """Create a batch, which starts at once."""
         ...
 
     async def batch(self, owner: str, batch_id: str) -> ApiObject:
-        """One batch as it is now."""
+        """Return a batch as it is now."""
         ...
 
     async def batches(self, owner: str, count: int, after: str | None) -> list[ApiObject]:
-        """The owner's batches, newest first."""
+        """Return the owner's batches, newest first."""
         ...
 
     async def cancel(self, owner: str, batch_id: str) -> ApiObject:
-        """The batch ends soon, with what it has."""
+        """Cancel a batch, which ends soon with the results it has."""
         ...
 
     async def figures(self) -> Figures | None:
-        """Counts for metrics; None where there was nothing to count yet."""
+        """Return counts for metrics; None if there are none yet."""
         ...

@@ -1,4 +1,4 @@
-"""Room for batch lines in the engine: who of those that wait comes next."""
+"""Limits how many batch lines of a model run at a time."""
 
 import asyncio
 from collections.abc import Callable
@@ -7,8 +7,8 @@ Urgency = Callable[[], float]
 
 
 class LineLimit:
-    """At most `limit` lines of one model under way. The waiter of least urgency value comes next,
-    of equal ones the one that has waited longest."""
+    """At most `limit` lines of one model run at a time. The waiter with the least urgency value is
+    next, of equal ones the first."""
 
     def __init__(self, limit: int) -> None:
         self._num_free = limit

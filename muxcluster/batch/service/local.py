@@ -22,16 +22,12 @@ from muxcluster.core.errors import InvalidValue, NotFound, StorageFailed
 logger = logging.getLogger(__name__)
 
 STORAGE_RETRY_S = 5.0
-SURPRISE_RETRY_S = 30.0
-"""How soon a batch goes on whose run failed by a fault of ours."""
+SURPRISE_RETRY_S = 30.0  # until a batch is run again that failed by a fault of ours
 MODELS_PERIOD_S = 0.1
 
 
 class LocalBatchService:
-    """As `BatchService`, over a folder that no other process may have.
-
-    models: names served at the moment; batches begin once there are any.
-    """
+    """A `BatchService` over a folder that no other process may use."""
 
     def __init__(
         self,
@@ -41,9 +37,10 @@ class LocalBatchService:
         settings: BatchSettings,
         planner: Planner | None = None,
     ) -> None:
-        """planner: None takes lines as they stand in their files.
+        """models: returns the names served now; batches start once there are any. planner: None
+        runs lines in the order of their file.
 
-        Raises ConfigError where another process has the folder, StorageFailed.
+        Raises ConfigError if another process has the folder, StorageFailed.
         """
         self._store = BatchStore(directory)
         self._files = FileStore(self._store, settings.max_file_bytes)
@@ -76,7 +73,7 @@ class LocalBatchService:
         run.add_done_callback(lambda _: self._runs.pop(batch.batch_id, None))
 
     async def _run(self, batch_id: str) -> None:
-        """Until the batch has ended, whatever happens meanwhile."""
+        """Run the batch to its end; try again after every failure."""
         while not self._models():
             await asyncio.sleep(MODELS_PERIOD_S)
         while True:

@@ -1,4 +1,4 @@
-"""Which lines of a batch start when."""
+"""The `Planner` and `LivePlan` protocols: which lines of a batch start when."""
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -11,39 +11,39 @@ Read = Callable[[Pending], bytes]
 
 
 class LivePlan(Protocol):
-    """Hands out each of its lines once, while others run. For one event loop."""
+    """Returns each of its lines once, when it is to start. For one event loop."""
 
     def __len__(self) -> int:
-        """Lines not handed out yet."""
+        """Lines that have not started."""
         ...
 
     def take(self) -> Sequence[Pending]:
-        """The lines to start now, in this order; none while those under way are enough."""
+        """Return the lines to start now, in this order; none while enough are running."""
         ...
 
     def started(self, line: int) -> None:
-        """The line of that number, handed out, got its first token. Told once at most."""
+        """Note that a started line has its first token; called once at most for a line."""
         ...
 
     def ended(self, line: int, output_tokens: int | None) -> None:
-        """The line, handed out, is over. output_tokens: of one answer; None where there is none."""
+        """Note that a started line has ended. output_tokens: of one answer; None without one."""
         ...
 
     def close(self) -> None:
-        """Nobody asks any more, lines may be left: what the plan holds in its units is freed."""
+        """Free what the plan holds in its units; lines may be left."""
         ...
 
 
 class Planner(Protocol):
-    """Makes plans for the lines that are left of a batch."""
+    """Makes plans for the lines of a batch that have not ended."""
 
     async def plan(self, batch: Batch, lines: Sequence[Pending], read: Read) -> Sequence[LivePlan]:
-        """Every one of `lines` in one plan. Plans do not wait for each other."""
+        """Return plans that together hold each of `lines` once and run at the same time."""
         ...
 
 
 class FileOrder:
-    """As they stand in the file, a plan for each model."""
+    """A `Planner` that keeps the order of the file: one plan for each model."""
 
     async def plan(self, batch: Batch, lines: Sequence[Pending], read: Read) -> Sequence[LivePlan]:
         of_model: dict[str, list[Pending]] = defaultdict(list)
@@ -53,7 +53,7 @@ class FileOrder:
 
 
 class InOrder:
-    """A `LivePlan` that knows nothing of memory: all lines at once, in an order that is fixed."""
+    """A `LivePlan` that starts all lines at once, in a fixed order."""
 
     def __init__(self, lines: Sequence[Pending]) -> None:
         self._left = lines

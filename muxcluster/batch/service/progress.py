@@ -1,4 +1,4 @@
-"""How far a batch is, and when it should end."""
+"""Progress of a batch and its estimated time left."""
 
 import time
 from bisect import bisect_right
@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 
 from muxcluster.batch.store.job import Use
 
+# Last part of the time so far over which speed is measured: models get faster once their caches are
+# warm, and interactive load changes. A smaller part would follow every long answer.
 RECENT = 0.5
-"""Of the time so far, the last part, whose speed counts: models get faster once their caches are
-warm, and interactive load comes and goes. Less would follow every long answer."""
 _MAX_MARKS = 128
 
 
 class _Marks:
-    """How much was done when: at most `_MAX_MARKS` moments, evenly spread."""
+    """Work done by time: at most `_MAX_MARKS` moments, evenly spread."""
 
     def __init__(self) -> None:
         self._times_s: list[float] = []
@@ -24,7 +24,7 @@ class _Marks:
         return len(self._times_s)
 
     def add(self, now_s: float, weight: int) -> None:
-        """`now_s` never goes back."""
+        """Add a moment; `now_s` never decreases."""
         if self._times_s and now_s == self._times_s[-1]:
             self._weights[-1] = weight
         elif not self._times_s or now_s >= self._times_s[-1] + self._step_s:
@@ -35,40 +35,37 @@ class _Marks:
             del self._times_s[1::2], self._weights[1::2]
 
     def before(self, moment_s: float) -> tuple[float, int] | None:
-        """The last one up to that moment."""
+        """Return the last mark up to that moment."""
         index = bisect_right(self._times_s, moment_s) - 1
         return None if index < 0 else (self._times_s[index], self._weights[index])
 
 
 @dataclass(slots=True)
 class Progress:
-    """Of one run of a batch. weights: tokens that its lines may come to, guessed alike for all.
-    under_way: those that running lines have come to, by line, weight_under_way in all. marks: what
-    was done when. last_s: when the last line so far
-    ended, on the clock of `started_s`.
+    """Progress of one run of a batch; after a restart a new run begins.
 
-    A batch that went on after a restart is measured from there.
+    Weights are numbers of tokens that lines may have, estimated in the same way for all.
     """
 
     num_total: int
     num_ended: int
-    weight_left: int
-    weight_done: int = 0
+    weight_left: int  # of the lines that have not ended
+    weight_done: int = 0  # of the lines that ended in this run
     use: Use = field(default_factory=Use)
     started_s: float = field(default_factory=time.monotonic)
-    last_s: float | None = None
-    under_way: dict[int, int] = field(default_factory=dict)
-    weight_under_way: int = 0
-    marks: _Marks = field(default_factory=_Marks)
+    last_s: float | None = None  # end of the last line so far, on the clock of `started_s`
+    under_way: dict[int, int] = field(default_factory=dict)  # tokens so far of each running line
+    weight_under_way: int = 0  # their sum
+    marks: _Marks = field(default_factory=_Marks)  # work done by time
 
     def advance(self, line: int, weight: int) -> None:
-        """A running line has come to `weight` tokens so far."""
+        """Note that a running line has `weight` tokens so far."""
         self.weight_under_way += weight - self.under_way.get(line, 0)
         self.under_way[line] = weight
         self._mark(time.monotonic())
 
     def end(self, line: int, weight: int, use: Use) -> None:
-        """One more line has ended."""
+        """Count a line that has ended."""
         self.weight_under_way -= self.under_way.pop(line, 0)
         self.num_ended += 1
         self.weight_left -= weight
@@ -82,7 +79,7 @@ class Progress:
 
     @property
     def elapsed_s(self) -> float:
-        """From the start of the run to now, or to its last line."""
+        """Seconds from the start of the run to now, or to the end of its last line."""
         now_s = self.last_s if self.last_s is not None and self._is_over else time.monotonic()
         return now_s - self.started_s
 
@@ -91,9 +88,9 @@ class Progress:
         return self.num_ended == self.num_total
 
     def left_s(self) -> float | None:
-        """Seconds until the last line should end at the speed of late; None before the first token.
+        """Return the seconds left at the latest speed; None before the first token.
 
-        What runs counts: lines that start together end together, and in between none does.
+        Tokens of running lines count: lines that start together end together.
         """
         done = self.weight_done + self.weight_under_way
         if not done:

@@ -1,4 +1,4 @@
-"""Results on their way to the disk: all that wait are written together."""
+"""Writes the results of a batch to the disk, all that wait at a time."""
 
 import asyncio
 
@@ -8,8 +8,10 @@ from muxcluster.core.errors import StorageFailed
 
 
 class Recorder:
-    """Records the results of one batch. retry_s: how soon what the disk would not take is tried
-    again, which `waits` is told; None raises."""
+    """Records the results of one batch.
+
+    retry_s: until a write that the disk refused is tried again, which `waits` notes; None: raise.
+    """
 
     def __init__(
         self, store: BatchStore, batch_id: str, retry_s: float | None, waits: StorageWaits
@@ -22,10 +24,9 @@ class Recorder:
         self._turn = asyncio.Lock()
 
     async def keep(self, result: Result) -> None:
-        """Returns when the result is on the disk.
+        """Return when the result is on the disk. Raises StorageFailed.
 
-        Whoever's turn it is writes for all that wait: a write takes as long for one as for many.
-        Raises StorageFailed.
+        Each write takes all results that wait: it takes as long for one as for many.
         """
         self._waiting[result.line] = result
         async with self._turn:

@@ -1,4 +1,4 @@
-"""Runs batches from their first line to their last, beside each other."""
+"""Runs batches from their first line to their last, several at a time."""
 
 import asyncio
 import time
@@ -21,19 +21,18 @@ from muxcluster.batch.store.job import OPEN, Batch, Status
 from muxcluster.batch.store.results import refused
 from muxcluster.batch.store.store import BatchStore, Pending
 
-_CLOSING_LINES = 1000
-"""Lines that are told at once that they will not run."""
+_CLOSING_LINES = 1000  # lines that did not run, recorded at a time
+# a plan is asked again after so long: other requests take and free memory too
 _ASK_AGAIN_S = 0.5
-"""Others than the batch's lines take memory and give it back, and nobody tells us."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunnerSettings:
-    """window: lines of a model under way at a time. limits: of input files. retry_s: how soon what
-    the disk would not take is tried again; None: the run ends with StorageFailed."""
+    """Limits of a runner."""
 
-    window: int = 64
-    limits: Limits = field(default_factory=Limits)
+    window: int = 64  # lines of a model that run at a time
+    limits: Limits = field(default_factory=Limits)  # of input files
+    # until a write that the disk refused is tried again; None: the run ends with StorageFailed
     retry_s: float | None = None
 
 
@@ -48,7 +47,7 @@ class _Run:
     is_cancelled: asyncio.Event
 
     def latest_start(self) -> float:
-        """When the rest would have to start to end in time, Unix seconds: least is most urgent."""
+        """Return the latest start of the rest that meets the deadline, Unix seconds."""
         deadline_s = self.batch.order.deadline_s
         if deadline_s is None:
             return float("inf")
@@ -57,17 +56,14 @@ class _Run:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A batch at its end. progress: of this run; None where no line was left to run."""
+    """A batch at its end. progress: of this run; None if no line was left to run."""
 
     batch: Batch
     progress: Progress | None
 
 
 class BatchRunner:
-    """Runs batches of `store` through `answerer` on one event loop.
-
-    waits: which batches wait for the disk.
-    """
+    """Runs batches of `store` through `answerer` on one event loop."""
 
     def __init__(
         self,
@@ -77,8 +73,8 @@ class BatchRunner:
         models: Callable[[], Collection[str]],
         settings: RunnerSettings,
     ) -> None:
-        """models: names that are served at the moment."""
-        self.waits = StorageWaits()
+        """models: returns the names that are served now."""
+        self.waits = StorageWaits()  # batches that wait for the disk
         self._store = store
         self._answerer = answerer
         self._planner = planner
@@ -89,19 +85,19 @@ class BatchRunner:
         self._cancelled: dict[str, asyncio.Event] = defaultdict(asyncio.Event)
 
     def progress(self, batch_id: str) -> Progress | None:
-        """Of a batch whose lines run at the moment."""
+        """Return the progress of a batch whose lines run now, else None."""
         run = self._runs.get(batch_id)
         return None if run is None else run.progress
 
     def cancel(self, batch_id: str) -> None:
-        """The run of this batch ends soon, with all that its lines hold in the engine."""
+        """End the run of this batch soon, with all that its lines hold in the engine."""
         self._cancelled[batch_id].set()
 
     async def run(self, batch_id: str) -> Ended:
-        """Take an open batch to its end, from wherever it stood.
+        """Run an open batch to its end, from where it stood.
 
-        Cancelling leaves it open, to be run again. Raises StorageFailed, OSError where the input
-        file is gone; the batch stays open then, too.
+        A cancelled run leaves it open, to be run again, and so do errors. Raises StorageFailed, and
+        OSError if the input file is gone.
         """
         batch = await asyncio.to_thread(self._store.get, batch_id)
         if batch.status is Status.VALIDATING:
@@ -123,7 +119,7 @@ class BatchRunner:
             self._cancelled.pop(batch_id, None)
 
     async def _lines(self, batch: Batch) -> tuple[Status, Progress]:
-        """Runs the pending lines until they have ended or may not go on; how it ended."""
+        """Run the pending lines to their end, deadline or cancellation; return which it was."""
         batch_id = batch.batch_id
         pending = await asyncio.to_thread(self._store.pending, batch_id)
         read = self._store.reader(batch_id)
@@ -165,7 +161,7 @@ class BatchRunner:
                 plan.close()
 
     async def _feed(self, run: _Run, plan: LivePlan, group: asyncio.TaskGroup) -> None:
-        """Starts the plan's lines when it says so, asked whenever something has happened."""
+        """Start the plan's lines; ask it again whenever a line starts or ends."""
         news = asyncio.Event()
         while True:
             for line in plan.take():
@@ -181,7 +177,7 @@ class BatchRunner:
             news.clear()
 
     async def _line(self, run: _Run, plan: LivePlan, line: Pending, news: asyncio.Event) -> None:
-        """One line from the file to its result on the disk."""
+        """Run one line, from the file to its result on the disk."""
         data = await asyncio.to_thread(run.read, line)
         entry = parse_entry(data)
 
@@ -200,7 +196,7 @@ class BatchRunner:
         run.progress.end(line.line, line.weight, answer.result.use)
 
     def _end(self, batch_id: str, ending: Status) -> Batch:
-        """Every line that is left gets its reason, then the batch is over."""
+        """Record why the lines that are left did not run, then end the batch."""
         reasons = {
             Status.EXPIRED: ("batch_expired", "the batch's completion window ended first"),
             Status.CANCELLED: ("batch_cancelled", "the batch was cancelled first"),
@@ -220,7 +216,7 @@ class BatchRunner:
 
 
 async def _ended(task: "asyncio.Task[None] | asyncio.Task[bool]") -> None:
-    """Cancels the task and waits for its end, whatever that is: its result was read before."""
+    """Cancel the task and wait for its end; its result was read before."""
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 

@@ -1,1 +1,1 @@
-"""Batch jobs that outlive their process: input files, which lines have ended, result files."""
+"""Batch jobs on disk, which survive their process: input files, ended lines, result files."""

@@ -1,4 +1,4 @@
-"""Appending to a file whose true length is kept elsewhere."""
+"""Appends to a file whose valid length is kept elsewhere."""
 
 import os
 from collections.abc import Iterable
@@ -8,10 +8,10 @@ from muxcluster.core.errors import StorageFailed
 
 
 def append(path: Path, size: int, lines: Iterable[bytes]) -> int:
-    """Write `lines`, each with an end of line, after the first `size` bytes; the new length.
+    """Write `lines`, each with an end of line, after the first `size` bytes; return the new length.
 
-    What stood beyond `size` is gone: a process may have died between writing and recording. On
-    return all of it is on the disk. Raises StorageFailed, with the file as long as before.
+    Bytes beyond `size` are removed: a process may have died between writing and recording. On
+    return everything is on the disk. Raises StorageFailed, with the file as long as before.
     """
     data = b"".join(line + b"\n" for line in lines)
     if data:
@@ -20,7 +20,7 @@ def append(path: Path, size: int, lines: Iterable[bytes]) -> int:
 
 
 def write_at(path: Path, size: int, data: bytes) -> None:
-    """Write `data` after the first `size` bytes, which the file ends with then, on the disk.
+    """Write `data` after the first `size` bytes, as the end of the file, on the disk.
 
     Raises StorageFailed, with the file as long as before.
     """
@@ -48,7 +48,7 @@ def _write(handle: int, data: bytes, offset: int) -> None:
 
 
 def cut(path: Path, size: int) -> None:
-    """Make the file end after `size` bytes; there is an empty one where none was.
+    """Make the file end after `size` bytes; create an empty one if there is none.
 
     Raises StorageFailed.
     """

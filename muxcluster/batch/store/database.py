@@ -36,24 +36,23 @@ CREATE UNIQUE INDEX IF NOT EXISTS line_names ON lines (batch, digest);
 
 _NAME = "batches.sqlite"
 _BESIDE = ("-wal", "-shm", "-journal")
-FILES, UPLOADS = "files", "uploads"
-"""Folders beside the database."""
+FILES, UPLOADS = "files", "uploads"  # folders beside the database
 _OURS = (_NAME, *(_NAME + suffix for suffix in _BESIDE), "lock", FILES, UPLOADS)
 
 
 def database_path(directory: Path) -> Path:
-    """Of the store in `directory`."""
+    """Return the path of the database in `directory`."""
     return directory / _NAME
 
 
 class Database:
     """Connections to one file; the folder's lock makes this process its only writer.
 
-    Not for several threads at once: the store's lock sees to that.
+    One thread at a time may use it, which the store's lock ensures.
     """
 
     def __init__(self, directory: Path) -> None:
-        """Raises ConfigError where another process holds the folder, or it cannot be used."""
+        """Raises ConfigError if another process has the folder, or it cannot be used."""
         self.path = database_path(directory)
         try:
             make_private_folder(directory, _OURS)
@@ -74,7 +73,7 @@ class Database:
             raise
 
     def _make_private(self) -> None:
-        """SQLite gives the files beside the database the mode that this one has."""
+        """Make the database private; SQLite gives the files beside it the same mode."""
         try:
             os.close(open_private(self.path, os.O_RDWR))
         except OSError as error:
@@ -96,9 +95,9 @@ class Database:
 
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
-        """A transaction: all of the block is kept, or, where it raises, nothing.
+        """Run the block in a transaction; if it raises, nothing is kept.
 
-        Raises StorageFailed where the disk will not take it.
+        Raises StorageFailed if the disk refuses the write.
         """
         with self.failures():
             self.connection.execute("BEGIN IMMEDIATE")
@@ -113,7 +112,7 @@ class Database:
 
     @contextmanager
     def failures(self) -> Iterator[None]:
-        """SQLite's errors in the block are raised as StorageFailed."""
+        """Raise SQLite's errors in the block as StorageFailed."""
         try:
             yield
         except sqlite3.IntegrityError:
@@ -122,7 +121,7 @@ class Database:
             raise StorageFailed(self.path, str(error)) from error
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close the connections and release the folder. Idempotent."""
         self.connection.close()
         if self._lock >= 0:
             os.close(self._lock)
@@ -130,7 +129,7 @@ class Database:
 
 
 def _bring_up_to_date(connection: sqlite3.Connection) -> None:
-    """Folders of earlier versions lack columns that count tokens; what ended there counts none."""
+    """Add the token columns that earlier versions lack; lines that ended before count none."""
     found = {row[1] for row in connection.execute("PRAGMA table_info(batches)")}
     for name in ("prompt_tokens", "cached_tokens", "output_tokens"):
         if name not in found:

@@ -1,4 +1,4 @@
-"""One line of a batch file in OpenAI's format: which request it is."""
+"""Parses a line of a batch file in OpenAI's format."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ _DEFAULT_OUTPUT, _MOST_OUTPUT = 256, 2**20
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Entry:
-    """A request as the line gives it. body: OpenAI's fields, of which `model` alone is checked."""
+    """The request of a line. body: OpenAI's fields, of which only `model` is checked."""
 
     custom_id: str
     url: str
@@ -23,13 +23,13 @@ class Entry:
 
     @property
     def model(self) -> str:
-        """The model that it asks for."""
+        """The requested model."""
         name: str = self.body["model"]
         return name
 
 
 def parse_entry(data: bytes, endpoint: str | None = None) -> Entry:
-    """The request of a line. endpoint: the only url it may have; None: any of `ENDPOINTS`.
+    """Return the request of a line. endpoint: the only allowed url; None: any of `ENDPOINTS`.
 
     Raises InvalidJson, MissingParameter, InvalidValue or UnsupportedParameter with the field.
     """
@@ -65,7 +65,7 @@ def _text(fields: Mapping[str, Any], name: str, where: str = "") -> str:
 
 
 def output_guess(entry: Entry) -> int:
-    """Output tokens that the request may come to: its limit, where it has one."""
+    """Return the output tokens that the request may have: its limit, if any, else a guess."""
     for name in ("max_completion_tokens", "max_tokens"):
         value = entry.body.get(name)
         if type(value) is int and value > 0:
@@ -74,7 +74,7 @@ def output_guess(entry: Entry) -> int:
 
 
 def custom_id_of(data: bytes | None) -> str | None:
-    """What a line that is wrong otherwise calls itself, if it does."""
+    """Return the custom_id of a line that is otherwise wrong, if it has one."""
     try:
         fields = parse_json(data or b"", "the line")
     except InvalidJson:

@@ -1,4 +1,4 @@
-"""Files that users hand in and get back: what is known of them, and those still on their way."""
+"""Uploaded files and result files of batches, and uploads that are not complete."""
 
 import time
 import uuid
@@ -12,14 +12,13 @@ from muxcluster.batch.store.store import BatchStore
 from muxcluster.core.errors import ContentTooLarge, InvalidValue, NotFound, StorageFailed
 from muxcluster.core.inputs.private import make_private_folder
 
-IDLE_S = 600.0
-"""An upload of which nothing came for so long is given up."""
+IDLE_S = 600.0  # an upload without new bytes for so long is given up
 _COLUMNS = "id, owner, purpose, name, num_bytes, created_at"
 
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """A file that is whole. owner: whose it is. created_at: Unix seconds."""
+    """A complete file. created_at: Unix seconds."""
 
     file_id: str
     owner: str
@@ -31,11 +30,11 @@ class StoredFile:
 
 @dataclass(frozen=True, slots=True)
 class FilePage:
-    """Which files are listed. after: the id before the first of them. purpose: None lists all."""
+    """Which files are listed."""
 
     count: int
-    after: str | None = None
-    purpose: str | None = None
+    after: str | None = None  # the id before the first of them
+    purpose: str | None = None  # None lists all
     is_newest_first: bool = True
 
 
@@ -48,10 +47,10 @@ class _Upload:
 
 
 class FileStore:
-    """The files of a store. Any thread may call it, of one upload one at a time."""
+    """The files of a store. Any thread may call it, one at a time for the same upload."""
 
     def __init__(self, store: BatchStore, max_bytes: int) -> None:
-        """max_bytes: of a file. What crashes left half done is removed. Raises StorageFailed."""
+        """max_bytes: of a file. Removes what crashes left unfinished. Raises StorageFailed."""
         self._store = store
         self._max_bytes = max_bytes
         self._folder = store.directory / UPLOADS
@@ -73,7 +72,7 @@ class FileStore:
                 path.unlink()
 
     def begin(self, owner: str) -> str:
-        """A new upload's id. Uploads that nobody has added to for long are given up."""
+        """Start an upload and return its id; give up uploads that are idle for `IDLE_S`."""
         now_s = time.monotonic()
         for upload_id, upload in tuple(self._uploads.items()):
             if now_s - upload.touched_s > IDLE_S:
@@ -92,7 +91,7 @@ class FileStore:
         upload.touched_s = time.monotonic()
 
     def finish(self, upload_id: str, name: str, purpose: str, now: int) -> StoredFile:
-        """The upload is a file from now on, on the disk. Raises as `add`."""
+        """Make the upload a file, on the disk. Raises as `add`."""
         upload = self._upload(upload_id)
         cut(upload.path, upload.num_bytes)
         file = StoredFile(upload_id, upload.owner, purpose, name, upload.num_bytes, now)
@@ -120,7 +119,7 @@ class FileStore:
         return self._uploads[upload_id]
 
     def get(self, owner: str, file_id: str) -> StoredFile:
-        """Raises NotFound where there is none of this owner's."""
+        """Return the owner's file. Raises NotFound."""
         sql = f"SELECT {_COLUMNS} FROM files WHERE id = ? AND owner = ?"
         rows = self._store.rows(sql, file_id, owner)
         if not rows:
@@ -128,7 +127,7 @@ class FileStore:
         return StoredFile(*rows[0])
 
     def listed(self, owner: str, page: FilePage) -> Sequence[StoredFile]:
-        """The owner's files. Raises NotFound where `page.after` is none of them."""
+        """Return the owner's files. Raises NotFound if `page.after` is none of them."""
         if page.after is not None:
             self.get(owner, page.after)
         sign, direction = ("<", "DESC") if page.is_newest_first else (">", "ASC")
@@ -141,7 +140,7 @@ class FileStore:
         return [StoredFile(*row) for row in rows]
 
     def delete(self, owner: str, file_id: str) -> None:
-        """Raises NotFound; InvalidValue where a batch still reads it; StorageFailed."""
+        """Delete a file. Raises NotFound, InvalidValue while a batch reads it, StorageFailed."""
         with self._store.lock:
             self.get(owner, file_id)
             for batch in self._store.open_batches():
@@ -153,7 +152,7 @@ class FileStore:
             self._store.path_of(file_id).unlink(missing_ok=True)
 
     def read(self, owner: str, file_id: str, offset: int, count: int) -> bytes:
-        """At most `count` bytes from `offset` on; none at the end. Raises NotFound."""
+        """Return at most `count` bytes from `offset` on; none at the end. Raises NotFound."""
         self.get(owner, file_id)
         try:
             with self._store.path_of(file_id).open("rb") as file:

@@ -1,4 +1,4 @@
-"""Reading a batch's input file for the first time: which lines are requests, and what is wrong."""
+"""Validates a batch's input file: enters its requests, records what is wrong with other lines."""
 
 import hashlib
 import sqlite3
@@ -13,15 +13,15 @@ from muxcluster.batch.store.results import refused
 from muxcluster.batch.store.store import BatchStore, Result
 from muxcluster.core.errors import ContentTooLarge, InvalidValue, ModelNotFound, RequestError
 
+# most lines of a transaction, which is in memory; other batches write between two
 _CHUNK, _CHUNK_BYTES = 2000, 64 * 2**20
-"""Most lines of a transaction: other batches record results between two, and it is in memory."""
 _TEXT_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a file may hold. line_bytes: a longer line is one that fails; lines, file_bytes: a
-    longer file is refused whole."""
+    """Limits of an input file; over `lines` or `file_bytes` it is refused, over `line_bytes` only
+    the line fails."""
 
     line_bytes: int = 32 * 2**20
     lines: int = 1_000_000
@@ -34,16 +34,16 @@ class Intake:
     def __init__(
         self, store: BatchStore, batch: Batch, models: Collection[str], limits: Limits
     ) -> None:
-        """models: that lines may name."""
+        """models: names that lines may have."""
         self._store = store
         self._batch = batch
         self._models = frozenset(models)
         self._limits = limits
 
     def run(self, now: int) -> Batch:
-        """Read the whole file; the batch is in progress then, or failed if no line can run.
+        """Read the whole file; then the batch is in progress, or failed if no line can run.
 
-        What an earlier call entered before its process ended is forgotten. One that is cancelled
+        Entries of an earlier, interrupted call are removed first. A batch that is cancelled
         meanwhile stays so. Raises OSError, StorageFailed.
         """
         self._forget()
@@ -84,7 +84,7 @@ class Intake:
             )
 
     def _enter(self, lines: Iterable[Line]) -> None:
-        """A chunk of lines and what is wrong with them, recorded together."""
+        """Record a chunk of lines and what is wrong with them, in one transaction."""
         store, batch_id = self._store, self._batch.batch_id
         with store.writing() as connection:
             sql = "SELECT number, error_bytes FROM batches WHERE id = ?"
@@ -100,7 +100,7 @@ class Intake:
             )
 
     def _check(self, line: Line, names: "_Names") -> Result | None:
-        """Enters the line; its failure where it cannot run."""
+        """Enter the line; return its failure if it cannot run."""
         custom_id = None
         try:
             entry = self._entry(line)
@@ -125,7 +125,7 @@ class Intake:
 
 
 class _Names:
-    """The lines entered so far, by custom_id; within one transaction."""
+    """Lines entered so far by custom_id, within one transaction."""
 
     def __init__(self, connection: sqlite3.Connection, batch: int) -> None:
         self._connection = connection
@@ -133,20 +133,20 @@ class _Names:
         self.num_entered = 0
 
     def first(self, custom_id: str) -> int | None:
-        """Number of the line that has this name."""
+        """Return the number of the line that has this name."""
         sql = "SELECT number FROM lines WHERE batch = ? AND digest = ?"
         found = self._connection.execute(sql, (self._batch, _digest(custom_id))).fetchone()
         return None if found is None else int(found[0])
 
     def check(self, custom_id: str) -> None:
-        """Raises InvalidValue where a line has this name already."""
+        """Raise InvalidValue if a line has this name already."""
         first = self.first(custom_id)
         if first is not None:
             message = f"custom_id {custom_id!r:.80} is that of line {first} already"
             raise InvalidValue(message, "custom_id")
 
     def enter(self, line: Line, custom_id: str | None, model: str, weight: int) -> None:
-        """model: empty where the line cannot run and has ended."""
+        """Add a line. model: empty if the line cannot run."""
         digest = None if custom_id is None else _digest(custom_id)
         self._connection.execute(
             "INSERT INTO lines VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
@@ -156,7 +156,7 @@ class _Names:
 
 
 def _chunk(lines: Iterator[Line]) -> list[Line]:
-    """The next lines; none at the end."""
+    """Return the next lines; none at the end."""
     chunk, num_bytes = [], 0
     for line in lines:
         chunk.append(line)
@@ -171,5 +171,5 @@ def _digest(custom_id: str) -> bytes:
 
 
 def _weight(line: Line, entry: Entry) -> int:
-    """Tokens that the line may come to, for estimates: a guess from its length and its limit."""
+    """Return the estimated tokens of the line, from its length and its limit."""
     return 1 + line.size // _TEXT_BYTES + output_guess(entry)

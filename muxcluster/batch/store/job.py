@@ -1,4 +1,4 @@
-"""A batch job as it is kept: what was asked for, and how far it is."""
+"""A batch job as stored: its order and its progress."""
 
 import re
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from muxcluster.core.errors import InvalidValue
 
 
 class Status(StrEnum):
-    """OpenAI's words for the state of a batch."""
+    """The state of a batch, in OpenAI's words."""
 
     VALIDATING = "validating"
     FAILED = "failed"
@@ -21,16 +21,16 @@ class Status(StrEnum):
     CANCELLED = "cancelled"
 
 
+# states of a batch that has not ended
 OPEN = frozenset({Status.VALIDATING, Status.IN_PROGRESS, Status.FINALIZING, Status.CANCELLING})
-"""States that a batch leaves by itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What a user asks for. owner: of the batch and its files.
+    """A user's order of a batch. owner: of the batch and its files.
 
-    endpoint: the only url its lines may have; None: any. window: as given, "24h"; deadline_s:
-    when it ends, in Unix seconds; None: never.
+    endpoint: the only url of its lines; None: any. window: as given, "24h". deadline_s: end of the
+    window, Unix seconds; None: never.
     """
 
     owner: str
@@ -59,9 +59,9 @@ class Use:
 class Batch:
     """A batch at one moment.
 
-    times: when it entered each status, Unix seconds; "created" too. num_completed, num_failed:
-    lines that ended in the output or the error file, of num_total. output_bytes, error_bytes: of
-    these files, what counts. problem: why it failed. use: tokens of the answers in them.
+    times: when it entered each status, Unix seconds, and "created". num_completed, num_failed:
+    lines in the output and the error file, of num_total. output_bytes, error_bytes: valid lengths
+    of these files. problem: why it failed. use: tokens of the answers.
     """
 
     batch_id: str
@@ -78,17 +78,17 @@ class Batch:
 
     @property
     def output_file_id(self) -> str:
-        """Of answers with status 200."""
+        """File of answers with status 200."""
         return f"file-{self.batch_id}-output"
 
     @property
     def error_file_id(self) -> str:
-        """Of lines that got no such answer."""
+        """File of the other lines."""
         return f"file-{self.batch_id}-errors"
 
     @property
     def num_ended(self) -> int:
-        """Lines that are in one of the two files."""
+        """Lines in one of the two files."""
         return self.num_completed + self.num_failed
 
 
@@ -98,7 +98,7 @@ MAX_WINDOW_S = 30 * 86400
 
 
 def window_s(text: str) -> int:
-    """Seconds of a `completion_window`: minutes, hours or days ("30m", "24h", "7d").
+    """Return the seconds of a `completion_window`: minutes, hours or days ("30m", "24h", "7d").
 
     Raises InvalidValue for anything else, and beyond 30 days.
     """

@@ -1,4 +1,4 @@
-"""Lines of a file of any size, one in memory at a time."""
+"""Reads the lines of a file of any size, one in memory at a time."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,21 +9,18 @@ _SKIP_BYTES = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line. number: counted from 1. offset, size: where its text lies, in bytes.
+    """One line."""
 
-    data: its text without the end of line; None where that is longer than the limit.
-    """
-
-    number: int
-    offset: int
+    number: int  # from 1
+    offset: int  # of its text in the file, bytes
     size: int
-    data: bytes | None
+    data: bytes | None  # its text without the end of line; None if it is over the limit
 
 
 def read_lines(file: BinaryIO, max_bytes: int) -> Iterator[Line]:
-    """The lines from the file's present position, which counts as offset 0.
+    """Yield the lines from the file's position, which counts as offset 0.
 
-    Of a line longer than `max_bytes` no more than that is held. Raises OSError.
+    Of a longer line at most `max_bytes` are in memory. Raises OSError.
     """
     number, offset = 0, 0
     while chunk := file.readline(max_bytes + 1):

@@ -1,4 +1,4 @@
-"""Lines of output and error files, in OpenAI's format and with the number of the input line."""
+"""Result lines in OpenAI's format, with the number of the input line."""
 
 import json
 from collections.abc import Mapping
@@ -10,13 +10,13 @@ from muxcluster.batch.store.store import Result
 def answered(
     line: int, custom_id: str, request_id: str, body: Mapping[str, Any], status: int = 200
 ) -> Result:
-    """A line that was run. body: what the server would have answered, with this HTTP status."""
+    """Return the result of a line that was run. body: the server's answer, with this status."""
     response = {"status_code": status, "request_id": request_id, "body": body}
     return Result(line, status == 200, _line(line, custom_id, response, None))
 
 
 def refused(line: int, custom_id: str | None, code: str, message: str) -> Result:
-    """A line that was not run. custom_id: None where it has none of its own."""
+    """Return the result of a line that was not run. custom_id: None if it has none."""
     error = {"code": code, "message": f"line {line}: {message}"}
     return Result(line, False, _line(line, custom_id, None, error))
 

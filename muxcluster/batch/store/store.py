@@ -1,4 +1,4 @@
-"""All batches and files of one folder: what survives a crash of everything else."""
+"""The batches and files of one folder, which survive any crash."""
 
 import json
 import sqlite3
@@ -25,8 +25,8 @@ _BATCH = (
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """How a line ended. line: its number. is_answer: with status 200. data: a line of JSON. use: of
-    an answer."""
+    """How a line ended. line: its number. is_answer: status 200. data: a line of JSON. use: tokens
+    of an answer."""
 
     line: int
     is_answer: bool
@@ -36,7 +36,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """A line that has not ended. offset, size: bytes of the input file. weight: tokens, guessed."""
+    """A line that has not ended. offset, size: in the input file. weight: estimated tokens."""
 
     line: int
     offset: int
@@ -46,14 +46,14 @@ class Pending:
 
 
 class BatchStore:
-    """Batches in SQLite, files beside it. Any thread may call it; one process may own a folder.
+    """Batches in SQLite, files beside it. Any thread may call it; one process owns a folder.
 
-    A line ends once: its result is appended to the output or the error file, and that it has ended
-    and how long the file is then are recorded in one transaction. `now`: Unix seconds.
+    A line ends once: its result is appended to the output or the error file; one transaction then
+    records its end and the file's length. `now`: Unix seconds.
     """
 
     def __init__(self, directory: Path) -> None:
-        """Raises ConfigError where another process has the folder, StorageFailed."""
+        """Raises ConfigError if another process has the folder, StorageFailed."""
         self.directory = directory
         self.database = Database(directory)
         self.lock = threading.RLock()
@@ -65,22 +65,22 @@ class BatchStore:
             raise StorageFailed(files, error.strerror or str(error)) from error
 
     def close(self) -> None:
-        """Let another process have the folder. Idempotent."""
+        """Release the folder to other processes. Idempotent."""
         with self.lock:
             self.database.close()
 
     def path_of(self, file_id: str) -> Path:
-        """Where the bytes of a file are."""
+        """Return the path of a file's bytes."""
         return self.directory / FILES / file_id
 
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
-        """As `Database.writing`, for one thread at a time."""
+        """As `Database.writing`; other threads wait."""
         with self.lock, self.database.writing() as connection:
             yield connection
 
     def create(self, order: Order, now: int, batch_id: str | None = None) -> Batch:
-        """A new batch, not validated yet. Raises StorageFailed."""
+        """Create a batch, not validated yet. Raises StorageFailed."""
         batch_id = batch_id or f"batch_{uuid.uuid4().hex}"
         metadata, times = json.dumps(dict(order.metadata)), json.dumps({"created": now})
         with self.writing() as connection:
@@ -93,20 +93,20 @@ class BatchStore:
         return self.get(batch_id)
 
     def get(self, batch_id: str) -> Batch:
-        """Raises KeyError."""
+        """Return a batch. Raises KeyError."""
         rows = self.rows(f"SELECT {_BATCH} FROM batches WHERE id = ?", batch_id)
         if not rows:
             raise KeyError(batch_id)
         return _batch(rows[0])
 
     def open_batches(self) -> list[Batch]:
-        """Those that have not ended, oldest first."""
+        """Return the batches that have not ended, oldest first."""
         marks = ", ".join("?" * len(OPEN))
         sql = f"SELECT {_BATCH} FROM batches WHERE status IN ({marks}) ORDER BY number"
         return [_batch(row) for row in self.rows(sql, *sorted(OPEN))]
 
     def listed(self, owner: str, count: int, after: str | None = None) -> list[Batch]:
-        """The owner's newest `count`, or those older than `after`, newest first."""
+        """Return the owner's newest `count`, or the next after `after`, newest first."""
         sql = (
             f"SELECT {_BATCH} FROM batches WHERE owner = ? AND "
             "number < coalesce((SELECT number FROM batches WHERE id = ?), 1 << 62) "
@@ -115,9 +115,10 @@ class BatchStore:
         return [_batch(row) for row in self.rows(sql, owner, after, count)]
 
     def enter(self, batch_id: str, status: Status, now: int, problem: str = "") -> Batch:
-        """The batch has another status from now on; at its end its lines are forgotten.
+        """Give the batch another status; at its end remove its lines.
 
-        The result files are cut to what is recorded first. Raises KeyError, StorageFailed.
+        At the end the result files are cut to their recorded length. Raises KeyError,
+        StorageFailed.
         """
         with self.lock:
             batch = self.get(batch_id)
@@ -135,7 +136,7 @@ class BatchStore:
             return self.get(batch_id)
 
     def cancel(self, batch_id: str, now: int) -> Batch:
-        """An open batch is being cancelled from now on; another stays as it is. Raises KeyError."""
+        """Mark an open batch as being cancelled; an ended one stays. Raises KeyError."""
         with self.lock:
             batch = self.get(batch_id)
             if batch.status not in OPEN or batch.status is Status.CANCELLING:
@@ -157,7 +158,7 @@ class BatchStore:
                 )
 
     def record(self, batch_id: str, results: Sequence[Result]) -> None:
-        """These lines have ended; of each only the first result counts.
+        """Record that lines have ended; only the first result of each counts.
 
         Raises StorageFailed, and then nothing has changed.
         """
@@ -193,7 +194,7 @@ class BatchStore:
         return {line for line in lines if self.rows(sql, batch_id, line)}
 
     def pending(self, batch_id: str) -> list[Pending]:
-        """Lines that have not ended, in the order of the file."""
+        """Return the lines that have not ended, in the order of the file."""
         sql = (
             f"SELECT number, offset, size, model, weight FROM lines WHERE batch = {_NUMBER} AND "
             "NOT has_ended ORDER BY number"
@@ -201,7 +202,7 @@ class BatchStore:
         return [Pending(*row) for row in self.rows(sql, batch_id)]
 
     def reader(self, batch_id: str) -> Callable[[Pending], bytes]:
-        """Reads lines of the batch's input file; each call opens it. Raises OSError then."""
+        """Return a function that reads lines of the input file, and may raise OSError."""
         path = self.path_of(self.get(batch_id).order.input_file_id)
 
         def read(line: Pending) -> bytes:
@@ -212,7 +213,7 @@ class BatchStore:
         return read
 
     def rows(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
-        """What a query finds. Raises StorageFailed."""
+        """Return the rows of a query. Raises StorageFailed."""
         with self.lock, self.database.failures():
             return self.database.connection.execute(sql, values).fetchall()
 

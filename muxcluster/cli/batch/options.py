@@ -1,4 +1,4 @@
-"""Options that the commands against a server share."""
+"""Options shared by the commands that talk to a server."""
 
 from pathlib import Path
 from typing import Annotated

@@ -75,7 +75,7 @@ def _report(
 
 
 def _first_url(path: Path) -> str:
-    """The url that the first line which is a request asks for. Raises ConfigError without any."""
+    """Return the url of the first valid request. Raises ConfigError if there is none."""
     try:
         with path.open("rb") as file:
             for line in read_lines(file, _LINE_BYTES):

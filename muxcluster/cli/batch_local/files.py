@@ -1,4 +1,4 @@
-"""The files of a job that runs on this machine: what is asked, what comes out, what is kept."""
+"""Files of a job that runs on this machine: input, output, state."""
 
 import hashlib
 import shutil
@@ -28,7 +28,7 @@ class ResultFiles:
         return self.output.with_name(f"{self.output.stem}.errors{self.output.suffix}")
 
     def check_free(self) -> None:
-        """Raises ConfigError where something is in their way, or `output` names no file."""
+        """Raise ConfigError if a result file exists, or `output` names no file."""
         if not self.output.name or "\0" in str(self.output):
             raise ConfigError("--output", "", f"{str(self.output)!r} is not the name of a file")
         for path in (self.output, self.errors):
@@ -44,16 +44,16 @@ class JobFiles(ResultFiles):
 
     @property
     def state(self) -> Path:
-        """A folder that is there from the start of the job to its end."""
+        """Folder of the job's state, from its start to its end."""
         return self.output.with_name(f"{self.output.name}.batch")
 
 
 @contextmanager
 def opened(files: JobFiles, now: int) -> Iterator[tuple[BatchStore, Batch]]:
-    """The job in its folder: a new one, or one that was interrupted.
+    """Open the job in its folder: a new one, or one that was interrupted.
 
-    Raises ConfigError where the output is there already, where the folder holds a job of another
-    input, and where another process runs it; StorageFailed.
+    Raises ConfigError if the output exists already, the folder holds a job of another input, or
+    another process runs it; StorageFailed.
     """
     digest = _digest(files.input)
     if not (files.output.name and files.state.exists()):
@@ -75,7 +75,7 @@ def opened(files: JobFiles, now: int) -> Iterator[tuple[BatchStore, Batch]]:
 
 
 def deliver(files: JobFiles, store: BatchStore, batch: Batch) -> None:
-    """Move the files of an ended batch to their places and forget the job.
+    """Move the files of an ended batch to their places and delete the job's state.
 
     May be interrupted and called again. A failed batch leaves no output file. Raises StorageFailed.
     """

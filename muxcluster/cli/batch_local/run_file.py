@@ -1,4 +1,4 @@
-"""What `muxcluster batch run` does: runs the job of a file and reports how it ended."""
+"""Implementation of `muxcluster batch run`: run the job of a file and report its end."""
 
 import json
 import time
@@ -10,7 +10,7 @@ from rich.console import Console
 
 from muxcluster.batch.store.job import Status
 from muxcluster.cli.batch_local.files import JobFiles, deliver, opened
-from muxcluster.cli.batch_local.running import LocalRun, Ran, speed_text
+from muxcluster.cli.batch_local.running import LocalRun, RunReport, speed_text
 from muxcluster.config import load_config
 
 
@@ -39,7 +39,7 @@ def run_file(file: Path, output: Path, config: Path, order: str, *, as_json: boo
         raise typer.Exit(1)
 
 
-def _report(ran: Ran, files: JobFiles, *, as_json: bool) -> None:
+def _report(ran: RunReport, files: JobFiles, *, as_json: bool) -> None:
     content = _content(ran)
     if as_json:
         typer.echo(json.dumps(content, indent=2))
@@ -59,7 +59,7 @@ def _report(ran: Ran, files: JobFiles, *, as_json: bool) -> None:
         console.print(f"one after the other, which is predicted to be faster: {', '.join(models)}")
 
 
-def _content(ran: Ran) -> dict[str, Any]:
+def _content(ran: RunReport) -> dict[str, Any]:
     batch, progress = ran.batch, ran.progress
     content: dict[str, Any] = {
         "status": batch.status,

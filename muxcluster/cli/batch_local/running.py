@@ -1,4 +1,4 @@
-"""A job on this machine, from its file to its output, with its progress on the terminal."""
+"""A job on this machine, from file to output, with its progress on the terminal."""
 
 import asyncio
 import signal
@@ -24,7 +24,7 @@ from muxcluster.http.settings import ApiSettings, QueueLimits
 from muxcluster.sim.batch.setting import Setting
 
 REFRESH_S = 0.5
-# Lines of a model under way; the plan, which knows the units' memory, stops long before.
+# Most running lines of a model; the plan, which knows the units' memory, has a lower limit.
 _MOST_OPEN = 10_000
 _COLUMNS = (
     TextColumn("{task.description}"),
@@ -35,22 +35,22 @@ _COLUMNS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
+class RunReport:
     """A job that has ended."""
 
     batch: Batch
-    progress: JobProgress | None  # of this run; None where there was nothing left to run
+    progress: JobProgress | None  # of this run; None if there was nothing left to run
     orders: Mapping[str, str]  # by model
-    seconds: float  # of this run, loading and planning too
-    # Models that ran one after the other, though they share units
+    seconds: float  # of this run, including loading and planning
+    # Models that ran one after another although they share units
     in_turn: Sequence[Sequence[str]] = ()
 
 
 class LocalRun:
-    """Everything a job needs that can be checked before the models are loaded."""
+    """A job whose inputs were checked, before its models are loaded."""
 
     def __init__(self, config: Config, order: str, console: Console) -> None:
-        """Raises ConfigError, InfeasiblePlan, LoadError."""
+        """Check the inputs. Raises ConfigError, InfeasiblePlan, LoadError."""
         self._config = config
         self._order = order
         self._console = console
@@ -59,8 +59,8 @@ class LocalRun:
             model.name: settings_of(config, model.name, None)[0] for model in config.models
         }
 
-    def run(self, store: BatchStore, batch: Batch) -> Ran:
-        """Until the last line has ended; no model is loaded where none can run.
+    def run(self, store: BatchStore, batch: Batch) -> RunReport:
+        """Run until the last line has ended; no model is loaded if none can run.
 
         Raises StorageFailed, EngineFailure; KeyboardInterrupt after SIGINT or SIGTERM, when all
         processes are gone.
@@ -69,10 +69,10 @@ class LocalRun:
             intake = Intake(store, batch, self._settings, Limits())
             batch = intake.run(int(time.time()))
         if batch.status not in OPEN:
-            return Ran(batch, None, {}, 0.0)
+            return RunReport(batch, None, {}, 0.0)
         return asyncio.run(self._stoppable(store, batch))
 
-    async def _stoppable(self, store: BatchStore, batch: Batch) -> Ran:
+    async def _stoppable(self, store: BatchStore, batch: Batch) -> RunReport:
         work = asyncio.create_task(self._run(store, batch))
         loop = asyncio.get_running_loop()
         for signum in (signal.SIGINT, signal.SIGTERM):
@@ -82,7 +82,7 @@ class LocalRun:
         except asyncio.CancelledError:
             raise KeyboardInterrupt from None
 
-    async def _run(self, store: BatchStore, batch: Batch) -> Ran:
+    async def _run(self, store: BatchStore, batch: Batch) -> RunReport:
         started_s = time.monotonic()
         queues = QueueLimits(batch=2**20)
         settings = ApiSettings(queues=queues)
@@ -91,10 +91,10 @@ class LocalRun:
             runner = local_runner(store, local, planner, list(self._settings))
             ended = await self._watched(runner, batch, local)
         seconds = time.monotonic() - started_s
-        return Ran(ended.batch, ended.progress, planner.chosen, seconds, planner.in_turn)
+        return RunReport(ended.batch, ended.progress, planner.chosen, seconds, planner.in_turn)
 
     async def _watched(self, runner: BatchRunner, batch: Batch, local: LocalService) -> Ended:
-        """Runs the batch while the terminal shows how far it is."""
+        """Run the batch while the terminal shows its progress."""
         work = asyncio.create_task(runner.run(batch.batch_id))
         try:
             with Progress(*_COLUMNS, console=self._console, transient=True) as bar:
@@ -117,7 +117,7 @@ class LocalRun:
 
 
 def local_planner(local: LocalService, settings: Mapping[str, Setting], order: str) -> LocalPlanner:
-    """Feeds the units of `local`. settings: by model, where it runs."""
+    """Return a planner that feeds the units of `local`. settings: of each model."""
     return LocalPlanner(
         local.texts, settings, order, lenient=False, units=local.fed, kept=local.kept
     )
@@ -126,13 +126,13 @@ def local_planner(local: LocalService, settings: Mapping[str, Setting], order: s
 def local_runner(
     store: BatchStore, local: LocalService, planner: Planner, models: Sequence[str]
 ) -> BatchRunner:
-    """Runs the batches of `store` on `local`."""
+    """Return a runner of the batches of `store` on `local`."""
     answerer = LineAnswerer(local.service, lenient=False, kept=local.kept)
     return BatchRunner(store, answerer, planner, lambda: models, RunnerSettings(window=_MOST_OPEN))
 
 
 def speed_text(progress: JobProgress) -> str:
-    """Tokens a second, what of the prompts was found computed, and when it should end."""
+    """Tokens per second, share of prompts found in the cache, and expected end."""
     use = progress.use
     if not use.prompt:
         return ""

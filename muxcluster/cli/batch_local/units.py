@@ -1,4 +1,4 @@
-"""The units of a configuration in this process, behind the service that the HTTP routes use."""
+"""The units of a configuration in this process, behind the service of the HTTP routes."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -26,7 +26,7 @@ from muxcluster.router.backend import RoutedBackend
 
 
 class _LeastOpen:
-    """Several units that serve a model, as one: a request goes where the fewest are open."""
+    """Several units of a model as one: a request goes to the one with the fewest open."""
 
     def __init__(self, clients: Sequence[LocalUnitClient]) -> None:
         self._clients = clients
@@ -49,14 +49,14 @@ class LocalService:
     kept: KeptPrompts = field(default_factory=KeptPrompts)  # from the plan to the service
 
     def check(self) -> None:
-        """Raises EngineFailure where a unit cannot go on."""
+        """Raise EngineFailure if a unit has failed."""
         for unit_id, client in self.clients.items():
             if client.unit.state is UnitState.FAILED:
                 raise EngineFailure(f"unit {unit_id} failed; its log says why")
 
 
 def local_specs(config: Config) -> tuple[UnitSpec, ...]:
-    """The units that this machine would run, their weights checked.
+    """Return the units that this machine would run, with their weights checked.
 
     Raises ConfigError, InfeasiblePlan, LoadError.
     """
@@ -72,7 +72,7 @@ def local_specs(config: Config) -> tuple[UnitSpec, ...]:
 async def local_service(
     config: Config, specs: Sequence[UnitSpec], settings: ApiSettings
 ) -> AsyncGenerator[LocalService, None]:
-    """The units of `specs`, ready; no process of theirs is left after the block.
+    """Start the units of `specs`; after the block none of their processes is left.
 
     Raises LoadError, EngineFailure.
     """

@@ -1,1 +1,1 @@
-"""What the batch commands ask of a server, and how they show it."""
+"""Requests of the batch commands to a server, and their output."""

@@ -1,4 +1,4 @@
-"""A client of /v1/files and /v1/batches: files are streamed, never held whole."""
+"""Client of /v1/files and /v1/batches; files are streamed, never held in memory."""
 
 import http.client
 import json
@@ -15,7 +15,7 @@ from muxcluster.core.errors import ConfigError, StorageFailed, Unavailable
 from muxcluster.core.inputs.web_url import checked_url
 
 ApiObject = Mapping[str, Any]  # An object as OpenAI's API shows it
-TIMEOUT_S = 60.0  # For each answer to begin, and for the next bytes of a file
+TIMEOUT_S = 60.0  # until the start of each answer, and between parts of a file
 _CHUNK_BYTES = 2**20
 _REFUSALS = range(400, 500)
 _TRY_LATER = (408, 429)
@@ -24,18 +24,18 @@ _TRY_LATER = (408, 429)
 class BatchServer:
     """The batches of one key on one server.
 
-    Everything raises Unavailable where the server does not answer or cannot now, and ConfigError
-    where it refuses what was asked.
+    Every method raises Unavailable if the server does not answer or cannot serve now, and
+    ConfigError if it refuses the request.
     """
 
     def __init__(self, url: str, api_key: str | None) -> None:
-        """url: with or without `/v1`. Raises ConfigError where it is none."""
+        """url: with or without `/v1`. Raises ConfigError if it is not a URL."""
         checked_url(url)
         self.url = url.rstrip("/").removesuffix("/v1")
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
 
     def upload(self, path: Path) -> str:
-        """The id of the server's copy of a file. Raises ConfigError where it cannot be read too."""
+        """Upload a file; return its id there. Raises ConfigError if it cannot be read too."""
         mark = uuid.uuid4().hex
         head = (
             f'--{mark}\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
@@ -56,25 +56,25 @@ class BatchServer:
         return str(self._asked("files", _form(path, size, head, tail), headers)["id"])
 
     def create(self, file_id: str, endpoint: str, window: str) -> ApiObject:
-        """A new batch of an uploaded file."""
+        """Create a batch of an uploaded file."""
         fields = {"input_file_id": file_id, "endpoint": endpoint, "completion_window": window}
         return self._asked("batches", json.dumps(fields).encode(), {})
 
     def batch(self, batch_id: str) -> ApiObject:
-        """One batch as it is now."""
+        """Return one batch as it is now."""
         return self._asked(f"batches/{quote(batch_id, safe='')}")
 
     def batches(self, count: int) -> list[ApiObject]:
-        """The newest."""
+        """Return the newest batches."""
         found: list[ApiObject] = self._asked(f"batches?{urlencode({'limit': count})}")["data"]
         return found
 
     def cancel(self, batch_id: str) -> ApiObject:
-        """The batch ends soon, with what it has."""
+        """Cancel a batch; it ends soon, with the answers it has."""
         return self._asked(f"batches/{quote(batch_id, safe='')}/cancel", b"{}", {})
 
     def download(self, file_id: str, place: Path) -> None:
-        """A file's bytes, all of them or no file. Raises StorageFailed too."""
+        """Download a file, whole or not at all. Raises StorageFailed too."""
         part = place.with_name(f"{place.name}.part")
         with self._answer(f"files/{quote(file_id, safe='')}/content") as answer:
             try:
@@ -92,7 +92,7 @@ class BatchServer:
     def _asked(
         self, path: str, data: Any = None, headers: Mapping[str, str] | None = None
     ) -> dict[str, Any]:
-        """The JSON that comes back. data: of a POST; None: a GET."""
+        """Return the JSON of the answer. data: of a POST; None: a GET."""
         with self._answer(path, data, headers) as answer:
             try:
                 found = json.loads(answer.read())
@@ -122,7 +122,7 @@ class BatchServer:
 
 
 def _form(path: Path, size: int, head: bytes, tail: bytes) -> Iterator[bytes]:
-    """The form's bytes; of the file exactly `size`, as was promised. Raises ConfigError."""
+    """Yield the form's bytes, with exactly `size` of the file, as announced. Raises ConfigError."""
     yield head
     left = size
     with path.open("rb") as file:
@@ -136,7 +136,7 @@ def _form(path: Path, size: int, head: bytes, tail: bytes) -> Iterator[bytes]:
 
 
 def _pieces(answer: http.client.HTTPResponse, url: str) -> Iterator[bytes]:
-    """Of the answer's body. Raises Unavailable where it ends before its length."""
+    """Yield the answer's body. Raises Unavailable if it ends before its length."""
     left = int(answer.headers["Content-Length"])
     while left:
         try:
@@ -150,7 +150,6 @@ def _pieces(answer: http.client.HTTPResponse, url: str) -> Iterator[bytes]:
 
 
 def _message(error: urllib.error.HTTPError) -> str:
-    """What the server says is wrong."""
     try:
         found = json.loads(error.read())["error"]["message"]
     except (OSError, ValueError, LookupError, TypeError, RecursionError, http.client.HTTPException):

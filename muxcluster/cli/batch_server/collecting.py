@@ -1,4 +1,4 @@
-"""Result files of a server's batch, brought here."""
+"""Download of a batch's result files."""
 
 from muxcluster.cli.batch_local.files import ResultFiles
 from muxcluster.cli.batch_server.client import ApiObject, BatchServer
@@ -6,7 +6,7 @@ from muxcluster.core.errors import StorageFailed
 
 
 def collect(server: BatchServer, batch: ApiObject, files: ResultFiles) -> list[str]:
-    """Bring the results of a batch that is over; a line about each file.
+    """Download the results of a batch that is over; return a line about each file.
 
     Without an answer the output is empty. Raises StorageFailed, Unavailable.
     """

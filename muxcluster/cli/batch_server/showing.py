@@ -1,4 +1,4 @@
-"""Batches of a server in lines and tables."""
+"""Batches of a server as lines and tables."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -14,13 +14,13 @@ ESTIMATE = "estimated_finish_at"  # Key of a batch's metadata, Unix seconds
 
 
 def num_ended(batch: ApiObject) -> tuple[int, int]:
-    """Lines that have ended, and all."""
+    """Return the numbers of ended lines and of all lines."""
     counts: Mapping[str, int] = batch["request_counts"]
     return counts["completed"] + counts["failed"], counts["total"]
 
 
 def left_s(batch: ApiObject, now_s: float) -> float | None:
-    """Seconds until the batch should end; None where the server does not know."""
+    """Seconds until the batch should end; None if the server does not know."""
     estimate = (batch.get("metadata") or {}).get(ESTIMATE)
     return None if estimate is None else max(0.0, float(estimate) - now_s)
 
@@ -33,7 +33,7 @@ def duration_text(seconds: float) -> str:
 
 
 def batch_line(batch: ApiObject) -> str:
-    """One batch: what it is doing, and how far it is."""
+    """Describe one batch: its state and progress."""
     ended, total = num_ended(batch)
     parts = [f"{batch['id']}: {batch['status']}", f"{ended} of {total} lines"]
     if failed := batch["request_counts"]["failed"]:
@@ -45,16 +45,16 @@ def batch_line(batch: ApiObject) -> str:
 
 
 def problems_of(batch: ApiObject) -> list[str]:
-    """Why the batch failed, or cannot go on at the moment."""
+    """Return why the batch failed, or cannot continue at the moment."""
     return [error["message"] for error in (batch.get("errors") or {}).get("data", ())]
 
 
 def show_batches(console: Console, batches: Sequence[ApiObject]) -> None:
-    """A row each, the newest first; below, what keeps open ones from going on."""
+    """Print a row per batch, the newest first, then what blocks the open ones."""
     if not batches:
         console.print("no batches")
         return
-    # An id is there to be copied: the table is as wide as a terminal of 80 columns and no wider.
+    # Ids must be copyable, so the table is at most 80 columns wide.
     table = Table(box=None, pad_edge=False)
     for title in ("batch", "status"):
         table.add_column(title, no_wrap=True)

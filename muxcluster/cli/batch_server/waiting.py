@@ -16,7 +16,7 @@ from muxcluster.cli.batch_server.showing import (
 from muxcluster.core.errors import Unavailable
 
 POLL_S = 1.0
-PATIENCE_S = 600.0  # How long a server may be away: batches outlive its restart
+PATIENCE_S = 600.0  # longest absence of the server: batches survive its restart
 _COLUMNS = (
     TextColumn("{task.description}"),
     BarColumn(),
@@ -26,9 +26,9 @@ _COLUMNS = (
 
 
 def wait_for(server: BatchServer, batch_id: str, console: Console) -> ApiObject:
-    """The batch at its end.
+    """Wait for the end of the batch and return it.
 
-    Raises ConfigError where there is no such batch, Unavailable where the server stays away.
+    Raises ConfigError if there is no such batch, Unavailable if the server stays away.
     """
     answered_s = time.monotonic()
     with Progress(*_COLUMNS, console=console, transient=True) as bar:
@@ -56,7 +56,7 @@ def wait_for(server: BatchServer, batch_id: str, console: Console) -> ApiObject:
 
 
 def _left_text(batch: ApiObject) -> str:
-    """What keeps the batch from going on, or when it should end."""
+    """Say what blocks the batch, or when it should end."""
     if problems := problems_of(batch):
         return ", ".join(problems)
     remaining_s = left_s(batch, time.time())

@@ -1,1 +1,1 @@
-"""What `muxcluster place` reads, computes, prints and draws around the planner."""
+"""Parts of `muxcluster place` around the planner: input, reports, output."""

@@ -1,4 +1,4 @@
-"""Files that a command writes: whole or not at all."""
+"""Output files, written whole or not at all."""
 
 import os
 from errno import EACCES
@@ -9,7 +9,7 @@ from muxcluster.core.errors import ConfigError
 
 
 def check_writable(path: Path) -> None:
-    """Before any work is done for it: `path` can be written. Raises ConfigError."""
+    """Check, before work is done for it, that `path` can be written. Raises ConfigError."""
     target = Path(os.path.realpath(path))
     if not target.parent.is_dir():
         raise ConfigError(path, "", f"no such directory: {path.parent}")
@@ -25,9 +25,9 @@ def check_writable(path: Path) -> None:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Puts `content` in place of what is at `path`, if anything. Raises ConfigError.
+    """Replace the content of `path`. Raises ConfigError.
 
-    A device or pipe is written to as it is; a link stays, its target changes.
+    A device or pipe is written to directly; a link stays, its target changes.
     """
     target = Path(os.path.realpath(path))
     try:

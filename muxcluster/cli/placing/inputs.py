@@ -1,4 +1,4 @@
-"""What is read beside the configuration: a profile, and for `place` the reference's curves."""
+"""Inputs beside the configuration: a profile, and for `place` the reference's curves."""
 
 import os
 from dataclasses import replace
@@ -13,7 +13,7 @@ from muxcluster.config.planning import profile_paths
 from muxcluster.config.profiles import is_published, read_profile
 from muxcluster.core.errors import ConfigError
 
-# `--profile`, of every command that predicts times.
+# Option `--profile` of all commands that predict times.
 ProfileOption = Annotated[
     Path | None,
     typer.Option(
@@ -27,8 +27,7 @@ _SHARED = Path("..") / "shared" / "data"
 
 
 def with_profile(config: Config, profile: Path) -> Config:
-    """The configuration with one profile more, which comes first. Raises ConfigError for a file
-    that is none."""
+    """Return the configuration with this profile first. Raises ConfigError if it is no profile."""
     try:
         read_profile(profile)
     except ValueError as error:
@@ -38,10 +37,10 @@ def with_profile(config: Config, profile: Path) -> Config:
 
 
 def curves_file(config: Config, profile: Path | None) -> Path:
-    """MuxServe's published table, which method compat scores with: `profile`, else the file's own,
-    else where the data is kept.
+    """Return MuxServe's published table for method compat: `profile`, else the file's own, else one
+    in the data folders.
 
-    Raises ConfigError where none is found, or `profile` is another one.
+    Raises ConfigError if none is found, or `profile` is another one.
     """
     if profile is not None:
         if not _is_published(profile):
@@ -61,7 +60,7 @@ def curves_file(config: Config, profile: Path | None) -> Path:
 
 
 def _data_folders() -> list[Path]:
-    """In the order in which they are tried."""
+    """Return the data folders in the order in which they are tried."""
     named = os.environ.get(DATA_VARIABLE)
     package = Path(muxcluster.__file__).resolve().parent
     folders = [Path(named)] if named else []

@@ -1,4 +1,4 @@
-"""From what `place` is asked to its plan, and to the plan before it where there is one."""
+"""Planning for `place`: from the options to the plan, and to the plan before it, if any."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,23 +12,26 @@ from muxcluster.placement.difference import Difference, difference
 from muxcluster.placement.plan import Plan
 from muxcluster.placement.planner import Method
 
-REPLANNING: tuple[Method, ...] = ("greedy", "exact")  # Methods that go on from a plan in force
+REPLANNING: tuple[Method, ...] = (
+    "greedy",
+    "exact",
+)  # methods that can continue from a current plan
 
 
 @dataclass(frozen=True, slots=True)
 class Solver:
-    """How to plan."""
+    """Options of planning."""
 
     method: Method
     time_limit_s: float
     curves: Path | None = None  # MuxServe's published table, for compat
 
     def unproven(self) -> "Solver":
-        """The same plans without their bound, where that is all that time is spent on."""
+        """Return a solver of the same plans without their bound, if only the proof takes time."""
         return self if self.method == "exact" else replace(self, time_limit_s=0.0)
 
     def plan(self, config: Config, current: Plan | None) -> Plan:
-        """Raises InfeasiblePlan, ConfigError."""
+        """Plan. Raises InfeasiblePlan, ConfigError."""
         return plan_for(
             config,
             method=self.method,
@@ -40,20 +43,19 @@ class Solver:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A plan."""
+    """A plan, and the one before it."""
 
     after: Judged
-    before: Plan | None = None  # the one in force, or the one without the changes asked about
+    before: Plan | None = None  # the current plan, or the one without the `--what-if` changes
 
     def difference(self) -> Difference | None:
-        """From the plan before to this one."""
         if self.before is None:
             return None
         return difference(self.after.problem, self.before, self.after.plan)
 
 
 def solve(config: Config, solver: Solver, current: Plan | None, changes: Sequence[str]) -> Outcome:
-    """Plans for `config` after `changes`, from `current` where it is given.
+    """Plan for `config` after `changes`, from `current` if it is given.
 
     Changes without a plan in force are compared with the plan that would be made now, and start
     from it. Raises InfeasiblePlan, ConfigError.

@@ -1,4 +1,4 @@
-"""A plan with the problem it answers and, where the estimator can judge it, what to expect."""
+"""A plan with its problem and, if the estimator can judge it, its reports."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,15 +12,15 @@ from muxcluster.placement.problem import Demand, Problem
 
 @dataclass(frozen=True)
 class Judged:
-    """A plan for `problem`. Frozen; what follows from it is computed once."""
+    """A plan for `problem`. Frozen; derived values are computed once."""
 
     problem: Problem
     plan: Plan
 
     @cached_property
     def reports(self) -> Mapping[str, UnitReport]:
-        """By unit. A unit is missing where our estimator would not put its models together: the
-        reference planner (compat) counts memory in its own way."""
+        """Reports by unit. A unit is missing if our estimator would not put its models together:
+        the reference planner (compat) counts memory in its own way."""
         try:
             return {report.id: report for report in assess(self.problem, self.plan)}
         except ValueError:
@@ -28,7 +28,6 @@ class Judged:
 
     @cached_property
     def demands(self) -> Mapping[str, Demand]:
-        """By model."""
         return {demand.name: demand for demand in self.problem.demands}
 
     @cached_property
@@ -42,20 +41,17 @@ class Judged:
 
     @property
     def offered(self) -> float:
-        """Requests/s of all models."""
         return sum(demand.rate for demand in self.problem.demands)
 
     def gpu_name(self, unit: PlannedUnit) -> str:
-        """Kind of the unit's GPUs."""
         return next(node.gpu.name for node in self.problem.nodes if node.name == unit.node)
 
     def block_bytes(self, unit: PlannedUnit) -> int:
-        """Of one KV block of the unit."""
         demands = [self.demands[model.name] for model in unit.models]
         return block_bytes(demands, self.problem.limits)
 
     def idle(self) -> Mapping[str, tuple[int, ...]]:
-        """GPUs of no unit, by node; nodes without any are left out."""
+        """Unused GPUs by node; nodes without any are left out."""
         taken = {(unit.node, gpu) for unit in self.plan.units for gpu in unit.gpus}
         idle = {
             node.name: tuple(gpu for gpu in range(node.num_gpus) if (node.name, gpu) not in taken)

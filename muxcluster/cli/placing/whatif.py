@@ -1,4 +1,4 @@
-"""`--what-if`: a change to the configuration, written in one word."""
+"""`--what-if`: changes to the configuration, each written as one word."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -16,7 +16,7 @@ from muxcluster.placement.names import nearest
 from muxcluster.placement.shapes.known import SHAPES
 from muxcluster.placement.shapes.shape import ShapeError
 
-# Keys of `add`, and what they are in the file.
+# Keys of `add` and their names in the file.
 _KEYS = {
     "rate": "rate",
     "shape": "shape",
@@ -31,11 +31,12 @@ FORMS = "add:NAME,rate=2 or remove:NAME or rate:NAME=5 or rate:NAME=x2 or gpus:N
 
 
 class _Refused(ValueError):
-    """A change that cannot be made; says why."""
+    """A change that cannot be made, with the reason."""
 
 
 def changed(config: Config, change: str) -> Config:
-    """The configuration after `change`. Raises ConfigError: one line with the change and why."""
+    """Return the configuration after `change`. Raises ConfigError: one line with the change and
+    why."""
     verb, _, rest = change.partition(":")
     make = _VERBS.get(verb.strip())
     try:
@@ -91,7 +92,7 @@ def _number(key: str, text: str, *, whole: bool = False) -> float | int:
 
 
 def _new_name(config: Config, name: str) -> str:
-    """`name`, else NAME-2, NAME-3 and so on: the first that no model has."""
+    """Return `name`, else NAME-2, NAME-3 and so on: the first that no model has."""
     taken = {model.name for model in config.models}
     number, found = 1, name
     while found in taken:

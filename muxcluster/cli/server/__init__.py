@@ -1,1 +1,1 @@
-"""What `serve`, `demo` and `up` run."""
+"""Implementation of `serve`, `demo` and `up`."""

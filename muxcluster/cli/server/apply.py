@@ -1,4 +1,4 @@
-"""What `muxcluster up` does: plans for a Ray cluster, shows the change, applies it and waits."""
+"""Implementation of `muxcluster up`: plan for a Ray cluster, show the change, apply it, wait."""
 
 import sys
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from muxcluster.cluster.attach import (
     start_controller,
     wait_converged,
 )
-from muxcluster.cluster.control.controller import Wiring
+from muxcluster.cluster.control.controller import Controller, Wiring
 from muxcluster.cluster.ingress.serve_app import Ingresses, ingresses_of
 from muxcluster.cluster.ray.nodes import planning_nodes, ray_nodes
 from muxcluster.cluster.state.desired import Desired, desired_of
@@ -26,7 +26,7 @@ from muxcluster.config import Config, load_config, plan_for
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class UpOptions:
     """Options of the command line."""
 
     address: str
@@ -36,36 +36,37 @@ class Asked:
     as_json: bool
 
 
-def apply(config: Path, asked: Asked) -> None:
-    """Make the cluster at `asked.address` run `config`, and wait until it does.
+def apply(config: Path, options: UpOptions) -> None:
+    """Make the cluster at `options.address` run `config`, and wait until it does.
 
-    Raises ConfigError, LoadError, InfeasiblePlan, Unavailable, EngineFailure; BadParameter where
-    nobody can be asked; Abort where the answer is no.
+    Raises ConfigError, LoadError, InfeasiblePlan, Unavailable, EngineFailure; BadParameter without
+    a terminal to confirm on; Abort if the answer is no.
     """
-    console = Console(highlight=False, soft_wrap=True, markup=False, stderr=asked.as_json)
+    console = Console(highlight=False, soft_wrap=True, markup=False, stderr=options.as_json)
     wanted = load_config(config)
-    with joined(asked.address):
+    with joined(options.address):
         controller = find_controller()
-        before = None if controller is None else ask(controller, "desired")
-        edge_before = None if controller is None else ask(controller, "edge")
+        before = None if controller is None else ask(controller, Controller.desired)
+        edge_before = None if controller is None else ask(controller, Controller.edge)
         desired, edge = _planned(wanted, before), ingresses_of(wanted)
         change = change_between(before, desired, is_edge_new=edge != edge_before)
-        _show(console, change, desired, asked.as_json)
-        if asked.dry_run:
+        _show(console, change, desired, options.as_json)
+        if options.dry_run:
             return
         if change.is_empty:
             desired = before if before is not None else desired
-        elif not asked.yes:
+        elif not options.yes:
             _confirm()
         controller = controller or start_controller(Wiring())
         if not change.is_empty:
-            ask(controller, "apply", desired, edge)
-        wait_converged(controller, asked.timeout_s, _Teller(console))
+            ask(controller, Controller.apply, desired, edge)
+        wait_converged(controller, options.timeout_s, _ProgressPrinter(console))
         _announce(console, desired, edge)
 
 
 def _planned(config: Config, before: Desired | None) -> Desired:
-    """What is to run. The same file gives what runs already, whatever was measured since.
+    """Return the desired state. The same file gives what runs already, whatever rates were measured
+    since.
 
     Raises ConfigError, LoadError, InfeasiblePlan.
     """
@@ -94,13 +95,13 @@ def _show(console: Console, change: Change, desired: Desired, as_json: bool) -> 
 
 
 def _confirm() -> None:
-    """Raises BadParameter where nobody can be asked, Abort where the answer is no."""
+    """Ask for confirmation. Raises BadParameter without a terminal, Abort if the answer is no."""
     if not sys.stdin.isatty():
         raise typer.BadParameter("nobody can be asked here: say --yes to apply this")
     typer.confirm("Apply?", abort=True)
 
 
-class _Teller:
+class _ProgressPrinter:
     """Prints what changed since it was called last."""
 
     def __init__(self, console: Console) -> None:

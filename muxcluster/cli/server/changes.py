@@ -29,7 +29,7 @@ class Change:
 
     @property
     def is_empty(self) -> bool:
-        """Nothing is to be done."""
+        """Whether nothing has to be done."""
         return not (self.is_edge_new or self.is_config_new)
 
     def to_json(self, desired: Desired) -> str:
@@ -45,7 +45,7 @@ class Change:
 
 
 def change_between(before: Desired | None, after: Desired, *, is_edge_new: bool) -> Change:
-    """What `after` changes; before: None where nothing runs."""
+    """Return what `after` changes; before: None if nothing runs."""
     old = nothing_placed(after.config) if before is None else before.plan
     asked = problem(after.config, after.nodes)
     return Change(
@@ -59,7 +59,7 @@ def change_between(before: Desired | None, after: Desired, *, is_edge_new: bool)
 
 
 def change_lines(change: Change) -> Iterator[Text]:
-    """For people."""
+    """Describe the change in lines."""
     if change.is_empty:
         yield Text("nothing to change", style="green")
         return

@@ -1,4 +1,4 @@
-"""What `muxcluster demo` runs: builds the models, serves them and sends them a burst."""
+"""Implementation of `muxcluster demo`: build the models, serve them and send them a burst."""
 
 import os
 from pathlib import Path
@@ -21,7 +21,7 @@ DRAIN_S = 2.0
 def demonstrate(out: Path, port: int, size: BurstSize, *, keep: bool) -> None:
     """Build the models in `out`, serve them at `port` and show a burst of requests.
 
-    keep: serve on until a signal, whose exit code `typer.Exit` then carries. Raises ConfigError,
+    keep: serve until a signal, whose exit code `typer.Exit` then carries. Raises ConfigError,
     EngineFailure.
     """
     console = Console(highlight=False, soft_wrap=True, markup=False)
@@ -50,7 +50,7 @@ def _burst(size: BurstSize) -> Burst:
 
 
 def _make_models(console: Console, out: Path, seed: int, burst: Burst) -> Path:
-    """Models and configuration in `out`; the configuration's path. Raises ConfigError."""
+    """Write models and configuration to `out`; return the latter's path. Raises ConfigError."""
     try:
         out.mkdir(parents=True, exist_ok=True)
     except (OSError, ValueError) as error:
@@ -63,7 +63,7 @@ def _make_models(console: Console, out: Path, seed: int, burst: Burst) -> Path:
 
 
 def _check(outcome: Outcome) -> None:
-    """Raises EngineFailure where the demonstration did not show what it should."""
+    """Raise EngineFailure if the demonstration did not show what it should."""
     if outcome.failures:
         raise EngineFailure(f"{len(outcome.failures)} requests failed: {outcome.failures[0]}")
     if outcome.overlap_s <= 0:

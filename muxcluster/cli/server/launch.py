@@ -1,4 +1,4 @@
-"""Checks a configuration, then runs the whole server on an embedded local Ray."""
+"""The whole server on an embedded local Ray, after all checks of its configuration."""
 
 import math
 import os
@@ -37,22 +37,21 @@ class Prepared:
 
     @property
     def models(self) -> tuple[ServedModel, ...]:
-        """All models of the file."""
         return self.desired.models
 
     @property
     def address(self) -> HttpAddress:
-        """Where the ingress listens. Those made here always do."""
+        """Address of the ingress; those made here always have one."""
         assert self.edge.listen is not None
         return self.edge.listen
 
     def listening(self, address: HttpAddress) -> "Prepared":
-        """The same at another address."""
+        """Return the same configuration at another address."""
         return replace(self, edge=replace(self.edge, listen=address))
 
 
 def prepare(config_path: Path) -> Prepared:
-    """Reads and checks everything. Raises ConfigError, LoadError, InfeasiblePlan."""
+    """Read and check everything. Raises ConfigError, LoadError, InfeasiblePlan."""
     config = load_config(config_path)
     nodes = nodes_of(config)
     desired = desired_of(config, plan_for(config, nodes), nodes)
@@ -61,7 +60,7 @@ def prepare(config_path: Path) -> Prepared:
 
 
 def check_models(desired: Desired) -> None:
-    """Weights and tokenizers are there and readable, on this machine. Raises LoadError."""
+    """Check that weights and tokenizers are readable on this machine. Raises LoadError."""
     for model in (model for target in desired.targets for model in target.spec.models):
         if model.load_format != "dummy":
             check_weight_files(Path(model.path))
@@ -70,7 +69,7 @@ def check_models(desired: Desired) -> None:
 
 
 def free_address(wanted: HttpAddress) -> HttpAddress:
-    """`wanted`, with a free port for 0. Raises ConfigError where it is taken."""
+    """Return `wanted`, with a free port for 0. Raises ConfigError if it is taken."""
     host, port = wanted.host, wanted.port
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
@@ -85,7 +84,7 @@ def free_address(wanted: HttpAddress) -> HttpAddress:
 
 
 def url_of(address: HttpAddress) -> str:
-    """Where a client on this machine finds the server."""
+    """Return the server's URL for a client on this machine."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address.host, address.host)
     return f"http://[{host}]:{address.port}" if ":" in host else f"http://{host}:{address.port}"
 
@@ -94,15 +93,15 @@ def url_of(address: HttpAddress) -> str:
 def serving(
     prepared: Prepared, show_log: Callable[[str], None] | None = None
 ) -> Iterator[EmbeddedRay]:
-    """The server, ready to answer, until the block ends; then no process of it is left.
+    """Run the server until the block ends; then none of its processes is left.
 
-    show_log: gets the log lines of its units and of the controller, from a thread of its own.
-    Raises EngineFailure where it does not come up.
+    show_log: gets the log lines of units and controller, from a thread of its own. Raises
+    EngineFailure if it does not come up.
     """
-    # Units count their own threads; a library pool in each Ray process would fight them.
+    # Units limit their own threads; a library's pool in each Ray process would compete with them.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     targets = prepared.desired.targets
-    # Ray starts an idle worker for each CPU it is told of, so it is told of few.
+    # Ray starts an idle worker for each declared CPU, so few are declared.
     num_cpus = math.ceil(OTHER_CPUS + UNIT_CPUS * len(targets))
     # The ingress replica listens itself. On 2 cores, before any tuning, 32 streams got 2,900 events
     # a second through Serve's proxy, 6,500 through its HAProxy mode and 13,500 this way, and the
@@ -121,7 +120,7 @@ def serving(
 
 
 def wait_ready(url: str) -> None:
-    """Until the server at `url` says it is ready. Raises EngineFailure after a minute."""
+    """Wait until the server at `url` is ready. Raises EngineFailure after a minute."""
     deadline = time.monotonic() + READY_TIMEOUT_S
     while not _answers(f"{url}/ready"):
         if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""What `muxcluster serve` runs, from the configuration to the last signal."""
+"""Implementation of `muxcluster serve`, from the configuration to the last signal."""
 
 import time
 from collections.abc import Sequence
@@ -51,7 +51,7 @@ def run_server(config: Path, options: Overrides, drain_timeout_s: float) -> None
 
 
 def _overridden(prepared: Prepared, options: Overrides) -> Prepared:
-    """Raises ConfigError where the address is taken."""
+    """Apply the options. Raises ConfigError if the address is taken."""
     settings, address = prepared.edge.settings, prepared.address
     if options.api_key is not None:
         settings = replace(settings, api_key=options.api_key)
@@ -64,7 +64,7 @@ def _overridden(prepared: Prepared, options: Overrides) -> Prepared:
 
 
 def block(cluster: EmbeddedRay, drain_s: float) -> None:
-    """Until a signal; then let the open requests end. Raises Stopped."""
+    """Wait for a signal, then let the open requests end. Raises Stopped."""
     try:
         wait_forever()
     except Stopped:
@@ -83,7 +83,7 @@ def announce(
 
 
 def curl_line(model: str, url: str, needs_key: bool = False) -> str:
-    """A chat with `model` for a shell."""
+    """Return a shell command for a chat with `model`."""
     key = ' -H "Authorization: Bearer $MUXCLUSTER_API_KEY"' if needs_key else ""
     body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
     return f"curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'"

@@ -1,1 +1,1 @@
-"""Parts of `muxcluster simulate`: what it reads, what it runs, what it prints and draws."""
+"""Parts of `muxcluster simulate`: options, cases, output."""

@@ -13,7 +13,7 @@ from muxcluster.config import Config
 from muxcluster.offline.order.orders import ORDERS
 from muxcluster.sim.batch.with_interactive import JobBeside
 
-_SAMPLE = 2000  # Requests that `--order auto` compares the orders on
+_SAMPLE = 2000  # requests of the sample on which `--order auto` compares orders
 
 BatchOption = Annotated[
     Path | None,
@@ -60,7 +60,8 @@ class JobOptions:
 def job_options(
     path: Path | None, order: str | None, model: str | None, lengths: str | None = None
 ) -> JobOptions | None:
-    """None without --batch. Raises typer.BadParameter for an unknown name, or what needs it."""
+    """Return the options; None without --batch. Raises typer.BadParameter for an unknown name, or
+    for options that need --batch."""
     if path is None:
         if any(each is not None for each in (order, model, lengths)):
             raise typer.BadParameter("--order, --lengths and --batch-model need --batch")
@@ -73,7 +74,7 @@ def job_options(
 
 
 def job_of(options: JobOptions, config: Config, plan: Path | None, seed: int) -> JobBeside:
-    """The job as it will run: auto's choice of its order is made on the job alone.
+    """Return the job in its final order; auto chooses the order for the job alone.
 
     Raises ConfigError, InfeasiblePlan.
     """
@@ -84,5 +85,5 @@ def job_of(options: JobOptions, config: Config, plan: Path | None, seed: int) ->
             settings, options.path, PredictionOptions(AUTO, _SAMPLE, seed, options.are_known)
         ).best
     file = settings[0].file(options.path, digest_of(options.path))
-    file.read(seed)  # so that a bad line is told of before anything is simulated
+    file.read(seed)  # so that an invalid line is reported before anything is simulated
     return JobBeside(file, order, options.are_known)

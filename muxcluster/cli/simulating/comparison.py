@@ -1,4 +1,4 @@
-"""Which cases a command line means, and their reports."""
+"""Cases of a command line, and their reports."""
 
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -28,10 +28,10 @@ class Grid:
     scales: tuple[float, ...]
     options: LoadOptions
     slo_scale: float
-    # Of the systems whose placement is "greedy"; None lets them be planned at every scale
+    # Plan of the systems with placement "greedy"; None plans them at every scale
     plan: Path | None = None
-    batch: BatchOptions | None = None  # the load beside, None for none
-    job: JobBeside | None = None  # a batch job beside
+    batch: BatchOptions | None = None  # additional batch load, None for none
+    job: JobBeside | None = None  # an additional batch job
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +52,8 @@ class Prepared:
 
 
 def prepare(config: Config, grid: Grid, cache: Cache) -> Prepared:
-    """Plan every case. Raises ConfigError for a file that is wrong, InfeasiblePlan where no system
-    finds a placement."""
+    """Plan every case. Raises ConfigError for a wrong file, InfeasiblePlan if no system finds a
+    placement."""
     with refusals(config):
         base = problem(config, nodes_of(config))
     given = None if grid.plan is None else whole_plan(grid.plan, config)
@@ -93,8 +93,8 @@ def prepare(config: Config, grid: Grid, cache: Cache) -> Prepared:
 def reports_of(
     prepared: Prepared, cache: Cache, num_processes: int, progress: PartProgress
 ) -> list[CaseReport]:
-    """The report of each case. Raises ConfigError for a cache that cannot be written,
-    MuxClusterError where a process is lost."""
+    """Return the report of each case. Raises ConfigError for a cache that cannot be written,
+    MuxClusterError if a process is lost."""
     try:
         return sweep(
             prepared.cases,

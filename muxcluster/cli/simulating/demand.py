@@ -22,24 +22,23 @@ _RAREST_PER_S, _MOST_PER_S = 1e-9, 1e6  # Requests/s of a model
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """What the command line asks for."""
+    """Options of the simulated load."""
 
     duration_s: float
     seed: int
-    # Popularity of the models as a power law over their order by configured rate, None keeps those
-    # rates
+    # Exponent of a power law over the models, ordered by configured rate; None keeps those rates
     alpha: float | None = None
-    # Requests/s of the most popular one, None for the highest configured
+    # Requests/s of the most popular model, None for the highest configured
     max_rate: float | None = None
     sigma: float = 1.0  # spread of the lengths, 0 for constant ones
-    trace: Path | None = None  # a file instead of distributions
+    trace: Path | None = None  # a trace file instead of distributions
 
 
 def demand_of(options: LoadOptions, problem: Problem, scale: float) -> tuple[Load, Problem]:
-    """The load at `scale` times its rates, and the problem of placing models for just that.
+    """Return the load at `scale` times its rates, and the problem of placing models for that load.
 
     Raises ConfigError for a trace that is malformed or names other models than the problem, and for
-    rates that nothing can be simulated at.
+    rates that cannot be simulated.
     """
     rates = _rates(options, problem)
     if options.trace is None:
@@ -72,7 +71,7 @@ def _possible(name: str, rate: float) -> float:
 
 
 def _source(demand: Demand, sigma: float) -> Source:
-    """Poisson arrivals; log-normal lengths with the demand's means (before the cut)."""
+    """Return Poisson arrivals with log-normal lengths of the demand's means (before the cut)."""
     most = max(1, demand.max_model_len - 1)
     lengths = Independent(
         log_normal(demand.prompt_tokens, sigma, most),
@@ -82,12 +81,13 @@ def _source(demand: Demand, sigma: float) -> Source:
 
 
 def log_normal(mean: float, sigma: float, most: int) -> LogNormal:
-    """Of this mean before the cut at `most`. sigma: deviation of the logarithm."""
+    """Return the distribution with this mean before the cut at `most`. sigma: deviation of the
+    logarithm."""
     return LogNormal(math.log(mean) - sigma * sigma / 2, sigma, most)
 
 
 def _as_traced(problem: Problem, trace: Trace, options: LoadOptions) -> Problem:
-    """The problem with rates and mean lengths as they are in the trace's span."""
+    """Return the problem with the rates and mean lengths of the trace's span."""
     found = {each.model: each for each in _summaries(trace, problem, options)}
     if not found:
         raise ConfigError(trace.path, "", f"no request in its first {options.duration_s:g} s")
@@ -111,7 +111,7 @@ def _summaries(trace: Trace, problem: Problem, options: LoadOptions) -> tuple[Mo
 
 
 def _traced(demand: Demand, found: ModelSummary | None, options: LoadOptions) -> Demand:
-    """A model that nobody asks for counts as asked for once."""
+    """Return the demand as traced; a model without requests counts as asked once."""
     if found is None:
         return replace(demand, rate=1 / options.duration_s)
     return replace(
@@ -123,7 +123,7 @@ def _traced(demand: Demand, found: ModelSummary | None, options: LoadOptions) ->
 
 
 def digest_of(path: Path) -> str:
-    """Of a file's content. Raises ConfigError."""
+    """Return the digest of a file's content. Raises ConfigError."""
     try:
         return sha256(path.read_bytes()).hexdigest()
     except OSError as error:

@@ -12,7 +12,7 @@ from muxcluster.scheduling.packing import PACKINGS
 from muxcluster.sim.demand.waves import Waves
 from muxcluster.workload.lengths import Independent
 
-# What `--hybrid` compares where nothing else is asked for.
+# Default systems of `--hybrid`.
 HYBRID_SYSTEMS = ",".join(f"muxserve:packing={name}" for name in PACKINGS)
 _PROMPT_TOKENS, _OUTPUT_TOKENS, _WAVE = 768, 80, 256
 
@@ -67,7 +67,8 @@ class BatchOptions:
 def batch_options(
     is_hybrid: bool, prompt_tokens: int | None, output_tokens: int | None, num_requests: int | None
 ) -> BatchOptions | None:
-    """None without --hybrid. Raises typer.BadParameter for its numbers without it."""
+    """Return the options; None without --hybrid. Raises typer.BadParameter for its numbers without
+    it."""
     if is_hybrid:
         return BatchOptions(
             prompt_tokens or _PROMPT_TOKENS, output_tokens or _OUTPUT_TOKENS, num_requests or _WAVE
@@ -84,7 +85,7 @@ def batch_options(
 
 
 def waves_of(batch: BatchOptions, options: LoadOptions, problem: Problem) -> tuple[Waves, ...]:
-    """The batch load of every model. Raises ConfigError where it is too long for one."""
+    """Return the batch load of every model. Raises ConfigError if it is too long for one."""
     return tuple(_waves(batch, options, demand) for demand in problem.demands)
 
 

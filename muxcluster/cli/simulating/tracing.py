@@ -1,4 +1,4 @@
-"""`--timeline`: the jobs of all cases as one file, a process a unit of a case."""
+"""`--timeline`: the jobs of all cases as one file, with a process per unit of a case."""
 
 import os
 from collections.abc import Sequence
@@ -12,13 +12,13 @@ from muxcluster.sim.cases.sweep import PartProgress
 from muxcluster.sim.core.timeline import JobSpan, write_timeline
 from muxcluster.sim.report.report import CaseReport
 
-SPAN_S = 60.0  # A longer file opens slowly; the last minute under load shows the steady state
+SPAN_S = 60.0  # a longer file opens slowly; the last minute under load shows the steady state
 
 
 def traced(prepared: Prepared, path: Path, progress: PartProgress) -> list[CaseReport]:
-    """The reports, simulated anew one by one, their jobs written to `path`, whole or not at all.
+    """Simulate the cases again one by one, write their jobs to `path`, and return the reports.
 
-    Raises ConfigError where the file cannot be written.
+    The file is written whole or not at all. Raises ConfigError if it cannot be written.
     """
     spans: list[JobSpan] = []
     reports: list[CaseReport] = []
@@ -37,7 +37,7 @@ def traced(prepared: Prepared, path: Path, progress: PartProgress) -> list[CaseR
 
 
 def _write(spans: Sequence[JobSpan], target: Path) -> None:
-    """A device or pipe is written to as it is."""
+    """Write the spans; a device or pipe is written to directly."""
     if target.exists() and not target.is_file():
         write_timeline(spans, target)
         return

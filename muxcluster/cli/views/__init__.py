@@ -1,1 +1,1 @@
-"""What commands print and draw: tables, sentences, pictures."""
+"""Output of commands: tables, sentences, pictures."""

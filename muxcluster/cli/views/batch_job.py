@@ -1,4 +1,4 @@
-"""A batch job, its orders and its units, in lines and as JSON."""
+"""A batch job, its orders and its units, as lines and as JSON."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -26,7 +26,7 @@ _UNITS = ("unit", "requests", "prompt tokens", "output tokens", "shared", "densi
 
 
 def plan_lines(found: Comparison) -> Iterator[Text]:
-    """What the job is like, then a line an order, the fastest first, then a line a unit."""
+    """Describe the job, then each order, the fastest first, then each unit."""
     first = found.units[0]
     yield from _job_lines(found)
     if first.scale > 1:
@@ -59,7 +59,7 @@ def _job_lines(found: Comparison) -> Iterator[Text]:
 
 
 def plan_content(found: Comparison) -> dict[str, Any]:
-    """The same and the use over time, for JSON.
+    """Return the plan with the use over time, for JSON.
 
     orders: on the first unit, for its part. makespan_s: of the whole part, or of the whole job.
     """

@@ -1,4 +1,4 @@
-"""`--explain`: why a model is where it is, in sentences, and a table of other places."""
+"""`--explain`: reasons for a model's place, in sentences, and a table of other places."""
 
 from collections.abc import Iterator, Sequence
 
@@ -12,7 +12,7 @@ _MOST_PLACES = 5
 
 
 def answer_lines(judged: Judged, found: Sequence[Explanation]) -> Iterator[Text]:
-    """Of one model, on each of its units that `found` has."""
+    """Explain one model on each of its units in `found`."""
     for each in found:
         yield from _unit_lines(each)
     name = found[0].model
@@ -40,7 +40,7 @@ def _unit_lines(found: Explanation) -> Iterator[Text]:
 
 
 def _alternative_lines(found: Explanation) -> Iterator[Text]:
-    """The best few; places that come to the same are one line."""
+    """List the best few places; equal ones share a line."""
     groups: dict[tuple[int, str, str], list[Place]] = {}
     for each in found.alternatives:
         key = (each.place.tp, each.place.gpu.name, _effect_text(found, each))
@@ -87,7 +87,6 @@ def _room_text(found: Explanation) -> str:
 
 
 def _effect_text(found: Explanation, each: Alternative) -> str:
-    """What the plan would be with the model there."""
     if each.throughput is None or each.load is None:
         return str(each.refusal)
     change = each.throughput - found.throughput

@@ -1,4 +1,4 @@
-"""`--what-if` and `--from`: what changes from one plan to another, in lines."""
+"""`--what-if` and `--from`: the changes from one plan to another, in lines."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""Pictures that a command draws: in which format, and with a library that not everybody has."""
+"""Pictures of commands: file formats, and the check for matplotlib."""
 
 from importlib import import_module
 from pathlib import Path
@@ -8,9 +8,9 @@ from muxcluster.core.errors import ConfigError
 
 
 def picture_of(module: str, path: Path) -> Any:
-    """`module.picture`, which draws in the format of `path`; loaded only when it is asked for.
+    """Return `module.picture`, imported on demand, for the format of `path`.
 
-    Raises ConfigError where it can draw no such file, or matplotlib is missing.
+    Raises ConfigError for an unknown format, or if matplotlib is missing.
     """
     if path.suffix.lower() not in (".svg", ".png"):
         raise ConfigError(path, "", "a plot is written as .svg or .png")

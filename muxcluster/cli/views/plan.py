@@ -1,4 +1,4 @@
-"""The readable plan: a line for each unit, one under it for each of its models."""
+"""The readable plan: a line per unit, and one below it per model."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ class _Cell:
 
 
 def plan_lines(judged: Judged) -> Iterator[Text]:
-    """Lines of any width; only what is short of the demand or the SLO is coloured."""
+    """Describe the plan; only what is short of the demand or the SLO is coloured."""
     rows = {unit.id: _rows(judged, unit) for unit in judged.plan.units}
     every = [row for block in rows.values() for row in block]
     widths = [

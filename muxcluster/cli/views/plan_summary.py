@@ -1,4 +1,4 @@
-"""The last lines of a plan: what it serves, how good it is proven to be, what it leaves undone."""
+"""The last lines of a plan: served rate, proven bound, unmet demand."""
 
 from collections.abc import Iterator, Sequence
 
@@ -12,7 +12,7 @@ _SAME = 1e-6
 
 
 def summary_lines(judged: Judged) -> Iterator[Text]:
-    """A few lines, whatever the size of the cluster."""
+    """Summarise the plan in a few lines, whatever the size of the cluster."""
     plan, offered = judged.plan, judged.offered
     part = percent_text(plan.throughput / offered)
     gpus = sum(len(unit.gpus) for unit in plan.units)
@@ -35,7 +35,7 @@ def summary_lines(judged: Judged) -> Iterator[Text]:
 
 
 def _late(judged: Judged) -> list[str]:
-    """By model, the worst of its units and of its two targets."""
+    """List late models, each with the worst of its units and of its two targets."""
     worst: dict[str, tuple[float, str]] = {}
     for report in judged.reports.values():
         for model in report.models:
@@ -49,7 +49,7 @@ def _late(judged: Judged) -> list[str]:
 
 
 def gap_text(judged: Judged) -> str:
-    """How far from the best plan the score can be at most."""
+    """Say how far the score can be from the best plan at most."""
     plan = judged.plan
     if plan.bound is None:
         return f"bound: none for objective {plan.objective} with method {plan.method}"

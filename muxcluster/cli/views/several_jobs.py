@@ -1,4 +1,4 @@
-"""A job whose lines name several models: a plan each, and whether they run at once."""
+"""A job whose lines name several models: a plan for each, and whether to run them at once."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,36 +26,36 @@ class Shared:
     """Units that several of the job's models share."""
 
     models: tuple[str, ...]
-    found: Mapping[str, Together]  # of each unit its two ways
+    found: Mapping[str, Together]  # by unit: at once, and one after another
 
     @property
     def joint_s(self) -> float:
-        """All at once, until the last unit has ended."""
+        """Seconds if all run at once, until the last unit has ended."""
         return max(each.joint_s for each in self.found.values())
 
     @property
     def one_after_other_s(self) -> float:
-        """The same, each model by itself."""
+        """Seconds if the models run one after another."""
         return max(each.one_after_other_s for each in self.found.values())
 
     @property
     def is_joint(self) -> bool:
-        """True where they should run at once."""
+        """Whether they should run at once."""
         return self.joint_s < self.one_after_other_s
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Several:
+class JobsByModel:
     """Jobs of several models: planned alone and together."""
 
     comparisons: Mapping[str, Comparison]  # by model
-    shared: tuple[Shared, ...]  # of units that serve two of them or more
+    shared: tuple[Shared, ...]  # of units that serve at least two of the models
 
 
 def surveyed(path: Path, config: Config, model: str | None) -> Survey:
-    """What the lines of a file ask for; `model`: the only one they may, None for any of `config`.
+    """Survey the lines of a file; `model`: the only one allowed, None for any of `config`.
 
-    Raises ConfigError where no line is a request, or `model` is not there.
+    Raises ConfigError if no line is a request, or `model` is not there.
     """
     known = [each.name for each in config.models] if model is None else [model]
 
@@ -75,16 +75,16 @@ def compare_several(
     path: Path,
     options: PredictionOptions,
     ways: Ways,
-) -> Several:
-    """Each model's lines as a job, then those that share units together.
+) -> JobsByModel:
+    """Compare the orders of each model's lines, then of models that share units.
 
-    ways: as `settings_of`'s plan and lane. Raises ConfigError, InfeasiblePlan.
+    ways: `settings_of`'s plan and lane. Raises ConfigError, InfeasiblePlan.
     """
     comparisons = {
         model: compare(settings_of(config, model, *ways), path, options, Skips(True, True))
         for model in models
     }
-    return Several(comparisons, tuple(_shared(comparisons, options)))
+    return JobsByModel(comparisons, tuple(_shared(comparisons, options)))
 
 
 def _shared(comparisons: Mapping[str, Comparison], options: PredictionOptions) -> Iterator[Shared]:
@@ -114,8 +114,8 @@ def _together(
     }
 
 
-def several_lines(found: Several) -> Iterator[Text]:
-    """The lines of each model, then what is said of those that share units."""
+def several_lines(found: JobsByModel) -> Iterator[Text]:
+    """Return the lines of each model, then those about shared units."""
     for comparison in found.comparisons.values():
         yield from plan_lines(comparison)
         yield Text()
@@ -129,8 +129,8 @@ def several_lines(found: Several) -> Iterator[Text]:
         )
 
 
-def several_content(found: Several) -> dict[str, Any]:
-    """The same for JSON. models: as for a job of one. shared: seconds both ways."""
+def several_content(found: JobsByModel) -> dict[str, Any]:
+    """Return the content for JSON. models: as for a job of one. shared: seconds both ways."""
     return {
         "models": {model: plan_content(each) for model, each in found.comparisons.items()},
         "shared": [

@@ -1,4 +1,4 @@
-"""Systems side by side, in lines."""
+"""Comparison of systems, in lines."""
 
 from collections.abc import Iterator, Sequence
 
@@ -8,11 +8,11 @@ from muxcluster.cli.views.words import percent_text, seconds_text
 from muxcluster.sim.report.report import CaseReport, GroupReport, Number, SpreadReport
 
 _NOTHING = "-"
-_FULL = 0.995  # Shares below it are marked: something was not served or not finished
+_FULL = 0.995  # lower shares are marked: some requests were not served or not finished
 
 
 def comparison_lines(reports: Sequence[CaseReport], *, by_model: bool) -> Iterator[Text]:
-    """A table for each rate scale: a line a system and, if wanted, one for each of its models."""
+    """Return a table for each rate scale: a line per system and, if wanted, one per model of it."""
     for scale in dict.fromkeys(report.rate_scale for report in reports):
         yield from _table([each for each in reports if each.rate_scale == scale], by_model)
         yield Text()
@@ -90,17 +90,17 @@ def _spread(spread: SpreadReport) -> tuple[str, str]:
 
 
 def seconds_cell(seconds: Number) -> str:
-    """A dash for nothing."""
+    """Format seconds; a dash for None."""
     return _NOTHING if seconds is None else seconds_text(seconds)
 
 
 def share_cell(share: Number) -> str:
-    """A dash for nothing."""
+    """Format a share; a dash for None."""
     return _NOTHING if share is None else f"{share:.1%}"
 
 
 def line_of(cells: Sequence[str], widths: Sequence[int], style: str = "") -> Text:
-    """The first cell to the left, the others to the right."""
+    """Join the cells: the first aligned left, the others right."""
     first, *rest = (
         cell.ljust(width) if column == 0 else cell.rjust(width)
         for column, (cell, width) in enumerate(zip(cells, widths, strict=True))
@@ -109,7 +109,7 @@ def line_of(cells: Sequence[str], widths: Sequence[int], style: str = "") -> Tex
 
 
 def _suffering(report: CaseReport) -> Iterator[Text]:
-    """Who is worst off, and what the figures leave out."""
+    """Name the worst-served models, and requests that the figures leave out."""
     if report.worst_model is None:
         yield Text(f"  {report.system}: nobody asked for anything")
         return

@@ -1,4 +1,4 @@
-"""Systems side by side with interactive and batch requests apart, in lines."""
+"""Comparison of systems by class, interactive and batch, in lines."""
 
 from collections.abc import Iterator, Sequence
 
@@ -28,7 +28,7 @@ _HEAD = (
 
 
 def class_lines(reports: Sequence[CaseReport]) -> Iterator[Text]:
-    """A table for each rate scale, a line a system."""
+    """Return a table for each rate scale, a line per system."""
     for scale in dict.fromkeys(report.rate_scale for report in reports):
         yield from _table([each for each in reports if each.rate_scale == scale])
         yield Text()
@@ -58,7 +58,7 @@ def _table(reports: Sequence[CaseReport]) -> Iterator[Text]:
 
 
 def _makespans(reports: Sequence[CaseReport]) -> Iterator[Text]:
-    """When a batch job, which is there as a whole from the start, had run."""
+    """Say when a batch job, which is there as a whole from the start, had ended."""
     for report in reports:
         batch = None if report.classes is None else report.classes.batch
         if batch is not None and batch.num_waves == 1 and batch.latency.count:

@@ -1,4 +1,4 @@
-"""How numbers of a plan are written for people, in ASCII: pipes and old terminals take it."""
+"""Numbers of a plan as text, in ASCII for pipes and old terminals."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from muxcluster.placement.plan import PlannedUnit
 
 
 def rate_text(rate: float) -> str:
-    """Requests/s: two digits after the point, four where it is small."""
+    """Format requests/s: two decimals, four for small rates."""
     return f"{rate:.4f}" if 0 < rate < 0.1 else f"{rate:.2f}"
 
 

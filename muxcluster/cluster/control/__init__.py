@@ -1,1 +1,1 @@
-"""The controller: keeps the units that run equal to those that are planned."""
+"""The controller: makes the running units equal to the planned ones."""

@@ -1,4 +1,4 @@
-"""The controller: keeps what is to run, and makes it so; answers ingresses and the command line."""
+"""The controller: stores and applies the desired state, answers ingresses and the command line."""
 
 import asyncio
 import logging
@@ -23,19 +23,19 @@ from muxcluster.cluster.state.desired import Desired, Record, State
 from muxcluster.cluster.state.edge import Edge
 from muxcluster.cluster.state.reconcile import (
     Action,
+    ClusterView,
     Drain,
     Limits,
     Resume,
     Start,
     Stop,
-    View,
-    Wanted,
+    WantedUnit,
     decide,
     is_converged,
 )
 from muxcluster.cluster.units.actors import BATCHES, end_unit, find_actor
 from muxcluster.cluster.units.host import UNIT_CLASS
-from muxcluster.cluster.units.report import Entrance
+from muxcluster.cluster.units.report import ListenSpec
 from muxcluster.core.directory import Directory
 
 logger = logging.getLogger(__name__)
@@ -48,18 +48,19 @@ ASK_TIMEOUT_S = 5.0
 class Wiring:
     """How a controller's units are made and reached."""
 
-    # Folder for the units' sockets, where everything runs on this machine: then each node of a plan
-    # stands for it. None: units listen on their nodes' addresses.
+    # Folder for the units' sockets if everything runs on this machine, which then is every node of
+    # a plan. None: units listen on their nodes' addresses.
     socket_dir: str | None = None
     unit_class: str = UNIT_CLASS  # as `UnitHost`'s
     limits: Limits = Limits()
 
 
 class Controller:
-    """Turns in a loop: look at nodes and units, decide (`reconcile`), act. All it knows is kept in
-    Ray's GCS before it acts, so that a successor goes on; the data path does without it meanwhile.
+    """Control loop: look at nodes and units, decide (`reconcile`), act. The state is stored in
+    Ray's GCS before each action, so that a successor can continue; the data path does not need the
+    controller meanwhile.
 
-    To be made on a running event loop.
+    Must be created on a running event loop.
     """
 
     def __init__(self, wiring: Wiring) -> None:
@@ -69,11 +70,13 @@ class Controller:
         if self._state.client_key is None and wiring.socket_dir is None:
             self._keep(replace(self._state, client_key=new_keys()))
         key = self._state.client_key
-        entrance = Entrance(wiring.socket_dir, None if key is None else key.public)
-        self._roster = Roster(self._state.records, entrance, self._keep_records, wiring.unit_class)
+        listen_spec = ListenSpec(wiring.socket_dir, None if key is None else key.public)
+        self._roster = Roster(
+            self._state.records, listen_spec, self._keep_records, wiring.unit_class
+        )
         self._nodes = NodeWatch(is_local=wiring.socket_dir is not None)
         self._edge = EdgeKeeper()
-        # On one machine a unit has nowhere to move to.
+        # On one machine a unit cannot move.
         self._replanner = Replanner(follows_rates=wiring.socket_dir is None)
         if self._state.desired is not None:
             self._replanner.reset(self._state.desired)
@@ -82,7 +85,8 @@ class Controller:
         self._turns = asyncio.create_task(self._run())
 
     async def directory(self, known_version: str | None) -> Directory | None:
-        """What ingresses need to know; None where they know it, or it is not known yet."""
+        """Return the routing table for ingresses; None if they have it already, or it is not known
+        yet."""
         desired = self._state.desired
         if desired is None or not self._is_settled():
             return None
@@ -90,25 +94,24 @@ class Controller:
         return None if found.version == known_version else found
 
     async def desired(self) -> Desired | None:
-        """What is to run; None before the first `apply`."""
+        """Return the desired state; None before the first `apply`."""
         return self._state.desired
 
     async def edge(self) -> Edge | None:
-        """The ingresses that are to run."""
         return self._state.edge
 
     async def apply(self, desired: Desired, edge: Edge | None) -> None:
-        """From now on this is to run; it is begun at once and kept first."""
+        """Store the desired state and start to apply it."""
         self.begin(desired, edge)
 
     def begin(self, desired: Desired, edge: Edge | None) -> None:
-        """As `apply`, in the controller's own process."""
+        """Like `apply`, for callers in the controller's own process."""
         self._keep(replace(self._state, desired=desired, edge=edge))
         self._replanner.reset(desired)
         self._roster.failures.clear()
 
     async def progress(self) -> dict[str, Any]:
-        """How far it is with what was applied: {"converged", "units": [(id, phase, reason)],
+        """Return the progress of the last `apply`: {"converged", "units": [(id, phase, reason)],
         "failures": [text], "edge": text or None, "num_failures": of what fails most often}."""
         view = self._view()
         units = [
@@ -135,20 +138,19 @@ class Controller:
         }
 
     async def status(self) -> dict[str, Any]:
-        """Nodes, units, models, SM shares, quotas, rates and health, as JSON values."""
+        """Return nodes, units, models, SM shares, quotas, rates and health, as JSON values."""
         views = self._roster.views(self._nodes.reachable)
         state = describe(self._nodes.described(), views, self._state.desired)
         return {**state, "ray_address": joinable(ray.get_runtime_context().gcs_address)}
 
     async def timeline(self) -> dict[str, list[dict[str, Any]]]:
-        """Jobs of each unit so far, oldest first (`JobRecord` as JSON values)."""
+        """Return the jobs of each unit so far, oldest first (`JobRecord` as JSON values)."""
         names = [watch.record.name for watch in self._roster.watches]
         found = await asyncio.gather(*(_timeline(name) for name in names))
         return dict(zip(names, found, strict=True))
 
     async def stop(self) -> None:
-        """End every unit, and the batches' actor, and forget everything; returns when they are
-        gone."""
+        """Stop every unit and the batches' actor, clear the state; return when they are gone."""
         self._is_leaving = True
         self._turns.cancel()
         await end_unit(BATCHES, CLOSE_S)
@@ -164,7 +166,7 @@ class Controller:
             self._keep(replace(self._state, records=records))
 
     def _is_settled(self) -> bool:
-        """What is known of nodes and units is not older than this controller."""
+        """Return whether all nodes and units were observed since this controller started."""
         return self._nodes.is_known and self._roster.is_known
 
     async def _run(self) -> None:
@@ -188,7 +190,7 @@ class Controller:
         view = self._view()
         for action in () if view is None else decide(view):
             await self._act(action)
-        self._roster.forgive()
+        self._roster.drop_old_failures()
 
     async def _replan(self, desired: Desired) -> None:
         views = self._roster.views(self._nodes.reachable)
@@ -199,19 +201,19 @@ class Controller:
         if found is not None and self._state.desired is desired:
             self._keep(replace(self._state, desired=found))
 
-    def _view(self) -> View | None:
+    def _view(self) -> ClusterView | None:
         desired = self._state.desired
         if desired is None:
             return None
         names = {target.planned.node for target in desired.targets}
         wanted = [target.wanted for target in desired.targets]
-        seen = self._roster.seen(self._nodes.reachable)
-        serving = {model for unit in seen if unit.serves for model in unit.models}
+        observed = self._roster.observed(self._nodes.reachable)
+        serving = {model for unit in observed if unit.serves for model in unit.models}
         self._served |= serving
         planned = {model for unit in wanted for model in unit.models}
-        return View(
+        return ClusterView(
             wanted=wanted,
-            seen=seen,
+            observed=observed,
             nodes=frozenset(name for name in names if self._nodes.node_id(name) is not None),
             now_s=monotonic(),
             not_before=self._roster.not_before(),
@@ -230,7 +232,7 @@ class Controller:
             case Stop(name, is_broken):
                 self._roster.stop(name, is_broken=is_broken)
 
-    async def _start(self, unit: Wanted) -> None:
+    async def _start(self, unit: WantedUnit) -> None:
         desired = self._state.desired
         node_id = self._nodes.node_id(unit.mesh.node)
         if desired is None or node_id is None:
@@ -243,7 +245,7 @@ class Controller:
 
 
 async def _timeline(name: str) -> list[dict[str, Any]]:
-    """A unit's jobs; none where it is gone, restarting or silent."""
+    """Return a unit's jobs; none if it is gone, restarting or silent."""
     actor = await asyncio.to_thread(find_actor, name)
     if actor is None:
         return []

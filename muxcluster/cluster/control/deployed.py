@@ -1,4 +1,4 @@
-"""The controller as a Serve deployment, for `serve deploy`: it goes with its application."""
+"""The controller as a Serve deployment, for `serve deploy`: it ends with its application."""
 
 from typing import Any
 
@@ -9,19 +9,20 @@ from muxcluster.cluster.state.desired import Desired
 
 
 class DeployedController(Controller):
-    """A controller with one thing to run from its start on; the application has the ingress."""
+    """A controller with a fixed desired state; the ingress is part of the Serve application."""
 
     def __init__(self, desired: Desired) -> None:
         super().__init__(Wiring())
         self.begin(desired, None)
 
     async def __del__(self) -> None:
-        """Serve's hook at a graceful stop; after a kill the successor finds what is kept."""
+        """Stop the units at a graceful stop of Serve; after a kill the successor reads the stored
+        state."""
         await self.stop()
 
 
 def controller_deployment(desired: Desired) -> Any:
-    """A bound Serve deployment of the one controller, which makes `desired` so."""
+    """Return a bound Serve deployment of the controller, which applies `desired`."""
     deployment = serve.deployment(
         DeployedController,
         name="controller",

@@ -1,4 +1,4 @@
-"""Keeps as many ingresses as there are nodes, by Serve, beside the controller's own turns."""
+"""Deployment of one ingress per node by Serve, beside the control loop."""
 
 import asyncio
 import logging
@@ -13,7 +13,7 @@ RETRY_S = 5.0
 
 
 class EdgeKeeper:
-    """Deploys an edge whenever it, or the number of nodes, is another one."""
+    """Deploy the edge again when it, or the number of nodes, changes."""
 
     def __init__(self) -> None:
         self._done: tuple[Edge, int] | None = None
@@ -25,11 +25,10 @@ class EdgeKeeper:
 
     @property
     def is_deployed(self) -> bool:
-        """Ingresses run as they are to."""
         return not self._is_wanted or (self._done is not None and self._task is None)
 
     def keep(self, edge: Edge | None, num_nodes: int) -> None:
-        """Begin what has to be done; does not wait for it."""
+        """Start to deploy what has changed, without waiting."""
         self._is_wanted = edge is not None
         if edge is None or num_nodes == 0 or self._task is not None:
             return

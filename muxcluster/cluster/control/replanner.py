@@ -1,4 +1,4 @@
-"""When the plan has to be made anew, and the new one: for other nodes, or for other rates."""
+"""Replanning: new plans for changed nodes or changed rates."""
 
 import asyncio
 import logging
@@ -17,9 +17,9 @@ logger = logging.getLogger(__name__)
 
 
 class Replanner:
-    """Compares what is with what the plan in force was made for.
+    """Compare the cluster with the one that the current plan was made for.
 
-    follows_rates: measured rates may lead to another plan, where the policy lets them.
+    follows_rates: replan for measured rates, if the policy allows it.
     """
 
     def __init__(self, *, follows_rates: bool) -> None:
@@ -29,7 +29,7 @@ class Replanner:
         self.problem: str | None = None
 
     def reset(self, desired: Desired) -> None:
-        """From now on `desired` is right: what was measured before no longer counts."""
+        """Accept `desired` as current and drop earlier measurements."""
         policy = desired.config.policy
         follows = self._follows_rates and policy.replan == "auto"
         self._rates = RateWatch(policy.replan_period_s) if follows else None
@@ -42,10 +42,10 @@ class Replanner:
         records: Sequence[Record],
         measured: Mapping[str, float],
     ) -> Desired | None:
-        """What is to run from now on; None where `desired` stays right.
+        """Return a new desired state; None if `desired` is still right.
 
-        nodes: what could be used now; records: units that run, which a new plan goes on from;
-        measured: requests/s by model, of models that serve.
+        nodes: usable now; records: running units, from which a new plan continues; measured:
+        requests/s by model, of models that serve.
         """
         rates = dict(desired.rates)
         if _same(nodes, desired.nodes) or _same(nodes, self._refused):
@@ -67,7 +67,7 @@ class Replanner:
 
 
 def _rates_now(desired: Desired, measured: Mapping[str, float]) -> dict[str, float]:
-    """What to plan for, of the models that are measured and still configured."""
+    """Return the rates to plan for, of models that are measured and still configured."""
     configured = {model.name: model.section.rate for model in desired.config.models}
     return {
         name: to_plan_for(configured[name], rate)
@@ -89,8 +89,8 @@ def _planned(
 
 
 def _in_force(desired: Desired, records: Sequence[Record], nodes: Sequence[Node]) -> Plan | None:
-    """The plan that what runs on `nodes` amounts to: units of an older plan, on a node that came
-    back, are part of it."""
+    """Return the plan of what runs on `nodes`, including units of an older plan on a node that came
+    back."""
     names = {node.name for node in nodes}
     taken: set[tuple[str, int]] = set()
     units = []

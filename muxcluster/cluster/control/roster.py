@@ -1,4 +1,4 @@
-"""Units that were started: their watches and records, and what is done to them."""
+"""Started units: their watches and records, and actions on them."""
 
 import asyncio
 import logging
@@ -9,22 +9,22 @@ from time import monotonic
 from muxcluster.cluster.control.status import UnitView
 from muxcluster.cluster.control.watch import UnitWatch
 from muxcluster.cluster.state.desired import Record, Target
-from muxcluster.cluster.state.reconcile import Mesh, Seen
+from muxcluster.cluster.state.reconcile import Mesh, ObservedUnit
 from muxcluster.cluster.units.actors import end_unit, make_unit
 from muxcluster.cluster.units.host import UNIT_CLASS
-from muxcluster.cluster.units.report import Entrance
+from muxcluster.cluster.units.report import ListenSpec
 
 logger = logging.getLogger(__name__)
 
-CLOSE_S = 10.0  # How long a unit may take to end its processes before it is killed
+CLOSE_S = 10.0  # longest time for a unit to end its processes before it is killed
 BACKOFF_S = 2.0
-# Pause before a unit that failed is tried again: doubled each time up to this.
+# Longest pause before a failed unit is tried again; it doubles each time.
 MOST_BACKOFF_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What became of a unit that failed to start, or broke: how often in a row, when, why."""
+    """Failures of a unit that did not start, or broke: number in a row, time, reason."""
 
     count: int
     last_s: float
@@ -32,24 +32,24 @@ class Failure:
 
     @property
     def not_before_s(self) -> float:
-        """When it may be tried again."""
+        """Time from which it may be tried again."""
         return self.last_s + min(MOST_BACKOFF_S, BACKOFF_S * 2.0 ** (self.count - 1))
 
 
 class Roster:
-    """All units that were started and are not yet gone; carries out the reconciler's actions.
+    """All units that were started and are not yet gone; performs the reconciler's actions.
 
-    keep: called with the records whenever they change, before the world does.
+    keep: called with the changed records before each action.
     """
 
     def __init__(
         self,
         records: Sequence[Record],
-        entrance: Entrance,
+        listen_spec: ListenSpec,
         keep: Callable[[tuple[Record, ...]], None],
         unit_class: str = UNIT_CLASS,
     ) -> None:
-        self._entrance = entrance
+        self._listen_spec = listen_spec
         self._unit_class = unit_class
         self._keep = keep
         self._watches: dict[str, UnitWatch] = {}
@@ -60,20 +60,19 @@ class Roster:
 
     @property
     def watches(self) -> Sequence[UnitWatch]:
-        """In the order of their start."""
         return tuple(self._watches.values())
 
     @property
     def is_known(self) -> bool:
-        """Every unit that was there before has been asked once."""
+        """Whether every unit that existed before has been asked once."""
         return all(watch.has_asked for watch in self._watches.values())
 
-    def seen(self, reachable: frozenset[str]) -> list[Seen]:
-        """All units for the reconciler; reachable: ids of Ray's nodes."""
-        return [w.seen(is_reachable=w.record.node_id in reachable) for w in self.watches]
+    def observed(self, reachable: frozenset[str]) -> list[ObservedUnit]:
+        """Return all units for the reconciler; reachable: ids of Ray's nodes."""
+        return [w.observed(is_reachable=w.record.node_id in reachable) for w in self.watches]
 
     def views(self, reachable: frozenset[str]) -> list[UnitView]:
-        """All units for people."""
+        """Return all units for the status."""
         return [
             UnitView(
                 watch.record,
@@ -82,35 +81,35 @@ class Roster:
                 watch.reason,
                 unit.drain_until_s is not None,
             )
-            for watch, unit in zip(self.watches, self.seen(reachable), strict=True)
+            for watch, unit in zip(self.watches, self.observed(reachable), strict=True)
         ]
 
     def not_before(self) -> Mapping[tuple[str, Mesh], float]:
-        """When units that failed may be tried again."""
+        """Times from which failed units may be tried again."""
         return {place: failure.not_before_s for place, failure in self.failures.items()}
 
     async def start(self, target: Target, node_id: str, name: str) -> None:
-        """Make a unit on that node. Its record is kept first and it is watched in any case, so that
-        whatever there is of it can be ended."""
+        """Create a unit on that node. Its record is stored first and it is watched even if creation
+        fails, so that any part of it can be stopped."""
         record = Record(name, node_id, replace(target, spec=replace(target.spec, unit_id=name)))
         self._keep((*(watch.record for watch in self.watches), record))
         logger.info("start %s on %s", name, target.planned.node)
         try:
-            await asyncio.to_thread(make_unit, record, self._unit_class, self._entrance)
+            await asyncio.to_thread(make_unit, record, self._unit_class, self._listen_spec)
         finally:
-            self._watch(record).has_asked = True  # there is nothing older to be known of it
+            self._watch(record).has_asked = True  # it is new, so there is no older state to learn
 
     def drain(self, name: str, limit_s: float) -> None:
-        """Nothing new for that unit."""
+        """Send no new requests to that unit."""
         logger.info("drain %s for at most %g s", name, limit_s)
         self._watches[name].drain(limit_s)
 
     def resume(self, name: str) -> None:
-        """It takes requests again."""
+        """Send requests to that unit again."""
         self._watches[name].resume()
 
     def stop(self, name: str, *, is_broken: bool) -> None:
-        """Begin to end a unit; one that is broken is not asked to close, and noted as a failure."""
+        """Start to stop a unit; a broken one is not asked to close, and counts as a failure."""
         watch = self._watches[name]
         if watch.is_stopping:
             return
@@ -125,17 +124,17 @@ class Roster:
         self._endings[name] = asyncio.create_task(self._end(watch, 0.0 if is_broken else CLOSE_S))
 
     def forget(self, name: str) -> None:
-        """Its node is gone for good, and the unit with it."""
+        """Drop a unit whose node is gone for good."""
         watch = self._watches.pop(name)
         watch.close()
         self._keep(tuple(each.record for each in self.watches))
         self._endings[name] = asyncio.create_task(self._clean_up(name))
 
-    def forgive(self) -> None:
-        """Forget failures of units that serve by now, and those of long ago."""
+    def drop_old_failures(self) -> None:
+        """Drop old failures, and those of units that serve by now."""
         ready = {
             (unit.key, unit.mesh)
-            for unit in (w.seen(is_reachable=True) for w in self.watches)
+            for unit in (w.observed(is_reachable=True) for w in self.watches)
             if unit.serves
         }
         now_s = monotonic()
@@ -146,7 +145,7 @@ class Roster:
         }
 
     async def stop_all(self) -> None:
-        """End every unit; returns when they are gone."""
+        """Stop every unit; return when they are gone."""
         for watch in self.watches:
             self.stop(watch.record.name, is_broken=False)
         await asyncio.gather(*self._endings.values())

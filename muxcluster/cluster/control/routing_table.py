@@ -1,4 +1,4 @@
-"""From units as they are to what ingresses are told."""
+"""The ingresses' routing table from the observed units."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from muxcluster.cluster.state.desired import State
 from muxcluster.cluster.state.reconcile import Phase
 from muxcluster.core.directory import Directory
 
-# What clients of a model without a place are told: nodes come back in minutes, not in seconds.
+# Retry-After for a model without a place: nodes come back in minutes, not in seconds.
 RETRY_AFTER_S = 30.0
 _GONE = frozenset({Phase.AWAY, Phase.FAILED, Phase.STOPPING})
 
@@ -15,16 +15,17 @@ _GONE = frozenset({Phase.AWAY, Phase.FAILED, Phase.STOPPING})
 def directory_of(
     state: State, watches: Sequence[UnitWatch], reachable: frozenset[str]
 ) -> Directory:
-    """New requests go to units that serve; one that restarts keeps its place, its requests wait.
+    """Route new requests to units that serve; a restarting unit keeps its place and its requests
+    wait.
 
-    A unit that failed, ends, or is on a node that cannot be reached is not in it.
+    A unit that failed, is being stopped, or is on an unreachable node is left out.
     """
     assert state.desired is not None
     models = {model.name for model in state.desired.models}
     routes: dict[str, tuple[str, ...]] = dict.fromkeys(sorted(models), ())
     units, draining = {}, {}
     for watch in watches:
-        unit = watch.seen(is_reachable=watch.record.node_id in reachable)
+        unit = watch.observed(is_reachable=watch.record.node_id in reachable)
         if unit.phase in _GONE or not watch.was_ready:
             continue
         if watch.report is not None and watch.report.address is not None:

@@ -1,4 +1,4 @@
-"""The cluster's state as one JSON value: what `muxcluster status` prints."""
+"""The cluster's state as a JSON value, as printed by `muxcluster status`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -12,7 +12,7 @@ from muxcluster.core.unitspec import ModelSpec
 
 @dataclass(frozen=True, slots=True)
 class UnitView:
-    """A unit that was started, and how it is now."""
+    """A started unit with its current state."""
 
     record: Record
     phase: Phase
@@ -22,7 +22,7 @@ class UnitView:
 
     @property
     def is_healthy(self) -> bool:
-        """It answers and has not failed; one whose processes restart is healthy."""
+        """Whether it answers and has not failed; a unit whose processes restart is healthy."""
         has_failed = self.stats is not None and self.stats.state is UnitState.FAILED
         return self.phase is Phase.READY and not has_failed
 
@@ -30,9 +30,9 @@ class UnitView:
 def describe(
     nodes: Sequence[Mapping[str, Any]], units: Sequence[UnitView], desired: Desired | None
 ) -> dict[str, Any]:
-    """{"healthy", "nodes", "units": [{..., "models": [...]}], "rates", "unplaced", "plan"}.
+    """Return {"healthy", "nodes", "units": [{..., "models": [...]}], "rates", "unplaced", "plan"}.
 
-    Healthy is a cluster in which all that is planned runs, and no model is without a place.
+    A cluster is healthy if everything planned runs and no model is without a place.
     """
     plan = {} if desired is None else desired.plan.model_dump(mode="json")
     running = {view.record.target.wanted.mesh for view in units if view.is_healthy}
@@ -62,8 +62,8 @@ def measured_rates(units: Sequence[UnitView]) -> dict[str, float]:
 
 
 def _rates(desired: Desired, units: Sequence[UnitView]) -> list[dict[str, Any]]:
-    """What was expected of each model, what the plan serves of it, and what is measured: None as
-    long as nothing is."""
+    """Return each model's configured, planned and measured rate; measured is None until there are
+    measurements."""
     served: dict[str, float] = {}
     for unit in desired.plan.units:
         for model in unit.models:

@@ -1,6 +1,6 @@
-"""The controller's state in the key-value table of Ray's GCS: it outlives the controller.
+"""Storage of the controller's state in the key-value table of Ray's GCS.
 
-It lives as long as the head node's GCS does, or longer where that keeps its tables in Redis.
+It outlives the controller, and the head node's GCS too if that keeps its tables in Redis.
 """
 
 import pickle
@@ -17,14 +17,14 @@ from muxcluster.core.errors import EngineFailure
 
 NAMESPACE = b"muxcluster"
 _KEY = b"state"
-_FORM = b"1\n"  # First line of the value: what form the rest has
+_FORM = b"1\n"  # first line of the value: version of its format
 
 
 def read_state() -> State:
-    """The state that was kept last; an empty one at first.
+    """Return the stored state; an empty one at first.
 
-    Only who has the cluster's token can write there, so the value may be a pickle. Raises
-    EngineFailure where another version of muxcluster wrote it.
+    The value may be a pickle: only processes with the cluster's token can write there. Raises
+    EngineFailure if another version of muxcluster wrote it.
     """
     assert _internal_kv_initialized(), "not connected to Ray"
     value = _internal_kv_get(_KEY, namespace=NAMESPACE)
@@ -38,10 +38,10 @@ def read_state() -> State:
 
 
 def write_state(state: State) -> None:
-    """Keep `state` instead of what is there."""
+    """Replace the stored state."""
     _internal_kv_put(_KEY, _FORM + pickle.dumps(state), overwrite=True, namespace=NAMESPACE)
 
 
 def clear_state() -> None:
-    """Forget everything."""
+    """Delete the stored state."""
     _internal_kv_del(_KEY, namespace=NAMESPACE)

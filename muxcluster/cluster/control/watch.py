@@ -1,4 +1,4 @@
-"""What the controller knows of each unit: its last report, and how long it has been as it is."""
+"""What the controller knows of each unit: its last report, and the time in its phase."""
 
 import asyncio
 import logging
@@ -8,7 +8,7 @@ from typing import Any
 from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError, RayError
 
 from muxcluster.cluster.state.desired import Record
-from muxcluster.cluster.state.reconcile import Phase, Seen
+from muxcluster.cluster.state.reconcile import ObservedUnit, Phase
 from muxcluster.cluster.units.actors import find_actor
 from muxcluster.cluster.units.report import UnitReport
 
@@ -16,13 +16,13 @@ logger = logging.getLogger(__name__)
 
 ASK_PERIOD_S = 0.5
 ASK_TIMEOUT_S = 5.0
-# Questions in a row without an answer after which a unit that has answered is taken to hang. It
+# Unanswered polls in a row after which a unit that has answered before counts as hung. It
 # costs all its requests a recompute, so it takes longer than for the ingress to look elsewhere.
 MOST_MISSES = 3
 
 
 class UnitWatch:
-    """Asks one unit again and again, from `start` to `close`."""
+    """Poll one unit from `start` to `close`."""
 
     def __init__(self, record: Record) -> None:
         self.record = record
@@ -38,23 +38,23 @@ class UnitWatch:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin to ask, on the running event loop."""
+        """Start to poll, on the running event loop."""
         self._task = asyncio.create_task(self._ask())
 
     def close(self) -> None:
-        """Ask no more. Idempotent."""
+        """Stop polling. Idempotent."""
         if self._task is not None:
             self._task.cancel()
 
-    def seen(self, *, is_reachable: bool) -> Seen:
-        """The unit for the reconciler."""
+    def observed(self, *, is_reachable: bool) -> ObservedUnit:
+        """Return the unit for the reconciler."""
         wanted = self.record.target.wanted
         phase = self._phase
         if self.is_stopping:
             phase = Phase.STOPPING
         elif not is_reachable:
             phase = Phase.AWAY
-        return Seen(
+        return ObservedUnit(
             name=self.record.name,
             key=wanted.key,
             mesh=wanted.mesh,
@@ -67,27 +67,26 @@ class UnitWatch:
 
     @property
     def num_open(self) -> int:
-        """Requests that it had when it reported last."""
+        """Open requests in its last report."""
         stats = None if self.report is None else self.report.stats
         return sum(m.num_running + m.num_waiting for m in stats.models) if stats else 0
 
     @property
     def reason(self) -> str | None:
-        """Why it failed."""
+        """Reason of its failure."""
         if self._phase is Phase.SILENT:
             return "it does not answer"
         return None if self.report is None else self.report.reason
 
     def drain(self, limit_s: float) -> None:
-        """From now on it takes nothing new; what it has may stay for `limit_s` seconds."""
+        """Take no new requests; running ones may stay for `limit_s` seconds."""
         self.drain_s, self.drain_until_s = limit_s, monotonic() + limit_s
 
     def resume(self) -> None:
-        """It takes requests again."""
         self.drain_until_s = None
 
     def hear(self, phase: Phase, report: UnitReport | None) -> None:
-        """From now on it is in this phase; `report` is the last that came from it, if any."""
+        """Note its phase, and `report` as its last report, if any."""
         if phase is not self._phase:
             logger.info("%s: %s is %s", self.record.name, self._phase.value, phase.value)
             self._phase, self._since_s = phase, monotonic()
@@ -106,7 +105,7 @@ class UnitWatch:
             await asyncio.sleep(ASK_PERIOD_S)
 
     async def _ask_once(self, actor: Any) -> Any | None:
-        """The actor to ask the next time; None where it is gone for good."""
+        """Return the actor to ask next time; None if it is gone for good."""
         try:
             report = await asyncio.wait_for(actor.report.remote(), ASK_TIMEOUT_S)
         except (TimeoutError, GetTimeoutError):

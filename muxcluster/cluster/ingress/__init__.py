@@ -1,1 +1,1 @@
-"""The processes at the edge: HTTP ingresses and the batch service, as Ray runs them."""
+"""The processes that clients reach: HTTP ingresses and the batch service, as Ray runs them."""

@@ -2,36 +2,46 @@
 
 import asyncio
 import logging
+from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate
 
 import ray
 from ray.exceptions import ActorDiedError, RayError, RayTaskError
 
-from muxcluster.batch.service.interface import ApiObject, BatchRequest, Figures
+from muxcluster.batch.service.interface import BatchService, Figures
 from muxcluster.batch.store.database import database_path
-from muxcluster.batch.store.files import FilePage
 from muxcluster.cluster.embedded import raised_line
 from muxcluster.cluster.ingress.batch_host import make_host
+from muxcluster.cluster.ray.actor_calls import Method, P, R
 from muxcluster.core.errors import MuxClusterError, NotReady
 from muxcluster.http.settings import ApiSettings
 
 logger = logging.getLogger(__name__)
 
-TIMEOUT_S = 60.0
-"""How long the actor may take; a hung one is never reported."""
+TIMEOUT_S = 60.0  # an actor that hangs is never reported
+
+
+def _asked(method: Method[P, R]) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]:
+    """Return the client's method that asks the actor for `method`."""
+
+    async def ask(client: "BatchServiceClient", /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return await client.ask(method, *args, **kwargs)
+
+    return ask
 
 
 class BatchServiceClient:
-    """As `BatchService`. settings: of the actor, should it have to be made."""
+    """A `BatchService` whose answers come from the cluster's one actor."""
 
     def __init__(self, settings: ApiSettings, controller: Any) -> None:
+        """settings: of the actor, should it have to be made."""
         self._settings = settings
         self._controller = controller
         self._host: Any = None
 
     async def start(self) -> None:
-        """Where this node keeps batches, have them go on, with these settings."""
+        """If this node keeps batches, start their actor, with these settings."""
         batch = self._settings.batch
         if batch is None or not database_path(Path(batch.directory)).exists():
             return
@@ -46,65 +56,34 @@ class BatchServiceClient:
             logger.error("batches do not go on: %s", error)
 
     async def close(self) -> None:
-        """The actor outlives its ingresses."""
+        """Do nothing: the actor outlives its ingresses."""
 
-    async def begin(self, owner: str) -> str:
-        upload_id: str = await self._ask("begin", owner)
-        return upload_id
-
-    async def add(self, upload_id: str, data: bytes) -> None:
-        await self._ask("add", upload_id, data)
-
-    async def finish(self, upload_id: str, name: str, purpose: str) -> ApiObject:
-        card: ApiObject = await self._ask("finish", upload_id, name, purpose)
-        return card
-
-    async def abandon(self, upload_id: str) -> None:
-        await self._ask("abandon", upload_id)
-
-    async def file(self, owner: str, file_id: str) -> ApiObject:
-        card: ApiObject = await self._ask("file", owner, file_id)
-        return card
-
-    async def files(self, owner: str, page: FilePage) -> list[ApiObject]:
-        cards: list[ApiObject] = await self._ask("files", owner, page)
-        return cards
-
-    async def delete(self, owner: str, file_id: str) -> ApiObject:
-        card: ApiObject = await self._ask("delete", owner, file_id)
-        return card
-
-    async def read(self, owner: str, file_id: str, offset: int, count: int) -> bytes:
-        data: bytes = await self._ask("read", owner, file_id, offset, count)
-        return data
-
-    async def create(self, owner: str, asked: BatchRequest) -> ApiObject:
-        card: ApiObject = await self._ask("create", owner, asked)
-        return card
-
-    async def batch(self, owner: str, batch_id: str) -> ApiObject:
-        card: ApiObject = await self._ask("batch", owner, batch_id)
-        return card
-
-    async def batches(self, owner: str, count: int, after: str | None) -> list[ApiObject]:
-        cards: list[ApiObject] = await self._ask("batches", owner, count, after)
-        return cards
-
-    async def cancel(self, owner: str, batch_id: str) -> ApiObject:
-        card: ApiObject = await self._ask("cancel", owner, batch_id)
-        return card
+    begin = _asked(BatchService.begin)
+    add = _asked(BatchService.add)
+    finish = _asked(BatchService.finish)
+    abandon = _asked(BatchService.abandon)
+    file = _asked(BatchService.file)
+    files = _asked(BatchService.files)
+    delete = _asked(BatchService.delete)
+    read = _asked(BatchService.read)
+    create = _asked(BatchService.create)
+    batch = _asked(BatchService.batch)
+    batches = _asked(BatchService.batches)
+    cancel = _asked(BatchService.cancel)
 
     async def figures(self) -> Figures | None:
-        if self._host is None:
-            return None
-        figures: Figures = await self._ask("figures")
-        return figures
+        """As `BatchService.figures`; None where this process has not asked for batches yet."""
+        return None if self._host is None else await self.ask(BatchService.figures)
 
-    async def _ask(self, method: str, *args: Any) -> Any:
-        """The actor's answer. Raises what the batch service raises; NotReady where none comes."""
+    async def ask(self, method: Method[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Return the actor's answer to a method of `BatchService`.
+
+        Raises what the batch service raises; NotReady where no answer comes.
+        """
         try:
-            host = await self._found()
-            return await asyncio.wait_for(host.ask.remote(method, *args), TIMEOUT_S)
+            call = (await self._found()).ask.remote(method.__name__, *args, **kwargs)
+            answer: R = await asyncio.wait_for(call, TIMEOUT_S)
+            return answer
         except RayTaskError as error:
             if isinstance(error.cause, MuxClusterError):
                 raise error.cause from None

@@ -1,4 +1,4 @@
-"""The actor that alone keeps files and batches, and sends their requests to the units."""
+"""The one actor that keeps files and batches and sends their requests to the units."""
 
 import asyncio
 from dataclasses import replace
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from muxcluster.batch.service.local import LocalBatchService
+from muxcluster.cluster.control.controller import Controller
 from muxcluster.cluster.ingress.controller_calls import ControllerCalls, connect
 from muxcluster.cluster.units.actors import BATCHES, make_on_head
 from muxcluster.http.batch_lines import LineAnswerer
@@ -19,17 +20,15 @@ from muxcluster.http.settings import ApiSettings, QueueLimits
 from muxcluster.router.fleet import ClusterBackend
 from muxcluster.router.unit_links import UnitLinks, keep_in_step
 
-"""Named by its module, as it predicts with the simulator, which this layer does without."""
 _MODELS_PERIOD_S = 0.25
-_UNBOUNDED = QueueLimits(batch=2**20)
-"""How many lines wait here is bounded by `BatchSettings.max_running`."""
+_UNBOUNDED = QueueLimits(batch=2**20)  # `BatchSettings.max_running` bounds the lines that wait
 _MOST_KEPT_TOKENS = 2**26  # of planned lines that wait, 256 MiB; the rest is tokenised again
 
 
 class BatchHost:
-    """A `LocalBatchService` behind Ray calls, with an edge of its own towards the units.
+    """A `LocalBatchService` behind Ray calls, with links of its own to the units.
 
-    To be made on a running event loop. Raises as `LocalBatchService`.
+    Make it on a running event loop. Raises as `LocalBatchService`.
     """
 
     def __init__(self, settings: ApiSettings, controller: Any) -> None:
@@ -54,7 +53,7 @@ class BatchHost:
             settings.batch,
             ServerPlanner(
                 self._texts,
-                partial(calls.ask, "desired"),
+                partial(calls.ask, Controller.desired),
                 settings.batch.max_running,
                 lenient=settings.lenient,
                 kept=kept,
@@ -72,12 +71,12 @@ class BatchHost:
             await asyncio.sleep(_MODELS_PERIOD_S)
 
     async def settings(self) -> ApiSettings:
-        """What it was made with."""
+        """Return the settings it was made with."""
         return self._settings
 
-    async def ask(self, method: str, *args: Any) -> Any:
-        """The answer of the batch service. Raises what it raises."""
-        return await getattr(self._batch_service, method)(*args)
+    async def ask(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Return the batch service's answer. Raises what it raises."""
+        return await getattr(self._batch_service, method)(*args, **kwargs)
 
     async def close(self) -> None:
         """Stop; open batches go on in the next one. Idempotent."""
@@ -89,5 +88,5 @@ class BatchHost:
 
 
 def make_host(settings: ApiSettings, controller: Any) -> Any:
-    """The handle of the cluster's one host, which is made on the head where it is missing."""
+    """Return the handle of the cluster's one host; make it on the head if it is missing."""
     return make_on_head(BatchHost, BATCHES, settings, controller)

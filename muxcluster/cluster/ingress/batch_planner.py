@@ -1,4 +1,4 @@
-"""The offline plan of a server's batches: for the units that run, and anew when these change."""
+"""The offline plans of a server's batches, made again when its units change."""
 
 import asyncio
 import contextlib
@@ -22,15 +22,13 @@ from muxcluster.sim.batch.setting import Setting
 
 logger = logging.getLogger(__name__)
 
+# a longer job keeps the order of its file: planning it would take minutes
 MOST_LINES = 100_000
-"""A longer job runs as it stands in its file: planning it would keep it waiting for minutes."""
-PERIOD_S = 10.0
-"""How soon a plan follows that of the units."""
+PERIOD_S = 10.0  # how often the plan of the units is checked
 
 
 class OrderedLines:
-    """A `LivePlan` of one model's lines: at most `most` under way, the rest may be put in another
-    order."""
+    """A `LivePlan` of one model's lines: at most `most` at a time; the rest may be reordered."""
 
     def __init__(self, lines: Iterable[Pending], most: int) -> None:
         self._left = deque(lines)
@@ -43,12 +41,11 @@ class OrderedLines:
 
     @property
     def left(self) -> Sequence[Pending]:
-        """Lines not handed out yet, in their order."""
+        """Lines that have not started, in their order."""
         return tuple(self._left)
 
     def reorder(self, lines: Iterable[Pending]) -> None:
-        """The lines that are left come in this order; `lines` holds each of them once, and maybe
-        others."""
+        """Put the lines that are left in the order of `lines`, which may hold others too."""
         left = {line.line for line in self._left}
         self._left = deque(line for line in lines if line.line in left)
         assert len(self._left) == len(left)
@@ -69,12 +66,11 @@ class OrderedLines:
 
 
 class ServerPlanner:
-    """As `Planner`. Each model's lines are planned for the unit that serves most of it.
+    """A `Planner` that orders each model's lines for the unit that serves most of it.
 
-    desired: what the controller has run at the moment; where it has another plan for the units,
-    since rates or nodes changed, lines that are left are planned anew. Models that have no unit,
-    and jobs that cannot be planned, run as they stand in their files. max_running: lines of a model
-    under way at a time.
+    When the controller changes the plan of the units (rates or nodes changed), the lines that are
+    left are planned again. Lines of models without a unit, and jobs that cannot be planned, keep
+    the order of their file.
     """
 
     def __init__(
@@ -86,7 +82,10 @@ class ServerPlanner:
         lenient: bool,
         kept: KeptPrompts | None = None,
     ) -> None:
-        """kept: gets the prompts of planned lines."""
+        """desired: asks the controller what runs now. max_running: lines of a model at a time.
+
+        kept: gets the prompts of planned lines.
+        """
         self._texts = texts
         self._kept = KeptPrompts() if kept is None else kept
         self._desired = desired
@@ -124,7 +123,7 @@ class ServerPlanner:
     async def _follow(
         self, known: Plan | None, batch: Batch, plans: Sequence[OrderedLines], read: Read
     ) -> None:
-        """Until the batch has ended: another plan of the units gives its lines another order."""
+        """Reorder the batch's lines for each new plan of the units, until the batch has ended."""
         while not all(each.is_closed for each in plans):
             await asyncio.sleep(PERIOD_S)
             desired = None
@@ -140,7 +139,7 @@ class ServerPlanner:
     async def _ordered(
         self, desired: Desired, batch: Batch, lines: Sequence[Pending], read: Read
     ) -> Sequence[Pending]:
-        """All of `lines`, of one model, in the planned order."""
+        """Return all of `lines`, which are of one model, in the planned order."""
         try:
             settings = await asyncio.to_thread(_settings, desired, lines[0].model)
             if not settings:
@@ -156,7 +155,7 @@ class ServerPlanner:
 
 
 def _settings(desired: Desired, name: str) -> Mapping[str, Setting]:
-    """Where the model runs; empty where it does not."""
+    """Return the setting of the model by name; empty if it has no unit."""
     asked = problem(desired.config, desired.nodes)
     found = settings_in(desired.config, name, desired.plan, asked)
     return {name: found[0]} if found else {}

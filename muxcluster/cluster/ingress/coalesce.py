@@ -1,4 +1,4 @@
-"""Gathers a call's deltas for a moment, so that one Ray item carries several tokens."""
+"""Collects a call's deltas for a moment, so that one Ray item carries several tokens."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -11,10 +11,10 @@ from muxcluster.http.calls.choice import ChoiceDelta
 async def coalesce(
     deltas: AsyncGenerator[ChoiceDelta, None], period_s: float
 ) -> AsyncGenerator[ChoiceDelta, None]:
-    """The same output in fewer pieces: per choice at most one in `period_s` seconds.
+    """Yield the same output in fewer deltas: per choice at most one in `period_s` seconds.
 
-    The first delta goes out at once. Raises what `deltas` raises, after what came before it.
-    Closing this closes `deltas`.
+    The first delta is not delayed. Raises what `deltas` raises, after the output before it. Closing
+    this closes `deltas`.
     """
     waiting: dict[int, ChoiceDelta] = {}
     arrived = asyncio.Event()
@@ -47,7 +47,7 @@ async def coalesce(
 
 
 def joined(first: ChoiceDelta, second: ChoiceDelta) -> ChoiceDelta:
-    """Two deltas of one choice as one."""
+    """Return two deltas of one choice as one."""
     return replace(
         second,
         text=first.text + second.text,

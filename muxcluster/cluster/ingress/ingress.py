@@ -1,4 +1,4 @@
-"""The ingress replica: HTTP and Python calls in, zmq to the units, one hop."""
+"""The ingress replica: takes HTTP and Python calls and sends them to the units over zmq."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -9,6 +9,7 @@ from typing import Any
 from fastapi import FastAPI
 from ray import serve
 
+from muxcluster.cluster.control.controller import Controller
 from muxcluster.cluster.embedded import APP
 from muxcluster.cluster.ingress.batch_client import BatchServiceClient
 from muxcluster.cluster.ingress.coalesce import coalesce
@@ -28,18 +29,16 @@ from muxcluster.router.fleet import ClusterBackend
 from muxcluster.router.unit_links import UnitLinks, keep_in_step
 
 INGRESS = "ingress"
-VIEW_TIMEOUT_S = 15.0
-"""How long the controller may take where it asks the units first."""
+VIEW_TIMEOUT_S = 15.0  # the controller asks the units first
+# A Ray item costs 0.2-0.5 ms: a Python caller's stream gets at most 40 a second per choice
 ITEM_PERIOD_S = 0.025
-"""A Ray item costs 0.2-0.5 ms: a Python caller's stream gets at most 40 a second per choice."""
 
 
 class Ingress:
     """Serve's HTTP deployment and the target of Python handles.
 
-    controller: Serve handle of the controller, asked for the directory and for status only: streams
-    go on without it.
-    listen: where this replica itself listens. None: HTTP comes through Serve's proxy.
+    controller: its handle; asked for the directory and for status only, streams go on without it.
+    listen: the address where this replica itself listens. None: HTTP comes through Serve's proxy.
     """
 
     def __init__(
@@ -50,6 +49,7 @@ class Ingress:
             request_log.write_to(Path(settings.request_log))
         self._settings = settings
         self._controller = ControllerCalls(controller)
+        self._views = ControllerCalls(controller, VIEW_TIMEOUT_S)
         self._batch_service = (
             None if settings.batch is None else BatchServiceClient(settings, controller)
         )
@@ -61,7 +61,7 @@ class Ingress:
         self._listener: Listener | None = None
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
-        """Serve's hook, on the replica's event loop: the application it routes HTTP to."""
+        """Return the application that Serve routes HTTP to; a hook, on its event loop."""
         app = create_app(self._backend, self._settings, self._batch_service)
         app.add_api_route("/status", self.status, methods=["GET"])
         app.add_api_route("/timeline", self.timeline, methods=["GET"])
@@ -82,7 +82,7 @@ class Ingress:
     async def generate(
         self, prompt: str | Sequence[Any], **fields: Any
     ) -> AsyncGenerator[dict[str, Any], None]:
-        """For Python handles with `stream=True`: new output as dicts, tokens coalesced.
+        """Yield new output as dicts, tokens coalesced, for Python handles with `stream=True`.
 
         prompt: text, token ids, or chat messages (dicts). fields: OpenAI's, `model` by default
         the handle's multiplexed_model_id. Raises as `CompletionService.generate`.
@@ -95,7 +95,7 @@ class Ingress:
                 yield as_item(delta)
 
     async def complete(self, prompt: str | Sequence[Any], **fields: Any) -> list[dict[str, Any]]:
-        """As `generate` without a stream: one dict per choice."""
+        """As `generate` without a stream: return one dict per choice."""
         choices: dict[int, dict[str, Any]] = {}
         async with aclosing(self.generate(prompt, **fields)) as items:
             async for item in items:
@@ -105,25 +105,24 @@ class Ingress:
         return [choices[index] for index in sorted(choices)]
 
     async def status(self) -> dict[str, Any]:
-        """The controller's view, with what only the ingress knows.
+        """Return the controller's view and this ingress's links.
 
-        Raises NotReady while the controller does not answer; the data path goes on without it.
+        Raises NotReady while the controller does not answer; streams go on without it.
         """
-        state: dict[str, Any] = await self._controller.ask("status", timeout_s=VIEW_TIMEOUT_S)
+        state = await self._views.ask(Controller.status)
         links = {link.unit_id: link.state().value for link in self._unit_links.links()}
         return {**state, "ready": self._backend.ready(), "links": links}
 
     async def timeline(self) -> dict[str, Any]:
-        """Finished jobs of each unit, oldest first. Raises as `status`."""
-        jobs: dict[str, Any] = await self._controller.ask("timeline", timeout_s=VIEW_TIMEOUT_S)
-        return jobs
+        """Return the finished jobs of each unit, oldest first. Raises as `status`."""
+        return await self._views.ask(Controller.timeline)
 
     async def drain(self, timeout_s: float) -> int:
-        """Refuse new requests, wait for the open ones; how many are still open after that."""
+        """Refuse new requests and wait for the open ones; return how many had to be cut."""
         return await self._backend.drain(timeout_s)
 
     def check_health(self) -> None:
-        """Serve's hook. Raises EngineFailure where directories are no longer followed."""
+        """Raise EngineFailure if directories are no longer followed; a hook of Serve."""
         if self._watch is not None and self._watch.done():
             raise EngineFailure("the ingress no longer follows the directory")
 
@@ -136,17 +135,17 @@ class Ingress:
 
 
 async def _serve_healthz() -> str:
-    """What Serve's proxy answers where it is the one that listens."""
+    """Return the answer of Serve's proxy, for replicas that listen themselves."""
     return "success"
 
 
 async def _serve_routes() -> dict[str, str]:
-    """As `_serve_healthz`: route prefix -> application."""
+    """As `_serve_healthz`: application by route prefix."""
     return {"/": APP}
 
 
 def call_fields(prompt: str | Sequence[Any], fields: Mapping[str, Any]) -> dict[str, Any]:
-    """OpenAI's request fields of a Python call: a list of dicts is a chat."""
+    """Return OpenAI's request fields of a Python call; a list of dicts is a chat."""
     is_chat = not isinstance(prompt, str) and all(isinstance(part, Mapping) for part in prompt)
     named = {"messages" if is_chat else "prompt": prompt, **fields}
     model = serve.get_multiplexed_model_id()
@@ -154,7 +153,7 @@ def call_fields(prompt: str | Sequence[Any], fields: Mapping[str, Any]) -> dict[
 
 
 def as_item(delta: ChoiceDelta) -> dict[str, Any]:
-    """A delta as plain values."""
+    """Return a delta as plain values."""
     return {
         "index": delta.index,
         "text": delta.text,
@@ -177,11 +176,11 @@ def ingress_deployment(
     *,
     is_on_head: bool = False,
 ) -> Any:
-    """A bound Serve deployment of the ingress, a replica on each of `num_nodes` nodes, or on the
-    head alone.
+    """Return a bound Serve deployment of the ingress.
 
-    `controller` is bound; `listen` is `Ingress`'s, the same port on every node. version: replicas
-    of an equal one are left as they are; None replaces all.
+    It has a replica on each of `num_nodes` nodes, or one on the head. controller: bound. listen: as
+    for `Ingress`, the same port on every node. version: replicas of the same version are left as
+    they are; None replaces all.
     """
     resources = {HEAD_RESOURCE: 0.001} if is_on_head else {}
     deployment = serve.deployment(

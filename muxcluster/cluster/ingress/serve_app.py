@@ -1,4 +1,4 @@
-"""The server's parts put together: for `muxcluster serve` and `up`, and for `serve deploy`."""
+"""Assembles the server for `muxcluster serve` and `up`, and for Serve's `serve deploy`."""
 
 import hashlib
 import time
@@ -41,10 +41,10 @@ class ServeArgs(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Ingresses:
-    """What the controller has Serve run: an `Edge`.
+    """The ingresses that the controller has Serve run: an `Edge`.
 
-    listen: where each ingress listens itself, on its node; None leaves HTTP to Serve's proxy.
-    is_everywhere: one on each node, or on the head alone.
+    listen: where each ingress itself listens on its node; None leaves HTTP to Serve's proxy.
+    is_everywhere: one ingress on each node, else one on the head.
     """
 
     settings: ApiSettings
@@ -74,14 +74,14 @@ class Ingresses:
 
 
 def app(args: ServeArgs) -> Any:
-    """Serve's application builder. Raises ConfigError, LoadError, InfeasiblePlan."""
+    """Build the application for Serve. Raises ConfigError, LoadError, InfeasiblePlan."""
     return build_app(args.config)
 
 
 def build_app(config_path: str | Path) -> Any:
-    """The application for a configuration file; nothing is started. Raises as `app`.
+    """Return the application for a configuration file; starts nothing. Raises as `app`.
 
-    Its nodes are those of Ray where this process is part of a cluster and the file lists none.
+    If the file lists no nodes and this process is part of a Ray cluster, its nodes are used.
     """
     config = load_config(config_path)
     is_local = not ray.is_initialized()
@@ -96,7 +96,7 @@ def _living() -> list[Any]:
 
 
 def settings_of(config: Config) -> ApiSettings:
-    """The edge's settings out of the configuration's `server` and `batch` sections."""
+    """Return the API settings of the configuration's `server` and `batch` sections."""
     server, batch = config.server, config.batch
     return ApiSettings(
         api_key=server.api_key,
@@ -125,14 +125,14 @@ def settings_of(config: Config) -> ApiSettings:
 
 
 def ingresses_of(config: Config) -> Ingresses:
-    """The ingresses that the configuration asks for."""
+    """Return the ingresses of the configuration."""
     server = config.server
     listen = HttpAddress(server.host, server.port)
     return Ingresses(settings_of(config), listen, server.ingresses == "every-node")
 
 
 def _wait_running() -> None:
-    """Until all ingresses answer. Raises EngineFailure where they do not come."""
+    """Wait until all ingresses answer. Raises EngineFailure if they do not."""
     deadline = time.monotonic() + START_TIMEOUT_S
     while True:
         found = serve.status().applications.get(APP)

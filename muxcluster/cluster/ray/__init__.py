@@ -1,1 +1,1 @@
-"""Ray itself: started, joined, asked about its nodes, kept private, stopped."""
+"""Ray itself: start, join, nodes, privacy, stop."""

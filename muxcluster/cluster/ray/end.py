@@ -1,4 +1,4 @@
-"""Stops Ray on all nodes: with the local provider its own `down` leaves the workers' raylets."""
+"""Stop Ray on all nodes: with the local provider, Ray's `down` leaves the workers' raylets."""
 
 import contextlib
 import os
@@ -20,15 +20,14 @@ _LOG_MONITOR = b"/log_monitor.py"
 
 
 def end_raylet() -> None:
-    """SIGTERM to the raylet that this process works for, which ends its workers, then itself; and
-    to the log monitor beside it, which would wait for the head for minutes."""
+    """Send SIGTERM to the raylet of this process, which ends its workers, then itself, and to the
+    log monitor beside it, which would wait for the head for minutes."""
     raylet = _raylet_pid()
     for pid in [*_monitors_beside(raylet), raylet]:
         os.kill(pid, signal.SIGTERM)
 
 
 def _raylet_pid() -> int:
-    """The nearest ancestor that is a raylet."""
     pid = os.getpid()
     while pid > 1:
         pid = _parent(pid)
@@ -38,7 +37,8 @@ def _raylet_pid() -> int:
 
 
 def _monitors_beside(raylet: int) -> Iterator[int]:
-    """`ray start` makes both, so they have one parent; and one session, named by its folder."""
+    """Yield the raylet's log monitors: `ray start` makes both, so they share a parent and a
+    session, named by its folder."""
     sessions = [word for word in _command(raylet) if word.startswith(_SESSION)]
     for entry in os.listdir("/proc"):
         with contextlib.suppress(OSError):  # it ended meanwhile
@@ -62,7 +62,7 @@ def _command(pid: int) -> list[bytes]:
 
 
 def stop_ray() -> Iterator[str]:
-    """Ends the raylets of all nodes but the head's, which a connected process cannot outlive.
+    """Stop the raylets of all nodes but the head's, which a connected process cannot outlive.
 
     Yields a line per node, and what is left to do.
     """
@@ -84,7 +84,7 @@ def stop_ray() -> Iterator[str]:
 
 
 def _send_end(node: RayNode) -> None:
-    """Have a task on that node end its raylet; the task cannot answer."""
+    """Run a task on that node that ends its raylet; the task cannot answer."""
     task: Any = ray.remote(end_raylet)
     options = {"num_cpus": 0, "max_retries": 0, "label_selector": {"ray.io/node-id": node.node_id}}
     try:

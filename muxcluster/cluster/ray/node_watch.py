@@ -1,4 +1,4 @@
-"""Which nodes there are and which can be reached, looked at again and again."""
+"""Polling of the nodes: which exist and which are reachable."""
 
 import asyncio
 import logging
@@ -7,28 +7,28 @@ from typing import Any
 
 from ray.exceptions import RayError
 
-from muxcluster.cluster.ray.nodes import RayNode, Reach, ray_nodes, remaining_nodes
+from muxcluster.cluster.ray.nodes import NodeProbe, RayNode, ray_nodes, remaining_nodes
 from muxcluster.cluster.state.desired import Desired
 from muxcluster.placement.problem import Node
 
 logger = logging.getLogger(__name__)
 
 LOOK_PERIOD_S = 0.5
-SETTLE_S = 3.0  # New nodes join in company: the plan is made anew when none came for so long
+SETTLE_S = 3.0  # new nodes often join together: replan when none has joined for this long
 # Serve needs a moment to see that an ingress died with its node. Before that it would make room by
 # ending one that lives.
 SHRINK_S = 15.0
 
 
 class NodeWatch:
-    """Looks at the nodes again and again, from `start` on.
+    """Poll the nodes, from `start` on.
 
-    is_local: everything runs on this machine, whatever the nodes of the plan are called.
+    is_local: everything runs on this machine, whatever the plan's nodes are called.
     """
 
     def __init__(self, *, is_local: bool) -> None:
         self._is_local = is_local
-        self._reach = Reach()
+        self._node_probe = NodeProbe()
         self._nodes: tuple[RayNode, ...] = ()
         self._reachable: frozenset[str] = frozenset()
         self._joined_s = self._left_s = monotonic()
@@ -36,31 +36,31 @@ class NodeWatch:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin, on the running event loop."""
+        """Start to poll, on the running event loop."""
         self._task = asyncio.create_task(self._look())
 
     @property
     def is_known(self) -> bool:
-        """They have been looked at."""
+        """Whether the nodes have been polled."""
         return bool(self._nodes)
 
     @property
     def reachable(self) -> frozenset[str]:
-        """Ids of the nodes that Ray and we believe to be there."""
+        """Ids of the nodes that Ray calls alive and that answer our probes."""
         return self._reachable
 
     @property
     def dead(self) -> frozenset[str]:
-        """Ids of nodes that Ray has given up: what ran there is gone for good."""
+        """Ids of nodes that Ray has given up; what ran there is gone for good."""
         return frozenset(node.node_id for node in self._nodes if not node.is_alive)
 
     @property
     def num_edges(self) -> int:
-        """How many nodes there are for ingresses."""
+        """Number of nodes for ingresses."""
         return 1 if self._is_local else self._num_edges
 
     def node_id(self, name: str) -> str | None:
-        """Ray's id of the node that a plan calls `name`, None where it is not there."""
+        """Return Ray's id of the node that a plan calls `name`, None if it is not there."""
         for node in self._nodes:
             is_it = node.is_head if self._is_local else node.name == name
             if is_it and node.node_id in self._reachable:
@@ -68,7 +68,8 @@ class NodeWatch:
         return None
 
     def usable(self, desired: Desired) -> tuple[Node, ...]:
-        """What a plan could use now. Nodes that came count when no others have come for a while."""
+        """Return the nodes that a plan could use now. New nodes count when no others have joined
+        for a while."""
         if self._is_local:
             return desired.nodes
         there = [node for node in self._nodes if node.node_id in self._reachable]
@@ -78,7 +79,7 @@ class NodeWatch:
         return found
 
     def described(self) -> list[dict[str, Any]]:
-        """The nodes for people: those that came back are not listed as dead ones too."""
+        """Return the nodes for the status; a node that came back is not listed as dead too."""
         names = {node.name for node in self._nodes if node.is_alive}
         return [
             {
@@ -103,7 +104,7 @@ class NodeWatch:
             await asyncio.sleep(LOOK_PERIOD_S)
 
     async def _take(self, nodes: tuple[RayNode, ...]) -> None:
-        reachable = await self._reach.probe(nodes)
+        reachable = await self._node_probe.probe(nodes)
         living = sum(node.is_alive for node in nodes)
         if reachable - self._reachable:
             self._joined_s = monotonic()

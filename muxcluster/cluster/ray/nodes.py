@@ -1,4 +1,4 @@
-"""The nodes of a Ray cluster: what they have, and which of them can be reached."""
+"""Nodes of a Ray cluster: their resources and reachability."""
 
 import asyncio
 from collections import Counter
@@ -20,7 +20,7 @@ HEAD_RESOURCE = "node:__internal_head__"
 GPU_LABEL = "ray.io/accelerator-type"
 PROBE_TIMEOUT_S = 1.0
 # Probes in a row without an answer after which a node counts as unreachable: with the timeout and
-# the pause between probes less than 5 s. Ray itself needs 63 s by default where a link is cut.
+# the pause between probes less than 5 s. Ray itself needs 63 s by default if a link is cut.
 MOST_MISSES = 3
 _PREFIX = "accelerator_type:"
 
@@ -29,10 +29,10 @@ _PREFIX = "accelerator_type:"
 class RayNode:
     """A node as Ray reports it."""
 
-    name: str  # unique, what the plan calls it
+    name: str  # unique name in the plan
     node_id: str
     ip: str
-    port: int  # its raylet's
+    port: int  # of its raylet
     is_alive: bool
     is_head: bool = False
     num_gpus: int = 0
@@ -42,12 +42,12 @@ class RayNode:
 
 
 def ray_nodes() -> tuple[RayNode, ...]:
-    """All nodes that Ray remembers, dead ones too; a node that came back is another one."""
+    """Return all nodes that Ray remembers, dead ones too; a node that came back is a new one."""
     return nodes_from(ray.nodes())
 
 
 def nodes_from(reports: Sequence[Mapping[str, Any]]) -> tuple[RayNode, ...]:
-    """The same from Ray's own form."""
+    """Convert Ray's reports of its nodes."""
     names = Counter(node["NodeName"] for node in reports if node["Alive"])
     return tuple(_node(node, names[node["NodeName"]] > 1) for node in reports)
 
@@ -71,10 +71,10 @@ def _node(report: Mapping[str, Any], is_ambiguous: bool) -> RayNode:
 
 
 def planning_nodes(config: Config, found: Sequence[RayNode]) -> tuple[Node, ...]:
-    """What the planner may use of the nodes found: those that the file lists, or all with GPUs, or
-    all where none has any.
+    """Return the nodes that the planner may use: those that the file lists, or all with GPUs, or
+    all if none has any.
 
-    Raises ConfigError where a listed node is not there or has fewer GPUs, or a GPU is unknown.
+    Raises ConfigError if a listed node is not there or has fewer GPUs, or a GPU is unknown.
     """
     if config.cluster.nodes is not None:
         return _listed(config, found)
@@ -92,9 +92,10 @@ def planning_nodes(config: Config, found: Sequence[RayNode]) -> tuple[Node, ...]
 def remaining_nodes(
     config: Config, found: Sequence[RayNode], *, needs_gpus: bool
 ) -> tuple[Node, ...]:
-    """As `planning_nodes` in a cluster that runs: what cannot be used is left out, not refused.
+    """Like `planning_nodes`, but for a running cluster: what cannot be used is left out, not
+    refused.
 
-    needs_gpus: nodes without GPUs do not take the place of lost ones that had some.
+    needs_gpus: nodes without GPUs do not replace lost ones that had some.
     """
     names = {node.name for node in found}
     if config.cluster.nodes is not None:
@@ -137,14 +138,14 @@ def _listed(config: Config, found: Sequence[RayNode]) -> tuple[Node, ...]:
     return nodes_of(config)
 
 
-class Reach:
-    """Which living nodes answer: their raylets' ports are tried, for a cut link reports nothing."""
+class NodeProbe:
+    """Probe of living nodes by their raylets' ports, because a cut link reports nothing."""
 
     def __init__(self) -> None:
         self._misses: Counter[str] = Counter()
 
     async def probe(self, nodes: Sequence[RayNode]) -> frozenset[str]:
-        """Tries all nodes at once; ids of those that Ray and we believe to be there."""
+        """Probe all nodes at once; return ids of those that Ray calls alive and that answer."""
         living = [node for node in nodes if node.is_alive]
         answers = await asyncio.gather(*(_answers(node) for node in living))
         for node, answer in zip(living, answers, strict=True):
@@ -158,7 +159,7 @@ async def _answers(node: RayNode) -> bool:
         async with asyncio.timeout(PROBE_TIMEOUT_S):
             _, writer = await asyncio.open_connection(node.ip, node.port)
     except TimeoutError:
-        # Where this process itself was held up, nothing is known of the node.
+        # If this process itself was delayed, the node's state is unknown.
         return monotonic() - began_s > 2 * PROBE_TIMEOUT_S
     except OSError:
         return False

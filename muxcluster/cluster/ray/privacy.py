@@ -1,4 +1,4 @@
-"""Keeps an embedded Ray to this machine and its token to this user."""
+"""Restriction of an embedded Ray to this machine, and of its token to this user."""
 
 import os
 import secrets
@@ -14,8 +14,8 @@ from ray.util import get_node_ip_address
 
 from muxcluster.core.inputs.private import make_private_folder, tighten
 
-# Where it is off, as by default on macOS, Ray takes 127.0.0.1 for the node's address, and all its
-# servers listen there alone. On Linux they would listen on every address.
+# If it is off, as by default on macOS, Ray uses 127.0.0.1 as the node's address, and all its
+# servers listen only there. On Linux they would listen on every address.
 _LOOPBACK = ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR
 _LOOPBACK_IP, _MAPPED_IP = "127.0.0.1", "[::ffff:127.0.0.1]"
 _CONNECT_S = 10.0
@@ -24,7 +24,8 @@ _TOKEN_BYTES = 32
 
 @contextmanager
 def on_loopback() -> Iterator[None]:
-    """A Ray that is started in the block listens on 127.0.0.1 only; a value the user set wins."""
+    """Let a Ray that is started in the block listen on 127.0.0.1 only; a value set by the user
+    takes precedence."""
     before, was_cluster = os.environ.get(_LOOPBACK), ray_constants.ENABLE_RAY_CLUSTER
     os.environ.setdefault(_LOOPBACK, "0")
     # read from the environment when Ray was imported
@@ -38,11 +39,10 @@ def on_loopback() -> Iterator[None]:
 
 
 def keep_replica_on_loopback() -> None:
-    """Have the Serve replica that this process becomes listen on 127.0.0.1 only, where the node has
-    no other address.
+    """Let this process's Serve replica listen on 127.0.0.1 only, if the node has no other address.
 
-    Each replica opens a gRPC port for calls from other deployments on every address, takes pickled
-    arguments there, and has no setting for it. To be called before the replica is ready.
+    Each replica opens a gRPC port for calls from other deployments on every address, accepts
+    pickled arguments there, and has no setting for it. Call this before the replica is ready.
     """
     if get_node_ip_address() != _LOOPBACK_IP:
         return
@@ -55,21 +55,21 @@ def keep_replica_on_loopback() -> None:
 
 
 def joinable(address: str) -> str:
-    """`address`, "host:port", as another process of this machine can join the Ray there.
+    """Return `address`, "host:port", in a form in which another process of this machine can join.
 
-    Ray replaces 127.0.0.1 by the machine's address in its network, where an embedded one does not
-    listen; the IPv4-mapped form of 127.0.0.1 it leaves alone.
+    Ray replaces 127.0.0.1 by the machine's network address, where an embedded Ray does not listen;
+    it does not replace the IPv4-mapped form of 127.0.0.1.
     """
     host, _, port = address.rpartition(":")
     return f"{_MAPPED_IP}:{port}" if host == _LOOPBACK_IP else address
 
 
 def found(address: str) -> str:
-    """The Ray that `address` means, for `ray.init`: as it is, or on 127.0.0.1 where only that
+    """Return the address of Ray for `ray.init`: `address` itself, or 127.0.0.1 if only that
     answers.
 
-    address: "host:port", or "auto" for one of this machine. Raises ConnectionError where none
-    answers, or "auto" finds several; ValueError for an address of another form.
+    address: "host:port", or "auto" for one of this machine. Raises ConnectionError if none answers,
+    or "auto" finds several; ValueError for an address of another form.
     """
     if "://" in address or address != "auto" and not address.rpartition(":")[2].isdigit():
         raise ValueError("expected host:port or auto")
@@ -92,18 +92,18 @@ def _answers(host: str, port: str) -> bool:
 
 
 def token_file() -> Path:
-    """Where Ray keeps the token that calls to it need."""
+    """Path of the token that calls to Ray need."""
     place = os.environ.get("RAY_AUTH_TOKEN_PATH")
     return Path(place) if place else Path.home() / ".ray" / "auth_token"
 
 
 def keep_token_private() -> None:
-    """Take the rights of others away from Ray's token: Ray itself makes it with the umask's."""
+    """Remove the rights of others from Ray's token, which Ray creates with the umask's."""
     tighten(token_file())
 
 
 def make_token() -> None:
-    """A token that only this user can read, where there is none and Ray would make one.
+    """Create a token that only this user can read, if there is none and Ray would create one.
 
     Raises OSError.
     """

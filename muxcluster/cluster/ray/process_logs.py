@@ -1,4 +1,4 @@
-"""Log lines of the processes behind a server: written to a folder there, shown by the server."""
+"""Log lines of a server's processes: written to a folder, shown by the server."""
 
 import logging
 import os
@@ -10,19 +10,19 @@ import ray
 
 # Environment variable, on an embedded Ray: the server's private folder (`ServerFolder`).
 VARIABLE = "MUXCLUSTER_FOLDER"
-LOGS = "logs"  # The folder in it
+LOGS = "logs"  # folder of logs in it
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 PERIOD_S = 0.25
 _SUFFIX = ".log"
-_MOST_BYTES = 16 * 2**20  # A file that is longer, and read to its end, begins anew
+_MOST_BYTES = 16 * 2**20  # a longer file that was read to its end is truncated
 _READ_BYTES = 2**20
 
 
 def log_as(name: str, level: int = logging.INFO) -> None:
-    """Have this Ray actor's process log from `level` on, its child processes' output included.
+    """Let this Ray actor's process log from `level` on, with its child processes' output.
 
-    On an embedded Ray that is a file of the server's folder; on other clusters it is the worker's
-    log in Ray's own folder. Outside of Ray's actors nothing happens.
+    On an embedded Ray the log is a file of the server's folder; on other clusters it is the
+    worker's log in Ray's own folder. Outside Ray's actors nothing happens.
     """
     if not ray.is_initialized() or ray.get_runtime_context().get_actor_id() is None:
         return
@@ -30,19 +30,19 @@ def log_as(name: str, level: int = logging.INFO) -> None:
     if VARIABLE in os.environ and os.path.isdir(folder):
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         handle = os.open(os.path.join(folder, name + _SUFFIX), flags, 0o600)
-        os.dup2(handle, 2)  # what C code and children write there, too
+        os.dup2(handle, 2)  # includes output of C code and child processes
         os.close(handle)
     logging.basicConfig(level=logging.WARNING, format=FORMAT)
     logging.getLogger("muxcluster").setLevel(level)
-    for library in ("ray", "ray.serve"):  # they warn of what is done on purpose here
-        # a filter, since Serve sets its logger's level anew
+    for library in ("ray", "ray.serve"):  # they warn about settings that are intended here
+        # a filter, because Serve resets its logger's level
         logging.getLogger(library).addFilter(lambda record: record.levelno >= logging.ERROR)
 
 
 class LogFollower:
-    """Hands each new line in the files of `folder` to `show`, with its file's name before it.
+    """Pass each new line in the files of `folder` to `show`, after its file's name.
 
-    A thread of its own reads them until `close`.
+    A thread reads them until `close`.
     """
 
     def __init__(self, folder: Path, show: Callable[[str], None]) -> None:

@@ -1,1 +1,1 @@
-"""The cluster's state as plain values: what is to run, what runs, what to do next. No Ray."""
+"""The cluster's state as plain values, without Ray: desired, observed, next actions."""

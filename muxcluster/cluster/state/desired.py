@@ -1,4 +1,4 @@
-"""What the controller keeps: the configuration and the plan in force, and every unit it started."""
+"""The controller's stored state: configuration, plan, and every unit it started."""
 
 import hashlib
 import json
@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from muxcluster.cluster.state.edge import Edge
-from muxcluster.cluster.state.reconcile import Mesh, Wanted
+from muxcluster.cluster.state.reconcile import Mesh, WantedUnit
 from muxcluster.config import Config, ConfiguredModel, served_models, unit_specs
 from muxcluster.core.directory import KeyPair
 from muxcluster.core.served import ServedModel
@@ -17,17 +17,17 @@ from muxcluster.placement.problem import Node
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A unit that is to run: `spec`, as planned in `planned`."""
+    """A desired unit: `spec`, as planned in `planned`."""
 
     spec: UnitSpec
     planned: PlannedUnit
-    num_gpus: float  # what Ray hands out
+    num_gpus: float  # GPUs that Ray assigns
 
     @property
-    def wanted(self) -> Wanted:
-        """The same for the reconciler."""
+    def wanted(self) -> WantedUnit:
+        """The same unit for the reconciler."""
         mesh = Mesh(self.planned.node, self.planned.gpus)
-        return Wanted(key_of(self.spec), mesh, frozenset(m.name for m in self.spec.models))
+        return WantedUnit(key_of(self.spec), mesh, frozenset(m.name for m in self.spec.models))
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,26 +41,28 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Desired:
-    """One generation of what is to run."""
+    """One generation of the desired state."""
 
-    config: Config  # as it was given
+    config: Config  # as given by the user
     plan: Plan
     nodes: tuple[Node, ...]  # hardware that the plan is for
     targets: tuple[Target, ...]
     models: tuple[ServedModel, ...]  # all that are configured
-    unplaced: tuple[str, ...] = ()  # those of them for which `nodes` have no room
+    unplaced: tuple[str, ...] = ()  # models that do not fit on `nodes`
     rates: tuple[tuple[str, float], ...] = ()  # requests/s by model that the plan is for
-    needs_gpus: bool = False  # nodes without GPUs are no place for it, whatever else is lost
+    needs_gpus: bool = (
+        False  # True if it must not run on nodes without GPUs, even if others are lost
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """All that a controller needs to go on where another one ended."""
+    """Everything that a controller needs to continue another one's work."""
 
     desired: Desired | None = None
-    edge: Edge | None = None  # the ingresses; None where somebody else runs them
+    edge: Edge | None = None  # the ingresses; None if somebody else runs them
     records: tuple[Record, ...] = ()
-    serial: int = 0  # of the last unit that was started; no name is given twice
+    serial: int = 0  # of the last started unit; no name is used twice
     client_key: KeyPair | None = None  # lets ingresses into units on tcp
 
 
@@ -71,9 +73,10 @@ def desired_of(
     unplaced: Collection[str] = (),
     rates: Mapping[str, float] | None = None,
 ) -> Desired:
-    """rates: what the plan is for, by model; None: what is configured.
+    """Build the desired state.
 
-    Raises ConfigError where plan and file disagree, or a model has no path.
+    rates: of the plan, by model; None: the configured ones. Raises ConfigError if plan and file
+    disagree, or a model has no path.
     """
     planned = config if rates is None else at_rates(config, rates)
     gpus = {node.name: 0.0 if node.gpu.is_cpu else 1.0 for node in nodes}
@@ -96,7 +99,7 @@ def desired_of(
 
 
 def at_rates(config: Config, rates: Mapping[str, float]) -> Config:
-    """The configuration with other expected rates (requests/s) for these models."""
+    """Return the configuration with other expected rates (requests/s) for these models."""
 
     def changed(model: ConfiguredModel) -> ConfiguredModel:
         if model.name not in rates:
@@ -108,12 +111,13 @@ def at_rates(config: Config, rates: Mapping[str, float]) -> Config:
 
 
 def without(config: Config, names: Collection[str]) -> Config:
-    """The configuration less these models."""
+    """Return the configuration without these models."""
     return replace(config, models=tuple(m for m in config.models if m.name not in names))
 
 
 def key_of(spec: UnitSpec) -> str:
-    """Equal for units that need no restart to become each other: names and expectations aside."""
+    """Return a key that is equal for units that need no restart to become each other: it ignores
+    names and expectations."""
     models = tuple(_without_expectations(model) for model in spec.models)
     plain = asdict(replace(spec, unit_id="", models=models))
     return hashlib.sha256(json.dumps(plain, default=sorted).encode()).hexdigest()[:16]

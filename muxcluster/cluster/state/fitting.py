@@ -1,4 +1,4 @@
-"""A plan for whatever nodes are left: where not all models fit, the worthiest do."""
+"""A plan for the nodes that are left: if not all models fit, the ones worth most do."""
 
 from collections.abc import Sequence
 
@@ -13,10 +13,10 @@ from muxcluster.placement.problem import Node
 def plan_what_fits(
     config: Config, nodes: Sequence[Node], current: Plan | None = None
 ) -> tuple[Plan, tuple[str, ...]]:
-    """(plan, names of the models that found no room).
+    """Return (plan, names of the models that did not fit).
 
-    All models where they fit. Otherwise they are taken by weight x rate, the greatest first, each
-    that still fits beside those before it. Raises ConfigError as `plan_for`.
+    If not all models fit, they are taken by weight x rate, the greatest first, each that still fits
+    beside those before it. Raises ConfigError as `plan_for` does.
     """
     if not nodes:
         return nothing_placed(config), tuple(sorted(model.name for model in config.models))
@@ -34,7 +34,7 @@ def plan_what_fits(
 
 
 def nothing_placed(config: Config) -> Plan:
-    """The plan of a cluster without any node."""
+    """Return the plan of a cluster without nodes."""
     return Plan(
         method="none",
         objective=config.policy.objective,

@@ -1,26 +1,26 @@
-"""When measured rates differ from the planned ones for long enough to plan anew: pure."""
+"""Decision whether measured rates have differed from the planned ones for long enough."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-FACTOR = 1.5  # A rate is off where it is this many times the planned one, or less by as much
+FACTOR = 1.5  # a rate is off if it is this many times the planned one, or lower by this factor
 LEAST_PER_S = 0.05  # Differences below this many requests/s are noise
-# A model that nobody asks for is planned with this part of what was configured: it stays ready.
+# An unused model is planned with this share of its configured rate, so that it stays ready.
 FLOOR = 0.1
 
 
 @dataclass(slots=True)
 class RateWatch:
-    """Remembers since when rates are off."""
+    """Times since when rates are off."""
 
-    period_s: float  # how long they must be, and least time between two answers
+    period_s: float  # least time that rates must be off, and between two replans
     _off_since_s: float | None = None
     _answered_s: float = field(default=float("-inf"))
 
     def look(
         self, planned: Mapping[str, float], measured: Mapping[str, float], now_s: float
     ) -> bool:
-        """Whether to plan for `measured` instead of `planned` now; requests/s by model."""
+        """Return whether to replan for `measured` instead of `planned` now; requests/s by model."""
         if not any(is_off(rate, measured.get(name, 0.0)) for name, rate in planned.items()):
             self._off_since_s = None
             return False
@@ -33,12 +33,12 @@ class RateWatch:
 
 
 def is_off(planned: float, measured: float) -> bool:
-    """Whether a plan for one rate is wrong for the other."""
+    """Return whether a plan for one rate is wrong for the other."""
     if abs(planned - measured) < LEAST_PER_S:
         return False
     return measured > planned * FACTOR or planned > measured * FACTOR
 
 
 def to_plan_for(configured: float, measured: float) -> float:
-    """The rate (requests/s) to plan with."""
+    """Return the rate (requests/s) to plan with."""
     return max(measured, configured * FLOOR)

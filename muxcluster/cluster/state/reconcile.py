@@ -1,4 +1,4 @@
-"""What to do next so that the units that run become those that are planned: pure, no Ray."""
+"""Sans-IO reconciler: next actions that turn the running units into the planned ones."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -6,24 +6,19 @@ from enum import StrEnum
 
 
 class Phase(StrEnum):
-    """A unit as the controller sees it.
+    """State of a unit as the controller sees it."""
 
-    starting: made, or restarted by Ray, and not heard yet. loading: it reads weights. away: its
-    node cannot be reached, so nothing can be asked of it. silent: its node can, but it does not
-    answer. failed: it said so. stopping: it is being ended.
-    """
-
-    STARTING = "starting"
-    LOADING = "loading"
+    STARTING = "starting"  # created, or restarted by Ray, without a report yet
+    LOADING = "loading"  # reads weights
     READY = "ready"
-    AWAY = "away"
-    SILENT = "silent"
-    FAILED = "failed"
-    STOPPING = "stopping"
+    AWAY = "away"  # its node is unreachable
+    SILENT = "silent"  # its node is reachable, but it does not answer
+    FAILED = "failed"  # it reported a failure
+    STOPPING = "stopping"  # it is being stopped
 
 
 COMING = frozenset({Phase.STARTING, Phase.LOADING})
-# Their GPUs are not free, and nothing else is to be done about them.
+# Their GPUs are in use, and no action is possible.
 GOING = frozenset({Phase.AWAY, Phase.STOPPING})
 
 
@@ -35,12 +30,12 @@ class Mesh:
     gpus: tuple[int, ...]
 
     def overlaps(self, other: "Mesh") -> bool:
-        """Whether both want a GPU."""
+        """Return whether both contain a GPU."""
         return self.node == other.node and not set(self.gpus).isdisjoint(other.gpus)
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedUnit:
     """A planned unit."""
 
     key: str  # equal for units that need no restart to become each other
@@ -49,7 +44,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ObservedUnit:
     """A unit that was started and not stopped since."""
 
     name: str
@@ -57,51 +52,51 @@ class Seen:
     mesh: Mesh
     models: frozenset[str]
     phase: Phase
-    since_s: float  # when it came into `phase`
-    num_open: int = 0  # requests it has
-    drain_until_s: float | None = None  # None where it is not draining
+    since_s: float  # start of `phase`
+    num_open: int = 0  # open requests
+    drain_until_s: float | None = None  # None if it is not draining
 
     @property
     def serves(self) -> bool:
-        """It takes new requests."""
+        """Whether it takes new requests."""
         return self.phase is Phase.READY and self.drain_until_s is None
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of how much changes at a time, and how long it may take."""
+    """How much may change at a time, and how long each change may take."""
 
-    start_s: float = 600.0  # from its making to ready
-    drain_s: float = 30.0  # that requests under way get where others take the new ones
-    # Units that start at once where their models have no other; elsewhere it is one
+    start_s: float = 600.0  # from creation to ready
+    drain_s: float = 30.0  # for running requests, if other units take the new ones
+    # Units that start at once if their models have no other unit; otherwise one
     max_starts: int = 4
 
 
 @dataclass(frozen=True, slots=True)
-class View:
-    """All that a decision is made from."""
+class ClusterView:
+    """The input of a decision."""
 
-    wanted: Sequence[Wanted]
-    seen: Sequence[Seen]
-    nodes: frozenset[str]  # those that can be reached
+    wanted: Sequence[WantedUnit]
+    observed: Sequence[ObservedUnit]
+    nodes: frozenset[str]  # the reachable nodes
     now_s: float
     # Units that failed, by (key, mesh), and when they may be tried again
     not_before: Mapping[tuple[str, Mesh], float] = field(default_factory=dict)
     limits: Limits = Limits()
-    # Models that were served and are not, because their units are gone
+    # Models that are no longer served because their units are gone
     lost: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Make this unit."""
+    """Start this unit."""
 
-    unit: Wanted
+    unit: WantedUnit
 
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """No new requests for it; those under way may stay for `limit_s` seconds."""
+    """Send it no new requests; running ones may stay for `limit_s` seconds."""
 
     name: str
     limit_s: float
@@ -109,32 +104,32 @@ class Drain:
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """It is wanted again: new requests may go there."""
+    """Send it new requests again."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """End its processes and give its GPUs back."""
+    """Stop its processes and free its GPUs."""
 
     name: str
-    is_broken: bool = False  # because it failed
+    is_broken: bool = False  # True if it failed
 
 
 Action = Start | Drain | Resume | Stop
 
 
-def decide(view: View) -> tuple[Action, ...]:
-    """The next actions; none where all is as it should be, or has to be waited for.
+def decide(view: ClusterView) -> tuple[Action, ...]:
+    """Return the next actions; none if everything is as planned, or has to be waited for.
 
-    A ready unit that is the last of a model goes only where a planned unit needs its GPUs, and
-    never while another unit is on its way or a new one has just failed. One goes at a time, so that
-    a plan that does not work stops at the first unit, or all that keep lost models from coming
-    back.
+    A ready unit that is the last of a model is stopped only if a planned unit needs its GPUs, and
+    never while another unit is starting or a new one has just failed. Units are stopped one at a
+    time, so that a plan that does not work ends at the first unit; all units in the way of lost
+    models are stopped together.
     """
-    broken = [unit for unit in view.seen if _is_broken(unit, view)]
-    rest = [unit for unit in view.seen if unit not in broken and unit.phase not in GOING]
+    broken = [unit for unit in view.observed if _is_broken(unit, view)]
+    rest = [unit for unit in view.observed if unit not in broken and unit.phase not in GOING]
     kept = matched(view.wanted, rest)
     surplus = [unit for unit in rest if unit.name not in kept.values()]
     missing = [
@@ -153,11 +148,11 @@ def decide(view: View) -> tuple[Action, ...]:
     return tuple(actions or _eviction(view, rest, surplus, missing))
 
 
-def matched(wanted: Sequence[Wanted], seen: Sequence[Seen]) -> dict[int, str]:
-    """Position in `wanted` -> name of the unit that is what is wanted there."""
+def matched(wanted: Sequence[WantedUnit], observed: Sequence[ObservedUnit]) -> dict[int, str]:
+    """Map positions in `wanted` to names of units that fulfil them."""
     found: dict[int, str] = {}
     for index, unit in enumerate(wanted):
-        equal = [each for each in seen if (each.key, each.mesh) == (unit.key, unit.mesh)]
+        equal = [each for each in observed if (each.key, each.mesh) == (unit.key, unit.mesh)]
         if equal:
             found[index] = min(
                 equal, key=lambda each: (each.phase is not Phase.READY, each.name)
@@ -165,9 +160,9 @@ def matched(wanted: Sequence[Wanted], seen: Sequence[Seen]) -> dict[int, str]:
     return found
 
 
-def is_converged(view: View) -> bool:
-    """Exactly the wanted units run, and all of them serve."""
-    here = [unit for unit in view.seen if unit.phase is not Phase.AWAY]
+def is_converged(view: ClusterView) -> bool:
+    """Return whether exactly the wanted units run, and all of them serve."""
+    here = [unit for unit in view.observed if unit.phase is not Phase.AWAY]
     return (
         len(here) == len(view.wanted)
         and len(matched(view.wanted, here)) == len(view.wanted)
@@ -175,26 +170,30 @@ def is_converged(view: View) -> bool:
     )
 
 
-def _is_broken(unit: Seen, view: View) -> bool:
+def _is_broken(unit: ObservedUnit, view: ClusterView) -> bool:
     if unit.phase in (Phase.SILENT, Phase.FAILED):
         return True
     return unit.phase in COMING and view.now_s - unit.since_s > view.limits.start_s
 
 
-def _starts(view: View, rest: Sequence[Seen], missing: Sequence[Wanted]) -> Iterator[Start]:
-    """Units whose GPUs are free: those of models that nobody serves together, others one by one."""
+def _starts(
+    view: ClusterView, rest: Sequence[ObservedUnit], missing: Sequence[WantedUnit]
+) -> Iterator[Start]:
+    """Yield units whose GPUs are free: those of unserved models together, others one by one."""
     served = {model for unit in rest if unit.serves for model in unit.models}
     num_coming = sum(unit.phase in COMING for unit in rest)
     for unit in sorted(missing, key=lambda unit: unit.models <= served):
-        if _blockers(unit, view.seen) or view.now_s < _next_try_s(view, unit):
+        if _blockers(unit, view.observed) or view.now_s < _next_try_s(view, unit):
             continue
         if num_coming < (1 if unit.models <= served else view.limits.max_starts):
             num_coming += 1
             yield Start(unit)
 
 
-def _removals(view: View, rest: Sequence[Seen], surplus: Sequence[Seen]) -> Iterator[Action]:
-    """What nobody wants any more, as long as every planned model keeps a unit that serves it."""
+def _removals(
+    view: ClusterView, rest: Sequence[ObservedUnit], surplus: Sequence[ObservedUnit]
+) -> Iterator[Action]:
+    """Yield removals of unplanned units, while every planned model keeps a serving unit."""
     planned = {model for unit in view.wanted for model in unit.models}
     serving = [unit for unit in rest if unit.serves]
     for unit in surplus:
@@ -211,12 +210,15 @@ def _removals(view: View, rest: Sequence[Seen], surplus: Sequence[Seen]) -> Iter
 
 
 def _eviction(
-    view: View, rest: Sequence[Seen], surplus: Sequence[Seen], missing: Sequence[Wanted]
+    view: ClusterView,
+    rest: Sequence[ObservedUnit],
+    surplus: Sequence[ObservedUnit],
+    missing: Sequence[WantedUnit],
 ) -> Iterator[Drain]:
-    """The units in the way of one that is wanted: their requests wait for it, or move.
+    """Return the units in the way of a wanted one: their requests wait for it, or move.
 
-    One at a time, but all at once that bring back a lost model: else the last of these would wait
-    for every other one.
+    One at a time, but together all whose removal brings back a lost model: otherwise the last of
+    these would wait for every other one.
     """
     is_moving = any(unit.phase in COMING or unit.drain_until_s is not None for unit in rest)
     blocked = [unit for unit in missing if _blockers(unit, surplus)]
@@ -224,7 +226,7 @@ def _eviction(
         return
     served = [model for unit in rest if unit.serves for model in unit.models]
 
-    def harm(unit: Wanted) -> int:
+    def harm(unit: WantedUnit) -> int:
         going = [model for each in _blockers(unit, surplus) for model in each.models]
         return sum(served.count(model) <= going.count(model) for model in set(going))
 
@@ -235,9 +237,9 @@ def _eviction(
         yield Drain(name, 0.0)
 
 
-def _blockers(unit: Wanted, seen: Sequence[Seen]) -> list[Seen]:
-    return [each for each in seen if each.mesh.overlaps(unit.mesh)]
+def _blockers(unit: WantedUnit, observed: Sequence[ObservedUnit]) -> list[ObservedUnit]:
+    return [each for each in observed if each.mesh.overlaps(unit.mesh)]
 
 
-def _next_try_s(view: View, unit: Wanted) -> float:
+def _next_try_s(view: ClusterView, unit: WantedUnit) -> float:
     return view.not_before.get((unit.key, unit.mesh), 0.0)

@@ -1,4 +1,4 @@
-"""A unit as a Ray actor: Ray places it and restarts its process; tokens go past Ray."""
+"""A unit as a Ray actor: Ray places and restarts its process; tokens do not pass through Ray."""
 
 import logging
 import os
@@ -14,7 +14,7 @@ from muxcluster.channel.server import UnitServer
 from muxcluster.cluster.state.reconcile import Phase
 from muxcluster.cluster.units.job_tap import JobTap
 from muxcluster.cluster.units.mesh import on_granted_gpu
-from muxcluster.cluster.units.report import Entrance, UnitReport
+from muxcluster.cluster.units.report import ListenSpec, UnitReport
 from muxcluster.core.directory import UnitAddress
 from muxcluster.core.errors import EngineFailure, MuxClusterError
 from muxcluster.core.events import TokenDelta
@@ -25,22 +25,23 @@ from muxcluster.engine.unit.unit import Unit
 
 logger = logging.getLogger(__name__)
 
-# A unit whose loop has not turned for this long is replaced (a hung loop ends no process).
+# A unit is replaced if its loop made no progress for this long (a hung loop ends no process).
 STALL_S = 30.0
-# And from here on it is reported as failed: reports come from another thread than the loop.
+# It is reported as failed from here on; reports come from another thread than the loop.
 STALL_REPORT_S = 10.0
 CLOSE_S = 5.0
 
 
 class UnitReplica:
-    """Runs one `Unit` behind one zmq endpoint; methods are Ray calls of the controller.
+    """Run one `Unit` behind one zmq endpoint; methods are Ray calls of the controller.
 
-    Loading is done beside them, so that one that loads can be told from one that hangs.
+    Loading runs in the background, so that a loading unit still answers and differs from a hung
+    one.
     """
 
-    def __init__(self, spec: UnitSpec, entrance: Entrance) -> None:
+    def __init__(self, spec: UnitSpec, listen_spec: ListenSpec) -> None:
         self._spec = spec
-        self._entrance = entrance
+        self._listen_spec = listen_spec
         self._lock = threading.Lock()
         self._cleanup = ExitStack()
         self._unit: Unit | None = None
@@ -52,7 +53,7 @@ class UnitReplica:
         threading.Thread(target=self._load, name="loader", daemon=True).start()
 
     def report(self) -> UnitReport:
-        """The state now, without jobs."""
+        """Return the current state, without jobs."""
         reason = self._reason or self._trouble()
         if reason is not None:
             return UnitReport(Phase.FAILED, reason)
@@ -61,11 +62,11 @@ class UnitReplica:
         return UnitReport(Phase.READY, None, self._address, self._jobs.peek())
 
     def timeline(self) -> tuple[JobRecord, ...]:
-        """Jobs so far, bounded, oldest first, on the unit's clock."""
+        """Return the jobs so far (a bounded number), oldest first, on the unit's clock."""
         return () if self._jobs is None else self._jobs.timeline()
 
     def close(self) -> None:
-        """End the unit's processes; its clients see the connection end. Idempotent."""
+        """Stop the unit's processes; its clients lose the connection. Idempotent."""
         with self._lock:
             self._is_closed = True
             self._cleanup.close()
@@ -95,16 +96,15 @@ class UnitReplica:
         self._jobs = jobs
 
     def _door(self) -> Door:
-        # A fresh name for each start: a client of the dead one must notice and ask again.
-        folder = self._entrance.socket_dir
+        # A new name for each start, so that clients of the old process notice and ask again.
+        folder = self._listen_spec.socket_dir
         if folder is not None:
             return Door(f"ipc://{folder}/{self._spec.unit_id}-{os.getpid()}")
-        if self._entrance.client_key is None:
+        if self._listen_spec.client_key is None:
             raise EngineFailure("a unit on the network needs a key that its clients have")
-        return Door(f"tcp://{get_node_ip_address()}:*", self._entrance.client_key)
+        return Door(f"tcp://{get_node_ip_address()}:*", self._listen_spec.client_key)
 
     def _trouble(self) -> str | None:
-        """Why the unit has to be replaced."""
         if self._jobs is None or self._unit is None or self._server is None:
             return None
         if not self._server.is_alive:
@@ -118,5 +118,5 @@ class UnitReplica:
 
 
 def as_reported(stats: UnitStats, step_age_s: float) -> UnitStats:
-    """`stats` of a unit that made no progress for `step_age_s` seconds: stalled is failed."""
+    """Return `stats`, as failed if the unit made no progress for too long (`step_age_s`)."""
     return replace(stats, state=UnitState.FAILED) if step_age_s > STALL_REPORT_S else stats

@@ -1,4 +1,4 @@
-"""Units as Ray has them: made on their node in a placement group like their mesh, and ended."""
+"""Unit actors in Ray: created on their node in a placement group like their mesh, and stopped."""
 
 import asyncio
 import contextlib
@@ -20,18 +20,18 @@ from muxcluster.cluster.state.desired import Record
 from muxcluster.cluster.units.host import UnitHost
 from muxcluster.cluster.units.mesh import mesh_request
 
-NAMESPACE = "muxcluster"  # Ray's, of all our actors
+NAMESPACE = "muxcluster"  # Ray namespace of all our actors
 CONTROLLER = "controller"
-# The one that keeps files and batches, made by the layer above; it ends with the controller.
+# Name of the actor with files and batches, created by the layer above; it ends with the controller.
 BATCHES = "batches"
-_GROUP = "muxcluster:"  # Prefix of our placement groups' names
+_GROUP = "muxcluster:"  # prefix of our placement groups' names
 _CONCURRENCY = 8
-_HEAD_CONCURRENCY = 1000  # Calls of an actor on the event loop, most of which wait
+_HEAD_CONCURRENCY = 1000  # concurrent calls of an actor on the event loop, most of which wait
 
 
 def make_on_head(actor_class: type, name: str, *args: Any) -> Any:
-    """The handle of the cluster's one actor of that name, which is made on the head where it is
-    missing, `actor_class(*args)`, and outlives whoever asked for it."""
+    """Return the handle of the cluster's actor of that name. If it is missing, `actor_class(*args)`
+    is created on the head; it outlives its creator."""
     actor: Any = ray.remote(actor_class)
     return actor.options(
         name=name,
@@ -46,10 +46,9 @@ def make_on_head(actor_class: type, name: str, *args: Any) -> Any:
 
 
 def make_unit(record: Record, unit_class: str, *args: Any) -> None:
-    """Have Ray make the unit's actor, `unit_class(spec, *args)`; returns before it is there.
+    """Create the unit's actor, `unit_class(spec, *args)`, without waiting for it.
 
-    unit_class: as `UnitHost`'s.
-    Nothing is made twice: a name that is taken is left as it is.
+    unit_class: as `UnitHost`'s. An existing actor of that name is kept.
     """
     mesh = mesh_request(record.target.num_gpus)
     group = placement_group(
@@ -74,7 +73,7 @@ def make_unit(record: Record, unit_class: str, *args: Any) -> None:
 
 
 def find_actor(name: str) -> Any | None:
-    """The handle of our actor of that name; None where there is none."""
+    """Return the handle of our actor of that name; None if there is none."""
     try:
         return ray.get_actor(name, NAMESPACE)
     except ValueError:
@@ -82,7 +81,7 @@ def find_actor(name: str) -> Any | None:
 
 
 async def end_unit(name: str, timeout_s: float) -> None:
-    """Close the unit, for at most `timeout_s` seconds, then kill it and give its GPUs back."""
+    """Close the unit, for at most `timeout_s` seconds, then kill it and free its GPUs."""
     actor = await asyncio.to_thread(find_actor, name)
     if actor is not None:
         if timeout_s > 0:
@@ -99,7 +98,7 @@ def _remove_group(name: str) -> None:
 
 
 def unit_names() -> list[str]:
-    """Names of all our actors and placement groups that Ray knows."""
+    """Return the names of all our actors and placement groups that Ray knows."""
     actors = list_named_actors(all_namespaces=True)
     names = {each["name"] for each in actors if each["namespace"] == NAMESPACE}
     groups = placement_group_table().values()

@@ -1,4 +1,4 @@
-"""Splits a unit's drain-once statistics among two readers: pushed metrics and the timeline."""
+"""Distribution of a unit's drain-once statistics to two readers: metrics and the timeline."""
 
 import threading
 from collections import deque
@@ -11,10 +11,10 @@ MAX_RECORDS = 200_000
 
 
 class JobTap:
-    """Keeps the last `max_records` jobs; thread-safe.
+    """Keep the last `max_records` jobs; thread-safe.
 
-    `take` is the unit's `stats`, which hands every finished job out once. Each job reaches
-    `pushed()` exactly once and `timeline()` until it is too old.
+    `take` is the unit's `stats`, which returns every finished job once. Each job is returned by
+    `pushed()` exactly once and by `timeline()` until it is too old.
     """
 
     def __init__(self, take: Callable[[], UnitStats], max_records: int = MAX_RECORDS) -> None:
@@ -24,7 +24,7 @@ class JobTap:
         self._unpushed: deque[JobRecord] = deque(maxlen=max_records)
 
     def pushed(self) -> UnitStats:
-        """The state now, with the jobs finished since the last call of this method."""
+        """Return the current state, with the jobs finished since the last call of this method."""
         with self._lock:
             stats = self._read()
             jobs = tuple(self._unpushed)
@@ -32,7 +32,7 @@ class JobTap:
         return replace(stats, jobs=jobs)
 
     def peek(self) -> UnitStats:
-        """The state now, without jobs; takes nothing from other readers."""
+        """Return the current state without jobs, taking none from other readers."""
         with self._lock:
             return replace(self._read(), jobs=())
 

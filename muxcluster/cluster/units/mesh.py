@@ -1,11 +1,11 @@
-"""What a unit asks of Ray: a placement group shaped like its mesh."""
+"""Ray's resources of a unit: a placement group shaped like its mesh."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from muxcluster.core.unitspec import UnitSpec
 
-# Logical CPUs of the unit's own process; its workers are its children, unseen by Ray.
+# Logical CPUs of the unit's own process; Ray does not see its worker processes.
 UNIT_CPUS = 0.5
 
 
@@ -13,22 +13,22 @@ UNIT_CPUS = 0.5
 class MeshRequest:
     """The resources that Ray reserves for a mesh."""
 
-    # One in all, for a mesh never spans nodes and one process sees all of its GPUs
+    # Exactly one: a mesh never spans nodes, and one process sees all of its GPUs
     bundles: tuple[Mapping[str, float], ...]
     num_cpus: float
     num_gpus: float
 
 
 def mesh_request(num_gpus: float) -> MeshRequest:
-    """The resources of a mesh of `num_gpus`, declared ones too; of the CPU only a token share, for
-    Ray meters no threads."""
+    """Return the resources of a mesh of `num_gpus`, declared ones too; only a nominal share of the
+    CPU, because Ray does not meter threads."""
     if not num_gpus:
         return MeshRequest(({"CPU": UNIT_CPUS},), UNIT_CPUS, 0.0)
     return MeshRequest(({"CPU": UNIT_CPUS, "GPU": num_gpus},), UNIT_CPUS, num_gpus)
 
 
 def on_granted_gpu(spec: UnitSpec) -> UnitSpec:
-    """The same unit on the GPUs Ray granted: they alone are visible, so they count from 0."""
+    """Return the unit on the GPUs that Ray granted: only they are visible, so they count from 0."""
     if not spec.device.startswith("cuda"):
         return spec
     granted = tuple(f"cuda:{index}" for index in range(len(spec.rank_devices)))

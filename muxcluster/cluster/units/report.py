@@ -1,4 +1,4 @@
-"""What controller and unit tell each other, as plain values."""
+"""Messages between controller and unit, as plain values."""
 
 from dataclasses import dataclass
 
@@ -8,9 +8,9 @@ from muxcluster.core.served import UnitStats
 
 
 @dataclass(frozen=True, slots=True)
-class Entrance:
-    """Where a unit listens: on a socket in `socket_dir`; or, where that is None, on tcp at its
-    node's address, for clients with the secret half of `client_key` (CURVE, Z85)."""
+class ListenSpec:
+    """Address of a unit: a socket in `socket_dir`; or, if that is None, tcp at its node's address,
+    for clients with the secret half of `client_key` (CURVE, Z85)."""
 
     socket_dir: str | None = None
     client_key: bytes | None = None
@@ -18,9 +18,9 @@ class Entrance:
 
 @dataclass(frozen=True, slots=True)
 class UnitReport:
-    """What a unit says of itself."""
+    """State of a unit, for the controller."""
 
-    phase: Phase  # loading, ready or failed, then for `reason`
+    phase: Phase  # loading, ready, or failed with `reason`
     reason: str | None = None
     address: UnitAddress | None = None
     stats: UnitStats | None = None

@@ -6,14 +6,13 @@ from muxcluster.core.job import TokenLogprobs
 from muxcluster.http.calls.choice import PlacedLogprob
 from muxcluster.text.tokenizer import Tokenizer
 
-LOWEST = -9999.0
-"""Stands for minus infinity, which JSON cannot say."""
+LOWEST = -9999.0  # for minus infinity, which JSON does not have
 
 
 def completion_logprobs(tokenizer: Tokenizer, placed: Sequence[PlacedLogprob]) -> dict[str, object]:
-    """The legacy object of parallel lists; a prompt's first token has null values.
+    """Return the legacy object of parallel lists; a prompt's first token has null values.
 
-    top_logprobs always holds the token itself too, so up to `logprobs` + 1 entries.
+    top_logprobs includes the token itself, so it has up to `logprobs` + 1 entries.
     """
     return {
         "tokens": [token_label(tokenizer, item.token) for item in placed],
@@ -42,7 +41,7 @@ def _with_chosen(values: TokenLogprobs) -> Iterable[tuple[int, float]]:
 
 
 def token_label(tokenizer: Tokenizer, token: int) -> str:
-    """The token's text; `bytes:\\\\xe2…` where it is only part of a character, as OpenAI writes."""
+    """Return the token's text; `bytes:\\\\xe2…` for a part of a character, as OpenAI does."""
     data = tokenizer.token_bytes(token)
     try:
         return data.decode()
@@ -51,7 +50,7 @@ def token_label(tokenizer: Tokenizer, token: int) -> str:
 
 
 def chat_logprobs(tokenizer: Tokenizer, placed: Sequence[PlacedLogprob]) -> dict[str, object]:
-    """`{"content": [...]}` with each token's text, bytes, logprob and alternatives."""
+    """Return `{"content": [...]}` with each token's text, bytes, logprob and alternatives."""
     content = []
     for item in placed:
         assert item.values is not None, "chat has no prompt logprobs"

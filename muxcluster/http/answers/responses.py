@@ -1,4 +1,4 @@
-"""Whole answers and event streams from a call's deltas."""
+"""Turns a call's deltas into a whole answer or an event stream."""
 
 from collections import defaultdict
 from collections.abc import AsyncGenerator
@@ -19,16 +19,15 @@ from muxcluster.http.errors import http_error
 from muxcluster.text.schemas import StreamOptions
 
 Deltas = Stream[ChoiceDelta]
-_MARK = uuid4().hex
-"""Stands for a text in a frame; found nowhere else in an event."""
+_MARK = uuid4().hex  # the text of an event from which a frame is made; occurs nowhere else in it
 
 
 class StreamBroken(Exception):
-    """A stream failed after its first event: the connection is to be cut, never ended cleanly."""
+    """A stream failed after its first event: the connection must be cut, not ended cleanly."""
 
 
 async def whole(call: Call, deltas: Deltas, wire: Wire) -> Json:
-    """The response object of a call that does not stream. Raises what `deltas` raises."""
+    """Return the response object of a call that does not stream. Raises what `deltas` raises."""
     by_choice: dict[int, list[ChoiceDelta]] = defaultdict(list)
     usage = UsageTally(call)
     async with aclosing(deltas):
@@ -42,10 +41,10 @@ async def whole(call: Call, deltas: Deltas, wire: Wire) -> Json:
 async def events(
     call: Call, deltas: Deltas, wire: Wire, options: StreamOptions | None
 ) -> AsyncGenerator[bytes, None]:
-    """Server-sent events of a streamed call.
+    """Yield the server-sent events of a streamed call.
 
-    Errors before the first event are raised as they are (nothing is sent yet: they become HTTP
-    errors); later ones are sent as an error event and raised as StreamBroken.
+    Errors before the first event are raised as they are, to become HTTP errors; later ones are sent
+    as an error event and raised as StreamBroken.
     """
     writer = _EventWriter(call, wire, options or StreamOptions())
     has_begun = False
@@ -65,7 +64,7 @@ async def events(
 
 
 class _EventWriter:
-    """Deltas as `data:` lines, with usage where it was asked for."""
+    """Writes deltas as `data:` lines, with usage if the client asked for it."""
 
     def __init__(self, call: Call, wire: Wire, options: StreamOptions) -> None:
         self._wire = wire
@@ -77,7 +76,7 @@ class _EventWriter:
         self._frames: dict[int, tuple[bytes, bytes]] = {}
 
     def write(self, delta: ChoiceDelta) -> bytes:
-        """The events of one delta, one for each of its tokens; empty where it shows nothing yet."""
+        """Return the events of one delta, one for each token; empty if there is no text yet."""
         if not delta.pieces:
             return self._write_one(delta)
         last = len(delta.pieces) - 1
@@ -101,9 +100,9 @@ class _EventWriter:
         return data
 
     def _frame(self, index: int) -> tuple[bytes, bytes]:
-        """What stands before and after the text in an event that has nothing but text.
+        """Return the bytes before and after the text of an event that has only text.
 
-        Most events differ in their text alone, and encoding the rest again takes most of the time.
+        Most events differ in their text alone; encoding the rest again would take most of the time.
         """
         (choice,) = self._wire.chunks(ChoiceDelta(index, _MARK))
         before, _, after = self._event([choice]).partition(b'"' + _MARK.encode() + b'"')
@@ -116,7 +115,7 @@ class _EventWriter:
         return b"data: " + self._encoder.encode(event) + b"\n\n"
 
     def end(self) -> bytes:
-        """The usage event, if any, and the end mark."""
+        """Return the usage event, if any, and the end mark."""
         last = b""
         if self._counts:
             event = {**self._envelope, "choices": [], "usage": self._usage.value()}

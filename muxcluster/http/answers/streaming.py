@@ -1,4 +1,4 @@
-"""Sending a stream and noticing that the client has gone."""
+"""Sends event streams and notices that the client has left or does not read."""
 
 import asyncio
 import time
@@ -24,9 +24,9 @@ async def _end(*tasks: "asyncio.Future[Any]") -> None:
 
 
 async def unless_disconnected(request: Request, work: Awaitable[T]) -> T:
-    """The result of `work`, whose request body has been read.
+    """Return the result of `work`; the body of `request` has been read.
 
-    Raises ClientDisconnect, after cancelling `work`, if the client goes first.
+    Raises ClientDisconnect, after cancelling `work`, if the client leaves first.
     """
     task = asyncio.ensure_future(work)
     leaving = asyncio.create_task(_disconnected(request.receive))
@@ -40,15 +40,14 @@ async def unless_disconnected(request: Request, work: Awaitable[T]) -> T:
 
 
 class SlowReader(Exception):
-    """A client that has stopped reading; its connection is to be cut."""
+    """The client has stopped reading; its connection must be cut."""
 
 
 class EventStream(Response):
-    """Server-sent events, of which `first` is there already.
+    """Server-sent events: `first`, then `rest`, which is closed in any case.
 
-    Whatever happens `rest` is closed, which aborts what feeds it. An error of `rest` is raised
-    without completing the body: the server then cuts the connection, as it does to a client that
-    has not read everything by `cut_at_s` (time.monotonic()).
+    An error of `rest` is raised without completing the body: the server then cuts the connection.
+    So it does if the client has not read everything by `cut_at_s` (time.monotonic()).
     """
 
     media_type = "text/event-stream"

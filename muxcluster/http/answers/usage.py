@@ -1,4 +1,4 @@
-"""What a call is billed."""
+"""Token counts of a call, as `usage` reports them."""
 
 import time
 from collections.abc import Iterable
@@ -19,14 +19,14 @@ class UsageTally:
 
     @classmethod
     def of(cls, call: Call, deltas: Iterable[ChoiceDelta]) -> "UsageTally":
-        """The tally after `deltas`."""
+        """Return the tally after `deltas`."""
         tally = cls(call)
         for delta in deltas:
             tally.add(delta)
         return tally
 
     def add(self, delta: ChoiceDelta) -> None:
-        """Counts `delta`, whose num_output_tokens is cumulative per choice."""
+        """Count `delta`, whose num_output_tokens is cumulative per choice."""
         self._output[delta.index] = max(delta.num_output_tokens, self._output.get(delta.index, 0))
         if delta.index % self._call.n == 0:
             self._cached[delta.index] = delta.num_cached_tokens
@@ -34,9 +34,9 @@ class UsageTally:
             self._time = delta.time
 
     def value(self) -> dict[str, object]:
-        """OpenAI's `usage` object; a prompt counts once however many choices it has.
+        """Return OpenAI's `usage` object; a prompt counts once whatever `n` is.
 
-        With `timing` where the client asked for it: seconds of the choice that ended last.
+        It has `timing` if the client asked for it: seconds of the choice that ended last.
         """
         num_prompt, num_output = self._call.num_prompt_tokens, sum(self._output.values())
         usage: dict[str, object] = {

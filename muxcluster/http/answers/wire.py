@@ -12,29 +12,29 @@ Json = dict[str, Any]
 
 
 class Wire(Protocol):
-    """How one route writes choices."""
+    """The response format of one route."""
 
     def envelope(self, *, streamed: bool) -> Json:
-        """Fields around `choices`."""
+        """Return the fields around `choices`."""
         ...
 
     def chunks(self, delta: ChoiceDelta) -> Iterator[Json]:
-        """Entries of `choices` for a stream, one event each."""
+        """Yield entries of `choices` for a stream, one event each."""
         ...
 
     def choice(self, deltas: Sequence[ChoiceDelta]) -> Json:
-        """The entry of `choices` for a whole choice."""
+        """Return the entry of `choices` for a whole choice."""
         ...
 
 
 def _gathered(deltas: Sequence[ChoiceDelta]) -> tuple[str, list[PlacedLogprob], ChoiceDelta]:
-    """Text and logprobs of a choice, and its last delta."""
+    """Return text and logprobs of a choice, and its last delta."""
     text = "".join(delta.text for delta in deltas)
     return text, [item for delta in deltas for item in delta.logprobs], deltas[-1]
 
 
 class CompletionWire:
-    """`text_completion` objects."""
+    """Writes `text_completion` objects."""
 
     def __init__(self, call: Call) -> None:
         self._call = call
@@ -66,7 +66,7 @@ class CompletionWire:
 
 
 class ChatWire:
-    """`chat.completion` and `chat.completion.chunk` objects."""
+    """Writes `chat.completion` and `chat.completion.chunk` objects."""
 
     def __init__(self, call: Call) -> None:
         self._call = call

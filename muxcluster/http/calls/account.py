@@ -1,4 +1,4 @@
-"""Where a request's time went, from its arrival here to its end."""
+"""The parts of a request's time, from its arrival here to its end."""
 
 from dataclasses import asdict, dataclass
 
@@ -7,23 +7,19 @@ from muxcluster.core.events import Finished
 
 @dataclass(frozen=True, slots=True)
 class EngineTime:
-    """Seconds of a request in its units, disjoint, and in recoveries between them.
+    """Seconds of a request in its units and in recoveries between them; the parts are disjoint."""
 
-    queue: until its first launch. prefill: until its first token. decode: from there on.
-    preempted: waiting to be launched again. restore: recomputing what was lost. recovery: from the
-    last output of a lost unit to the submission to its successor, or waiting for a unit at all.
-    """
-
-    queue_s: float = 0.0
-    prefill_s: float = 0.0
-    decode_s: float = 0.0
-    preempted_s: float = 0.0
-    restore_s: float = 0.0
+    queue_s: float = 0.0  # until its first launch
+    prefill_s: float = 0.0  # from there to its first token
+    decode_s: float = 0.0  # from there on
+    preempted_s: float = 0.0  # waiting to be launched again
+    restore_s: float = 0.0  # recomputing what was lost
+    # from the last output of a lost unit to the next submission, and waiting for a first unit
     recovery_s: float = 0.0
 
     @classmethod
     def of(cls, end: Finished) -> "EngineTime":
-        """The unit's own account."""
+        """Return the times that the unit reports."""
         return cls(
             end.queue_s,
             end.prefill_s,
@@ -34,6 +30,6 @@ class EngineTime:
         )
 
     def within(self, total_s: float) -> dict[str, float]:
-        """All parts and `framework_s`, everything else out of `total_s`: they add up to it."""
+        """Return all parts, and `framework_s` so that they add up to `total_s`."""
         parts = asdict(self)
         return {**parts, "framework_s": total_s - sum(parts.values()), "total_s": total_s}

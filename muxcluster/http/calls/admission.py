@@ -1,4 +1,4 @@
-"""Bounded queues at the door: how many requests may wait for their first token, and how long."""
+"""Admission control: how many requests of a model and class may wait for their first token."""
 
 import math
 import time
@@ -9,18 +9,13 @@ from muxcluster.core.errors import InvalidValue, Overloaded
 from muxcluster.core.request import ServiceClass
 from muxcluster.http.settings import QueueLimits
 
-RATE_WINDOW_S = 10.0
-"""Time over which the speed of a queue is averaged."""
+RATE_WINDOW_S = 10.0  # decay time of the average speed of a queue
 UNKNOWN_RETRY_S = 5
-MAX_RETRY_S = 60
-"""Clients obey Retry-After up to a minute."""
+MAX_RETRY_S = 60  # clients obey Retry-After up to a minute
 
 
 class _Queue:
-    """Requests of one model and class that wait for their first token.
-
-    rate: starts per second, averaged with exponential decay.
-    """
+    """Requests of one model and class that wait for their first token, and how fast they start."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -29,13 +24,13 @@ class _Queue:
         self._counted_s = time.monotonic()
 
     def start(self, now: float) -> None:
-        """One request leaves the queue, by a first token or otherwise."""
+        """Remove one request from the queue, which has its first token or has ended."""
         self.num_waiting -= 1
         self._starts = self._decayed(now) + 1.0
         self._counted_s = now
 
     def retry_after_s(self, now: float) -> int:
-        """Whole seconds until the queue should have emptied at its present speed, 1 to 60."""
+        """Return the seconds until the queue should be empty at its present speed, 1 to 60."""
         rate = self._decayed(now) / RATE_WINDOW_S
         if rate * MAX_RETRY_S < 1.0:
             return UNKNOWN_RETRY_S
@@ -46,10 +41,9 @@ class _Queue:
 
 
 class Gate:
-    """Counts the waiting requests of each model and class; refuses what would exceed the limit.
+    """Counts the waiting requests of each model and class, and refuses those over the limit.
 
-    A request waits from its admission to its first token, so running ones do not count, and
-    requests that come while a unit recovers do.
+    A request waits from its admission to its first token; running requests do not count.
     """
 
     def __init__(self, limits: QueueLimits) -> None:
@@ -57,7 +51,7 @@ class Gate:
         self._queues: dict[tuple[str, ServiceClass], _Queue] = {}
 
     def check(self, model: str, service_class: ServiceClass, num_requests: int) -> None:
-        """Raises Overloaded where so many more have no room now, InvalidValue if they never do."""
+        """Raise Overloaded if there are not so many places now, InvalidValue if there never are."""
         queue = self._queue(model, service_class)
         if num_requests > queue.limit:
             raise InvalidValue(f"at most {queue.limit} choices in one request of this class", "n")
@@ -68,12 +62,12 @@ class Gate:
             )
 
     def admit(self, model: str, service_class: ServiceClass, num_requests: int) -> "Admission":
-        """Takes room for the requests of one call. Raises as `check`."""
+        """Take the places of one call's requests. Raises as `check`."""
         self.check(model, service_class, num_requests)
         return Admission(self._queue(model, service_class), num_requests)
 
     def num_waiting(self, model: str, service_class: ServiceClass) -> int:
-        """Admitted requests without a first token."""
+        """Return how many admitted requests have no first token yet."""
         return self._queue(model, service_class).num_waiting
 
     def _queue(self, model: str, service_class: ServiceClass) -> _Queue:
@@ -82,7 +76,7 @@ class Gate:
 
 
 class Admission:
-    """The room of one call's requests; a context manager that gives back what is left of it."""
+    """The places of one call's requests in a queue; a context manager that releases them."""
 
     def __init__(self, queue: _Queue, num_requests: int) -> None:
         self._queue = queue
@@ -90,7 +84,7 @@ class Admission:
         queue.num_waiting += num_requests
 
     def start(self, index: int) -> None:
-        """Request `index` has its first token, or has ended. Idempotent."""
+        """Release the place of request `index`: it has a token, or has ended. Idempotent."""
         if index in self._waiting:
             self._waiting.discard(index)
             self._queue.start(time.monotonic())
@@ -104,7 +98,7 @@ class Admission:
             self.start(index)
 
     def release(self) -> None:
-        """Gives back what is left, at the end of the call. Idempotent."""
+        """Release the places that are left, at the end of the call. Idempotent."""
         for index in tuple(self._waiting):
             self.start(index)
 

@@ -1,4 +1,4 @@
-"""A checked call: the prompts of one HTTP request and how each is to be continued."""
+"""A checked call: the prompts of one HTTP request, its sampling and its limits."""
 
 import time
 from dataclasses import dataclass, field, replace
@@ -15,14 +15,11 @@ from muxcluster.text.validation.sampling import choice_seed
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prompt:
-    """One prompt. text: what `echo` shows, else empty. tokens: int32 [n].
+    """One prompt of a call."""
 
-    max_tokens: output tokens shown; 0 only with echo (the engine then runs for one token at most,
-    where prompt logprobs are wanted).
-    """
-
-    text: str
-    tokens: NDArray[np.int32]
+    text: str  # for `echo`, else empty
+    tokens: NDArray[np.int32]  # [n]
+    # output tokens shown; 0 only with echo: the engine then computes one, for prompt logprobs
     max_tokens: int
 
 
@@ -35,39 +32,32 @@ class Tokenised:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of all its prompts."""
+        """Tokens of all prompts."""
         return sum(len(prompt.tokens) for prompt in self.prompts)
 
 
 @dataclass(frozen=True, slots=True)
 class RequestHead:
-    """How a call came. request_id: the client's or a new one. arrived_s: time.monotonic() then.
+    """What a call's HTTP headers say, and when it arrived."""
 
-    timeout_s: the client's own time limit. wants_timing: usage shall tell where the time went.
-    """
-
-    request_id: str
-    timeout_s: float | None = None
-    arrived_s: float = field(default_factory=time.monotonic)
-    wants_timing: bool = False
+    request_id: str  # the client's or a new one
+    timeout_s: float | None = None  # the client's own limit
+    arrived_s: float = field(default_factory=time.monotonic)  # on time.monotonic()
+    wants_timing: bool = False  # `usage` reports the parts of the time
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Call:
-    """One HTTP request after all checks; it has len(prompts) * n choices, prompt by prompt.
+    """One HTTP request after all checks; it has len(prompts) * n choices, prompt by prompt."""
 
-    call_id: the id clients see. engine_id: prefix of the engine's request ids, unique even where
-    a client repeats its own id. admission: its room in the queue, released by whoever ends it.
-    """
-
-    call_id: str
-    engine_id: str
+    call_id: str  # the id that the client sees
+    engine_id: str  # prefix of the engine's request ids, unique even if a client repeats its own
     model: ModelText
     prompts: tuple[Prompt, ...]
     n: int
     sampling: SamplingParams
     head: RequestHead
-    admission: Admission
+    admission: Admission  # released at the end of the call's stream
     timeout_s: float
     stop: tuple[str, ...] = ()
     include_stop: bool = False
@@ -80,7 +70,7 @@ class Call:
 
     @property
     def deadline_s(self) -> float:
-        """When the call's time is over, on time.monotonic()."""
+        """The end of the call's time, on time.monotonic()."""
         return self.head.arrived_s + self.timeout_s
 
     @property
@@ -94,11 +84,11 @@ class Call:
         return sum(len(prompt.tokens) for prompt in self.prompts)
 
     def prompt_of(self, index: int) -> Prompt:
-        """The prompt that choice `index` continues."""
+        """Return the prompt that choice `index` continues."""
         return self.prompts[index // self.n]
 
     def request(self, index: int) -> Request:
-        """What the engine is asked for choice `index`."""
+        """Return the engine's request for choice `index`."""
         prompt = self.prompt_of(index)
         sampling = replace(
             self.sampling,

@@ -1,4 +1,4 @@
-"""The answer to a call, as its choices' deltas come."""
+"""The stream of a call: deltas of all its choices."""
 
 import asyncio
 import time
@@ -16,12 +16,12 @@ Answer = Callable[[Call, int], AsyncGenerator[ChoiceDelta, None]]
 class CallStream:
     """A `Stream` of the deltas of all choices of a call, in order of arrival.
 
-    Raises what a choice raises, or RequestTimeout. Its end, whatever that is, closes the choices
-    and releases what is left of the call's admission.
+    Raises what a choice raises, or RequestTimeout. Its end closes the choices and releases the
+    call's admission.
     """
 
     def __init__(self, call: Call, answer: Answer) -> None:
-        """answer: streams one choice, by its index. It is called at the first `anext`."""
+        """answer: returns the stream of one choice; called at the first `anext`."""
         self._call = call
         self._answer = answer
         self._limit: TimeLimit | None = None

@@ -1,4 +1,4 @@
-"""One choice's tokens on their way to text: detokenise, cut at stop strings, place logprobs."""
+"""Turns one choice's tokens into text: detokenise, cut at stop strings, place logprobs."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -13,41 +13,33 @@ from muxcluster.http.calls.call import Call
 from muxcluster.text.detokenizer import Detokenizer
 from muxcluster.text.stop import StopMatcher
 
+# prompt tokens the detokeniser reads first, as the text of a token depends on its neighbours
 CONTEXT_TOKENS = 6
-"""Prompt tokens the detokeniser reads first: what a token looks like depends on its neighbours."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlacedLogprob:
-    """Log-probabilities of a token that starts at `offset` (characters) of the choice's text.
-
-    values: None for a prompt's first token, which nothing predicts.
-    """
+    """Log-probabilities of a token and its place in the choice's text."""
 
     token: int
-    offset: int
-    values: TokenLogprobs | None
+    offset: int  # of its first character
+    values: TokenLogprobs | None  # None for a prompt's first token, which nothing predicts
 
 
 @dataclass(frozen=True, slots=True)
 class ChoiceDelta:
-    """New output of choice `index`; the last one has a finish_reason (`stop` or `length`).
+    """New output of one choice; the last delta has a finish_reason."""
 
-    stop_reason: the stop string or token id that ended it. num_output_tokens: so far, surplus
-    tokens not counted. tokens: those that are new. num_cached_tokens: prompt tokens from the
-    prefix cache, known at the end only, as is time. pieces: `text` as each of several tokens
-    added to it, where they came at once and have no logprobs; else empty.
-    """
-
-    index: int
+    index: int  # of the choice
     text: str = ""
-    tokens: tuple[int, ...] = ()
+    tokens: tuple[int, ...] = ()  # new ones
     logprobs: tuple[PlacedLogprob, ...] = ()
-    finish_reason: str | None = None
-    stop_reason: str | int | None = None
-    num_output_tokens: int = 0
-    num_cached_tokens: int = 0
-    time: EngineTime | None = None
+    finish_reason: str | None = None  # "stop" or "length"
+    stop_reason: str | int | None = None  # the stop string or token id that ended it
+    num_output_tokens: int = 0  # so far, without surplus tokens
+    num_cached_tokens: int = 0  # prompt tokens from the prefix cache; in the last delta
+    time: EngineTime | None = None  # in the last delta
+    # the part of `text` of each token, if several came at once and have no logprobs; else empty
     pieces: tuple[str, ...] = ()
 
 
@@ -71,13 +63,13 @@ class ChoiceText:
 
     @property
     def needs_no_tokens(self) -> bool:
-        """True for a choice that only echoes its prompt: `echo_only` is all of it."""
+        """True for a choice that only echoes its prompt: `echo_only` is its whole output."""
         return self._prompt.max_tokens == 0 and self._call.sampling.prompt_logprobs is None
 
     def advance(self, delta: TokenDelta) -> ChoiceDelta:
-        """The text that `delta` adds.
+        """Return the text that `delta` adds.
 
-        Raises EngineFailure where the engine gave the request up.
+        Raises EngineFailure if the engine gave the request up.
         """
         self._prompt_logprobs.extend(delta.prompt_logprobs)
         end = delta.finished
@@ -96,12 +88,12 @@ class ChoiceText:
         return self._delta(pieces, delta.tokens[: self._num_tokens - first], end)
 
     def echo_only(self) -> ChoiceDelta:
-        """The whole of a choice that echoes its prompt and asks for nothing else."""
+        """Return the output of a choice that only echoes its prompt."""
         self.finished = True
         return ChoiceDelta(self._index, self._echo(), finish_reason=FinishReason.LENGTH.value)
 
     def _decode(self, delta: TokenDelta) -> list[str]:
-        """Text released by each of the delta's tokens, up to a stop; at least one piece."""
+        """Return the text that each of the delta's tokens adds, up to a stop; not empty."""
         pieces = []
         for i, token in enumerate(delta.tokens):
             if delta.logprobs and self._call.sampling.logprobs is not None:
@@ -125,12 +117,12 @@ class ChoiceText:
         return end is not None and end.reason is FinishReason.STOP and token == end.stop_token
 
     def _flush(self) -> str:
-        """What the decoder and the stop matcher held back, at the end."""
+        """Return what the decoder and the stop matcher held back, at the end."""
         text = self._stops.push(self._decoder.finish())
         return text + self._stops.finish() if self._stops.matched is None else text
 
     def _echo(self) -> str:
-        """The prompt's text; its logprobs are placed before any of the output's."""
+        """Return the prompt's text; place its logprobs before those of the output."""
         self._echo_pending = False
         if self._call.sampling.prompt_logprobs is not None:
             self._waiting.extend(self._prompt_placed())
@@ -174,7 +166,7 @@ class ChoiceText:
         return end.reason.value, end.stop_token if is_extra else None
 
     def _release(self) -> tuple[PlacedLogprob, ...]:
-        """Logprobs whose text is out; at the end all, but never those of a cut stop string."""
+        """Return the logprobs whose text is out; at the end all but those of a cut stop string."""
         waiting = self._waiting
         if self.finished and self._stops.matched is None:
             num_out = len(waiting)
@@ -187,7 +179,7 @@ class ChoiceText:
 
 
 def one_by_one(delta: TokenDelta) -> Sequence[TokenDelta]:
-    """`delta` as deltas of one token each, which together say the same."""
+    """Return `delta` as deltas of one token each."""
     last = len(delta.tokens) - 1
     if last < 1:
         return (delta,)

@@ -1,4 +1,4 @@
-"""Prompts of batch lines that were tokenised for their plan, until the lines run."""
+"""Keeps prompts of batch lines that were tokenised for a plan until the lines run."""
 
 import math
 from collections import defaultdict
@@ -8,13 +8,13 @@ from muxcluster.http.calls.call import Tokenised
 
 
 class KeptPrompts:
-    """Prompts by batch and line, so that none is tokenised twice.
+    """Tokenised prompts by batch and line.
 
-    Changed on one event loop; any thread may `find`.
+    Only one event loop may change it; any thread may `find`.
     """
 
     def __init__(self, max_tokens: float = math.inf) -> None:
-        """max_tokens: of all kept prompts, four bytes each; what is over it is not kept."""
+        """max_tokens: of all kept prompts, four bytes each; further prompts are not kept."""
         self._max_tokens = max_tokens
         self._num_tokens = 0
         self._batches: dict[str, dict[int, Tokenised]] = defaultdict(dict)
@@ -34,12 +34,12 @@ class KeptPrompts:
                 self._num_tokens += num_tokens
 
     def find(self, batch_id: str, line: int) -> Tokenised | None:
-        """The prompts of a line, which stay; None where there are none."""
+        """Return the prompts of a line and keep them; None if there are none."""
         kept = self._batches.get(batch_id)
         return None if kept is None else kept.get(line)
 
     def take(self, batch_id: str, line: int) -> Tokenised | None:
-        """The prompts of a line that runs now; they are not kept any longer."""
+        """Return and forget the prompts of a line; None if there are none."""
         found = self.find(batch_id, line)
         if found is not None:
             del self._batches[batch_id][line]

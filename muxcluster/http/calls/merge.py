@@ -1,4 +1,4 @@
-"""Several streams as one, in order of arrival; closing the one closes them all."""
+"""Merges several streams into one, in order of arrival; closing it closes them all."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
@@ -11,9 +11,9 @@ T = TypeVar("T")
 
 
 def merge(sources: Sequence[AsyncGenerator[T, None]]) -> Stream[T]:
-    """Return the items of all `sources`; the first error of any ends the merged stream.
+    """Return a stream of the items of all `sources`; the first error of any ends it.
 
-    Sources wait for a slow reader. Several run in tasks of their own.
+    Sources wait for a slow reader. If there are several, each runs in a task of its own.
     """
     return sources[0] if len(sources) == 1 else _Merged(sources)
 

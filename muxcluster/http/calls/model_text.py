@@ -1,4 +1,4 @@
-"""A served model's text side: its tokenizer, its chat template and its limits."""
+"""Tokenizer, chat template and limits of each served model."""
 
 import asyncio
 import logging
@@ -29,22 +29,21 @@ from muxcluster.text.tokenizer import Tokenizer
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
-RETRY_S = 5.0
-"""How soon a model's files are read again where that failed."""
+RETRY_S = 5.0  # until a model's files are read again after a failure
 
 
 @dataclass(frozen=True, slots=True)
 class ModelText:
-    """Everything the edge knows about one model. template: None where it has none."""
+    """Turns messages and text of one model into tokens. template: None if it has none."""
 
     served: ServedModel
     tokenizer: Tokenizer
     template: ChatTemplate | None
 
     def encode(self, text: str, *, add_special_tokens: bool) -> NDArray[np.int32]:
-        """Token ids of `text`, int32 [n].
+        """Return the token ids of `text`, int32 [n].
 
-        Raises InvalidValue where the tokenizer knows a token that the model has no embedding for.
+        Raises InvalidValue for a token of the tokenizer that the model has no embedding for.
         """
         tokens = np.array(self.tokenizer.encode(text, add_special_tokens), dtype=np.int32)
         if tokens.size and tokens.max() >= self.served.vocab_size:
@@ -55,7 +54,7 @@ class ModelText:
         return tokens
 
     def check_length(self, text: str, param: str) -> None:
-        """Raises ContextLengthExceeded where `text` cannot fit the context, without tokenising it.
+        """Raise ContextLengthExceeded if `text` cannot fit the context, without tokenising it.
 
         Tokenising 32 MiB takes gigabytes and half a minute.
         """
@@ -67,9 +66,9 @@ class ModelText:
             )
 
     def render(self, body: ChatBody | TokenizeBody, messages: Sequence[Mapping[str, Any]]) -> str:
-        """The chat prompt; waits for it on this thread.
+        """Return the chat prompt; waits on this thread.
 
-        Raises InvalidValue where the model has no template or it fails, ContextLengthExceeded as
+        Raises InvalidValue if the model has no template or it fails, ContextLengthExceeded as
         `check_length`, ChatTemplateLimit.
         """
         return self._template().render(messages, self._options(body))
@@ -77,7 +76,7 @@ class ModelText:
     async def render_async(
         self, body: ChatBody | TokenizeBody, messages: Sequence[Mapping[str, Any]]
     ) -> str:
-        """As `render`, beside the event loop."""
+        """As `render`, without holding up the event loop."""
         return await self._template().render_async(messages, self._options(body))
 
     def _template(self) -> ChatTemplate:
@@ -97,12 +96,12 @@ class ModelText:
 
     @property
     def _most_chars(self) -> int:
-        """Longer texts have more tokens than the context, whatever they say."""
+        """Characters beyond which any text has more tokens than the context."""
         return self.served.max_model_len * self.tokenizer.longest
 
 
 class ModelTexts:
-    """The text sides of all served models, by name. Empty: the models are not known yet."""
+    """The `ModelText` of each served model by name; empty until the models are known."""
 
     def __init__(self, texts: Iterable[ModelText] = ()) -> None:
         self._by_name = {text.served.name: text for text in texts}
@@ -110,14 +109,14 @@ class ModelTexts:
 
     @classmethod
     def load(cls, models: Iterable[ServedModel], pool: RenderPool | None = None) -> "ModelTexts":
-        """Reads tokenizers and templates. Raises LoadError naming the file at fault.
+        """Read tokenizers and templates. Raises LoadError naming the file at fault.
 
         pool: where templates are rendered, None for the pool of this process.
         """
         return cls(_load(model, pool) for model in models)
 
     async def follow(self, models: Sequence[ServedModel]) -> Sequence[ServedModel]:
-        """Make `models` the served ones, in their order; returns those that are new or changed.
+        """Make `models` the served ones, in their order; return those that are new or changed.
 
         Files are read on a thread. A model whose files cannot be read is logged, left out (one
         that is served already stays as it was) and tried again some seconds later.
@@ -150,10 +149,10 @@ class ModelTexts:
         return iter(self._by_name.values())
 
     def find(self, name: str | None) -> ModelText:
-        """The model called `name`; None means the only one.
+        """Return the model called `name`; None means the only one.
 
-        Raises ModelNotFound, or MissingParameter for None where there are several; NotReady before
-        the models are known.
+        Raises ModelNotFound, MissingParameter for None if there are several, NotReady before the
+        models are known.
         """
         if not self._by_name:
             raise NotReady("the server does not know its models yet", retry_after_s=2)
@@ -174,7 +173,7 @@ def _load(model: ServedModel, pool: RenderPool | None = None) -> ModelText:
 
 
 async def off_loop(work: Callable[[], T], num_chars: int, inline_chars: int) -> T:
-    """`work()`, on a thread where `num_chars` of text would hold up the event loop."""
+    """Return `work()`, run on a thread if `num_chars` of text would hold up the event loop."""
     if num_chars <= inline_chars:
         return work()
     return await asyncio.to_thread(work)

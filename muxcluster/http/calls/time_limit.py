@@ -1,14 +1,14 @@
-"""The time limit of a call whose answer is awaited token by token."""
+"""The time limit of a call that is awaited token by token."""
 
 import asyncio
 from types import TracebackType
 
 
 class TimeLimit:
-    """Interrupts whatever is awaited inside `with limit:` when the time is over.
+    """Interrupts what is awaited inside `with limit:` when the time is over, with TimeoutError.
 
-    As `asyncio.timeout_at`, but one timer serves all waits of a call, in whichever task each is:
-    a timer for every token cost more than passing the token on.
+    As `asyncio.timeout_at`, but with one timer for all waits of a call instead of one for each
+    token; each wait may be in another task.
     """
 
     def __init__(self, deadline_s: float) -> None:

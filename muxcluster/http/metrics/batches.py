@@ -1,4 +1,4 @@
-"""Batch jobs as metrics, of the whole cluster: every ingress that knows them says the same."""
+"""Metrics of the cluster's batch jobs, which are the same on every ingress."""
 
 import asyncio
 import contextlib
@@ -16,21 +16,21 @@ PERIOD_S = 2.0
 
 
 class BatchMetrics(Collector):
-    """Shows the figures that `follow` read last."""
+    """Collects the figures that `follow` read last."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._figures: Figures | None = None
         registry.register(self)
 
     async def follow(self, batch_service: BatchService) -> None:
-        """Until cancelled; where the batch service is not there, what it said last stands."""
+        """Read the figures again and again, until cancelled; keep the last while none come."""
         while True:
             with contextlib.suppress(MuxClusterError):  # whoever uses it is told
                 self._figures = await batch_service.figures() or self._figures
             await asyncio.sleep(PERIOD_S)
 
     def collect(self) -> Iterator[Metric]:
-        """Nothing before the first batch file."""
+        """Yield the metrics; none before the first batch file."""
         figures = self._figures
         if figures is None:
             return

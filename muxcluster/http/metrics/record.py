@@ -1,4 +1,4 @@
-"""The measurements of one request, from its arrival to its one end."""
+"""The metrics of one request, from its arrival to its end."""
 
 import time
 from types import TracebackType
@@ -11,8 +11,8 @@ from muxcluster.http.calls.choice import ChoiceDelta
 from muxcluster.http.metrics import request_log
 from muxcluster.http.metrics.requests import ENGINE, REJECTED_CODES, Metrics
 
-REJECTED = "rejected"
-"""How a request ends that no unit took; it counts apart from those that ended."""
+REJECTED = "rejected"  # the end of a request that no unit took; counted apart from the others
+# metric of each part of a request's time; all parts but the first sum to it
 PART_HISTOGRAMS = {
     "total_s": "e2e_request_latency_seconds",
     "queue_s": "request_queue_time_seconds",
@@ -23,13 +23,11 @@ PART_HISTOGRAMS = {
     "recovery_s": "request_recovery_seconds",
     "framework_s": "request_framework_seconds",
 }
-"""Each part of a request's time and the metric that tells it; all but the first sum to it."""
-TIMER_S = 0.001
-"""Timers may fire this much early."""
+TIMER_S = 0.001  # timers may fire this much early
 
 
 class RequestRecord:
-    """A context manager around the life of choice `index`; counts its end exactly once."""
+    """Measures choice `index` of a call; a context manager that counts its end exactly once."""
 
     def __init__(self, metrics: Metrics, call: Call, index: int) -> None:
         prompt = call.prompt_of(index)
@@ -54,7 +52,7 @@ class RequestRecord:
         return self
 
     def advance(self, delta: ChoiceDelta, finished: Finished | None) -> None:
-        """New tokens, and the end when there is one."""
+        """Count new tokens, and note the end if there is one."""
         if delta.tokens:
             self._count_tokens(len(delta.tokens))
         if finished is not None:
@@ -64,10 +62,10 @@ class RequestRecord:
             self._end = delta.finish_reason
 
     def time(self) -> EngineTime:
-        """Where the time went so far.
+        """Return the parts of the time so far.
 
-        The unit's account comes with its end, which a stop string does not wait for: then the
-        first token as seen from here parts prefill (with its queue) from decode.
+        The unit reports them at its end, for which a stop string does not wait. Then the first
+        token, as seen here, divides prefill (with its queue) from decode.
         """
         if self._finished is not None:
             return EngineTime.of(self._finished)
@@ -112,10 +110,10 @@ class RequestRecord:
             request_log.write(self._line(end, times, error))
 
     def _end_by(self, error: BaseException | None) -> str:
-        """How a request ended that has no finish reason."""
+        """Return how a request without a finish reason ended."""
         if self._num_output == 0 and _is_refusal(error):
             return REJECTED
-        # At the time limit requests are cancelled as if the reader had left, but they failed.
+        # at the time limit requests are cancelled as if the client had left, but they failed
         is_late = time.monotonic() > self._call.deadline_s - TIMER_S
         is_failed = isinstance(error, Exception) or is_late
         return (FinishReason.ERROR if is_failed else FinishReason.ABORT).value

@@ -1,4 +1,4 @@
-"""One line of JSON per request at its end, by request id; costs nothing while it is off."""
+"""The request log: a line of JSON for each request at its end. Off by default."""
 
 import logging
 import os
@@ -20,19 +20,19 @@ class _PrivateFile(logging.FileHandler):
 
 
 def is_on() -> bool:
-    """True where somebody reads the lines (level INFO of logger `muxcluster.requests`)."""
+    """True if the log is on (level INFO of logger `muxcluster.requests`)."""
     return logger.isEnabledFor(logging.INFO)
 
 
 def write(fields: Mapping[str, object]) -> None:
-    """One line."""
+    """Write one line."""
     logger.info(msgspec.json.encode(fields).decode())
 
 
 def write_to(path: Path) -> None:
-    """From now on lines are appended to `path`, which only its owner may read.
+    """Append lines to `path` from now on; only its owner may read it.
 
-    Raises OSError where it cannot be opened.
+    Raises OSError if it cannot be opened.
     """
     sink = _PrivateFile(path)
     sink.setFormatter(logging.Formatter("%(message)s"))

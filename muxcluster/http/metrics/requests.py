@@ -1,4 +1,4 @@
-"""Request metrics under vLLM's names, in a registry of their own (never the global one)."""
+"""Request metrics under vLLM's names, in a registry of their own."""
 
 from collections.abc import Iterable
 
@@ -9,10 +9,8 @@ from muxcluster.core.served import ServedModel
 from muxcluster.http.calls.call import Call
 
 LABELS = ("model_name", "engine")
-UNKNOWN_MODEL = ""
-"""`model_name` label of requests that were refused unread."""
-ENGINE = "0"
-"""`engine` label of what is measured here rather than in a unit."""
+UNKNOWN_MODEL = ""  # `model_name` label of requests that were refused unread
+ENGINE = "0"  # `engine` label of what is measured here and not in a unit
 
 _SECONDS = (2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
 _TTFT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0)
@@ -55,12 +53,12 @@ COUNTERS = {
 OUR_COUNTERS = {
     "request_recoveries": "Times that a request lost its unit and went on in another.",
 }
+# of NotReady: the request was refused; with `replica_lost` it failed
 REJECTED_CODES = frozenset({"model_loading", "no_capacity", "server_shutting_down"})
-"""Of NotReady: the request was turned away. After a `replica_lost` it has failed."""
 
 
 class Metrics:
-    """All request families of one app, and `num_live`, the requests now in the engine."""
+    """The request metrics of one application; `num_live`: requests now in the engine."""
 
     def __init__(self) -> None:
         registry = self.registry = CollectorRegistry()
@@ -95,9 +93,9 @@ class Metrics:
         )
 
     def declare(self, models: Iterable[ServedModel]) -> None:
-        """Makes the models' series exist at zero, so that rates are right from the start.
+        """Create the models' series at zero, so that rates are right from the start.
 
-        They outlive a model that is taken away: its counters must not fall, and it may come back.
+        They stay when a model is removed: counters must not fall, and the model may come back.
         """
         for model in models:
             for family in (*self.counters.values(), *self.histograms.values()):
@@ -106,21 +104,21 @@ class Metrics:
                 self.success.labels(model.name, ENGINE, reason.value)
 
     def count(self, name: str, model: str, amount: float = 1) -> None:
-        """Adds to a counter of COUNTERS or OUR_COUNTERS."""
+        """Add to a counter of COUNTERS or OUR_COUNTERS."""
         self.counters[name].labels(model, ENGINE).inc(amount)
 
     def refused_unread(self) -> None:
-        """A call was turned away before anyone knew its model."""
+        """Count a call that was refused before its model was known."""
         self.count("admission_rejections", UNKNOWN_MODEL)
 
     def refused_head(self, status: int) -> None:
-        """A request was refused before its head was complete."""
+        """Count a request that was refused before its head was complete."""
         self.http_requests.labels("none", "OTHER", f"{status // 100}xx").inc()
 
     def observe(self, name: str, model: str, value: float) -> None:
-        """Adds a value to a histogram of HISTOGRAMS or OUR_HISTOGRAMS."""
+        """Add a value to a histogram of HISTOGRAMS or OUR_HISTOGRAMS."""
         self.histograms[name].labels(model, ENGINE).observe(value)
 
     def call_started(self, call: Call) -> None:
-        """A checked call goes to the engine."""
+        """Count a checked call that goes to the engine."""
         self.observe("request_params_n", call.model.served.name, call.n)

@@ -1,4 +1,4 @@
-"""Units' own statistics as metrics: vLLM's names where the meaning is the same, else ours."""
+"""Metrics of the units' statistics: vLLM's names where the meaning is the same, else ours."""
 
 from collections.abc import Callable, Iterable, Iterator
 
@@ -79,7 +79,7 @@ COUNTERS: dict[str, tuple[str, Callable[[ModelStats], float]]] = {
 
 
 class UnitMetrics(Collector):
-    """Reads units through `stats`; jobs are counted by `observe`, the rest at each scrape."""
+    """Reads units through `stats`: `observe` counts jobs, each scrape reads the rest."""
 
     def __init__(
         self, registry: CollectorRegistry, stats: Callable[[], Iterable[UnitStats]]
@@ -104,9 +104,9 @@ class UnitMetrics(Collector):
         registry.register(self)
 
     def observe(self) -> None:
-        """Counts the jobs of every report not seen yet; call it more often than units report.
+        """Count the jobs of new reports. Call it more often than units report.
 
-        What a unit that is gone last said is forgotten.
+        Reports of units that are gone are forgotten.
         """
         units = {unit.unit_id: unit for unit in self._stats()}
         before, self._latest = self._latest, units
@@ -126,11 +126,11 @@ class UnitMetrics(Collector):
         self._iteration.labels(job.model, unit_id).observe(job.num_tokens)
 
     def describe(self) -> Iterable[Metric]:
-        """No samples: registering must not ask the units."""
+        """Return no samples: registering must not ask the units."""
         return ()
 
     def collect(self) -> Iterator[Metric]:
-        """The units' latest state."""
+        """Yield the units' latest state."""
         self.observe()
         units = list(self._latest.values())
         for name, (text, value) in GAUGES.items():

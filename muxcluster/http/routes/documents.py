@@ -24,13 +24,13 @@ REFERENCE = "#/components/schemas/{model}"
 
 
 def documented(body: type[BaseModel]) -> dict[str, object]:
-    """A route's `openapi_extra` that says its body is a `body`."""
+    """Return a route's `openapi_extra` that declares its body's schema."""
     schema = {"$ref": REFERENCE.format(model=body.__name__)}
     return {"requestBody": {"content": {"application/json": {"schema": schema}}, "required": True}}
 
 
 class DocumentedApp(FastAPI):
-    """A FastAPI whose document also holds the schemas that `documented` refers to."""
+    """A FastAPI application whose document has the schemas that `documented` refers to."""
 
     def openapi(self) -> dict[str, Any]:
         document = super().openapi()

@@ -1,4 +1,4 @@
-"""/v1/files: what batches read and what they leave."""
+"""/v1/files: input and result files of batches."""
 
 from collections.abc import AsyncGenerator
 from typing import Annotated, Any, Literal
@@ -14,8 +14,7 @@ from muxcluster.core.inputs.clip import plain
 from muxcluster.http.routes.form import Piece, form_pieces
 from muxcluster.http.routes.generation import json_response
 
-CHUNK_BYTES = 2**20
-"""Of a file, between the server's processes."""
+CHUNK_BYTES = 2**20  # of a file, between the server's processes
 MAX_FIELD_BYTES = 256
 MAX_NAME_CHARS = 255
 MAX_FILES = 10_000
@@ -39,7 +38,7 @@ UPLOAD_FORM = {
 
 
 def file_routes(batch_service: BatchService) -> APIRouter:
-    """The routes over `batch_service`."""
+    """Return the routes over `batch_service`."""
     router = APIRouter(prefix="/v1/files")
 
     @router.post("", response_model=None, openapi_extra=UPLOAD_FORM)
@@ -86,7 +85,7 @@ def file_routes(batch_service: BatchService) -> APIRouter:
 async def _content(
     batch_service: BatchService, owner: str, file: ApiObject
 ) -> AsyncGenerator[bytes, None]:
-    """A file that ends too early cuts the connection: its length was promised."""
+    """Yield a file's bytes; raise if it ends too early, as its length was sent in the head."""
     offset = 0
     while offset < file["bytes"]:
         data = await batch_service.read(owner, file["id"], offset, CHUNK_BYTES)
@@ -97,7 +96,7 @@ async def _content(
 
 
 def listing(found: list[ApiObject], limit: int) -> Response:
-    """A page of at most `limit` objects out of up to one more."""
+    """Return a page of at most `limit` of the objects found, which may be one more."""
     data: list[Any] = found[:limit]
     return json_response(
         {
@@ -111,7 +110,7 @@ def listing(found: list[ApiObject], limit: int) -> Response:
 
 
 class _UploadForm:
-    """A form with a file and its purpose, in any order; the file is passed on as it comes."""
+    """A form with a file and its purpose in any order; passes the file on as it comes."""
 
     def __init__(self, batch_service: BatchService, owner: str) -> None:
         self._batch_service = batch_service
@@ -122,7 +121,7 @@ class _UploadForm:
         self._waiting = bytearray()
 
     async def take(self, piece: Piece) -> None:
-        """Raises RequestError where the form is another one; what the batch service raises."""
+        """Take a piece. Raises RequestError for another form, and what the batch service raises."""
         if piece.name == "file":
             await self._take_file(piece)
         elif piece.name == "purpose":
@@ -148,7 +147,7 @@ class _UploadForm:
         await self._batch_service.add(self._upload_id, data)
 
     async def finish(self) -> ApiObject:
-        """The file. Raises as `take`."""
+        """Return the file object. Raises as `take`."""
         if self._upload_id is None:
             raise MissingParameter("missing required field file", "file")
         if not self._purpose:
@@ -159,6 +158,6 @@ class _UploadForm:
         return await self._batch_service.finish(self._upload_id, self._name, purpose)
 
     async def abandon(self) -> None:
-        """Forget what has come."""
+        """Forget the upload."""
         if self._upload_id is not None:
             await self._batch_service.abandon(self._upload_id)

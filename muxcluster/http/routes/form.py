@@ -1,4 +1,4 @@
-"""Reading a multipart form as it comes: no part is held whole."""
+"""Reads a multipart form as it comes, without holding any part whole."""
 
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from muxcluster.core.errors import InvalidValue
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Bytes of a part. is_first: of a new part. file_name: None where it is no file."""
+    """Bytes of a part. is_first: of a new part. file_name: None if it is not a file."""
 
     name: str
     file_name: str | None
@@ -32,9 +32,9 @@ class _Part:
 
 
 async def form_pieces(request: Request) -> AsyncGenerator[Piece, None]:
-    """The form's pieces in their order; a part without content has one empty one.
+    """Yield the form's pieces in order; a part without content has one empty piece.
 
-    Raises InvalidValue where the body is no such form, and what reading the body raises.
+    Raises InvalidValue for another body, and what reading the body raises.
     """
     form = _Form(request.headers.get("content-type", ""))
     async for data in request.stream():
@@ -68,7 +68,7 @@ class _Form:
             raise InvalidValue(f"the form is malformed: {error}") from None
 
     def feed(self, data: bytes) -> list[Piece]:
-        """What the next bytes of the body hold. Raises InvalidValue."""
+        """Return the pieces in the next bytes of the body. Raises InvalidValue."""
         try:
             self._parser.write(data)
         except FormParserError as error:
@@ -77,7 +77,7 @@ class _Form:
         return pieces
 
     def end(self) -> None:
-        """Raises InvalidValue where the body ended before the form."""
+        """Raise InvalidValue if the body ended before the form."""
         if not self._is_whole:
             raise InvalidValue("the form ends in its middle")
 

@@ -23,12 +23,12 @@ from muxcluster.text.validation.body import parse
 
 TIMEOUT_HEADER = "x-request-timeout-seconds"
 TIMING_HEADER = "x-muxcluster-timing"
+# a stream whose client does not read is cut so long after its time limit
 READER_GRACE_S = 5.0
-"""How long after its time limit a stream is cut whose client has stopped reading."""
 
 
 def generation_routes(service: CompletionService, *, lenient: bool) -> APIRouter:
-    """The two routes over `service`; `lenient` lets unknown fields pass."""
+    """Return the two routes over `service`; lenient: unknown fields are ignored."""
     router = APIRouter()
 
     async def answer(
@@ -66,12 +66,12 @@ def generation_routes(service: CompletionService, *, lenient: bool) -> APIRouter
 
 
 def json_response(value: object) -> Response:
-    """`value` as a 200 JSON response."""
+    """Return `value` as a 200 JSON response."""
     return Response(msgspec.json.encode(value), media_type="application/json")
 
 
 def _head(request: Request) -> RequestHead:
-    """The headers' part of a call. Raises InvalidValue for a wrong one."""
+    """Return what a call's headers say. Raises InvalidValue for a wrong one."""
     return RequestHead(
         request_id=request.state.request_id,
         timeout_s=_timeout_s(request),
@@ -81,7 +81,7 @@ def _head(request: Request) -> RequestHead:
 
 
 def _timeout_s(request: Request) -> float | None:
-    """The client's own limit in seconds. Raises InvalidValue unless positive and finite."""
+    """Return the client's own limit. Raises InvalidValue unless positive and finite."""
     given = request.headers.get(TIMEOUT_HEADER)
     if given is None:
         return None

@@ -1,4 +1,4 @@
-"""Reading a request's JSON."""
+"""Reads a request's JSON body."""
 
 import re
 
@@ -12,11 +12,11 @@ _JSON_TYPE = re.compile(r"application/(?:json|[\w.!#$&^+-]+\+json)")
 
 
 async def json_body(request: Request) -> object:
-    """The decoded body.
+    """Return the decoded body.
 
-    Raises UnsupportedMediaType unless Content-Type says JSON, InvalidJson, or what the body limits
-    raise. A missing Content-Type is refused, as vLLM does: a browser sends none for bodies that a
-    foreign page may post without asking the server first.
+    Raises UnsupportedMediaType unless Content-Type is JSON, InvalidJson, or what the body limits
+    raise. As in vLLM a missing Content-Type is refused: browsers send none with bodies that a
+    foreign page may post without a preflight request.
     """
     given = request.headers.get("content-type", "")
     if not _JSON_TYPE.fullmatch(given.partition(";")[0].strip().lower()):

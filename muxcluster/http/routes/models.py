@@ -20,7 +20,7 @@ from muxcluster.text.validation.prompts import chat_messages, token_ids
 
 
 def model_routes(texts: ModelTexts, settings: ApiSettings) -> APIRouter:
-    """The routes that need no engine."""
+    """Return the routes that need no engine."""
     router = APIRouter()
     created = int(time.time())
 
@@ -66,7 +66,7 @@ def _model_object(model: ServedModel, created: int) -> dict[str, object]:
 
 
 async def _prompt(body: TokenizeBody, text: ModelText) -> tuple[str, bool]:
-    """What chat or completions would tokenise, and whether with special tokens.
+    """Return the text that a call would tokenise, and whether with special tokens.
 
     Raises MissingParameter for neither.
     """

@@ -13,12 +13,12 @@ from muxcluster.router.backend import Backend
 
 
 def status_routes(backend: Backend, texts: ModelTexts, metrics: Metrics) -> APIRouter:
-    """The routes operators and load balancers poll."""
+    """Return the routes that operators and load balancers poll."""
     router = APIRouter()
 
     @router.get("/health", response_model=None)
     async def health() -> Response:
-        """Liveness: 503 when this server is stuck and should be replaced."""
+        """Liveness: 503 if this server is stuck and should be replaced."""
         if not backend.healthy():
             raise Unavailable("the engine does not respond")
         return json_response({"status": "ok"})
@@ -30,7 +30,7 @@ def status_routes(backend: Backend, texts: ModelTexts, metrics: Metrics) -> APIR
 
     @router.get("/ready", response_model=None)
     async def ready() -> Response:
-        """Routing: 503 while models load, while the server drains and while no unit is up."""
+        """Readiness: 503 while models load, the server drains or no unit is up."""
         if not (backend.healthy() and backend.ready() and len(texts)):
             raise NotReady("models are loading, or the server is draining", retry_after_s=2)
         return json_response({"status": "ready"})

@@ -1,7 +1,7 @@
-"""HTTP/1.1 connections with limits on request heads: uvicorn's two protocols, guarded.
+"""uvicorn's two HTTP/1.1 protocols with limits on request heads.
 
 uvicorn limits neither the size of a head (with httptools) nor the time that a client takes to send
-it. The pace of bodies is limited by `middleware.Edge`, which also works behind other servers.
+it. `middleware.Edge` limits the pace of bodies, also behind other servers.
 """
 
 import asyncio
@@ -25,15 +25,13 @@ except ImportError:  # an optional part of uvicorn, which then uses h11
     HAS_HTTPTOOLS = False
     HttpToolsProtocol = asyncio.Protocol  # type: ignore[assignment,misc]
 
+# received data is parsed in pieces, so that a limit is noticed close to where it is passed
 PIECE_BYTES = 8192
-"""Received data is parsed in pieces, so that a limit is noticed close to where it is passed."""
-MAX_UNPARSED_BYTES = 2**20
-"""Of requests that a client pipelines behind one that is being answered."""
-HEADER_EXTRA_BYTES = 4
-"""`: ` and the end of the line."""
+MAX_UNPARSED_BYTES = 2**20  # of requests that a client pipelines behind one that is being answered
+HEADER_EXTRA_BYTES = 4  # `: ` and the end of the line
+# How long a refused client may go on sending before its connection is closed. Closing at once would
+# reset the connection, and the client could lose the answer.
 LINGER_S = 2.0
-"""How long a refused client may go on sending before its connection is closed. Closing at once
-would reset the connection, and the client could lose the answer."""
 LINGER_BYTES = 2**20
 BAD_REQUEST = status_error(400, "this is not a valid HTTP/1.1 request")
 
@@ -42,8 +40,8 @@ BAD_REQUEST = status_error(400, "this is not a valid HTTP/1.1 request")
 class HeadLimits:
     """Limits of a request's head: its first line and its headers (trailers count as headers).
 
-    timeout_s: for the whole head, counted from the connection's start or, on one that is reused,
-    from the head's first byte. on_refused: called with the status of each refusal.
+    timeout_s: for the whole head, from the start of the connection or, on a reused one, from the
+    head's first byte. on_refused: called with the status of each refusal.
     """
 
     num_bytes: int = 64 * 2**10
@@ -52,7 +50,7 @@ class HeadLimits:
     on_refused: Callable[[int], None] | None = None
 
     def check(self, num_bytes: int, num_headers: int) -> None:
-        """Raises HeadTooLarge."""
+        """Raise HeadTooLarge for a head over a limit."""
         if num_bytes > self.num_bytes:
             raise HeadTooLarge(f"the request's head is over {self.num_bytes} bytes")
         if num_headers > self.num_headers:
@@ -64,21 +62,21 @@ class HeadTooLarge(Exception):
 
 
 def head_too_large(error: HeadTooLarge) -> HttpError:
-    """`error` as an answer."""
+    """Return the answer for `error`."""
     return status_error(431, str(error))
 
 
 def limited_protocol(limits: HeadLimits, parser: str = "auto") -> type[asyncio.Protocol]:
-    """A class for uvicorn's `http` option.
+    """Return a class for uvicorn's `http` option.
 
-    parser: "httptools", "h11", or "auto" for httptools where it is installed.
+    parser: "httptools", "h11", or "auto" for httptools if it is installed.
     """
     is_h11 = parser == "h11" or (parser == "auto" and not HAS_HTTPTOOLS)
     return cast(type[asyncio.Protocol], partial(LimitedH11 if is_h11 else LimitedHttpTools, limits))
 
 
 class Cycle(Protocol):
-    """What both of uvicorn's `RequestResponseCycle` classes have."""
+    """The members that both of uvicorn's `RequestResponseCycle` classes have."""
 
     response_started: bool
     response_complete: bool
@@ -87,7 +85,7 @@ class Cycle(Protocol):
 
 
 class Guard:
-    """Ends one connection whose client is late or is refused.
+    """Ends one connection if its client is late or is refused.
 
     newest: returns the connection's newest request, None before the first.
     """
@@ -105,12 +103,11 @@ class Guard:
         self._is_head_late = True
         self._refusal: HttpError | None = None
         self._num_discarded = 0
-        self.is_ending = False
-        """Nothing that the client sends is parsed any more."""
+        self.is_ending = False  # nothing that the client sends is parsed any more
         self.expect_bytes()
 
     def expect_bytes(self, *, of_head: bool = True) -> None:
-        """The client has to send the rest of a head, or else of a body that was answered unread.
+        """Wait for the rest of a head, or of a body that was answered unread.
 
         The time runs from the first call until `have_bytes`.
         """
@@ -119,18 +116,18 @@ class Guard:
             self._timer = self._later(self._limits.timeout_s, self._late)
 
     def have_bytes(self) -> None:
-        """The client has sent what it had to; also called when the connection is gone."""
+        """Stop waiting: the client has sent what it had to, or the connection is gone."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def is_answering(self) -> bool:
-        """True while a request is being answered: nothing else may be written."""
+        """True while a request is being answered, when nothing else may be written."""
         newest = self._newest()
         return newest is not None and not newest.response_complete
 
     def answered(self) -> None:
-        """A response is complete."""
+        """Note that a response is complete."""
         if self.is_answering():
             return
         if self._refusal is not None:
@@ -143,7 +140,7 @@ class Guard:
     def refuse(self, error: HttpError, *, in_body: bool = False) -> None:
         """Answer with `error` and close, after the requests that are being answered.
 
-        in_body: the newest request is itself at fault, its body being incomplete.
+        in_body: the newest request itself is at fault: its body is incomplete.
         """
         self.is_ending = True
         newest = self._newest()
@@ -159,7 +156,7 @@ class Guard:
             self._send(error)
 
     def discard(self, num_bytes: int) -> None:
-        """A client whose connection is ending has sent more."""
+        """Drop what a client sends while its connection ends."""
         self._num_discarded += num_bytes
         if self._num_discarded > LINGER_BYTES:
             self._transport.close()
@@ -190,7 +187,7 @@ class Guard:
 
 
 def response_bytes(error: HttpError) -> bytes:
-    """`error` as the last response of a connection."""
+    """Return `error` as the last response of a connection."""
     body = error.body()
     phrase = http.HTTPStatus(error.status).phrase
     head = (
@@ -216,12 +213,11 @@ class LimitedHttpTools(HttpToolsProtocol):
         self._has_message_ended = False
         self._num_bytes = 0
         self._num_headers = 0
+        # In pieces that brought neither a head's start or end nor a body's bytes. The parser
+        # collects them: an unfinished header, a trailer, a chunk extension.
         self._num_silent_bytes = 0
-        """In pieces that brought neither a head's start or end nor a body's bytes. The parser
-        collects them: an unfinished header, a trailer, a chunk extension."""
         self._too_large: HeadTooLarge | None = None
-        self._open: list[Cycle] = []
-        """Requests that are not answered yet."""
+        self._open: list[Cycle] = []  # requests that are not answered yet
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -255,7 +251,7 @@ class LimitedHttpTools(HttpToolsProtocol):
         self._watch()
 
     def _watch(self) -> None:
-        """Expects bytes of the client where it owes some."""
+        """Wait for bytes if the client has to send some."""
         if self._guard.is_ending or self.transport.is_closing():
             return
         if self._is_in_body:
@@ -391,7 +387,7 @@ class LimitedH11(H11Protocol):
 
 
 class _LimitedParser(h11.Connection):
-    """h11's parser with `limits`. refusal: what to answer to the error that it raised last."""
+    """h11's parser with `limits`. refusal: the answer to the error that it raised last."""
 
     def __init__(self, limits: HeadLimits) -> None:
         super().__init__(h11.SERVER, limits.num_bytes)

@@ -1,4 +1,4 @@
-"""The ingress's own HTTP port: one hop from the client to the process that holds its stream."""
+"""The ingress's own HTTP port, so that no proxy stands between a client and its stream."""
 
 import asyncio
 import contextlib
@@ -15,18 +15,15 @@ from muxcluster.http.server.connection import HeadLimits, limited_protocol
 logger = logging.getLogger(__name__)
 
 BACKLOG = 4096
-BIND_TIMEOUT_S = 15.0
-"""How long a replica that replaces another waits for the port it leaves."""
-KEEP_ALIVE_S = 65
-"""Longer than the minute for which common load balancers keep idle connections."""
+BIND_TIMEOUT_S = 15.0  # how long a replica that replaces another waits for the port it leaves
+KEEP_ALIVE_S = 65  # longer than the minute for which common load balancers keep idle connections
 CLOSE_S = 1
 
 
 class Listener:
     """Serves an ASGI application on `address`, on the event loop that calls `start`.
 
-    The application's lifespan is not run: whoever made it does that. parser: as for
-    `limited_protocol`.
+    Does not run the application's lifespan. parser: as for `limited_protocol`.
     """
 
     def __init__(
@@ -38,7 +35,7 @@ class Listener:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self, app: ASGIApp) -> None:
-        """Listen. Raises EngineFailure where the port does not become free."""
+        """Listen. Raises EngineFailure if the port does not become free."""
         bound = await _bind(self._address)
         config = uvicorn.Config(
             app,
@@ -64,7 +61,7 @@ class Listener:
             raise EngineFailure("the HTTP server did not start") from self._task.exception()
 
     async def close(self) -> None:
-        """Stop listening; streams still open are cut. Idempotent."""
+        """Stop listening and cut open streams. Idempotent."""
         task, self._task = self._task, None
         if task is not None and self._server is not None:
             self._server.should_exit = True

@@ -1,4 +1,4 @@
-"""What happens to every HTTP request before its route: id, count, key, limits of head and body."""
+"""The middleware of every HTTP request: id, metrics, API key, limits of head and body."""
 
 import hashlib
 import hmac
@@ -22,15 +22,14 @@ from muxcluster.http.settings import ApiSettings
 
 OPEN_ROUTES = frozenset({"/health", "/ping", "/ready"})
 UPLOAD = "/v1/files"
-FORM_BYTES = 64 * 2**10
-"""Of an upload's form around the file."""
+FORM_BYTES = 64 * 2**10  # of an upload's form around the file
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 HEAD_LIMITS = HeadLimits()
 PLAIN_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
 def error_response(error: HttpError) -> Response:
-    """`error` as a response."""
+    """Return `error` as a response."""
     headers = error.headers
     return Response(error.body(), error.status, headers, media_type="application/json")
 
@@ -95,7 +94,7 @@ class Edge:
             await self._app(scope, receive, send)
 
     async def _admitted(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """A call with a body, unless too many are open already."""
+        """Run a call with a body, unless too many are open."""
         try:
             open_call = self._open_calls.enter()
         except Overloaded as error:
@@ -114,9 +113,10 @@ class Edge:
         return is_known and scheme == "bearer"
 
     def _limited(self, scope: Scope, receive: Receive, open_call: OpenCall) -> Receive:
-        """`receive`, which raises ContentTooLarge or Overloaded when more than a limit has come.
+        """Return `receive` with limits.
 
-        It raises RequestTimeout where the body comes too slowly.
+        It raises ContentTooLarge or Overloaded over a limit, RequestTimeout if the body comes too
+        slowly.
         """
         paced = PacedBody(receive, self._pace)
         most, is_held = self._most_bytes(scope), scope["path"] != UPLOAD
@@ -136,7 +136,7 @@ class Edge:
         return counted
 
     def _most_bytes(self, scope: Scope) -> int:
-        """Of the request's body; a file is not held in memory."""
+        """Return the size limit of the body; larger for a file, which is not held in memory."""
         batch = self._settings.batch
         if scope["path"] == UPLOAD and batch is not None:
             return batch.max_file_bytes + FORM_BYTES
@@ -153,10 +153,7 @@ class Edge:
 
 
 def _check_head(scope: Scope) -> None:
-    """Apply our own listener's limits, for requests that come through another.
-
-    Raises HeadTooLarge.
-    """
+    """Raise HeadTooLarge over our own listener's limits, for requests through another one."""
     headers = scope["headers"]
     target = len(scope.get("raw_path") or b"") + len(scope["query_string"])
     num_bytes = target + sum(len(name) + len(value) for name, value in headers)
@@ -164,7 +161,7 @@ def _check_head(scope: Scope) -> None:
 
 
 def _request_id(headers: Headers) -> str:
-    """The client's own id where it is plain text of sane length, else a new one."""
+    """Return the client's own id if it is plain and short, else a new one."""
     given = headers.get("x-request-id", "")
     return given if PLAIN_ID.fullmatch(given) else uuid.uuid4().hex
 
@@ -175,7 +172,7 @@ def _credentials(headers: Headers) -> tuple[str, bytes]:
 
 
 def _owner(headers: Headers) -> str:
-    """Whose files and batches are meant: those of the key, or of nobody in particular."""
+    """Return the owner of files and batches: a digest of the key, empty without one."""
     _, given = _credentials(headers)
     return hashlib.sha256(given).hexdigest()[:32] if given else ""
 

@@ -1,4 +1,4 @@
-"""The bound on HTTP requests that are open at once and on the memory of their bodies."""
+"""Limits the HTTP requests that are open at once and the memory of their bodies."""
 
 from collections.abc import Callable
 
@@ -7,7 +7,7 @@ from muxcluster.http.settings import QueueLimits
 
 
 class OpenCalls:
-    """Counts open calls and bytes. on_refused: called for each call that finds no room."""
+    """Counts open calls and their bytes. on_refused: called for each refused call."""
 
     def __init__(self, limits: QueueLimits, on_refused: Callable[[], None]) -> None:
         self.num_open = 0
@@ -16,31 +16,31 @@ class OpenCalls:
         self._on_refused = on_refused
 
     def enter(self) -> "OpenCall":
-        """A place for one call, before anything of it is read. Raises Overloaded."""
+        """Return a place for one call, before its body is read. Raises Overloaded."""
         if self.num_open >= self._limits.open_calls:
             self.refuse(f"{self.num_open} requests are open")
         return OpenCall(self)
 
     def check_bytes(self, num_bytes: int) -> None:
-        """Raises Overloaded where so many more have no room."""
+        """Raise Overloaded if so many more bytes are over the limit."""
         if self.num_bytes + num_bytes > self._limits.body_bytes:
             self.refuse("the bodies of open requests take too much memory")
 
     def refuse(self, message: str) -> None:
-        """Raises Overloaded."""
+        """Count a refused call and raise Overloaded."""
         self._on_refused()
         raise Overloaded(message)
 
 
 class OpenCall:
-    """One open call: a context manager that gives its place and its bytes back."""
+    """One open call; a context manager that releases its place and its bytes."""
 
     def __init__(self, calls: OpenCalls) -> None:
         self._calls = calls
         self._num_bytes = 0
 
     def add_bytes(self, num_bytes: int) -> None:
-        """A part of the body has come. Raises Overloaded."""
+        """Count a part of the body. Raises Overloaded."""
         self._calls.check_bytes(num_bytes)
         self._num_bytes += num_bytes
         self._calls.num_bytes += num_bytes

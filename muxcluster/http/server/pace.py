@@ -1,4 +1,4 @@
-"""The least pace at which a client has to send a request's body."""
+"""The minimum speed at which a client has to send a request's body."""
 
 import asyncio
 from dataclasses import dataclass
@@ -10,16 +10,16 @@ from muxcluster.core.errors import RequestTimeout
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """At least `bytes_per_s`, in the mean of each `window_s` seconds."""
+    """At least `bytes_per_s` on average over each `window_s` seconds."""
 
     bytes_per_s: int
     window_s: float
 
 
 class PacedBody:
-    """An ASGI `receive` that raises RequestTimeout where the body comes slower than `pace`.
+    """An ASGI `receive` that raises RequestTimeout if the body comes slower than `pace`.
 
-    Only time spent waiting for the client counts: a server that reads late is not its fault.
+    Only time spent waiting for the client counts.
     """
 
     def __init__(self, receive: Receive, pace: Pace) -> None:

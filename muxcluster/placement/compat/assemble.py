@@ -1,4 +1,4 @@
-"""From a division to the units of plan.json: meshes get GPUs, models their blocks."""
+"""From a division to the units of plan.json: assign GPUs to meshes, and blocks to models."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,13 +15,13 @@ from muxcluster.placement.quota import split_blocks
 
 
 @dataclass(frozen=True, slots=True)
-class _Seat:
+class _PlacedMesh:
     """GPUs `first` to `first + size` of a node."""
 
     node: Node
     first: int
     size: int
-    members: tuple[int, ...]  # models, none where it is idle
+    members: tuple[int, ...]  # models, none if it is idle
 
 
 def planned_units(
@@ -32,43 +32,47 @@ def planned_units(
     kv_blocks is muxcluster.placement.memory's figure, as the engine will have it; where a model's
     `max_model_len` or tables do not fit that, it is the reference's own cache in blocks.
     """
-    seats = [seat for seat in _seats(problem.nodes, division) if seat.members]
-    seats.sort(key=lambda seat: (seat.node.name, seat.first))
+    placed = [mesh for mesh in _placed_meshes(problem.nodes, division) if mesh.members]
+    placed.sort(key=lambda mesh: (mesh.node.name, mesh.first))
     return tuple(
-        _unit(problem, seat, [tenants[index][seat.size] for index in seat.members])
-        for seat in seats
+        _unit(
+            problem,
+            mesh,
+            [tenants[index][mesh.size] for index in mesh.members],
+        )
+        for mesh in placed
     )
 
 
-def _seats(nodes: Sequence[Node], division: Division) -> Iterator[_Seat]:
-    """Largest first, idle meshes too: they fill the nodes, and each lies on a multiple of its
-    size. A node's remainder is divisible by the size of every mesh larger than what is left."""
+def _placed_meshes(nodes: Sequence[Node], division: Division) -> Iterator[_PlacedMesh]:
+    """Place all meshes, idle ones too, largest first, so that each lies on a multiple of its size.
+    A node's remainder is divisible by the size of every mesh larger than what is left."""
     left = {node.name: node.num_gpus for node in nodes}
     meshes = [*division.columns, *((size, ()) for size in division.idle)]
     for size, members in sorted(meshes, key=lambda mesh: (-mesh[0], mesh[1])):
         node = next(each for each in nodes if left[each.name] >= size)
-        yield _Seat(node, node.num_gpus - left[node.name], size, members)
+        yield _PlacedMesh(node, node.num_gpus - left[node.name], size, members)
         left[node.name] -= size
 
 
-def _unit(problem: Problem, seat: _Seat, tenants: Sequence[Tenant]) -> PlannedUnit:
-    demands = [problem.demands[index] for index in seat.members]
-    num_blocks = _num_blocks(problem, seat, demands, tenants)
+def _unit(problem: Problem, mesh: _PlacedMesh, tenants: Sequence[Tenant]) -> PlannedUnit:
+    demands = [problem.demands[index] for index in mesh.members]
+    num_blocks = _num_blocks(problem, mesh, demands, tenants)
     return PlannedUnit(
-        id=f"{seat.node.name}-{seat.first}",
-        node=seat.node.name,
-        gpus=tuple(range(seat.first, seat.first + seat.size)),
-        tp=seat.size,
+        id=f"{mesh.node.name}-{mesh.first}",
+        node=mesh.node.name,
+        gpus=tuple(range(mesh.first, mesh.first + mesh.size)),
+        tp=mesh.size,
         kv_blocks=num_blocks,
         models=_models(tenants, estimate(tenants), _quotas(problem, demands, num_blocks)),
     )
 
 
 def _num_blocks(
-    problem: Problem, seat: _Seat, demands: Sequence[Demand], tenants: Sequence[Tenant]
+    problem: Problem, mesh: _PlacedMesh, demands: Sequence[Demand], tenants: Sequence[Tenant]
 ) -> int:
     try:
-        return kv_blocks(seat.node.gpu, seat.size, demands, problem.limits)
+        return kv_blocks(mesh.node.gpu, mesh.size, demands, problem.limits)
     except DoesNotFit:
         return int(cache_gb(tenants) * GIB) // block_bytes(demands, problem.limits)
 

@@ -1,4 +1,4 @@
-"""A problem as the reference planner sees it, refused where it knows no answer."""
+"""A problem in the terms of the reference planner; refused if that cannot solve it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,13 +19,13 @@ class Case:
     """A problem in the terms of the reference planner."""
 
     models: tuple[Model, ...]  # in the order of `problem.demands`
-    tenants: tuple[Mapping[int, Tenant], ...]  # of each, by tp that the nodes have room for
+    tenants: tuple[Mapping[int, Tenant], ...]  # of each model, by the tps that fit on the nodes
     meshes: Meshes  # at most one a model, if the nodes can be split into so few
 
 
 def case_of(problem: Problem, curves: Curves) -> Case:
-    """Raises CompatError where a model, its dtype or rate, a node or the profile is not one that
-    the reference knows; DoesNotFit where a model needs a larger mesh than any node has."""
+    """Convert a problem. Raises CompatError if a model, its dtype or rate, a node or the profile is
+    unknown to the reference; DoesNotFit if a model needs a larger mesh than any node has."""
     models = tuple(_model(demand, curves) for demand in problem.demands)
     if not models:
         raise CompatError("there is no model to place: name at least one")

@@ -1,4 +1,4 @@
-"""Columns: sets of models that may share a mesh, and what each adds to the cluster's score F."""
+"""Columns: sets of models that may share a mesh, and their parts of the cluster's score F."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
@@ -19,8 +19,8 @@ class Pool:
         self.values: dict[Column, float] = {}
 
     def fill(self, most: int) -> bool:
-        """Add all columns of one model, of two, and so on while they are no more than `most`
-        together; True if that was all there are."""
+        """Add all columns of one model, of two, and so on, at most `most` in all; True if that is
+        all of them."""
         layer = list(self._singles())
         while layer:
             if len(layer) > most - len(self.values):
@@ -30,13 +30,13 @@ class Pool:
         return True
 
     def add(self, columns: Iterable[Column]) -> None:
-        """Add those that it has not."""
+        """Add the columns that are new."""
         for column in columns:
             if column not in self.values:
                 self.values[column] = self._part(column)
 
     def beside(self, column: Column) -> Iterator[Column]:
-        """The columns not yet added that have one model more."""
+        """Yield the new columns with one model more."""
         tp, members = column
         for index, options in enumerate(self.tenants):
             if index not in members and tp in options:
@@ -50,7 +50,7 @@ class Pool:
                 yield from self._allowed(tp, (index,))
 
     def _extended(self, layer: Iterable[Column]) -> Iterator[Column]:
-        """Each set of one model more, once: a part of one that may share a mesh may do so too."""
+        """Yield each set with one model more, once: every subset of an allowed set is allowed."""
         for tp, members in layer:
             for index in range(members[-1] + 1, len(self.tenants)):
                 if tp in self.tenants[index]:

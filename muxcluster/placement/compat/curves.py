@@ -64,8 +64,8 @@ def _by_share(cells: Mapping[str, Any]) -> dict[int, Curve]:
 
 
 def _curve(rows: Mapping[str, Any], prefill_ms: list[float]) -> Curve:
-    """Paired by position, as the reference does. Batches beyond the last prefill are left out:
-    no cache holds so many sequences."""
+    """Pair prefill and decode cells by position, as the reference does. Batches beyond the last
+    prefill are left out: no cache holds so many sequences."""
     decode = [(int(batch), ms) for batch, row in rows.items() if (ms := _decode_ms(row))]
     pairs = list(zip(decode, prefill_ms, strict=False))
     batches = tuple(batch for (batch, _), _ in pairs)
@@ -82,14 +82,14 @@ def _prefill_ms(row: Mapping[str, Any]) -> float | None:
 
 
 def _decode_ms(row: Mapping[str, Any]) -> float | None:
-    """The mean of running means."""
+    """Mean of running means."""
     walked = _walked(row, "decoding", OUTPUT_TOKENS)
     means = [total / count for count, total in enumerate(accumulate(walked), start=1)]
     return sum(means) / len(means) if means else None
 
 
 def _walked(row: Mapping[str, Any], phase: str, limit: int) -> list[float]:
-    """Measured cells in the file's order, up to and with the first that is longer than `limit`."""
+    """Measured cells in the file's order, up to and including the first longer than `limit`."""
     walked = []
     for length, cell in row.items():
         if cell[phase] >= 0:

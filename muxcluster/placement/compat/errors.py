@@ -2,4 +2,4 @@
 
 
 class CompatError(ValueError):
-    """The problem or the profile is outside what the reference planner knows; says what to do."""
+    """The problem or the profile is outside what the reference planner supports."""

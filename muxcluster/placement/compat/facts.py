@@ -1,4 +1,4 @@
-"""What the reference planner takes for granted of its models and its GPU (GB: 2^30 bytes)."""
+"""Constants of the reference planner about its models and its GPU (GB: 2^30 bytes)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,11 +6,11 @@ from types import MappingProxyType
 
 GPU_NAME = "A100-80GB"
 GPU_GB = 80
-WEIGHTS_GB_PER_GPU = 43.2  # Most weights on a GPU, with NEIGHBOUR_GB for each model beside another
+WEIGHTS_GB_PER_GPU = 43.2  # most weights on a GPU, plus NEIGHBOUR_GB for each further model
 NEIGHBOUR_GB = 7.6
-ACTIVATION_GB = 6  # Of each model of a mesh
-USABLE_SHARE = 0.98  # Of a mesh's memory, for weights, activations and cache
-MOST_DECODE_SM = 120  # Sum of the decode SM % of a mesh
+ACTIVATION_GB = 6  # of each model of a mesh
+USABLE_SHARE = 0.98  # share of a mesh's memory for weights, activations and cache
+MOST_DECODE_SM = 120  # largest sum of the decode SM % of a mesh
 LARGEST_SOLO_SM = 90  # Largest decode SM % that a model is given
 ITEMSIZE = 2
 
@@ -27,7 +27,6 @@ class Facts:
 
     @property
     def kv_gb_per_token(self) -> float:
-        """KV cache of one token."""
         return 2 * ITEMSIZE * self.num_layers * self.hidden_size / 2**30
 
 

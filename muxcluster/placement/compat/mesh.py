@@ -1,7 +1,7 @@
-"""The reference's estimate of a mesh: batches grow one by one, the best score met is its value.
+"""The reference's estimate of a mesh: batches grow one by one; the best score is its value.
 
-Batches between two profiled ones see constant prefill seconds, so that a whole run of "+1 for the
-model with the lowest throughput / rate" is taken at once: same states, far fewer of them looked at.
+Between two profiled batches prefill seconds are constant. A run of "+1 for the model with the
+lowest throughput / rate" is therefore taken at once, with the same states.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ class MeshEstimate:
 
 
 def fits(tenants: Sequence[Tenant]) -> bool:
-    """May these share a mesh of the size that they are all for?"""
+    """Return whether these models may share a mesh of their tp."""
     taken, shares = -NEIGHBOUR_GB, 0
     for each in tenants:
         taken += each.weights_gb + NEIGHBOUR_GB
@@ -41,13 +41,13 @@ def fits(tenants: Sequence[Tenant]) -> bool:
 
 
 def cache_gb(tenants: Sequence[Tenant]) -> float:
-    """What weights and activations leave of the mesh, at least 0."""
+    """GB of the mesh left by weights and activations, at least 0."""
     taken = sum(each.weights_gb + ACTIVATION_GB for each in tenants)
     return max(0.0, USABLE_SHARE * GPU_GB * tenants[0].tp - taken)
 
 
 def cache_parts(tenants: Sequence[Tenant]) -> list[float]:
-    """GB of cache of each: by rate x KV bytes per token."""
+    """GB of cache of each model, by rate x KV bytes per token."""
     total = cache_gb(tenants)
     weights = [each.rate * each.seq_gb for each in tenants]
     scale = sum(weights)
@@ -55,7 +55,7 @@ def cache_parts(tenants: Sequence[Tenant]) -> list[float]:
 
 
 def estimate(tenants: Sequence[Tenant]) -> MeshEstimate:
-    """The value of one mesh, all `tenants` for the same tp."""
+    """Estimate one mesh; all `tenants` have the same tp."""
     growth = _Growth(tenants)
     value, batches = growth.run()
     prefill_s = sum(
@@ -69,14 +69,14 @@ def estimate(tenants: Sequence[Tenant]) -> MeshEstimate:
 
 
 def value(tenants: Sequence[Tenant]) -> float:
-    """`estimate(tenants).value`, the part that a search needs."""
+    """Return `estimate(tenants).value` only, for the search."""
     return _Growth(tenants).run()[0]
 
 
 class _Growth:
     """Batches of the models while they grow.
 
-    steps: index of each batch's profiled step. prefill_s: of all models, one round.
+    steps: index of each batch's profiled step. prefill_s: of all models in one round.
     """
 
     __slots__ = ("batches", "caps", "prefill_s", "steps", "tenants", "total_rate")
@@ -96,7 +96,7 @@ class _Growth:
             self.total_rate += tenant.rate
 
     def run(self) -> tuple[float, Sequence[int]]:
-        """The best value and the batches it was met at."""
+        """Return the best value and its batches."""
         best, batches = 0.0, list(self.batches)
         while not self._full():
             waiting = self._waiting()
@@ -113,14 +113,14 @@ class _Growth:
         return best, batches
 
     def _full(self) -> bool:
-        """Is every batch at its cap? Then growing stops, and this state is not valued."""
+        """Return whether every batch is at its cap; growth ends, and this state has no value."""
         return all(map(ge, self.batches, self.caps))
 
     def _rate(self, index: int, batch: int) -> float:
         return self.tenants[index].throughput(batch, self.steps[index], self.prefill_s)
 
     def _waiting(self) -> list[int]:
-        """Models that want and may have a larger batch."""
+        """Models that need a larger batch and may have it."""
         return [
             index
             for index, tenant in enumerate(self.tenants)
@@ -129,7 +129,8 @@ class _Growth:
         ]
 
     def _next_step(self, waiting: Sequence[int]) -> tuple[float, int | None]:
-        """At which throughput / rate a model first leaves its profiled step, and which."""
+        """Return the throughput / rate at which a model first leaves its profiled step, and that
+        model."""
         level, first = inf, None
         for index in waiting:
             tenant = self.tenants[index]
@@ -141,7 +142,8 @@ class _Growth:
         return level, first
 
     def _grow(self, waiting: Sequence[int], level: float) -> None:
-        """Each of them to its first batch that satisfies it or reaches the level, or its last."""
+        """Grow each model to its first batch that satisfies it or reaches the level, or to its
+        last."""
         for index in waiting:
             tenant, step = self.tenants[index], self.steps[index]
             last = min(self.caps[index], tenant.batches[step])
@@ -153,7 +155,7 @@ class _Growth:
             self.batches[index] = last
 
     def _shrink(self, grown: Sequence[int]) -> None:
-        """The state before the last "+ 1": that one went to the highest throughput / rate."""
+        """Undo the last "+1": it went to the model with the highest throughput / rate."""
         before = {index: self._rate(index, self.batches[index] - 1) for index in grown}
         last = max(grown, key=lambda index: before[index] / self.tenants[index].rate)
         self.batches[last] -= 1
@@ -165,7 +167,7 @@ class _Growth:
         return total / self.total_rate
 
     def _take_step(self, index: int) -> None:
-        """That model's batch beyond its profiled step."""
+        """Move a model's batch past its profiled step."""
         step = self.steps[index]
         prefill_s = self.tenants[index].prefill_s
         self.batches[index] += 1

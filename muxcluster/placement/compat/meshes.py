@@ -1,4 +1,4 @@
-"""What the nodes can be split into, and a division of them found."""
+"""Divisions of the nodes into meshes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,12 +16,12 @@ class Meshes:
 
     @property
     def num_gpus(self) -> int:
-        """Of the cluster."""
+        """GPUs of the cluster."""
         return sum(self.blocks)
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """That a mesh may have, ascending."""
+        """Sizes that a mesh may have, ascending."""
         return tuple(2**power for power in range(max(self.blocks).bit_length()))
 
     def room(self, size: int) -> int:
@@ -41,6 +41,6 @@ class Division:
 
 
 def power_blocks(num_gpus: int) -> Sequence[int]:
-    """A node as different powers of two, largest first: its split into the fewest such meshes."""
+    """Split a node into the fewest meshes: different powers of two, largest first."""
     powers = (1 << power for power in reversed(range(num_gpus.bit_length())))
     return [size for size in powers if num_gpus & size]

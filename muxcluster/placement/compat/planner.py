@@ -1,4 +1,4 @@
-"""`place_compat`: a plan of the greatest score F under the reference planner's rules."""
+"""`place_compat`: the plan with the greatest score F under the reference planner's rules."""
 
 import time
 from dataclasses import replace
@@ -25,7 +25,7 @@ def place_compat(problem: Problem, curves: Curves) -> Plan:
 
     Rules: each node is split into powers of two; no more meshes, idle ones included, than models,
     unless no plan obeys that (fewer models than nodes: the reference has no plan there); 43.2 GB of
-    weights a GPU; decode SM shares of a mesh within 120 %. Raises DoesNotFit where the models have
+    weights a GPU; decode SM shares of a mesh within 120 %. Raises DoesNotFit if the models have
     no room under these, CompatError where the reference does not know a model or a GPU.
     """
     start = time.perf_counter()
@@ -54,7 +54,7 @@ def _divided(case: Case) -> Division:
 
 
 def _refusal(case: Case, division: Division) -> DoesNotFit:
-    """Names the largest of the fewest models that have to be left out."""
+    """Return an error that names the largest of the fewest models to leave out."""
     left = [case.models[index] for index in division.unplaced]
     largest = max(left, key=lambda model: model.facts.weights_gb)
     missing = sum(model.facts.weights_gb for model in left) * GIB

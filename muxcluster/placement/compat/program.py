@@ -1,4 +1,4 @@
-"""Choosing columns: set partition as a linear program and as an integer program."""
+"""Choice of columns: set partition as a linear and as an integer program."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,8 +12,8 @@ from scipy.sparse import block_array, coo_array, csc_array, eye_array
 from muxcluster.placement.compat.columns import Column
 from muxcluster.placement.compat.meshes import Meshes
 
-SCALE = 1000.0  # Of F in the programs, whose solver takes objectives 1e-6 apart for equal
-# Nodes of the integer program's search tree times its columns: a limit without a clock.
+SCALE = 1000.0  # of F in the programs: the solver treats objectives within 1e-6 as equal
+# Limit of the integer program's search tree nodes times columns, so that no clock is needed.
 _EFFORT = 30_000
 
 Floats = NDArray[np.float64]
@@ -22,23 +22,23 @@ Indices = NDArray[np.intp]
 
 @dataclass(frozen=True, slots=True)
 class Relaxed:
-    """The linear program's answer."""
+    """Solution of the linear program."""
 
     objective: float  # F x SCALE less penalties
     used: Floats  # how much of each column
-    reduced_costs: Floats  # what one more of it costs of the objective
-    unplaced: Floats  # how much of each model no column has room for
+    reduced_costs: Floats  # objective lost by one more of it
+    unplaced: Floats  # share of each model that fits into no column
 
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """The integer program's answer: indices of columns, of sizes of idle meshes, of models."""
+    """Solution of the integer program: indices of columns, of sizes of idle meshes, of models."""
 
     columns: tuple[int, ...]
     idle: tuple[int, ...]
     unplaced: tuple[int, ...]
     objective: float  # as of Relaxed
-    most: float  # what it is at most, by the columns that were given
+    most: float  # upper bound over the given columns
 
 
 class Program:
@@ -52,7 +52,7 @@ class Program:
         self.columns = sorted(values)
         self._meshes, self._num_models = meshes, num_models
         parts = SCALE * np.array([values[column] for column in self.columns])
-        # More than leaving a model out could ever gain.
+        # Larger than any gain from leaving a model out.
         penalty = SCALE + sum(_best_parts(self.columns, parts, num_models))
         idle = np.zeros(len(meshes.sizes))
         self._costs = np.concatenate([-parts, idle, np.full(num_models, penalty)])
@@ -128,7 +128,7 @@ class Program:
 
 
 def _best_parts(columns: list[Column], parts: Floats, num_models: int) -> list[float]:
-    """For each model, the greatest part of a column with it."""
+    """Return each model's greatest part of F over its columns."""
     best = [0.0] * num_models
     for (_, members), part in zip(columns, parts.tolist(), strict=True):
         for model in members:

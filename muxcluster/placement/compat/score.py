@@ -1,4 +1,4 @@
-"""The cluster score F of a layout given by names."""
+"""The cluster score F of a given layout."""
 
 from collections.abc import Iterable, Sequence
 from math import fsum

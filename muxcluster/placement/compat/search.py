@@ -1,7 +1,7 @@
-"""The best division of a cluster: of all columns where they are few enough, else of promising ones.
+"""Best division of a cluster, over all columns if they are few enough, else over promising ones.
 
-The linear program bounds every plan; a column whose reduced cost is greater than the distance from
-a plan in hand to that bound is in no better plan, which leaves few to the integer program.
+The linear program bounds every plan. A column whose reduced cost exceeds the distance between the
+plan in hand and that bound is in no better plan, so few columns are left to the integer program.
 """
 
 import random
@@ -13,22 +13,23 @@ from muxcluster.placement.compat.columns import Pool, Tenants
 from muxcluster.placement.compat.meshes import Division, Meshes
 from muxcluster.placement.compat.program import SCALE, Chosen, Program, Relaxed
 
-# All there are for 20 to 30 models, by their sizes, as a mesh has room for four.
+# Enough for all columns of 20 to 30 models, depending on their sizes, with up to four in a mesh.
 _MOST_COLUMNS = 30_000
 _ROUNDS = 6
-_PER_ROUND = 4_000  # Further columns estimated in each round where those are not all
+_PER_ROUND = 4_000  # further columns estimated per round if those are not all
 _CORE = 8
 _WIDEST = 64  # Columns for each model in the first integer program; at most in the second
-# A plan this near its bound is not searched on: that takes longest where it gains least.
+# The search ends this close to the bound: the last improvements take longest and gain least.
 _NEAR = 1e-4
 _ROUNDING = 1e-6  # Objectives of two programs closer than this may be equal
 
 
 def divide(tenants: Tenants, meshes: Meshes) -> Division:
-    """The division with the fewest models left out, and of these the one of the greatest score F.
+    """Return the division with the fewest models left out, and of these the one with the greatest
+    F.
 
-    Its budget is of estimates and of nodes of a search tree, not of time: the same input gets the
-    same answer. Where all columns were looked at and the tree searched, bound equals score.
+    Its budget is a number of estimates and of search tree nodes, not time: equal inputs get equal
+    answers. If all columns were estimated and the tree was searched, bound equals score.
     """
     pool = Pool(tenants)
     complete = pool.fill(_MOST_COLUMNS)
@@ -50,7 +51,8 @@ def divide(tenants: Tenants, meshes: Meshes) -> Division:
 
 
 def _widen(pool: Pool, program: Program, relaxed: Relaxed, seed: int) -> bool:
-    """Add columns that have a model more than one that the linear program uses; any left?"""
+    """Add columns with one model more than those that the linear program uses; False if there are
+    none."""
     used = np.flatnonzero(relaxed.used > _ROUNDING).tolist()
     beside = sorted({each for index in used for each in pool.beside(program.columns[index])})
     pool.add(random.Random(seed).sample(beside, min(len(beside), _PER_ROUND)))
@@ -58,15 +60,18 @@ def _widen(pool: Pool, program: Program, relaxed: Relaxed, seed: int) -> bool:
 
 
 def _too_full(relaxed: Relaxed) -> Division:
-    """Names as few models as the linear program has to leave out, those it leaves out most of."""
+    """Leave out as few models as the linear program does, those that it leaves out most."""
     count = ceil(relaxed.unplaced.sum() - _ROUNDING)
     most_left_out = np.argsort(-relaxed.unplaced, kind="stable")[:count]
     return Division((), (), tuple(sorted(most_left_out.tolist())), 0.0, None)
 
 
 def _chosen(program: Program, relaxed: Relaxed, num_models: int) -> tuple[Chosen, float]:
-    """The best of the columns of least reduced cost, or of all that may be in a better plan where
-    those are not too many; and what no objective exceeds."""
+    """Return the best choice of columns, and an upper bound of the objective.
+
+    The choice is over all columns that may be in a better plan, or over those with the least
+    reduced cost if there are too many.
+    """
     ranked = np.argsort(relaxed.reduced_costs, kind="stable")
     core = _CORE * num_models
     chosen = program.chosen(ranked[:core])

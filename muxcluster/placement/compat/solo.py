@@ -1,4 +1,4 @@
-"""A model alone on a mesh: its batch by bisection, the SM share it is given (MuxServe Alg. 2)."""
+"""A model alone on a mesh: batch by bisection, and its SM share (MuxServe Alg. 2)."""
 
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,13 +8,13 @@ from muxcluster.placement.compat.curves import OUTPUT_TOKENS, PROMPT_TOKENS, Cur
 from muxcluster.placement.compat.facts import ACTIVATION_GB, FACTS, GPU_GB, LARGEST_SOLO_SM, Facts
 
 _TOKENS = PROMPT_TOKENS + OUTPUT_TOKENS
-# Throughput within 10 %, at most 0.5 requests/s, of a rate satisfies it.
+# A throughput within 10 % of a rate, and within 0.5 requests/s, satisfies it.
 _SLACK, _MOST_SLACK = 0.1, 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """One to place."""
+    """A model to place."""
 
     name: str
     kind: str  # a key of FACTS
@@ -22,7 +22,6 @@ class Model:
 
     @property
     def facts(self) -> Facts:
-        """Of its kind."""
         return FACTS[self.kind]
 
 
@@ -50,7 +49,7 @@ class Tenant:
         self._found: dict[int, float] = {}
 
     def cap(self, cache_gb: float) -> int:
-        """Most sequences in that much cache."""
+        """Most sequences that fit into that much cache."""
         return min(int(cache_gb / self.seq_gb), self.batches[-1])
 
     def step(self, batch: float) -> int:
@@ -58,16 +57,15 @@ class Tenant:
         return bisect_left(self.batches, batch)
 
     def throughput(self, batch: float, step: int, prefill_s: float) -> float:
-        """Requests/s at a batch where all prefills of a round take `prefill_s`."""
+        """Requests/s at a batch if all prefills of a round take `prefill_s`."""
         return batch / (self.fixed_s[step] + self.per_seq_s * batch + prefill_s)
 
     def alone(self, batch: float) -> float:
-        """Requests/s without neighbours."""
         step = self.step(batch)
         return self.throughput(batch, step, self.prefill_s[step])
 
     def probe(self, cap: int) -> float:
-        """The batch, not yet rounded down, that the reference's bisection for the rate ends at."""
+        """The batch, not yet rounded down, at which the reference's bisection for the rate ends."""
         if cap not in self._found:
             low, high, middle = 1.0, float(max(2, cap)), 1.0
             while high - low >= 1:
@@ -82,7 +80,7 @@ class Tenant:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """The share chosen for a model alone, what it then serves, and whether that satisfies it."""
+    """The share chosen for a model alone, its throughput, and whether that satisfies the rate."""
 
     tenant: Tenant
     batch: int
@@ -91,16 +89,16 @@ class Candidate:
 
 
 def least_satisfying(rate: float) -> float:
-    """The smallest throughput that satisfies a rate (reached where it is exceeded)."""
+    """The smallest throughput that satisfies a rate."""
     if rate <= _MOST_SLACK / _SLACK + _MOST_SLACK:
         return rate / (1 + _SLACK)
     return rate - _MOST_SLACK
 
 
 def candidates(model: Model, curves: Curves, fill: float) -> Iterator[Candidate]:
-    """For each tp of the profile from the model's least on, the lowest share that satisfies it.
+    """Yield, for each tp from the model's least on, the lowest satisfying share, else the fastest.
 
-    Else the fastest. fill: share of each GPU's memory that its cache is taken to have.
+    fill: share of each GPU's memory that its cache is assumed to have.
     """
     for tp, by_share in curves.by_model[model.kind].items():
         if tp >= model.facts.least_tp:

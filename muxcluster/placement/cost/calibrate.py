@@ -17,29 +17,29 @@ from muxcluster.placement.shapes.shape import ModelShape
 
 FloatArray = NDArray[np.float64]
 
-# Constants that no more than the data sheet allows. Of a CPU, our figures are guesses.
+# Constants that cannot exceed the data sheet; a CPU's figures are guesses of ours.
 _EFFICIENCIES = [
     index
     for index, constant in enumerate(fields(Tuning))
     if constant.name in ("compute", "bandwidth", "link")
 ]
 _MOST_CELLS = 1500
-_NOISE = 0.05  # Relative error from which on a cell counts less than by its square (soft L1)
-# Pull towards the default constants, per factor of e: decides only what the cells leave open.
+_NOISE = 0.05  # relative error above which a cell counts less than quadratically (soft L1)
+# Pull towards the default constants, per factor of e: matters only where the cells do not.
 _PRIOR = 0.05
-_FREEDOM = 3.0  # A constant may be so many factors of e smaller or larger than the default
+_FREEDOM = 3.0  # most factors of e between a constant and its default
 
 
 def cell_work(shape: ModelShape, itemsize: int, cell: Cell) -> Work[float]:
-    """What was done in a measured cell."""
+    """Return the work of a measured cell."""
     make = prefill_work if cell.phase == "prefill" else decode_work
     return make(shape, itemsize, cell.tp, cell.share, cell.batch, cell.tokens)
 
 
 def calibrated(gpu: Gpu, itemsize: int, models: Sequence[ProfiledModel]) -> Roofline:
-    """The roofline of `gpu` that is nearest to the cells, in logarithms and robustly.
+    """Fit the roofline of `gpu` to the cells, in logarithms and robustly.
 
-    Constants that the cells say nothing about (all-reduces where tp is always 1) stay as they are.
+    Constants that the cells do not determine (all-reduces if tp is always 1) keep their defaults.
     """
     cells = _some([(model.shape, cell) for model in models for cell in model.cells])
     work = stacked(cell_work(shape, itemsize, cell) for shape, cell in cells)
@@ -70,8 +70,8 @@ def _unpacked(constants: FloatArray, gpu: Gpu) -> tuple[Tuning, Gpu]:
 
 
 def _launch_floors(work: Work[FloatArray], seconds: FloatArray) -> Tuning:
-    """Where the fit starts: the host as slow as the quickest job allows. From a host that is never
-    the slower one, the fit would not find that it is."""
+    """Return the start of the fit: the host as slow as the fastest job allows. From a host that is
+    never the slower one the fit would not find that it is."""
     floors = seconds / work.num_layers
     prefill, decode = floors[work.is_prefill == 1], floors[work.is_prefill == 0]
     usual = Tuning()
@@ -83,7 +83,7 @@ def _launch_floors(work: Work[FloatArray], seconds: FloatArray) -> Tuning:
 
 
 def _some(cells: list[tuple[ModelShape, Cell]]) -> list[tuple[ModelShape, Cell]]:
-    """As many as are worth their time, always the same ones."""
+    """Return at most so many cells as the fit needs, always the same ones."""
     if len(cells) <= _MOST_CELLS:
         return cells
     chosen = np.random.default_rng(0).permutation(len(cells))[:_MOST_CELLS]

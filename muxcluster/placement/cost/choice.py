@@ -1,4 +1,4 @@
-"""Which cost model predicts for a GPU."""
+"""Choice of the cost model for a GPU."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -11,10 +11,10 @@ from muxcluster.placement.hardware import Gpu, gpu_named
 
 
 def cost_for(gpu: Gpu, itemsize: int, profiles: Sequence[Profile] = ()) -> Cost:
-    """A cost model of `gpu` in a dtype of `itemsize` bytes.
+    """Return a cost model of `gpu` in a dtype of `itemsize` bytes.
 
-    Measured where a profile is of this GPU and dtype, all such profiles together; else the
-    roofline. The last few are kept: fitting the published A100 profile takes a second.
+    It uses all profiles of this GPU and dtype together, or a roofline if there is none. The last
+    few are cached: fitting the published A100 profile takes a second.
     """
     return _cost_for(gpu, itemsize, tuple(profiles))
 
@@ -36,7 +36,7 @@ def _cost_for(gpu: Gpu, itemsize: int, profiles: tuple[Profile, ...]) -> Cost:
 
 
 def _our_name(gpu: str) -> str:
-    """ "A100-80GB" for "NVIDIA A100-SXM4-80GB"; unknown names and "cpu" as they are."""
+    """Return "A100-80GB" for "NVIDIA A100-SXM4-80GB"; unknown names and "cpu" unchanged."""
     try:
         return gpu_named(gpu).name
     except ValueError:

@@ -1,10 +1,10 @@
-"""How much co-running jobs slow one another."""
+"""Slowdown of jobs that run at the same time."""
 
 from collections.abc import Sequence
 from statistics import median
 from typing import NamedTuple
 
-# Lost to a neighbour when the memory is busy all of the time, where nobody measured it.
+# Assumed loss to a neighbour at fully used memory bandwidth, if it was not measured.
 COLOCATION_LOSS = 0.1
 
 
@@ -25,16 +25,16 @@ def slowdown(draws: Sequence[float], loss: float = COLOCATION_LOSS) -> float:
 
 
 class Slowed(NamedTuple):
-    """A measured pair."""
+    """A measured pair of jobs."""
 
-    draws: tuple[float, float]  # what its jobs take of the bandwidth, each alone
-    factor: float  # how much longer both took side by side, of two ratios the geometric mean
+    draws: tuple[float, float]  # bandwidth shares of its jobs, each alone
+    factor: float  # slowdown side by side, the geometric mean of both ratios
 
 
 def fitted_loss(pairs: Sequence[Slowed]) -> float:
-    """The loss for which `slowdown` is right for the median of the pairs, 0 at least.
+    """Return the loss for which `slowdown` is right for the median pair, at least 0.
 
-    Pairs that draw nothing tell nothing; without others it is what is assumed.
+    Pairs that draw no bandwidth are ignored; without others the assumed loss is returned.
     """
     told = [(sum(pair.draws), pair.factor) for pair in pairs if sum(pair.draws) > 0]
     if not told:

@@ -1,4 +1,4 @@
-"""Seconds of jobs from measurements, wherever they reach; from a roofline fitted to them beyond."""
+"""Seconds of jobs from measurements, extended by a roofline that is fitted to them."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
@@ -19,20 +19,21 @@ from muxcluster.placement.shapes.shape import ModelShape
 
 _SHARES = tuple(step / 10 for step in range(1, 11))
 _BATCHES = tuple(2**step for step in range(14))
-# Knots beside the measured ones: 10 to 100 % of the SMs, batches to 8,192, 131,072 tokens.
+# Knots in addition to measured ones: 10 to 100 % of the SMs, batches to 8,192, 131,072 tokens.
 _TOKENS = (1, *(2**step for step in range(4, 18)))
 
 FloatArray = NDArray[np.float64]
 
 
 class MeasuredCost:
-    """Predictions from profiles of one kind of GPU and dtype; immutable, safe to share by threads.
+    """Predictions from profiles of one kind of GPU and dtype; immutable and thread-safe.
 
     Models are recognised by their shape. Of each (model, tp, phase) the ratio of measured to
-    roofline seconds is smoothed over (share, batch, tokens), outliers left out, gaps filled, and
-    carried on beyond the measured range; then seconds are made monotone: never less for a greater
-    batch or length, never more for a greater share. Other models, and other tp, are predicted by
-    `roofline`, which is fitted to all cells. What neighbours cost is fitted to the pairs.
+    roofline seconds is smoothed over (share, batch, tokens), with outliers left out and gaps
+    filled, and extended beyond the measured range. Then seconds are made monotone: never less for a
+    greater batch or length, never more for a greater share. Other models, and other tp, are
+    predicted by `roofline`, which is fitted to all cells. The slowdown by neighbours is fitted to
+    the pairs.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class MeasuredCost:
         return self.roofline.draw(work, self.decode_s(model, tp, share, batch, context))
 
     def slowdown(self, draws: Sequence[float]) -> float:
-        """Of jobs side by side: as measured pairs have it, or as is usual without any."""
+        """Factor ≥ 1 for jobs side by side, from measured pairs, or the usual one without any."""
         return slowdown(draws, self._loss)
 
     def _slowed(self, pair: Pair, shapes: Mapping[str, ModelShape]) -> Slowed:
@@ -121,7 +122,7 @@ def _grouped(
 
 
 def _surface(roofline: Roofline, shape: ModelShape, cells: Sequence[Cell]) -> Surface:
-    """From the cells, all of one tp and phase."""
+    """Build the surface from cells of one tp and phase."""
     is_prefill = cells[0].phase == "prefill"
     points = np.array([(cell.share, cell.batch, cell.tokens) for cell in cells], dtype=np.float64)
     shares, batches, tokens = (
@@ -136,7 +137,7 @@ def _surface(roofline: Roofline, shape: ModelShape, cells: Sequence[Cell]) -> Su
     )
     measured = np.array([median(cell.seconds) for cell in cells])
     ratios = np.log(measured / expected[place])
-    # beyond the measured range a ratio is that of the nearest point within
+    # beyond the measured range, use the ratio of the nearest point within
     grid = np.stack(np.meshgrid(shares, batches, tokens, indexing="ij"), axis=-1).reshape(-1, 3)
     nearest = np.clip(grid, points.min(axis=0), points.max(axis=0))
     nearest, copies = np.unique(nearest, axis=0, return_inverse=True)
@@ -148,7 +149,7 @@ def _surface(roofline: Roofline, shape: ModelShape, cells: Sequence[Cell]) -> Su
 def _by_roofline(
     roofline: Roofline, shape: ModelShape, cell: Cell, knots: tuple[FloatArray, ...]
 ) -> FloatArray:
-    """Seconds [shares, batches, tokens] of such jobs; `knots` are those three."""
+    """Roofline seconds [shares, batches, tokens] at the `knots` of these three."""
     shares, batches, tokens = knots
     make = prefill_work if cell.phase == "prefill" else decode_work
     jobs = product(batches.tolist(), tokens.tolist())

@@ -1,4 +1,4 @@
-"""Reads the profile that MuxServe published: LLaMA 7B to 65B on A100-80GB."""
+"""Reader of the profile that MuxServe published: LLaMA 7B to 65B on A100-80GB."""
 
 import json
 from collections.abc import Iterator

@@ -26,7 +26,7 @@ Count = Annotated[int, Rule("at least 1", lambda value: value >= 1)]
 Share = Annotated[float, Rule("above 0, 1 at most", lambda value: 0 < value <= 1)]
 Seconds = Annotated[tuple[Positive, ...], Rule("one number at least", bool)]
 Phase = Literal["prefill", "decode"]
-# Fields that no model leaves at 0; a state-space model has no MLP, so no intermediate size.
+# Fields that are never 0; a state-space model has no MLP, so intermediate_size is not among them.
 _SIZES = (
     *("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim"),
     *("vocab_size", "num_experts", "experts_per_token"),
@@ -48,12 +48,12 @@ class Cell:
     share: Share  # of the SMs of each (CPU: of the cores), above 0 up to 1
     batch: Count
     tokens: Count
-    seconds: Seconds  # of every repeat, warm-up left out; at least one
+    seconds: Seconds  # of every repeat, without warm-up; at least one
 
 
 @dataclass(frozen=True, slots=True)
 class PairedJob:
-    """A job as in `Cell`."""
+    """A job as in `Cell`, alone and beside another."""
 
     model: str  # name of one of the profile's
     share: Share
@@ -67,7 +67,7 @@ class PairedJob:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """How a prefill and a decode slow one another, on SMs of their own."""
+    """Mutual slowdown of a prefill and a decode on separate SMs."""
 
     tp: Count
     prefill: PairedJob
@@ -76,7 +76,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class ProfiledModel:
-    """All measurements of one model. It is recognised by its shape; the name is for people."""
+    """All measurements of one model. It is identified by its shape; the name is for display."""
 
     name: str
     shape: Annotated[ModelShape, _SIZED]
@@ -90,14 +90,14 @@ class Profile:
     gpu: str  # a name that hardware.gpu_named knows, or "cpu"
     # Bytes of a weight
     itemsize: Annotated[int, Rule("from 1 to 8", lambda value: 1 <= value <= 8)]
-    machine: str  # where and with what it was measured, for people
+    machine: str  # host, date and versions of the measurement, for display
     models: tuple[ProfiledModel, ...]
     pairs: tuple[Pair, ...] = ()  # of models of this profile
     version: Literal[1] = 1
 
     @classmethod
     def read(cls, path: Path) -> "Profile":
-        """Raises OSError, or ValueError in one line: file, key, what is wrong, what to do."""
+        """Read a profile. Raises OSError, or ValueError in one line: file, key, error, remedy."""
         content = path.read_bytes()
         try:
             return cls.from_json(json.loads(content))
@@ -109,7 +109,7 @@ class Profile:
 
     @classmethod
     def from_json(cls, content: Any) -> "Profile":
-        """From what `json.loads` gave. Raises Fault."""
+        """Build a profile from the result of `json.loads`. Raises Fault."""
         found: Profile = build(cls, content)
         names = {model.name for model in found.models}
         for index, pair in enumerate(found.pairs):
@@ -119,6 +119,6 @@ class Profile:
         return found
 
     def to_json(self, indent: int | None = None) -> str:
-        """What `read` reads."""
+        """Return the text that `read` reads."""
         content = asdict(self)
         return json.dumps({"version": content.pop("version"), **content}, indent=indent)

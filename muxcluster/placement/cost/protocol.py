@@ -1,4 +1,4 @@
-"""What every cost model answers."""
+"""Interface of all cost models."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -7,14 +7,14 @@ from muxcluster.placement.shapes.shape import ModelShape
 
 
 class Cost(Protocol):
-    """Seconds of jobs on one kind of GPU in one dtype.
+    """Predicted seconds of jobs on one kind of GPU in one dtype.
 
-    `tp` GPUs work together, on `share` of the SMs of each; a draw is the share of the mesh's
-    memory bandwidth that the job takes while it runs, 0 to 1.
+    `tp` GPUs work together, on `share` of the SMs of each; a draw is the share of the mesh's memory
+    bandwidth that the job takes while it runs, 0 to 1.
     """
 
     def __hash__(self) -> int:
-        """Equal ones predict alike."""
+        """Equal cost models predict alike."""
         ...
 
     def prefill_s(

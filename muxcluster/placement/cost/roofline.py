@@ -10,21 +10,21 @@ from muxcluster.placement.hardware import Gpu
 from muxcluster.placement.shapes.shape import ModelShape
 
 _KNEE_POWER = 3
-# Compute and memory traffic of a job overlap in part: their sum would be too slow.
+# Compute and memory traffic of a job overlap in part: their sum would be too long.
 _OVERLAP_POWER = 2
-_HOST_POWER = 8  # The host launches ahead of the GPU: nearly the larger of the two
+_HOST_POWER = 8  # the host launches ahead of the GPU: nearly the larger of the two
 
 
 def saturation(share: Number, knee: float) -> Number:
-    """Of a resource, what a job on `share` of the SMs gets: linear far below `knee`, then bending;
-    1 on the whole GPU."""
+    """Share of a resource that a job on `share` of the SMs reaches: linear far below `knee`, then
+    bending; 1 on the whole GPU."""
     bent = 1 + (knee / share) ** _KNEE_POWER
     part: Number = ((1 + knee**_KNEE_POWER) / bent) ** (1 / _KNEE_POWER)
     return part
 
 
 def job_seconds(work: Work[Number], gpu: Gpu, itemsize: int, tuning: Tuning) -> Number:
-    """Seconds of a job, or of each of many."""
+    """Seconds of one job, or of each of many."""
     sms = work.tp * saturation(work.share, tuning.compute_knee)
     compute_s = work.flops / (sms * gpu.flops * tuning.compute)
     drawn = work.tp * saturation(work.share, gpu.bandwidth_knee)
@@ -42,7 +42,7 @@ def job_seconds(work: Work[Number], gpu: Gpu, itemsize: int, tuning: Tuning) -> 
 
 
 def all_reduces_s(work: Work[Number], gpu: Gpu, itemsize: int, tuning: Tuning) -> Number:
-    """Of two ring all-reduces of the hidden states, or of two for each of many jobs."""
+    """Seconds of two ring all-reduces of the hidden states, for one job or for each of many."""
     sent = 2 * (1 - 1 / work.tp) * work.tokens * work.hidden_size * itemsize
     return 2 * ((work.tp > 1) * tuning.all_reduce_s + sent / (gpu.link * tuning.link))
 
@@ -86,14 +86,14 @@ class Roofline:
         return self.draw(work, self.seconds(work))
 
     def slowdown(self, draws: Sequence[float]) -> float:
-        """Of jobs side by side, as is usual (interference.slowdown)."""
+        """Factor ≥ 1 for jobs side by side (`interference.slowdown`)."""
         return slowdown(draws)
 
     def seconds(self, work: Work[Number]) -> Number:
-        """Of a job, or of each of many."""
+        """Seconds of one job, or of each of many."""
         return job_seconds(work, self.gpu, self.itemsize, self.tuning)
 
     def draw(self, work: Work[float], seconds: float) -> float:
-        """Of the bandwidth that can be reached, what a job takes that lasts for `seconds`."""
+        """Share of the reachable bandwidth that a job of `seconds` takes."""
         reachable = work.tp * self.gpu.bandwidth * self.tuning.bandwidth
         return min(1.0, work.num_bytes / (reachable * seconds))

@@ -1,26 +1,26 @@
-"""Smooths noisy values at scattered points: kriging, with outliers left out one by one."""
+"""Smoothing of noisy values at scattered points: kriging that drops outliers one by one."""
 
 import numpy as np
 from numpy.typing import NDArray
 
 FloatArray = NDArray[np.float64]
 
-_NOISE = 0.05  # Variance of one measurement, in units of the variance of what is measured
-_LEVEL = 100.0  # Variance of the common level, in the same units
+_NOISE = 0.05  # variance of one measurement, relative to the variance of the field
+_LEVEL = 100.0  # variance of the common level, in the same units
 _FEWEST = 8
 _MOST_OUTLIERS = 0.1
 _OUTLIER_SPREADS = 6.0
-# An outlier is off by more than both, in spreads (robust standard deviations) and absolutely.
+# An outlier deviates by more than both: in spreads (robust standard deviations) and absolutely.
 _LEAST_OUTLIER = 0.1
 
 
 def smoothed(points: FloatArray, values: FloatArray, wanted: FloatArray) -> FloatArray:
-    """The field through `values` [n] at `points` [n, d], at `wanted` [m, d].
+    """Return the field through `values` [n] at `points` [n, d], evaluated at `wanted` [m, d].
 
-    Its covariance is exp(-distance), so the coordinates are in units of the distance over which
-    values are alike. The prediction of a value from all others, which kriging has in closed form
-    (Rasmussen and Williams, Gaussian Processes for Machine Learning, §5.4.2), tells the outliers:
-    the worst is taken out first, so that it does not discredit its neighbours.
+    Its covariance is exp(-distance), so coordinates are in units of the correlation length.
+    Outliers are found by predicting each value from all others, which kriging has in closed form
+    (Rasmussen and Williams, Gaussian Processes for Machine Learning, §5.4.2); the worst is dropped
+    first, so that it does not distort its neighbours' predictions.
     """
     covariance = _covariance(points, points) + _NOISE * np.eye(len(points))
     precision = np.asarray(np.linalg.inv(covariance), dtype=np.float64)

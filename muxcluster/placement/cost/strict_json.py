@@ -1,7 +1,7 @@
-"""JSON into frozen dataclasses, as strictly as their annotations say.
+"""JSON into frozen dataclasses, with strict checks by their annotations.
 
-Written out rather than left to pydantic: the engine imports the cost model on machines that have
-torch and little else.
+This is not pydantic: the engine imports the cost model on machines that have little more than
+torch.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,14 +12,17 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What a value must be beside its type, in `Annotated`."""
+    """A condition on a value beside its type, for use in `Annotated`."""
 
-    says: str  # follows "must be "
+    says: str  # text after "must be "
     holds: Callable[[Any], bool]
 
 
 class Fault(ValueError):
-    """key: where in the document, as "models[0].name"; empty for the document itself."""
+    """A wrong value.
+
+    key: its place in the document, such as "models[0].name"; empty for the document itself.
+    """
 
     def __init__(self, key: str, message: str) -> None:
         super().__init__(f"{key}: {message}" if key else message)
@@ -28,11 +31,11 @@ class Fault(ValueError):
 
 
 def build(kind: Any, value: Any, key: str = "") -> Any:
-    """`value`, as `json.loads` gives it, as a `kind`: a dataclass, `tuple[X, ...]`, `Literal`,
-    int, float, str or bool, any of them `Annotated` with rules.
+    """Convert `value`, from `json.loads`, to `kind`: a dataclass, `tuple[X, ...]`, `Literal`, int,
+    float, str or bool, any of them `Annotated` with rules.
 
-    Keys that a dataclass does not have are refused; lacking ones take its defaults. An int will do
-    for a float, nothing else for anything else. Raises Fault for the first that is wrong.
+    Unknown keys of a dataclass are refused; missing ones get its defaults. An int is accepted for a
+    float; no other conversion is made. Raises Fault for the first error.
     """
     rules = []
     if get_origin(kind) is Annotated:

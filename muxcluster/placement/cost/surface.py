@@ -1,4 +1,4 @@
-"""Seconds over (SM share, batch, tokens): a grid that is monotone, interpolated and extended."""
+"""Seconds over (SM share, batch, tokens): a monotone grid, interpolated and extrapolated."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -14,11 +14,11 @@ _ROUNDS = 8
 
 
 def monotone(seconds: FloatArray) -> FloatArray:
-    """The grid nearest to `seconds`, in logarithms, that falls along axis 0 (SM share) and rises
-    along 1 and 2 (batch, tokens).
+    """Return the grid nearest to `seconds`, in logarithms, that falls along axis 0 (SM share) and
+    rises along 1 and 2 (batch, tokens).
 
-    Dykstra's alternating projections, stopped early; what is left to mend is cut to the mean of the
-    greatest value that must not exceed a cell's and the least that must not be below it.
+    Dykstra's alternating projections, stopped early; remaining violations are cut to the mean of
+    the greatest value that must not exceed a cell's and the least that must not be below it.
     """
     logs = np.log(seconds)[::-1]
     owed = [np.zeros_like(logs) for _ in range(3)]
@@ -78,7 +78,7 @@ class Surface:
         )
 
     def seconds(self, share: float, batch: float, tokens: float) -> float:
-        """At any positive share, batch and tokens."""
+        """Seconds at any positive share, batch and tokens."""
         batch, factor = _within(batch, *self._batches)
         tokens, longer = _within(tokens, *self._tokens)
         factor *= longer
@@ -116,7 +116,7 @@ def _at(cell: _Cell, batch: float, tokens: float) -> float:
 
 
 def _within(value: float, least: float, most: float) -> tuple[float, float]:
-    """(the value moved into the range, by what factor it exceeds it)."""
+    """Return (the value clipped to the range, the factor by which it exceeds it)."""
     if value > most:
         return most, value / most
     return (value if value > least else least), 1.0

@@ -1,4 +1,4 @@
-"""How far an engine on real hardware stays below its data sheet."""
+"""Efficiency constants of real hardware against its data sheet."""
 
 from dataclasses import dataclass
 
@@ -13,15 +13,15 @@ class Tuning:
     Vidur measured over NVLink (A100 pairs, H100 DGX): the profile's were slower.
     """
 
-    compute: float = 0.62  # of the FLOP/s that large matrix products reach
-    bandwidth: float = 0.88  # of the memory's that streaming reads reach
-    # Share of the SMs at which compute starts to be held back by something else (the clock); where
-    # memory starts to be is the GPU's bandwidth_knee
+    compute: float = 0.62  # share of the FLOP/s that large matrix products reach
+    bandwidth: float = 0.88  # share of the bandwidth that streaming reads reach
+    # SM share above which something else (the clock) limits compute; for memory it is the GPU's
+    # bandwidth_knee
     compute_knee: float = 1.2
-    kernels_s: float = 1.1e-4  # on the GPU, small kernels of one layer
+    kernels_s: float = 1.1e-4  # GPU time of the small kernels of one layer
     row_s: float = 1.9e-6  # attention and bookkeeping of one sequence in one layer of a decode step
     # prefill_layer_s, decode_layer_s: host time to launch one layer, while the GPU runs the last
     prefill_layer_s: float = 6e-4
     decode_layer_s: float = 5e-5
-    all_reduce_s: float = 2e-5  # latency of one
-    link: float = 0.6  # of the links' speed
+    all_reduce_s: float = 2e-5  # latency of one all-reduce
+    link: float = 0.6  # share of the links' speed

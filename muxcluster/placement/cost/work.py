@@ -1,4 +1,4 @@
-"""What a job does: FLOPs, bytes, tokens; the same for one job (floats) and for many (arrays)."""
+"""Work of a job: FLOPs, bytes, tokens, for one job (floats) or for many (arrays)."""
 
 from collections.abc import Iterable
 from typing import Generic, NamedTuple, TypeVar
@@ -20,9 +20,9 @@ class Work(NamedTuple, Generic[Number]):
     hidden_size: Number
     flops: Number
     num_bytes: Number
-    tokens: Number  # that pass the layers
+    tokens: Number  # that pass through the layers
     rows: Number  # sequences of a decode step, 0 in prefill
-    is_prefill: Number  # 0, 1
+    is_prefill: Number  # 0 or 1
 
 
 def prefill_work(
@@ -49,5 +49,5 @@ def decode_work(
 
 
 def stacked(works: Iterable[Work[float]]) -> Work[NDArray[np.float64]]:
-    """Many jobs as one: every field an array [jobs]."""
+    """Stack many jobs: every field becomes an array [jobs]."""
     return Work(*np.array(list(works), dtype=np.float64).T)

@@ -1,4 +1,4 @@
-"""What a mesh with models on it serves: loads, fairness, latency, memory."""
+"""Estimates of a mesh with models on it: load, fairness, latency, memory."""
 
 from muxcluster.placement.estimator.latency import Latency
 from muxcluster.placement.estimator.modelcost import BATCHES, ModelCost

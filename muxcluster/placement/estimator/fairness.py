@@ -1,4 +1,4 @@
-"""What share of its demand each model of a unit is served: max-min fair, within a bound ε."""
+"""Served share of each model's demand in a unit: max-min fair within a bound ε."""
 
 from collections.abc import Sequence
 
@@ -6,13 +6,13 @@ from muxcluster.placement.estimator.shares import Loads
 
 
 def fractions(loads: Loads, values: Sequence[float], epsilon: float) -> tuple[float, ...]:
-    """The served fraction of each model's demand, in [0, 1].
+    """Return the served fraction of each model's demand, in [0, 1].
 
     R of a model (MuxServe §3.2: resources it uses, normalised by what its rate asks for) is this
-    fraction, as the use is proportional to what is served. All get the same R, save those
-    whose own decode lane or whole demand ends earlier (max-min). `epsilon` > 0 allows R to differ
-    by as much: up to half of it is taken from models whose `values` (objective per demand) are
-    small for the resources they use and given to the others.
+    fraction, as use is proportional to what is served. All get the same R, except those whose own
+    decode lane or whole demand ends earlier (max-min). `epsilon` > 0 allows R to differ by as much:
+    up to half of it is taken from models whose `values` (objective per demand) are small for the
+    resources they use, and given to the others.
     """
     resources = [part for part in (loads.prefill, loads.sms, loads.bandwidth) if sum(part) > 0]
     caps = [1.0 if lane <= 1 else 1 / lane for lane in loads.lanes]
@@ -24,7 +24,7 @@ def fractions(loads: Loads, values: Sequence[float], epsilon: float) -> tuple[fl
 
 
 def _level(part: Sequence[float], caps: Sequence[float]) -> float:
-    """The common fraction at which a resource is full, models ending at their own cap."""
+    """Return the common fraction at which a resource is full; each model stops at its own cap."""
     if sum(cap * load for cap, load in zip(caps, part, strict=True)) <= 1:
         return 1.0
     left, weight = 1.0, sum(part)
@@ -43,7 +43,7 @@ def _tilted(
     values: Sequence[float],
     half: float,
 ) -> tuple[float, ...]:
-    """Everybody down by `half`, then up again to `half` above, most value per resource first."""
+    """Lower all by `half`, then raise them by up to twice that, most value per resource first."""
     order = sorted(
         range(len(fair)),
         key=lambda index: values[index] / max(max(part[index] for part in resources), 1e-300),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from muxcluster.placement.estimator.shares import Loads, Tenant
 
 _ROUNDS = 8
-# Lanes are taken as no fuller than this: waiting times grow without bound towards 1.
+# Highest assumed load of a lane: waiting times grow without bound towards 1.
 _FULLEST = 0.98
 
 
@@ -19,7 +19,7 @@ class Latency:
     batch: float
 
     def meets(self, ttft_s: float | None, tpot_s: float | None) -> bool:
-        """Within both targets; None is no target."""
+        """Return whether both targets are met; None is no target."""
         return (ttft_s is None or self.ttft_s <= ttft_s) and (
             tpot_s is None or self.tpot_s <= tpot_s
         )
@@ -28,10 +28,10 @@ class Latency:
 def latencies(
     tenants: Sequence[Tenant], loads: Loads, served: Sequence[float]
 ) -> tuple[Latency, ...]:
-    """Of each model when `served` of its rate is admitted.
+    """Return each model's latency if `served` of its rate is admitted.
 
-    A fluid model: sequences in decode by Little's law, the wait for the prefill lane as in an
-    M/D/1 queue. Requests that are not admitted (a fraction below 1) are not waited for.
+    This is a fluid model: sequences in decode by Little's law, waits for the prefill lane as in an
+    M/D/1 queue. Requests that are not admitted (a fraction below 1) do not count as waiting.
     """
     rates = [each.rate * share for each, share in zip(tenants, served, strict=True)]
     jobs = [each.cost.prefill_job_s(loads.prefill_share) * loads.slowdown for each in tenants]
@@ -65,7 +65,7 @@ def _prefill_load(tenants: Sequence[Tenant], loads: Loads, rates: Sequence[float
 def _steps(
     tenants: Sequence[Tenant], loads: Loads, numbers: Sequence[float], prefill_lane: float
 ) -> list[float]:
-    """Seconds between two tokens of a sequence, its turn awaited."""
+    """Seconds between two tokens of a sequence, including the wait for its turn."""
     alone = [
         each.cost.step_s(max(1.0, number), share) * loads.slowdown
         for each, number, share in zip(tenants, numbers, loads.decode_shares, strict=True)

@@ -1,4 +1,4 @@
-"""What one model needs on one kind of mesh: memory, and seconds by batch and SM share."""
+"""Cost of one model on one kind of mesh: memory, and seconds by batch and SM share."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -18,15 +18,15 @@ def _ladder() -> tuple[int, ...]:
     return tuple(sorted({round(2 ** (step / 4)) for step in range(53)}))
 
 
-# Batch sizes that are considered, four an octave up to 8,192. A unit's batch is rounded *down* to
+# Considered batch sizes, four per octave up to 8,192. A unit's batch is rounded *down* to
 # one of them, so that every estimate is also a mode of the relaxation that bounds it.
 BATCHES = _ladder()
 
 
 class ModelCost:
-    """One model, whatever its rate, on meshes of `tp` GPUs of one kind. Predictions are memoised.
+    """Cost of a model, at any rate, on meshes of `tp` GPUs of one kind. Predictions are memoised.
 
-    Raises DoesNotFit where its heads cannot be split over `tp` GPUs.
+    Raises DoesNotFit if its heads cannot be split over `tp` GPUs.
 
     static_bytes: weights and block tables. activation_bytes: of one job at a time. floor_blocks:
     blocks of one sequence of the greatest length; sequence_blocks: of one of the mean length.
@@ -49,7 +49,7 @@ class ModelCost:
         self._decode: dict[tuple[int, float], tuple[float, float]] = {}
 
     def batch(self, quota_blocks: int) -> int:
-        """The largest considered batch of mean sequences that fits; 1 at least."""
+        """Return the largest considered batch of mean sequences that fits, at least 1."""
         most = min(self.demand.max_seqs, quota_blocks // self.sequence_blocks)
         return BATCHES[max(0, bisect_right(BATCHES, most) - 1)]
 

@@ -1,16 +1,16 @@
-"""Which SM shares the jobs of a unit get, and how busy it is with them at its demand."""
+"""SM shares of a unit's jobs, and the load of its resources at its demand."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from muxcluster.placement.estimator.modelcost import ModelCost
 
-_SPLITS = (0.3, 0.5, 0.7, 0.9)  # Prefill shares that are tried; decodes get what is left of the SMs
+_SPLITS = (0.3, 0.5, 0.7, 0.9)  # prefill shares to try; decodes get the other SMs
 
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """A model on a unit: what it costs there, requests/s offered to it, its decode batch."""
+    """A model on a unit: its cost there, the requests/s offered to it, its decode batch."""
 
     cost: ModelCost
     rate: float
@@ -19,13 +19,13 @@ class Tenant:
 
 @dataclass(frozen=True, slots=True)
 class Loads:
-    """How busy a unit is if all that is offered is served: 1 = all of the time."""
+    """Load of a unit's resources if all that is offered were served; 1 = busy all of the time."""
 
-    prefill_share: float  # of the one prefill that runs at a time
+    prefill_share: float  # SM share of the one prefill at a time
     # decode_shares, lanes: by model, SM share of its decodes and the load of its own decode lane (a
     # sequence is in one step at a time)
     decode_shares: tuple[float, ...]
-    slowdown: float  # factor that co-running costs, in the loads already
+    slowdown: float  # factor of co-running, already included in the loads
     lanes: tuple[float, ...]
     # prefill, sms, bandwidth: by model, its part of the load of the prefill lane, of the SMs' time,
     # of the memory's
@@ -35,13 +35,13 @@ class Loads:
 
     @property
     def shared(self) -> bool:
-        """Jobs run side by side; otherwise one after the other on the whole GPU."""
+        """Whether jobs run side by side, not one after the other on the whole GPU."""
         return self.prefill_share < 1
 
     @property
     def greatest(self) -> float:
-        """Of the resource that is used most. A decode lane counts where it is too small only: its
-        SMs were chosen to be just enough."""
+        """Load of the resource that is used most. A decode lane counts only if it is too small,
+        because its SMs were chosen to be just enough."""
         full = [lane for lane in self.lanes if lane > 1]
         return max(sum(self.prefill), sum(self.sms), sum(self.bandwidth), *full)
 
@@ -53,13 +53,13 @@ def candidates(tenants: Sequence[Tenant], rungs: Sequence[float]) -> list[Loads]
         loads = _side_by_side(tenants, rungs, split, 1.0)
         found.append(loads)
         if loads.greatest > 1:
-            # what cannot be served needs no SMs: fewer for each leave more for all
+            # requests that cannot be served need no SMs: smaller shares leave more for all
             found.append(_side_by_side(tenants, rungs, split, 1 / loads.greatest))
     return found
 
 
 def _in_turns(tenants: Sequence[Tenant]) -> Loads:
-    """Every job on the whole GPU, one at a time: temporal sharing, and what `mixed` improves on."""
+    """Load with one job at a time on the whole GPU: temporal sharing, and a bound for `mixed`."""
     busy, drawn = [], []
     for each in tenants:
         prefill_s, prefill_draw = each.cost.prefill(1.0)
@@ -74,10 +74,10 @@ def _in_turns(tenants: Sequence[Tenant]) -> Loads:
 def _side_by_side(
     tenants: Sequence[Tenant], rungs: Sequence[float], prefill_share: float, part: float
 ) -> Loads:
-    """Prefill on its share of the SMs beside decodes on the rest (MuxServe §3.1).
+    """Load with prefill on its share of the SMs and decodes on the rest (MuxServe §3.1).
 
     A model's decodes get the fewest SMs on which its own lane meets `part` of its rate (Alg. 2);
-    the SMs' time, share x seconds, is what concurrent jobs compete for.
+    concurrent jobs compete for the SMs' time, share x seconds.
     """
     rest = [rung for rung in rungs if rung <= 1 - prefill_share + 1e-9]
     prefills = [each.cost.prefill(prefill_share) for each in tenants]
@@ -108,8 +108,8 @@ def _side_by_side(
 def _decode_shares(
     tenants: Sequence[Tenant], rest: Sequence[float], drawn_beside: float, part: float
 ) -> tuple[list[float], float]:
-    """(share of each model's decodes, slowdown beside a prefill). More SMs also draw more, so the
-    slowdown that the shares are chosen for is that of the shares found without it."""
+    """Return (share of each model's decodes, slowdown beside a prefill). More SMs also draw more
+    bandwidth; the shares are chosen for the slowdown of the shares found without it."""
     slower = 1.0
     for _ in range(2):
         shares = [_fewest(each, rest, slower * part) for each in tenants]

@@ -13,30 +13,29 @@ from muxcluster.placement.memory import DoesNotFit, block_bytes, kv_blocks, usab
 from muxcluster.placement.problem import Problem
 from muxcluster.placement.quota import split_blocks
 
-# (index of a demand of the problem, requests/s of it that a unit is offered).
+# (index of a demand of the problem, requests/s offered to a unit)
 Offer = tuple[int, float]
 _BISECTIONS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class UnitEstimate:
-    """A mesh with models on it."""
+    """Estimate of a mesh with models on it."""
 
-    kv_blocks: int  # kv_blocks, quotas: the pool and its first division
+    kv_blocks: int  # kv_blocks, quotas: the pool and its initial division
     tenants: tuple[Tenant, ...]
     quotas: tuple[int, ...]
     loads: Loads
     served: tuple[float, ...]  # by model, fraction of the rate offered
-    value: float  # of the objective, additive over units
+    value: float  # part of the objective, additive over units
     load: float  # of its fullest resource if all that is offered were served; above 1 it is not
 
     @property
     def throughput(self) -> float:
-        """Requests/s over all its models."""
         return sum(each.rate * share for each, share in zip(self.tenants, self.served, strict=True))
 
     def latencies(self) -> tuple[Latency, ...]:
-        """Of each model at what it is served."""
+        """Latency of each model at its served rate."""
         return latencies(self.tenants, self.loads, self.served)
 
 
@@ -58,7 +57,7 @@ class Estimator:
         return len(self._units)
 
     def unit(self, gpu: Gpu, tp: int, offers: Sequence[Offer]) -> UnitEstimate | None:
-        """The estimate, or None where the models do not fit on the mesh together.
+        """Return the estimate, or None if the models do not fit on the mesh together.
 
         offers: at least one, each model at most once.
         """
@@ -71,7 +70,7 @@ class Estimator:
         return self._units[key]
 
     def refusal(self, gpu: Gpu, tp: int, offers: Sequence[Offer]) -> DoesNotFit | None:
-        """Why `unit` gives None, or None where it does not."""
+        """Return the reason why `unit` returns None, else None."""
         try:
             self._estimate(gpu, tp, tuple(sorted(offers)))
         except DoesNotFit as error:
@@ -79,7 +78,7 @@ class Estimator:
         return None
 
     def model(self, index: int, gpu: Gpu, tp: int, bytes_per_block: int) -> ModelCost:
-        """What a model costs on a kind of mesh. Raises DoesNotFit where it cannot be split so."""
+        """Cost of a model on a kind of mesh. Raises DoesNotFit if it cannot be split so."""
         key = (index, gpu, tp, bytes_per_block)
         found = self._models.get(key)
         if found is None:
@@ -120,7 +119,7 @@ class Estimator:
     def _pool_blocks(
         self, gpu: Gpu, tp: int, costs: Sequence[ModelCost], bytes_per_block: int
     ) -> int:
-        """As memory.kv_blocks, from the memoised parts; that one words the refusal."""
+        """Compute `memory.kv_blocks` from memoised parts; that function words the refusal."""
         limits = self.problem.limits
         pool = usable_bytes(gpu, tp) - sum(cost.static_bytes for cost in costs)
         pool -= max(cost.activation_bytes for cost in costs)
@@ -147,7 +146,7 @@ class Estimator:
 def _within_targets(
     tenants: Sequence[Tenant], loads: Loads, served: tuple[float, ...], values: Sequence[float]
 ) -> tuple[tuple[float, ...], list[float]]:
-    """The largest common part of `served` at which every target that can be met is met, and the
+    """Return the largest common part of `served` at which all reachable targets are met, and the
     values: 0 for a model whose targets fail even on an otherwise idle unit."""
     idle = latencies(tenants, loads, [0.0] * len(tenants))
     hopeful = [_meets(each, late) for each, late in zip(tenants, idle, strict=True)]

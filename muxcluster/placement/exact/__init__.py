@@ -1,4 +1,4 @@
-"""How far from the best: a proven bound, and set partition over (mesh, models) columns."""
+"""Optimality: a proven bound, and set partition over (mesh, models) columns."""
 
 from muxcluster.placement.exact.relaxation import upper_bound
 from muxcluster.placement.exact.solve import solve_exact

@@ -1,4 +1,4 @@
-"""What a replica of a model costs a mesh per request served, in every way that it may be run."""
+"""Modes: cost of a model's replica on a mesh, per request served, for each way of running it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,8 +22,8 @@ KV, LANE, PREFILL, SMS, BANDWIDTH = range(5)
 class Modes:
     """A model on one kind of mesh."""
 
-    # [modes, 5]. static_bytes, activation_bytes, floor_bytes (one longest sequence): of the model,
-    # the least over the block sizes it may meet.
+    # static_bytes, activation_bytes, floor_bytes (one longest sequence): least over the block sizes
+    # that the model may have; table: [modes, 5]
     table: NDArray[np.float64]
     static_bytes: int
     activation_bytes: int
@@ -32,21 +32,21 @@ class Modes:
 
 @dataclass(frozen=True, slots=True)
 class Detail:
-    """How finely modes are told apart; coarse is faster, never stricter."""
+    """Resolution of the modes; a coarse one is faster, and its bound is never lower."""
 
-    # Batches are taken in runs of so many; a run counts as one with the KV of its smallest batch
-    # and the speed of its fastest
+    # Batches per run; a run counts as one batch with the KV of its smallest and the speed of its
+    # fastest
     stride: int = 1
-    # One mode a batch, as cheap in each resource as the SM shares that are best for that resource
+    # One mode per batch, with the best SM shares for each resource separately
     melt_shares: bool = False
-    # Only the ends of a run are looked at, and counted as 1 % faster: time per request has its
-    # least between them by less than that (0.02 % at most for the published A100 profile)
+    # Only the ends of a run are evaluated, and counted as 1 % faster: the minimum between them is
+    # lower by less than that (at most 0.02 % for the published A100 profile)
     sampled: bool = False
 
 
 def modes_of(estimator: Estimator, index: int, gpu: Gpu, tp: int, detail: Detail) -> Modes | None:
-    """Every way in which a unit's estimate can run the model, or better ones; None where no unit
-    on such a mesh holds it."""
+    """Return a mode for every way in which an estimated unit can run the model, or better ones;
+    None if no unit on such a mesh holds it."""
     demand = estimator.problem.demands[index]
     usable = usable_bytes(gpu, tp)
     costs = [
@@ -76,7 +76,7 @@ def modes_of(estimator: Estimator, index: int, gpu: Gpu, tp: int, detail: Detail
 
 
 def _costs(estimator: Estimator, index: int, gpu: Gpu, tp: int) -> list[tuple[ModelCost, int]]:
-    """The model at each block size that it may meet in a unit, and that size."""
+    """Return the model's cost at each block size that it may have in a unit, and that size."""
     problem = estimator.problem
     least = block_bytes([problem.demands[index]], problem.limits)
     sizes = {block_bytes([demand], problem.limits) for demand in problem.demands}
@@ -94,7 +94,7 @@ def _needs(cost: ModelCost, size: int) -> int:
 
 
 def _runs(demand: Demand, sequence: int, pool: int, detail: Detail) -> list[tuple[int, ...]]:
-    """Batches that fit, in runs; of a sampled one, its first and the first of the next."""
+    """Return the batches that fit, in runs; a sampled run is its first and the next run's first."""
     most = min(demand.max_seqs, pool // sequence)
     fit = [batch for batch in BATCHES if batch == 1 or batch <= most]
     starts = range(0, len(fit), detail.stride)
@@ -105,7 +105,7 @@ def _runs(demand: Demand, sequence: int, pool: int, detail: Detail) -> list[tupl
 
 
 def _pairs_of_shares(cost: ModelCost, gpu: Gpu) -> list[tuple[float, float]]:
-    """(prefill, decode) SM shares that the estimator may choose, in turns on all SMs left out."""
+    """(prefill, decode) SM shares that the estimator may choose, without turns on all SMs."""
     tried = candidates((Tenant(cost, 1.0, 1),), gpu.shares)
     splits = [loads.prefill_share for loads in tried if loads.shared]
     return [(split, share) for split in splits for share in gpu.shares if share <= 1 - split + 1e-9]
@@ -114,7 +114,7 @@ def _pairs_of_shares(cost: ModelCost, gpu: Gpu) -> list[tuple[float, float]]:
 def _run_table(
     cost: ModelCost, run: Sequence[int], sequence: int, shares: Sequence[tuple[float, float]]
 ) -> NDArray[np.float64]:
-    """The modes of a run of batches [modes, 5]: in turns on the whole GPU, and side by side.
+    """Return the modes of a run of batches [modes, 5]: in turns on the whole GPU, and side by side.
 
     A model with less than one mean sequence of KV still counts as a batch of 1.
     """
@@ -126,8 +126,8 @@ def _run_table(
 
 
 def _best_decode(cost: ModelCost, run: Sequence[int], share: float) -> tuple[float, float, float]:
-    """(seconds, seconds of the whole bandwidth, draw) of a request's decode, each the least of a
-    run of batches."""
+    """Return (seconds, seconds of the whole bandwidth, draw) of a request's decode, each the least
+    over a run of batches."""
     found = [cost.decode(batch, share) for batch in run]
     return (
         min(seconds for seconds, _ in found),
@@ -137,7 +137,7 @@ def _best_decode(cost: ModelCost, run: Sequence[int], share: float) -> tuple[flo
 
 
 def _in_turns(cost: ModelCost, decode: tuple[float, float, float]) -> tuple[float, ...]:
-    """The lane of a job is the whole GPU: it is busy with this request for so long."""
+    """Return the mode in which each job has the whole GPU, busy with this request for so long."""
     prefill_s, prefill_draw = cost.prefill(1.0)
     decode_s, drawn, _ = decode
     busy = prefill_s + decode_s
@@ -147,7 +147,7 @@ def _in_turns(cost: ModelCost, decode: tuple[float, float, float]) -> tuple[floa
 def _side_by_side(
     cost: ModelCost, split: float, share: float, decode: tuple[float, float, float]
 ) -> tuple[float, ...]:
-    """As estimator.shares has it, slowed down by the model's own jobs only."""
+    """Return the mode of `estimator.shares`, slowed down by the model's own jobs only."""
     prefill_s, prefill_draw = cost.prefill(split)
     decode_s, drawn, draw = decode
     slower = cost.slowdown((prefill_draw, draw))
@@ -156,7 +156,7 @@ def _side_by_side(
 
 
 def _undominated(table: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Without the rows that another one undercuts in every column, or repeats."""
+    """Drop rows that another row undercuts in every column, or repeats."""
     table = np.unique(table, axis=0)
     kept: list[int] = []
     for number, row in enumerate(table):

@@ -7,20 +7,20 @@ from muxcluster.placement.estimator import Offer
 from muxcluster.placement.exact.columns import Prices
 from muxcluster.placement.exact.pieces import Split
 from muxcluster.placement.exact.program import Program
-from muxcluster.placement.search.layout import Placed, UnitBuilder
+from muxcluster.placement.search.layout import PlacedUnit, UnitBuilder
 
 _INF = float("inf")
 
 
 class Partition:
-    """Choose columns (how many of each) and one split a model; greatest merit.
+    """Choose columns (how many of each) and one split per model; greatest merit.
 
-    Rows: one split a model; of each piece as many replicas as the split chosen asks for; the
+    Rows: one split per model; of each piece as many replicas as the chosen split asks for; the
     meshes of each size that the nodes hold (Kind.holds).
     """
 
     def __init__(
-        self, builder: UnitBuilder, splits: Sequence[Split], columns: Sequence[Placed]
+        self, builder: UnitBuilder, splits: Sequence[Split], columns: Sequence[PlacedUnit]
     ) -> None:
         self._program = Program()
         self._columns = columns
@@ -46,7 +46,7 @@ class Partition:
             entries.append((self._one_split[split.index], 1.0))
             self._program.column(0.0, entries, upper=1.0, whole=True)
 
-    def _add_column(self, column: Placed) -> None:
+    def _add_column(self, column: PlacedUnit) -> None:
         entries = [(self._pieces[offer], 1.0) for offer in column.offers]
         entries += [
             (row, float(column.tp // size))
@@ -55,8 +55,9 @@ class Partition:
         ]
         self._program.column(column.merit, entries, whole=True)
 
-    def chosen(self, time_limit_s: float) -> list[Placed] | None:
-        """The best layout of these columns, or the best found in time; None where there is none."""
+    def chosen(self, time_limit_s: float) -> list[PlacedUnit] | None:
+        """Return the best layout of these columns, or the best found in time; None if there is
+        none."""
         values = self._program.whole(time_limit_s)
         if values is None:
             return None
@@ -68,7 +69,8 @@ class Partition:
         ]
 
     def prices(self, time_limit_s: float) -> Prices | None:
-        """Of the linear program; None where it has no solution or was not solved."""
+        """Return the dual prices of the linear program; None if it has no solution or was not
+        solved."""
         duals = self._program.duals(time_limit_s)
         if duals is None:
             return None

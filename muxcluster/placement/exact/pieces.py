@@ -1,18 +1,18 @@
-"""Ways to split a model's rate among replicas: the choices of the set partition."""
+"""Splits of a model's rate among replicas: the choices of the set partition."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from muxcluster.placement.estimator import Offer
-from muxcluster.placement.search.layout import Placed, UnitBuilder
+from muxcluster.placement.search.layout import PlacedUnit, UnitBuilder
 
 _REPLICAS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """One way to serve a model: so many replicas at each rate. Rates sum to the demand's."""
+    """A split of a model's rate: the number of replicas at each rate. Rates sum to the demand's."""
 
     index: int
     replicas: Mapping[float, int]
@@ -22,9 +22,9 @@ class Split:
         return ((self.index, rate) for rate in self.replicas)
 
 
-def splits_of(builder: UnitBuilder, start: Sequence[Placed]) -> list[Split]:
-    """Equal splits of every model into as many replicas as its rate can need, and the splits of
-    the layout `start`."""
+def splits_of(builder: UnitBuilder, start: Sequence[PlacedUnit]) -> list[Split]:
+    """Return the equal splits of every model into as many replicas as its rate may need, and the
+    splits of the layout `start`."""
     demands = builder.estimator.problem.demands
     splits = []
     for index, demand in enumerate(demands):
@@ -37,8 +37,8 @@ def splits_of(builder: UnitBuilder, start: Sequence[Placed]) -> list[Split]:
 
 
 def _most_replicas(builder: UnitBuilder, index: int) -> int:
-    """The meshes that the model fills alone, each of the smallest size that holds it; one more,
-    as replicas may share meshes."""
+    """Return the number of meshes that the model fills alone, each of the smallest size that holds
+    it, plus one, as replicas may share meshes."""
     rate = builder.estimator.problem.demands[index].rate
     sizes = sorted(builder.meshes, key=lambda mesh: mesh[1])
     alone = (builder.unit(gpu, tp, [(index, rate)]) for gpu, tp in sizes)

@@ -1,4 +1,4 @@
-"""A linear program, or one with whole numbers, put together row by row; HiGHS solves it."""
+"""A linear or mixed-integer program, built row by row and solved by HiGHS."""
 
 from collections.abc import Iterable
 
@@ -25,7 +25,7 @@ class Program:
         self._coefficients: list[float] = []
 
     def row(self, low: float, high: float) -> int:
-        """A new row and its limits; its number."""
+        """Add a row with its limits; return its number."""
         self._low.append(low)
         self._high.append(high)
         return len(self._low) - 1
@@ -38,7 +38,7 @@ class Program:
         upper: float = np.inf,
         whole: bool = False,
     ) -> int:
-        """A new variable, whole where asked for; its number."""
+        """Add a variable, integer if asked; return its number."""
         number = len(self._gains)
         self._gains.append(gain)
         self._upper.append(upper)
@@ -50,15 +50,15 @@ class Program:
         return number
 
     def optimum(self, time_limit_s: float) -> float:
-        """Of the linear program: whole numbers are not asked for. Infinite where it was not reached
-        in time, -infinite where there is no solution."""
+        """Return the optimum of the linear program, without the integer constraints; infinite if it
+        was not reached in time, -infinite if there is no solution."""
         found = self._solved(time_limit_s, None)
         if found.status == _INFEASIBLE:
             return -np.inf
         return -float(found.fun) if found.status == 0 else np.inf
 
     def whole(self, time_limit_s: float) -> NDArray[np.float64] | None:
-        """The best solution with whole numbers, or the best found in time; None without any."""
+        """Return the best integer solution, or the best found in time; None if there is none."""
         found = self._solved(time_limit_s, np.array(self._whole, dtype=int))
         return None if found.x is None else np.asarray(found.x)
 
@@ -72,8 +72,8 @@ class Program:
         )
 
     def duals(self, time_limit_s: float) -> NDArray[np.float64] | None:
-        """What one more unit of each row's limit is worth in the linear program, by row; None
-        where it was not solved. Rows are equalities or have an upper limit only."""
+        """Return the dual value of each row's limit in the linear program; None if it was not
+        solved. Rows are equalities or have an upper limit only."""
         matrix, low, high = self._matrix(), np.array(self._low), np.array(self._high)
         equal = low == high
         found = linprog(

@@ -1,13 +1,13 @@
-"""A bound that no plan exceeds: all meshes of a kind and size melted into one (linear relaxation).
+"""A bound that no plan exceeds: linear relaxation over all meshes of a kind and size together.
 
-Each replica of a model runs in one of its modes (batch, SM shares); what is served of it is a
-variable, and the meshes' memory, SM time, memory bandwidth and prefill lane are summed over equal
-meshes. Every layout, with any number of replicas and any split of the rates, is a solution of that
-program: a unit's batches, shares and served rates satisfy each row with the unit's own numbers.
+Each replica of a model runs in one of its modes (batch, SM shares); its served rate is a variable,
+and memory, SM time, memory bandwidth and prefill lane are summed over equal meshes. Every layout,
+with any number of replicas and any split of the rates, is a solution of that program: a unit's
+batches, shares and served rates satisfy each row with the unit's own numbers.
 
-What it gives away, and why a gap is left on overloaded clusters: that models of one unit are served
-the same fraction of their rates, that quotas follow the rates, and that a model is on a mesh wholly
-or not at all. Whole numbers of meshes were tried and tighten it by less than 0.1 %.
+The relaxation drops three rules, which leaves a gap on overloaded clusters: models of one unit are
+served the same fraction of their rates, quotas follow the rates, and a model is on a mesh wholly or
+not at all. Whole numbers of meshes were tried and tighten it by less than 0.1 %.
 """
 
 import time
@@ -30,22 +30,22 @@ from muxcluster.placement.search.gpus import Kind
 from muxcluster.placement.search.layout import UnitBuilder
 
 INF = float("inf")
-_ROUNDING = 1e-6  # Relative; what the solver's tolerances may hide
-# Tried in turn while there is time.
+_ROUNDING = 1e-6  # relative error within the solver's tolerances
+# Tried one after another while there is time.
 _DETAILS = (Detail(stride=8, melt_shares=True), Detail(stride=4), Detail())
-# Models times kinds of mesh from which modes are sampled: looking at all takes too long.
+# Number of models times kinds of mesh above which modes are sampled, because all take too long.
 _MANY_PAIRS = 3000
-# Seconds to find the modes of a model on a kind of mesh; without time for that none are sought.
+# Seconds to find the modes of a model on a kind of mesh; skipped if there is less time.
 _PAIR_S = 0.004
-_FINER = 8.0  # How many times longer the next detail takes, at most
+_FINER = 8.0  # most times longer that the next detail takes
 
 
 def upper_bound(builder: UnitBuilder, time_limit_s: float, reached: float = 0.0) -> float | None:
-    """No layout of the builder's problem has a greater value (sum of Placed.estimate.value).
+    """Return a value that no layout exceeds (sum of PlacedUnit.estimate.value).
 
-    At most the value of serving everything; None for "fewest-gpus"; -inf where not even the
-    relaxation has a place for every model. time_limit_s: about. reached: value of a layout, which
-    may be all there is to reach: then nothing is computed.
+    It is at most the value of serving everything; None for "fewest-gpus"; -inf if not even the
+    relaxation has a place for every model. time_limit_s: approximate. reached: value of a known
+    layout; if that is the maximum, nothing is computed.
     """
     problem = builder.estimator.problem
     if problem.objective == "fewest-gpus":
@@ -57,7 +57,7 @@ def upper_bound(builder: UnitBuilder, time_limit_s: float, reached: float = 0.0)
         begin = time.perf_counter()
         if _proven(reached, bound) or pairs * _PAIR_S > end - begin:
             return bound
-        program = _Melted(builder, replace(detail, sampled=pairs > _MANY_PAIRS)).program
+        program = _PooledProgram(builder, replace(detail, sampled=pairs > _MANY_PAIRS)).program
         bound = min(bound, _padded(program.optimum(end - time.perf_counter())))
         took = time.perf_counter() - begin
         if took * _FINER > end - time.perf_counter():
@@ -84,7 +84,7 @@ class _MeshRows:
     bandwidth: int
 
 
-class _Melted:
+class _PooledProgram:
     """The program of `upper_bound`; bytes in GiB."""
 
     def __init__(self, builder: UnitBuilder, detail: Detail) -> None:
@@ -122,8 +122,8 @@ class _Melted:
             self._add_model(index, modes, rows, once)
 
     def _add_model(self, index: int, modes: Modes, rows: _MeshRows, once: int) -> None:
-        """A replica is on the meshes for as much as its lane is busy, or idle there: the model is
-        there, but this part of it serves nothing."""
+        """Add a replica: it is on the meshes for as long as its lane is busy, or idle there: the
+        model is loaded, but this part of it serves nothing."""
         static = modes.static_bytes / GIB
         idle = [(self._covers[index], 1.0), (rows.memory, static), (once, 1.0)]
         self.program.column(0.0, idle)
@@ -141,7 +141,7 @@ class _Melted:
             self.program.column(self._gains[index], [each for each in entries if each[1] != 0.0])
 
     def _modes(self, index: int, gpu: Gpu, tp: int) -> Modes | None:
-        """Computed once for models that differ in name, rate and worth only."""
+        """Return the modes, computed once for models that differ in name, rate and worth only."""
         demand = self._demands[index]
         key = (
             (demand.shape, demand.itemsize, demand.prompt_tokens, demand.output_tokens),

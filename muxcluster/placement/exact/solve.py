@@ -1,8 +1,8 @@
-"""Exact mode: set partition over (mesh, models) columns, and a bound on every plan there is.
+"""Exact mode: set partition over (mesh, models) columns, and a bound on every plan.
 
-The partition is complete for equal splits of the rates where its columns can all be enumerated;
+The partition is complete for equal splits of the rates if all its columns can be enumerated;
 otherwise columns come from pricing (column generation, Gilmore & Gomory 1961, with a greedy
-pricing), and the answer is the best layout of those found. The bound is the relaxation's, of all
+pricing), and the answer is the best layout of those found. The bound is the relaxation's, over all
 layouts and all splits.
 """
 
@@ -18,25 +18,25 @@ from muxcluster.placement.exact.pieces import Split, splits_of
 from muxcluster.placement.exact.relaxation import upper_bound
 from muxcluster.placement.hardware import GIB
 from muxcluster.placement.memory import DoesNotFit, usable_bytes, weight_bytes
-from muxcluster.placement.search.layout import Placed, UnitBuilder, merit, value
+from muxcluster.placement.search.layout import PlacedUnit, UnitBuilder, merit, value
 from muxcluster.placement.search.refusals import first_refusal
 
 _MOST_COLUMNS = 40_000
-# Those of few models, where all of them are far too many; pricing finds the others.
+# Columns with few models, if all are far too many; pricing finds the others.
 _FIRST_COLUMNS = 4_000
-# Sets of pieces per column allowed beyond which no memory limit makes all columns few enough.
+# Sets of pieces per allowed column; with more, not even memory limits leave few enough columns.
 _HOPELESS = 20.0
-_CLOSE = 1e-6  # Relative; a layout as near to its bound is the best
-_SLACK = 1e-6  # Requests/s; what the solver's tolerances may hide
+_CLOSE = 1e-6  # relative; a layout this close to its bound is optimal
+_SLACK = 1e-6  # requests/s; error within the solver's tolerances
 
 
 def solve_exact(
-    builder: UnitBuilder, start: Sequence[Placed], time_limit_s: float
-) -> tuple[list[Placed], float]:
-    """(a layout at least as good as `start`, value that no layout exceeds).
+    builder: UnitBuilder, start: Sequence[PlacedUnit], time_limit_s: float
+) -> tuple[list[PlacedUnit], float]:
+    """Return (a layout at least as good as `start`, a value that no layout exceeds).
 
-    start: every model of the problem at its whole rate, or empty. Raises DoesNotFit where no
-    layout was found that holds all models; it names the largest, and what all lack together.
+    start: every model of the problem at its whole rate, or empty. Raises DoesNotFit if no layout
+    was found that holds all models; it names the largest, and what all lack together.
     """
     end = time.perf_counter() + time_limit_s
     found = upper_bound(builder, time_limit_s / 3, value(start))
@@ -51,8 +51,10 @@ def solve_exact(
     return best, max(bound, value(best))
 
 
-def _partitioned(builder: UnitBuilder, start: Sequence[Placed], end: float) -> list[Placed] | None:
-    """The best layout of the columns that were found in time."""
+def _partitioned(
+    builder: UnitBuilder, start: Sequence[PlacedUnit], end: float
+) -> list[PlacedUnit] | None:
+    """Return the best layout of the columns that were found in time."""
     splits = splits_of(builder, start)
     pool = Pool(builder, sorted({piece for split in splits for piece in split.pieces()}))
     for unit in start:
@@ -65,14 +67,14 @@ def _partitioned(builder: UnitBuilder, start: Sequence[Placed], end: float) -> l
 
 
 def _budget(builder: UnitBuilder, splits: Sequence[Split]) -> int:
-    """Columns to enumerate."""
+    """Number of columns to enumerate."""
     choices = Counter(index for split in splits for index, _ in split.pieces())
     sets = len(builder.meshes) * math.prod(1.0 + number for number in choices.values())
     return _MOST_COLUMNS if sets <= _HOPELESS * _MOST_COLUMNS else _FIRST_COLUMNS
 
 
 def _generate(builder: UnitBuilder, pool: Pool, splits: Sequence[Split], end: float) -> None:
-    """Adds columns that the linear program gains from, until there is none or `end` comes."""
+    """Add columns that improve the linear program, until there are none or the time is `end`."""
     while time.perf_counter() < end:
         prices = Partition(builder, splits, pool.columns).prices(end - time.perf_counter())
         if prices is None or pool.price(prices, end) == 0:
@@ -80,9 +82,13 @@ def _generate(builder: UnitBuilder, pool: Pool, splits: Sequence[Split], end: fl
 
 
 def _worthwhile(
-    builder: UnitBuilder, pool: Pool, splits: Sequence[Split], start: Sequence[Placed], end: float
-) -> list[Placed]:
-    """The columns that a layout better than `start` can have."""
+    builder: UnitBuilder,
+    pool: Pool,
+    splits: Sequence[Split],
+    start: Sequence[PlacedUnit],
+    end: float,
+) -> list[PlacedUnit]:
+    """Return the columns that a layout better than `start` can have."""
     columns = pool.columns
     if not start:
         return columns
@@ -95,13 +101,14 @@ def _worthwhile(
 
 
 def _part_of(end: float, part: float) -> float:
-    """The moment when so much of the time until `end` is over."""
+    """Return the moment when this part of the time until `end` is over."""
     now = time.perf_counter()
     return now + part * (end - now)
 
 
 def _unplaceable(builder: UnitBuilder) -> DoesNotFit:
-    """A model that no mesh holds, or the one with the largest weights and what all lack."""
+    """Name a model that no mesh holds, or the one with the largest weights and the memory that all
+    lack."""
     demands = builder.estimator.problem.demands
     least = []
     for index in range(len(demands)):

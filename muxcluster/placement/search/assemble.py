@@ -1,4 +1,4 @@
-"""From a layout to plan.json: meshes get nodes and GPUs, units their names."""
+"""From a layout to the units of plan.json: assign GPUs to meshes."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -6,95 +6,97 @@ from itertools import zip_longest
 
 from muxcluster.placement.plan import PlannedModel, PlannedUnit
 from muxcluster.placement.problem import Node, Problem
-from muxcluster.placement.search.layout import Placed
+from muxcluster.placement.search.layout import PlacedUnit
 
 
 @dataclass(frozen=True, slots=True)
-class _Seat:
+class _PlacedMesh:
     """GPUs `first` to `first + tp` of a node."""
 
     node: Node
     first: int
-    unit: Placed
+    unit: PlacedUnit
 
 
 def planned_units(
-    problem: Problem, units: Sequence[Placed], before: Sequence[PlannedUnit | None] = ()
+    problem: Problem, units: Sequence[PlacedUnit], before: Sequence[PlannedUnit | None] = ()
 ) -> tuple[PlannedUnit, ...]:
-    """The units on nodes: large meshes first, each on the first node with room, so that meshes of
-    a power of two lie aligned. `units` fit (Kind.holds).
+    """Assign GPUs to the units: large meshes first, each on the first node with room, so that
+    meshes of a power of two are aligned. `units` must fit (Kind.holds).
 
-    before: for each unit, the one whose GPUs it keeps, if any; all are seated anew where the
-    others would find no room beside those.
+    before: for each unit, the one whose GPUs it keeps, if any; if the other units find no room
+    beside those, all units get new GPUs.
     """
-    seats = _seated(problem, units, before) if any(before) else None
-    seats = seats or _seated(problem, units, ())
-    assert seats is not None, "meshes that fit by count find no seats"
+    meshes = _with_gpus(problem, units, before) if any(before) else None
+    meshes = meshes or _with_gpus(problem, units, ())
+    assert meshes is not None, "meshes that fit by count find no GPUs"
     return tuple(
         PlannedUnit(
-            id=f"{seat.node.name}-{number}",
-            node=seat.node.name,
-            gpus=tuple(range(seat.first, seat.first + seat.unit.tp)),
-            tp=seat.unit.tp,
-            kv_blocks=seat.unit.estimate.kv_blocks,
-            models=_models(problem, seat.unit),
+            id=f"{mesh.node.name}-{number}",
+            node=mesh.node.name,
+            gpus=tuple(range(mesh.first, mesh.first + mesh.unit.tp)),
+            tp=mesh.unit.tp,
+            kv_blocks=mesh.unit.estimate.kv_blocks,
+            models=_models(problem, mesh.unit),
         )
-        for number, seat in _numbered(seats)
+        for number, mesh in _numbered(meshes)
     )
 
 
-def _seated(
-    problem: Problem, units: Sequence[Placed], before: Sequence[PlannedUnit | None]
-) -> list[_Seat] | None:
-    """A seat for each unit, None where one finds none."""
+def _with_gpus(
+    problem: Problem, units: Sequence[PlacedUnit], before: Sequence[PlannedUnit | None]
+) -> list[_PlacedMesh] | None:
+    """Assign GPUs to each unit; None if there are none for one."""
     nodes = {node.name: node for node in problem.nodes}
     free = {node.name: [True] * node.num_gpus for node in problem.nodes}
-    seats, others = [], []
+    meshes, others = [], []
     for unit, old in zip_longest(units, before):
         if old is None or not _can_keep(old, free[old.node]):
             others.append(unit)
         else:
-            seats.append(_Seat(nodes[old.node], old.gpus[0], unit))
-            _take(free[old.node], seats[-1])
+            meshes.append(_PlacedMesh(nodes[old.node], old.gpus[0], unit))
+            _take(free[old.node], meshes[-1])
     for unit in sorted(others, key=lambda unit: (-unit.tp, unit.offers)):
-        seat = _first_free(problem, free, unit)
-        if seat is None:
+        mesh = _first_free(problem, free, unit)
+        if mesh is None:
             return None
-        seats.append(seat)
-        _take(free[seat.node.name], seat)
-    return seats
+        meshes.append(mesh)
+        _take(free[mesh.node.name], mesh)
+    return meshes
 
 
 def _can_keep(old: PlannedUnit, free: Sequence[bool]) -> bool:
-    """Its GPUs lie side by side, and no other unit has one of them."""
+    """Return whether its GPUs are adjacent and used by no other unit."""
     first, end = old.gpus[0], old.gpus[0] + old.tp
     return old.gpus == tuple(range(first, end)) and all(free[first:end])
 
 
-def _take(free: list[bool], seat: _Seat) -> None:
-    free[seat.first : seat.first + seat.unit.tp] = [False] * seat.unit.tp
+def _take(free: list[bool], mesh: _PlacedMesh) -> None:
+    free[mesh.first : mesh.first + mesh.unit.tp] = [False] * mesh.unit.tp
 
 
-def _first_free(problem: Problem, free: Mapping[str, Sequence[bool]], unit: Placed) -> _Seat | None:
+def _first_free(
+    problem: Problem, free: Mapping[str, Sequence[bool]], unit: PlacedUnit
+) -> _PlacedMesh | None:
     for node in problem.nodes:
         if node.gpu != unit.gpu:
             continue
         for first in range(0, node.num_gpus - unit.tp + 1, unit.tp):
             if all(free[node.name][first : first + unit.tp]):
-                return _Seat(node, first, unit)
+                return _PlacedMesh(node, first, unit)
     return None
 
 
-def _numbered(seats: Iterable[_Seat]) -> Iterable[tuple[int, _Seat]]:
-    """By node and GPU; counted anew on each node."""
+def _numbered(meshes: Iterable[_PlacedMesh]) -> Iterable[tuple[int, _PlacedMesh]]:
+    """Number the units of each node by their GPUs."""
     number, name = 0, None
-    for seat in sorted(seats, key=lambda seat: (seat.node.name, seat.first)):
-        number = number + 1 if seat.node.name == name else 0
-        name = seat.node.name
-        yield number, seat
+    for mesh in sorted(meshes, key=lambda mesh: (mesh.node.name, mesh.first)):
+        number = number + 1 if mesh.node.name == name else 0
+        name = mesh.node.name
+        yield number, mesh
 
 
-def _models(problem: Problem, unit: Placed) -> tuple[PlannedModel, ...]:
+def _models(problem: Problem, unit: PlacedUnit) -> tuple[PlannedModel, ...]:
     found = unit.estimate
     return tuple(
         PlannedModel(

@@ -1,19 +1,19 @@
-"""Placements to compare with: one model a mesh, and most free memory first."""
+"""Baseline placements: one model a mesh, and most free memory first."""
 
 from collections.abc import Sequence
 
 from muxcluster.placement.memory import DoesNotFit
 from muxcluster.placement.search.draft import Draft
-from muxcluster.placement.search.layout import Placed, UnitBuilder
+from muxcluster.placement.search.layout import PlacedUnit, UnitBuilder
 from muxcluster.placement.search.orders import by_weight
 from muxcluster.placement.search.refusals import first_refusal
 
 
-def spatial(builder: UnitBuilder) -> list[Placed]:
-    """Every model on a mesh of its own: the fewest GPUs that hold it, large models first; then
-    the fullest unit that can grows, again and again, until GPUs or needs end (MuxServe §4.1).
+def spatial(builder: UnitBuilder) -> list[PlacedUnit]:
+    """Give every model a mesh of its own: the fewest GPUs that hold it, large models first; then
+    double the mesh of the fullest unit, repeatedly, until GPUs or needs end (MuxServe §4.1).
 
-    Raises DoesNotFit where there are too few GPUs for a mesh each.
+    Raises DoesNotFit if there are too few GPUs for a mesh each.
     """
     draft = Draft(builder)
     for index in by_weight(builder):
@@ -26,11 +26,11 @@ def spatial(builder: UnitBuilder) -> list[Placed]:
     return draft.units
 
 
-def memory_greedy(builder: UnitBuilder) -> list[Placed]:
-    """Equal meshes; models by rate, each on the mesh with most memory free (the paper's placement
-    ablation, MuxServe §4.4). The meshes are the smallest on which all find a place.
+def memory_greedy(builder: UnitBuilder) -> list[PlacedUnit]:
+    """Put models, by rate, on the one of several equal meshes with most free memory (the paper's
+    placement ablation, MuxServe §4.4). The meshes are the smallest on which all find a place.
 
-    Raises DoesNotFit where that is none.
+    Raises DoesNotFit if there are none.
     """
     demands = builder.estimator.problem.demands
     order = sorted(range(len(demands)), key=lambda index: -demands[index].rate)
@@ -44,7 +44,7 @@ def memory_greedy(builder: UnitBuilder) -> list[Placed]:
     raise refusals[-1]
 
 
-def _smallest(draft: Draft, index: int) -> Placed | None:
+def _smallest(draft: Draft, index: int) -> PlacedUnit | None:
     rate = draft.builder.estimator.problem.demands[index].rate
     for gpu, tp in sorted(draft.builder.meshes, key=lambda mesh: mesh[1]):
         if draft.room.fits(gpu, tp):
@@ -55,7 +55,7 @@ def _smallest(draft: Draft, index: int) -> Placed | None:
 
 
 def _no_mesh(draft: Draft, index: int) -> DoesNotFit:
-    """No mesh of the cluster holds the model, or all of them are taken."""
+    """Return an error: no mesh of the cluster holds the model, or all of them are taken."""
     if all(draft.builder.unit(gpu, tp, [(index, 1.0)]) is None for gpu, tp in draft.builder.meshes):
         return first_refusal(draft.builder, index)
     name = draft.builder.estimator.problem.demands[index].name
@@ -63,7 +63,7 @@ def _no_mesh(draft: Draft, index: int) -> DoesNotFit:
 
 
 def _grown(draft: Draft) -> bool:
-    """Doubles the mesh of the fullest unit that can be; False where that helps none."""
+    """Double the mesh of the fullest unit that can grow; False if that helps none."""
     order = sorted(
         range(len(draft.units)), key=lambda each: draft.units[each].estimate.load, reverse=True
     )
@@ -76,7 +76,7 @@ def _grown(draft: Draft) -> bool:
     return False
 
 
-def _filled(builder: UnitBuilder, order: Sequence[int], tp: int) -> list[Placed]:
+def _filled(builder: UnitBuilder, order: Sequence[int], tp: int) -> list[PlacedUnit]:
     draft = Draft(builder)
     for index in order:
         _put_where_memory_is(draft, index, tp)

@@ -1,4 +1,4 @@
-"""Which multisets of meshes the nodes can hold: a mesh is a power of two GPUs of one node."""
+"""Multisets of meshes that the nodes can hold: a mesh is a power of two GPUs of one node."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,14 +17,13 @@ class Kind:
 
     @property
     def num_gpus(self) -> int:
-        """Over all nodes."""
         return sum(self.sizes)
 
     def holds(self, counts: Mapping[int, int]) -> bool:
-        """Whether meshes, `counts` by tp, fit on the nodes at once.
+        """Return whether meshes, `counts` by tp, fit on the nodes at once.
 
-        Sizes divide one another, so a mesh takes the room of tp / size smaller ones wherever it
-        lies, and counting is exact.
+        Sizes divide one another, so a mesh takes the room of tp / size smaller ones at any place,
+        and counting is exact.
         """
         return all(
             sum(number * (tp // size) for tp, number in counts.items() if tp >= size) <= slots
@@ -33,8 +32,8 @@ class Kind:
 
 
 def kinds_of(nodes: Iterable[Node]) -> tuple[Kind, ...]:
-    """The nodes by kind of GPU, in the order of their names. Machines' cores ("cpu") are of as many
-    kinds as there are sizes of machines."""
+    """Group the nodes by kind of GPU, in the order of their names. Cores of machines ("cpu") have
+    one kind per machine size."""
     sizes: dict[Gpu, list[int]] = {}
     for node in nodes:
         sizes.setdefault(node.gpu, []).append(node.num_gpus)

@@ -1,8 +1,8 @@
-"""Greedy construction: every model gets a place, then idle GPUs go where they help most (Alg. 1).
+"""Greedy construction: place every model, then use idle GPUs where they help most (Alg. 1).
 
-The reference enumerates mesh groups and fills each; here meshes are opened as models need them,
-under a price per GPU, so that symmetric groups are never looked at twice and replicas come out of
-the same step.
+The reference enumerates mesh groups and fills each. Here meshes are opened as models need them,
+under a price per GPU, so that symmetric groups are never evaluated twice and replicas come from the
+same step.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,9 +12,9 @@ from heapq import nsmallest
 from muxcluster.placement.estimator import Offer
 from muxcluster.placement.hardware import Gpu
 from muxcluster.placement.search.draft import Draft
-from muxcluster.placement.search.layout import Placed, UnitBuilder
+from muxcluster.placement.search.layout import PlacedUnit, UnitBuilder
 
-# Units that a model is tried on when there are many: those with most room by a cheap guess.
+# Most units that a model is tried on: those with most room by a cheap estimate.
 _MOST_JOINED = 12
 
 
@@ -22,16 +22,15 @@ _MOST_JOINED = 12
 class _Option:
     """A place for a model: a unit that replaces the one at `position`, or a new one (None)."""
 
-    unit: Placed
+    unit: PlacedUnit
     position: int | None
     gain: float
 
 
 def cover(draft: Draft, pieces: Sequence[Offer], price: float) -> int | None:
-    """Gives each piece (model, rate) the place of greatest gain less `price` per GPU opened.
+    """Give each piece (model, rate) the place of greatest gain less `price` per GPU opened.
 
-    Returns the first model that finds no place, after which nothing more is done; None where all
-    have one.
+    Returns the first model without a place, at which it stops; None if all have one.
     """
     for index, rate in pieces:
         options = [
@@ -71,7 +70,7 @@ def _opened(draft: Draft, index: int, rate: float, price: float) -> Iterable[_Op
 
 
 def spend(draft: Draft) -> None:
-    """Uses idle GPUs while that helps: a replica of some model, or a larger mesh for a unit.
+    """Use idle GPUs while that helps: a replica of some model, or a larger mesh for a unit.
 
     Each step takes the change with most gain per GPU.
     """
@@ -79,7 +78,7 @@ def spend(draft: Draft) -> None:
         sizes = [mesh for mesh in draft.builder.meshes if draft.room.fits(*mesh)]
         if not sizes:
             return
-        best: tuple[float, int, tuple[Placed, ...]] | None = None
+        best: tuple[float, int, tuple[PlacedUnit, ...]] | None = None
         for position in _wanting(draft.units):
             for rate_per_gpu, new in _relief(draft, position, sizes):
                 if best is None or rate_per_gpu > best[0]:
@@ -92,8 +91,8 @@ def spend(draft: Draft) -> None:
             draft.open(unit)
 
 
-def _wanting(units: Sequence[Placed]) -> list[int]:
-    """The units that idle GPUs could help most: by what is offered times how full they are."""
+def _wanting(units: Sequence[PlacedUnit]) -> list[int]:
+    """Return the units that idle GPUs could help most: offered rate times load."""
 
     def need(position: int) -> float:
         unit = units[position]
@@ -104,9 +103,9 @@ def _wanting(units: Sequence[Placed]) -> list[int]:
 
 def _relief(
     draft: Draft, position: int, sizes: Sequence[tuple[Gpu, int]]
-) -> Iterable[tuple[float, tuple[Placed, ...]]]:
-    """(gain per GPU, units in place of this one): a part of one model's rate moved to a new mesh,
-    the model moved there altogether, or the whole unit on more GPUs."""
+) -> Iterable[tuple[float, tuple[PlacedUnit, ...]]]:
+    """Return (gain per GPU, units in place of this one): a part of one model's rate moved to a new
+    mesh, the whole model moved there, or the whole unit on more GPUs."""
     unit, builder = draft.units[position], draft.builder
     for gpu, tp in sizes:
         for new in replicas(builder, unit, gpu, tp):
@@ -117,8 +116,10 @@ def _relief(
             yield (grown.merit - unit.merit) / unit.tp, (grown,)
 
 
-def replicas(builder: UnitBuilder, unit: Placed, gpu: Gpu, tp: int) -> Iterable[tuple[Placed, ...]]:
-    """(the unit relieved, a new unit) for each model of `unit` and parts of its rate."""
+def replicas(
+    builder: UnitBuilder, unit: PlacedUnit, gpu: Gpu, tp: int
+) -> Iterable[tuple[PlacedUnit, ...]]:
+    """Yield (the relieved unit, a new unit) for each model of `unit` and parts of its rate."""
     for index, rate in unit.offers:
         whole = builder.unit(gpu, tp, [(index, rate)])
         if whole is None:
@@ -135,8 +136,9 @@ def replicas(builder: UnitBuilder, unit: Placed, gpu: Gpu, tp: int) -> Iterable[
                 yield left, new
 
 
-def _parts(unit: Placed, whole: Placed, rate: float) -> Iterable[float]:
-    """Rates to move: in proportion to what both meshes can do; all that the new one can."""
+def _parts(unit: PlacedUnit, whole: PlacedUnit, rate: float) -> Iterable[float]:
+    """Yield rates to move: in proportion to the capacity of both meshes; all that the new one can
+    serve."""
     balanced = rate * unit.estimate.load / (unit.estimate.load + whole.estimate.load)
     full = rate / whole.estimate.load
     yield balanced

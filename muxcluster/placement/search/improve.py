@@ -1,7 +1,7 @@
-"""Local improvement: tear down a few units, build them again, keep what is better.
+"""Local improvement: remove a few units, rebuild them, keep the result if it is better.
 
-Moving, swapping, splitting and merging models and meshes are all such changes (large neighbourhood
-search, Shaw 1998); the order of models and the price of a GPU are drawn anew each time.
+This moves, swaps, splits and merges models and meshes (large neighbourhood search, Shaw 1998); the
+order of models and the price of a GPU are drawn at random each time.
 """
 
 import random
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from muxcluster.placement.search.draft import Draft
 from muxcluster.placement.search.greedy import cover, spend
-from muxcluster.placement.search.layout import Placed, UnitBuilder, merit
+from muxcluster.placement.search.layout import PlacedUnit, UnitBuilder, merit
 
 _MOST_TORN_DOWN = 4
 _LEAST_ROUNDS, _ROUNDS_PER_UNIT = 60, 8
@@ -17,12 +17,12 @@ _PRICES = (0.0, 0.25, 0.5, 1.0, 2.0)
 
 
 def improve(
-    builder: UnitBuilder, units: Sequence[Placed], *, most_estimates: int, seed: int = 0
-) -> list[Placed]:
-    """A layout at least as good as `units`.
+    builder: UnitBuilder, units: Sequence[PlacedUnit], *, most_estimates: int, seed: int = 0
+) -> list[PlacedUnit]:
+    """Return a layout at least as good as `units`.
 
-    Ends after `most_estimates` new estimates, or when eight rounds a unit (60 at least) in a row
-    have not helped. The same arguments give the same answer.
+    Ends after `most_estimates` new estimates, or after eight rounds a unit (60 at least) in a row
+    without improvement. The same arguments give the same answer.
     """
     draw = random.Random(seed)
     best, best_merit = list(units), merit(units)
@@ -40,9 +40,9 @@ def improve(
 
 
 def _rebuilt(
-    builder: UnitBuilder, units: Sequence[Placed], draw: random.Random
-) -> list[Placed] | None:
-    torn = set(_torn_down(units, draw))
+    builder: UnitBuilder, units: Sequence[PlacedUnit], draw: random.Random
+) -> list[PlacedUnit] | None:
+    torn = set(_units_to_rebuild(units, draw))
     rates: dict[int, float] = {}
     for position in torn:
         for index, rate in units[position].offers:
@@ -56,14 +56,14 @@ def _rebuilt(
     return draft.units
 
 
-def _torn_down(units: Sequence[Placed], draw: random.Random) -> list[int]:
-    """One unit, weighted by how full it is, and up to three others."""
+def _units_to_rebuild(units: Sequence[PlacedUnit], draw: random.Random) -> list[int]:
+    """Choose a unit, weighted by its load, and up to three others."""
     number = min(len(units), draw.randint(1, _MOST_TORN_DOWN))
     first = draw.choices(range(len(units)), [0.1 + unit.estimate.load for unit in units])[0]
     others = [position for position in range(len(units)) if position != first]
     return [first, *draw.sample(others, number - 1)]
 
 
-def mean_price(units: Sequence[Placed]) -> float:
+def mean_price(units: Sequence[PlacedUnit]) -> float:
     """Merit per GPU."""
     return merit(units) / max(1, sum(unit.tp for unit in units))

@@ -1,4 +1,4 @@
-"""Orders in which models are given their places."""
+"""Orders in which the search places models."""
 
 from muxcluster.placement.memory import weight_bytes
 from muxcluster.placement.search.layout import UnitBuilder
@@ -14,14 +14,14 @@ def by_weight(builder: UnitBuilder) -> list[int]:
 def by_need(builder: UnitBuilder) -> list[int]:
     """Models by the GPU time that they ask for, most first.
 
-    Raises DoesNotFit where no mesh takes one of them.
+    Raises DoesNotFit if no mesh takes one of them.
     """
     needs = [_need(builder, index) for index in range(len(builder.estimator.problem.demands))]
     return sorted(range(len(needs)), key=lambda index: needs[index], reverse=True)
 
 
 def _need(builder: UnitBuilder, index: int) -> float:
-    """GPUs that would serve all of a model's rate, on the mesh that does it with the fewest."""
+    """Return the GPUs that would serve a model's whole rate, on the mesh that needs the fewest."""
     rate = builder.estimator.problem.demands[index].rate
     alone = [builder.unit(gpu, tp, [(index, rate)]) for gpu, tp in builder.meshes]
     needs = [unit.tp * unit.estimate.load for unit in alone if unit is not None]

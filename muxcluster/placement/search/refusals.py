@@ -1,4 +1,4 @@
-"""Why models find no place, for people."""
+"""Reasons why models find no place."""
 
 from muxcluster.placement.memory import DoesNotFit
 from muxcluster.placement.search.draft import Draft
@@ -6,7 +6,7 @@ from muxcluster.placement.search.layout import UnitBuilder
 
 
 def first_refusal(builder: UnitBuilder, index: int) -> DoesNotFit:
-    """Why no mesh of the cluster takes the model alone: the refusal with the least missing."""
+    """Return why no mesh takes the model alone: the refusal with the least missing memory."""
     refusals = [
         error
         for gpu, tp in builder.meshes
@@ -16,8 +16,8 @@ def first_refusal(builder: UnitBuilder, index: int) -> DoesNotFit:
 
 
 def crowded_out(draft: Draft, index: int) -> DoesNotFit:
-    """Why none of the meshes of `draft`, which leave no GPUs for another, takes the model too: what
-    the nearest one lacks."""
+    """Return what the nearest mesh of `draft` lacks to take the model too; there are no GPUs for
+    another mesh."""
     estimator = draft.builder.estimator
     demand = estimator.problem.demands[index]
     refusals = [

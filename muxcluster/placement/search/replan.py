@@ -1,4 +1,4 @@
-"""From the plan in force to the next: moves cost, so a new layout must be worth them."""
+"""Replanning: moves cost, so a new layout must be worth them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,31 +10,31 @@ from muxcluster.placement.plan import Plan, PlannedUnit
 from muxcluster.placement.search.draft import Draft
 from muxcluster.placement.search.greedy import cover, spend
 from muxcluster.placement.search.improve import improve, mean_price
-from muxcluster.placement.search.layout import Placed, UnitBuilder, merit
+from muxcluster.placement.search.layout import PlacedUnit, UnitBuilder, merit
 
-HYSTERESIS = 0.02  # Part of the merit that another layout must gain before any model moves for it
-LOAD_BYTES_PER_S = 2e9  # Reading of weights from disk or network into a GPU, a planning figure
-HORIZON_S = 1800.0  # A plan is thought to stay this long: what its moves lose is spread over it
+HYSTERESIS = 0.02  # share of the merit that another layout must gain before models move
+LOAD_BYTES_PER_S = 2e9  # assumed rate of loading weights from disk or network into a GPU
+HORIZON_S = 1800.0  # assumed life of a plan, over which the losses of its moves are spread
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A unit of the plan in force as it would be under the new problem; None if it cannot be."""
+    """A unit of the current plan under the new problem; None if it is impossible there."""
 
     old: PlannedUnit
-    unit: Placed | None
+    unit: PlacedUnit | None
 
 
 def continued(
-    builder: UnitBuilder, current: Plan, fresh: Sequence[Placed], *, most_estimates: int
-) -> list[Placed]:
-    """The layout of `current` with what changed mended, improved, or `fresh` altogether.
+    builder: UnitBuilder, current: Plan, fresh: Sequence[PlacedUnit], *, most_estimates: int
+) -> list[PlacedUnit]:
+    """Return the repaired layout of `current`, that layout improved, or `fresh`.
 
-    Of the three the one of greatest merit less its moves; anything but the first has to beat it
-    by HYSTERESIS as well.
+    The one with the greatest merit less its moves is taken; the latter two must also beat the first
+    by HYSTERESIS.
     """
     kept = kept_units(builder, current)
-    mended = _mended(builder, kept)
+    mended = _repaired(builder, kept)
     if mended is None:
         return list(fresh)
     improved = improve(builder, mended, most_estimates=most_estimates)
@@ -46,11 +46,11 @@ def continued(
 
 
 def kept_units(builder: UnitBuilder, current: Plan) -> list[Kept]:
-    """Each unit of the plan on the same mesh, at the rates of the problem."""
+    """Estimate each unit of the plan on the same mesh, at the rates of the problem."""
     return [Kept(old, _kept(builder, current, old)) for old in current.units]
 
 
-def _kept(builder: UnitBuilder, current: Plan, old: PlannedUnit) -> Placed | None:
+def _kept(builder: UnitBuilder, current: Plan, old: PlannedUnit) -> PlacedUnit | None:
     problem = builder.estimator.problem
     node = next((node for node in problem.nodes if node.name == old.node), None)
     known = {demand.name for demand in problem.demands}
@@ -61,8 +61,8 @@ def _kept(builder: UnitBuilder, current: Plan, old: PlannedUnit) -> Placed | Non
     return builder.unit(node.gpu, old.tp, offers_of(problem, current, unit))
 
 
-def _mended(builder: UnitBuilder, kept: Sequence[Kept]) -> list[Placed] | None:
-    """The kept units, with every model that is in none of them placed anew."""
+def _repaired(builder: UnitBuilder, kept: Sequence[Kept]) -> list[PlacedUnit] | None:
+    """Return the kept units, with all models that are in none of them placed again."""
     units = [each.unit for each in kept if each.unit is not None]
     rates = [demand.rate for demand in builder.estimator.problem.demands]
     for unit in units:
@@ -78,8 +78,8 @@ def _mended(builder: UnitBuilder, kept: Sequence[Kept]) -> list[Placed] | None:
     return draft.units
 
 
-def _move_cost(builder: UnitBuilder, kept: Sequence[Kept], units: Sequence[Placed]) -> float:
-    """Merit lost while weights are loaded: their models' rates x seconds, over the horizon."""
+def _move_cost(builder: UnitBuilder, kept: Sequence[Kept], units: Sequence[PlacedUnit]) -> float:
+    """Merit lost while weights are loaded: rates of their models x seconds, over the horizon."""
     problem = builder.estimator.problem
     lost = 0.0
     for unit, old in zip(units, matched(builder, kept, units), strict=True):
@@ -92,10 +92,10 @@ def _move_cost(builder: UnitBuilder, kept: Sequence[Kept], units: Sequence[Place
 
 
 def matched(
-    builder: UnitBuilder, kept: Sequence[Kept], units: Sequence[Placed]
+    builder: UnitBuilder, kept: Sequence[Kept], units: Sequence[PlacedUnit]
 ) -> list[PlannedUnit | None]:
-    """For each unit the one of the plan in force that becomes it: an equal mesh with most bytes of
-    the same weights; None where nothing is shared."""
+    """Match each unit to the current unit that becomes it: an equal mesh with most bytes of the
+    same weights; None if no weights are shared."""
     problem = builder.estimator.problem
     nodes = {node.name: node for node in problem.nodes}
     pairs = [

@@ -1,4 +1,4 @@
-"""The search from nothing: several greedy constructions, the best one improved."""
+"""Search without a current plan: several greedy constructions, of which the best is improved."""
 
 from collections.abc import Sequence
 
@@ -6,30 +6,30 @@ from muxcluster.placement.memory import DoesNotFit
 from muxcluster.placement.search.draft import Draft
 from muxcluster.placement.search.greedy import cover, spend
 from muxcluster.placement.search.improve import improve
-from muxcluster.placement.search.layout import Placed, UnitBuilder, merit
+from muxcluster.placement.search.layout import PlacedUnit, UnitBuilder, merit
 from muxcluster.placement.search.orders import by_need, by_weight
 from muxcluster.placement.search.refusals import crowded_out
 
-# Of a GPU, in parts of the worth of the demand per GPU. Under the highest, models share whatever
-# they lose: in a cluster that is short of memory it finds a place for all if any does.
+# Prices of a GPU, in parts of the demand's worth per GPU. At the highest, models share at any
+# loss: it is the most likely to place all models in a cluster that is short of memory.
 _PRICES = (0.0, 0.5, 1.0, 2.0, 8.0, 1e6)
 _LEAST_EFFORT = 6_000
 _EFFORT_PER_MODEL = 15
-# Where all rates are met the search only gains headroom: a quarter of the estimates do.
+# If all rates are met, the search only gains headroom: a quarter of the estimates is enough.
 _SERVED_EFFORT = 4
 
 
-def effort(builder: UnitBuilder, units: Sequence[Placed]) -> int:
-    """Most estimates that improving `units` is worth."""
+def effort(builder: UnitBuilder, units: Sequence[PlacedUnit]) -> int:
+    """Return how many estimates the improvement of `units` is worth."""
     most = _LEAST_EFFORT + _EFFORT_PER_MODEL * len(builder.estimator.problem.demands)
     return most // (_SERVED_EFFORT if all(unit.estimate.load <= 1 for unit in units) else 1)
 
 
-def search(builder: UnitBuilder) -> list[Placed]:
-    """A good layout with every model in it.
+def search(builder: UnitBuilder) -> list[PlacedUnit]:
+    """Return a good layout with every model in it.
 
-    Raises DoesNotFit where a model fits on no mesh, or not all of them were found a place; then
-    the model is the one that the densest packing left out.
+    Raises DoesNotFit if a model fits on no mesh, or no layout has a place for all; then it names
+    the model that the densest packing left out.
     """
     per_gpu = builder.total_worth / sum(kind.num_gpus for kind in builder.kinds.values())
     drafts: list[Draft] = []
@@ -49,7 +49,7 @@ def search(builder: UnitBuilder) -> list[Placed]:
 
 
 def _drafted(builder: UnitBuilder, order: Sequence[int], price: float) -> Draft | DoesNotFit:
-    """A layout, or why the first model without a place in it has none."""
+    """Build a layout, or return why its first model without a place has none."""
     draft = Draft(builder)
     demands = builder.estimator.problem.demands
     left = cover(draft, [(index, demands[index].rate) for index in order], price)

@@ -1,4 +1,4 @@
-"""More GPUs never make a plan worse: small clusters are also searched with fewer GPUs."""
+"""Monotone search: small clusters are also searched with fewer GPUs."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -9,20 +9,20 @@ from muxcluster.placement.problem import Node
 from muxcluster.placement.search.draft import Draft
 from muxcluster.placement.search.gpus import kinds_of
 from muxcluster.placement.search.greedy import spend
-from muxcluster.placement.search.layout import Placed, UnitBuilder, merit
+from muxcluster.placement.search.layout import PlacedUnit, UnitBuilder, merit
 
-# Clusters with more ways of leaving GPUs out than this are searched as they are.
+# Clusters with more ways of leaving GPUs out are searched only as they are.
 MOST_SUBCLUSTERS = 40
 
 
 def search_monotone(
-    builder: UnitBuilder, nodes: Sequence[Node], search: Callable[[UnitBuilder], list[Placed]]
-) -> list[Placed]:
-    """What `search` finds, or a better layout found with some GPUs left out and put to use after.
+    builder: UnitBuilder, nodes: Sequence[Node], search: Callable[[UnitBuilder], list[PlacedUnit]]
+) -> list[PlacedUnit]:
+    """Return the layout of `search`, or a better one found with some GPUs left out and used later.
 
-    The search is a heuristic; so that no GPU added ever lowers its result, every cluster that
-    this one could have grown from is searched too, where these are at most MOST_SUBCLUSTERS.
-    Raises DoesNotFit where no layout was found on any.
+    The search is a heuristic. So that an added GPU never lowers its result, every cluster that this
+    one could have grown from is searched too, if these are at most MOST_SUBCLUSTERS. Raises
+    DoesNotFit if no layout was found on any.
     """
     if prod(node.num_gpus + 1 for node in nodes) > MOST_SUBCLUSTERS:
         return search(builder)
@@ -32,9 +32,9 @@ def search_monotone(
 def _best(
     builder: UnitBuilder,
     nodes: tuple[Node, ...],
-    search: Callable[[UnitBuilder], list[Placed]],
-    known: dict[tuple[Node, ...], list[Placed] | DoesNotFit],
-) -> list[Placed]:
+    search: Callable[[UnitBuilder], list[PlacedUnit]],
+    known: dict[tuple[Node, ...], list[PlacedUnit] | DoesNotFit],
+) -> list[PlacedUnit]:
     key = tuple(sorted(nodes, key=lambda node: (node.gpu.name, node.num_gpus)))
     if key not in known:
         known[key] = _searched(builder, key, search, known)
@@ -47,9 +47,9 @@ def _best(
 def _searched(
     builder: UnitBuilder,
     nodes: tuple[Node, ...],
-    search: Callable[[UnitBuilder], list[Placed]],
-    known: dict[tuple[Node, ...], list[Placed] | DoesNotFit],
-) -> list[Placed] | DoesNotFit:
+    search: Callable[[UnitBuilder], list[PlacedUnit]],
+    known: dict[tuple[Node, ...], list[PlacedUnit] | DoesNotFit],
+) -> list[PlacedUnit] | DoesNotFit:
     here = UnitBuilder(builder.estimator, kinds_of(nodes))
     layouts, refusals = [], []
     try:

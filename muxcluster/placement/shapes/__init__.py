@@ -1,1 +1,1 @@
-"""Model shapes: from config.json in any family's spelling, or well known."""
+"""Model shapes, from the config.json of any family or by name."""

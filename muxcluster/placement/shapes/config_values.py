@@ -1,19 +1,19 @@
-"""Single values of a Hugging Face config.json, checked as they are read."""
+"""Checked single values of a Hugging Face config.json."""
 
 from collections.abc import Mapping
 from typing import Any
 
 
 class ShapeError(ValueError):
-    """No shape: a config.json does not describe a causal language model that we can plan for (the
-    message names the key), or a name is not known (it names the nearest)."""
+    """No shape can be built: a config.json is not one of a causal language model that we can plan
+    for (the message names the key), or a name is unknown (it names the nearest)."""
 
 
-_MOST = 2**40  # More than any size of a model; products of a few of them stay finite as floats
+_MOST = 2**40  # larger than any size of a model; products of a few stay finite as floats
 
 
 def integer(config: Mapping[str, Any], key: str, least: int) -> int:
-    """The integer under `key`, `least` where it is missing. Raises ShapeError."""
+    """Return the integer under `key`, `least` if it is missing. Raises ShapeError."""
     value = config.get(key, least)
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         kind = "a positive integer" if least else "an integer of at least 0"
@@ -24,7 +24,7 @@ def integer(config: Mapping[str, Any], key: str, least: int) -> int:
 
 
 def first_integer(config: Mapping[str, Any], keys: tuple[str, ...]) -> int | None:
-    """The positive integer under the first of `keys` that is there; None where none is.
+    """Return the positive integer under the first of `keys` that exists; None if there is none.
 
     Raises ShapeError.
     """

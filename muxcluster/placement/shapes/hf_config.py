@@ -1,4 +1,4 @@
-"""A Hugging Face config.json, in any family's spelling, to the fields of a `ModelShape`."""
+"""Conversion of a Hugging Face config.json of any family to the fields of a `ModelShape`."""
 
 import json
 from collections.abc import Mapping
@@ -78,7 +78,7 @@ _SPELLINGS: Mapping[str, tuple[str, ...]] = {
     "dense_size": ("intermediate_size_mlp",),
     "shared_size": ("shared_expert_intermediate_size", "shared_intermediate_size"),
 }
-# What real files of these families leave out because it is their family's default.
+# Family defaults that real files leave out.
 _OMITTED: Mapping[str, Mapping[str, int]] = {
     "gemma": {"head_dim": 256},
     "gemma2": {"head_dim": 256},
@@ -97,9 +97,9 @@ _OMITTED: Mapping[str, Mapping[str, int]] = {
         "expert_layer_offset": 1,
     },
 }
-# Layers are looked at one by one, so their number must be one that a model can have.
+# Layers are processed one by one, so their number must be realistic.
 _MOST_LAYERS = 2**14
-# Of a model whose layers are states alone.
+# Values for a model without attention layers.
 _NO_ATTENTION: Mapping[str, int] = {
     "num_heads": 1,
     "num_kv_heads": 1,
@@ -124,7 +124,7 @@ def shape_fields(source: Path | str | Mapping[str, Any]) -> dict[str, Any]:
     config = _text_part(source if isinstance(source, Mapping) else _read(Path(source)))
     _refuse_other_kinds(config)
     kind = str(config.get("model_type", ""))
-    # where a file has both, transformers takes the older key
+    # if a file has both, transformers takes the older key
     hidden = first_integer(config, ("n_embed",)) or _number(config, "hidden_size")
     layers = _number(config, "num_layers")
     if layers > _MOST_LAYERS:
@@ -147,7 +147,7 @@ def shape_fields(source: Path | str | Mapping[str, Any]) -> dict[str, Any]:
 def _layer_fields(
     config: Mapping[str, Any], kind: str, layers: int, hidden: int
 ) -> Mapping[str, int]:
-    """Of the layers' attention and what follows it."""
+    """Return the fields of the layers' attention and MLP."""
     heads = _number(config, "num_heads")
     return {
         "num_heads": heads,
@@ -169,7 +169,7 @@ def _read(path: Path) -> Mapping[str, Any]:
 
 
 def _text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The language model's own keys, without nulls and with what its family leaves out."""
+    """Return the language model's own keys, without nulls and with the family's defaults."""
     text = config.get("text_config") or config
     if not isinstance(text, Mapping):
         raise ShapeError(f"text_config is {text!r:.80}, expected an object")
@@ -185,7 +185,7 @@ def _refuse_other_kinds(config: Mapping[str, Any]) -> None:
 
 
 def _number(config: Mapping[str, Any], name: str, default: int | None = None) -> int:
-    """The positive integer called `name` under any spelling."""
+    """Return the positive integer called `name` under any spelling."""
     found = first_integer(config, _SPELLINGS[name]) or default
     if found is None:
         raise ShapeError(f"{_SPELLINGS[name][0]} is missing")
@@ -230,7 +230,7 @@ def _mlp_fields(
 
 
 def _shared_size(config: Mapping[str, Any], kind: str, expert_size: int) -> int:
-    """Width of the MLP that every token passes beside its experts; 0 where there is none."""
+    """Width of the MLP that every token passes beside its experts, else 0."""
     for key in _SPELLINGS["shared_size"]:
         if key in config:
             return integer(config, key, 0)

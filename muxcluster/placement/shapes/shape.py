@@ -1,4 +1,4 @@
-"""A model's shape and the numbers that follow from it: parameters, KV bytes, FLOPs."""
+"""Model shapes and derived numbers: parameters, KV bytes, FLOPs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from muxcluster.placement.shapes.hf_config import shape_fields
 
 __all__ = ["STATE_ITEMSIZE", "ModelShape", "ShapeError"]
 
-# Bytes of an element of a state: models keep them in fp32 whatever their weights are in.
+# Bytes of a state element: models keep states in fp32, in any dtype of the weights.
 STATE_ITEMSIZE = 4
 
 
@@ -29,7 +29,7 @@ class ModelShape:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    intermediate_size: int  # of one expert where there are several
+    intermediate_size: int  # of one expert if there are several
     vocab_size: int
     max_position: int  # longest context
     gated_mlp: bool = True  # three MLP matrices, not two
@@ -42,13 +42,13 @@ class ModelShape:
     num_dense_layers: int = 0
     dense_intermediate_size: int = 0
     num_keyless_layers: int = 0  # layers without keys and values
-    num_state_layers: int = 0  # with a state, of state_params weights each
+    num_state_layers: int = 0  # layers with a state, of state_params weights each
     state_params: int = 0
     state_size: int = 0  # elements of the states of one sequence, of all layers
 
     @classmethod
     def from_hf_config(cls, source: Path | str | Mapping[str, Any]) -> "ModelShape":
-        """From a config.json: its content, the file, or the directory that holds it.
+        """Build the shape from a config.json: its content, the file, or its directory.
 
         Raises OSError or ShapeError.
         """
@@ -88,7 +88,7 @@ class ModelShape:
         return layers + self.vocab_size * self.hidden_size
 
     def touched_params(self, num_tokens: float) -> float:
-        """Weights read for a batch of `num_tokens`: of the experts, those that some token chose."""
+        """Weights read for a batch of `num_tokens`; of the experts, those that some token chose."""
         miss = (1 - self.experts_per_token / self.num_experts) ** num_tokens
         experts = self.num_experts * (1 - miss) if self.num_experts > 1 else 1.0
         return self._layers_params(experts) + self.vocab_size * self.hidden_size
@@ -111,7 +111,7 @@ class ModelShape:
         return (3 if self.gated_mlp else 2) * self.hidden_size * size
 
     def _layers_params(self, experts: float) -> int:
-        """Weights of all layers, counting so many experts of each."""
+        """Weights of all layers with so many experts each."""
         router = self.hidden_size * self.num_experts if self.num_experts > 1 else 0
         shared = self._mlp_params(self.shared_intermediate_size)
         sparse = router + shared + experts * self.expert_params

@@ -16,10 +16,10 @@ ATTENTION = frozenset({"full_attention", "sliding_attention", "chunked_attention
 _RECURRENT = frozenset({"mamba", "mamba2", "linear_attention"})
 _HYBRID = "hybrid"
 _KINDS = ("layer_types", "layers_block_type")
-_PARALLEL = frozenset({"falcon_h1"})  # Types whose every layer has both
-# Types without attention, whatever their files say of heads.
+_PARALLEL = frozenset({"falcon_h1"})  # types whose layers all have both
+# Types without attention, even if their files have numbers of heads.
 _PURE = frozenset({"mamba", "mamba2", "falcon_mamba"})
-_ALL_RECURRENT = frozenset({"bamba"})  # Types that have no attention where no layer is listed
+_ALL_RECURRENT = frozenset({"bamba"})  # types without attention if no layer is listed
 
 _STATE = ("state_size", "mamba_d_state", "ssm_state_size")
 _KERNEL = ("conv_kernel", "mamba_d_conv")
@@ -35,7 +35,7 @@ _LINEAR_SIZES = (*_LINEAR, "linear_value_head_dim", "linear_conv_kernel_dim")
 
 @dataclass(frozen=True, slots=True)
 class Recurrence:
-    """One layer's: params of its matrices; elements of the state of one sequence."""
+    """One recurrent layer: parameters of its matrices, and elements of one sequence's state."""
 
     params: int
     elements: int
@@ -44,7 +44,7 @@ class Recurrence:
 def state_fields(config: Mapping[str, Any], kind: str, layers: int, hidden: int) -> dict[str, int]:
     """Fields of `ModelShape` about such layers; empty for a model of attention alone.
 
-    Raises ShapeError where a size or the place of attention is not said.
+    Raises ShapeError if a size or the place of attention is not said.
     """
     layer = _mamba(config, hidden) or _linear(config, hidden)
     if layer is None:
@@ -66,7 +66,7 @@ def _refuse_unknown(config: Mapping[str, Any]) -> None:
 
 
 def _mamba(config: Mapping[str, Any], hidden: int) -> Recurrence | None:
-    """Of Mamba (https://arxiv.org/abs/2312.00752), or of Mamba 2 where there are groups."""
+    """Sizes of Mamba (https://arxiv.org/abs/2312.00752), or of Mamba 2 if there are groups."""
     state, kernel = first_integer(config, _STATE), first_integer(config, _KERNEL)
     if state is None and kernel is None:
         return None
@@ -98,13 +98,13 @@ def _inner_size(config: Mapping[str, Any], hidden: int) -> int:
 
 
 def _rank(config: Mapping[str, Any], hidden: int) -> int:
-    """Mamba's default where it is left to the model ("auto")."""
+    """Return Mamba's default if the file says "auto"."""
     fixed = {key: config[key] for key in _RANK if config.get(key, "auto") != "auto"}
     return first_integer(fixed, _RANK) or -(-hidden // 16)
 
 
 def _linear(config: Mapping[str, Any], hidden: int) -> Recurrence | None:
-    """Of gated linear attention with a delta rule (https://arxiv.org/abs/2412.06464)."""
+    """Sizes of gated linear attention with a delta rule (https://arxiv.org/abs/2412.06464)."""
     if not any(key in config for key in _LINEAR):
         return None
     missing = [key for key in _LINEAR_SIZES if key not in config]

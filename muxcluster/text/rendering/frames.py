@@ -1,4 +1,4 @@
-"""What the server and its render processes send each other over a socket."""
+"""Messages between the server and its render processes."""
 
 import enum
 import marshal
@@ -7,17 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-LENGTH = struct.Struct(">Q")
-"""Before a job."""
-HEAD = struct.Struct(">BQ")
-"""Before a reply: its outcome, and how many bytes of text follow."""
+LENGTH = struct.Struct(">Q")  # before a job
+HEAD = struct.Struct(">BQ")  # before a reply: its outcome, and how many bytes of text follow
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A template to render with `variables`, or only to compile where these are None.
+    """A template to render with `variables`, or only to compile if these are None.
 
-    key: names the template in the process that has compiled it. variables: `packed`. max_chars: of
+    key: names the template in a process that has compiled it. variables: `packed`. max_chars: of
     the prompt.
     """
 
@@ -27,23 +25,23 @@ class Job:
     max_chars: int | None = None
 
     def frame(self, *, with_source: bool) -> bytes:
-        """The job as bytes."""
+        """Return the job as bytes."""
         source = self.source if with_source else None
         data = marshal.dumps((self.key, source, self.variables, self.max_chars))
         return LENGTH.pack(len(data)) + data
 
 
 def packed(variables: Mapping[str, Any]) -> bytes:
-    """Plain JSON values as bytes. Raises ValueError for others, and for too deep ones.
+    """Return plain JSON values as bytes. Raises ValueError for others, and for too deep ones.
 
-    By marshal, which takes no longer than a copy: both ends run the same interpreter.
+    Uses marshal, which takes no longer than a copy; both ends run the same interpreter.
     """
     return marshal.dumps(dict(variables))
 
 
 @dataclass(frozen=True, slots=True)
 class ReceivedJob:
-    """A `Job` in the render process. source: None where it was sent before."""
+    """A `Job` in the render process. source: None if it was sent before."""
 
     key: str
     source: str | None
@@ -52,33 +50,29 @@ class ReceivedJob:
 
     @classmethod
     def of(cls, data: bytes) -> "ReceivedJob":
-        """From a frame without its length."""
+        """Return the job of a frame without its length."""
         key, source, variables, max_chars = marshal.loads(data)
         return cls(key, source, None if variables is None else marshal.loads(variables), max_chars)
 
 
 class Outcome(enum.IntEnum):
-    """How a job went. A process that runs out of time sends nothing: it is killed."""
+    """How a job ended. A process that is out of time sends nothing and is killed."""
 
-    RENDERED = 0
-    """Text: the prompt."""
-    REFUSED = 1
-    """Text: what the template, or the compiler, says."""
-    TOO_LONG = 2
-    """Text: how many characters the prompt has."""
-    NO_MEMORY = 3
-    """No text. The process ends."""
+    RENDERED = 0  # text: the prompt
+    REFUSED = 1  # text: what the template, or the compiler, says
+    TOO_LONG = 2  # text: how many characters the prompt has
+    NO_MEMORY = 3  # No text. The process ends.
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The answer to a job. Not marshalled: a template that broke out of its sandbox could write
-    it."""
+    """The answer to a job. Not marshalled, as a template that broke out of its sandbox could have
+    written it."""
 
     outcome: Outcome
     text: str = ""
 
     def frame(self) -> bytes:
-        """The reply as bytes. Raises UnicodeEncodeError for text with lone surrogates."""
+        """Return the reply as bytes. Raises UnicodeEncodeError for text with lone surrogates."""
         data = self.text.encode()
         return HEAD.pack(self.outcome, len(data)) + data

@@ -1,4 +1,4 @@
-"""Which render process runs which job: no template keeps those of other models waiting."""
+"""Gives jobs to render processes so that no template delays those of other models."""
 
 import asyncio
 import threading
@@ -18,8 +18,7 @@ from muxcluster.text.rendering.frames import Job, Outcome, Reply
 from muxcluster.text.rendering.process import Died, RenderLimits, RenderProcess
 
 NUM_PROCESSES = 2
-SUSPECT_S = 60.0
-"""How long a template that hit a limit is confined to the slow slot."""
+SUSPECT_S = 60.0  # how long a template that hit a limit is confined to the slow slot
 
 
 @dataclass(slots=True, eq=False)
@@ -46,9 +45,9 @@ class _Queue:
 class RenderPool:
     """Renders chat templates, for any thread and any event loop of this process.
 
-    A template runs one job at a time, so it holds up at most one slot. One that hits a limit is
-    then confined to the slow slot, which such templates share. The processes end with this one, or
-    with `close`.
+    A template runs one job at a time, so it occupies at most one place. A template that hits a
+    limit is then confined to the slow place, which such templates share. The processes end with
+    this one, or with `close`.
     """
 
     def __init__(
@@ -67,7 +66,7 @@ class RenderPool:
         self.close()
 
     def close(self) -> None:
-        """End the processes that run no job. Further jobs start new ones."""
+        """End the processes that run no job; further jobs start new ones."""
         with self._lock:
             for slot in self._slots:
                 if slot.is_free and slot.process is not None:
@@ -76,14 +75,14 @@ class RenderPool:
 
     @property
     def pids(self) -> list[int]:
-        """Of the processes at the moment."""
+        """Return the ids of the processes that run now."""
         return [slot.process.pid for slot in self._slots if slot.process is not None]
 
     def render(self, job: Job) -> str:
-        """The prompt, or "" where `job` only compiles; waits on this thread.
+        """Return the prompt, or "" if `job` only compiles; waits on this thread.
 
-        Raises InvalidValue with what the template says, ContextLengthExceeded over
-        `job.max_chars`, ChatTemplateLimit, EngineFailure where no process can be started.
+        Raises InvalidValue with the template's message, ContextLengthExceeded over
+        `job.max_chars`, ChatTemplateLimit, EngineFailure if no process can be started.
         """
         slot = self._turn(job.key).result()
         try:
@@ -145,7 +144,7 @@ class RenderPool:
         return slot.process
 
     def _died(self, slot: _Slot, job: Job, death: Died, *, is_last: bool) -> None:
-        """Raises ChatTemplateLimit unless `job` is to be tried again."""
+        """Raise ChatTemplateLimit unless `job` is to be tried again."""
         slot.process = None
         if death.is_late:
             raise self._limit_hit(job, f"takes more than {self._limits.cpu_s:g} s")
@@ -221,5 +220,5 @@ def _fitness(slot: _Slot, key: str) -> int:
 
 @lru_cache(maxsize=1)
 def shared_pool() -> RenderPool:
-    """The pool of this process: like its thread pool, one for all who have none of their own."""
+    """Return the pool of this process, for callers without a pool of their own."""
     return RenderPool()

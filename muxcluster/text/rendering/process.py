@@ -11,19 +11,18 @@ from dataclasses import dataclass
 from muxcluster.text.rendering.frames import HEAD, Job, Outcome, Reply
 
 WORKER = "muxcluster.text.rendering.worker"
+# of our environment: a template that broke out of its sandbox finds no secrets there
 KEPT_VARIABLES = ("LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "PYTHONHOME", "TZ")
-"""Of our environment: a template that broke out of its sandbox finds no secrets there."""
 RECEIVE_BYTES = 2**18
-END_S = 1.0
-"""How long a process may take to end once it has closed its socket."""
+END_S = 1.0  # how long a process may take to end once it has closed its socket
 
 
 @dataclass(frozen=True, slots=True)
 class RenderLimits:
-    """What one rendering may take.
+    """Limits of one rendering.
 
-    cpu_s: of processor time, so that a busy machine changes nothing. wall_s: on the clock, for a
-    process that is stopped. memory_bytes: of the process's address space.
+    cpu_s: processor time, which a busy machine does not change. wall_s: on the clock, for a stopped
+    process. memory_bytes: of the process's address space.
     """
 
     cpu_s: float = 2.0
@@ -43,7 +42,7 @@ class Died(Exception):
 class RenderProcess:
     """One process, which takes one job at a time.
 
-    After anything raised by `ask` or `ask_async` it is not to be used again.
+    It must not be used after an error of `ask` or `ask_async`.
     """
 
     def __init__(self, limits: RenderLimits) -> None:
@@ -69,11 +68,11 @@ class RenderProcess:
         return self._process.pid
 
     def knows(self, key: str) -> bool:
-        """Whether it has compiled this template."""
+        """True if it has compiled this template."""
         return key in self._known
 
     def ask(self, job: Job) -> Reply:
-        """The reply to `job`; waits on this thread. Raises Died, ValueError for odd values."""
+        """Return the reply to `job`; waits on this thread. Raises Died, ValueError."""
         frame = self._frame(job)
         self._stream.settimeout(self._limits.wall_s)
         try:
@@ -114,7 +113,7 @@ class RenderProcess:
             raise
 
     async def _received_async(self, data: bytearray, num_bytes: int) -> bytearray:
-        """`data` with at least `num_bytes`; a small reply comes with its head."""
+        """Return `data` with at least `num_bytes`; a small reply comes with its head."""
         loop = asyncio.get_running_loop()
         while len(data) < num_bytes:
             part = await loop.sock_recv(self._stream, RECEIVE_BYTES)
@@ -139,7 +138,7 @@ class RenderProcess:
         return Reply(outcome, data.decode())
 
     def _end(self, *, is_late: bool = False) -> Died:
-        """The process is gone; why."""
+        """End the process and return why it died."""
         self._stream.close()
         if is_late:
             self._process.kill()

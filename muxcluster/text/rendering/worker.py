@@ -54,7 +54,7 @@ def serve(stream: socket.socket, cpu_s: float) -> None:
 
 
 def receive(stream: socket.socket, num_bytes: int) -> bytes | None:
-    """So many bytes; None where the stream ends before them."""
+    """Return `num_bytes` bytes; None if the stream ends before them."""
     data = bytearray(num_bytes)
     view, num_received = memoryview(data), 0
     while num_received < num_bytes:
@@ -66,7 +66,7 @@ def receive(stream: socket.socket, num_bytes: int) -> bytes | None:
 
 
 def run(templates: dict[str, Template], job: ReceivedJob) -> Reply:
-    """The reply to `job`; `templates` are those compiled so far. Raises MemoryError."""
+    """Return the reply to `job`; templates: compiled so far. Raises MemoryError."""
     try:
         if job.source is not None:
             templates[job.key] = chat_environment().from_string(job.source)
@@ -84,7 +84,7 @@ def run(templates: dict[str, Template], job: ReceivedJob) -> Reply:
 
 
 def message_of(error: Exception) -> str:
-    """The start of the error's text, which a template may have made as long as it liked."""
+    """Return the start of the error's text, which a template may have made very long."""
     text = f"{error}" or type(error).__name__
     return text[:MAX_MESSAGE_CHARS].encode(errors="backslashreplace").decode()
 

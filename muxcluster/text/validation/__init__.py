@@ -1,1 +1,1 @@
-"""From request bodies to checked values; every error names the field."""
+"""Checks request bodies; every error names the field."""

@@ -1,4 +1,4 @@
-"""From a decoded body to a checked schema; every error names the field."""
+"""Parses a decoded body as a schema; every error names the field."""
 
 from collections.abc import Mapping
 from typing import TypeVar
@@ -19,7 +19,7 @@ Body = TypeVar("Body", bound=BaseModel)
 
 
 def parse(schema: type[Body], data: object, *, lenient: bool = False) -> Body:
-    """`data` as a `schema`.
+    """Return `data` as a `schema`.
 
     Raises InvalidValue, MissingParameter or UnsupportedParameter with `param` naming the field.
     """
@@ -33,7 +33,7 @@ def parse(schema: type[Body], data: object, *, lenient: bool = False) -> Body:
 
 
 def _request_error(details: ErrorDetails) -> RequestError:
-    """Pydantic's first complaint as an error of ours."""
+    """Return pydantic's first error as one of ours."""
     param = field_path(details["loc"])
     if details["type"] == "missing":
         return MissingParameter(f"missing required field {param}", param)
@@ -43,7 +43,7 @@ def _request_error(details: ErrorDetails) -> RequestError:
 
 
 def field_path(loc: tuple[int | str, ...]) -> str:
-    """`("messages", 0, "role")` as `messages[0].role`; keys that clients chose are clipped."""
+    """Return `("messages", 0, "role")` as `messages[0].role`; clients' keys are clipped."""
     path = ""
     for part in loc:
         if isinstance(part, int):

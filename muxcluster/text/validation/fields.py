@@ -1,10 +1,11 @@
-"""Fields outside the schemas: harmless ones pass, those we do not honour are refused by name."""
+"""Checks fields outside the schemas: harmless ones pass, unsupported ones are refused."""
 
 from collections.abc import Iterable, Mapping
 
 from muxcluster.core.errors import UnsupportedParameter
 from muxcluster.core.inputs.clip import plain
 
+# known fields that never change the output here (tools, which some of them tune, are refused)
 HARMLESS = frozenset(
     {
         "user",
@@ -19,8 +20,8 @@ HARMLESS = frozenset(
         "stream_interval",
     }
 )
-"""Known fields that never change the output here (tools, which some of them tune, are refused)."""
 
+# known fields we do not honour, with the values (beside null) at which they change nothing
 REFUSED: Mapping[str, tuple[object, ...]] = {
     "allowed_token_ids": ([],),
     "audio": (),
@@ -81,13 +82,12 @@ REFUSED: Mapping[str, tuple[object, ...]] = {
     "vllm_xargs": ({},),
     "web_search_options": (),
 }
-"""Known fields we do not honour, with the values (beside null) at which they change nothing."""
 
 
 def check_outside_fields(
     data: Mapping[str, object], names: Iterable[str], *, lenient: bool
 ) -> None:
-    """Looks at each field `names` of `data` that its schema does not have.
+    """Check the fields `names` of `data`, which its schema does not have.
 
     Raises UnsupportedParameter for a known field with an effect we would drop, and for an
     unknown one unless `lenient`.

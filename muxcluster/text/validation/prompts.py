@@ -1,4 +1,4 @@
-"""Prompts and chat messages: their shapes, before any tokenising."""
+"""Checks the shapes of prompts and chat messages, before tokenising."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,14 +10,14 @@ from muxcluster.core.errors import InvalidValue, MissingParameter, UnsupportedPa
 from muxcluster.core.inputs.clip import plain
 
 MAX_PROMPTS = 1024
+# and parts of messages: looking at 800,000 that fit a body held up the event loop for seconds
 MAX_MESSAGES = 16_384
-"""And parts of messages: looking at 800,000 that fit a body held up the event loop for seconds."""
 ROLES = frozenset({"system", "developer", "user", "assistant"})
 TOOL_FIELDS = ("tool_calls", "function_call", "tool_call_id", "audio")
 
 
 def split_prompts(value: object) -> list[str | list[int]]:
-    """OpenAI's four shapes of `prompt` as a list of texts or token id lists.
+    """Return OpenAI's four shapes of `prompt` as a list of texts or token id lists.
 
     Raises InvalidValue (param "prompt") for any other shape and for empty lists.
     """
@@ -50,7 +50,7 @@ def _int_list(value: object, param: str) -> list[int]:
 
 
 def token_ids(value: object, vocab_size: int, param: str) -> NDArray[np.int32]:
-    """A list of token ids as int32 [n]. Raises InvalidValue outside [0, vocab_size)."""
+    """Return token ids as int32 [n]. Raises InvalidValue outside [0, vocab_size)."""
     ids = _int_list(value, param)
     for token in (min(ids, default=0), max(ids, default=0)):
         if not 0 <= token < vocab_size:
@@ -62,7 +62,7 @@ def token_ids(value: object, vocab_size: int, param: str) -> NDArray[np.int32]:
 
 
 def chat_messages(value: object) -> list[dict[str, Any]]:
-    """`messages` with text parts joined and `developer` read as `system`.
+    """Return `messages` with text parts joined and `developer` replaced by `system`.
 
     Raises InvalidValue or MissingParameter for wrong shapes and for too many, UnsupportedParameter
     for tools and for parts other than text.

@@ -1,4 +1,4 @@
-"""From a checked body and a model's limits to the engine's sampling parameters."""
+"""Makes the engine's sampling parameters from a checked body and a model's limits."""
 
 import hashlib
 
@@ -14,7 +14,7 @@ DEFAULT_COMPLETION_TOKENS = 16
 
 
 def sampling_params(body: GenerationBody, served: ServedModel, seed: int) -> SamplingParams:
-    """Sampling of choice 0; `max_tokens` is set per prompt by `max_tokens_for`.
+    """Return the sampling of choice 0; `max_tokens_for` sets `max_tokens` per prompt.
 
     Raises InvalidValue where ids lie outside the vocabulary or min_tokens exceeds max_tokens.
     """
@@ -42,7 +42,7 @@ def _or(value: float | None, default: float) -> float:
 
 
 def num_logprobs(body: GenerationBody) -> int | None:
-    """Top alternatives asked for, None for no logprobs at all.
+    """Return how many top alternatives are asked for, None for no logprobs at all.
 
     Raises InvalidValue where chat asks for top_logprobs without logprobs.
     """
@@ -77,7 +77,7 @@ def _stop_token_ids(body: GenerationBody, vocab_size: int) -> tuple[int, ...]:
 
 
 def max_tokens_for(body: GenerationBody, served: ServedModel, num_prompt_tokens: int) -> int:
-    """Output tokens this prompt may take: what was asked for, else the route's default.
+    """Return the most output tokens of a prompt: as asked for, else the route's default.
 
     Returns 0 only for completions with echo. Raises ContextLengthExceeded where prompt and
     max_tokens (at least one) do not fit `served.max_model_len`, InvalidValue for 0 and for
@@ -101,7 +101,7 @@ def max_tokens_for(body: GenerationBody, served: ServedModel, num_prompt_tokens:
 
 
 def _asked_max_tokens(body: GenerationBody) -> tuple[int | None, str]:
-    """The limit in the body and the field it came from."""
+    """Return the limit in the body and its field."""
     if not isinstance(body, ChatBody) or body.max_completion_tokens is None:
         return body.max_tokens, "max_tokens"
     if body.max_tokens not in (None, body.max_completion_tokens):
@@ -114,7 +114,7 @@ def _prompt_param(body: GenerationBody) -> str:
 
 
 def choice_seed(seed: int, index: int) -> int:
-    """Seed of choice `index`: the request's own for choice 0, so `n` only adds choices."""
+    """Return the seed of choice `index`; that of choice 0 is the request's, whatever `n` is."""
     if index == 0:
         return seed
     digest = hashlib.blake2b(f"{seed}:{index}".encode(), digest_size=8).digest()
@@ -122,12 +122,12 @@ def choice_seed(seed: int, index: int) -> int:
 
 
 def service_class(body: GenerationBody) -> ServiceClass:
-    """`flex` is batch, all others are interactive."""
+    """Return the class of a body: `flex` is batch, all others are interactive."""
     return ServiceClass.BATCH if body.service_tier == "flex" else ServiceClass.INTERACTIVE
 
 
 def slo(body: SloBody | None, default: Slo | None) -> Slo | None:
-    """The request's targets, completed from the model's. Raises InvalidValue for half a target."""
+    """Return the request's targets, completed from the model's. Raises InvalidValue."""
     if body is None or (body.ttft is None and body.tpot is None):
         return default
     ttft_s, tpot_s = body.ttft, body.tpot
@@ -140,6 +140,6 @@ def slo(body: SloBody | None, default: Slo | None) -> Slo | None:
 
 
 def check_stream_options(body: GenerationBody) -> None:
-    """Raises InvalidValue for stream options without a stream."""
+    """Raise InvalidValue for stream options without a stream."""
     if body.stream_options is not None and not body.stream:
         raise InvalidValue("stream_options needs stream to be true", "stream_options")

@@ -14,8 +14,8 @@ from muxcluster.kernels.paged_prefill import paged_prefill
 from muxcluster.kernels.prefix_attention import prefix_attention
 from muxcluster.kernels.prompt_attention import prompt_attention, takes_prompts
 
+# Relative errors: rounding of the inputs' type alone gives a tenth of this.
 ALLOWED = {torch.float16: 3e-3, torch.bfloat16: 2e-2}
-"""Relative errors: rounding of the inputs' type alone gives a tenth of this."""
 
 HEADS = (Heads(8, 2, 128), Heads(4, 4, 64), Heads(8, 1, 256), Heads(6, 2, 80), Heads(4, 2, 96))
 OPTIONS: tuple[dict[str, float], ...] = ({}, {"sliding_window": 20}, {"soft_cap": 10.0})
@@ -175,9 +175,9 @@ _CHECKS = {
     "prefix_attention": check_prefix_attention,
 }
 
+# A part for each head width: each case is compiled for itself, which takes seconds.
 PARTS = {
     f"{name}.{heads.dim}": partial(check, heads)
     for name, check in _CHECKS.items()
     for heads in HEADS
 }
-"""A part for each head width: each case is compiled for itself, which takes seconds."""

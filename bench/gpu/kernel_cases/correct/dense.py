@@ -1,4 +1,4 @@
-"""Attention in float64 over whole keys and values: what the paged kernels are held against."""
+"""Reference attention in float64 over whole keys and values."""
 
 import torch
 from torch import Tensor

@@ -15,8 +15,7 @@ from muxcluster.kernels.slot_copy import slot_copy
 
 ALLOWED = {torch.float16: 1e-3, torch.bfloat16: 8e-3}
 WIDTHS = (1, 127, 128, 4096, 5120)
-CLOSE = 1e-6
-"""Running sums of weights, as shares, that are nearer than this may fall either way."""
+CLOSE = 1e-6  # Running sums of weights, as shares, that are nearer than this may fall either way
 
 
 def check_add_rms_norm(run: Run) -> None:

@@ -14,10 +14,10 @@ LLAMA2_7B = Heads(32, 32, 128)
 LLAMA3_1B = Heads(32, 8, 64)
 GEMMA2_9B = Heads(16, 8, 256)
 
+# Rows and their length each; the first is the one claimed.
 DECODE = ((64, 2048), (1, 32768), (8, 8192), (256, 512))
-"""Rows and their length each; the first is the one claimed."""
+# New tokens of each row and how many came before; the first is the one claimed.
 PREFILL = (([8192], 0), ([2048] * 4, 0), ([2048], 6144))
-"""New tokens of each row and how many came before; the first is the one claimed."""
 
 
 def decode_case(rows: int, length: int, heads: Heads) -> str:

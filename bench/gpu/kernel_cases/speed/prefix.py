@@ -12,8 +12,8 @@ from muxcluster.kernels.paged_decode import paged_decode
 from muxcluster.kernels.paged_prefill import paged_prefill
 from muxcluster.kernels.prefix_attention import prefix_attention
 
+# Tokens of the shared prefix, and of each row's own text.
 SHAPES = ((256, 2048), (2048, 256), (4096, 128), (1024, 1024), (8192, 256))
-"""Tokens of the shared prefix, and of each row's own text."""
 DECODES = (32, 256)
 CROSSOVER_PREFIXES = (128, 256, 512, 1024, 2048)
 CROSSOVER_DISTINCT = 256

@@ -13,12 +13,11 @@ from muxcluster.kernels.rotary import rotary
 from muxcluster.kernels.silu_mul import silu_mul
 from muxcluster.kernels.slot_copy import slot_copy
 
-TOKENS = (8192, 64)
-"""A large prefill and a decode step."""
+TOKENS = (8192, 64)  # A large prefill and a decode step
 HIDDEN = 4096
 INNER = 14336
+# Of one layer with eight KV heads: 128 MiB, and what one preemption may move.
 SLOT_COPY_TOKENS = (32_768, 512)
-"""Of one layer with eight KV heads: 128 MiB, and what one preemption may move."""
 
 
 def time_rows(run: Run) -> None:

@@ -10,7 +10,7 @@ from matplotlib.patches import Rectangle
 Colour = str | tuple[float, float, float]
 INK, PALE, RED = "#1f2430", "#e9ebef", "#c8102e"
 _POINTS_PER_INCH = 72
-# Mean width of a letter of the sans font, in parts of its size; wide enough for capitals.
+# Mean width of a letter of the sans font relative to its size; wide enough for capitals.
 _EM = 0.57
 _DPI = 110
 _STYLE = {"svg.fonttype": "none", "svg.hashsalt": "muxcluster", "font.family": "sans-serif"}

@@ -1,4 +1,4 @@
-"""The picture of a large cluster: a cell for each GPU, coloured by its unit's load."""
+"""The picture of a large cluster: a cell per GPU, coloured by its unit's load."""
 
 from collections.abc import Mapping, Sequence
 
@@ -17,7 +17,7 @@ _LOW, _MIDDLE, _HIGH = (0.86, 0.93, 0.97), (0.26, 0.58, 0.76), (0.05, 0.19, 0.42
 
 
 def draw_cells(judged: Judged) -> Canvas:
-    """Nodes in columns, one line each; in a mesh stands how many models it has."""
+    """Draw nodes in columns, one line each; each mesh shows its number of models."""
     nodes = judged.problem.nodes
     step = _LABEL + max(node.num_gpus for node in nodes) * _CELL + 0.35
     columns = max(1, int((_WIDTH - 2 * MARGIN) // step))
@@ -63,7 +63,7 @@ def _colour(judged: Judged, unit: PlannedUnit) -> Colour:
 
 
 def load_colour(load: float) -> Colour:
-    """Light to dark blue; red where more is asked for than there is."""
+    """Return light to dark blue; red if more is asked for than can be served."""
     if load > 1:
         return RED
     low, high, part = (_LOW, _MIDDLE, 2 * load) if load < 0.5 else (_MIDDLE, _HIGH, 2 * load - 1)

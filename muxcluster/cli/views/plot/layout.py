@@ -1,4 +1,4 @@
-"""Where nodes lie in a picture, what it says on top, and which colour a model has."""
+"""Layout of a picture: places of nodes, title, colours of models."""
 
 from collections.abc import Mapping, Sequence
 from colorsys import hls_to_rgb
@@ -18,8 +18,8 @@ _GOLDEN = 0.618034
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
-    """A node in a row of nodes."""
+class NodePosition:
+    """Place of a node in a row of nodes."""
 
     node: Node
     column: float  # where its first GPU is, in widths of a GPU
@@ -30,20 +30,20 @@ class Seat:
         return self.column + self.node.num_gpus
 
 
-def rows_of(nodes: Sequence[Node], most_columns: int) -> list[list[Seat]]:
-    """Nodes side by side in rows of about `most_columns` GPUs; a node is never split."""
-    rows: list[list[Seat]] = []
+def rows_of(nodes: Sequence[Node], most_columns: int) -> list[list[NodePosition]]:
+    """Arrange nodes in rows of about `most_columns` GPUs; a node is never split."""
+    rows: list[list[NodePosition]] = []
     for node in nodes:
         start = rows[-1][-1].end + _BETWEEN if rows else 0.0
         if not rows or start + node.num_gpus > most_columns * (1 + _BETWEEN):
             rows.append([])
             start = 0.0
-        rows[-1].append(Seat(node, start))
+        rows[-1].append(NodePosition(node, start))
     return rows
 
 
 def runs_of(unit: PlannedUnit) -> list[tuple[int, int]]:
-    """(first GPU, how many) of each run of neighbours; one run in all plans of ours."""
+    """Return (first GPU, number) of each run of adjacent GPUs; our own plans have one run."""
     runs: list[tuple[int, int]] = []
     for gpu in sorted(unit.gpus):
         if runs and gpu == sum(runs[-1]):
@@ -54,7 +54,7 @@ def runs_of(unit: PlannedUnit) -> list[tuple[int, int]]:
 
 
 def colours_of(judged: Judged) -> Mapping[str, tuple[float, float, float]]:
-    """By model; hues of neighbours in the alphabet are far apart."""
+    """Return colours by model; alphabetical neighbours get distant hues."""
     return {
         name: hls_to_rgb((0.58 + index * _GOLDEN) % 1, 0.60, 0.55)
         for index, name in enumerate(sorted(judged.demands))
@@ -68,7 +68,7 @@ def lighter(colour: tuple[float, float, float]) -> tuple[float, float, float]:
 
 
 def draw_title(canvas: Canvas, judged: Judged) -> None:
-    """What the plan serves, and how good it is proven to be."""
+    """Draw the title: served rate, and proven bound."""
     plan, offered = judged.plan, judged.offered
     gpus = sum(node.num_gpus for node in judged.problem.nodes)
     idle = sum(len(each) for each in judged.idle().values())

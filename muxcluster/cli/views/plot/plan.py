@@ -4,11 +4,11 @@ from muxcluster.cli.placing.reports import Judged
 from muxcluster.cli.views.plot.cells import draw_cells
 from muxcluster.cli.views.plot.units import draw_units
 
-MOST_DETAILED = 64  # GPUs of a cluster that is drawn with every model's name
+MOST_DETAILED = 64  # most GPUs of a cluster that is drawn with every model's name
 
 
 def picture(judged: Judged, form: str) -> bytes:
-    """The file's content; form is "svg" or "png"."""
+    """Return the file's content; form is "svg" or "png"."""
     num_gpus = sum(node.num_gpus for node in judged.problem.nodes)
     draw = draw_units if num_gpus <= MOST_DETAILED else draw_cells
     return draw(judged).content(form)

@@ -1,4 +1,4 @@
-"""The picture in detail: nodes as rows, meshes as boxes, their models and resources inside."""
+"""The detailed picture: nodes as rows, meshes as boxes with their models and resources."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from muxcluster.cli.views.plot.canvas import INK, PALE, RED, Canvas, Colour, fit
 from muxcluster.cli.views.plot.layout import (
     MARGIN,
     TOP,
-    Seat,
+    NodePosition,
     colours_of,
     draw_title,
     lighter,
@@ -26,12 +26,12 @@ _GAP = 0.08
 _NODE_HEADER, _UNIT_HEADER = 0.30, 0.30
 _MODEL, _BAR = 0.23, 0.17
 _NUM_BARS = 4
-_MOST_MODELS = 16  # Models drawn in one unit; the others are counted
+_MOST_MODELS = 16  # most models drawn in one unit; the others are counted
 _LOAD, _SMS, _BANDWIDTH, _MEMORY = "#3a7d44", "#4c6fbf", "#8d5fb0", "#6b7280"
 
 
 def draw_units(judged: Judged) -> Canvas:
-    """For clusters whose models can be named."""
+    """Draw a cluster that is small enough to name its models."""
     return _Picture(judged).canvas
 
 
@@ -58,17 +58,17 @@ class _Picture:
         draw_title(self.canvas, judged)
         top = TOP
         for row, height in zip(rows, heights, strict=True):
-            for seat in row:
-                self._node(seat, top, height - 0.18)
+            for position in row:
+                self._node(position, top, height - 0.18)
             top += height
         self._legend(top + 0.15)
 
-    def _row_height(self, row: Sequence[Seat]) -> float:
+    def _row_height(self, row: Sequence[NodePosition]) -> float:
         models = max(
             (
                 min(len(unit.models), _MOST_MODELS) + (len(unit.models) > _MOST_MODELS)
-                for seat in row
-                for unit in self._units(seat.node)
+                for position in row
+                for unit in self._units(position.node)
             ),
             default=1,
         )
@@ -78,8 +78,8 @@ class _Picture:
     def _units(self, node: Node) -> list[PlannedUnit]:
         return [unit for unit in self._judged.plan.units if unit.node == node.name]
 
-    def _node(self, seat: Seat, top: float, height: float) -> None:
-        node, left = seat.node, MARGIN + seat.column * _GPU_WIDTH
+    def _node(self, position: NodePosition, top: float, height: float) -> None:
+        node, left = position.node, MARGIN + position.column * _GPU_WIDTH
         width = node.num_gpus * _GPU_WIDTH
         self.canvas.box((left, top), (width, height), fill="#f7f8fa", edge="#c4c8d0")
         name = fitted(f"{node.name}: {node.num_gpus} x {node.gpu.name}", width - 0.2, 9)
@@ -129,7 +129,7 @@ class _Picture:
             self.canvas.text(at, f"and {len(models) - _MOST_MODELS} more models", 7)
 
     def _model(self, model: PlannedModel, box: _Box, weights: float, quota: float) -> None:
-        """weights, quota: inches of memory."""
+        """Draw a model. weights, quota: inches of memory."""
         colour = self._colours[model.name]
         corner = (box.left, box.top)
         self.canvas.box(corner, (box.width, box.height), fill=PALE)
