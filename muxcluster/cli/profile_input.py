@@ -155,7 +155,7 @@ def _alone(
     spec = replace(spec, workers=(WorkerSpec(0, shares),))
     if node.gpu.is_cpu or asked == "none":
         return spec
-    # alone it would be given the whole GPU; here it is measured as one of several
+    # a lone model would get the whole GPU; here it is measured as one of several
     return settle_partition(replace(spec, partition=asked))
 
 
