@@ -8,7 +8,7 @@ import torch
 from bench.gpu.fact_checks.answer import Answer, attempt
 from bench.gpu.fact_checks.probe import Probe, Products
 from muxcluster.engine.gpu.driver import Driver, GreenContext
-from muxcluster.engine.gpu.green.parts import TwoEnds
+from muxcluster.engine.gpu.green.ends import TwoEnds
 
 SHARES = (0.5, 0.25, 0.75)
 

@@ -12,7 +12,8 @@ from muxcluster.core.errors import EngineFailure
 from muxcluster.core.job import WorkerSpec
 from muxcluster.engine.gpu.driver import Driver, DriverError
 from muxcluster.engine.gpu.green import parts
-from muxcluster.engine.gpu.green.parts import GreenParts, Part, TwoEnds
+from muxcluster.engine.gpu.green.ends import TwoEnds
+from muxcluster.engine.gpu.green.parts import GreenParts, Part
 from muxcluster.engine.gpu.memory.allocator import check_configuration, check_segments
 from muxcluster.engine.gpu.memory.files import SharedFiles, opened
 from muxcluster.engine.gpu.memory.ipc import DeviceExports, DeviceImports
