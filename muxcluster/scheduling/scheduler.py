@@ -187,7 +187,7 @@ class UnitScheduler:
     def fail(
         self, job: Job, now: float, cause: str = "", *, has_started: bool = True
     ) -> StepOutput:
-        """Run the rows of a job again whose worker is gone or raised (`cause`), apart at first.
+        """Queue the rows of a job again whose worker died or raised `cause`, at first in jobs apart.
 
         A request whose lone jobs fail twice in a row ends with `error`, code "poison_request". The
         job's follower will not run, as if a reset had forgotten it. has_started: False where the
@@ -230,15 +230,15 @@ class UnitScheduler:
         launched again. It holds while nothing else happens, before `undisturbed_until_s`. Jobs that
         do not run yet take turns with the one that does.
         """
-        # Blocks may have come free after prompts had been passed over; each job that ends may
-        # change the judge's mind.
+        # Blocks may have come free after prompts had been passed over; after each job that ends the
+        # judge may switch between shared and mixed jobs.
         if self._memory.has_preempted or not self._packing.repeats or self._judge is not None:
             return {}
         return self._fast_forward.limits(first)
 
     @property
     def lets_in(self) -> bool:
-        """True where a new request only waits, until a job ends that does not repeat.
+        """True if a request that arrives now changes no decision until a job ends that does not repeat.
 
         It holds before `undisturbed_until_s`.
         """
@@ -302,7 +302,7 @@ class UnitScheduler:
         return now - start_s
 
     def _output(self, output: StepOutput) -> StepOutput:
-        """Return `output` after what happened before it; forget requests that end in it."""
+        """Put pending events of preemption before `output`; forget the requests that end in it."""
         for event in output.events:
             del self._live[event.request_id]
             self._failures.forget(event.request_id)

@@ -1,4 +1,4 @@
-"""Which columns a sequence lends (BROS §5)."""
+"""Chooses the columns that a sequence lends, then has `LentState` lend them (BROS §5)."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,7 @@ class Lending:
         self._kv = kv
 
     def lendable(self, row: int) -> int:
-        """Return a lower bound of the blocks that lending all of `row` would make takeable."""
+        """Return how many blocks, at least, interactive sequences could take if `row` lent all it may."""
         kv, columns = self._kv, self._candidates(row)
         per_column = kv.columns.blocks_per_column
         num_columns = len(columns) - int(np.count_nonzero(self._is_over(row, columns)))
@@ -25,7 +25,7 @@ class Lending:
     def lend(self, row: int, num_computed: int, blocks: int) -> int:
         """Lend tail columns of `row`, deepest first, until `blocks` are lent; return blocks lent.
 
-        A left column with tokens that lies over tokens of others stays as it is.
+        A column of an interactive sequence whose blocks still hold tokens of their lender is kept.
         """
         kv, columns = self._kv, self._candidates(row)
         if blocks <= 0 or len(columns) == 0:
@@ -58,7 +58,7 @@ class Lending:
         return np.asarray(is_taken.any(axis=1))
 
     def _count(self, blocks: int, filled: NDArray[np.int64], is_kept: NDArray[np.bool_]) -> int:
-        """Return how many columns to lend so that `blocks` are, or as many as can be."""
+        """Return how many columns to lend for at least `blocks` blocks, or as many as can be lent."""
         per_column, spare_empty = self._kv.columns.blocks_per_column, self._kv.lent.spare_empty
         count = int(np.searchsorted((~is_kept).cumsum(), -(-blocks // per_column))) + 1
         host_blocks = ((filled > 0) & ~is_kept).cumsum() * per_column

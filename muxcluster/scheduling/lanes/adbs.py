@@ -7,12 +7,13 @@ from muxcluster.scheduling.lanes.view import LaneView, Proposal
 from muxcluster.scheduling.shares import Place
 from muxcluster.scheduling.state.model import ModelState
 
-# SM share of a prefill beside decodes: from an even split down to the least one, where decodes are
-# what holds the unit back. Lower serves a little more and lets the first token wait twice as long.
+# SM share of a prefill beside decodes: even if prompts are the bottleneck, falling to the least one
+# as decodes become it. Lower serves a little more and lets the first token wait twice as long.
 _EVEN = 0.5
 _LEAST = 0.3
 
-# A model passed over by this many launches per model goes first, whatever the slack of the others.
+# A model that was not run in the last `_PATIENCE * number of models` launches of a phase goes first,
+# whatever the slack of the others.
 _PATIENCE = 2
 
 
@@ -41,10 +42,11 @@ class AdbsLane:
             for model in models:
                 if place is not None:
                     yield Proposal(model, Phase.PREFILL, place)
+                    # The scheduler has launched it, or found that no request of it fits.
                     if view.shares.has_running(Phase.PREFILL):
                         break
                 elif view.may_prefill(model):
-                    return
+                    return  # it waits for SMs alone: no decode may take them
         yield from self._decodes(view, now)
 
     def _prefill_place(self, view: LaneView) -> Place | None:
