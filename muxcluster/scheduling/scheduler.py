@@ -187,7 +187,7 @@ class UnitScheduler:
     def fail(
         self, job: Job, now: float, cause: str = "", *, has_started: bool = True
     ) -> StepOutput:
-        """Queue the rows of a job again whose worker died or raised `cause`, at first in jobs apart.
+        """Queue the rows of a job again whose worker died or raised `cause`, at first apart.
 
         A request whose lone jobs fail twice in a row ends with `error`, code "poison_request". The
         job's follower will not run, as if a reset had forgotten it. has_started: False where the
@@ -238,9 +238,9 @@ class UnitScheduler:
 
     @property
     def lets_in(self) -> bool:
-        """True if a request that arrives now changes no decision until a job ends that does not repeat.
+        """True if a request that arrives now changes no decision.
 
-        It holds before `undisturbed_until_s`.
+        It holds until a job ends that does not repeat, and before `undisturbed_until_s`.
         """
         if self._memory.has_preempted or not self._packing.repeats:
             return False

@@ -15,7 +15,7 @@ class Lending:
         self._kv = kv
 
     def lendable(self, row: int) -> int:
-        """Return how many blocks, at least, interactive sequences could take if `row` lent all it may."""
+        """Return how many blocks, at least, become takeable if `row` lends all it may."""
         kv, columns = self._kv, self._candidates(row)
         per_column = kv.columns.blocks_per_column
         num_columns = len(columns) - int(np.count_nonzero(self._is_over(row, columns)))
@@ -58,7 +58,7 @@ class Lending:
         return np.asarray(is_taken.any(axis=1))
 
     def _count(self, blocks: int, filled: NDArray[np.int64], is_kept: NDArray[np.bool_]) -> int:
-        """Return how many columns to lend for at least `blocks` blocks, or as many as can be lent."""
+        """Return how many columns to lend for at least `blocks` blocks, or as many as can."""
         per_column, spare_empty = self._kv.columns.blocks_per_column, self._kv.lent.spare_empty
         count = int(np.searchsorted((~is_kept).cumsum(), -(-blocks // per_column))) + 1
         host_blocks = ((filled > 0) & ~is_kept).cumsum() * per_column
