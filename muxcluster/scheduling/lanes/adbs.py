@@ -12,8 +12,8 @@ from muxcluster.scheduling.state.model import ModelState
 _EVEN = 0.5
 _LEAST = 0.3
 
-# A model that was not run in the last `_PATIENCE` launches per model of a phase goes first, whatever
-# the slack of the others.
+# A model that was not run in the last `_PATIENCE` launches per model of a phase goes first,
+# whatever the slack of the others.
 _PATIENCE = 2
 
 
