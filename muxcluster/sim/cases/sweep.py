@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from multiprocessing import active_children, get_context
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from signal import SIG_DFL, SIGINT, signal
+from signal import SIG_BLOCK, SIG_DFL, SIG_UNBLOCK, SIGINT, pthread_sigmask, signal
 from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -135,9 +135,14 @@ def _simulated(
     with ProcessPoolExecutor(
         num_processes, mp_context=context, initializer=_begin, initargs=(shared,)
     ) as pool:
-        futures: dict[Future[CaseReport], int] = {
-            pool.submit(_run_shared, index, cases[index]): index for index in missing
-        }
+        # Processes start with Ctrl-C blocked: amid their imports it would print a traceback.
+        pthread_sigmask(SIG_BLOCK, {SIGINT})
+        try:
+            futures: dict[Future[CaseReport], int] = {
+                pool.submit(_run_shared, index, cases[index]): index for index in missing
+            }
+        finally:
+            pthread_sigmask(SIG_UNBLOCK, {SIGINT})
         try:
             for future in _ended(futures, shared, tell):
                 yield futures[future], future.result()
@@ -170,6 +175,7 @@ def _begin(shared: MutableSequence[float]) -> None:
     global _parts
     _parts = shared
     signal(SIGINT, SIG_DFL)  # Ctrl-C reaches all processes: these end silently
+    pthread_sigmask(SIG_UNBLOCK, {SIGINT})
 
 
 def _run_shared(index: int, case: Case) -> CaseReport:
