@@ -33,7 +33,7 @@ demo: install
 test: install
 	$(BIN)/python -m pytest $(or $(ARGS),-n 2 --dist loadfile)
 ifeq ($(ARGS)$(shell uname -s),Linux)
-	$(KERNEL_TESTS)
+	$(KERNEL_TESTS) -n 2
 endif
 
 test-kernels: install
