@@ -37,13 +37,6 @@ FAULTS = (
         "tests/kvcache tests/router tests/http",
     ),
     Fault(
-        "a prefix is matched beyond its first missing block",
-        "kvcache/prefix.py",
-        "                break",
-        "                continue",
-        "tests/kvcache/test_cache_random.py",
-    ),
-    Fault(
         "a model that was passed over is never put first",
         "scheduling/lanes/adbs.py",
         "return (-1.0 if last <= patience_ended else slack_s(model, now)), last",
@@ -59,14 +52,14 @@ FAULTS = (
     ),
     Fault(
         "the token that reaches max_tokens is one too many",
-        "scheduling/state/stopping.py",
+        "scheduling/completion.py",
         "    kept = np.minimum(counts, limits)",
         "    kept = np.minimum(counts, limits + 1)",
         "tests/scheduling/test_stopping.py",
     ),
     Fault(
         "an end token is not kept",
-        "scheduling/state/stopping.py",
+        "scheduling/completion.py",
         "kept[is_stopped] = first_end[is_stopped] + 1",
         "kept[is_stopped] = first_end[is_stopped]",
         "tests/scheduling/test_stopping.py",

@@ -13,6 +13,7 @@ from tests.planted_faults import FAULTS, Fault
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
+DATA = {"MUXCLUSTER_DATA": str(ROOT.parent / "shared" / "data")}  # not found beside the copy
 TESTS_FAILED = 1  # pytest's exit code; others say that the run itself went wrong
 
 
@@ -30,7 +31,7 @@ def test_a_planted_fault_is_found(fault: Fault, tmp_path: Path) -> None:
     ended = subprocess.run(
         [*command, *fault.tests.split()],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        env={**DATA, **os.environ, "PYTHONPATH": str(tmp_path)},
         capture_output=True,
         text=True,
     )

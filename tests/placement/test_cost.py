@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muxcluster.placement.cost import Roofline, Tuning, cost_for, read_muxserve, slowdown
-from muxcluster.placement.cost.roofline import saturation
+from muxcluster.placement.cost.roofline import all_reduces_s, saturation
+from muxcluster.placement.cost.work import prefill_work
 from muxcluster.placement.hardware import GPUS, cpu
 from muxcluster.placement.shapes.known import SHAPES
 
@@ -67,6 +68,16 @@ def test_saturation_bends_at_the_knee_and_ends_at_one() -> None:
 def test_two_gpus_are_faster_but_not_twice() -> None:
     one, two = (COST.decode_s(SHAPES["llama-2-70b"], tp, 1.0, 32, 1000) for tp in (1, 2))
     assert one / 2 < two < one
+
+
+def test_ranks_send_their_hidden_states_twice_a_layer_in_a_ring() -> None:
+    """Each of n ranks sends 2 (n - 1) / n of the states in an all-reduce, and there are two."""
+    prompt, hidden, itemsize = 1000, LLAMA.hidden_size, 2
+    alike = Tuning(all_reduce_s=0.0)
+    work = prefill_work(LLAMA, itemsize, 4, 1.0, 1, prompt)
+    sent = 2 * 2 * 3 / 4 * prompt * hidden * itemsize
+    expected = sent / (A100.link * alike.link)
+    assert all_reduces_s(work, A100, itemsize, alike) == pytest.approx(expected)
 
 
 def test_a_host_that_launches_slowly_sets_a_floor_that_no_gpu_goes_below() -> None:

@@ -1,7 +1,7 @@
 """The stop matcher against a brute-force search of the whole text."""
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from muxcluster.text.stop import StopMatcher
@@ -17,6 +17,7 @@ def first_match(text: str, stops: list[str]) -> tuple[int, int] | None:
     return (min(spans)[1], min(spans)[0]) if spans else None
 
 
+@example(stops=["b", "ab"], chunks=["ab"], include=False)
 @given(stops=STOPS, chunks=CHUNKS, include=st.booleans())
 def test_against_search(stops, chunks, include) -> None:
     matcher = StopMatcher(stops, include)
