@@ -12,7 +12,8 @@ from muxcluster.core.errors import ConfigError, InfeasiblePlan
 from muxcluster.core.unitspec import SchedulerSpec
 from muxcluster.placement.compat import CompatError
 from muxcluster.placement.cost import Profile
-from muxcluster.placement.hardware import GIB, cpu, gpu_named, local_cores, local_memory_bytes
+from muxcluster.placement.execution import CannotRun, UnitPolicy, check_partition
+from muxcluster.placement.hardware import GIB, Gpu, cpu, gpu_named, local_cores, local_memory_bytes
 from muxcluster.placement.memory import DoesNotFit, block_bytes, sequence_blocks
 from muxcluster.placement.plan import Plan
 from muxcluster.placement.planner import Method, place
@@ -71,6 +72,7 @@ def problem(config: Config, nodes: tuple[Node, ...]) -> Problem:
         objective=policy.objective,
         epsilon=policy.fairness,
         profiles=tuple(_profiles(config)),
+        policy=_unit_policy(config, nodes),
     )
 
 
@@ -90,15 +92,39 @@ def runs_on_cpus(config: Config, nodes: Sequence[Node]) -> bool:
     return config.cluster.engine == "cpu" or all(node.gpu.is_cpu for node in nodes)
 
 
-def policy_of(config: Config) -> SchedulerSpec:
-    """Return the scheduler's limits; the lane is that of each simulated system."""
+def _unit_policy(config: Config, nodes: Sequence[Node]) -> UnitPolicy:
+    """Raises ConfigError for a partition that no node of its kind has."""
     policy = config.policy
-    return SchedulerSpec(
-        packing=policy.packing,
-        token_budget=policy.token_budget,
-        max_decode_rows=policy.max_decode_rows,
-        quota_period_s=policy.quota_period_s,
+    host_gib = policy.host_memory_gib
+    found = UnitPolicy(
+        scheduler=SchedulerSpec(
+            lane=policy.scheduler,
+            may_unshare=policy.sharing == "auto",
+            packing=policy.packing,
+            token_budget=policy.token_budget,
+            max_decode_rows=policy.max_decode_rows,
+            quota_period_s=policy.quota_period_s,
+            shared_prefix_tokens=policy.shared_prefix_tokens,
+        ),
+        partition=policy.partition,
+        pipeline_depth=None if policy.pipeline_depth == "auto" else policy.pipeline_depth,
+        num_threads=policy.num_threads,
+        host_bytes=None if host_gib is None else int(host_gib * GIB),
+        prefix_caching=policy.prefix_caching,
     )
+    for gpu in {engine_gpu(config, node.gpu) for node in nodes}:
+        try:
+            check_partition(gpu, found.partition)
+        except CannotRun as error:
+            raise ConfigError(config.file, f"policy.{error.key}", str(error)) from error
+    return found
+
+
+def engine_gpu(config: Config, gpu: Gpu) -> Gpu:
+    """Return the hardware that computes: with `cluster.engine: cpu` one core per declared GPU."""
+    if config.cluster.engine != "cpu" or gpu.is_cpu:
+        return gpu
+    return cpu(config.policy.num_threads or 1, gpu.memory_bytes)
 
 
 def dtype_of(config: Config, model: ConfiguredModel, nodes: Sequence[Node]) -> str:

@@ -7,6 +7,9 @@ from muxcluster.core.kvshape import KvShape
 from muxcluster.core.padded import PaddedLimit
 from muxcluster.core.request import Slo
 
+# Packings whose batch sequences lend blocks, so that a unit has host memory for what they held.
+LENDING_PACKINGS = frozenset({"hybrid", "additive"})
+
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
@@ -102,3 +105,8 @@ class UnitSpec:
     # Models of a known kind run on merged matrix products and our own kernels, if a check at load
     # finds the same logits; False (for comparison): on transformers' layers
     fuses_layers: bool = True
+
+    @property
+    def mesh_block_bytes(self) -> int:
+        """Bytes of a block over all ranks."""
+        return self.tp * self.block_bytes

@@ -143,13 +143,8 @@ def _limit(found: UnitEstimate) -> str:
 
 def fullest(found: UnitEstimate) -> str:
     """Name the resource that the offered rates fill most."""
-    loads = found.loads
-    resources = {
-        "prefill lane": sum(loads.prefill),
-        "SM time": sum(loads.sms),
-        "memory bandwidth": sum(loads.bandwidth),
-    }
-    for tenant, lane in zip(found.tenants, loads.lanes, strict=True):
+    resources = {name: sum(part) for name, part in found.loads.resources.items()}
+    for tenant, lane in zip(found.tenants, found.loads.lanes, strict=True):
         resources[f"decode lane of {tenant.cost.demand.name}"] = lane
     return max(resources, key=lambda name: resources[name])
 

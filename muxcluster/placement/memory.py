@@ -3,12 +3,14 @@
 from collections.abc import Sequence
 
 from muxcluster.placement.columns import Columns, columns
+from muxcluster.placement.execution import Execution
 from muxcluster.placement.hardware import GIB, Gpu
 from muxcluster.placement.problem import Demand, Limits
 
-# CUDA context and kernels of one process; a GPU's owner and two workers have one each.
-CONTEXT_BYTES = GIB // 2
-NUM_CONTEXTS = 3
+_CONTEXT_BYTES = GIB // 2  # CUDA context and kernels of one process
+# Counted on every GPU, even if a unit has one process there: its allocator needs some memory too.
+_LEAST_CONTEXTS = 3
+_WORKSPACE_BYTES = 32 * 2**20  # of cuBLAS for every stream, set by torch on Hopper
 _LOGITS_ROWS = 256  # most rows with fp32 logits at the same time
 
 
@@ -77,20 +79,45 @@ def table_bytes(demand: Demand, bytes_per_block: int) -> int:
     return 4 * demand.max_seqs * (blocks + demand.max_model_len + 1)
 
 
-def usable_bytes(gpu: Gpu, tp: int) -> int:
-    """Memory of a mesh for weights, KV and buffers, without the processes' contexts."""
+def usable_bytes(gpu: Gpu, tp: int, execution: Execution | None = None) -> int:
+    """Memory of a mesh for weights, KV and buffers, without the processes' contexts.
+
+    execution: None counts the fewest processes that a unit has.
+    """
     usable = int(tp * gpu.memory_bytes * gpu.usable_share)
-    return usable if gpu.is_cpu else usable - tp * NUM_CONTEXTS * CONTEXT_BYTES
+    if gpu.is_cpu:
+        return usable
+    num_contexts = 1 if execution is None else execution.num_contexts
+    return usable - tp * max(_LEAST_CONTEXTS, num_contexts) * _CONTEXT_BYTES
 
 
-def kv_blocks(gpu: Gpu, tp: int, demands: Sequence[Demand], limits: Limits) -> int:
-    """Return the blocks of the unit's pool over its `tp` GPUs, with all of `demands` loaded.
+def recorded_bytes(gpu: Gpu, tp: int, demands: Sequence[Demand], execution: Execution) -> int:
+    """Return the memory that the recorded decode steps of all models hold on the mesh.
+
+    In each place every model keeps fp32 logits of as many rows as it has sequences. The working
+    memory of a step is taken once, for the largest: 16-bit logits, later the sampler's four and a
+    half bytes a logit, hidden states beside them (tests/engine/gpu/test_step_memory.py), and
+    cuBLAS's workspace. A CPU records nothing.
+    """
+    if gpu.is_cpu:
+        return 0
+    num_logits = [demand.max_seqs * demand.shape.vocab_size for demand in demands]
+    per_place = 4 * sum(num_logits) + 5 * max(num_logits) + _WORKSPACE_BYTES
+    return tp * execution.num_recordings * per_place
+
+
+def kv_blocks(
+    gpu: Gpu, tp: int, demands: Sequence[Demand], limits: Limits, execution: Execution
+) -> int:
+    """Return the blocks of the unit's pool over its `tp` GPUs, with all of `demands` loaded; a
+    multiple of `tp`.
 
     Raises DoesNotFit, naming the model that takes the most, if the weights leave no room or some
     model's longest sequence is larger than the pool.
     """
     per_block = block_bytes(demands, limits)
-    usable = usable_bytes(gpu, tp) - sum(weight_bytes(demand) for demand in demands)
+    usable = usable_bytes(gpu, tp, execution) - sum(weight_bytes(demand) for demand in demands)
+    usable -= recorded_bytes(gpu, tp, demands, execution)
     usable -= max(activation_bytes(demand, limits) for demand in demands)
     usable -= sum(table_bytes(demand, per_block) for demand in demands)
     if usable < 0:
@@ -101,7 +128,7 @@ def kv_blocks(gpu: Gpu, tp: int, demands: Sequence[Demand], limits: Limits) -> i
         need = sequence_blocks(demand, demand.max_model_len, per_block) * per_block
         if need > pool:
             raise DoesNotFit(demand.name, _sequence_reason(demand, pool, per_block), need - pool)
-    return pool // per_block
+    return pool // per_block // tp * tp
 
 
 def _weights_reason(gpu: Gpu, tp: int, demands: Sequence[Demand]) -> str:

@@ -1,7 +1,7 @@
 """The planner's answer, and plan.json (DESIGN.md §8)."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -25,6 +25,23 @@ class PlannedModel(_Frozen):
     throughput: Amount  # requests/s it is expected to serve
 
 
+class PlannedWorker(_Frozen):
+    """One worker of a unit: runs one job at a time, at one of a few SM shares."""
+
+    phases: tuple[Literal["prefill", "decode", "mixed"], ...]  # of the jobs it may run
+    shares: tuple[Share, ...]  # ascending
+
+
+class PlannedExecution(_Frozen):
+    """How a unit runs its jobs (`placement.execution.Execution`)."""
+
+    lane: str
+    partition: str
+    workers: tuple[PlannedWorker, ...]
+    pipeline_depth: Annotated[int, Field(ge=1)]
+    may_unshare: bool = False
+
+
 class PlannedUnit(_Frozen):
     """A mesh and the models colocated on it."""
 
@@ -34,6 +51,7 @@ class PlannedUnit(_Frozen):
     tp: Annotated[int, Field(ge=1)]
     kv_blocks: Count  # size of its pool, over all its GPUs
     models: tuple[PlannedModel, ...]
+    execution: PlannedExecution | None = None  # None: the first that mesh and policy permit
 
 
 class Plan(_Frozen):

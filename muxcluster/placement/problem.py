@@ -4,6 +4,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from muxcluster.placement.cost import Profile
+from muxcluster.placement.execution import UnitPolicy
 from muxcluster.placement.hardware import Gpu
 from muxcluster.placement.shapes.shape import ModelShape
 
@@ -79,6 +80,7 @@ class Problem:
     # Measurements to predict seconds from; GPUs and models that are in none are predicted by a
     # roofline
     profiles: tuple[Profile, ...] = ()
+    policy: UnitPolicy = UnitPolicy()
 
     def in_order(self) -> "Problem":
         """Return the problem with models and nodes by name, so that their order changes no plan."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from muxcluster.placement.execution import execution_of
 from muxcluster.placement.memory import DoesNotFit, block_bytes, check_split, kv_blocks
 from muxcluster.placement.plan import Plan, PlannedUnit
 from muxcluster.placement.problem import Demand, Node, Problem
@@ -62,7 +63,8 @@ def _unit_fits(
     try:
         for demand in demands:
             check_split(demand, unit.tp)
-        room = kv_blocks(node.gpu, unit.tp, demands, problem.limits)
+        execution = execution_of(node.gpu, unit, problem.policy)
+        room = kv_blocks(node.gpu, unit.tp, demands, problem.limits, execution)
     except DoesNotFit as error:
         yield f"unit {unit.id}: {error}"
         return

@@ -327,7 +327,7 @@ def test_ranks_take_one_job_at_a_time(write, model_directory) -> None:
         (unit,) = unit_specs(config, on_two_gpus(config))
         assert unit.scheduler.pipeline_depth == 1
     config = load_config(write(TWO_GPUS.replace("PARTITION", "pipeline_depth: 2")))
-    message = r"policy\.pipeline_depth: unit n-0 spans 2 GPUs, which take one job at a time"
+    message = r"policy\.pipeline_depth: a unit over 2 GPUs takes one job at a time"
     with pytest.raises(ConfigError, match=message):
         unit_specs(config, on_two_gpus(config))
 
@@ -357,8 +357,8 @@ def test_tokens_from_which_prefixes_are_shared(
 
 def test_ranks_share_no_gpu_in_parts(write, model_directory) -> None:
     model_directory("tiny")
-    config = load_config(write(TWO_GPUS.replace("PARTITION", "partition: threads")))
-    message = r"policy\.partition: unit n-0 spans 2 GPUs, which run one job at a time: use 'none'"
+    config = load_config(write(TWO_GPUS.replace("PARTITION", "partition: mps")))
+    message = r"policy\.partition: a unit over 2 GPUs runs one job at a time: use auto or none"
     with pytest.raises(ConfigError, match=message):
         unit_specs(config, on_two_gpus(config))
 
@@ -369,7 +369,7 @@ def test_heads_that_cannot_be_divided_name_the_model(
 ) -> None:
     model_directory("tiny", num_attention_heads=heads, num_key_value_heads=kv_heads)
     config = load_config(write(TWO_GPUS.replace("PARTITION", "partition: auto")))
-    says = rf"models\[0\]: {heads} heads and {kv_heads} KV heads cannot be divided among the 2 GPUs"
+    says = rf"models\[0\]: .*{heads} heads and {kv_heads} KV heads cannot be split over 2 GPUs"
     with pytest.raises(ConfigError, match=says) as caught:
         unit_specs(config, on_two_gpus(config))
     assert "\n" not in str(caught.value)

@@ -8,8 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
+from muxcluster.core.unitspec import SchedulerSpec
 from muxcluster.placement.estimator import BATCHES, Estimator, Loads
 from muxcluster.placement.estimator.fairness import fractions
+from muxcluster.placement.execution import UnitPolicy
 from muxcluster.placement.hardware import GPUS
 from muxcluster.placement.memory import kv_blocks
 from muxcluster.placement.problem import Demand, Node, Problem
@@ -47,7 +49,7 @@ def test_the_pool_is_that_of_the_memory_module(mix, tp) -> None:
     unit = mine.unit(A100, tp, offers(mine))
     assert unit is not None
     demands = mine.problem.demands
-    assert unit.kv_blocks == kv_blocks(A100, tp, demands, mine.problem.limits)
+    assert unit.kv_blocks == kv_blocks(A100, tp, demands, mine.problem.limits, unit.execution)
     assert sum(unit.quotas) == unit.kv_blocks
     for tenant, quota in zip(unit.tenants, unit.quotas, strict=True):
         assert tenant.batch in BATCHES
@@ -171,11 +173,19 @@ def test_epsilon_bounds_how_far_shares_differ_and_never_costs_value(
 
 def test_prefill_beside_decode_serves_more_than_in_turns() -> None:
     """Why units share SMs: compute-bound prefill beside bandwidth-bound decode."""
-    mine = estimator(demand("a", rate=100.0, prompt_tokens=900, output_tokens=150, max_seqs=32))
-    unit = mine.unit(A100, 1, offers(mine))
-    assert unit is not None
-    assert unit.loads.shared
-    assert unit.loads.prefill_share + max(unit.loads.decode_shares) <= 1 + 1e-9
+    many = {"rate": 50.0, "prompt_tokens": 900, "output_tokens": 150, "max_seqs": 16}
+    both = demand("a", **many), demand("b", **many)
+    values = {}
+    for lane in ("adbs", "temporal"):
+        mine = estimator(*both, policy=UnitPolicy(SchedulerSpec(lane=lane)))
+        unit = mine.unit(A100, 1, offers(mine))
+        assert unit is not None
+        assert unit.loads.shared == unit.execution.shares_sms == (lane == "adbs")
+        assert unit.loads.shared == (unit.loads.prefill_share < 1)
+        values[lane] = unit.value
+        if unit.loads.shared:
+            assert unit.loads.prefill_share + max(unit.loads.decode_shares) <= 1 + 1e-9
+    assert values["adbs"] > values["temporal"]
 
 
 def test_a_model_that_loses_its_targets_has_no_goodput() -> None:

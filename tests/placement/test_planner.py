@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from muxcluster.placement.hardware import GIB, GPUS, cpu
-from muxcluster.placement.memory import DoesNotFit, block_bytes, kv_blocks
+from muxcluster.placement.memory import DoesNotFit, block_bytes, table_bytes
 from muxcluster.placement.plan import Plan
 from muxcluster.placement.planner import place
 from muxcluster.placement.problem import Demand, Limits, Node, Problem
@@ -107,8 +107,8 @@ def test_the_tables_of_a_thousand_sequences_are_a_gigabyte() -> None:
     """DESIGN §3: 7B MHA, 1,000 sequences of 4k: 1 GB."""
     few = demand("a", max_model_len=4096, max_seqs=1)
     many = demand("a", max_model_len=4096, max_seqs=1001)
-    lost = [kv_blocks(GPUS["A100-80GB"], 1, (each,), Limits()) for each in (few, many)]
-    lost_bytes = (lost[0] - lost[1]) * block_bytes((few,), Limits())
+    size = block_bytes((few,), Limits())
+    lost_bytes = table_bytes(many, size) - table_bytes(few, size)
     assert lost_bytes == pytest.approx(1.05e9, rel=0.05)
 
 
@@ -148,7 +148,15 @@ def test_the_file_is_as_designed(tmp_path) -> None:
         "solve_seconds",
         "units",
     }
-    assert set(content["units"][0]) == {"id", "node", "gpus", "tp", "kv_blocks", "models"}
+    assert set(content["units"][0]) == {
+        "id",
+        "node",
+        "gpus",
+        "tp",
+        "kv_blocks",
+        "models",
+        "execution",
+    }
     assert set(content["units"][0]["models"][0]) == {
         "name",
         "prefill_sm",

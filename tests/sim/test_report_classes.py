@@ -9,6 +9,7 @@ import pytest
 from muxcluster.core.request import ServiceClass
 from muxcluster.core.served import ModelStats, UnitStats
 from muxcluster.core.unitspec import SchedulerSpec
+from muxcluster.placement.execution import UnitPolicy
 from muxcluster.placement.hardware import GPUS
 from muxcluster.placement.problem import Demand, Node, Problem
 from muxcluster.placement.shapes.known import SHAPES
@@ -127,6 +128,7 @@ def case(packing: str, rate: float = 4.0) -> Case:
     asked = Problem(
         (replace(demand("x", ttft_s=0.5, tpot_s=0.1), rate=rate),),
         (Node("a", 1, GPUS["A100-80GB"]),),
+        policy=UnitPolicy(SchedulerSpec(packing=packing)),
     )
     system = system_named("temporal")
     source = Source("x", Poisson(rate), Independent(Constant(200), Constant(100)))
@@ -135,7 +137,6 @@ def case(packing: str, rate: float = 4.0) -> Case:
         plan_of(system.method, asked),
         asked,
         Synthetic((source,)),
-        SchedulerSpec(packing=packing),
         duration_s=40.0,
         waves=(Waves("x", 60, Independent(Constant(700), Constant(60)), 40.0),),
     )

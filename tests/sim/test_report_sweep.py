@@ -7,6 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from muxcluster.placement.execution import UnitPolicy
+from muxcluster.placement.problem import Limits
 from muxcluster.sim.cases import sweep as sweeping
 from muxcluster.sim.cases.case import Case, run_case
 from muxcluster.sim.cases.case_key import code_key, key_of
@@ -38,7 +40,8 @@ def test_a_key_changes_with_everything_that_decides(cases: list[Case]) -> None:
         replace(case, problem=replace(case.problem, demands=demands)),
         replace(case, plan=case.plan.model_copy(update={"units": case.plan.units[:1]})),
         replace(case, load=replace(case.load, sources=case.load.sources[:1])),
-        replace(case, policy=replace(case.policy, token_budget=512)),
+        replace(case, problem=replace(case.problem, limits=Limits(token_budget=512))),
+        replace(case, problem=replace(case.problem, policy=UnitPolicy(partition="none"))),
         replace(case, duration_s=6.0),
         replace(case, seed=1),
         replace(case, slo_scale=9.0),

@@ -6,10 +6,11 @@ from typing import Any
 
 from bench.hybrid.simulated.lengths import Even, Fitted
 from muxcluster.core.unitspec import SchedulerSpec
+from muxcluster.placement.execution import UnitPolicy, executions
 from muxcluster.placement.hardware import GPUS
 from muxcluster.placement.memory import kv_blocks
 from muxcluster.placement.plan import Plan, PlannedModel, PlannedUnit
-from muxcluster.placement.problem import Demand, Limits, Node, Problem
+from muxcluster.placement.problem import Demand, Node, Problem
 from muxcluster.placement.shapes.known import SHAPES
 from muxcluster.sim.cases.case import Case
 from muxcluster.sim.cases.systems import system_named
@@ -123,12 +124,13 @@ def assembled(
     problem: Problem, load: Load, waves: tuple[Waves, ...], entry: Entry, run: Run
 ) -> Case:
     """The one model of the problem on its one node."""
+    scheduler = replace(SchedulerSpec(max_decode_rows=MAX_SEQS, may_unshare=True), **entry.policy)
+    asked = replace(problem, policy=UnitPolicy(scheduler))
     return Case(
         system_named(entry.system),
-        _plan(problem),
-        problem,
+        _plan(asked),
+        asked,
         load,
-        replace(SchedulerSpec(max_decode_rows=MAX_SEQS), **entry.policy),
         rate_scale=run.rate_per_s,
         duration_s=run.seconds,
         seed=run.seed,
@@ -162,12 +164,13 @@ def _plan(problem: Problem) -> Plan:
         quota_blocks=0,
         throughput=demand.rate,
     )
+    execution = executions(node.gpu, node.num_gpus, 1, problem.policy)[0]
     unit = PlannedUnit(
         id="mesh",
         node=node.name,
         gpus=tuple(range(node.num_gpus)),
         tp=node.num_gpus,
-        kv_blocks=kv_blocks(node.gpu, node.num_gpus, problem.demands, Limits()),
+        kv_blocks=kv_blocks(node.gpu, node.num_gpus, problem.demands, problem.limits, execution),
         models=(model,),
     )
     return Plan(

@@ -1,6 +1,7 @@
 """A published run as units of our simulator: meshes, KV pools, sequence quotas, SM shares."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from bench.muxserve.artifact.published import Mesh, Run, Served
 from muxcluster.core.job import Phase, WorkerSpec
@@ -77,8 +78,8 @@ def _unit(run: Run, mesh: Mesh, unit_id: str, cost: Cost) -> SimUnit:
     lane = "adbs" if run.system == "muxserve" else "temporal"
     spec = UnitSpec(
         unit_id=unit_id,
-        models=tuple(_model(model, pool) for model in mesh.models),
-        num_blocks=pool // width,
+        models=tuple(_model(model, pool, mesh.tp) for model in mesh.models),
+        num_blocks=pool // width // mesh.tp,
         block_bytes=width,
         workers=_workers(lane, mesh.models),
         scheduler=SchedulerSpec(
@@ -87,22 +88,24 @@ def _unit(run: Run, mesh: Mesh, unit_id: str, cost: Cost) -> SimUnit:
             max_decode_rows=_MAX_SEQS,
             quota_period_s=_QUOTA_PERIOD_S,
         ),
+        tp=mesh.tp,
     )
     models = {
         model.name: SimModel(SHAPES[model.shape], ReferenceCost(cost, model.shape))
         for model in mesh.models
     }
-    return SimUnit(spec, models, mesh.tp)
+    return SimUnit(spec, models)
 
 
-def _model(model: Served, pool: int) -> ModelSpec:
+def _model(model: Served, pool: int, tp: int) -> ModelSpec:
+    """One rank's part, of a pool of all ranks."""
     shape = SHAPES[model.shape]
     kv = KvShape(shape.num_layers, shape.num_kv_heads, shape.head_dim, _ITEMSIZE)
     seqs = pool // (_QUOTA_TOKENS * kv.bytes_per_token)
     return ModelSpec(
         name=model.name,
         path="",
-        shape=kv,
+        shape=replace(kv, num_kv_heads=kv.num_kv_heads // tp),
         vocab_size=shape.vocab_size,
         max_model_len=_MAX_MODEL_LEN,
         eos_token_ids=(),
@@ -111,7 +114,7 @@ def _model(model: Served, pool: int) -> ModelSpec:
         rate_per_s=model.rate_per_s,
         mean_prompt_tokens=model.prompt,
         mean_output_tokens=model.output,
-        weight_bytes=shape.active_params * _ITEMSIZE,
+        weight_bytes=shape.active_params * _ITEMSIZE // tp,
     )
 
 

@@ -9,14 +9,16 @@ import numpy as np
 from bench.planning.cases import points
 from muxcluster.core.unitspec import SchedulerSpec
 from muxcluster.placement.cost import Profile, read_muxserve
+from muxcluster.placement.execution import UnitPolicy, executions
 from muxcluster.placement.hardware import GPUS
 from muxcluster.placement.memory import kv_blocks
 from muxcluster.placement.plan import Plan, PlannedModel, PlannedUnit
-from muxcluster.placement.problem import Demand, Limits, Node, Problem
+from muxcluster.placement.problem import Demand, Node, Problem
 from muxcluster.placement.shapes.known import SHAPES
 from muxcluster.sim.cases.case import Case
 from muxcluster.sim.cases.sweep import Cache
 from muxcluster.sim.cases.systems import system_named
+from muxcluster.sim.cases.systems_units import asked_by
 from muxcluster.sim.demand.loads import Synthetic
 from muxcluster.workload.generate import Source
 from muxcluster.workload.lengths import Independent, Limited
@@ -27,7 +29,7 @@ SYSTEMS = ("muxserve", "spatial", "temporal")
 ALPHAS = (0.7, 1.3, 2.1)
 SCALES = (0.5, 0.75, 1.0, 1.25)
 SLO_SCALE = 8.0
-MAX_DECODE_ROWS = 1024
+POLICY = UnitPolicy(SchedulerSpec(max_decode_rows=1024, may_unshare=True))
 _SIGMA_AS_MEDIAN = 0.6  # Median of a log-normal length over its mean: a sigma of 1.0
 _LONGEST = 1024
 _DRAWS = 200_000
@@ -45,7 +47,7 @@ class Duration:
 def problems(data: Path) -> Mapping[float, Problem]:
     """By alpha: 19 models on 32 A100s, at rate scale 1 (40 requests/s for the most popular)."""
     found = {point.name: point.problem for point in points(data)}
-    return {alpha: found[f"synth19_a{alpha}_s1.0"] for alpha in ALPHAS}
+    return {alpha: replace(found[f"synth19_a{alpha}_s1.0"], policy=POLICY) for alpha in ALPHAS}
 
 
 def scaled(problem: Problem, scale: float) -> Problem:
@@ -59,7 +61,8 @@ def cases_of(
 ) -> list[Case]:
     """A case a seed: all models loaded from the first to the last second."""
     asked = scaled(problem, scale)
-    plan = cache.plan(system_named(system).method, asked)
+    named = system_named(system)
+    plan = cache.plan(named.method, asked_by(named, asked))
     return [case_of(system, plan, asked, duration.seconds, seed, scale) for seed in duration.seeds]
 
 
@@ -72,7 +75,6 @@ def case_of(
         plan,
         problem,
         Synthetic(tuple(_source(demand) for demand in problem.demands)),
-        SchedulerSpec(max_decode_rows=MAX_DECODE_ROWS),
         rate_scale=scale,
         duration_s=seconds,
         seed=seed,
@@ -143,7 +145,7 @@ def _demand(name: str, rate: float, prompt: float, output: float) -> Demand:
 
 
 def _problem(demands: Sequence[Demand], profile: Profile) -> Problem:
-    return Problem(tuple(demands), (Node("node-0", 4, _GPU),), profiles=(profile,))
+    return Problem(tuple(demands), (Node("node-0", 4, _GPU),), profiles=(profile,), policy=POLICY)
 
 
 def one_mesh(problem: Problem) -> Plan:
@@ -159,7 +161,8 @@ def one_mesh(problem: Problem) -> Plan:
         )
         for demand in problem.demands
     )
-    blocks = kv_blocks(_GPU, 4, problem.demands, Limits())
+    execution = executions(_GPU, 4, len(problem.demands), problem.policy)[0]
+    blocks = kv_blocks(_GPU, 4, problem.demands, problem.limits, execution)
     unit = PlannedUnit(
         id="mesh", node="node-0", gpus=(0, 1, 2, 3), tp=4, kv_blocks=blocks, models=models
     )

@@ -52,7 +52,7 @@ class FedUnit:
         """Return the bytes for batch requests of the model (None: of all) and the bytes that other
         requests hold of these."""
         space = self.unit.batch_space(model)
-        size_bytes = self.spec.block_bytes
+        size_bytes = self.spec.mesh_block_bytes
         return space.num_blocks * size_bytes, space.other_blocks * size_bytes
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from muxcluster.config import Config
 from muxcluster.config.planfile import whole_plan
-from muxcluster.config.planning import nodes_of, policy_of, problem, refusals
+from muxcluster.config.planning import nodes_of, problem, refusals
 from muxcluster.core.errors import ConfigError
 from muxcluster.placement.names import nearest
 from muxcluster.placement.plan import Plan
@@ -42,8 +42,10 @@ def settings_in(
 
     asked: what the plan answers. lane: as `settings_of`'s.
     """
-    policy = replace(policy_of(config), lane=lane or config.policy.scheduler)
-    return settings_among(units_of(made, asked, policy), made, asked, name)
+    if lane is not None:
+        scheduler = replace(asked.policy.scheduler, lane=lane)
+        asked = replace(asked, policy=replace(asked.policy, scheduler=scheduler))
+    return settings_among(units_of(made, asked), made, asked, name)
 
 
 def _model_name(config: Config, model: str | None, option: str) -> str:

@@ -8,7 +8,7 @@ from muxcluster.cli.simulating.demand import LoadOptions, demand_of
 from muxcluster.cli.simulating.hybrid import BatchOptions, waves_of
 from muxcluster.config import Config
 from muxcluster.config.planfile import whole_plan
-from muxcluster.config.planning import nodes_of, policy_of, problem, refusals
+from muxcluster.config.planning import nodes_of, problem, refusals
 from muxcluster.core.errors import InfeasiblePlan, MuxClusterError
 from muxcluster.placement.memory import DoesNotFit
 from muxcluster.placement.plan import Plan
@@ -17,6 +17,7 @@ from muxcluster.sim.batch.with_interactive import JobBeside
 from muxcluster.sim.cases.case import Case
 from muxcluster.sim.cases.sweep import Cache, PartProgress, sweep
 from muxcluster.sim.cases.systems import System
+from muxcluster.sim.cases.systems_units import asked_by
 from muxcluster.sim.report.report import CaseReport
 
 
@@ -76,7 +77,6 @@ def prepare(config: Config, grid: Grid, cache: Cache) -> Prepared:
                     plan,
                     asked,
                     load,
-                    policy_of(config),
                     rate_scale=scale,
                     duration_s=grid.options.duration_s,
                     seed=grid.options.seed,
@@ -110,4 +110,4 @@ def reports_of(
 def _plan(system: System, given: Plan | None, asked: Problem, cache: Cache) -> Plan:
     if given is not None and system.method == "greedy":
         return given
-    return cache.plan(system.method, asked)
+    return cache.plan(system.method, asked_by(system, asked))

@@ -7,6 +7,7 @@ from muxcluster.placement.compat.columns import Tenants
 from muxcluster.placement.compat.mesh import MeshEstimate, cache_gb, estimate
 from muxcluster.placement.compat.meshes import Division
 from muxcluster.placement.compat.solo import Tenant
+from muxcluster.placement.execution import Execution, executions, planned
 from muxcluster.placement.hardware import GIB
 from muxcluster.placement.memory import DoesNotFit, block_bytes, kv_blocks, sequence_blocks
 from muxcluster.placement.plan import PlannedModel, PlannedUnit
@@ -57,7 +58,8 @@ def _placed_meshes(nodes: Sequence[Node], division: Division) -> Iterator[_Place
 
 def _unit(problem: Problem, mesh: _PlacedMesh, tenants: Sequence[Tenant]) -> PlannedUnit:
     demands = [problem.demands[index] for index in mesh.members]
-    num_blocks = _num_blocks(problem, mesh, demands, tenants)
+    execution = executions(mesh.node.gpu, mesh.size, len(demands), problem.policy)[0]
+    num_blocks = _num_blocks(problem, mesh, demands, tenants, execution)
     return PlannedUnit(
         id=f"{mesh.node.name}-{mesh.first}",
         node=mesh.node.name,
@@ -65,14 +67,19 @@ def _unit(problem: Problem, mesh: _PlacedMesh, tenants: Sequence[Tenant]) -> Pla
         tp=mesh.size,
         kv_blocks=num_blocks,
         models=_models(tenants, estimate(tenants), _quotas(problem, demands, num_blocks)),
+        execution=planned(execution),
     )
 
 
 def _num_blocks(
-    problem: Problem, mesh: _PlacedMesh, demands: Sequence[Demand], tenants: Sequence[Tenant]
+    problem: Problem,
+    mesh: _PlacedMesh,
+    demands: Sequence[Demand],
+    tenants: Sequence[Tenant],
+    execution: Execution,
 ) -> int:
     try:
-        return kv_blocks(mesh.node.gpu, mesh.size, demands, problem.limits)
+        return kv_blocks(mesh.node.gpu, mesh.size, demands, problem.limits, execution)
     except DoesNotFit:
         return int(cache_gb(tenants) * GIB) // block_bytes(demands, problem.limits)
 

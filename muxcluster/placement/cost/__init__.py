@@ -1,7 +1,7 @@
 """Seconds of prefill and decode jobs: one cost model for planner, scheduler and simulator."""
 
 from muxcluster.placement.cost.choice import cost_for
-from muxcluster.placement.cost.interference import slowdown
+from muxcluster.placement.cost.interference import mixed_job_s, slowdown
 from muxcluster.placement.cost.measured import MeasuredCost
 from muxcluster.placement.cost.muxserve import read_muxserve
 from muxcluster.placement.cost.profile import Cell, Pair, PairedJob, Profile, ProfiledModel
@@ -20,6 +20,7 @@ __all__ = [
     "Roofline",
     "Tuning",
     "cost_for",
+    "mixed_job_s",
     "read_muxserve",
     "slowdown",
 ]

@@ -14,7 +14,7 @@ def fractions(loads: Loads, values: Sequence[float], epsilon: float) -> tuple[fl
     up to half of it is taken from models whose `values` (objective per demand) are small for the
     resources they use, and given to the others.
     """
-    resources = [part for part in (loads.prefill, loads.sms, loads.bandwidth) if sum(part) > 0]
+    resources = [part for part in loads.resources.values() if sum(part) > 0]
     caps = [1.0 if lane <= 1 else 1 / lane for lane in loads.lanes]
     level = min((_level(part, caps) for part in resources), default=1.0)
     fair = [min(cap, level) for cap in caps]

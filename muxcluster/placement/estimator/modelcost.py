@@ -3,7 +3,7 @@
 from bisect import bisect_right
 from collections.abc import Sequence
 
-from muxcluster.placement.cost import Cost
+from muxcluster.placement.cost import Cost, mixed_job_s
 from muxcluster.placement.memory import (
     activation_bytes,
     check_split,
@@ -47,6 +47,7 @@ class ModelCost:
         self._cost = cost
         self._prefill: dict[float, tuple[float, float]] = {}
         self._decode: dict[tuple[int, float], tuple[float, float]] = {}
+        self._mixed: dict[int, tuple[float, float]] = {}
 
     def batch(self, quota_blocks: int) -> int:
         """Return the largest considered batch of mean sequences that fits, at least 1."""
@@ -78,6 +79,30 @@ class ModelCost:
             draw = self._cost.decode_draw(demand.shape, self.tp, share, batch, demand.mean_tokens)
             found = self._decode[batch, share] = (demand.output_tokens * step / batch, draw)
         return found
+
+    def mixed(self, batch: int) -> tuple[float, float]:
+        """(seconds per request in mixed jobs of this batch on all SMs, seconds of the whole
+        bandwidth in them)."""
+        found = self._mixed.get(batch)
+        if found is None:
+            found = self._mixed[batch] = self._mixed_at(batch)
+        return found
+
+    def _mixed_at(self, batch: int) -> tuple[float, float]:
+        """A step frees batch / output_tokens rows on average, for which as many prompts come in.
+
+        Where that is less than one, so many of the steps carry one prompt and the others none.
+        """
+        demand = self.demand
+        steps = demand.output_tokens / batch  # per request
+        prompts = max(1.0, min(1 / steps, float(self.prefill_rows)))
+        step_s = self.step_s(batch, 1.0)
+        prefill_s = self.prefill_job_s(1.0, prompts)
+        longer_s = mixed_job_s(step_s, prefill_s) - step_s
+        shape, context = demand.shape, demand.mean_tokens
+        drawn = step_s * self._cost.decode_draw(shape, self.tp, 1.0, batch, context) * steps
+        draw = self._cost.prefill_draw(shape, self.tp, 1.0, prompts, demand.prompt_tokens)
+        return steps * step_s + longer_s / prompts, drawn + longer_s * draw / prompts
 
     def slowdown(self, draws: Sequence[float]) -> float:
         """Factor by which jobs on this kind of GPU are slower side by side."""

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from muxcluster.core.job import Phase
 from muxcluster.placement.estimator.modelcost import ModelCost
-
-_SPLITS = (0.3, 0.5, 0.7, 0.9)  # prefill shares to try; decodes get the other SMs
+from muxcluster.placement.execution import Execution
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,10 @@ class Loads:
     prefill: tuple[float, ...]
     sms: tuple[float, ...]
     bandwidth: tuple[float, ...]
+    # by model, its part of the load of the decode workers, of which a unit may have fewer than
+    # models; zeros without sharing
+    decoders: tuple[float, ...] = ()
+    is_mixed: bool = False  # prompt chunks and decodes of a model are one job
 
     @property
     def shared(self) -> bool:
@@ -43,23 +47,48 @@ class Loads:
         """Load of the resource that is used most. A decode lane counts only if it is too small,
         because its SMs were chosen to be just enough."""
         full = [lane for lane in self.lanes if lane > 1]
-        return max(sum(self.prefill), sum(self.sms), sum(self.bandwidth), *full)
+        return max(*(sum(part) for part in self.resources.values()), *full)
+
+    @property
+    def resources(self) -> dict[str, tuple[float, ...]]:
+        """Load by resource that all models compete for, then by model."""
+        return {
+            "prefill lane": self.prefill,
+            "decode workers": self.decoders,
+            "SM time": self.sms,
+            "memory bandwidth": self.bandwidth,
+        }
 
 
-def candidates(tenants: Sequence[Tenant], rungs: Sequence[float]) -> list[Loads]:
-    """The loads of each way of sharing that `rungs` allow: time sharing first, then splits."""
-    found = [_in_turns(tenants)]
-    for split in (rung for rung in rungs if rung in _SPLITS):
-        loads = _side_by_side(tenants, rungs, split, 1.0)
+def candidates(tenants: Sequence[Tenant], execution: Execution) -> list[Loads]:
+    """The loads of each way in which the unit can run its jobs: one at a time first, then splits of
+    the SMs."""
+    found = [_in_mixed_jobs(tenants) if execution.runs_mixed else _in_turns(tenants)]
+    for split, rest in splits_of(execution):
+        num_decodes = execution.num_workers(Phase.DECODE)
+        loads = _side_by_side(tenants, rest, split, 1.0, num_decodes)
         found.append(loads)
         if loads.greatest > 1:
             # requests that cannot be served need no SMs: smaller shares leave more for all
-            found.append(_side_by_side(tenants, rungs, split, 1 / loads.greatest))
+            found.append(_side_by_side(tenants, rest, split, 1 / loads.greatest, num_decodes))
     return found
 
 
+def splits_of(execution: Execution) -> list[tuple[float, tuple[float, ...]]]:
+    """Return the prefill shares that leave SMs for decodes, each with the decode shares beside it;
+    none where the unit shares no SMs."""
+    if not execution.shares_sms:
+        return []
+    decodes = execution.rungs(Phase.DECODE)
+    splits = (
+        (split, tuple(share for share in decodes if share <= 1 - split + 1e-9))
+        for split in execution.rungs(Phase.PREFILL)
+    )
+    return [(split, rest) for split, rest in splits if rest]
+
+
 def _in_turns(tenants: Sequence[Tenant]) -> Loads:
-    """Load with one job at a time on the whole GPU: temporal sharing, and a bound for `mixed`."""
+    """Load with one job at a time on the whole GPU, a prefill or a decode: temporal sharing."""
     busy, drawn = [], []
     for each in tenants:
         prefill_s, prefill_draw = each.cost.prefill(1.0)
@@ -71,15 +100,28 @@ def _in_turns(tenants: Sequence[Tenant]) -> Loads:
     return Loads(1.0, ones, 1.0, none, none, tuple(busy), tuple(drawn))
 
 
+def _in_mixed_jobs(tenants: Sequence[Tenant]) -> Loads:
+    """Load with one job at a time on the whole GPU, with prompts and decodes of one model."""
+    found = [each.cost.mixed(each.batch) for each in tenants]
+    busy = tuple(each.rate * seconds for each, (seconds, _) in zip(tenants, found, strict=True))
+    drawn = tuple(each.rate * drawn for each, (_, drawn) in zip(tenants, found, strict=True))
+    none = (0.0,) * len(tenants)
+    ones = (1.0,) * len(tenants)
+    return Loads(1.0, ones, 1.0, none, none, busy, drawn, is_mixed=True)
+
+
 def _side_by_side(
-    tenants: Sequence[Tenant], rungs: Sequence[float], prefill_share: float, part: float
+    tenants: Sequence[Tenant],
+    rest: Sequence[float],
+    prefill_share: float,
+    part: float,
+    num_decodes: int,
 ) -> Loads:
     """Load with prefill on its share of the SMs and decodes on the rest (MuxServe §3.1).
 
     A model's decodes get the fewest SMs on which its own lane meets `part` of its rate (Alg. 2);
-    concurrent jobs compete for the SMs' time, share x seconds.
+    concurrent jobs compete for the SMs' time, share x seconds, and for the decode workers.
     """
-    rest = [rung for rung in rungs if rung <= 1 - prefill_share + 1e-9]
     prefills = [each.cost.prefill(prefill_share) for each in tenants]
     drawn_beside = max(draw for _, draw in prefills)
     shares, slower = _decode_shares(tenants, rest, drawn_beside, part)
@@ -102,6 +144,7 @@ def _side_by_side(
         tuple(prefill),
         tuple(sms),
         tuple(drawn),
+        tuple(lane / num_decodes for lane in lanes),
     )
 
 

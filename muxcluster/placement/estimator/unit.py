@@ -8,8 +8,15 @@ from muxcluster.placement.estimator.fairness import fractions
 from muxcluster.placement.estimator.latency import Latency, latencies
 from muxcluster.placement.estimator.modelcost import ModelCost
 from muxcluster.placement.estimator.shares import Loads, Tenant, candidates
+from muxcluster.placement.execution import CannotRun, Execution, executions
 from muxcluster.placement.hardware import Gpu
-from muxcluster.placement.memory import DoesNotFit, block_bytes, kv_blocks, usable_bytes
+from muxcluster.placement.memory import (
+    DoesNotFit,
+    block_bytes,
+    kv_blocks,
+    recorded_bytes,
+    usable_bytes,
+)
 from muxcluster.placement.problem import Problem
 from muxcluster.placement.quota import split_blocks
 
@@ -25,6 +32,7 @@ class UnitEstimate:
     kv_blocks: int  # kv_blocks, quotas: the pool and its initial division
     tenants: tuple[Tenant, ...]
     quotas: tuple[int, ...]
+    execution: Execution  # how it runs its jobs
     loads: Loads
     served: tuple[float, ...]  # by model, fraction of the rate offered
     value: float  # part of the objective, additive over units
@@ -98,11 +106,30 @@ class Estimator:
             return refusal
 
     def _estimate(self, gpu: Gpu, tp: int, offers: tuple[Offer, ...]) -> UnitEstimate:
+        """Return the best execution's estimate; of equal ones the first, which shares SMs."""
+        name = self.problem.demands[offers[0][0]].name
+        try:
+            ways = executions(gpu, tp, len(offers), self.problem.policy)
+        except CannotRun as refusal:
+            raise DoesNotFit(name, str(refusal)) from refusal
+        found, refusals = [], []
+        for way in ways:
+            try:
+                found.append(self._estimate_as(way, gpu, tp, offers))
+            except DoesNotFit as refusal:
+                refusals.append(refusal)
+        if not found:
+            raise refusals[-1]
+        return max(found, key=lambda each: (each.value, -each.load))
+
+    def _estimate_as(
+        self, execution: Execution, gpu: Gpu, tp: int, offers: tuple[Offer, ...]
+    ) -> UnitEstimate:
         problem = self.problem
         demands = [problem.demands[index] for index, _ in offers]
         per_block = block_bytes(demands, problem.limits)
         costs = [self.model(index, gpu, tp, per_block) for index, _ in offers]
-        num_blocks = self._pool_blocks(gpu, tp, costs, per_block)
+        num_blocks = self._pool_blocks(execution, gpu, tp, costs, per_block)
         weights = [
             rate * demand.shape.sequence_bytes(demand.mean_tokens, demand.itemsize)
             for demand, (_, rate) in zip(demands, offers, strict=True)
@@ -112,22 +139,29 @@ class Estimator:
             Tenant(cost, rate, cost.batch(quota))
             for cost, (_, rate), quota in zip(costs, offers, quotas, strict=True)
         )
-        options = [self._option(tenants, loads) for loads in candidates(tenants, gpu.shares)]
+        options = [self._option(tenants, loads) for loads in candidates(tenants, execution)]
         value, load, loads, served = max(options, key=lambda option: (option[0], -option[1]))
-        return UnitEstimate(num_blocks, tenants, quotas, loads, served, value, load)
+        return UnitEstimate(num_blocks, tenants, quotas, execution, loads, served, value, load)
 
     def _pool_blocks(
-        self, gpu: Gpu, tp: int, costs: Sequence[ModelCost], bytes_per_block: int
+        self,
+        execution: Execution,
+        gpu: Gpu,
+        tp: int,
+        costs: Sequence[ModelCost],
+        bytes_per_block: int,
     ) -> int:
         """Compute `memory.kv_blocks` from memoised parts; that function words the refusal."""
         limits = self.problem.limits
-        pool = usable_bytes(gpu, tp) - sum(cost.static_bytes for cost in costs)
+        demands = [cost.demand for cost in costs]
+        pool = usable_bytes(gpu, tp, execution) - sum(cost.static_bytes for cost in costs)
         pool -= max(cost.activation_bytes for cost in costs)
+        pool -= recorded_bytes(gpu, tp, demands, execution)
         if limits.kv_bytes is not None:
             pool = min(pool, limits.kv_bytes)
-        blocks = pool // bytes_per_block
+        blocks = pool // bytes_per_block // tp * tp
         if pool < 0 or any(cost.floor_blocks > blocks for cost in costs):
-            return kv_blocks(gpu, tp, [cost.demand for cost in costs], limits)
+            return kv_blocks(gpu, tp, demands, limits, execution)
         return blocks
 
     def _option(

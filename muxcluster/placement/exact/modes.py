@@ -7,7 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from muxcluster.placement.estimator import BATCHES, Estimator, ModelCost
-from muxcluster.placement.estimator.shares import Tenant, candidates
+from muxcluster.placement.estimator.shares import splits_of
+from muxcluster.placement.execution import executions
 from muxcluster.placement.hardware import Gpu
 from muxcluster.placement.memory import DoesNotFit, block_bytes, usable_bytes
 from muxcluster.placement.problem import Demand
@@ -60,8 +61,8 @@ def modes_of(estimator: Estimator, index: int, gpu: Gpu, tp: int, detail: Detail
     sequence = min(cost.sequence_blocks * size for cost, size in costs)
     cost = costs[0][0]
     runs = _runs(demand, sequence, usable - static - cost.activation_bytes, detail)
-    shares = _pairs_of_shares(cost, gpu)
-    tables = [_run_table(cost, run, sequence, shares) for run in runs]
+    ways = _ways(estimator, gpu, tp)
+    tables = [_run_table(cost, run, sequence, ways) for run in runs]
     if detail.sampled:
         for table in tables:
             table[:, 1:] *= 1 - _SAMPLING
@@ -104,23 +105,42 @@ def _runs(demand: Demand, sequence: int, pool: int, detail: Detail) -> list[tupl
     return [tuple(fit[first : first + detail.stride]) for first in starts]
 
 
-def _pairs_of_shares(cost: ModelCost, gpu: Gpu) -> list[tuple[float, float]]:
-    """(prefill, decode) SM shares that the estimator may choose, without turns on all SMs."""
-    tried = candidates((Tenant(cost, 1.0, 1),), gpu.shares)
-    splits = [loads.prefill_share for loads in tried if loads.shared]
-    return [(split, share) for split in splits for share in gpu.shares if share <= 1 - split + 1e-9]
+@dataclass(frozen=True, slots=True)
+class _Ways:
+    """Ways of running jobs that some unit on a mesh may have."""
+
+    in_turns: bool
+    in_mixed_jobs: bool
+    shares: tuple[tuple[float, float], ...]  # (prefill, decode) SM shares side by side
+
+
+def _ways(estimator: Estimator, gpu: Gpu, tp: int) -> _Ways:
+    found = [
+        each
+        for num_models in (1, 2, 3)
+        for each in executions(gpu, tp, num_models, estimator.problem.policy)
+    ]
+    pairs = {(split, share) for each in found for split, rest in splits_of(each) for share in rest}
+    return _Ways(
+        in_turns=not all(each.runs_mixed for each in found),
+        in_mixed_jobs=any(each.runs_mixed for each in found),
+        shares=tuple(sorted(pairs)),
+    )
 
 
 def _run_table(
-    cost: ModelCost, run: Sequence[int], sequence: int, shares: Sequence[tuple[float, float]]
+    cost: ModelCost, run: Sequence[int], sequence: int, ways: _Ways
 ) -> NDArray[np.float64]:
-    """Return the modes of a run of batches [modes, 5]: in turns on the whole GPU, and side by side.
+    """Return the modes of a run of batches [modes, 5]: one job at a time on the whole GPU, and side
+    by side.
 
     A model with less than one mean sequence of KV still counts as a batch of 1.
     """
     kv = 0 if run[0] == 1 else run[0] * sequence
+    shares = ways.shares
     best = {share: _best_decode(cost, run, share) for share in {1.0, *(each for _, each in shares)}}
-    rows = [_in_turns(cost, best[1.0])]
+    rows = [_in_turns(cost, best[1.0])] if ways.in_turns else []
+    rows += [_in_mixed_jobs(cost, run)] if ways.in_mixed_jobs else []
     rows += [_side_by_side(cost, split, share, best[share]) for split, share in shares]
     return np.array([(kv, *row) for row in rows])
 
@@ -142,6 +162,13 @@ def _in_turns(cost: ModelCost, decode: tuple[float, float, float]) -> tuple[floa
     decode_s, drawn, _ = decode
     busy = prefill_s + decode_s
     return busy, 0.0, busy, prefill_s * prefill_draw + drawn
+
+
+def _in_mixed_jobs(cost: ModelCost, run: Sequence[int]) -> tuple[float, ...]:
+    """Return the mode in which prompts and decodes of the model are one job on the whole GPU."""
+    found = [cost.mixed(batch) for batch in run]
+    busy = min(seconds for seconds, _ in found)
+    return busy, 0.0, busy, min(drawn for _, drawn in found)
 
 
 def _side_by_side(

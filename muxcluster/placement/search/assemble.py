@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
+from muxcluster.placement.execution import planned
 from muxcluster.placement.plan import PlannedModel, PlannedUnit
 from muxcluster.placement.problem import Node, Problem
 from muxcluster.placement.search.layout import PlacedUnit
@@ -38,6 +39,7 @@ def planned_units(
             tp=mesh.unit.tp,
             kv_blocks=mesh.unit.estimate.kv_blocks,
             models=_models(problem, mesh.unit),
+            execution=planned(mesh.unit.estimate.execution),
         )
         for number, mesh in _numbered(meshes)
     )

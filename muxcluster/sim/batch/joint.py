@@ -80,7 +80,7 @@ class _JointFeed:
         if self._memory is None:
             rooms = {model: feed.room(scheduler, now) for model, feed in self._feeds.items()}
         else:
-            space, size_bytes = scheduler.batch_memory.space(None), self._spec.block_bytes
+            space, size_bytes = scheduler.batch_memory.space(None), self._spec.mesh_block_bytes
             room = Room(
                 now,
                 space.num_blocks * size_bytes,

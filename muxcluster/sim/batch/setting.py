@@ -23,7 +23,7 @@ class Setting:
     @property
     def size_bytes(self) -> int:
         """Return the bytes of the whole pool, as if nothing else ran."""
-        return self.unit.spec.num_blocks * self.unit.spec.block_bytes
+        return self.unit.spec.num_blocks * self.unit.spec.mesh_block_bytes
 
     def file(self, path: Path, digest: str = "") -> BatchFile:
         """Return the file of a job for this unit."""

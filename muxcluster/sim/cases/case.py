@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
-from muxcluster.core.unitspec import SchedulerSpec
 from muxcluster.placement.plan import Plan
 from muxcluster.placement.problem import Problem
 from muxcluster.sim.batch.with_interactive import JobBeside
@@ -41,7 +40,6 @@ class Case:
     plan: Plan
     problem: Problem
     load: Load
-    policy: SchedulerSpec = SchedulerSpec()
     rate_scale: float = 1.0  # of the load, only for the report
     duration_s: float = 1200.0  # of arrivals, and of the window for throughput
     seed: int = 0
@@ -95,7 +93,7 @@ def _units(case: Case) -> list[SimUnit]:
     waves = case.waves or ()
     units = [
         replace(unit, waves=tuple(each for each in waves if each.model in unit.models))
-        for unit in units_for(case.system, case.plan, case.problem, case.policy)
+        for unit in units_for(case.system, case.plan, case.problem)
     ]
     if case.job is None:
         return units

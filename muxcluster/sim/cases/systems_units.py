@@ -1,9 +1,9 @@
-"""The plan of a system for a problem, and the plan's units with the system's policies."""
+"""The plan of a system for a problem, and the units of a plan as the system runs them."""
 
 import math
 from dataclasses import replace
 
-from muxcluster.core.unitspec import SchedulerSpec
+from muxcluster.placement.execution import unshared
 from muxcluster.placement.plan import Plan
 from muxcluster.placement.planner import Method, place
 from muxcluster.placement.problem import Problem
@@ -36,22 +36,32 @@ def plan_of(method: str, problem: Problem) -> Plan:
     return place(asked, _METHODS[method], time_limit_s=0.0)
 
 
-def units_for(
-    system: System, plan: Plan, problem: Problem, policy: SchedulerSpec
-) -> tuple[SimUnit, ...]:
+def units_for(system: System, plan: Plan, problem: Problem) -> tuple[SimUnit, ...]:
     """Return the units of `plan` as the system runs them.
 
-    policy: limits; the lane is the system's, and the packing where it names one. Raises KeyError
-    where the plan has a model or node that the problem does not have.
+    The lane is the system's, and the packing where it names one; all else is the problem's policy.
+    A plan made for another lane keeps its meshes and blocks. Raises KeyError where the plan has a
+    model or node that the problem does not have.
     """
-    period_s = policy.quota_period_s if system.lends_blocks else _NEVER_S
-    packing = system.packing or policy.packing
-    policy = replace(policy, lane=system.lane, packing=packing, quota_period_s=period_s)
-    units = units_of(plan, problem, policy)
-    return units if system.shares_sms else tuple(map(_whole, units))
+    units = units_of(plan, asked_by(system, problem))
+    return units if system.shares_sms else tuple(map(_one_job_at_a_time, units))
 
 
-def _whole(unit: SimUnit) -> SimUnit:
-    """Return the unit with the same workers, each on all SMs or none."""
-    workers = tuple(replace(worker, shares=(1.0,)) for worker in unit.spec.workers)
-    return replace(unit, spec=replace(unit.spec, workers=workers))
+def asked_by(system: System, problem: Problem) -> Problem:
+    """Return the problem with the system's policies."""
+    scheduler = problem.policy.scheduler
+    asked = replace(
+        scheduler,
+        lane=system.lane,
+        packing=system.packing or scheduler.packing,
+        quota_period_s=scheduler.quota_period_s if system.lends_blocks else _NEVER_S,
+    )
+    return replace(problem, policy=replace(problem.policy, scheduler=asked))
+
+
+def _one_job_at_a_time(unit: SimUnit) -> SimUnit:
+    """Return the unit with the same lane and one worker on all SMs, for every phase."""
+    alone = unshared(unit.spec.scheduler.lane)
+    scheduler = replace(unit.spec.scheduler, may_unshare=False)
+    spec = replace(unit.spec, workers=alone.workers, partition=alone.partition, scheduler=scheduler)
+    return replace(unit, spec=spec)

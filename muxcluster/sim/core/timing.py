@@ -9,10 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from muxcluster.core.job import Job, Phase
-from muxcluster.placement.cost import Cost
+from muxcluster.placement.cost import Cost, mixed_job_s
 from muxcluster.placement.shapes.shape import ModelShape
 from muxcluster.sim.core.unit import SimModel, SimUnit
 
+_HOST_LINK = 25e9  # bytes/s between a GPU and host memory, for a unit that does not say
 # Mean contexts are rounded to 8 tokens, which changes a decode step of 300 tokens of context by
 # less than 0.3 %.
 _CONTEXT_STEP = 8
@@ -60,7 +61,7 @@ class CostTiming:
         self._models = unit.models
         self._slowdown = next(iter(unit.models.values())).cost.slowdown
         self._tp = unit.tp
-        self._host_link = unit.host_link * unit.tp
+        self._host_link = unit.spec.host_link or _HOST_LINK
         self._slot_bytes = {
             model.name: 2 * model.shape.head_dim * model.shape.itemsize
             for model in unit.spec.models
@@ -166,7 +167,6 @@ def _sums(counts: Ints, starts: Ints) -> tuple[float, float]:
 
 
 def _together(first: Work, second: Work) -> Work:
-    large, small = sorted((first.seconds, second.seconds), reverse=True)
-    seconds = large + small / 2
+    seconds = mixed_job_s(first.seconds, second.seconds)
     drawn = first.seconds * first.draw + second.seconds * second.draw
     return Work(seconds, min(1.0, drawn / seconds))

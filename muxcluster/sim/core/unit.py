@@ -20,11 +20,14 @@ class SimModel:
 
 @dataclass(frozen=True, slots=True)
 class SimUnit:
-    """One unit on a mesh of `tp` GPUs."""
+    """One unit, as its processes would receive it."""
 
     spec: UnitSpec
     models: Mapping[str, SimModel]  # for every name in `spec.models`
-    tp: int = 1
-    host_link: float = 25e9  # bytes/s between one GPU and host memory in one direction
     waves: tuple[Waves, ...] = ()  # batch load in a closed loop, at most one entry per model
     job: UnitJob | None = None  # a batch job present from the start
+
+    @property
+    def tp(self) -> int:
+        """GPUs of its mesh; blocks and bytes of `spec` are those of one."""
+        return self.spec.tp

@@ -74,7 +74,7 @@ class SimFeed:
     def room(self, scheduler: UnitScheduler, now: float) -> Room:
         """Return the room for the model's job if it is the unit's only batch job."""
         space = scheduler.batch_memory.space(self._model)
-        size_bytes, policy = self._unit.block_bytes, self._unit.scheduler
+        size_bytes, policy = self._unit.mesh_block_bytes, self._unit.scheduler
         return Room(
             now,
             space.num_blocks * size_bytes,

@@ -25,7 +25,7 @@ def use_report(
     their pools. offered: requests/s by model.
     """
     gpus = {unit.spec.unit_id: float(unit.tp) for unit in units}
-    pools = {u.spec.unit_id: float(u.spec.num_blocks * u.spec.block_bytes) for u in units}
+    pools = {u.spec.unit_id: float(u.spec.num_blocks * u.spec.mesh_block_bytes) for u in units}
     sm = sum(gpus[name] * _full(each.sm_share) for name, each in usage.items())
     held: dict[str, NDArray[np.float64]] = {name: np.zeros(NUM_BINS) for name in offered}
     for name, each in usage.items():

@@ -11,11 +11,11 @@ import torch
 
 pytest.importorskip("triton", reason="Triton's wheels are for Linux")
 
+from muxcluster.config.partitions import recorded_bytes
 from transformers import LlamaConfig, MistralConfig, Qwen3Config
 
 from bench.kernels.fake_cuda import FakeCuda, load
 from muxcluster.config import read_facts
-from muxcluster.config.partitions import recorded_bytes
 from muxcluster.core.job import Rows, WorkerSpec
 from muxcluster.core.kvshape import KvShape
 from muxcluster.core.unitspec import ModelSpec, UnitSpec
