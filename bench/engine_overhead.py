@@ -79,7 +79,7 @@ class RunnerSteps:
 
     def __init__(self, runner: UnitRunner, num_rows: int) -> None:
         self._runner = runner
-        self._slots = np.arange(num_rows, dtype=np.int32)
+        self._rows = np.arange(num_rows, dtype=np.int32)
         self._length = CONTEXT
         tables = runner.arena.model(NAME).tables
         _, layers, kv_heads, columns = tables.shape
@@ -88,12 +88,11 @@ class RunnerSteps:
         ids = blocks[:, None] * layers * kv_heads + np.arange(layers * kv_heads, dtype=np.int32)
         every = np.arange(columns, dtype=np.int32)
         delta = TableDelta(
-            np.repeat(self._slots, columns), np.tile(every, num_rows), ids.astype(np.int32)
+            np.repeat(self._rows, columns), np.tile(every, num_rows), ids.astype(np.int32)
         )
         prompts = rng.integers(3, 30_000, (num_rows, CONTEXT)).astype(np.int32)
         admissions = tuple(
-            Admission(slot, str(slot), prompt, CONTEXT, GREEDY)
-            for slot, prompt in enumerate(prompts)
+            Admission(row, str(row), prompt, CONTEXT, GREEDY) for row, prompt in enumerate(prompts)
         )
         self._run(0, CONTEXT, delta, admissions)
 
@@ -105,9 +104,9 @@ class RunnerSteps:
     def _run(
         self, start: int, count: int, delta: TableDelta, admissions: tuple[Admission, ...] = ()
     ) -> None:
-        size = len(self._slots)
+        size = len(self._rows)
         rows = Rows(
-            self._slots,
+            self._rows,
             np.full(size, start, np.int32),
             np.full(size, count, np.int32),
             np.ones(size, dtype=np.bool_),

@@ -18,7 +18,7 @@ Claims, over all runs:
 - interactive_ttft_p99_ratio (and _tpot_): the p99 beside batch work over its target; held: <= 1.
 - batch_throughput_kept: batch tokens/s, prompts included, beside the interactive requests, over
   those alone times the share of time that the interactive work leaves. That is 1 - rate / capacity:
-  capacity is what the unit bears of interactive requests alone with all slots full, so the work is
+  capacity is what the unit bears of interactive requests alone with all rows full, so the work is
   counted as what it costs at best.
 """
 
@@ -134,7 +134,7 @@ class Runs:
                 traffic.stop()
 
     def _loop(self, traffic: Traffic, kind: Kind) -> None:
-        """More at once than all slots, so somebody waits for every model."""
+        """More at once than all rows, so somebody waits for every model."""
         num_at_once = round(1.5 * MAX_SEQS * len(self.paths))
         traffic.loop(kind, self._draws(self.seeds[0] + 1000), num_at_once)
         time.sleep(_WARM_UP_S)

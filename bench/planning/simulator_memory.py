@@ -63,7 +63,7 @@ def measure_memory(num_requests: int, seed: int) -> dict[str, Any]:
     result = simulate(units, memory.watched(asked), exact=True)
     cpu_s = process_time() - start
     memory.marks.append((num_requests, resident_bytes()))
-    # the first tenth warms up: caches, slots, tables of durations
+    # the first tenth warms up: caches, rows, tables of durations
     before = memory.marks[len(memory.marks) // 10]
     after = memory.marks[-2]
     return {

@@ -4,7 +4,7 @@ The pool holds less than what all requests need, and interactive ones come in bu
 sequences lend blocks as interactive ones come and grow, what is overwritten is saved, and they are
 restored as interactive ones end: at the rate that lengths and bursts imply, which is stated.
 
-512 or 4,096 requests are in the unit all the time, in its slots or waiting, over all its models. A
+512 or 4,096 requests are in the unit all the time, in its rows or waiting, over all its models. A
 step is one `next_jobs` and one `complete`, of a job of one model: so with 8 models a job has some
 eighth of the rows there are, with one model nearly all. `us_per_row` tells whether time grows
 faster than rows.

@@ -29,7 +29,7 @@ EOS = 2
 MAX_LEN = 4096
 BLOCK_TOKENS = 16
 TRACE = Path("azure_llm_2023") / "AzureLLMInferenceTrace_conv.first30min.csv"
-_SPARE_SLOTS = 32
+_SPARE_ROWS = 32
 # Pool over what running sequences need on average; prefixes of ended ones fill the rest.
 _SPARE_MEMORY = 1.5
 _FILLER_TOKENS = 512
@@ -94,7 +94,7 @@ def unit_spec(shape: KvShape, num_models: int, num_running: int, mean_tokens: fl
     Everything else is what the engine serves with: adbs, priority, prefix caching, two workers.
     """
     rows = -(-num_running // num_models)
-    max_seqs = rows + _SPARE_SLOTS
+    max_seqs = rows + _SPARE_ROWS
     width = shape.block_tokens(block_bytes(BLOCK_TOKENS, shape.itemsize))
     least = -(-MAX_LEN // width)
     columns = max(least, int(_SPARE_MEMORY * rows * (mean_tokens / width + 1)))

@@ -20,7 +20,7 @@ from muxcluster.placement.planner import Method, place
 from muxcluster.placement.problem import Demand, Limits, Node, Problem
 
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
-# A cpu unit's default pool holds a quarter of the longest sequences it has slots for.
+# A cpu unit's default pool holds a quarter of the longest sequences it has rows for.
 _POOL_PART = 4
 
 

@@ -39,7 +39,7 @@ class WorkerSpec:
 class SharedPrefixes:
     """Which rows of a job read the same blocks first, arrays of length [rows]."""
 
-    # int32, a slot whose table stands for the row's prefix: the rows of a leader are a group
+    # int32, a table row whose blocks stand for the row's prefix: the rows of a leader are a group
     leaders: NDArray[np.int32]
     # int32, length of that prefix in tokens: whole, computed blocks that every token of the row
     # attends to; 0 for a row that shares nothing
@@ -60,38 +60,38 @@ class SharedPrefixes:
 class Rows:
     """The sequences of a job, one entry a row, all arrays of length [rows]."""
 
-    slots: NDArray[np.int32]  # int32, the sequence's slot in its model's tables
+    table_rows: NDArray[np.int32]  # int32, the sequence's row in its model's tables
     starts: NDArray[np.int32]  # int32, position of the first token processed
-    # int32 ≥ 1, tokens processed: history[slot, start : start + count] (worker-side shared memory)
+    # int32 ≥ 1, tokens processed: history[table_row, start : start + count] (shared memory)
     counts: NDArray[np.int32]
-    # Bool, True if the row's last token yields an output token (written to history[slot, start +
-    # count]); False for a prefill chunk that does not end its prompt
+    # Bool, True if the row's last token yields an output token (written to
+    # history[table_row, start + count]); False for a prefill chunk that does not end its prompt
     samples: NDArray[np.bool_]
     prefixes: SharedPrefixes | None = None  # None if no rows share a prefix
 
     def __len__(self) -> int:
-        return len(self.slots)
+        return len(self.table_rows)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TableDelta:
-    """New block-table entries: table[slots[i], :, :, columns[i]] = blocks[i]."""
+    """New block-table entries: table[rows[i], :, :, columns[i]] = blocks[i]."""
 
-    slots: NDArray[np.int32]  # slots, columns: int32 [n]
+    rows: NDArray[np.int32]  # rows, columns: int32 [n]
     columns: NDArray[np.int32]
     blocks: NDArray[np.int32]  # int32 [n, num_layers * num_kv_heads], layer-major
 
     def __len__(self) -> int:
-        return len(self.slots)
+        return len(self.rows)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Admission:
-    """A sequence that gets a slot with this job, before its first row or before a recompute."""
+    """A sequence that gets a row with this job, before its first row or before a recompute."""
 
-    slot: int
+    row: int
     request_id: str
-    # int32 [n], prompt then output so far; the worker writes them to history[slot, :n]
+    # int32 [n], prompt then output so far; the worker writes them to history[row, :n]
     tokens: NDArray[np.int32]
     num_prompt_tokens: int
     sampling: SamplingParams

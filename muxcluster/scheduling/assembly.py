@@ -36,7 +36,7 @@ def chosen(policies: Mapping[str, Policy], name: str, what: str) -> Policy:
 def model_state(
     spec: ModelSpec, unit: UnitSpec, kv: ModelCache, *, keeps_output: bool
 ) -> ModelState:
-    """Return a model without requests, with its planned load. keeps_output: see SlotTable."""
+    """Return a model without requests, with its planned load. keeps_output: see RunningTable."""
     mean_tokens = spec.mean_prompt_tokens + spec.mean_output_tokens
     time_constant_s = _RATE_PERIODS * unit.scheduler.quota_period_s
     meter = LoadMeter(spec.rate_per_s, mean_tokens, time_constant_s)
@@ -72,7 +72,7 @@ def lane(
     Raises ValueError for an unknown lane.
     """
     kind = chosen(LANES, unit.scheduler.lane, "lane")
-    has_all = any(slot.shares[-1] == 1.0 and Phase.MIXED in slot.phases for slot in unit.workers)
+    has_all = any(each.shares[-1] == 1.0 and Phase.MIXED in each.phases for each in unit.workers)
     if kind is not AdbsLane or not (unit.scheduler.may_unshare and has_all):
         return kind(), None
     judge = SharingJudge(times, learns=not is_predicting)

@@ -14,7 +14,7 @@ from muxcluster.scheduling.lookahead.pipelining import result_without_ended, wit
 from muxcluster.scheduling.memory.admission import Memory
 from muxcluster.scheduling.state.live import LiveRequest
 from muxcluster.scheduling.state.model import ModelState
-from muxcluster.scheduling.state.slots import Slots, SlotTable
+from muxcluster.scheduling.state.running import RunningTable, TableRows
 
 _NO_TOKENS: NDArray[np.int32] = np.empty(0, dtype=np.int32)
 Logprobs = Mapping[int, tuple[TokenLogprobs, ...]]
@@ -53,8 +53,8 @@ class Completion:
         """Turn tokens of `result` into output and end requests that reached their end.
 
         Python runs per row only for rows that prefill, end, or report log-probabilities. follower:
-        the job that its rows are in from now on: slot and blocks of a request that ends stay taken
-        until that has ended, too.
+        the job that its rows are in from now on: table row and blocks of a request that ends stay
+        taken until that has ended, too.
         """
         assert len(result.counts) == len(job.rows), "a result has other rows than its job"
         if model.scaling is not None and result.padded is not None:
@@ -65,18 +65,18 @@ class Completion:
         if not len(job.rows):
             return events_only([])
         result = result_without_ended(whole, job, result)
-        table, slots, counts = model.slots, job.rows.slots, result.counts
+        table, table_rows, counts = model.running, job.rows.table_rows, result.counts
         broken = self._break_off(model, job, result)
         is_wrong = (counts > 0) != job.rows.samples
         assert not np.count_nonzero(is_wrong), "a row that samples yields no token"
         if follower is None:
-            table.end_job(slots, are_decoding=job.phase is Phase.DECODE)
-        elif len(follower.rows) < len(slots):
-            table.end_job(np.setdiff1d(slots, follower.rows.slots))
-        done = cut(table, slots, result.tokens, counts, model.spec.eos_token_ids)
+            table.end_job(table_rows, are_decoding=job.phase is Phase.DECODE)
+        elif len(follower.rows) < len(table_rows):
+            table.end_job(np.setdiff1d(table_rows, follower.rows.table_rows))
+        done = cut(table, table_rows, result.tokens, counts, model.spec.eos_token_ids)
         # Where only tokens are counted, no driver reads the rows of a decode job.
         is_named = table.keeps_output or job.phase is not Phase.DECODE
-        request_ids = table.request_ids[slots.astype(np.intp)].tolist() if is_named else []
+        request_ids = table.request_ids[table_rows.astype(np.intp)].tolist() if is_named else []
         prompt_logprobs = self._new_prompt_logprobs(table.live, job, result.prompt_logprobs)
         self._write(model, job, done, now)
         if job.phase is not Phase.DECODE:
@@ -94,37 +94,39 @@ class Completion:
 
     def _break_off(self, model: ModelState, job: Job, result: JobResult) -> frozenset[int]:
         """Return rows that end because their logits were not finite; they keep no token."""
-        table = model.slots
-        broken = [row for row in result.broken_rows if not table.is_aborted[job.rows.slots[row]]]
+        table = model.running
+        broken = [
+            row for row in result.broken_rows if not table.is_aborted[job.rows.table_rows[row]]
+        ]
         for row in broken:
-            table.abort(int(job.rows.slots[row]))
+            table.abort(int(job.rows.table_rows[row]))
         model.counters.num_non_finite += len(broken)
         return frozenset(broken)
 
     def _write(self, model: ModelState, job: Job, done: Cut, now: float) -> None:
-        table, rows = model.slots, job.rows
+        table, rows = model.running, job.rows
         if done.width is not None:
-            table.append(rows.slots, done.tokens, done.width, now)
+            table.append(rows.table_rows, done.tokens, done.width, now)
             return
         # Each decode step after the first computes the token sampled before it.
         computed = rows.starts + rows.counts + np.maximum(done.kept - 1, 0)
-        table.append_some(rows.slots, done.tokens, done.kept, computed, now)
+        table.append_some(rows.table_rows, done.tokens, done.kept, computed, now)
 
     def _end_chunks(self, model: ModelState, job: Job, done: Cut, now: float) -> None:
         """Publish prompt columns; rows that sampled decode from now on."""
-        table = model.slots
+        table = model.running
         if not table.num_prefilling:
             return
-        chunks = table.is_prefilling[job.rows.slots]
+        chunks = table.is_prefilling[job.rows.table_rows]
         if table.has_aborted:
-            chunks &= ~table.is_aborted[job.rows.slots]
+            chunks &= ~table.is_aborted[job.rows.table_rows]
         for row in chunks.nonzero()[0].tolist():
-            slot = int(job.rows.slots[row])
-            self._memory.publish(model, slot)
+            table_row = int(job.rows.table_rows[row])
+            self._memory.publish(model, table_row)
             if done.kept[row] == 0:
                 continue
-            table.end_prefill(slot)
-            live = table.at(slot)
+            table.end_prefill(table_row)
+            live = table.at(table_row)
             live.account.sample(now)
             if not live.has_sampled:
                 live.has_sampled = True
@@ -133,23 +135,23 @@ class Completion:
     def _end_rows(
         self, model: ModelState, job: Job, done: Cut, now: float, broken: frozenset[int]
     ) -> list[Event]:
-        table, slots = model.slots, job.rows.slots
-        is_ending = table.num_tokens[slots] >= table.max_total[slots]
+        table, table_rows = model.running, job.rows.table_rows
+        is_ending = table.num_tokens[table_rows] >= table.max_total[table_rows]
         if table.has_aborted:
-            is_ending |= table.is_aborted[slots]
+            is_ending |= table.is_aborted[table_rows]
         if done.is_stopped is not None:
             is_ending |= done.is_stopped
         events: list[Event] = []
         ending = is_ending.nonzero()[0].tolist()
         if not ending:
             return events
-        is_aborted = table.is_aborted[slots] if table.has_aborted else None
+        is_aborted = table.is_aborted[table_rows] if table.has_aborted else None
         ends = done.kept.cumsum()
         for row in ending:
-            slot = int(slots[row])
-            is_written = bool(table.in_job[slot])  # by the follower
+            table_row = int(table_rows[row])
+            is_written = bool(table.in_job[table_row])  # by the follower
             live = self._memory.release(
-                model, slot, is_trusted=row not in broken, is_written=is_written
+                model, table_row, is_trusted=row not in broken, is_written=is_written
             )
             if row in broken:
                 events.append(_non_finite(live, now))
@@ -170,7 +172,7 @@ class Completion:
         """Return entries not reported before a preemption; those of aborted rows are dropped."""
         fresh: dict[int, tuple[TokenLogprobs, ...]] = {}
         for row, entries in logprobs.items():
-            live = sequences[job.rows.slots[row]]
+            live = sequences[job.rows.table_rows[row]]
             assert live is not None
             start = int(job.rows.starts[row])
             if entries := entries[max(0, live.num_prompt_logprobs - start) :]:
@@ -189,28 +191,29 @@ def _cut_logprobs(logprobs: Logprobs, kept: NDArray[np.int32]) -> Logprobs:
 
 
 def cut(
-    table: SlotTable,
-    slots: Slots,
+    table: RunningTable,
+    table_rows: TableRows,
     tokens: NDArray[np.int32],
     counts: NDArray[np.int32],
     eos_token_ids: Sequence[int],
 ) -> Cut:
     """Keep each row's tokens up to its first end token and its limit; none of an aborted row.
 
-    slots, counts: int32 [rows]; tokens: int32 [sum(counts)], row after row. An end token is kept.
+    table_rows, counts: int32 [rows]; tokens: int32 [sum(counts)], row after row. An end token is
+    kept.
     """
     if (width := _width(table, tokens, counts, eos_token_ids)) is not None:
-        left = int((table.max_total[slots] - table.num_tokens[slots]).min())
-        if width <= left and not (table.has_own_stops and table.has_stops[slots].any()):
+        left = int((table.max_total[table_rows] - table.num_tokens[table_rows]).min())
+        if width <= left and not (table.has_own_stops and table.has_stops[table_rows].any()):
             return Cut(counts, tokens, width=width, has_ends=width == left)
     rows = np.arange(len(counts)).repeat(counts)
     positions = np.arange(len(tokens)) - (counts.cumsum() - counts)[rows]
-    limits = table.max_total[slots] - table.num_tokens[slots]
-    is_aborted = table.is_aborted[slots]
+    limits = table.max_total[table_rows] - table.num_tokens[table_rows]
+    is_aborted = table.is_aborted[table_rows]
     if is_aborted.any():
         limits[is_aborted] = 0
     kept = np.minimum(counts, limits)
-    is_end = _is_end(table, slots, tokens, rows, eos_token_ids)
+    is_end = _is_end(table, table_rows, tokens, rows, eos_token_ids)
     is_stopped = None
     if is_end is not None:
         first_end = counts.astype(np.int64)
@@ -221,7 +224,7 @@ def cut(
 
 
 def _width(
-    table: SlotTable,
+    table: RunningTable,
     tokens: NDArray[np.int32],
     counts: NDArray[np.int32],
     eos_token_ids: Sequence[int],
@@ -239,8 +242,8 @@ def _width(
 
 
 def _is_end(
-    table: SlotTable,
-    slots: Slots,
+    table: RunningTable,
+    table_rows: TableRows,
     tokens: NDArray[np.int32],
     rows: NDArray[np.intp],
     eos_token_ids: Sequence[int],
@@ -250,9 +253,9 @@ def _is_end(
     for token in eos_token_ids:
         is_end |= tokens == token
     if eos_token_ids:
-        is_end &= ~table.ignores_eos[slots][rows]
-    for row in table.has_stops[slots].nonzero()[0].tolist():
-        stops = table.at(int(slots[row])).request.sampling.stop_token_ids
+        is_end &= ~table.ignores_eos[table_rows][rows]
+    for row in table.has_stops[table_rows].nonzero()[0].tolist():
+        stops = table.at(int(table_rows[row])).request.sampling.stop_token_ids
         mine = rows == row
         is_end[mine] |= np.isin(tokens[mine], stops)
     return is_end if is_end.any() else None

@@ -7,7 +7,7 @@ from muxcluster.core.job import Admission, Job, Phase, Rows, SharedPrefixes, Tab
 from muxcluster.scheduling.packing.batch import Batch
 from muxcluster.scheduling.shares import Place
 from muxcluster.scheduling.state.model import ModelState
-from muxcluster.scheduling.state.slots import Slots
+from muxcluster.scheduling.state.running import TableRows
 
 
 class JobBuilder:
@@ -26,18 +26,18 @@ class JobBuilder:
 
     def build(self, model: ModelState, phase: Phase, place: Place, batch: Batch, now: float) -> Job:
         """Return the job of `batch` (not empty); its sequences count as running from now on."""
-        table = model.slots
-        slots = batch.slots
-        starts = table.num_computed[slots]
+        table = model.running
+        rows = batch.rows
+        starts = table.num_computed[rows]
         if phase is Phase.DECODE:  # each row's last known token
-            samples = np.ones(len(slots), dtype=np.bool_)
+            samples = np.ones(len(rows), dtype=np.bool_)
         else:
-            samples = starts + batch.counts == table.num_tokens[slots]
-        table.start_job(slots)
+            samples = starts + batch.counts == table.num_tokens[rows]
+        table.start_job(rows)
         copies = batch.copies
         if copies is None:
             ends = starts + batch.counts + np.int32(batch.max_steps - 1)
-            copies = model.kv.saves(slots, ends, self.next_id) if self._saves else ()
+            copies = model.kv.saves(rows, ends, self.next_id) if self._saves else ()
         return Job(
             job_id=self.skip(1),
             model=model.name,
@@ -45,14 +45,14 @@ class JobBuilder:
             worker_id=place.worker_id,
             share=place.share,
             rows=Rows(
-                slots,
+                rows,
                 starts,
                 batch.counts,
                 samples,
-                self._prefixes(model, slots, batch.counts),
+                self._prefixes(model, rows, batch.counts),
             ),
             tables=self._tables(model, batch),
-            admissions=tuple([self._admission(model, slot, now) for slot in batch.admitted]),
+            admissions=tuple([self._admission(model, row, now) for row in batch.admitted]),
             max_steps=batch.max_steps,
             copies=copies,
         )
@@ -61,38 +61,38 @@ class JobBuilder:
         self,
         job: Job,
         model: ModelState,
-        slots: Slots,
+        rows: TableRows,
         starts: NDArray[np.int32],
         grown: TableDelta,
     ) -> Job:
-        """Return the job that goes on from `job` with `slots`, which are in it, from `starts` on.
+        """Return the job that goes on from `job` with `rows`, which are in it, from `starts` on.
 
         grown: their new table entries.
         """
-        counts, samples = job.rows.counts[: len(slots)], job.rows.samples[: len(slots)]
-        prefixes = self._prefixes(model, slots, counts)
+        counts, samples = job.rows.counts[: len(rows)], job.rows.samples[: len(rows)]
+        prefixes = self._prefixes(model, rows, counts)
         return Job(
             job_id=self.skip(1),
             model=job.model,
             phase=job.phase,
             worker_id=job.worker_id,
             share=job.share,
-            rows=Rows(slots, starts, counts, samples, prefixes),
+            rows=Rows(rows, starts, counts, samples, prefixes),
             tables=grown,
             follows=job.job_id,
         )
 
     def _prefixes(
-        self, model: ModelState, slots: Slots, counts: NDArray[np.int32]
+        self, model: ModelState, rows: TableRows, counts: NDArray[np.int32]
     ) -> SharedPrefixes | None:
         """What the rows of one token share; longer ones read for many tokens at once anyway."""
         is_single = counts == 1
         if is_single.all():
-            return model.kv.shared_prefixes(slots)
-        found = model.kv.shared_prefixes(slots[is_single])
+            return model.kv.shared_prefixes(rows)
+        found = model.kv.shared_prefixes(rows[is_single])
         if found is None:
             return None
-        leaders, tokens = slots.copy(), np.zeros(len(slots), dtype=np.int32)
+        leaders, tokens = rows.copy(), np.zeros(len(rows), dtype=np.int32)
         leaders[is_single], tokens[is_single] = found.leaders, found.tokens
         return SharedPrefixes(leaders, tokens)
 
@@ -106,28 +106,28 @@ class JobBuilder:
         if len(admitted) == 0:
             return batch.grown
         return TableDelta(
-            _joined(batch.grown.slots, admitted.slots),
+            _joined(batch.grown.rows, admitted.rows),
             _joined(batch.grown.columns, admitted.columns),
             _joined(batch.grown.blocks, admitted.blocks),
         )
 
-    def _admission(self, model: ModelState, slot: int, now: float) -> Admission:
-        live = model.slots.at(slot)
+    def _admission(self, model: ModelState, row: int, now: float) -> Admission:
+        live = model.running.at(row)
         if not live.account.has_started:
-            self._count_first(model, slot)
+            self._count_first(model, row)
         live.account.launch(now)
         return Admission(
-            slot=slot,
+            row=row,
             request_id=live.request.request_id,
-            tokens=model.slots.tokens(slot),
+            tokens=model.running.tokens(row),
             num_prompt_tokens=live.num_prompt,
             sampling=live.request.sampling,
             side=live.side,
         )
 
-    def _count_first(self, model: ModelState, slot: int) -> None:
-        live = model.slots.at(slot)
-        live.num_cached_tokens = min(int(model.slots.num_computed[slot]), live.num_prompt)
+    def _count_first(self, model: ModelState, row: int) -> None:
+        live = model.running.at(row)
+        live.num_cached_tokens = min(int(model.running.num_computed[row]), live.num_prompt)
         if model.uses_prefixes(live):
             model.counters.prefix_queries += live.num_prompt
             model.counters.prefix_hits += live.num_cached_tokens

@@ -140,13 +140,13 @@ class UnitScheduler:
         if live is None:
             return None
         model = self._models[live.request.model]
-        if live.slot is None:
+        if live.row is None:
             model.waiting.remove(live)
-        elif model.slots.in_job[live.slot]:
-            model.slots.abort(live.slot)
+        elif model.running.in_job[live.row]:
+            model.running.abort(live.row)
             return None
         else:
-            self._memory.release(model, live.slot, is_trusted=True)
+            self._memory.release(model, live.row, is_trusted=True)
         return self._output(events_only([live.finished(FinishReason.ABORT, now)]))
 
     def next_jobs(self, now: float) -> list[Job]:
@@ -214,8 +214,8 @@ class UnitScheduler:
             model = self._models[job.model]
             events += self._failures.lose(model, job, now, cause, was_alone=len(jobs) == 1)
         for model in self._models.values():
-            for slot in model.slots.idle().tolist():
-                self._memory.requeue(model, slot, now, is_trusted=False)
+            for row in model.running.idle().tolist():
+                self._memory.requeue(model, row, now, is_trusted=False)
         self._kv.drop_cache()
         return self._output(events_only(events))
 
@@ -266,9 +266,9 @@ class UnitScheduler:
     def num_output(self, request_id: str) -> int:
         """Return the output tokens so far of a live request. Raises KeyError for another."""
         live = self._live[request_id]
-        if live.slot is None:
+        if live.row is None:
             return len(live.output)
-        return len(self._models[live.request.model].slots.output(live.slot))
+        return len(self._models[live.request.model].running.output(live.row))
 
     def stats(self, now: float, unit_id: str) -> UnitStats:
         """Return the state at `now`; the driver adds the jobs, which it timed."""
@@ -297,8 +297,8 @@ class UnitScheduler:
         if start_s is None:
             return None
         if job.phase is not Phase.PREFILL:
-            table, are_decoding = self._models[job.model].slots, job.phase is Phase.DECODE
-            table.add_running(job.rows.slots, now - start_s, are_decoding=are_decoding)
+            table, are_decoding = self._models[job.model].running, job.phase is Phase.DECODE
+            table.add_running(job.rows.table_rows, now - start_s, are_decoding=are_decoding)
         return now - start_s
 
     def _output(self, output: StepOutput) -> StepOutput:

@@ -170,7 +170,9 @@ class ShareLedger:
         for job in self._followers.values():
             before = self._running[job.worker_id]
             assert self.follower(before) is job, f"job {job.job_id} follows none that runs"
-            assert set(job.rows.slots.tolist()) <= set(before.rows.slots.tolist()), "rows came"
+            assert set(job.rows.table_rows.tolist()) <= set(before.rows.table_rows.tolist()), (
+                "rows came"
+            )
 
 
 def _ladder(workers: Sequence[WorkerSpec]) -> list[float]:

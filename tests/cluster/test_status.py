@@ -22,11 +22,11 @@ from muxcluster.placement.plan import PlannedUnit
 MODELS = tuple(
     ModelSpec(name, "/m", KvShape(2, 2, 64, 4), 100, 256, (0,)) for name in ("one", "two")
 )
-SLOTS = (WorkerSpec(0, (0.5, 1.0)), WorkerSpec(1, (0.5,)))
+WORKERS = (WorkerSpec(0, (0.5, 1.0)), WorkerSpec(1, (0.5,)))
 
 
 def _spec(device: str = "cpu") -> UnitSpec:
-    return UnitSpec("unit-0", MODELS, 128, 4096, SLOTS, device=device)
+    return UnitSpec("unit-0", MODELS, 128, 4096, WORKERS, device=device)
 
 
 def _view(stats: UnitStats | None, phase: Phase = Phase.READY, **fields: Any) -> UnitView:

@@ -39,7 +39,7 @@ class BlockedRunner:
 
     def launch(self, job: Job) -> Blocked:
         rows = job.rows
-        blocked = Blocked(JobResult(job.job_id, rows.slots, rows.counts, 0.0, {}, {}))
+        blocked = Blocked(JobResult(job.job_id, rows.table_rows, rows.counts, 0.0, {}, {}))
         self.begun.put(blocked)
         return blocked
 

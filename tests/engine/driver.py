@@ -55,7 +55,7 @@ def ragged(vocab_size: int, num_prompts: int = 8, *, seed: int = 0) -> list[list
 class Running:
     """A running sequence: its tokens so far, how many are computed, and the columns it has."""
 
-    slot: int
+    row: int
     tokens: list[int]
     num_prompt: int
     num_computed: int = 0
@@ -75,7 +75,7 @@ class Driver:
         self.spec = spec
         self.runner = runner
         self._blocks = blocks
-        self._slots = count()
+        self._rows = count()
         self._admissions: list[Admission] = []
         self.deltas: list[tuple[int, int, list[int]]] = []
         self.num_sent = 0
@@ -85,12 +85,12 @@ class Driver:
         prompt: Sequence[int],
         sampling: SamplingParams = GREEDY,
         side: Side = Side.LEFT,
-        slot: int | None = None,
+        row: int | None = None,
     ) -> Running:
-        slot = next(self._slots) if slot is None else slot
+        row = next(self._rows) if row is None else row
         tokens = np.asarray(prompt, dtype=np.int32)
-        self._admissions.append(Admission(slot, str(slot), tokens, len(tokens), sampling, side))
-        return Running(slot, list(prompt), len(prompt))
+        self._admissions.append(Admission(row, str(row), tokens, len(tokens), sampling, side))
+        return Running(row, list(prompt), len(prompt))
 
     def step(self, sequences: Sequence[Running], chunk: int, max_steps: int = 1) -> JobResult:
         """One job: at most `chunk` tokens of each sequence that still has some to compute."""
@@ -101,7 +101,7 @@ class Driver:
         for s, n in zip(sequences, counts, strict=True):
             self.grow(s, s.num_computed + n + max_steps - 1)
         rows = Rows(
-            slots=np.array([s.slot for s in sequences], dtype=np.int32),
+            table_rows=np.array([s.row for s in sequences], dtype=np.int32),
             starts=np.array([s.num_computed for s in sequences], dtype=np.int32),
             counts=np.array(counts, dtype=np.int32),
             samples=np.array(samples, dtype=np.bool_),
@@ -136,22 +136,22 @@ class Driver:
 
     def decode_job(self, sequences: Sequence[Running], ahead: int, max_steps: int) -> Job:
         """Steps of sequences that have computed `ahead` tokens more than is known here."""
-        numbers = [(s.slot, s.num_computed + ahead, 1) for s in sequences]
-        slots, starts, counts = np.array(numbers, dtype=np.int32).T
-        rows = Rows(slots, starts, counts, np.ones(len(slots), dtype=np.bool_))
+        numbers = [(s.row, s.num_computed + ahead, 1) for s in sequences]
+        table_rows, starts, counts = np.array(numbers, dtype=np.int32).T
+        rows = Rows(table_rows, starts, counts, np.ones(len(table_rows), dtype=np.bool_))
         return Job(8, self.spec.name, Phase.DECODE, 0, 1.0, rows, self._delta(), (), max_steps)
 
     def grow(self, sequence: Running, num_tokens: int) -> None:
         width = self.spec.shape.block_tokens(BLOCK_BYTES)
         while sequence.num_columns * width < num_tokens:
             blocks = [next(self._blocks) for _ in range(self.spec.shape.blocks_per_column)]
-            self.deltas.append((sequence.slot, sequence.num_columns, blocks))
+            self.deltas.append((sequence.row, sequence.num_columns, blocks))
             sequence.num_columns += 1
 
     def _delta(self) -> TableDelta:
         new, self.num_sent = self.deltas[self.num_sent :], len(self.deltas)
         return TableDelta(
-            slots=np.array([slot for slot, _, _ in new], dtype=np.int32),
+            rows=np.array([row for row, _, _ in new], dtype=np.int32),
             columns=np.array([column for _, column, _ in new], dtype=np.int32),
             blocks=np.array([blocks for _, _, blocks in new], dtype=np.int32).reshape(
                 len(new), self.spec.shape.blocks_per_column

@@ -1,4 +1,4 @@
-"""A fake executor with real memory semantics: tokens depend on a slot's whole history."""
+"""A fake executor with real memory semantics: tokens depend on a row's whole history."""
 
 import threading
 from collections import deque
@@ -148,18 +148,18 @@ class FakeExecutor:
     def _execute(self, job: Job) -> JobResult:
         for admission in job.admissions:
             tokens = dict(enumerate(admission.tokens.tolist()))
-            self._histories[job.model, admission.slot] = tokens
+            self._histories[job.model, admission.row] = tokens
         tokens: list[int] = []
         counts: list[int] = []
         rows = job.rows
-        for slot, start, count, samples in zip(
-            rows.slots.tolist(),
+        for row, start, count, samples in zip(
+            rows.table_rows.tolist(),
             rows.starts.tolist(),
             rows.counts.tolist(),
             rows.samples.tolist(),
             strict=True,
         ):
-            history = self._histories[job.model, slot]
+            history = self._histories[job.model, row]
             steps = job.max_steps if samples else 0
             for end in range(start + count, start + count + steps):
                 history[end] = next_token([history[i] for i in range(end)])

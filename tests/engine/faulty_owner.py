@@ -29,9 +29,9 @@ class FaultyRunner(UnitRunner):
 
     def launch(self, job: Job) -> PendingJob:
         history = self.arena.model(job.model).history
-        told = {a.slot: a.tokens.tolist() for a in job.admissions if len(a.tokens)}
-        for slot, start in zip(job.rows.slots.tolist(), job.rows.starts.tolist(), strict=True):
-            tokens = told.get(slot) or history[slot, : start + 1].tolist()
+        told = {a.row: a.tokens.tolist() for a in job.admissions if len(a.tokens)}
+        for row, start in zip(job.rows.table_rows.tolist(), job.rows.starts.tolist(), strict=True):
+            tokens = told.get(row) or history[row, : start + 1].tolist()
             for fate, mark in MARKS.items():
                 if _contains(tokens, mark):
                     _break(fate)

@@ -29,7 +29,7 @@ class Held:
     """A sequence, its blocks, and what it put out: exact tokens and log-probabilities."""
 
     model: ModelSpec
-    slot: int
+    row: int
     side: Side
     prompt: list[int]
     columns: Columns
@@ -49,19 +49,19 @@ class ManualJobs:
         self._executor = executor
         self._block_bytes = spec.block_bytes
         self._next_job = 1
-        self._slots = dict.fromkeys((model.name for model in spec.models), 0)
+        self._rows = dict.fromkeys((model.name for model in spec.models), 0)
 
     def sequence(
         self, model: ModelSpec, side: Side, prompt: list[int], blocks: Sequence[int]
     ) -> Held:
         """A new sequence that holds `blocks`, whole columns of them."""
         width = model.shape.blocks_per_column
-        slot = self._slots[model.name]
-        self._slots[model.name] += 1
+        row = self._rows[model.name]
+        self._rows[model.name] += 1
         columns = {
             i: list(blocks[i * width : (i + 1) * width]) for i in range(len(blocks) // width)
         }
-        return Held(model, slot, side, prompt, columns, unsent=set(columns))
+        return Held(model, row, side, prompt, columns, unsent=set(columns))
 
     def block_tokens(self, model: ModelSpec) -> int:
         return model.shape.block_tokens(self._block_bytes)
@@ -70,7 +70,7 @@ class ManualJobs:
         """The whole prompt; yields the first output token."""
         tokens = np.array(held.prompt, dtype=np.int32)
         admission = Admission(
-            held.slot, f"r{held.slot}", tokens, len(tokens), SAMPLING, side=held.side
+            held.row, f"r{held.row}", tokens, len(tokens), SAMPLING, side=held.side
         )
         self._run(held, len(tokens), 1, worker_id, copies, (admission,))
 
@@ -85,7 +85,7 @@ class ManualJobs:
         job = self._job(held, 1, 1, worker_id, copies, ())
         column = np.array([10_000], dtype=np.int32)
         blocks = np.array([held.columns[0]], dtype=np.int32)
-        tables = TableDelta(np.array([held.slot], dtype=np.int32), column, blocks)
+        tables = TableDelta(np.array([held.row], dtype=np.int32), column, blocks)
         self._executor.launch(replace(job, tables=tables))
         outcome = self._outcome()
         assert isinstance(outcome, JobFailed), outcome
@@ -126,7 +126,7 @@ class ManualJobs:
             worker_id=worker_id,
             share=0.5,
             rows=Rows(
-                slots=np.array([held.slot], dtype=np.int32),
+                table_rows=np.array([held.row], dtype=np.int32),
                 starts=np.array([held.num_computed], dtype=np.int32),
                 counts=np.array([count], dtype=np.int32),
                 samples=np.array([True]),
@@ -147,7 +147,7 @@ class ManualJobs:
 def _delta(held: Held) -> TableDelta:
     columns = sorted(held.unsent)
     return TableDelta(
-        slots=np.full(len(columns), held.slot, dtype=np.int32),
+        rows=np.full(len(columns), held.row, dtype=np.int32),
         columns=np.array(columns, dtype=np.int32),
         blocks=np.array([held.columns[c] for c in columns], dtype=np.int32).reshape(
             len(columns), held.model.shape.blocks_per_column

@@ -25,7 +25,7 @@ class Text:
     """A request. is_new: its worker-side state must be sent whole with its next job."""
 
     model: ModelSpec
-    slot: int
+    row: int
     side: Side
     prompt: list[int]
     num_tokens: int
@@ -88,7 +88,7 @@ class SharingLoop:
     def run(self, texts: Sequence[Text]) -> None:
         self._texts = list(texts)
         for text in texts:
-            self.cache.of(text.model.name).open(text.slot, [], text.side)
+            self.cache.of(text.model.name).open(text.row, [], text.side)
         while not all(text.is_done for text in texts):
             idle = [w.worker_id for w in self._spec.workers if w.worker_id not in self._workers]
             for worker_id in idle:
@@ -110,8 +110,8 @@ class SharingLoop:
         self.num_preempted += 1
 
     def _start_again(self, text: Text) -> None:
-        self.cache.of(text.model.name).close(text.slot)
-        self.cache.of(text.model.name).open(text.slot, [], text.side)
+        self.cache.of(text.model.name).close(text.row)
+        self.cache.of(text.model.name).open(text.row, [], text.side)
         text.num_computed, text.is_new = 0, True
 
     def _idle(self, side: Side, model: ModelSpec | None = None) -> list[Text]:
@@ -126,7 +126,7 @@ class SharingLoop:
         return found
 
     def _is_lent(self, text: Text) -> bool:
-        return bool(self.cache.of(text.model.name).num_lent[text.slot])
+        return bool(self.cache.of(text.model.name).num_lent[text.row])
 
     def _launch(self, worker_id: int) -> None:
         for model in self._draw.sample(self._spec.models, len(self._spec.models)):
@@ -148,18 +148,18 @@ class SharingLoop:
         first = [t for t in self._texts if t.side is Side.LEFT and t.model is model]
         first = [text for text in first if not text.is_done][:MOST_LEFT]
         blocked = self.cache.of(model.name).blocked()
-        return [t for t in first if not t.is_busy and (blocked is None or not blocked[t.slot])]
+        return [t for t in first if not t.is_busy and (blocked is None or not blocked[t.row])]
 
     def _restore(self, draft: Draft) -> None:
         name = draft.model.name
         for text in self._idle(Side.RIGHT, draft.model)[:2]:
-            if not self._is_lent(text) or not self.cache.of(name).can_restore(text.slot):
+            if not self._is_lent(text) or not self.cache.of(name).can_restore(text.row):
                 continue
-            needed = self.cache.of(name).restore_cost(text.slot)
-            needed += self.cache.of(name).lack(ints(text.slot), ints(len(text.tokens)))
+            needed = self.cache.of(name).restore_cost(text.row)
+            needed += self.cache.of(name).lack(ints(text.row), ints(len(text.tokens)))
             if needed > self.cache.of(name).headroom(Side.RIGHT):
                 continue
-            restored = self.cache.of(name).restore(ints(text.slot), draft.job_id)
+            restored = self.cache.of(name).restore(ints(text.row), draft.job_id)
             assert not isinstance(restored, Shortage)
             draft.tables.append(restored[0])
             draft.copies.append(restored[1])
@@ -176,29 +176,29 @@ class SharingLoop:
                 text.is_busy = True
 
     def _grow(self, text: Text) -> TableDelta | None:
-        name, slots, ends = text.model.name, ints(text.slot), ints(len(text.tokens))
-        grown = self.cache.of(name).grow(slots, ends)
+        name, rows, ends = text.model.name, ints(text.row), ints(len(text.tokens))
+        grown = self.cache.of(name).grow(rows, ends)
         if isinstance(grown, Shortage) and text.side is Side.LEFT:
             missing = grown.blocks
             for victim in self._idle(Side.RIGHT):
                 if missing > 0:
                     victim_name = victim.model.name
                     missing -= self.cache.of(victim_name).lend(
-                        victim.slot, victim.num_computed, missing
+                        victim.row, victim.num_computed, missing
                     )
-            grown = self.cache.of(name).grow(slots, ends)
+            grown = self.cache.of(name).grow(rows, ends)
         return None if isinstance(grown, Shortage) else grown
 
     def _save(self, draft: Draft) -> None:
         lefts = [text for text in draft.rows if text.side is Side.LEFT]
-        slots = ints(*(text.slot for text in lefts))
+        rows = ints(*(text.row for text in lefts))
         ends = ints(*(len(text.tokens) for text in lefts))
-        draft.copies.extend(self.cache.of(draft.model.name).saves(slots, ends, draft.job_id))
+        draft.copies.extend(self.cache.of(draft.model.name).saves(rows, ends, draft.job_id))
 
     def _send(self, draft: Draft, worker_id: int) -> None:
         new = [text for text in draft.rows if text.is_new]
-        slots = ints(*(text.slot for text in new))
-        tables = [*draft.tables, self.cache.of(draft.model.name).tables(slots)]
+        rows = ints(*(text.row for text in new))
+        tables = [*draft.tables, self.cache.of(draft.model.name).tables(rows)]
         if self._draw.random() < self._failures:
             width = draft.model.shape.blocks_per_column
             tables.append(TableDelta(ints(0), ints(10_000), np.zeros((1, width), dtype=np.int32)))
@@ -211,7 +211,7 @@ class SharingLoop:
             worker_id,
             self._spec.workers[worker_id].shares[0],
             Rows(
-                ints(*(text.slot for text in draft.rows)),
+                ints(*(text.row for text in draft.rows)),
                 ints(*starts),
                 np.subtract(ends, starts).astype(np.int32),
                 np.ones(len(draft.rows), dtype=np.bool_),
@@ -219,11 +219,11 @@ class SharingLoop:
             TableDelta(
                 *(
                     np.concatenate([getattr(delta, name) for delta in tables])
-                    for name in ("slots", "columns", "blocks")
+                    for name in ("rows", "columns", "blocks")
                 )
             ),
             tuple(
-                Admission(t.slot, str(t.slot), ints(*t.tokens), len(t.prompt), SAMPLING, t.side)
+                Admission(t.row, str(t.row), ints(*t.tokens), len(t.prompt), SAMPLING, t.side)
                 for t in new
             ),
             copies=tuple(draft.copies),
@@ -242,7 +242,7 @@ class SharingLoop:
             text.is_busy = False
             text.is_new = not succeeded
         for text in self._texts:
-            if (text.model.name, text.slot) in spoiled:
+            if (text.model.name, text.row) in spoiled:
                 self._start_again(text)
                 self.num_spoiled += 1
         return draft
@@ -255,7 +255,7 @@ class SharingLoop:
             text.tokens.append(token)
             if len(text.output) == text.num_tokens:
                 text.is_done = True
-                self.cache.of(text.model.name).close(text.slot)
+                self.cache.of(text.model.name).close(text.row)
 
     def _failed(self, outcome: JobFailed) -> None:
         assert "IndexError" in outcome.message or "process died" in outcome.message, outcome

@@ -40,7 +40,7 @@ def test_groups_of_a_step_give_what_rows_alone_give(num_rows: int | None) -> Non
     made = group_arrays(rows.prefixes) if num_rows is None else fixed_groups(rows.prefixes, size)
     offsets, prefix_lengths = (torch.from_numpy(each.astype(np.int64)) for each in made)
     table_rows, lengths = torch.zeros(size, dtype=torch.int64), torch.zeros(size, dtype=torch.int64)
-    table_rows[: len(rows)] = torch.from_numpy(rows.slots)
+    table_rows[: len(rows)] = torch.from_numpy(rows.table_rows)
     lengths[: len(rows)] = torch.from_numpy(rows.starts + 1)
     case = grouped.case
     query = random_query(size, 4, case)

@@ -207,7 +207,7 @@ class Pair:
             return
         assert len(answer) == expected
         self._apply(model, answer)
-        for row, blocks in zip(answer.slots.tolist(), answer.blocks.tolist(), strict=True):
+        for row, blocks in zip(answer.rows.tolist(), answer.blocks.tolist(), strict=True):
             side = self.oracle.sequences[model, row].side
             self.memory.update({(block, side): None for block in blocks})
 
@@ -244,7 +244,7 @@ class Pair:
 
     def _apply(self, model: str, delta: TableDelta) -> None:
         entries = zip(
-            delta.slots.tolist(), delta.columns.tolist(), delta.blocks.tolist(), strict=True
+            delta.rows.tolist(), delta.columns.tolist(), delta.blocks.tolist(), strict=True
         )
         for row, position, blocks in entries:
             self.tables[model, row, position] = tuple(blocks)

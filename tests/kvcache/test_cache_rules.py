@@ -56,11 +56,11 @@ def test_a_delta_names_new_columns_layer_major_and_tables_repeat_them() -> None:
     cache.of("m").open(3, [])
     cache.of("m").open(1, [], Side.RIGHT)
     delta = grow(cache, "m", {3: 33, 1: 5})
-    assert delta.slots.tolist() == [3, 3, 3, 1]
+    assert delta.rows.tolist() == [3, 3, 3, 1]
     assert delta.columns.tolist() == [0, 1, 2, 0]
     assert delta.blocks.shape == (4, 4) and len(np.unique(delta.blocks)) == 16
     whole = cache.of("m").tables(np.array([3, 1], dtype=np.int32))
-    for name in ("slots", "columns", "blocks"):
+    for name in ("rows", "columns", "blocks"):
         assert np.array_equal(getattr(whole, name), getattr(delta, name))
         assert getattr(whole, name).dtype == np.int32
 
@@ -71,7 +71,7 @@ def test_only_rows_beyond_their_capacity_get_columns() -> None:
         cache.of("m").open(row, [])
     grow(cache, "m", {0: 16, 1: 10, 2: 32})
     delta = grow(cache, "m", {0: 17, 1: 16, 2: 32})
-    assert (delta.slots.tolist(), delta.columns.tolist()) == ([0], [1])
+    assert (delta.rows.tolist(), delta.columns.tolist()) == ([0], [1])
     assert len(grow(cache, "m", {0: 32, 1: 1})) == 0
     assert cache.of("m").capacity[:3].tolist() == [32, 16, 32]
 

@@ -34,7 +34,7 @@ class Doubles:
             if isinstance(answer, ModelCache):
                 return Doubles(answer, other)
             if isinstance(answer, TableDelta):
-                for field in ("slots", "columns", "blocks"):
+                for field in ("rows", "columns", "blocks"):
                     assert np.array_equal(getattr(answer, field), getattr(other, field))
             else:
                 assert np.array_equal(answer, other), (name, answer, other)

@@ -228,7 +228,7 @@ class World:
         self.memory.pool[:] = self.memory.host[:] = -1
 
     def _apply(self, model: str, delta: TableDelta) -> None:
-        entries = zip(delta.slots.tolist(), delta.columns.tolist(), delta.blocks, strict=True)
+        entries = zip(delta.rows.tolist(), delta.columns.tolist(), delta.blocks, strict=True)
         for row, position, blocks in entries:
             self.tables[model, row][position] = blocks.copy()
 

@@ -58,12 +58,12 @@ class FakeMemory:
         self._apply(job)
         rows = job.rows
         assert job.max_steps == 1 or job.phase is Phase.DECODE
-        assert len(set(rows.slots.tolist())) == len(rows) > 0
+        assert len(set(rows.table_rows.tolist())) == len(rows) > 0
         tokens: list[int] = []
         counts: list[int] = []
         prompt_logprobs = {}
         for row in range(len(rows)):
-            key = job.model, int(rows.slots[row])
+            key = job.model, int(rows.table_rows[row])
             start, count = int(rows.starts[row]), int(rows.counts[row])
             assert count > 0
             entries = self._prompt_logprobs(self._sequences[key], start, count)
@@ -86,7 +86,7 @@ class FakeMemory:
     def padded(self, job: Job) -> PaddedBatch | None:
         """The batch of the rows that go on from a token of the output, of a model that pads."""
         limit, rows = self._models[job.model][1].padded, job.rows
-        found = [self._sequences.get((job.model, slot)) for slot in rows.slots.tolist()]
+        found = [self._sequences.get((job.model, row)) for row in rows.table_rows.tolist()]
         prompts = np.array([math.inf if each is None else each.num_prompt for each in found])
         lengths = (rows.starts + rows.counts)[(rows.counts == 1) & (rows.starts >= prompts)]
         if limit is None or not len(lengths):
@@ -118,7 +118,7 @@ class FakeMemory:
     def _apply(self, job: Job) -> None:
         self._copy(job)
         for admission in job.admissions:
-            key = job.model, admission.slot
+            key = job.model, admission.row
             sequence = _Sequence(
                 admission.request_id,
                 admission.num_prompt_tokens,
@@ -129,10 +129,10 @@ class FakeMemory:
             self._sequences[key] = sequence
             self._tables[key] = {}
         tables = job.tables
-        for slot, column, blocks in zip(
-            tables.slots.tolist(), tables.columns.tolist(), tables.blocks, strict=True
+        for row, column, blocks in zip(
+            tables.rows.tolist(), tables.columns.tolist(), tables.blocks, strict=True
         ):
-            self._tables[job.model, slot][column] = blocks.copy()
+            self._tables[job.model, row][column] = blocks.copy()
 
     def _row(self, key: tuple[str, int], start: int, count: int, steps: int) -> list[int]:
         sequence = self._sequences[key]

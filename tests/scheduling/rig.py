@@ -197,8 +197,8 @@ class Rig:
 
     def names_in(self, job: Job) -> set[str]:
         """Requests that run in `job`."""
-        seen = {(j.model, a.slot): a.request_id for j in self.jobs for a in j.admissions}
-        return {seen[job.model, slot] for slot in job.rows.slots.tolist()}
+        seen = {(j.model, a.row): a.request_id for j in self.jobs for a in j.admissions}
+        return {seen[job.model, row] for row in job.rows.table_rows.tolist()}
 
     def fail(self, job: Job | None = None) -> None:
         """`job` fails (the one that ends first where none is given), its memory half written."""

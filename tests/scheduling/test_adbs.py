@@ -82,7 +82,7 @@ def test_a_decode_gets_its_part_of_the_sms_and_no_more_where_more_is_free() -> N
 
 
 def six_decode() -> Rig:
-    """Model a holds most of the pool, all its slots are taken, and nothing runs."""
+    """Model a holds most of the pool, all its rows are taken, and nothing runs."""
     rig = Rig(two_models(num_blocks=112, token_budget=32))
     rig.add(*(request(f"old {i}", "a", num_output=40) for i in range(6)))
     while len(rig.first_token_s) < 6:

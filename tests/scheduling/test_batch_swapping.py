@@ -78,13 +78,13 @@ def test_the_most_senior_never_gives_way(monkeypatch: pytest.MonkeyPatch) -> Non
     swapped: list[int] = []
     make_room = Swapping._make_room
 
-    def watched(self, model, slot, lack, job_id, now):
-        ranks = [each.slots.seniority for each in self._models]
-        before = [each.slots.is_lent.copy() for each in self._models]
-        saves = make_room(self, model, slot, lack, job_id, now)
+    def watched(self, model, row, lack, job_id, now):
+        ranks = [each.running.seniority for each in self._models]
+        before = [each.running.is_lent.copy() for each in self._models]
+        saves = make_room(self, model, row, lack, job_id, now)
         for each, had_lent, rank in zip(self._models, before, ranks, strict=True):
-            gave = rank[each.slots.is_lent & ~had_lent]
-            assert (gave > model.slots.seniority[slot]).all()
+            gave = rank[each.running.is_lent & ~had_lent]
+            assert (gave > model.running.seniority[row]).all()
             swapped.append(len(gave))
         return saves
 

@@ -15,7 +15,10 @@ from tests.scheduling.rig import LANES, Rig, model_spec, request, unit_spec
 
 def is_poisoned(rig: Rig, job: Job, phases: frozenset[Phase] = frozenset(Phase)) -> bool:
     """True where a request whose name says so is in `job`, which runs one of `phases`."""
-    names = {rig.scheduler._models[job.model].slots.request_ids[s] for s in job.rows.slots.tolist()}
+    names = {
+        rig.scheduler._models[job.model].running.request_ids[s]
+        for s in job.rows.table_rows.tolist()
+    }
     return job.phase in phases and any("poison" in name for name in names)
 
 
@@ -148,7 +151,9 @@ def test_a_long_prompt_stays_a_suspect_until_the_chunk_that_failed_ran() -> None
 
 
 def failed_alone_before(rig: Rig, job: Job) -> bool:
-    lives = [rig.scheduler._models[job.model].slots.at(slot) for slot in job.rows.slots.tolist()]
+    lives = [
+        rig.scheduler._models[job.model].running.at(row) for row in job.rows.table_rows.tolist()
+    ]
     return any(live.suspicion is not None and live.suspicion.num_lone_failures for live in lives)
 
 
@@ -265,8 +270,8 @@ def test_a_stray_kill_delays_many_innocents_by_few_steps(lane: str, whose: str) 
 
 def guilty_in(rig: Rig, job: Job, first_fatal: Mapping[str, int]) -> list[str]:
     """Those in `job` that have so many tokens that they kill whatever computes more of them."""
-    ids = rig.scheduler._models[job.model].slots.request_ids
-    names = [ids[slot] for slot in job.rows.slots.tolist()]
+    ids = rig.scheduler._models[job.model].running.request_ids
+    names = [ids[row] for row in job.rows.table_rows.tolist()]
     return [n for n in names if n in first_fatal and len(rig.tokens[n]) >= first_fatal[n]]
 
 

@@ -40,7 +40,7 @@ def lent(rig: Rig) -> list[str]:
     """Requests that gave blocks away and have not got them back."""
     found = []
     for model in rig.scheduler._models.values():
-        found += [str(model.slots.request_ids[slot]) for slot in model.slots.idle_lent().tolist()]
+        found += [str(model.running.request_ids[row]) for row in model.running.idle_lent().tolist()]
     return found
 
 
@@ -147,7 +147,7 @@ def test_with_a_single_host_block_too(lane: str) -> None:
 
 
 @pytest.mark.parametrize("max_seqs", [2, 4, 7, 8, 16])
-def test_batch_requests_in_all_slots_do_not_keep_an_interactive_one_out(max_seqs: int) -> None:
+def test_batch_requests_in_all_rows_do_not_keep_an_interactive_one_out(max_seqs: int) -> None:
     """It starts long before the first of them ends."""
     rig = rig_of(num_blocks=800, max_seqs=max_seqs)
     rig.add(*batch_of(2 * max_seqs, num_prompt=8, num_output=50))
@@ -164,15 +164,15 @@ def test_batch_requests_in_all_slots_do_not_keep_an_interactive_one_out(max_seqs
     assert len(rig.ends) == 2 * max_seqs + 1
 
 
-def test_a_single_slot_serves_both_classes() -> None:
+def test_a_single_row_serves_both_classes() -> None:
     rig = rig_of(max_seqs=1)
     rig.add(*batch_of(2), *urgent_of(2), *batch_of(2, "b"))
     rig.run()
     assert len(rig.ends) == 6
 
 
-def test_a_flood_of_interactive_requests_finds_slots_among_batch_ones() -> None:
-    """More of them than the slots that are kept free for them."""
+def test_a_flood_of_interactive_requests_finds_rows_among_batch_ones() -> None:
+    """More of them than the rows that are kept free for them."""
     rig = rig_of(num_blocks=800, max_seqs=16)
     rig.add(*batch_of(30, num_prompt=8, num_output=50))
     for _ in range(20):
@@ -187,8 +187,8 @@ def test_a_flood_of_interactive_requests_finds_slots_among_batch_ones() -> None:
     rig.run()
 
 
-def test_interactive_requests_that_wait_for_slots_do_not_stop_those_who_hold_them() -> None:
-    """Batch sequences in these slots go on, end, and leave them to the interactive requests."""
+def test_interactive_requests_that_wait_for_rows_do_not_stop_those_who_hold_them() -> None:
+    """Batch sequences in these rows go on, end, and leave them to the interactive requests."""
     rig = rig_of(num_blocks=800, max_seqs=16)
     batch = batch_of(14, num_prompt=8, num_output=50)
     rig.add(*batch)
@@ -200,5 +200,5 @@ def test_interactive_requests_that_wait_for_slots_do_not_stop_those_who_hold_the
         rig.step()
     starts = [rig.first_token_s[each.request_id] for each in urgent]
     ends = [rig.end_s.get(each.request_id, np.inf) for each in batch]
-    assert min(ends) < max(starts), "batch sequences stood still in the slots"
+    assert min(ends) < max(starts), "batch sequences stood still in the rows"
     rig.run()

@@ -53,12 +53,12 @@ def losers(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, bool, bool]]:
     choose = admission.least_senior
 
     def watched(models, *, is_left=False, by_quota=False):
-        model, slot = choose(models, is_left=is_left, by_quota=by_quota)
+        model, row = choose(models, is_left=is_left, by_quota=by_quota)
         if is_left:
-            lent_tokens = model.kv.num_lent[slot] * model.block_tokens
-            has_whole = model.kv.capacity[slot] > lent_tokens
-            seen.append((by_quota, bool(model.slots.is_batch[slot]), bool(has_whole)))
-        return model, slot
+            lent_tokens = model.kv.num_lent[row] * model.block_tokens
+            has_whole = model.kv.capacity[row] > lent_tokens
+            seen.append((by_quota, bool(model.running.is_batch[row]), bool(has_whole)))
+        return model, row
 
     monkeypatch.setattr(admission, "least_senior", watched)
     return seen

@@ -64,7 +64,7 @@ def test_those_with_the_most_slack_lend(patient: str) -> None:
         slo = Slo(0.3, 9.0 if name == patient else 0.2)
         asked.append(request(name, num_prompt=9, num_output=30, slo=slo))
     rig.add(*asked)
-    table = rig.scheduler._models["a"].slots
+    table = rig.scheduler._models["a"].running
     while not table.num_lent:
         rig.step()
     assert table.request_ids[table.idle_lent()].tolist() == [patient]
@@ -76,7 +76,7 @@ def test_a_lent_sequence_is_restored_before_others_are_let_in() -> None:
     rig = rig_of(num_blocks=48, max_seqs=8)
     asked = [request(f"u{i}", num_output=30, slo=Slo(0.3, 0.2)) for i in range(3)]
     rig.add(*asked)
-    table = rig.scheduler._models["a"].slots
+    table = rig.scheduler._models["a"].running
     while not table.num_lent:
         rig.step()
     late = [request(f"late {i}", num_output=8, slo=Slo(0.3, 0.2)) for i in range(3)]
@@ -120,8 +120,8 @@ def test_random_runs_end_and_lend(lane: str, monkeypatch: pytest.MonkeyPatch) ->
     returned: list[bool] = []
     restore = Restoring.restore_interactive
 
-    def noted(self, model, slot, job_id, **more):
-        restored = restore(self, model, slot, job_id, **more)
+    def noted(self, model, row, job_id, **more):
+        restored = restore(self, model, row, job_id, **more)
         returned.append(restored is not None)
         return restored
 

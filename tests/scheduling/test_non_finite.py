@@ -17,7 +17,9 @@ class Breaking(FakeMemory):
 
     def run(self, job: Job) -> JobResult:
         result = super().run(job)
-        sequences = [self._sequences[job.model, slot] for slot in job.rows.slots.tolist()]
+        sequences = [
+            self._sequences[job.model, table_row] for table_row in job.rows.table_rows.tolist()
+        ]
         broken = tuple(
             row
             for row, each in enumerate(sequences)

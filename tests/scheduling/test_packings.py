@@ -35,7 +35,7 @@ class Step:
 
 
 class Watch:
-    """Steps a rig and keeps book, from outside, of who waits and who holds which slot."""
+    """Steps a rig and keeps book, from outside, of who waits and who holds which row."""
 
     def __init__(self, packing: str, rng: random.Random, num_blocks: int, **policy) -> None:
         policy = {"lane": "temporal", "token_budget": 64, "packing": packing, **policy}
@@ -61,13 +61,13 @@ class Watch:
         rig, held = self.rig, set(self._holds.values())
         waited = set(self.asked) - held - set(rig.ends)
         (job,) = rig.launch()
-        self._holds.update({each.slot: each.request_id for each in job.admissions})
-        rows = [self._holds[slot] for slot in job.rows.slots.tolist()]
+        self._holds.update({each.row: each.request_id for each in job.admissions})
+        rows = [self._holds[row] for row in job.rows.table_rows.tolist()]
         rig.finish()
         preempted = list(rig.preempted)
         rig.preempted.clear()
         gone = {*rig.ends, *preempted}
-        self._holds = {slot: name for slot, name in self._holds.items() if name not in gone}
+        self._holds = {row: name for row, name in self._holds.items() if name not in gone}
         return Step(job, rows, waited, held, preempted)
 
 

@@ -37,8 +37,8 @@ def make(phase, rows, *, model="m", share=1.0, max_steps=1, copies=()) -> Job:
     """rows: (start, count) of each."""
     starts, counts = zip(*rows, strict=True)
     table = TableDelta(ints([]), ints([]), np.zeros((0, 1), dtype=np.int32))
-    slots = Rows(ints(range(len(rows))), ints(starts), ints(counts), np.ones(len(rows), bool))
-    return Job(0, model, phase, 0, share, slots, table, max_steps=max_steps, copies=copies)
+    made = Rows(ints(range(len(rows))), ints(starts), ints(counts), np.ones(len(rows), bool))
+    return Job(0, model, phase, 0, share, made, table, max_steps=max_steps, copies=copies)
 
 
 def decodes(rng: random.Random, **where) -> Job:

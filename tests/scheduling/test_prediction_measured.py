@@ -18,10 +18,10 @@ def job(rows: int, context: int, prompts: int = 0, length: int = 0, share: float
     """`rows` sequences of `context` tokens each that decode, and prompts from their first token."""
     starts = np.array([context - 1] * rows + [0] * prompts, dtype=np.int32)
     counts = np.array([1] * rows + [length] * prompts, dtype=np.int32)
-    slots = np.arange(len(starts), dtype=np.int32)
+    table_rows = np.arange(len(starts), dtype=np.int32)
     phase = Phase.MIXED if rows and prompts else Phase.PREFILL if prompts else Phase.DECODE
     samples = np.ones(len(starts), dtype=np.bool_)
-    return Job(0, "m", phase, 0, share, Rows(slots, starts, counts, samples), NO_TABLES)
+    return Job(0, "m", phase, 0, share, Rows(table_rows, starts, counts, samples), NO_TABLES)
 
 
 def seconds(rows: int, context: int, prompts: int, length: int) -> float:

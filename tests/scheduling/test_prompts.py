@@ -18,12 +18,12 @@ class _Draft:
     """A job that has so many tokens, and time for so many more."""
 
     def __init__(self, within: int, num_decodes: int, *, is_batch: bool, prompt: int) -> None:
-        slots = SimpleNamespace(
+        rows = SimpleNamespace(
             num_computed=np.zeros(1, dtype=np.int32),
             num_tokens=np.full(1, prompt, dtype=np.int32),
             is_batch=np.array([is_batch]),
         )
-        self.model = SimpleNamespace(slots=slots)
+        self.model = SimpleNamespace(running=rows)
         self.num_tokens, self.num_decodes = 0, num_decodes
         self._within = within
         self.taken: list[int] = []
@@ -31,7 +31,7 @@ class _Draft:
     def tokens_within(self, limit_s: float, start: int, limit: int) -> int:
         return min(self._within, limit)
 
-    def chunk(self, slot: int, count: int, *, is_admitted: bool) -> None:
+    def chunk(self, row: int, count: int, *, is_admitted: bool) -> None:
         self.taken.append(count)
 
 

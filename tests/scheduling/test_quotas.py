@@ -118,18 +118,18 @@ def test_two_short_models_even_out_by_measured_rate(rate: float, wanted: int) ->
 def test_a_lowered_quota_waits_for_its_sequences() -> None:
     models = [state("a", rate=3.0), state("b")]
     moves, kv = balancer(models, {"a": 100, "b": 300})
-    slots = np.arange(6, dtype=np.int32)
-    for slot in slots.tolist():
-        kv.of("b").open(slot, [])
-    kv.of("b").grow(slots, np.full(6, 64, dtype=np.int32))
+    rows = np.arange(6, dtype=np.int32)
+    for row in rows.tolist():
+        kv.of("b").open(row, [])
+    kv.of("b").grow(rows, np.full(6, 64, dtype=np.int32))
     for _ in range(60):
         for model in models:
             model.is_short = True
         moves.adapt()
         moves.check()
     assert (kv.of("a").quota, kv.of("b").quota) == (400 - 192, 192)
-    for slot in (0, 1, 2):
-        kv.of("b").close(slot)
+    for row in (0, 1, 2):
+        kv.of("b").close(row)
     moves.settle()
     moves.check()
     assert kv.of("b").quota == pytest.approx(100, abs=16)

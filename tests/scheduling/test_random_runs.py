@@ -152,9 +152,9 @@ def test_runs_reach_every_rare_path() -> None:
 def description(job: Job) -> tuple:
     """Everything a worker is told, as plain values."""
     rows, tables = job.rows, job.tables
-    arrays = (rows.slots, rows.starts, rows.counts, rows.samples)
-    arrays += (tables.slots, tables.columns, tables.blocks)
-    admissions = [(a.slot, a.request_id, a.tokens.tolist()) for a in job.admissions]
+    arrays = (rows.table_rows, rows.starts, rows.counts, rows.samples)
+    arrays += (tables.rows, tables.columns, tables.blocks)
+    admissions = [(a.row, a.request_id, a.tokens.tolist()) for a in job.admissions]
     head = (job.job_id, job.model, job.phase, job.worker_id, job.share, job.max_steps)
     return (*head, admissions, *(array.tolist() for array in arrays))
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from muxcluster.core.request import ServiceClass, Slo
-from muxcluster.scheduling.state.slots import SlotTable
+from muxcluster.scheduling.state.running import RunningTable
 from tests.scheduling.rig import Rig, model_spec, request, unit_spec
 
 SLO = Slo(ttft_s=2.0, tpot_s=0.5)
@@ -37,7 +37,7 @@ def test_a_first_token_of_another_model_is_not_kept_waiting_for_long(
     rig = two_models()
     rig.add(request("a/new", "a", 10, 5))
     # All that run have got their tokens just now.
-    table = rig.scheduler._models["b"].slots
+    table = rig.scheduler._models["b"].running
     rig.now += waited_s
     table.set_deadlines(table.idle(), rig.now)
     (job,) = rig.launch()
@@ -53,24 +53,24 @@ def test_a_prompt_that_has_waited_long_has_a_job_without_batch_rows(
     rig.step()
     rig.add(request("a/new", "a", 10, 5))
     rig.now += waited_s
-    table = rig.scheduler._models["a"].slots
+    table = rig.scheduler._models["a"].running
     table.set_deadlines(table.idle(), rig.now)
     (job,) = rig.launch()
     assert job.model == "a"
     assert "a/new" in rig.names_in(job)
-    assert bool(table.is_batch[job.rows.slots].any()) is has_batch
+    assert bool(table.is_batch[job.rows.table_rows].any()) is has_batch
 
 
 def test_a_late_token_makes_the_next_one_due_earlier() -> None:
-    table = SlotTable(4, 100)
+    table = RunningTable(4, 100)
     table.has_targets = True
-    slots = np.arange(3, dtype=np.int32)
-    table.tpot_s[slots] = 1.0, 1.0, np.inf
-    table.deadline_s[slots] = 10.0, 10.0, np.inf
-    table.set_deadlines(slots[:1], 9.4)
-    table.set_deadlines(slots[1:], 10.2)
-    assert table.deadline_s[slots].tolist() == pytest.approx([10.4, 11.0, np.inf])
+    rows = np.arange(3, dtype=np.int32)
+    table.tpot_s[rows] = 1.0, 1.0, np.inf
+    table.deadline_s[rows] = 10.0, 10.0, np.inf
+    table.set_deadlines(rows[:1], 9.4)
+    table.set_deadlines(rows[1:], 10.2)
+    assert table.deadline_s[rows].tolist() == pytest.approx([10.4, 11.0, np.inf])
     assert table.credit_s[0] == pytest.approx(0.6)
-    assert table.leeway_s(slots[:2]).tolist() == pytest.approx([1.1, 0.5])
-    table.set_deadlines(slots[1:2], 99.0)
+    assert table.leeway_s(rows[:2]).tolist() == pytest.approx([1.1, 0.5])
+    table.set_deadlines(rows[1:2], 99.0)
     assert table.deadline_s[1] == pytest.approx(99.5)

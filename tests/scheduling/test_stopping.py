@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from muxcluster.core.events import FinishReason
 from muxcluster.scheduling.completion import cut, ended_already
 from muxcluster.scheduling.state.live import LiveRequest
-from muxcluster.scheduling.state.slots import SlotTable
+from muxcluster.scheduling.state.running import RunningTable
 from tests.scheduling.rig import request
 
 EOS = (7, 9)
@@ -38,15 +38,15 @@ def naive(tokens, limit, ignores_eos, stops, is_aborted):
 
 @given(ROWS)
 def test_cut_equals_a_loop(rows) -> None:
-    table = SlotTable(8, 64)
-    slots = []
+    table = RunningTable(8, 64)
+    table_rows = []
     for i, (_, limit, ignores_eos, stops, is_aborted) in enumerate(rows):
         asked = request(str(i), num_prompt=3, ignore_eos=ignores_eos, stop_token_ids=stops)
-        slot = table.occupy(LiveRequest.of(asked, i, 0.0, None), 0, 3 + limit)
+        table_row = table.occupy(LiveRequest.of(asked, i, 0.0, None), 0, 3 + limit)
         if is_aborted:
-            table.abort(slot)
-        slots.append(slot)
-    order = np.array(slots[::-1], dtype=np.int32)
+            table.abort(table_row)
+        table_rows.append(table_row)
+    order = np.array(table_rows[::-1], dtype=np.int32)
     new = [row[0] for row in rows[::-1]]
     result = cut(
         table,

@@ -176,7 +176,7 @@ def test_the_same_jobs_with_the_same_rows(
     for real, simulated in zip(tape.jobs, again.jobs, strict=True):
         for name in ("job_id", "model", "phase", "worker_id", "share", "max_steps"):
             assert getattr(simulated, name) == getattr(real, name), real
-        for name in ("slots", "starts", "counts", "samples"):
+        for name in ("table_rows", "starts", "counts", "samples"):
             assert np.array_equal(getattr(simulated.rows, name), getattr(real.rows, name)), real
         assert [a.request_id for a in simulated.admissions] == [
             a.request_id for a in real.admissions

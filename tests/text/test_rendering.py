@@ -194,8 +194,8 @@ def test_a_job_that_kills_its_process_twice_is_refused(
     chat = template(pool, GOOD)
     ask = type(pool)._process
 
-    def killed(self: RenderPool, slot: object) -> object:
-        process = ask(self, slot)  # type: ignore[arg-type]
+    def killed(self: RenderPool, place: object) -> object:
+        process = ask(self, place)  # type: ignore[arg-type]
         os.kill(process.pid, signal.SIGKILL)
         return process
 

@@ -68,12 +68,12 @@ class SmallDecode:
             key,
             value,
             cache.table,
-            cache.slots,
+            cache.table_rows,
             cache.lengths - 1,
             cache.from_right,
             cache.block_tokens,
         )
-        where = (cache.pool, cache.table, cache.slots, cache.lengths, cache.from_right)
+        where = (cache.pool, cache.table, cache.table_rows, cache.lengths, cache.from_right)
         attended = paged_decode(
             query, *where, block_tokens=cache.block_tokens, scale=HEADS.dim**-0.5
         )

@@ -25,8 +25,8 @@ class Paged:
     pool: Tensor  # uint8 [num_blocks, block_bytes]
     table: Tensor  # int32 [max_seqs, kv_heads, max_columns]
     from_right: Tensor  # bool [max_seqs]
-    # slots, lengths: int32 [rows], row i is slot i
-    slots: Tensor
+    # table_rows, lengths: int32 [rows]; row i is row i of the table
+    table_rows: Tensor
     lengths: Tensor
     block_tokens: int
     heads: Heads

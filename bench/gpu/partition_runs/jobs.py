@@ -90,9 +90,11 @@ def pairs(spec: UnitSpec, output_tokens: int) -> Iterator[tuple[Job, Job]]:
         )
 
 
-def _row(slot: int, start: int, count: int) -> Rows:
-    slots, starts, counts = (np.array([value], dtype=np.int32) for value in (slot, start, count))
-    return Rows(slots, starts, counts, np.ones(1, dtype=np.bool_))
+def _row(row: int, start: int, count: int) -> Rows:
+    table_rows, starts, counts = (
+        np.array([value], dtype=np.int32) for value in (row, start, count)
+    )
+    return Rows(table_rows, starts, counts, np.ones(1, dtype=np.bool_))
 
 
 def _table(spec: UnitSpec, model: ModelSpec, number: int) -> TableDelta:

@@ -49,7 +49,7 @@ _MAX_LEN = 192
 MAX_SEQS = 40
 _BLOCK_TOKENS = 16
 _TOKEN_BUDGET = 64  # Of every system: at some 400 tokens/s a job of more would be felt by everybody
-# Sequences of greatest length that the pool holds for each model: fewer than there are slots, so
+# Sequences of greatest length that the pool holds for each model: fewer than there are rows, so
 # that interactive requests take blocks of batch ones.
 _WHOLE_SEQS = 24
 

@@ -100,7 +100,7 @@ def _unit(view: UnitView) -> dict[str, Any]:
         "draining": view.is_draining,
         "state": stats.state.value if stats else None,
         "device": spec.device,
-        "sm_shares": sorted({share for slot in spec.workers for share in slot.shares}),
+        "sm_shares": sorted({share for worker in spec.workers for share in worker.shares}),
         "sharing": asdict(stats.sharing) if stats and stats.sharing else None,
         "num_blocks": stats.num_blocks if stats else spec.num_blocks,
         "free_blocks": stats.free_blocks if stats else None,

@@ -32,10 +32,10 @@ from muxcluster.scheduling.state.batch_scaling import BatchScaling
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Row `row` of a job computes the tokens of `slot` from `start` to `end`."""
+    """Row `row` of a job computes the tokens of `table_row` from `start` to `end`."""
 
     row: int
-    slot: int
+    table_row: int
     start: int
     end: int
 
@@ -58,22 +58,22 @@ class DenseRows:
         self._stale: set[int] = set()
         max_seqs = len(arena.history) - 1
         self._scaling = BatchScaling(limit.row_bytes, limit.limit_bytes, max_seqs)
-        self.batch = model.batch()  # of the rows that decode, by slot
+        self.batch = model.batch()  # of the rows that decode, by table row
         self.padded: PaddedBatch | None = None  # as `RowsForward.padded`
 
-    def forget(self, slot: int) -> None:
-        """Forget the slot's batch row: another sequence has the slot."""
-        self._stale.add(slot)
+    def forget(self, table_row: int) -> None:
+        """Forget what the batch holds of the table row: another sequence has it."""
+        self._stale.add(table_row)
 
     def logits(self, rows: Rows, asked: Asked) -> Tensor:
         """Return fp32 [sampling rows + asked.tokens, vocab], both in order; writes caches to the
         pool.
         """
+        arrays = (rows.table_rows, rows.starts, rows.counts)
+        places = zip(*(each.tolist() for each in arrays), strict=True)
         chunks = [
-            Chunk(row, slot, start, start + count)
-            for row, (slot, start, count) in enumerate(
-                zip(rows.slots.tolist(), rows.starts.tolist(), rows.counts.tolist(), strict=True)
-            )
+            Chunk(row, table_row, start, start + count)
+            for row, (table_row, start, count) in enumerate(places)
         ]
         wants = {each.row: each.num_tokens for each in asked.rows}
         found: dict[int, Tensor] = {}
@@ -115,37 +115,39 @@ class DenseRows:
 
     def _decode(self, chunks: Sequence[Chunk], found: dict[int, Tensor]) -> list[Chunk]:
         """Compute one more token of each; return the chunks whose states are lost instead."""
-        batch, wanted = self.batch, {each.slot: each for each in chunks}
+        batch, wanted = self.batch, {each.table_row: each for each in chunks}
         stays = {
-            slot: length
-            for slot, length in batch.lengths.items()
-            if slot in wanted and slot not in self._stale and length == wanted[slot].start
+            table_row: length
+            for table_row, length in batch.lengths.items()
+            if table_row in wanted
+            and table_row not in self._stale
+            and length == wanted[table_row].start
         }
         self._stale.clear()
         batch.keep(tuple(stays))
         lost: list[Chunk] = []
         come: dict[int, KeptRow] = {}
         for chunk in chunks:
-            if chunk.slot not in stays:
-                kept = self._store.read(chunk.slot, chunk.start)
+            if chunk.table_row not in stays:
+                kept = self._store.read(chunk.table_row, chunk.start)
                 if kept is None:
                     lost.append(chunk)
                 else:
-                    come[chunk.slot] = kept
+                    come[chunk.table_row] = kept
         batch.embed(come)
         if not batch.queries:
             return lost
-        slots = np.array(batch.queries, dtype=np.int64)
-        starts = np.array([wanted[slot].start for slot in batch.queries], dtype=np.int64)
+        table_rows = np.array(batch.queries, dtype=np.int64)
+        starts = np.array([wanted[table_row].start for table_row in batch.queries], dtype=np.int64)
         history = self._arena.history
         device = history.device
-        last = history[torch.from_numpy(slots).to(device), torch.from_numpy(starts).to(device)]
+        last = history[torch.from_numpy(table_rows).to(device), torch.from_numpy(starts).to(device)]
         logits = batch.step(dict(zip(batch.queries, last.tolist(), strict=True)))
-        self.padded = PaddedBatch(len(slots), batch.padding.length, batch.num_bytes)
+        self.padded = PaddedBatch(len(table_rows), batch.padding.length, batch.num_bytes)
         self._scaling.observe(self.padded)
-        self._store.write(batch.cache, slots, starts, np.ones_like(starts))
-        for each, slot in zip(logits, batch.queries, strict=True):
-            found[wanted[slot].row] = each.unsqueeze(0)
+        self._store.write(batch.cache, table_rows, starts, np.ones_like(starts))
+        for each, table_row in zip(logits, batch.queries, strict=True):
+            found[wanted[table_row].row] = each.unsqueeze(0)
         return lost
 
     def _prefill(
@@ -163,13 +165,13 @@ class DenseRows:
         # The states of a beginning could not be told from the padding of other rows.
         if self._layout.state_bytes:
             idle = [each for each in chunks if not samples[each.row] and each.row not in wants]
-            self._store.forget(np.array([each.slot for each in idle], dtype=np.int64))
+            self._store.forget(np.array([each.table_row for each in idle], dtype=np.int64))
             chunks = [each for each in chunks if each not in idle]
         goes_on = [each for each in chunks if each.start and self._model.takes_chunks]
         for chunk in goes_on:
             if self.batch.num_bytes + 2 * self._num_bytes([chunk]) > 2 * self._most_bytes:
                 self.batch = self._model.batch()  # its rows are in the pool
-            kept = self._store.read(chunk.slot, chunk.start)
+            kept = self._store.read(chunk.table_row, chunk.start)
             assert kept is not None, "a cache without states is always there"
             self._run([chunk], kept, wants, found)
         begins = [each for each in chunks if each not in goes_on]
@@ -193,7 +195,7 @@ class DenseRows:
             counts if kept else counts[:0], () if kept else counts.tolist()
         )
         history = self._arena.history
-        tokens = [history[each.slot, length : each.end].cpu().numpy() for each in chunks]
+        tokens = [history[each.table_row, length : each.end].cpu().numpy() for each in chunks]
         is_asked = any(each.row in wants for each in chunks)
         output = self._model.forward.run(
             end_aligned(tokens, int(counts.max())),
@@ -204,8 +206,8 @@ class DenseRows:
         # What others may read already is not written again, but states come with all tokens.
         new = [each.end if self._layout.state_bytes else each.end - each.start for each in chunks]
         widths = np.array(new, dtype=np.int64)
-        slots, ends = zip(*((each.slot, each.end) for each in chunks), strict=True)
-        self._store.write(output.cache, np.array(slots), np.array(ends) - widths, widths)
+        table_rows, ends = zip(*((each.table_row, each.end) for each in chunks), strict=True)
+        self._store.write(output.cache, np.array(table_rows), np.array(ends) - widths, widths)
         for index, each in enumerate(chunks):
             count = each.end - each.start
             logits = output.logits[index]

@@ -37,7 +37,7 @@ def planes(layout: RowLayout, shape: KvShape, block_tokens: int) -> tuple[int, i
 
 
 class RowStore:
-    """One model's rows. The slot's table must have the columns that are read or written."""
+    """One model's rows; their tables must have the columns that are read or written."""
 
     def __init__(self, pool: Tensor, arena: ModelArena, shape: KvShape, layout: RowLayout) -> None:
         """pool: uint8 [num_blocks, block_bytes]. shape: whose blocks hold a row of `layout`."""
@@ -53,29 +53,31 @@ class RowStore:
     def write(
         self,
         cache: Any,
-        slots: NDArray[np.integer],
+        table_rows: NDArray[np.integer],
         starts: NDArray[np.integer],
         counts: NDArray[np.integer],
     ) -> None:
-        """Store tokens starts[i] to starts[i] + counts[i] (≥ 1) of slots[i].
+        """Store tokens starts[i] to starts[i] + counts[i] (≥ 1) of table_rows[i].
 
         They are the last ones of row i of `cache`; its states are stored too, if there are any.
         """
-        where = torch.from_numpy(slots.astype(np.int64)).to(self._pool.device)
+        where = torch.from_numpy(table_rows.astype(np.int64)).to(self._pool.device)
         if self._state_planes:
-            self._mark(where, np.full(len(slots), -1))
+            self._mark(where, np.full(len(table_rows), -1))
         if self._token_planes:
-            most = max(1, _SLICE_BYTES // (len(slots) * self._layout.token_bytes))
+            most = max(1, _SLICE_BYTES // (len(table_rows) * self._layout.token_bytes))
             for behind in range(0, int(counts.max()), most):
                 ends, left = starts + counts - behind, counts - behind
-                self._write_tokens(cache, slots.astype(np.int64), ends, left.clip(0, most), behind)
+                self._write_tokens(
+                    cache, table_rows.astype(np.int64), ends, left.clip(0, most), behind
+                )
         if self._state_planes:
             self._write_states(cache, where)
             self._mark(where, starts + counts)
 
-    def read(self, slot: int, length: int) -> KeptRow | None:
-        """Return the first `length` tokens of a slot, or None if its states are not of so many."""
-        blocks = self._arena.tables[slot].flatten(0, 1).long()
+    def read(self, row: int, length: int) -> KeptRow | None:
+        """Return a table row's first `length` tokens, or None if its states are not of so many."""
+        blocks = self._arena.tables[row].flatten(0, 1).long()
         tokens = states = None
         if self._state_planes:
             states = self._units[self._state_halves(blocks)].flatten().view(torch.uint8)
@@ -83,19 +85,19 @@ class RowStore:
                 return None
             states = states[_HEAD_BYTES : _HEAD_BYTES + self._layout.state_bytes]
         if self._token_planes:
-            tokens = self._read_tokens(blocks, slot, length)
+            tokens = self._read_tokens(blocks, row, length)
         return KeptRow(length, self._layout.cache(length, tokens, states))
 
-    def forget(self, slots: NDArray[np.integer]) -> None:
-        """Mark the states in the blocks of `slots` as not theirs."""
-        if self._state_planes and len(slots):
-            where = torch.from_numpy(slots.astype(np.int64)).to(self._pool.device)
-            self._mark(where, np.full(len(slots), -1))
+    def forget(self, table_rows: NDArray[np.integer]) -> None:
+        """Mark the states in the blocks of `table_rows` as not theirs."""
+        if self._state_planes and len(table_rows):
+            where = torch.from_numpy(table_rows.astype(np.int64)).to(self._pool.device)
+            self._mark(where, np.full(len(table_rows), -1))
 
     def _write_tokens(
         self,
         cache: Any,
-        slots: NDArray[np.int64],
+        table_rows: NDArray[np.int64],
         ends: NDArray[np.integer],
         counts: NDArray[np.integer],
         behind: int,
@@ -109,7 +111,7 @@ class RowStore:
         if len(rows) < len(data):
             data = data[torch.from_numpy(rows * width + places).to(device)]
         positions = torch.from_numpy(ends[rows] - width + places).to(device)
-        owner = torch.from_numpy(slots[rows]).to(device)
+        owner = torch.from_numpy(table_rows[rows]).to(device)
         column = positions // arena.block_tokens
         tables = arena.tables.flatten(1, 2)[:, : self._token_planes]
         blocks = tables[owner, :, column].long()
@@ -118,19 +120,19 @@ class RowStore:
         units = data.view(self._units.dtype).view(*halves.shape, -1)
         self._units[halves, offsets.unsqueeze(1)] = units
 
-    def _read_tokens(self, blocks: Tensor, slot: int, length: int) -> Tensor:
+    def _read_tokens(self, blocks: Tensor, row: int, length: int) -> Tensor:
         """Return uint8 [length, token_bytes]."""
         columns = -(-length // self._arena.block_tokens)
         mine = blocks[: self._token_planes, :columns].T
         units = self._units[torch.stack((2 * mine, 2 * mine + 1), dim=2).flatten(1)]
-        if self._arena.from_right[slot]:
+        if self._arena.from_right[row]:
             units = units.flip(2)
         tokens = units.transpose(1, 2).flatten(2).flatten(0, 1)[:length]
         return tokens.contiguous().view(torch.uint8)[:, : self._layout.token_bytes]
 
-    def _write_states(self, cache: Any, slots: Tensor) -> None:
+    def _write_states(self, cache: Any, table_rows: Tensor) -> None:
         data = self._layout.states(cache)
-        halves = self._state_halves(self._arena.tables.flatten(1, 2)[slots].long())
+        halves = self._state_halves(self._arena.tables.flatten(1, 2)[table_rows].long())
         unit_bytes = self._arena.block_tokens * self._unit_bytes
         whole = self._pool.new_zeros((len(data), halves.shape[1] * unit_bytes))
         whole[:, _HEAD_BYTES : _HEAD_BYTES + data.shape[1]] = data
@@ -138,9 +140,9 @@ class RowStore:
         words = whole.view(self._units.dtype)
         self._units[halves] = words.view(*halves.shape, *self._units.shape[1:])
 
-    def _mark(self, slots: Tensor, lengths: NDArray[np.integer]) -> None:
-        """Record that the states of `slots` are of `lengths` tokens."""
-        first = self._arena.tables.flatten(1, 2)[slots, self._token_planes, 0].long()
+    def _mark(self, table_rows: Tensor, lengths: NDArray[np.integer]) -> None:
+        """Record that the states of `table_rows` are of `lengths` tokens."""
+        first = self._arena.tables.flatten(1, 2)[table_rows, self._token_planes, 0].long()
         heads = torch.from_numpy(lengths.astype(np.int64)).view(torch.uint8)
         self._pool[first, :_HEAD_BYTES] = heads.view(-1, _HEAD_BYTES).to(self._pool.device)
 

@@ -26,7 +26,7 @@ class SingleRows:
     """Rows of one token each."""
 
     tokens: Tensor  # int64 [rows], where they lie in the flattened batch
-    slots: Tensor  # int64 [rows]
+    table_rows: Tensor  # int64 [rows]
     lengths: Tensor  # int64 [rows], context including the token itself
     groups: GroupOffsets | None = None  # None where no prefix is shared
 
@@ -36,8 +36,8 @@ class ManyRows:
     """Rows of several tokens."""
 
     tokens: Tensor  # int64 [sum of counts], where they lie in the batch
-    # slots, starts: int64 [rows]
-    slots: Tensor
+    # table_rows, starts: int64 [rows]
+    table_rows: Tensor
     starts: Tensor
     query_offsets: Tensor  # int64 [rows + 1] into `tokens`
 
@@ -56,7 +56,7 @@ class TokenBatch:
     """The tokens of one forward, as tensors on its device."""
 
     # token_slots, positions: int64 [tokens]
-    token_slots: Tensor
+    token_rows: Tensor
     positions: Tensor
     ends: NDArray[np.int64]  # int64 [rows], each row's last token
     # single, many, fresh: the rows by kind; None where there is none of it, never all
@@ -82,12 +82,12 @@ class HostBatch:
 
     def on_device(self, tensors: Sequence[Tensor]) -> TokenBatch:
         """Return the batch. tensors: `arrays`, on the device."""
-        token_slots, positions = tensors[:2]
+        token_rows, positions = tensors[:2]
         single, many, fresh, grouped = tensors[2:5], tensors[5:9], tensors[9:14], tensors[14:]
         groups = GroupOffsets(*grouped) if grouped else None
         first = FreshRows(ManyRows(*fresh[:4]), fresh[4], self.most_fresh)
         return TokenBatch(
-            token_slots=token_slots,
+            token_rows=token_rows,
             positions=positions,
             ends=self.ends,
             single=SingleRows(single[0], single[1], single[2], groups) if self.num_single else None,
@@ -97,7 +97,7 @@ class HostBatch:
 
 
 def host_batch(
-    slots: NDArray[np.int32],
+    table_rows: NDArray[np.int32],
     starts: NDArray[np.int32],
     counts: NDArray[np.int32],
     prefixes: SharedPrefixes | None = None,
@@ -112,7 +112,7 @@ def host_batch(
     """
     counts = counts.astype(np.int64)
     offsets = np.concatenate(([0], np.cumsum(counts)))
-    row_of = np.repeat(np.arange(len(slots)), counts)
+    row_of = np.repeat(np.arange(len(table_rows)), counts)
     positions = np.arange(offsets[-1]) - offsets[row_of] + starts[row_of]
     is_single = counts == 1
     is_fresh = ~is_single & (starts == 0)
@@ -123,14 +123,19 @@ def host_batch(
         """Return the fields of `ManyRows` of the chosen rows."""
         rows = np.flatnonzero(chosen)
         tokens = np.flatnonzero(chosen[row_of])
-        return tokens, slots[rows], starts[rows], np.concatenate(([0], np.cumsum(counts[rows])))
+        return (
+            tokens,
+            table_rows[rows],
+            starts[rows],
+            np.concatenate(([0], np.cumsum(counts[rows]))),
+        )
 
     fresh = several(is_fresh)
     arrays: tuple[NDArray[np.integer], ...] = (
-        slots[row_of],
+        table_rows[row_of],
         positions,
         offsets[single],
-        slots[single],
+        table_rows[single],
         starts[single] + 1,
         *several(is_many),
         *fresh,
@@ -152,12 +157,12 @@ def host_batch(
 
 
 def token_batch(
-    slots: NDArray[np.int32],
+    table_rows: NDArray[np.int32],
     starts: NDArray[np.int32],
     counts: NDArray[np.int32],
     device: torch.device,
     prefixes: SharedPrefixes | None = None,
 ) -> TokenBatch:
     """As `host_batch`, each array copied to `device` by itself: free of cost on the CPU only."""
-    batch = host_batch(slots, starts, counts, prefixes)
+    batch = host_batch(table_rows, starts, counts, prefixes)
     return batch.on_device([torch.from_numpy(array).to(device) for array in batch.arrays])

@@ -26,7 +26,7 @@ class PlannedAttention:
         self._batch = batch
         self._halves: Tensor | None = None
         self._write = WritePlan(
-            arena.tables, batch.token_slots, batch.positions, arena.from_right, arena.block_tokens
+            arena.tables, batch.token_rows, batch.positions, arena.from_right, arena.block_tokens
         )
         self._decodes: dict[int | None, DirectPlan | DecodePlan | PrefixPlan] = {}
 
@@ -81,7 +81,7 @@ class PlannedAttention:
     ) -> DirectPlan | DecodePlan | PrefixPlan:
         rows, arena = self._batch.single, self._arena
         assert rows is not None
-        where = (query, halves, arena.tables, rows.slots, rows.lengths, arena.from_right)
+        where = (query, halves, arena.tables, rows.table_rows, rows.lengths, arena.from_right)
         if rows.groups is not None and window is None:
             offsets, lengths = rows.groups.offsets, rows.groups.prefix_lengths
             return PrefixPlan(*where, offsets, lengths, block_tokens=arena.block_tokens)

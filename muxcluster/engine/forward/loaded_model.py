@@ -22,6 +22,6 @@ class LoadedModel:
     forward: TokenForward
     pool: Tensor  # uint8 [num_blocks, block_bytes], shared by all models
     arena: ModelArena  # this model's part
-    # sampling, prompts: what was admitted to its slots
+    # sampling, prompts: what was admitted to its rows
     sampling: SequenceSampling
     prompts: PromptPositions

@@ -20,7 +20,7 @@ def side_by_side(rows: Rows) -> tuple[Rows, NDArray[np.intp] | None]:
         return rows, None
     order = np.argsort(_keys(rows.prefixes), kind="stable")
     return Rows(
-        rows.slots[order],
+        rows.table_rows[order],
         rows.starts[order],
         rows.counts[order],
         rows.samples[order],

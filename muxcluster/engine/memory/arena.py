@@ -20,8 +20,8 @@ class ModelArena:
     """One model's part."""
 
     tables: Tensor  # int32 [max_seqs, layers, kv_heads, max_columns], block ids
-    # int32 [max_seqs + 1, max_model_len + 1], prompt then output tokens of each slot; the last row
-    # is no slot's: rows that fill up a batch of fixed size write there
+    # int32 [max_seqs + 1, max_model_len + 1], prompt then output tokens of each row; the last row
+    # is no sequence's: rows that fill up a batch of fixed size write there
     history: Tensor
     # bool [max_seqs], True where a sequence fills its blocks from the last place
     from_right: Tensor

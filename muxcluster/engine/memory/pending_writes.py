@@ -22,7 +22,7 @@ class PendingWrites:
         self._deltas: list[TableDelta] = []
 
     def admit(self, admission: Admission) -> None:
-        """Add the slot's side, and its tokens if the admission has them."""
+        """Add the row's side, and its tokens if the admission has them."""
         self._admissions.append(admission)
 
     def add_tables(self, delta: TableDelta) -> None:
@@ -38,16 +38,16 @@ class PendingWrites:
         arrays: list[Array] = []
         if admissions:
             width = self._arena.history.shape[1]
-            starts = [each.slot * width + np.arange(len(each.tokens)) for each in admissions]
+            starts = [each.row * width + np.arange(len(each.tokens)) for each in admissions]
             arrays += [
-                np.array([each.slot for each in admissions], dtype=np.int64),
+                np.array([each.row for each in admissions], dtype=np.int64),
                 np.array([each.side is Side.RIGHT for each in admissions]),
                 np.concatenate([_NO_NUMBERS, *starts]),
                 np.concatenate([_NO_TOKENS, *(each.tokens for each in admissions)]),
             ]
         if deltas:
             arrays += [
-                np.concatenate([each.slots for each in deltas]).astype(np.int64),
+                np.concatenate([each.rows for each in deltas]).astype(np.int64),
                 np.concatenate([each.columns for each in deltas]).astype(np.int64),
                 np.concatenate([each.blocks for each in deltas]),
             ]
@@ -56,10 +56,10 @@ class PendingWrites:
     def write(self, writes: Sequence[Tensor]) -> None:
         """Write the arrays that `take` returned, now on the device."""
         if len(writes) in (4, 7):
-            slots, rights, places, tokens = writes[:4]
-            self._arena.from_right[slots] = rights
+            rows, rights, places, tokens = writes[:4]
+            self._arena.from_right[rows] = rights
             self._arena.history.view(-1)[places] = tokens
         if len(writes) in (3, 7):
-            slots, columns, blocks = writes[-3:]
+            rows, columns, blocks = writes[-3:]
             tables = self._arena.tables
-            tables[slots, :, :, columns] = blocks.view(len(blocks), *tables.shape[1:3])
+            tables[rows, :, :, columns] = blocks.view(len(blocks), *tables.shape[1:3])

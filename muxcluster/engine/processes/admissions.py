@@ -13,7 +13,7 @@ _NO_TOKENS: NDArray[np.int32] = np.empty(0, dtype=np.int32)
 
 
 class _ModelLedger:
-    """One model: the latest admission per slot, and the one each rung's worker has seen.
+    """One model: the latest admission per row, and the one each rung's worker has seen.
 
     versions: int64 [max_seqs], 0 = never admitted. seen: rung_id -> int64 [max_seqs].
     """
@@ -48,16 +48,16 @@ class AdmissionLedger:
         ledger = self._models[job.model]
         seen = ledger.seen[rung_id]
         for admission in job.admissions:
-            slot = admission.slot
-            ledger.latest[slot] = replace(admission, tokens=_NO_TOKENS)
-            ledger.versions[slot] = seen[slot] = self._next_version
+            row = admission.row
+            ledger.latest[row] = replace(admission, tokens=_NO_TOKENS)
+            ledger.versions[row] = seen[row] = self._next_version
             self._next_version += 1
-        slots = job.rows.slots
-        unknown = slots[seen[slots] != ledger.versions[slots]]
+        rows = job.rows.table_rows
+        unknown = rows[seen[rows] != ledger.versions[rows]]
         if len(unknown) == 0:
             return job
         seen[unknown] = ledger.versions[unknown]
-        known = (ledger.latest[slot] for slot in unknown.tolist())
+        known = (ledger.latest[row] for row in unknown.tolist())
         extra = tuple(admission for admission in known if admission is not None)
         return replace(job, admissions=job.admissions + extra)
 

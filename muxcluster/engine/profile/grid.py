@@ -34,7 +34,7 @@ class Grid:
 
 
 def fits(spec: UnitSpec, point: Point) -> bool:
-    """Return whether the unit's only model has the context, the slots and the blocks for `point`.
+    """Return whether the unit's only model has the context, the rows and the blocks for `point`.
 
     The sequences must be one padded batch if the model is loaded and pads.
     """

@@ -35,17 +35,17 @@ class ProfileState:
 
 @dataclass(frozen=True, slots=True)
 class JobTarget:
-    """The model of jobs, where they run, and the first of the model's slots that they use."""
+    """The model of jobs, where they run, and the first of the model's rows that they use."""
 
     model: str
     worker_id: int
-    first_slot: int = 0
+    first_row: int = 0
 
 
 class ProfileJobs:
     """Jobs of one model for one worker.
 
-    Invariant: n slots from the first on are open, where n is the batch of the last `prefill`.
+    Invariant: n rows from the first on are open, where n is the batch of the last `prefill`.
     """
 
     def __init__(
@@ -75,12 +75,12 @@ class ProfileJobs:
         `point` must fit (`grid.fits`).
         """
         self._num_decodes = 0
-        slots = self._reopen(point.batch)
-        tables = self._grow(slots, point.tokens)
-        admissions = tuple(self._admission(slot, point.tokens) for slot in slots.tolist())
+        rows = self._reopen(point.batch)
+        tables = self._grow(rows, point.tokens)
+        admissions = tuple(self._admission(row, point.tokens) for row in rows.tolist())
         first, *others = self._prompt_rows(point)
         jobs = [self._job(Phase.PREFILL, point.share, first, tables, admissions)]
-        nothing = self._grow(slots, point.tokens)
+        nothing = self._grow(rows, point.tokens)
         jobs += (self._job(Phase.PREFILL, point.share, rows, nothing) for rows in others)
         return jobs
 
@@ -91,7 +91,7 @@ class ProfileJobs:
         together only if every step goes one token ahead, it attends to some fewer: the last of
         `_STEPS_AHEAD` + 1 steps attends to so many.
         """
-        slots = self._open
+        table_rows = self._open
         last = point.tokens - 1
         start = last
         if self._model.padded is not None:
@@ -99,36 +99,36 @@ class ProfileJobs:
             start = first + self._num_decodes % max(1, last - first + 1)
         self._num_decodes += 1
         rows = Rows(
-            slots=slots,
-            starts=np.full_like(slots, start),
-            counts=np.ones_like(slots),
-            samples=np.ones(len(slots), dtype=np.bool_),
+            table_rows=table_rows,
+            starts=np.full_like(table_rows, start),
+            counts=np.ones_like(table_rows),
+            samples=np.ones(len(table_rows), dtype=np.bool_),
         )
-        return self._job(Phase.DECODE, point.share, rows, self._grow(slots, point.tokens))
+        return self._job(Phase.DECODE, point.share, rows, self._grow(table_rows, point.tokens))
 
     def _reopen(self, batch: int) -> NDArray[np.int32]:
-        for slot in self._open.tolist():
-            self._kv.close(slot)
-        self._open = np.arange(batch, dtype=np.int32) + np.int32(self._target.first_slot)
-        for slot in self._open.tolist():
-            self._kv.open(slot, ())
+        for row in self._open.tolist():
+            self._kv.close(row)
+        self._open = np.arange(batch, dtype=np.int32) + np.int32(self._target.first_row)
+        for row in self._open.tolist():
+            self._kv.open(row, ())
         return self._open
 
     def _prompt_rows(self, point: Point) -> Sequence[Rows]:
         rows = prompt_rows(point.batch, point.tokens, self._budget)
-        first = np.int32(self._target.first_slot)
-        return [replace(each, slots=each.slots + first) for each in rows]
+        first = np.int32(self._target.first_row)
+        return [replace(each, table_rows=each.table_rows + first) for each in rows]
 
-    def _grow(self, slots: NDArray[np.int32], tokens: int) -> TableDelta:
-        grown = self._kv.grow(slots, np.full_like(slots, tokens))
+    def _grow(self, rows: NDArray[np.int32], tokens: int) -> TableDelta:
+        grown = self._kv.grow(rows, np.full_like(rows, tokens))
         assert not isinstance(grown, Shortage), "a point that does not fit"
         return grown
 
-    def _admission(self, slot: int, tokens: int) -> Admission:
+    def _admission(self, row: int, tokens: int) -> Admission:
         prompt = self._random.integers(self._model.vocab_size, size=tokens, dtype=np.int32)
         # decodes of padded batches begin before its end, and only outputs are sampled
         num_prompt = tokens if self._model.padded is None else max(1, tokens - _STEPS_AHEAD)
-        return Admission(slot, f"profile-{slot}", prompt, num_prompt, _GREEDY)
+        return Admission(row, f"profile-{row}", prompt, num_prompt, _GREEDY)
 
     def _job(
         self,
@@ -151,7 +151,7 @@ class ProfileJobs:
 
 
 def prompt_rows(batch: int, tokens: int, budget: int) -> Sequence[Rows]:
-    """Return `batch` prompts of `tokens` tokens on slots 0, 1, ..., cut into jobs of `budget`.
+    """Return `batch` prompts of `tokens` tokens on rows 0, 1, ..., cut into jobs of `budget`.
 
     First come, first served: each job but the last is full, and a prompt may span several.
     """
@@ -159,8 +159,8 @@ def prompt_rows(batch: int, tokens: int, budget: int) -> Sequence[Rows]:
     jobs = []
     for begin in range(0, total, budget):
         end = min(begin + budget, total)
-        slots = np.arange(begin // tokens, -(-end // tokens), dtype=np.int32)
-        starts = np.maximum(begin - slots * tokens, 0).astype(np.int32)
-        ends = np.minimum(end - slots * tokens, tokens).astype(np.int32)
-        jobs.append(Rows(slots, starts, ends - starts, samples=ends == tokens))
+        rows = np.arange(begin // tokens, -(-end // tokens), dtype=np.int32)
+        starts = np.maximum(begin - rows * tokens, 0).astype(np.int32)
+        ends = np.minimum(end - rows * tokens, tokens).astype(np.int32)
+        jobs.append(Rows(rows, starts, ends - starts, samples=ends == tokens))
     return jobs

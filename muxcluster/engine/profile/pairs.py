@@ -48,7 +48,7 @@ def pair_points(specs: Sequence[UnitSpec], grid: Grid) -> tuple[PairPoint, ...]:
         for share, rest in splits
         if (prefill := _largest(specs, one, share, replace(grid, batches=(1,)))) is not None
         and (decode := _largest(specs, other, rest, grid)) is not None
-        and _have_slots(one, prefill, other, decode)
+        and _have_rows(one, prefill, other, decode)
     )
 
 
@@ -64,7 +64,7 @@ def _largest(specs: Sequence[UnitSpec], spec: UnitSpec, share: float, grid: Grid
     return max(found, key=lambda point: (point.batch, point.tokens), default=None)
 
 
-def _have_slots(one: UnitSpec, prefill: Point, other: UnitSpec, decode: Point) -> bool:
+def _have_rows(one: UnitSpec, prefill: Point, other: UnitSpec, decode: Point) -> bool:
     model = one.models[0]
     return model.name != other.models[0].name or prefill.batch + decode.batch <= model.max_seqs
 
@@ -160,7 +160,7 @@ def pair_at(executor: Executor, spec: UnitSpec, point: PairPoint, repeats: int) 
     """Measure one point on an executor of `spec` that has started. Raises as `measure_pairs`."""
     state = ProfileState(spec)
     prefills = ProfileJobs(spec, JobTarget(point.prefill_model, _PREFILLS), state)
-    target = JobTarget(point.decode_model, _DECODES, first_slot=point.prefill.batch)
+    target = JobTarget(point.decode_model, _DECODES, first_row=point.prefill.batch)
     decodes = ProfileJobs(spec, target, state)
     run_jobs(executor, decodes.prefill(point.decode))
     warm_up_decode(executor, decodes, point.decode)

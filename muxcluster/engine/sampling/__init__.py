@@ -1,1 +1,1 @@
-"""From logits to tokens: per-slot parameters, penalties, truncation, drawing and logprobs."""
+"""From logits to tokens: parameters by table row, penalties, truncation, drawing and logprobs."""

@@ -13,7 +13,7 @@ from muxcluster.engine.sampling.parameters import SequenceSampling
 class Batch:
     """Rows of one sampling call, their history and their parameters."""
 
-    slots: NDArray[np.int32]  # int [rows], row -> slot
+    table_rows: NDArray[np.int32]  # int [rows], row -> table row
     history: Tensor  # int32 [max_seqs, max_model_len + 1], prompt then output tokens
     lengths: NDArray[np.int32]  # int [rows], tokens in history before the one being sampled
     state: SequenceSampling
@@ -21,4 +21,4 @@ class Batch:
     @property
     def output_index(self) -> NDArray[np.int64]:
         """[rows], the index of the output token that each row samples, from 0."""
-        return self.lengths - self.state.num_prompt_tokens[self.slots]
+        return self.lengths - self.state.num_prompt_tokens[self.table_rows]

@@ -9,17 +9,17 @@ from muxcluster.engine.sampling.batch import Batch
 
 
 def rows_to_bias(batch: Batch) -> NDArray[np.int64]:
-    return np.flatnonzero(batch.state.has_bias[batch.slots])
+    return np.flatnonzero(batch.state.has_bias[batch.table_rows])
 
 
 def rows_to_hold(batch: Batch) -> NDArray[np.int64]:
     """Return rows that have fewer than min_tokens output tokens."""
-    return np.flatnonzero(batch.output_index < batch.state.min_tokens[batch.slots])
+    return np.flatnonzero(batch.output_index < batch.state.min_tokens[batch.table_rows])
 
 
 def add_bias(logits: Tensor, batch: Batch, rows: NDArray[np.int64]) -> None:
     """Add each request's (token, bias) pairs to its row of `logits` [rows, vocab], in place."""
-    biases = [batch.state.biases[slot] for slot in batch.slots[rows].tolist()]
+    biases = [batch.state.biases[row] for row in batch.table_rows[rows].tolist()]
     values = np.concatenate([bias.values for bias in biases])
     where = _pairs(rows, [bias.tokens for bias in biases], logits.device)
     logits.index_put_(where, torch.from_numpy(values).to(logits), accumulate=True)
@@ -27,7 +27,7 @@ def add_bias(logits: Tensor, batch: Batch, rows: NDArray[np.int64]) -> None:
 
 def hold_end_tokens(logits: Tensor, batch: Batch, rows: NDArray[np.int64]) -> None:
     """Make the end tokens of `rows` impossible in `logits` [rows, vocab], in place."""
-    ends = [batch.state.end_tokens[slot] for slot in batch.slots[rows].tolist()]
+    ends = [batch.state.end_tokens[row] for row in batch.table_rows[rows].tolist()]
     logits.index_put_(_pairs(rows, ends, logits.device), logits.new_tensor(-torch.inf))
 
 

@@ -19,7 +19,7 @@ class TokenBias:
 
 
 class SequenceSampling:
-    """Sampling parameters of one model's sequences as in `SamplingParams`, one entry per slot."""
+    """Sampling parameters of one model's sequences as in `SamplingParams`, by table row."""
 
     def __init__(self, max_seqs: int, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
         self.vocab_size = vocab_size
@@ -41,37 +41,37 @@ class SequenceSampling:
         self.has_bias = np.zeros(max_seqs, dtype=np.bool_)
         self.needs_host = np.zeros(max_seqs, dtype=np.bool_)
 
-    def admit(self, slot: int, sampling: SamplingParams, num_prompt_tokens: int) -> None:
-        """Overwrite everything known of `slot` with a new sequence's parameters.
+    def admit(self, row: int, sampling: SamplingParams, num_prompt_tokens: int) -> None:
+        """Overwrite everything known of `row` with a new sequence's parameters.
 
-        Raises ValueError if `logit_bias` names a token outside the vocabulary; the slot is then
+        Raises ValueError if `logit_bias` names a token outside the vocabulary; the row is then
         unchanged.
         """
         bias = self._bias(sampling)
-        self.num_prompt_tokens[slot] = num_prompt_tokens
-        self.temperature[slot] = sampling.temperature
+        self.num_prompt_tokens[row] = num_prompt_tokens
+        self.temperature[row] = sampling.temperature
         limit = self.vocab_size if sampling.top_k is None else sampling.top_k
-        self.top_k[slot] = min(limit, self.vocab_size)
-        self.top_p[slot] = sampling.top_p
-        self.min_p[slot] = sampling.min_p
-        self.repetition_penalty[slot] = sampling.repetition_penalty
-        self.frequency_penalty[slot] = sampling.frequency_penalty
-        self.presence_penalty[slot] = sampling.presence_penalty
-        self.seed[slot] = sampling.seed & _SEED_BITS
-        self.wants_logprobs[slot] = sampling.logprobs is not None
-        self.num_top[slot] = sampling.logprobs or 0
-        self.has_bias[slot] = bias is not None
-        self.needs_host[slot] = (
+        self.top_k[row] = min(limit, self.vocab_size)
+        self.top_p[row] = sampling.top_p
+        self.min_p[row] = sampling.min_p
+        self.repetition_penalty[row] = sampling.repetition_penalty
+        self.frequency_penalty[row] = sampling.frequency_penalty
+        self.presence_penalty[row] = sampling.presence_penalty
+        self.seed[row] = sampling.seed & _SEED_BITS
+        self.wants_logprobs[row] = sampling.logprobs is not None
+        self.num_top[row] = sampling.logprobs or 0
+        self.has_bias[row] = bias is not None
+        self.needs_host[row] = (
             bias is not None
             or sampling.logprobs is not None
             or sampling.repetition_penalty != 1
             or sampling.frequency_penalty != 0
             or sampling.presence_penalty != 0
         )
-        self.biases.pop(slot, None)
+        self.biases.pop(row, None)
         if bias is not None:
-            self.biases[slot] = bias
-        self._set_min_tokens(slot, sampling)
+            self.biases[row] = bias
+        self._set_min_tokens(row, sampling)
 
     def _bias(self, sampling: SamplingParams) -> TokenBias | None:
         summed: dict[int, float] = {}
@@ -87,13 +87,13 @@ class SequenceSampling:
             np.fromiter(summed.keys(), np.int64), np.fromiter(summed.values(), np.float32)
         )
 
-    def _set_min_tokens(self, slot: int, sampling: SamplingParams) -> None:
+    def _set_min_tokens(self, row: int, sampling: SamplingParams) -> None:
         """Set min_tokens and the end tokens. Those outside the vocabulary cannot be sampled."""
         ends = set(sampling.stop_token_ids)
         if not sampling.ignore_eos:
             ends.update(self.eos_token_ids)
         reachable = sorted(token for token in ends if 0 <= token < self.vocab_size)
-        self.min_tokens[slot] = sampling.min_tokens if reachable else 0
-        self.end_tokens.pop(slot, None)
-        if self.min_tokens[slot]:
-            self.end_tokens[slot] = np.array(reachable, dtype=np.int64)
+        self.min_tokens[row] = sampling.min_tokens if reachable else 0
+        self.end_tokens.pop(row, None)
+        if self.min_tokens[row]:
+            self.end_tokens[row] = np.array(reachable, dtype=np.int64)

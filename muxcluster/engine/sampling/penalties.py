@@ -9,13 +9,15 @@ from muxcluster.engine.sampling.batch import Batch
 
 
 def rows_repeating(batch: Batch) -> NDArray[np.int64]:
-    return np.flatnonzero(batch.state.repetition_penalty[batch.slots] != 1.0)
+    return np.flatnonzero(batch.state.repetition_penalty[batch.table_rows] != 1.0)
 
 
 def rows_counting(batch: Batch) -> NDArray[np.int64]:
     """Return rows with a frequency or presence penalty and some output to count."""
-    state, slots = batch.state, batch.slots
-    penalised = (state.frequency_penalty[slots] != 0) | (state.presence_penalty[slots] != 0)
+    state, table_rows = batch.state, batch.table_rows
+    penalised = (state.frequency_penalty[table_rows] != 0) | (
+        state.presence_penalty[table_rows] != 0
+    )
     return np.flatnonzero(penalised & (batch.output_index > 0))
 
 
@@ -38,7 +40,7 @@ def penalise_counts(logits: Tensor, batch: Batch, rows: NDArray[np.int64]) -> No
 
     logits: [rows, vocab], changed in place.
     """
-    starts = batch.state.num_prompt_tokens[batch.slots[rows]]
+    starts = batch.state.num_prompt_tokens[batch.table_rows[rows]]
     row_ids, tokens, counts = _occurrences(logits, batch, rows, starts)
     frequency = _per_row(batch.state.frequency_penalty, batch, logits)[row_ids]
     presence = _per_row(batch.state.presence_penalty, batch, logits)[row_ids]
@@ -46,13 +48,13 @@ def penalise_counts(logits: Tensor, batch: Batch, rows: NDArray[np.int64]) -> No
 
 
 def _per_row(values: NDArray[np.float32], batch: Batch, logits: Tensor) -> Tensor:
-    return torch.from_numpy(values[batch.slots]).to(logits)
+    return torch.from_numpy(values[batch.table_rows]).to(logits)
 
 
 def _occurrences(
     logits: Tensor, batch: Batch, rows: NDArray[np.int64], starts: NDArray[np.int64]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return distinct (row, token) pairs and their counts in history[slot, start : length].
+    """Return distinct (row, token) pairs and their counts in history[table_row, start : length].
 
     Three tensors [pairs]: row into `logits`, token, count.
     """
@@ -61,9 +63,12 @@ def _occurrences(
     row_of = np.repeat(np.arange(len(rows)), counts)
     place = np.arange(len(row_of)) - np.repeat(np.cumsum(counts) - counts, counts)
     device = batch.history.device
-    slots = torch.from_numpy(batch.slots[rows][row_of].astype(np.int64)).to(device)
+    table_rows = torch.from_numpy(batch.table_rows[rows][row_of].astype(np.int64)).to(device)
     positions = torch.from_numpy(place + starts[row_of]).to(device)
     vocab_size = logits.shape[1]
-    codes = torch.from_numpy(rows[row_of] * vocab_size).to(device) + batch.history[slots, positions]
+    codes = (
+        torch.from_numpy(rows[row_of] * vocab_size).to(device)
+        + batch.history[table_rows, positions]
+    )
     distinct, times = torch.unique(codes, return_counts=True)
     return distinct // vocab_size, distinct % vocab_size, times

@@ -18,33 +18,33 @@ Numbers = NDArray[np.int32]
 BROKEN = 1 << 32
 
 
-def is_plain(state: SequenceSampling, slots: Numbers, lengths: Numbers) -> bool:
-    """Return whether no row needs more. slots, lengths: [rows], as for `sampler.sample`."""
-    held = lengths - state.num_prompt_tokens[slots] < state.min_tokens[slots]
-    return not bool((state.needs_host[slots] | held).any())
+def is_plain(state: SequenceSampling, table_rows: Numbers, lengths: Numbers) -> bool:
+    """Return whether no row needs more. table_rows, lengths: [rows], as for `sampler.sample`."""
+    held = lengths - state.num_prompt_tokens[table_rows] < state.min_tokens[table_rows]
+    return not bool((state.needs_host[table_rows] | held).any())
 
 
-def limits(state: SequenceSampling, slots: Numbers, num_rows: int) -> list[Array]:
+def limits(state: SequenceSampling, table_rows: Numbers, num_rows: int) -> list[Array]:
     """Return temperature, top_k, top_p and min_p of `num_rows` rows for `kernels.sample`.
 
-    Rows beyond the slots take the best token.
+    Rows beyond `table_rows` take the best token.
     """
     return [
-        filled(state.temperature[slots], num_rows, 0.0),
-        filled(state.top_k[slots], num_rows, 1),
-        filled(state.top_p[slots], num_rows, 1.0),
-        filled(state.min_p[slots], num_rows, 0.0),
+        filled(state.temperature[table_rows], num_rows, 0.0),
+        filled(state.top_k[table_rows], num_rows, 1),
+        filled(state.top_p[table_rows], num_rows, 1.0),
+        filled(state.min_p[table_rows], num_rows, 0.0),
     ]
 
 
 def random_numbers(
-    state: SequenceSampling, slots: Numbers, lengths: Numbers, num_steps: int, num_rows: int
+    state: SequenceSampling, table_rows: Numbers, lengths: Numbers, num_steps: int, num_rows: int
 ) -> NDArray[np.float64]:
     """Return float64 [num_steps, num_rows] in (0, 1), for tokens at `lengths` and later ones."""
     numbers = np.full((num_steps, num_rows), 0.5)
-    first = lengths - state.num_prompt_tokens[slots]
+    first = lengths - state.num_prompt_tokens[table_rows]
     for step in range(num_steps):
-        numbers[step, : len(slots)] = uniforms(state.seed[slots], first + step)
+        numbers[step, : len(table_rows)] = uniforms(state.seed[table_rows], first + step)
     return numbers
 
 

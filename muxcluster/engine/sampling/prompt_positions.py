@@ -13,10 +13,10 @@ from muxcluster.engine.sampling.sampler import prompt_logprobs
 
 @dataclass(frozen=True, slots=True)
 class AskedRow:
-    """Row `row` needs its first `num_tokens` tokens, at positions from `start` in `slot`."""
+    """Row `row` needs its first `num_tokens` tokens, at positions from `start` in `table_row`."""
 
     row: int
-    slot: int
+    table_row: int
     start: int
     num_tokens: int
     num_top: int
@@ -38,7 +38,7 @@ class Asked:
         first = 0
         for asked in self.rows:
             after = asked.start + 1
-            targets = history[asked.slot, after : after + asked.num_tokens].cpu().numpy()
+            targets = history[asked.table_row, after : after + asked.num_tokens].cpu().numpy()
             own = logits[first : first + asked.num_tokens]
             found[asked.row] = prompt_logprobs(own, targets, asked.num_top)
             first += asked.num_tokens
@@ -46,20 +46,20 @@ class Asked:
 
 
 class PromptPositions:
-    """The slots whose requests asked for prompt logprobs."""
+    """The table rows whose requests asked for prompt logprobs."""
 
     def __init__(self) -> None:
         self._asking: dict[int, tuple[int, int]] = {}
 
     def admit(self, admission: Admission) -> None:
-        """Forget the slot's former sequence, remember this one if it asks for prompt logprobs."""
-        self._asking.pop(admission.slot, None)
+        """Forget the row's former sequence, remember this one if it asks for prompt logprobs."""
+        self._asking.pop(admission.row, None)
         num_top = admission.sampling.prompt_logprobs
         if num_top is not None:
-            self._asking[admission.slot] = (admission.num_prompt_tokens, num_top)
+            self._asking[admission.row] = (admission.num_prompt_tokens, num_top)
 
     def of(
-        self, slots: NDArray[np.int32], starts: NDArray[np.int32], counts: NDArray[np.int32]
+        self, table_rows: NDArray[np.int32], starts: NDArray[np.int32], counts: NDArray[np.int32]
     ) -> Asked:
         """Return the tokens of a batch (arrays [rows]) that precede prompt tokens of asking
         requests.
@@ -68,12 +68,12 @@ class PromptPositions:
             return Asked((), np.empty(0, dtype=np.int64))
         offsets = np.cumsum(counts) - counts
         rows: list[AskedRow] = []
-        for row, slot in enumerate(slots.tolist()):
-            num_prompt, num_top = self._asking.get(slot, (0, 0))
+        for row, table_row in enumerate(table_rows.tolist()):
+            num_prompt, num_top = self._asking.get(table_row, (0, 0))
             start = int(starts[row])
             num_tokens = min(int(counts[row]), num_prompt - 1 - start)
             if num_tokens > 0:
-                rows.append(AskedRow(row, slot, start, num_tokens, num_top))
+                rows.append(AskedRow(row, table_row, start, num_tokens, num_top))
         pieces = [offsets[asked.row] + np.arange(asked.num_tokens) for asked in rows]
         tokens = np.concatenate([np.empty(0, dtype=np.int64), *pieces])
         return Asked(tuple(rows), tokens.astype(np.int64))

@@ -54,27 +54,27 @@ class Sampled:
 
 def sample(
     logits: Tensor,
-    slots: NDArray[np.int32],
+    table_rows: NDArray[np.int32],
     history: Tensor,
     lengths: NDArray[np.int32],
     state: SequenceSampling,
 ) -> Sampled:
     """Sample one token per row; every row's outcome is independent of the rest of the batch.
 
-    logits: fp32 [rows, vocab], not changed. slots, lengths: [rows]; a row samples output token
-    lengths - num_prompt_tokens of its slot. history: int32 [max_seqs, max_model_len + 1] with the
-    tokens before it. state: parameters of the admitted sequences. Order: logit bias, end tokens
-    suppressed while output < min_tokens, repetition penalty, frequency and presence penalties; then
-    greedy rows (temperature 0) take the best token, the lowest id on a tie; others: temperature,
-    min-p, top-k, top-p, draw. Logprobs are of the logits as given. Raises ValueError if the shapes
-    do not agree.
+    logits: fp32 [rows, vocab], not changed. table_rows, lengths: [rows]; a row samples output
+    token lengths - num_prompt_tokens of its sequence. history: int32 [max_seqs, max_model_len + 1]
+    with the tokens before it. state: parameters of the admitted sequences. Order: logit bias, end
+    tokens suppressed while output < min_tokens, repetition penalty, frequency and presence
+    penalties; then greedy rows (temperature 0) take the best token, the lowest id on a tie; others:
+    temperature, min-p, top-k, top-p, draw. Logprobs are of the logits as given. Raises ValueError
+    if the shapes do not agree.
     """
-    _check(logits, slots, lengths, state)
-    batch = Batch(slots, history, lengths, state)
+    _check(logits, table_rows, lengths, state)
+    batch = Batch(table_rows, history, lengths, state)
     logits, broken_rows = _repaired(logits)
     edited = _edited(logits, batch)
     tokens = best_tokens(edited)
-    drawn = np.flatnonzero(state.temperature[slots] > 0)
+    drawn = np.flatnonzero(state.temperature[table_rows] > 0)
     at_once = max(1, _CHUNK_LOGITS // state.vocab_size)
     for start in range(0, len(drawn), at_once):
         rows = drawn[start : start + at_once]
@@ -97,10 +97,13 @@ def prompt_logprobs(
 
 
 def _check(
-    logits: Tensor, slots: NDArray[np.int32], lengths: NDArray[np.int32], state: SequenceSampling
+    logits: Tensor,
+    table_rows: NDArray[np.int32],
+    lengths: NDArray[np.int32],
+    state: SequenceSampling,
 ) -> None:
-    shape = (len(slots), state.vocab_size)
-    if logits.shape != shape or logits.dtype != torch.float32 or lengths.shape != slots.shape:
+    shape = (len(table_rows), state.vocab_size)
+    if logits.shape != shape or logits.dtype != torch.float32 or lengths.shape != table_rows.shape:
         raise ValueError(
             f"logits must be fp32 {shape} with as many lengths, "
             f"got {logits.dtype} {tuple(logits.shape)} and {lengths.shape}"
@@ -133,11 +136,11 @@ def _edited(logits: Tensor, batch: Batch) -> Tensor:
 
 def _drawn(logits: Tensor, batch: Batch, rows: NDArray[np.int64]) -> Tensor:
     """Return random tokens int64 [len(rows)] from those rows' logits, overwritten."""
-    state, slots, device = batch.state, batch.slots[rows], logits.device
-    temperature = torch.from_numpy(state.temperature[slots]).to(logits)
+    state, table_rows, device = batch.state, batch.table_rows[rows], logits.device
+    temperature = torch.from_numpy(state.temperature[table_rows]).to(logits)
     temperature = temperature.clamp_(min=torch.finfo(logits.dtype).tiny)
     scores = logits.sub_(logits.amax(-1, keepdim=True)).div_(temperature.unsqueeze(1))
-    limits = state.top_k[slots], state.top_p[slots], state.min_p[slots]
+    limits = state.top_k[table_rows], state.top_p[table_rows], state.min_p[table_rows]
     cut = np.flatnonzero((limits[0] < state.vocab_size) | (limits[1] < 1) | (limits[2] > 0))
     threshold = None
     if len(cut):
@@ -146,7 +149,7 @@ def _drawn(logits: Tensor, batch: Batch, rows: NDArray[np.int64]) -> Tensor:
         threshold[which] = thresholds(
             scores[which], *(torch.from_numpy(limit[cut]).to(device) for limit in limits)
         )
-    uniform = uniforms(state.seed[slots], batch.output_index[rows])
+    uniform = uniforms(state.seed[table_rows], batch.output_index[rows])
     return draw(scores, threshold, torch.from_numpy(uniform).to(device))
 
 
@@ -154,9 +157,9 @@ def _logprobs(
     logits: Tensor, tokens: NDArray[np.int64], batch: Batch
 ) -> Mapping[int, TokenLogprobs]:
     state = batch.state
-    rows = np.flatnonzero(state.wants_logprobs[batch.slots])
+    rows = np.flatnonzero(state.wants_logprobs[batch.table_rows])
     if not len(rows):
         return {}
     chosen = logits[torch.from_numpy(rows).to(logits.device)]
-    entries = token_logprobs(chosen, tokens[rows], state.num_top[batch.slots[rows]])
+    entries = token_logprobs(chosen, tokens[rows], state.num_top[batch.table_rows[rows]])
     return dict(zip(rows.tolist(), entries, strict=True))

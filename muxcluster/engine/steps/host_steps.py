@@ -40,8 +40,8 @@ class RowsForward(Protocol):
         """
         ...
 
-    def forget(self, slot: int) -> None:
-        """Forget the slot's sequence: another one has the slot."""
+    def forget(self, row: int) -> None:
+        """Forget the row's sequence: another one has the row."""
         ...
 
 
@@ -60,15 +60,15 @@ class PagedRows:
 
     def logits(self, rows: Rows, asked: Asked) -> Tensor:
         device, arena = self._pool.device, self._arena
-        batch = token_batch(rows.slots, rows.starts, rows.counts, device, rows.prefixes)
+        batch = token_batch(rows.table_rows, rows.starts, rows.counts, device, rows.prefixes)
         wanted = np.concatenate((batch.ends[rows.samples], asked.tokens))
-        tokens = arena.history[batch.token_slots, batch.positions].long()
+        tokens = arena.history[batch.token_rows, batch.positions].long()
         attention = self._attention(self._pool, arena, batch)
         some = wanted if len(wanted) else np.zeros(1, dtype=np.int64)
         where = torch.from_numpy(some).to(device)
         return self._forward.logits(tokens, batch.positions, attention, where)[: len(wanted)]
 
-    def forget(self, slot: int) -> None:
+    def forget(self, row: int) -> None:
         """Do nothing: nothing is kept beside the pool."""
 
 
@@ -90,20 +90,20 @@ class HostSteps:
         self._device = arena.history.device
 
     def admit(self, admission: Admission) -> None:
-        """Write the slot's side, and its tokens if the admission has them."""
-        slot, tokens, arena = admission.slot, admission.tokens, self._arena
-        self._forward.forget(slot)
-        arena.from_right[slot] = admission.side is Side.RIGHT
+        """Write the row's side, and its tokens if the admission has them."""
+        row, tokens, arena = admission.row, admission.tokens, self._arena
+        self._forward.forget(row)
+        arena.from_right[row] = admission.side is Side.RIGHT
         if len(tokens):
-            arena.history[slot, : len(tokens)] = self._tensor(tokens)
+            arena.history[row, : len(tokens)] = self._tensor(tokens)
 
     def write_tables(self, delta: TableDelta) -> None:
         if not len(delta):
             return
         tables = self._arena.tables
         blocks = self._tensor(delta.blocks).to(tables.dtype)
-        slots, columns = self._index(delta.slots), self._index(delta.columns)
-        tables[slots, :, :, columns] = blocks.view(len(delta), *tables.shape[1:3])
+        table_rows, columns = self._index(delta.rows), self._index(delta.columns)
+        tables[table_rows, :, :, columns] = blocks.view(len(delta), *tables.shape[1:3])
 
     def warm_up(self, steps: Sequence[WarmUpStep]) -> None:
         """Do nothing: nothing is compiled."""
@@ -123,11 +123,11 @@ class HostSteps:
         prompt_logprobs: Mapping[int, tuple[TokenLogprobs, ...]] = {}
         for _ in range(num_steps):
             # Rows that decode take several steps, so groups stay the same.
-            now = Rows(rows.slots, starts, counts, rows.samples, rows.prefixes)
-            asked = self._prompts.of(rows.slots, starts, counts)
+            now = Rows(rows.table_rows, starts, counts, rows.samples, rows.prefixes)
+            asked = self._prompts.of(rows.table_rows, starts, counts)
             logits = self._forward.logits(now, asked)
             lengths = (starts + counts)[sampling]
-            steps.append(self._sample(logits[: len(sampling)], rows.slots[sampling], lengths))
+            steps.append(self._sample(logits[: len(sampling)], rows.table_rows[sampling], lengths))
             if len(asked.rows):
                 history = self._arena.history
                 prompt_logprobs = asked.logprobs(logits[len(sampling) :], history)
@@ -140,12 +140,12 @@ class HostSteps:
         """Always True: the host is the device."""
         return True
 
-    def _sample(self, logits: Tensor, slots: Numbers, lengths: Numbers) -> Sampled:
-        if not len(slots):
+    def _sample(self, logits: Tensor, table_rows: Numbers, lengths: Numbers) -> Sampled:
+        if not len(table_rows):
             return Sampled(np.empty(0, dtype=np.int32), {})
         history = self._arena.history
-        sampled = sample(logits, slots, history, lengths, self._sampling)
-        history[self._index(slots), self._index(lengths)] = self._tensor(sampled.tokens)
+        sampled = sample(logits, table_rows, history, lengths, self._sampling)
+        history[self._index(table_rows), self._index(lengths)] = self._tensor(sampled.tokens)
         return sampled
 
     def _index(self, array: NDArray[np.integer]) -> Tensor:

@@ -80,8 +80,8 @@ class ModelRunner:
         return self._runs_in_pieces
 
     def admit(self, admission: Admission) -> None:
-        """Record a slot's sampling parameters, its side, and its tokens if there are any."""
-        self._sampling.admit(admission.slot, admission.sampling, admission.num_prompt_tokens)
+        """Record a row's sampling parameters, its side, and its tokens if there are any."""
+        self._sampling.admit(admission.row, admission.sampling, admission.num_prompt_tokens)
         self._prompts.admit(admission)
         self._steps.admit(admission)
 

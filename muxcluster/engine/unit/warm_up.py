@@ -33,7 +33,7 @@ def warm_up(spec: UnitSpec, executor: Executor, clock: Clock, seed: MeasuredSeed
     """Run jobs of every model on every worker and rung of a started `executor`; `seed` learns.
 
     The jobs come from schedulers of their own, so the unit's scheduler is not involved; what they
-    leave in the pool and in the workers' slots is overwritten as after any ended request. After
+    leave in the pool and in the workers' rows is overwritten as after any ended request. After
     some losses it logs a warning and returns. Raises as `Executor.wait` and `restart`.
     """
     try:

@@ -251,8 +251,8 @@ class LentState:
         if num_lent == 0:
             return kv.extend(lack, self.pool.allocate)
         grown = kv.extend(lack, self._allocate)
-        columns = kv.sequences.columns[grown.slots, grown.columns]
-        self._list_over_lent(kv, grown.slots, grown.columns, columns, grown.blocks)
+        columns = kv.sequences.columns[grown.rows, grown.columns]
+        self._list_over_lent(kv, grown.rows, grown.columns, columns, grown.blocks)
         return grown
 
     def _allocate(self, owners: NDArray[np.uint8]) -> NDArray[np.int32]:

@@ -30,8 +30,8 @@ class Failures:
     ) -> list[Event]:
         """Suspect the rows of a job whose worker is gone or raised; return the requests' ends.
 
-        Its rows keep slot and blocks: a job writes only at the positions it computes, and these
-        are written again. `cause` goes into the message of a request that ends. A job that never
+        Its rows keep their memory: a job writes only at the positions it computes, and these are
+        written again. `cause` goes into the message of a request that ends. A job that never
         started convicts no request, nor does one with rows of requests that had ended.
         """
         events: list[Event] = []
@@ -53,10 +53,10 @@ class Failures:
         events: list[Event] = []
         whole, job = job, without_ended(self._memory, model, job)
         is_certain = was_alone and job is whole
-        for row, slot in enumerate(job.rows.slots.tolist()):
+        for row, table_row in enumerate(job.rows.table_rows.tolist()):
             end = self._blame(model, job, row, now, cause, is_certain=is_certain)
             if end is None:
-                live = self._memory.requeue(model, slot, now, is_trusted=False)
+                live = self._memory.requeue(model, table_row, now, is_trusted=False)
                 self._of_loss.add(live.request.request_id)
             else:
                 events.append(end)
@@ -64,7 +64,7 @@ class Failures:
 
     def clear(self, model: ModelState, job: Job) -> None:
         """Clear suspects by a job that ran. Call it before the next job."""
-        table, rows = model.slots, job.rows.slots
+        table, rows = model.running, job.rows.table_rows
         if not table.num_suspects:
             return
         for row in rows[table.is_suspect[rows]].tolist():
@@ -90,10 +90,10 @@ class Failures:
         is_certain: bool,
     ) -> Event | None:
         """Return the end of the row's request, or None: it is a suspect from now on."""
-        slot = int(job.rows.slots[row])
-        live = model.slots.at(slot)
-        if model.slots.is_aborted[slot]:
-            self._memory.release(model, slot, is_trusted=False)
+        table_row = int(job.rows.table_rows[row])
+        live = model.running.at(table_row)
+        if model.running.is_aborted[table_row]:
+            self._memory.release(model, table_row, is_trusted=False)
             return live.finished(FinishReason.ABORT, now)
         live.suspicion = suspicion(
             live.suspicion,
@@ -103,12 +103,12 @@ class Failures:
             is_certain=is_certain,
         )
         if live.suspicion.is_proven:
-            self._memory.release(model, slot, is_trusted=False)
+            self._memory.release(model, table_row, is_trusted=False)
             return live.finished(
                 FinishReason.ERROR, now, code=PoisonRequest.code, message=_verdict(live, cause)
             )
         live.account.set_back(now, keeps_memory=True)
-        model.slots.set_back(slot)
+        model.running.set_back(table_row)
         return None
 
 

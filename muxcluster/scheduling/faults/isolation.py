@@ -24,7 +24,7 @@ fail there, too, once.
 Where the memory's owner is lost, every running job is under suspicion. Until the suspects of such
 a loss are cleared the unit runs one job at a time, so that a second loss has one possible cause.
 
-Packings know nothing of this: `SlotTable` and `Waiting` list suspects apart from all others.
+Packings know nothing of this: `RunningTable` and `Waiting` list suspects apart from all others.
 """
 
 from collections.abc import Sequence
@@ -37,11 +37,11 @@ from muxcluster.scheduling.packing.batch import Batch, Limits, Packing, Turn
 from muxcluster.scheduling.packing.draft import Draft
 from muxcluster.scheduling.packing.priority import decode_batch
 from muxcluster.scheduling.state.model import ModelState
-from muxcluster.scheduling.state.slots import Slots
+from muxcluster.scheduling.state.running import TableRows
 from muxcluster.scheduling.state.suspicion import Suspicion
 from muxcluster.scheduling.steptime.model import StepTimes
 
-_NOBODY: Slots = np.empty(0, dtype=np.int32)
+_NOBODY: TableRows = np.empty(0, dtype=np.int32)
 
 
 class Isolation:
@@ -76,7 +76,7 @@ class Isolation:
         """True where a suspect could be in a prefill job, or others could."""
         if not model.has_suspects:
             return self._packing.may_prefill(model)
-        if len(model.slots.idle_suspects(are_prefilling=True)):
+        if len(model.running.idle_suspects(are_prefilling=True)):
             return True
         head = model.waiting.suspects.head
         if head is None:
@@ -107,7 +107,7 @@ class Isolation:
         The workers are told all of them whole.
         """
         limits = self._limits
-        rows = model.slots.idle_suspects(are_prefilling=False)
+        rows = model.running.idle_suspects(are_prefilling=False)
         rows = self._memory.unblocked(model, rows)
         if len(rows) > 1:
             most = np.array([_suspicion(model, row).most_rows for row in rows.tolist()])
@@ -117,26 +117,26 @@ class Isolation:
         if phase is Phase.MIXED:
             rows, max_steps = rows[: limits.token_budget], 1
         batch = decode_batch(self._memory, model, rows, turn.now, max_steps)
-        batch.admitted = batch.slots.tolist()
+        batch.admitted = batch.rows.tolist()
         return batch
 
     def _chunk(self, model: ModelState) -> Batch:
         """A chunk of the most senior suspect with prompt left, or of one that is let in."""
-        table = model.slots
+        table = model.running
         rows = table.idle_suspects(are_prefilling=True)
         head = model.waiting.suspects.head
         if len(rows := self._memory.unblocked(model, rows)):
             row = int(rows[0])
         elif head is not None and self._memory.admit(model, head):
-            assert head.slot is not None
-            row = head.slot
+            assert head.row is not None
+            row = head.row
         else:
             return Batch(_NOBODY, _NOBODY)
         return Batch(_one(row), _one(self._chunk_tokens(model, row)), admitted=[row])
 
     def _restored(self, model: ModelState, turn: Turn, phase: Phase) -> Batch:
         """A suspect that lent blocks, with the copies that restore it."""
-        memory, table = self._memory, model.slots
+        memory, table = self._memory, model.running
         if not (table.num_lent and table.num_suspects):
             return Batch(_NOBODY, _NOBODY)
         draft = Draft(model, self._times.of(model.name, turn.share))
@@ -165,15 +165,15 @@ class Isolation:
         return draft.batch()
 
     def _chunk_tokens(self, model: ModelState, row: int) -> int:
-        left = int(model.slots.num_tokens[row] - model.slots.num_computed[row])
+        left = int(model.running.num_tokens[row] - model.running.num_computed[row])
         return min(self._limits.token_budget, left)
 
 
 def _suspicion(model: ModelState, row: int) -> Suspicion:
-    suspicion = model.slots.at(row).suspicion
+    suspicion = model.running.at(row).suspicion
     assert suspicion is not None, f"nothing is known against row {row}"
     return suspicion
 
 
-def _one(number: int) -> Slots:
+def _one(number: int) -> TableRows:
     return np.array([number], dtype=np.int32)

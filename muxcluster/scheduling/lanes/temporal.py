@@ -37,7 +37,7 @@ class TemporalLane:
 
 def _oldest_prompt(model: ModelState) -> int:
     """Return the seniority of the first prompt that the packing would take."""
-    table, waiting = model.slots, model.waiting
+    table, waiting = model.running, model.waiting
     for rows in (table.idle_suspects(are_prefilling=True), table.idle_prefilling()):
         if len(rows):
             return int(table.seniority[rows[0]])

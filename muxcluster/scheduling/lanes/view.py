@@ -74,14 +74,14 @@ class LaneView:
 
     def has_prefill_work(self, model: ModelState) -> bool:
         """True where a request waits or a prompt is not fully computed (and in no job)."""
-        table = model.slots
+        table = model.running
         if table.num_lent > 0 or len(model.waiting) > 0 or len(table.idle_prefilling()) > 0:
             return True
         return table.num_suspects > 0 and len(table.idle_suspects(are_prefilling=True)) > 0
 
     def has_decode_work(self, model: ModelState) -> bool:
         """True where a sequence could decode its next token, or must be restored for it."""
-        table = model.slots
+        table = model.running
         if table.num_lent > 0 or len(table.idle_decoding()) > 0:
             return True
         if table.num_suspects and len(table.idle_suspects(are_prefilling=False)):
@@ -107,7 +107,7 @@ class LaneView:
         running = sum(
             len(job.rows) for job in jobs if job.phase is Phase.DECODE and job.model == model.name
         )
-        table = model.slots
+        table = model.running
         idle = len(table.idle_decoding()) + table.num_lent
         idle += len(table.idle_suspects(are_prefilling=False))
         return running + idle + self._ended_rows.get(model.name, 0)
@@ -127,19 +127,19 @@ class LaneView:
         """
         if model.has_suspects:
             return 0.0
-        table = model.slots
-        slots = table.idle_prefilling()
+        table = model.running
+        rows = table.idle_prefilling()
         head = model.waiting.head
         cost_s = 0.0
         if self._cost is not None:
-            num_tokens = int((table.num_tokens[slots] - table.num_computed[slots]).sum())
+            num_tokens = int((table.num_tokens[rows] - table.num_computed[rows]).sum())
             num_tokens += 0 if head is None else head.num_tokens
             cost_s = self._cost.prefill_s(model.name, 1.0, num_tokens)
         slack_s = math.inf if head is None else head.deadline_s - now - cost_s
         of_head_s = slack_s if slack_s >= 0 else math.inf
-        if len(slots) == 0:
+        if len(rows) == 0:
             return of_head_s
-        return min(of_head_s, _least(table.deadline_s[slots] - now - cost_s))
+        return min(of_head_s, _least(table.deadline_s[rows] - now - cost_s))
 
     def decode_slack_s(self, model: ModelState, now: float) -> float:
         """Seconds until the most urgent sequence that can still make it must decode; inf: none.
@@ -148,7 +148,7 @@ class LaneView:
         """
         if model.has_suspects:
             return 0.0
-        table = model.slots
+        table = model.running
         cost_s = 0.0
         if self._cost is not None:
             cost_s = self._cost.decode_s(model.name, 1.0, len(table.idle_decoding()))

@@ -11,7 +11,7 @@ from muxcluster.kvcache.model import Shortage
 from muxcluster.scheduling.jobs import JobBuilder
 from muxcluster.scheduling.lanes.view import Lane, LaneView, turns_before
 from muxcluster.scheduling.state.model import ModelState
-from muxcluster.scheduling.state.slots import Slots
+from muxcluster.scheduling.state.running import TableRows
 
 _NO_ID = -1
 
@@ -87,9 +87,9 @@ class FastForward:
 
     def _waiting(self, model: ModelState, running: Job) -> Job:
         """The decode job that `model` will have at the place of the one that runs."""
-        table, slots = model.slots, model.slots.idle_decoding()
-        ones = np.ones(len(slots), dtype=np.int32)
-        rows = Rows(slots, table.num_computed[slots], ones, ones == 1)
+        table, table_rows = model.running, model.running.idle_decoding()
+        ones = np.ones(len(table_rows), dtype=np.int32)
+        rows = Rows(table_rows, table.num_computed[table_rows], ones, ones == 1)
         return replace(running, job_id=_NO_ID, model=model.name, rows=rows, admissions=())
 
     @property
@@ -105,20 +105,22 @@ class FastForward:
 
     def _may_wait(self, model: ModelState) -> bool:
         """True where all that a waiting model decodes will be in its next job."""
-        table = model.slots
+        table = model.running
         is_short = len(table.idle_decoding()) <= self._max_rows
         return is_short and not table.has_aborted and not model.has_suspects
 
     def _is_plain(self, job: Job) -> bool:
-        table = self._models[job.model].slots
+        table = self._models[job.model].running
         return (
-            job.max_steps == 1 and not table.has_aborted and not table.has_suspect(job.rows.slots)
+            job.max_steps == 1
+            and not table.has_aborted
+            and not table.has_suspect(job.rows.table_rows)
         )
 
     def _steps_left(self, job: Job) -> int:
         """Steps until one of the rows ends, that one not counted."""
-        table, slots = self._models[job.model].slots, job.rows.slots
-        return int((table.max_total[slots] - table.num_tokens[slots]).min()) - 1
+        table, table_rows = self._models[job.model].running, job.rows.table_rows
+        return int((table.max_total[table_rows] - table.num_tokens[table_rows]).min()) - 1
 
     def _has_blocks(self, lefts: Mapping[Job, int], longest: int) -> bool:
         """True where free and cached blocks, within the quotas, carry all through so many steps.
@@ -142,10 +144,10 @@ class FastForward:
         return len(job.rows) * self._models[job.model].blocks(num_steps + 1)
 
     def _lacking(self, job: Job, num_steps: int) -> int:
-        slots = job.rows.slots
+        table_rows = job.rows.table_rows
         model = self._models[job.model]
-        lengths = model.slots.num_computed[slots] + np.int32(1 + num_steps)
-        return model.kv.lack(slots, lengths)
+        lengths = model.running.num_computed[table_rows] + np.int32(1 + num_steps)
+        return model.kv.lack(table_rows, lengths)
 
     def repeat(self, repetitions: Sequence[Repetition]) -> list[Job]:
         """Change all state as those steps would, each row getting tokens of id 0.
@@ -159,23 +161,23 @@ class FastForward:
     def _repeat(self, done: Repetition, job_id: int) -> Job:
         job, count = done.job, done.count
         model, rows = self._models[job.model], job.rows
-        table, slots = model.slots, rows.slots
+        table, table_rows = model.running, rows.table_rows
         if not done.is_running:
-            table.end_job(slots, are_decoding=True)
-        elif not table.in_job[slots[0]]:  # its turn came meanwhile
-            table.start_job(slots)
+            table.end_job(table_rows, are_decoding=True)
+        elif not table.in_job[table_rows[0]]:  # its turn came meanwhile
+            table.start_job(table_rows)
         if count:
             self._write(model, rows, done)
         if done.is_running:
-            self._grow(model, slots, table.num_tokens[slots])
+            self._grow(model, table_rows, table.num_tokens[table_rows])
         again = Job(
             job_id=job_id,
             model=job.model,
             phase=job.phase,
             worker_id=job.worker_id,
             share=job.share,
-            rows=Rows(slots, rows.starts + np.int32(count), rows.counts, rows.samples),
-            tables=model.kv.tables(slots[:0]),
+            rows=Rows(table_rows, rows.starts + np.int32(count), rows.counts, rows.samples),
+            tables=model.kv.tables(table_rows[:0]),
         )
         if done.is_running:
             self._view.shares.replace(again, done.start_s)
@@ -183,15 +185,15 @@ class FastForward:
 
     def _write(self, model: ModelState, rows: Rows, done: Repetition) -> None:
         """The tokens of the steps that ended, and what they took."""
-        table, slots = model.slots, rows.slots
-        table.append_zeros(slots, done.count, done.end_s, done.running_s)
-        model.counters.output_tokens += done.count * len(slots)
-        lengths = table.num_computed[slots]
-        used = model.kv.used + model.kv.lack(slots, lengths)
+        table, table_rows = model.running, rows.table_rows
+        table.append_zeros(table_rows, done.count, done.end_s, done.running_s)
+        model.counters.output_tokens += done.count * len(table_rows)
+        lengths = table.num_computed[table_rows]
+        used = model.kv.used + model.kv.lack(table_rows, lengths)
         model.peak_blocks = max(model.peak_blocks, used)
         if not done.is_running:
-            self._grow(model, slots, lengths)
+            self._grow(model, table_rows, lengths)
 
-    def _grow(self, model: ModelState, slots: Slots, lengths: Slots) -> None:
-        grown = model.kv.grow(slots, lengths)
+    def _grow(self, model: ModelState, table_rows: TableRows, lengths: TableRows) -> None:
+        grown = model.kv.grow(table_rows, lengths)
         assert not isinstance(grown, Shortage), "repeated beyond the limits"

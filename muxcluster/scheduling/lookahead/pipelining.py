@@ -4,7 +4,7 @@ While a decode job runs, what comes next is often certain: the same sequences ag
 at the same place. Then that job is sent at once (`pipeline_depth` 2). The worker has what it needs
 by then: the last tokens stay in its memory. Not known yet is which sequences end meanwhile, by an
 end token or an abort. Such a sequence ends with the job that it ends in, but the follower still
-computes one more token of it, which is dropped. So its slot and blocks stay taken until the
+computes one more token of it, which is dropped. So its table row and blocks stay taken until the
 follower has ended: given away, they would be overwritten.
 
 Where sequences lend blocks (memory/lending.py) no job is followed while some blocks are lent, nor
@@ -52,24 +52,26 @@ class Pipelining:
     def _follower(self, job: Job) -> Job | None:
         """None where something else may come, or blocks are short."""
         view, model = self._view, self._models[job.model]
-        table = model.slots
+        table = model.running
         if view.shares.follower(job) is not None or not self._is_plain(job):
             return None
         if not self._packing.decodes_all(model) or turns_before(self._lane, view, job) is None:
             return None
-        slots = job.rows.slots
-        stays = table.is_live[slots] & (table.num_tokens[slots] + 1 < table.max_total[slots])
+        table_rows = job.rows.table_rows
+        stays = table.is_live[table_rows] & (
+            table.num_tokens[table_rows] + 1 < table.max_total[table_rows]
+        )
         if not stays.any():
             return None
         if not stays.all():
-            slots = slots[stays]
-        starts = table.num_computed[slots] + np.int32(1)
-        if model.scaling is not None and model.scaling.num_fitting(starts) < len(slots):
+            table_rows = table_rows[stays]
+        starts = table.num_computed[table_rows] + np.int32(1)
+        if model.scaling is not None and model.scaling.num_fitting(starts) < len(table_rows):
             return None
-        grown = model.kv.grow(slots, starts + np.int32(1))
+        grown = model.kv.grow(table_rows, starts + np.int32(1))
         if isinstance(grown, Shortage):
             return None
-        follower = self._builder.follow(job, model, slots, starts, grown)
+        follower = self._builder.follow(job, model, table_rows, starts, grown)
         view.shares.follow(follower)
         view.count(follower)
         return follower
@@ -77,32 +79,32 @@ class Pipelining:
     def _is_plain(self, job: Job) -> bool:
         """True where all of its rows decode one token, and none is known to be in trouble."""
         model, rows = self._models[job.model], job.rows
-        table = model.slots
+        table = model.running
         if job.phase is Phase.PREFILL or job.max_steps > 1 or job.copies:
             return False
-        if table.has_aborted or table.has_suspect(rows.slots) or model.kv.lies_over_lent:
+        if table.has_aborted or table.has_suspect(rows.table_rows) or model.kv.lies_over_lent:
             return False
         if job.phase is Phase.DECODE:
             return True
-        is_prefilling = table.num_prefilling and bool(table.is_prefilling[rows.slots].any())
+        is_prefilling = table.num_prefilling and bool(table.is_prefilling[rows.table_rows].any())
         return not is_prefilling
 
 
 def without_ended(memory: Memory, model: ModelState, job: Job) -> Job:
-    """Return `job`, which ended, without rows whose sequences ended before; free their slots.
+    """Return `job`, which ended, without rows whose sequences ended before; free their table rows.
 
     The job itself where there were none.
     """
-    table, rows = model.slots, job.rows
+    table, rows = model.running, job.rows
     if not table.num_written:
         return job
-    is_over = table.is_written[rows.slots]
+    is_over = table.is_written[rows.table_rows]
     if not is_over.any():
         return job
-    for slot in rows.slots[is_over].tolist():
-        memory.end_writes(model, slot)
+    for row in rows.table_rows[is_over].tolist():
+        memory.end_writes(model, row)
     kept = ~is_over
-    left = Rows(rows.slots[kept], rows.starts[kept], rows.counts[kept], rows.samples[kept])
+    left = Rows(rows.table_rows[kept], rows.starts[kept], rows.counts[kept], rows.samples[kept])
     return replace(job, rows=left)
 
 
@@ -110,7 +112,7 @@ def result_without_ended(job: Job, left: Job, result: JobResult) -> JobResult:
     """Return the result of `job` for the rows of `left` alone."""
     if left is job:
         return result
-    kept: NDArray[np.bool_] = np.isin(job.rows.slots, left.rows.slots)
+    kept: NDArray[np.bool_] = np.isin(job.rows.table_rows, left.rows.table_rows)
     places = dict(zip(kept.nonzero()[0].tolist(), range(len(left.rows)), strict=True))
     return replace(
         result,

@@ -26,7 +26,7 @@ from muxcluster.scheduling.memory.restoring import Restoring
 from muxcluster.scheduling.memory.swapping import Grown, Swapping, least_senior
 from muxcluster.scheduling.state.live import LiveRequest
 from muxcluster.scheduling.state.model import ModelState
-from muxcluster.scheduling.state.slots import Slots
+from muxcluster.scheduling.state.running import TableRows
 
 
 class Memory:
@@ -69,14 +69,14 @@ class Memory:
     # Admission
 
     def admit(self, model: ModelState, live: LiveRequest) -> bool:
-        """Move a waiting request into a slot with blocks for all tokens known; False: not now."""
+        """Move a waiting request into a row with blocks for all tokens known; False: not now."""
         cached = self._open(model, live)
         if cached is None:
             return False
-        slot = model.slots.occupy(live, cached, model.max_total(live.request))
+        row = model.running.occupy(live, cached, model.max_total(live.request))
         model.waiting.remove(live)
-        slots = np.array([slot], dtype=np.int32)
-        grown = model.kv.grow(slots, model.slots.num_tokens[slots])
+        rows = np.array([row], dtype=np.int32)
+        grown = model.kv.grow(rows, model.running.num_tokens[rows])
         assert not isinstance(grown, Shortage), "headroom promised blocks that are not there"
         return True
 
@@ -84,13 +84,13 @@ class Memory:
         """True where `admit` would succeed now."""
         if self._open(model, live) is None:
             return False
-        model.kv.close(model.slots.next_free)
+        model.kv.close(model.running.next_free)
         return True
 
     def has_room(self, model: ModelState, live: LiveRequest) -> bool:
         """True where `admit` would succeed now without the help of a cached prefix."""
         spare = self._headroom(model, live.side) - model.blocks(live.num_tokens)
-        if spare < 0 or model.slots.num_free == 0:
+        if spare < 0 or model.running.num_free == 0:
             return False
         return self._reserve(model, live.side) <= spare
 
@@ -98,7 +98,7 @@ class Memory:
         """True where `admit` could succeed now, also by lending; no prefix is looked up."""
         if self.has_room(model, live):
             return True
-        if live.side is not Side.LEFT or model.slots.num_free == 0:
+        if live.side is not Side.LEFT or model.running.num_free == 0:
             return False
         needed = model.blocks(live.num_tokens) + self._reserve(model, live.side)
         if needed > model.kv.quota - model.kv.used:
@@ -106,10 +106,10 @@ class Memory:
         return self._lending.covers(needed - model.kv.headroom(Side.LEFT))
 
     def _open(self, model: ModelState, live: LiveRequest) -> int | None:
-        """Attach the cached prefix on the next free slot; return its tokens, None: no room."""
-        if model.slots.num_free == 0:
+        """Attach the cached prefix on the next free row; return its tokens, None: no room."""
+        if model.running.num_free == 0:
             return None
-        slot, num_tokens = model.slots.next_free, live.num_tokens
+        row, num_tokens = model.running.next_free, live.num_tokens
         hashes: list[bytes] = []
         if model.uses_prefixes(live):
             # At least one token must be left to compute, or there would be no logits.
@@ -121,11 +121,11 @@ class Memory:
             # Nothing to attach, so nothing to undo where there is no room: a request that waits
             # for blocks is tried at every step.
             has_room = self._makes_room(model, live, 0)
-            return model.kv.open(slot, (), live.side) if has_room else None
-        cached = model.kv.open(slot, hashes, live.side)
+            return model.kv.open(row, (), live.side) if has_room else None
+        cached = model.kv.open(row, hashes, live.side)
         if self._makes_room(model, live, cached):
             return cached
-        model.kv.close(slot)
+        model.kv.close(row)
         return None
 
     def _makes_room(self, model: ModelState, live: LiveRequest, cached: int) -> bool:
@@ -150,7 +150,7 @@ class Memory:
 
         Without it, admission and preemption would take turns at the same blocks.
         """
-        table = model.slots
+        table = model.running
         may_grow = model.kv.capacity < table.most_computed
         if side is Side.LEFT and self._lending.is_on:
             may_grow = may_grow > table.is_batch
@@ -164,7 +164,7 @@ class Memory:
         """
         kv, models = self._kv, self.models
         blocks = min(kv.pins.idle_blocks, kv.num_blocks // 2)
-        if side is Side.LEFT or not blocks or not any(model.slots.num_batch for model in models):
+        if side is Side.LEFT or not blocks or not any(model.running.num_batch for model in models):
             return 0
         interactive = (model.waiting.by_class[ServiceClass.INTERACTIVE] for model in models)
         return 0 if any(queue.head is not None for queue in interactive) else blocks
@@ -176,79 +176,79 @@ class Memory:
         return model.blocks_per_column <= model.kv.headroom()
 
     def try_grow(
-        self, model: ModelState, slots: Slots, num_tokens: NDArray[np.int32]
+        self, model: ModelState, rows: TableRows, num_tokens: NDArray[np.int32]
     ) -> TableDelta | None:
-        """Make room for num_tokens[i] tokens in slots[i] without preemption; None: not now."""
-        grown = model.kv.grow(slots, num_tokens)
+        """Make room for num_tokens[i] tokens in rows[i] without preemption; None: not now."""
+        grown = model.kv.grow(rows, num_tokens)
         return None if isinstance(grown, Shortage) else grown
 
-    def grow_free(self, model: ModelState, slots: Slots) -> tuple[Slots, TableDelta | None]:
-        """Make room for the next token of `slots` (idle, batch), or of the first of them.
+    def grow_free(self, model: ModelState, rows: TableRows) -> tuple[TableRows, TableDelta | None]:
+        """Make room for the next token of `rows` (idle, batch), or of the first of them.
 
         Nobody is preempted.
         """
-        lengths = model.slots.num_computed[slots] + np.int32(1)
-        grown = model.kv.grow(slots, lengths)
+        lengths = model.running.num_computed[rows] + np.int32(1)
+        grown = model.kv.grow(rows, lengths)
         if not isinstance(grown, Shortage):
-            return slots, grown
+            return rows, grown
         num_columns = model.kv.headroom(Side.RIGHT) // model.blocks_per_column
-        lacks = model.kv.capacity[slots] < lengths
+        lacks = model.kv.capacity[rows] < lengths
         stays = ~lacks | (lacks.cumsum() <= num_columns)
-        slots, lengths = slots[stays], lengths[stays]
-        return slots, self.try_grow(model, slots, lengths)
+        rows, lengths = rows[stays], lengths[stays]
+        return rows, self.try_grow(model, rows, lengths)
 
     def grow(
-        self, model: ModelState, slots: Slots, num_tokens: NDArray[np.int32], now: float
-    ) -> tuple[Slots, TableDelta | None]:
-        """Make room for num_tokens[i] tokens in slots[i] (idle), preempting where need be.
+        self, model: ModelState, rows: TableRows, num_tokens: NDArray[np.int32], now: float
+    ) -> tuple[TableRows, TableDelta | None]:
+        """Make room for num_tokens[i] tokens in rows[i] (idle), preempting where need be.
 
-        Sequences lend to interactive ones first; `slots` are of one class where they can.
+        Sequences lend to interactive ones first; `rows` are of one class where they can.
 
-        Returns the slots left (some of `slots` may be preempted) and their new table entries;
-        no slots and None where even the most senior has to wait for a running job.
+        Returns the rows left (some of `rows` may be preempted) and their new table entries;
+        no rows and None where even the most senior has to wait for a running job.
         """
         while True:
-            grown = model.kv.grow(slots, num_tokens)
+            grown = model.kv.grow(rows, num_tokens)
             if not isinstance(grown, Shortage):
-                return slots, grown
+                return rows, grown
             model.is_short = True
-            is_left = self._lending.is_on and not model.slots.is_batch[slots[0]]
+            is_left = self._lending.is_on and not model.running.is_batch[rows[0]]
             if is_left:
-                stays = self._borrow(model, slots, num_tokens, grown)
+                stays = self._borrow(model, rows, num_tokens, grown)
                 if stays is not None:
-                    slots, num_tokens = slots[stays], num_tokens[stays]
+                    rows, num_tokens = rows[stays], num_tokens[stays]
                     continue
             among = [model] if grown.by_quota else self.models
             loser, victim = least_senior(among, is_left=is_left, by_quota=grown.by_quota)
-            stays = slots != victim if loser is model else np.ones(len(slots), dtype=np.bool_)
+            stays = rows != victim if loser is model else np.ones(len(rows), dtype=np.bool_)
             if not stays.any():
-                return slots[:0], None
+                return rows[:0], None
             self._preempt(loser, victim, now)
-            slots, num_tokens = slots[stays], num_tokens[stays]
+            rows, num_tokens = rows[stays], num_tokens[stays]
 
     def _borrow(
-        self, model: ModelState, slots: Slots, num_tokens: NDArray[np.int32], short: Shortage
+        self, model: ModelState, rows: TableRows, num_tokens: NDArray[np.int32], short: Shortage
     ) -> NDArray[np.bool_] | None:
-        """Let others lend what is `short`; return which `slots` go on, None if nothing helps.
+        """Let others lend what is `short`; return which `rows` go on, None if nothing helps.
 
         Those that lend do not go on. Where that is not enough, nor does the least senior that needs
         blocks: it lends to more senior ones, and waits for these and for juniors that run.
         """
-        lacks = model.kv.capacity[slots] < num_tokens
-        ranks = np.where(lacks, model.slots.seniority[slots], np.iinfo(np.int64).min)
+        lacks = model.kv.capacity[rows] < num_tokens
+        ranks = np.where(lacks, model.running.seniority[rows], np.iinfo(np.int64).min)
         last, only = int(np.argmax(ranks)), model if short.by_quota else None
         has_lent = self._lending.lend_by_juniors(short.blocks, int(ranks[last]), only)
-        stays: NDArray[np.bool_] = ~model.slots.is_lent[slots]
+        stays: NDArray[np.bool_] = ~model.running.is_lent[rows]
         if has_lent:
             return stays
-        has_senior = bool((model.slots.seniority[slots] < ranks[last]).any())
+        has_senior = bool((model.running.seniority[rows] < ranks[last]).any())
         if has_senior or self._lending.has_running(int(ranks[last]), only):
             stays[last] = False
         return None if stays.all() else stays
 
-    def grow_by_force(self, model: ModelState, slots: Slots, job_id: int, now: float) -> Grown:
-        """Make room for batch `slots` where nothing else runs: see `Swapping.grow`."""
-        return self._swapping.grow(model, slots, job_id, now)
+    def grow_by_force(self, model: ModelState, rows: TableRows, job_id: int, now: float) -> Grown:
+        """Make room for batch `rows` where nothing else runs: see `Swapping.grow`."""
+        return self._swapping.grow(model, rows, job_id, now)
 
     @property
     def is_stuck(self) -> bool:
@@ -276,64 +276,64 @@ class Memory:
         return self._lending.is_on and model.kv.lies_over_lent
 
     def saves(
-        self, model: ModelState, slots: Slots, counts: NDArray[np.int32], job_id: int
+        self, model: ModelState, rows: TableRows, counts: NDArray[np.int32], job_id: int
     ) -> tuple[SlotCopies, ...]:
-        """Return how a job saves what the next counts[i] tokens of slots[i] overwrite."""
-        return model.kv.saves(slots, model.slots.num_computed[slots] + counts, job_id)
+        """Return how a job saves what the next counts[i] tokens of rows[i] overwrite."""
+        return model.kv.saves(rows, model.running.num_computed[rows] + counts, job_id)
 
-    def unblocked(self, model: ModelState, slots: Slots) -> Slots:
-        """Return those of `slots` that no running job keeps out, as it restores from below."""
+    def unblocked(self, model: ModelState, rows: TableRows) -> TableRows:
+        """Return those of `rows` that no running job keeps out, as it restores from below."""
         blocked = model.kv.blocked()
-        return slots if blocked is None else slots[~blocked[slots]]
+        return rows if blocked is None else rows[~blocked[rows]]
 
-    def restorable(self, model: ModelState) -> Slots:
+    def restorable(self, model: ModelState) -> TableRows:
         """Return lent sequences that can be restored now, cheapest first, then most senior."""
-        table = model.slots
+        table = model.running
         lent = table.idle_lent()
-        ready = [slot for slot in lent.tolist() if model.kv.can_restore(slot)]
+        ready = [row for row in lent.tolist() if model.kv.can_restore(row)]
         if not ready:
             return lent[:0]
-        slots = np.array(ready, dtype=np.int32)
-        costs = np.array([model.kv.restore_cost(slot) for slot in ready])
-        return slots[np.lexsort((table.seniority[slots], costs))]
+        rows = np.array(ready, dtype=np.int32)
+        costs = np.array([model.kv.restore_cost(row) for row in ready])
+        return rows[np.lexsort((table.seniority[rows], costs))]
 
     @property
     def owes_interactive(self) -> bool:
         """True where an interactive sequence of some model has lent blocks."""
-        tables = [model.slots for model in self.models if model.slots.num_lent]
+        tables = [model.running for model in self.models if model.running.num_lent]
         return any(not table.is_batch[table.idle_lent()].all() for table in tables)
 
     def next_interactive(self, model: ModelState) -> int | None:
         """Return the lent interactive sequence to restore now: see `Restoring`."""
         return self._restoring.next_interactive(model)
 
-    def has_column_for(self, model: ModelState, slot: int) -> bool:
+    def has_column_for(self, model: ModelState, row: int) -> bool:
         """True where a lent batch sequence could be restored and decode its next token."""
-        needed = model.kv.restore_cost(slot) + model.blocks_per_column
+        needed = model.kv.restore_cost(row) + model.blocks_per_column
         return needed <= model.kv.headroom(Side.RIGHT)
 
-    def has_spare(self, model: ModelState, slot: int) -> bool:
+    def has_spare(self, model: ModelState, row: int) -> bool:
         """True where a lent batch sequence could be restored and all could grow by a column."""
-        needed = model.kv.restore_cost(slot) + self._reserve(model, Side.RIGHT)
+        needed = model.kv.restore_cost(row) + self._reserve(model, Side.RIGHT)
         return needed <= model.kv.headroom(Side.RIGHT)
 
-    def lent_bytes(self, model: ModelState, slot: int) -> int:
+    def lent_bytes(self, model: ModelState, row: int) -> int:
         """Return the bytes that restoring a lent sequence copies, at most."""
-        return int(model.kv.num_lent[slot]) * model.blocks_per_column * self._block_bytes
+        return int(model.kv.num_lent[row]) * model.blocks_per_column * self._block_bytes
 
-    def restore(self, model: ModelState, slot: int, job_id: int) -> Restored | None:
+    def restore(self, model: ModelState, row: int, job_id: int) -> Restored | None:
         """Restore a lent sequence with a job; None where blocks are short."""
-        return restore(model, slot, job_id)
+        return restore(model, row, job_id)
 
-    def restore_interactive(self, model: ModelState, slot: int, job_id: int) -> Restored | None:
+    def restore_interactive(self, model: ModelState, row: int, job_id: int) -> Restored | None:
         """Restore it with room for its next token; others may lend what is missing."""
-        return self._restoring.restore_interactive(model, slot, job_id)
+        return self._restoring.restore_interactive(model, row, job_id)
 
     def restore_by_force(
-        self, model: ModelState, slot: int, job_id: int, now: float
+        self, model: ModelState, row: int, job_id: int, now: float
     ) -> Restored | None:
         """Restore a lent sequence where nothing else can run, preempting others."""
-        return self._restoring.restore_by_force(model, slot, job_id, now)
+        return self._restoring.restore_by_force(model, row, job_id, now)
 
     def end_copies(self, job: Job, now: float, *, succeeded: bool) -> None:
         """End the copies of a job.
@@ -351,66 +351,66 @@ class Memory:
                 counters.num_saved_slots += int(copies.saves[:, 2].sum())
                 counters.num_restored_slots += int(copies.restores[:, 2].sum())
             return
-        model, slots = models[job.model], job.rows.slots
-        for slot in slots[model.kv.num_lent[slots] > 0].tolist():
-            model.slots.set_lent(slot)
-        for name, slot in lost:
+        model, rows = models[job.model], job.rows.table_rows
+        for row in rows[model.kv.num_lent[rows] > 0].tolist():
+            model.running.set_lent(row)
+        for name, row in lost:
             model = models[name]
-            model.counters.num_recomputed_tokens += int(model.slots.num_computed[slot])
-            self.requeue(model, slot, now, is_trusted=False)
+            model.counters.num_recomputed_tokens += int(model.running.num_computed[row])
+            self.requeue(model, row, now, is_trusted=False)
 
     # Release
 
-    def _preempt(self, model: ModelState, slot: int, now: float) -> None:
-        model.counters.num_recomputed_tokens += int(model.slots.num_computed[slot])
-        live = self.requeue(model, slot, now, is_trusted=True)
+    def _preempt(self, model: ModelState, row: int, now: float) -> None:
+        model.counters.num_recomputed_tokens += int(model.running.num_computed[row])
+        live = self.requeue(model, row, now, is_trusted=True)
         live.num_preemptions += 1
         model.counters.num_preemptions += 1
         self._events.append(Preempted(live.request.request_id))
 
-    def requeue(self, model: ModelState, slot: int, now: float, *, is_trusted: bool) -> LiveRequest:
-        """Take a sequence's blocks and slot; it waits at its old place and will recompute."""
-        live = self.release(model, slot, is_trusted=is_trusted)
+    def requeue(self, model: ModelState, row: int, now: float, *, is_trusted: bool) -> LiveRequest:
+        """Take a sequence's blocks and row; it waits at its old place and will recompute."""
+        live = self.release(model, row, is_trusted=is_trusted)
         live.account.set_back(now, keeps_memory=False)
         live.go_first()
         model.waiting.push(live)
         return live
 
     def release(
-        self, model: ModelState, slot: int, *, is_trusted: bool, is_written: bool = False
+        self, model: ModelState, row: int, *, is_trusted: bool, is_written: bool = False
     ) -> LiveRequest:
-        """Take a sequence's blocks and slot.
+        """Take a sequence's blocks and row.
 
         is_trusted: its computed columns may be published. is_written: a running job still writes
         there, so nothing is free until `end_writes`.
         """
-        if is_trusted and not model.slots.is_lent[slot]:
-            self.publish(model, slot)
+        if is_trusted and not model.running.is_lent[row]:
+            self.publish(model, row)
         if not is_written:
-            model.kv.close(slot)
-        return model.slots.vacate(slot, is_written=is_written)
+            model.kv.close(row)
+        return model.running.vacate(row, is_written=is_written)
 
-    def end_writes(self, model: ModelState, slot: int) -> None:
-        """Free the slot of an ended sequence: the job that wrote there ran, or never will."""
-        model.kv.close(slot)
-        model.slots.end_writes(slot)
+    def end_writes(self, model: ModelState, row: int) -> None:
+        """Free the row of an ended sequence: the job that wrote there ran, or never will."""
+        model.kv.close(row)
+        model.running.end_writes(row)
 
-    def publish(self, model: ModelState, slot: int) -> None:
-        """Commit the columns of `slot` that became full since the last time.
+    def publish(self, model: ModelState, row: int) -> None:
+        """Commit the columns of `row` that became full since the last time.
 
         Called when a prefill chunk ends and on release: output of a running sequence is of no
         use to others before that, and a decode step stays free of hashing.
         """
-        table = model.slots
-        live = table.at(slot)
+        table = model.running
+        live = table.at(row)
         if not model.uses_prefixes(live):
             return
-        known = min(int(table.num_computed[slot]), int(table.num_tokens[slot]))
+        known = min(int(table.num_computed[row]), int(table.num_tokens[row]))
         end = known // model.block_tokens
-        start = int(model.kv.num_committed[slot]) // model.block_tokens
+        start = int(model.kv.num_committed[row]) // model.block_tokens
         if end > start:
-            hashes = live.extend_hashes(table.output(slot), end, model.block_tokens)
-            model.kv.commit(slot, hashes[start:])
+            hashes = live.extend_hashes(table.output(row), end, model.block_tokens)
+            model.kv.commit(row, hashes[start:])
 
 
 def _waits_for_sibling(model: ModelState, live: LiveRequest) -> bool:
@@ -421,13 +421,13 @@ def _waits_for_sibling(model: ModelState, live: LiveRequest) -> bool:
     be found only when that job has ended. Interactive requests do not wait; sequences that may not
     run for now (they lent blocks, or are suspects) are not waited for.
     """
-    table = model.slots
+    table = model.running
     if live.side is not Side.RIGHT or not table.num_prefilling:
         return False
     computing = table.is_batch & table.is_prefilling & ~table.is_lent & ~table.is_suspect
-    for slot in np.flatnonzero(computing).tolist():
-        column = int(table.num_computed[slot]) // model.block_tokens
-        theirs = table.at(slot).hashes
+    for row in np.flatnonzero(computing).tolist():
+        column = int(table.num_computed[row]) // model.block_tokens
+        theirs = table.at(row).hashes
         if column < min(len(theirs), len(live.hashes)) and theirs[column] == live.hashes[column]:
             return True
     return False

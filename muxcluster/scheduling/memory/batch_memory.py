@@ -71,6 +71,6 @@ class BatchMemory:
 
     def _interactive_blocks(self, model: ModelState) -> int:
         # An upper bound: a block that several sequences read counts for each.
-        capacity = model.kv.capacity[~model.slots.is_batch]
+        capacity = model.kv.capacity[~model.running.is_batch]
         columns = int(capacity.sum()) // model.block_tokens
         return min(columns * model.blocks_per_column, model.kv.used)

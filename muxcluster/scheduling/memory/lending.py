@@ -35,8 +35,8 @@ class Lending:
         return self.is_on and self._cover(self._lenders(), blocks)
 
     def _cover(self, lenders: Sequence[tuple[ModelState, int]], blocks: int) -> bool:
-        for model, slot in lenders:
-            blocks -= model.kv.lendable(slot)
+        for model, row in lenders:
+            blocks -= model.kv.lendable(row)
             if blocks <= 0:
                 return True
         return False
@@ -76,19 +76,19 @@ class Lending:
         return self._collect(blocks, lenders)
 
     def _collect(self, blocks: int, lenders: Iterable[tuple[ModelState, int]]) -> bool:
-        for model, slot in lenders:
-            blocks -= self.lend_from(model, slot, blocks)
+        for model, row in lenders:
+            blocks -= self.lend_from(model, row, blocks)
             if blocks <= 0:
                 return True
         return False
 
-    def lend_from(self, model: ModelState, slot: int, blocks: int) -> int:
+    def lend_from(self, model: ModelState, row: int, blocks: int) -> int:
         """Let an idle sequence lend `blocks` or as many as it can; return the blocks lent."""
-        table = model.slots
-        lent = model.kv.lend(slot, int(table.num_computed[slot]), blocks)
+        table = model.running
+        lent = model.kv.lend(row, int(table.num_computed[row]), blocks)
         model.counters.num_lent_columns += lent // model.blocks_per_column
         if lent:
-            table.set_lent(slot)
+            table.set_lent(row)
         return lent
 
     def has_running(self, rank: int, only: ModelState | None = None) -> bool:
@@ -100,7 +100,7 @@ class Lending:
         models = self._models if only is None else [only]
         has_host_blocks = self._kv.free_host_blocks > 0
         for model in models:
-            table = model.slots
+            table = model.running
             is_junior = ~table.is_batch & (table.seniority > rank)
             if has_host_blocks and bool((is_junior & table.in_job).any()):
                 return True
@@ -114,36 +114,36 @@ class Lending:
         """Return idle interactive sequences junior to `rank`: those that lend, then by slack."""
         candidates: list[tuple[bool, float, int, ModelState, int]] = []
         for model in models:
-            table = model.slots
+            table = model.running
             idle = table.idle()
             idle = idle[~table.is_batch[idle] & (table.seniority[idle] > rank)]
-            for slot in idle.tolist():
-                key = not table.is_lent[slot], -float(table.deadline_s[slot])
-                candidates.append((*key, -int(table.seniority[slot]), model, slot))
+            for row in idle.tolist():
+                key = not table.is_lent[row], -float(table.deadline_s[row])
+                candidates.append((*key, -int(table.seniority[row]), model, row))
         candidates.sort(key=lambda each: each[:3])
-        return [(model, slot) for *_, model, slot in candidates]
+        return [(model, row) for *_, model, row in candidates]
 
     def _lenders(self) -> list[tuple[ModelState, int]]:
         """Return idle batch sequences with columns to lend: those that lend, then juniors."""
         candidates: list[tuple[bool, int, ModelState, int]] = []
         for model in self._models:
-            table, slots = model.slots, model.slots.idle_batch()
-            if len(slots) == 0:
+            table, rows = model.running, model.running.idle_batch()
+            if len(rows) == 0:
                 continue
-            lent = model.kv.num_lent[slots] * np.int32(model.block_tokens)
-            slots = slots[model.kv.capacity[slots] > lent]
-            is_whole, ranks = ~table.is_lent[slots], -table.seniority[slots]
-            candidates += zip(is_whole.tolist(), ranks.tolist(), repeat(model), slots.tolist())
+            lent = model.kv.num_lent[rows] * np.int32(model.block_tokens)
+            rows = rows[model.kv.capacity[rows] > lent]
+            is_whole, ranks = ~table.is_lent[rows], -table.seniority[rows]
+            candidates += zip(is_whole.tolist(), ranks.tolist(), repeat(model), rows.tolist())
         candidates.sort(key=_FIRST_TWO)
-        return [(model, slot) for _, _, model, slot in candidates]
+        return [(model, row) for _, _, model, row in candidates]
 
 
-def restore(model: ModelState, slot: int, job_id: int) -> Restored | None:
+def restore(model: ModelState, row: int, job_id: int) -> Restored | None:
     """Give a lent sequence all columns back, for the job; None where blocks are short."""
-    slots = np.array([slot], dtype=np.int32)
-    restored = model.kv.restore(slots, job_id)
+    rows = np.array([row], dtype=np.int32)
+    restored = model.kv.restore(rows, job_id)
     if isinstance(restored, Shortage):
         return None
-    model.slots.set_whole(slot)
+    model.running.set_whole(row)
     tables, copies = restored
     return tables, (copies,)

@@ -13,10 +13,10 @@ from muxcluster.core.job import Side, SlotCopies, TableDelta
 from muxcluster.kvcache.model import Shortage
 from muxcluster.scheduling.memory.lending import Lending, Restored, restore
 from muxcluster.scheduling.state.model import ModelState
-from muxcluster.scheduling.state.slots import Slots
+from muxcluster.scheduling.state.running import TableRows
 
 Preempt = Callable[[ModelState, int, float], None]
-Grown = tuple[Slots, TableDelta | None, tuple[SlotCopies, ...]]  # who goes on, entries, copies
+Grown = tuple[TableRows, TableDelta | None, tuple[SlotCopies, ...]]  # who goes on, entries, copies
 
 
 def least_senior(
@@ -30,10 +30,10 @@ def least_senior(
     """
     worst: tuple[int, ModelState, int] | None = None
     for model in models:
-        idle = _useful(model, by_quota=by_quota) if is_left else model.slots.idle()
+        idle = _useful(model, by_quota=by_quota) if is_left else model.running.idle()
         if len(idle) == 0:
             continue
-        ranks = model.slots.seniority[idle]
+        ranks = model.running.seniority[idle]
         last = int(np.argmax(ranks))
         if worst is None or int(ranks[last]) > worst[0]:
             worst = int(ranks[last]), model, int(idle[last])
@@ -41,8 +41,8 @@ def least_senior(
     return worst[1], worst[2]
 
 
-def _useful(model: ModelState, *, by_quota: bool) -> Slots:
-    table = model.slots
+def _useful(model: ModelState, *, by_quota: bool) -> TableRows:
+    table = model.running
     idle = table.idle()
     if by_quota:
         return idle[~table.is_batch[idle]]
@@ -66,51 +66,51 @@ class Swapping:
     def is_stuck(self) -> bool:
         """True where only batch sequences are here and none is in a job: no block comes free."""
         return all(
-            model.slots.num_live == model.slots.num_batch and not model.slots.in_job.any()
+            model.running.num_live == model.running.num_batch and not model.running.in_job.any()
             for model in self._models
         )
 
-    def grow(self, model: ModelState, slots: Slots, job_id: int, now: float) -> Grown:
-        """Make room for the next token of whole `slots`; juniors among them may give way."""
-        table = model.slots
-        first = int(table.by_seniority(slots)[0])
+    def grow(self, model: ModelState, rows: TableRows, job_id: int, now: float) -> Grown:
+        """Make room for the next token of whole `rows`; juniors among them may give way."""
+        table = model.running
+        first = int(table.by_seniority(rows)[0])
 
-        def rest() -> Slots:
-            return slots[table.is_live[slots] & ~table.is_lent[slots]]
+        def rest() -> TableRows:
+            return rows[table.is_live[rows] & ~table.is_lent[rows]]
 
         def lack() -> int:
             return model.kv.lack(rest(), table.num_computed[rest()] + 1)
 
         saves = self._make_room(model, first, lack, job_id, now)
         if saves is None:
-            return slots[:0], None, ()
+            return rows[:0], None, ()
         stays = rest()
         grown = model.kv.grow(stays, table.num_computed[stays] + 1)
         assert not isinstance(grown, Shortage), "room was made"
         return stays, grown, saves
 
-    def restore(self, model: ModelState, slot: int, job_id: int, now: float) -> Restored | None:
+    def restore(self, model: ModelState, row: int, job_id: int, now: float) -> Restored | None:
         """Restore a lent sequence with room for its next token; None where it has to wait."""
-        table = model.slots
-        lacks = model.kv.capacity[slot] < table.num_computed[slot] + 1
+        table = model.running
+        lacks = model.kv.capacity[row] < table.num_computed[row] + 1
         column = model.blocks_per_column if lacks else 0
 
         def lack() -> int:
-            return model.kv.restore_cost(slot) + column
+            return model.kv.restore_cost(row) + column
 
-        saves = self._make_room(model, slot, lack, job_id, now)
+        saves = self._make_room(model, row, lack, job_id, now)
         if saves is None:
             return None
-        restored = restore(model, slot, job_id)
+        restored = restore(model, row, job_id)
         assert restored is not None, "room was made"
         tables, copies = restored
         return tables, (*saves, *copies)
 
     def _make_room(
-        self, model: ModelState, slot: int, lack: Callable[[], int], job_id: int, now: float
+        self, model: ModelState, row: int, lack: Callable[[], int], job_id: int, now: float
     ) -> tuple[SlotCopies, ...] | None:
-        """Make room for `lack()` blocks; return what the job saves, None: `slot` has to wait."""
-        rank = int(model.slots.seniority[slot])
+        """Make room for `lack()` blocks; return what the job saves, None: `row` has to wait."""
+        rank = int(model.running.seniority[row])
 
         def short() -> int:
             return lack() - model.kv.headroom(Side.RIGHT)
@@ -126,36 +126,36 @@ class Swapping:
         """Return idle batch sequences junior to `rank`, the least senior first."""
         ranked: list[tuple[int, ModelState, int]] = []
         for model in self._models:
-            slots = model.slots.idle_batch()
-            ranks = model.slots.seniority[slots]
+            rows = model.running.idle_batch()
+            ranks = model.running.seniority[rows]
             ranked += [
-                (seniority, model, slot)
-                for seniority, slot in zip(ranks.tolist(), slots.tolist(), strict=True)
+                (seniority, model, row)
+                for seniority, row in zip(ranks.tolist(), rows.tolist(), strict=True)
                 if seniority > rank
             ]
         ranked.sort(key=lambda each: -each[0])
-        return [(model, slot) for _, model, slot in ranked]
+        return [(model, row) for _, model, row in ranked]
 
     def _lend(self, rank: int, short: Callable[[], int]) -> bool:
         """Let juniors lend until that covers what is `short()`; False: it does not."""
         juniors = self._juniors(rank)
-        lent = {(model.name, slot): model.kv.untaken(slot) for model, slot in juniors}
+        lent = {(model.name, row): model.kv.untaken(row) for model, row in juniors}
         total, missing = sum(lent.values()), short()
-        for model, slot in juniors:
+        for model, row in juniors:
             if missing <= total:
                 return True
-            if self._lending.lend_from(model, slot, missing - total):
-                total += model.kv.untaken(slot) - lent[model.name, slot]
+            if self._lending.lend_from(model, row, missing - total):
+                total += model.kv.untaken(row) - lent[model.name, row]
                 missing = short()
         return missing <= total
 
     def _swap_out(self, rank: int, blocks: int, job_id: int) -> tuple[SlotCopies, ...]:
         copies: list[SlotCopies] = []
-        for model, slot in self._juniors(rank):
+        for model, row in self._juniors(rank):
             if blocks <= 0:
                 break
-            count = min(blocks, model.kv.untaken(slot))
+            count = min(blocks, model.kv.untaken(row))
             if count:
-                copies.append(model.kv.swap_out(slot, count, job_id))
+                copies.append(model.kv.swap_out(row, count, job_id))
                 blocks -= count
         return tuple(copies)

@@ -17,10 +17,10 @@ from muxcluster.scheduling.steptime.model import StepTimes
 class Batch:
     """Rows of one model."""
 
-    slots: NDArray[np.int32]  # int32 [rows]
-    counts: NDArray[np.int32]  # int32 [rows], tokens of each that are processed
+    rows: NDArray[np.int32]  # int32 [n], rows of the model's tables
+    counts: NDArray[np.int32]  # int32 [n], tokens of each that are processed
     grown: TableDelta | None = None  # new table entries of rows that ran before
-    # Slots whose sequences are sent to the workers whole: they took the slot just now, or their
+    # Rows whose sequences are sent to the workers whole: they took the row just now, or their
     # last job failed.
     admitted: Sequence[int] = field(default=())
     max_steps: int = 1  # decode steps
@@ -28,7 +28,7 @@ class Batch:
     copies: tuple[SlotCopies, ...] | None = None
 
     def __len__(self) -> int:
-        return len(self.slots)
+        return len(self.rows)
 
 
 @dataclass(slots=True)

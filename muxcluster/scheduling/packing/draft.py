@@ -7,7 +7,7 @@ from muxcluster.scheduling.memory.admission import Memory
 from muxcluster.scheduling.memory.lending import Restored
 from muxcluster.scheduling.packing.batch import Batch
 from muxcluster.scheduling.state.model import ModelState
-from muxcluster.scheduling.state.slots import Slots
+from muxcluster.scheduling.state.running import TableRows
 from muxcluster.scheduling.steptime.model import JobTimes
 from muxcluster.scheduling.steptime.work import JobWork
 
@@ -19,11 +19,11 @@ class Draft:
         self.model = model
         self.num_rows = self.num_batch = 0  # rows so far, and those of the batch class
         self.work = JobWork()
-        self.prompts: list[int] = []  # slots of the chunks, of either class
+        self.prompts: list[int] = []  # rows of the chunks, of either class
         self._longest = 0
         self._times = times
-        self._slots: list[Slots] = []
-        self._counts: list[Slots] = []
+        self._rows: list[TableRows] = []
+        self._counts: list[TableRows] = []
         self._admitted: list[int] = []
         self._tables: list[TableDelta] = []
         self._copies: list[SlotCopies] = []
@@ -57,16 +57,16 @@ class Draft:
         """Predicted time with so many more rows that decode."""
         return self._times.job_s(self.work.with_rows(num_decodes, context))
 
-    def rows_within(self, seconds: float, slots: Slots) -> int:
-        """How many of `slots`, in order, may decode in the job too."""
-        if seconds == np.inf or len(slots) == 0:
-            return len(slots)
-        lengths = self.model.slots.num_computed[slots] + np.int32(1)
+    def rows_within(self, seconds: float, rows: TableRows) -> int:
+        """How many of `rows`, in order, may decode in the job too."""
+        if seconds == np.inf or len(rows) == 0:
+            return len(rows)
+        lengths = self.model.running.num_computed[rows] + np.int32(1)
         return self._times.rows_within(seconds, self.work, lengths)
 
-    def fitting(self, slots: Slots) -> Slots:
-        """Those of `slots`, from the first on, that a padded batch has memory for too."""
-        return self.model.fitting(slots, num_rows=self.num_decodes, longest=self._longest)
+    def fitting(self, rows: TableRows) -> TableRows:
+        """Those of `rows`, from the first on, that a padded batch has memory for too."""
+        return self.model.fitting(rows, num_rows=self.num_decodes, longest=self._longest)
 
     def tokens_within(self, seconds: float, start: int, limit: int) -> int:
         """How many tokens of a prompt computed up to `start` make the job no longer than that."""
@@ -75,43 +75,48 @@ class Draft:
         return self._times.prompt_tokens_within(seconds, self.work, start, limit)
 
     def decode(
-        self, slots: Slots, grown: TableDelta | None, *, is_batch: bool, is_admitted: bool = False
+        self,
+        rows: TableRows,
+        grown: TableDelta | None,
+        *,
+        is_batch: bool,
+        is_admitted: bool = False,
     ) -> None:
         """Add rows of one class that decode a token.
 
         grown: their new table entries; is_admitted: see Batch.
         """
-        if len(slots) == 0:
+        if len(rows) == 0:
             return
         if is_admitted:
-            self._admitted += slots.tolist()
-        num_batch = len(slots) if is_batch else 0
-        self._add(slots, np.ones(len(slots), dtype=np.int32), num_batch)
+            self._admitted += rows.tolist()
+        num_batch = len(rows) if is_batch else 0
+        self._add(rows, np.ones(len(rows), dtype=np.int32), num_batch)
         if grown is not None and len(grown):
             self._tables.append(grown)
-        lengths = self.model.slots.num_computed[slots]
-        context = int(np.add.reduce(lengths)) + len(slots)
+        lengths = self.model.running.num_computed[rows]
+        context = int(np.add.reduce(lengths)) + len(rows)
         if self.model.scaling is not None:
             self._longest = max(self._longest, int(lengths.max()))
-        self.work = self.work.with_rows(len(slots), context)
+        self.work = self.work.with_rows(len(rows), context)
 
-    def chunk(self, slot: int, count: int, *, is_admitted: bool = False) -> None:
-        """Add the next `count` tokens of a prompt. is_admitted: it took its slot just now."""
-        one, counts = np.array([slot], dtype=np.int32), np.array([count], dtype=np.int32)
-        self._add(one, counts, int(self.model.slots.is_batch[slot]))
+    def chunk(self, row: int, count: int, *, is_admitted: bool = False) -> None:
+        """Add the next `count` tokens of a prompt. is_admitted: it took its row just now."""
+        one, counts = np.array([row], dtype=np.int32), np.array([count], dtype=np.int32)
+        self._add(one, counts, int(self.model.running.is_batch[row]))
         if is_admitted:
-            self._admitted.append(slot)
-        self.prompts.append(slot)
-        self.work = self.work.with_prompt(int(self.model.slots.num_computed[slot]), count)
+            self._admitted.append(row)
+        self.prompts.append(row)
+        self.work = self.work.with_prompt(int(self.model.running.num_computed[row]), count)
 
     def save(self, memory: Memory, job_id: int) -> None:
         """What the rows so far overwrite is saved. Call it before others are restored."""
-        if self._slots and memory.may_overwrite(self.model):
-            slots, counts = _joined(self._slots), _joined(self._counts)
-            self._copies += memory.saves(self.model, slots, counts, job_id)
+        if self._rows and memory.may_overwrite(self.model):
+            rows, counts = _joined(self._rows), _joined(self._counts)
+            self._copies += memory.saves(self.model, rows, counts, job_id)
 
     def restore(self, restored: Restored) -> None:
-        """The rows of some slots are restored with this job; they must be added, too."""
+        """Some rows' blocks are restored with this job; the rows must be added, too."""
         tables, copies = restored
         self._tables.append(tables)
         self._copies += copies
@@ -120,19 +125,19 @@ class Draft:
         """The job makes these copies, too."""
         self._copies += copies
 
-    def _add(self, slots: Slots, counts: Slots, num_batch: int) -> None:
-        self._slots.append(slots)
+    def _add(self, rows: TableRows, counts: TableRows, num_batch: int) -> None:
+        self._rows.append(rows)
         self._counts.append(counts)
-        self.num_rows += len(slots)
+        self.num_rows += len(rows)
         self.num_batch += num_batch
 
     def batch(self) -> Batch:
         """The rows, for the job builder."""
-        if not self._slots:
+        if not self._rows:
             nothing = np.empty(0, dtype=np.int32)
             return Batch(nothing, nothing, copies=())
         return Batch(
-            slots=_joined(self._slots),
+            rows=_joined(self._rows),
             counts=_joined(self._counts),
             grown=_merged(self._tables),
             admitted=self._admitted,
@@ -140,7 +145,7 @@ class Draft:
         )
 
 
-def _joined(parts: list[Slots]) -> Slots:
+def _joined(parts: list[TableRows]) -> TableRows:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
@@ -148,7 +153,7 @@ def _merged(deltas: list[TableDelta]) -> TableDelta | None:
     if len(deltas) < 2:
         return deltas[0] if deltas else None
     return TableDelta(
-        np.concatenate([delta.slots for delta in deltas]),
+        np.concatenate([delta.rows for delta in deltas]),
         np.concatenate([delta.columns for delta in deltas]),
         np.concatenate([delta.blocks for delta in deltas]),
     )

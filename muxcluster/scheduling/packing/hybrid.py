@@ -28,10 +28,10 @@ from muxcluster.scheduling.packing.prompts import (
 from muxcluster.scheduling.packing.restored_rows import RestoredRows
 from muxcluster.scheduling.packing.slack import Ageing, Slack
 from muxcluster.scheduling.state.model import ModelState
-from muxcluster.scheduling.state.slots import Slots
+from muxcluster.scheduling.state.running import TableRows
 from muxcluster.scheduling.steptime.model import StepTimes
 
-_NOBODY: Slots = np.empty(0, dtype=np.int32)
+_NOBODY: TableRows = np.empty(0, dtype=np.int32)
 
 
 class HybridPacking:
@@ -55,10 +55,10 @@ class HybridPacking:
 
     def may_prefill(self, model: ModelState) -> bool:
         """Return True where a chunk or an admissible request waits."""
-        if len(model.slots.idle_prefilling()):
+        if len(model.running.idle_prefilling()):
             return True
-        if (slot := self._memory.next_interactive(model)) is not None:
-            return bool(model.slots.is_prefilling[slot])
+        if (row := self._memory.next_interactive(model)) is not None:
+            return bool(model.running.is_prefilling[row])
         head = None if self._memory.owes_interactive else model.waiting.head
         return head is not None and self._memory.may_admit(model, head)
 
@@ -83,7 +83,7 @@ class HybridPacking:
         if phase is Phase.PREFILL and lacks_prompts(model):
             self._ageing.note(model, 0, turn.now)
             return Batch(_NOBODY, _NOBODY, copies=())
-        table = model.slots
+        table = model.running
         draft = Draft(model, self._times.of(model.name, turn.share))
         self._fill(draft, turn, phase)
         if table.num_lent and len(draft) == 0:
@@ -93,7 +93,7 @@ class HybridPacking:
 
     def _fill(self, draft: Draft, turn: Turn, phase: Phase) -> None:
         is_done, model = True, draft.model
-        if model.slots.num_lent:
+        if model.running.num_lent:
             self._returns.interactive(draft, turn, phase)
         if phase is not Phase.PREFILL:
             self._urgent_decodes(draft, turn)
@@ -103,7 +103,7 @@ class HybridPacking:
         if not model.has_batch_work or (phase is Phase.PREFILL and lacks_batch_prompts(model)):
             return
         limit_s = draft.seconds if self._is_waited_for(model, phase) else self._limit_s(draft, turn)
-        if phase is not Phase.PREFILL and model.slots.num_batch:
+        if phase is not Phase.PREFILL and model.running.num_batch:
             self._batch_decodes(draft, turn, limit_s)
         if phase is not Phase.DECODE:
             self._batch_prompts(draft, turn, limit_s, is_done=is_done)
@@ -119,18 +119,18 @@ class HybridPacking:
     def _is_waited_for(self, model: ModelState, phase: Phase) -> bool:
         """Return True where an interactive request waits for the next job, or for blocks.
 
-        Batch rows would only delay it, unless it waits for a slot, or for blocks that are not lent:
+        Batch rows would only delay it, unless it waits for a row, or for blocks that are not lent:
         then batch rows must end first.
         """
         head = model.waiting.by_class[ServiceClass.INTERACTIVE].head
-        if head is None or (model.slots.num_batch and not model.slots.num_free):
+        if head is None or (model.running.num_batch and not model.running.num_free):
             return False
         if not self._memory.may_admit(model, head):
             return self._memory.lends
         return phase is not Phase.DECODE
 
     def _urgent_decodes(self, draft: Draft, turn: Turn) -> None:
-        model, table = draft.model, draft.model.slots
+        model, table = draft.model, draft.model.running
         most = self._limits.max_decode_rows - len(draft)
         idle = self._memory.unblocked(model, table.idle_decoding())
         urgent = idle[~table.is_batch[idle]] if table.num_batch else idle
@@ -146,7 +146,7 @@ class HybridPacking:
 
     def _batch_decodes(self, draft: Draft, turn: Turn, limit_s: float) -> None:
         """Those that have all their blocks, most senior first, then those that lent some."""
-        memory, model, table = self._memory, draft.model, draft.model.slots
+        memory, model, table = self._memory, draft.model, draft.model.running
         room = self._room(draft)
         idle = table.idle_decoding()
         rows = draft.fitting(table.by_seniority(idle[table.is_batch[idle]])[:room])
@@ -163,7 +163,7 @@ class HybridPacking:
 
     def _urgent_prompts(self, draft: Draft, turn: Turn) -> bool:
         """Return False where an interactive prompt waits for room in the job, or for memory."""
-        model, table = draft.model, draft.model.slots
+        model, table = draft.model, draft.model.running
         prefilling = self._memory.unblocked(model, table.idle_prefilling())
         if table.num_batch and len(prefilling):
             prefilling = prefilling[~table.is_batch[prefilling]]
@@ -184,7 +184,7 @@ class HybridPacking:
 
     def _batch_prompts(self, draft: Draft, turn: Turn, limit_s: float, *, is_done: bool) -> None:
         """is_done: no interactive prompt waits; otherwise no new request is admitted."""
-        model, table = draft.model, draft.model.slots
+        model, table = draft.model, draft.model.running
         is_overdue = self._ageing.is_overdue(model, turn.now)
         if is_overdue:
             limit_s = math.inf
@@ -201,9 +201,9 @@ class HybridPacking:
             self._prompts.admit(draft, ServiceClass.BATCH, limit_s, most=self._room(draft))
 
 
-def _is_late(model: ModelState, prefilling: Slots, now: float) -> bool:
+def _is_late(model: ModelState, prefilling: TableRows, now: float) -> bool:
     """Return True where some interactive prompt has missed its target."""
     head = model.waiting.by_class[ServiceClass.INTERACTIVE].head
     if head is not None and head.deadline_s < now:
         return True
-    return len(prefilling) > 0 and bool((model.slots.deadline_s[prefilling] < now).any())
+    return len(prefilling) > 0 and bool((model.running.deadline_s[prefilling] < now).any())

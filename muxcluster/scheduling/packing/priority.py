@@ -13,7 +13,7 @@ from muxcluster.scheduling.memory.admission import Memory
 from muxcluster.scheduling.packing.batch import Batch, Limits, Turn
 from muxcluster.scheduling.state.live import LiveRequest
 from muxcluster.scheduling.state.model import ModelState
-from muxcluster.scheduling.state.slots import Slots
+from muxcluster.scheduling.state.running import TableRows
 from muxcluster.scheduling.steptime.model import StepTimes
 
 
@@ -49,9 +49,9 @@ class PriorityPacking:
         """By tokens; a model lacks blocks where its next request would get none."""
         num_tokens = 0
         for model in models:
-            table, head = model.slots, model.waiting.head
-            if len(slots := table.idle_prefilling()):
-                num_tokens += int((table.num_tokens[slots] - table.num_computed[slots]).sum())
+            table, head = model.running, model.waiting.head
+            if len(rows := table.idle_prefilling()):
+                num_tokens += int((table.num_tokens[rows] - table.num_computed[rows]).sum())
             if head is not None and self._memory.has_room(model, head):
                 num_tokens += model.waiting.num_tokens
         return num_tokens / self._limits.token_budget
@@ -79,25 +79,25 @@ class PriorityPacking:
         )
         chunks = self._chunks(model, limits.token_budget - len(decodes))
         return Batch(
-            slots=np.concatenate((decodes.slots, chunks.slots)),
+            rows=np.concatenate((decodes.rows, chunks.rows)),
             counts=np.concatenate((decodes.counts, chunks.counts)),
             grown=decodes.grown,
             admitted=chunks.admitted,
         )
 
-    def decoding(self, model: ModelState) -> Slots:
+    def decoding(self, model: ModelState) -> TableRows:
         """Return idle sequences whose next token may be decoded, ascending; not to be written."""
-        return self._mine(model, model.slots.idle_decoding())
+        return self._mine(model, model.running.idle_decoding())
 
-    def _prefilling(self, model: ModelState) -> Slots:
-        return self._mine(model, model.slots.idle_prefilling())
+    def _prefilling(self, model: ModelState) -> TableRows:
+        return self._mine(model, model.running.idle_prefilling())
 
-    def _mine(self, model: ModelState, slots: Slots) -> Slots:
+    def _mine(self, model: ModelState, rows: TableRows) -> TableRows:
         if self._only is None:
-            return slots
-        at = model.slots.at
-        is_mine = [at(slot).request.service_class is self._only for slot in slots.tolist()]
-        return slots[np.array(is_mine, dtype=np.bool_)]
+            return rows
+        at = model.running.at
+        is_mine = [at(row).request.service_class is self._only for row in rows.tolist()]
+        return rows[np.array(is_mine, dtype=np.bool_)]
 
     def _head(self, model: ModelState) -> LiveRequest | None:
         """The request that is admitted next."""
@@ -106,37 +106,37 @@ class PriorityPacking:
 
     def _decodes(self, model: ModelState, now: float, max_rows: int, max_steps: int) -> Batch:
         """All idle decoding sequences, the most senior ones where they are too many."""
-        slots = self.decoding(model)
-        if len(slots) > max_rows or len(model.fitting(slots)) < len(slots):
-            slots = np.sort(model.fitting(model.slots.by_seniority(slots)[:max_rows]))
-        return decode_batch(self._memory, model, slots, now, max_steps)
+        rows = self.decoding(model)
+        if len(rows) > max_rows or len(model.fitting(rows)) < len(rows):
+            rows = np.sort(model.fitting(model.running.by_seniority(rows)[:max_rows]))
+        return decode_batch(self._memory, model, rows, now, max_steps)
 
     def _chunks(self, model: ModelState, budget: int) -> Batch:
         """Prompt chunks of at most `budget` tokens."""
-        table = model.slots
-        slots: list[int] = []
+        table = model.running
+        rows: list[int] = []
         counts: list[int] = []
         admitted: list[int] = []
 
-        def take(slot: int) -> None:
+        def take(row: int) -> None:
             nonlocal budget
-            count = min(budget, int(table.num_tokens[slot] - table.num_computed[slot]))
-            slots.append(slot)
+            count = min(budget, int(table.num_tokens[row] - table.num_computed[row]))
+            rows.append(row)
             counts.append(count)
             budget -= count
 
-        for slot in self._prefilling(model).tolist():
+        for row in self._prefilling(model).tolist():
             if budget == 0:
                 break
-            take(slot)
+            take(row)
         while budget and (head := self._head(model)):
             if not self._memory.admit(model, head):
                 break
-            assert head.slot is not None
-            admitted.append(head.slot)
-            take(head.slot)
+            assert head.row is not None
+            admitted.append(head.row)
+            take(head.row)
         return Batch(
-            np.array(slots, dtype=np.int32), np.array(counts, dtype=np.int32), admitted=admitted
+            np.array(rows, dtype=np.int32), np.array(counts, dtype=np.int32), admitted=admitted
         )
 
 
@@ -150,20 +150,20 @@ class FcfsPacking(PriorityPacking):
 
 
 def decode_batch(
-    memory: Memory, model: ModelState, slots: Slots, now: float, max_steps: int
+    memory: Memory, model: ModelState, rows: TableRows, now: float, max_steps: int
 ) -> Batch:
-    """Decode `slots`, as far as memory goes, for `max_steps` steps where they all last so long."""
-    table = model.slots
-    if len(slots) == 0:
-        return Batch(slots, slots)
+    """Decode `rows`, as far as memory goes, for `max_steps` steps where they all last so long."""
+    table = model.running
+    if len(rows) == 0:
+        return Batch(rows, rows)
     steps = max_steps
     if steps > 1:
-        left = table.max_total[slots] - table.num_tokens[slots]
+        left = table.max_total[rows] - table.num_tokens[rows]
         steps = min(steps, int(left.min()))
     # One step more than one is worth no preemption.
-    grown = memory.try_grow(model, slots, table.num_computed[slots] + np.int32(steps))
+    grown = memory.try_grow(model, rows, table.num_computed[rows] + np.int32(steps))
     if grown is None:
         steps = 1
-        lengths = table.num_computed[slots] + np.int32(1)
-        slots, grown = memory.grow(model, slots, lengths, now)
-    return Batch(slots, np.ones(len(slots), dtype=np.int32), grown, max_steps=steps)
+        lengths = table.num_computed[rows] + np.int32(1)
+        rows, grown = memory.grow(model, rows, lengths, now)
+    return Batch(rows, np.ones(len(rows), dtype=np.int32), grown, max_steps=steps)

@@ -7,7 +7,7 @@ from muxcluster.scheduling.memory.admission import Memory
 from muxcluster.scheduling.packing.batch import Limits
 from muxcluster.scheduling.packing.draft import Draft
 from muxcluster.scheduling.state.model import ModelState
-from muxcluster.scheduling.state.slots import Slots
+from muxcluster.scheduling.state.running import TableRows
 
 LEAST_CHUNK = 64  # a second prompt is not begun with fewer tokens: a later job can take more
 
@@ -38,14 +38,14 @@ class Prompts:
         self._memory = memory
         self._limits = limits
 
-    def chunks(self, draft: Draft, slots: Slots, limit_s: float, least: int = 0) -> bool:
+    def chunks(self, draft: Draft, rows: TableRows, limit_s: float, least: int = 0) -> bool:
         """Add chunks of begun prompts; return False where the job is full. least: see `chunk`."""
-        return all(self.chunk(draft, slot, limit_s, least=least) for slot in slots.tolist())
+        return all(self.chunk(draft, row, limit_s, least=least) for row in rows.tolist())
 
     def chunk(
         self,
         draft: Draft,
-        slot: int,
+        row: int,
         limit_s: float,
         *,
         is_admitted: bool = False,
@@ -60,19 +60,19 @@ class Prompts:
         num_to_come: of a restored one, of which at least a token is in the job: rows that will
         decode there, too.
         """
-        table = draft.model.slots
-        start = int(table.num_computed[slot])
-        left = int(table.num_tokens[slot]) - start
+        table = draft.model.running
+        start = int(table.num_computed[row])
+        left = int(table.num_tokens[row]) - start
         budget = (
             self._limits.token_budget - draft.num_tokens - draft.num_decodes - (num_to_come or 0)
         )
         budget = min(left, budget)
         count = draft.tokens_within(limit_s, start, budget) if budget > 0 else 0
-        if count < left and table.is_batch[slot]:
+        if count < left and table.is_batch[row]:
             count = whole_tiles(count, draft.num_tokens + draft.num_decodes)
         count = max(count, min(least - draft.num_tokens, budget), int(num_to_come is not None))
         if count > 0:
-            draft.chunk(slot, count, is_admitted=is_admitted)
+            draft.chunk(row, count, is_admitted=is_admitted)
         return count == left
 
     def admit(
@@ -97,8 +97,8 @@ class Prompts:
                 return False
             if not self._memory.admit(draft.model, head):
                 return False
-            assert head.slot is not None
-            if not self.chunk(draft, head.slot, limit_s, is_admitted=True, least=max(least, 1)):
+            assert head.row is not None
+            if not self.chunk(draft, head.row, limit_s, is_admitted=True, least=max(least, 1)):
                 return False
         return True
 
@@ -108,7 +108,7 @@ def lacks_prompts(model: ModelState) -> bool:
 
     A unit of many models asks most of them for a prefill at every step, to no effect.
     """
-    table, waiting = model.slots, model.waiting.by_class
+    table, waiting = model.running, model.waiting.by_class
     if table.num_prefilling:
         return False
     if waiting[ServiceClass.INTERACTIVE].head is not None:
@@ -119,7 +119,7 @@ def lacks_prompts(model: ModelState) -> bool:
 
 def lacks_batch_prompts(model: ModelState) -> bool:
     """Return True where a prefill job surely has no rows of the batch class."""
-    table = model.slots
+    table = model.running
     prefilling = table.idle_prefilling()
     if len(prefilling) and bool(table.is_batch[prefilling].any()):
         return False
@@ -129,8 +129,8 @@ def lacks_batch_prompts(model: ModelState) -> bool:
 
 
 def lets_batch_in(model: ModelState) -> bool:
-    """Return True where a batch sequence may take a slot, if there is memory."""
-    table = model.slots
+    """Return True where a batch sequence may take a row, if there is memory."""
+    table = model.running
     if table.num_lent:
         return False
     return table.num_free > min(table.max_seqs - 1, -(-table.max_seqs // _ROWS_PER_SPARE))
@@ -138,7 +138,7 @@ def lets_batch_in(model: ModelState) -> bool:
 
 def has_lent_prompts(model: ModelState) -> bool:
     """Return True where a sequence that lent blocks has prompt left to compute."""
-    table = model.slots
+    table = model.running
     if not (table.num_lent and table.num_prefilling):
         return False
     return bool((table.is_lent & table.is_prefilling).any())

@@ -85,10 +85,10 @@ class RoundRobinPacking:
 
         Its most senior row does, unless it is itself the next victim.
         """
-        table = model.slots
-        slots = self._packings[service].decoding(model)
-        if len(slots) == 0:
+        table = model.running
+        rows = self._packings[service].decoding(model)
+        if len(rows) == 0:
             return False
         if self._memory.has_column(model):
             return True
-        return bool(table.seniority[slots].min() < table.seniority[table.idle()].max())
+        return bool(table.seniority[rows].min() < table.seniority[table.idle()].max())

@@ -11,7 +11,7 @@ from muxcluster.scheduling.packing.batch import Turn
 from muxcluster.scheduling.packing.draft import Draft
 from muxcluster.scheduling.state.live import LiveRequest
 from muxcluster.scheduling.state.model import ModelState
-from muxcluster.scheduling.state.slots import Slots
+from muxcluster.scheduling.state.running import TableRows
 from muxcluster.scheduling.steptime.model import StepTimes
 
 _MARGIN = 0.7  # of the slack, batch rows use so much at most: predictions are not exact
@@ -39,7 +39,7 @@ class Slack:
         self._models = models
         self._times = times
         self._stretch = stretch
-        self._contexts: dict[str, tuple[Slots, int, int]] = {}
+        self._contexts: dict[str, tuple[TableRows, int, int]] = {}
         targets = [model.spec.slo.ttft_s for model in models if model.spec.slo is not None]
         self._idle_s = _IDLE * min(targets, default=math.inf)
 
@@ -80,13 +80,13 @@ class Slack:
 
     def _is_hurried(self, draft: Draft, turn: Turn) -> bool:
         """True where a prompt in the job, or one of another model that is next, has waited long."""
-        table = draft.model.slots
-        if any(_has_waited(table.at(slot), turn.now) for slot in draft.prompts):
+        table = draft.model.running
+        if any(_has_waited(table.at(row), turn.now) for row in draft.prompts):
             return True
         if turn.share < _WHOLE:
             return False
         for model in self._models:
-            if model is draft.model or not (model.waiting or model.slots.num_prefilling):
+            if model is draft.model or not (model.waiting or model.running.num_prefilling):
                 continue
             if any(_has_waited(live, turn.now) for live in _first_prompts(model)):
                 return True
@@ -96,7 +96,7 @@ class Slack:
         """Of the rows that decode in the job. borrows: what they have earned counts, and a debt."""
         if not draft.num_decodes:
             return math.inf
-        table = draft.model.slots
+        table = draft.model.running
         alone_s = draft.seconds
         first_s = table.first_deadline_s() - now
         if not borrows and first_s >= alone_s:
@@ -110,7 +110,7 @@ class Slack:
         if turn.share < _WHOLE:
             return least_s
         for model in self._models:
-            table = model.slots
+            table = model.running
             if not table.has_targets or (model is draft.model and draft.num_decodes):
                 continue
             first_s = table.first_deadline_s()
@@ -140,23 +140,23 @@ class Slack:
                 least_s = min(least_s, slack_s)
         return least_s
 
-    def _context(self, model: ModelState, rows: Slots) -> int:
+    def _context(self, model: ModelState, rows: TableRows) -> int:
         """Tokens that all idle `rows` attend to, kept while they stay idle.
 
         The table may return the array it had before a job, in which every row has grown.
         """
-        first = int(model.slots.num_computed[rows[0]])
+        first = int(model.running.num_computed[rows[0]])
         kept = self._contexts.get(model.name)
         if kept is not None and kept[0] is rows and kept[1] == first:
             return kept[2]
-        context = int(np.add.reduce(model.slots.num_computed[rows])) + len(rows)
+        context = int(np.add.reduce(model.running.num_computed[rows])) + len(rows)
         self._contexts[model.name] = rows, first, context
         return context
 
 
 def _slacks(model: ModelState, now: float, *, borrows: bool) -> NDArray[np.float64]:
     """Of the model's idle decoding sequences, to their next tokens."""
-    table = model.slots
+    table = model.running
     rows = table.idle_decoding()
     slack_s: NDArray[np.float64] = table.deadline_s[rows] - now
     if borrows:
@@ -165,13 +165,13 @@ def _slacks(model: ModelState, now: float, *, borrows: bool) -> NDArray[np.float
 
 
 def _first_prompts(model: ModelState) -> list[LiveRequest]:
-    """The next interactive request that there is a slot for, and those with prompt left there."""
-    table = model.slots
+    """The next interactive request that there is a row for, and those with prompt left there."""
+    table = model.running
     head = model.waiting.by_class[ServiceClass.INTERACTIVE].head
     found = [] if head is None or not table.num_free else [head]
     prefilling = table.idle_prefilling()
     if len(prefilling):
-        found += [table.at(slot) for slot in prefilling[~table.is_batch[prefilling]].tolist()]
+        found += [table.at(row) for row in prefilling[~table.is_batch[prefilling]].tolist()]
     return found
 
 

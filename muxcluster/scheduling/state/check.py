@@ -1,4 +1,4 @@
-"""Invariants of a model's slots, for tests."""
+"""Invariants of a model's rows, for tests."""
 
 from collections.abc import Sequence
 
@@ -6,35 +6,35 @@ import numpy as np
 
 from muxcluster.core.job import Job
 from muxcluster.scheduling.state.model import ModelState
-from muxcluster.scheduling.state.slots import SlotTable
+from muxcluster.scheduling.state.running import RunningTable
 
 
 def check_model(model: ModelState, running: Sequence[Job]) -> None:
-    """Raise AssertionError where slots, `running` jobs and blocks contradict each other."""
-    table = model.slots
+    """Raise AssertionError where rows, `running` jobs and blocks contradict each other."""
+    table = model.running
     is_lent = model.kv.num_lent > 0
     assert (table.is_lent == is_lent).all(), "lent sequences are forgotten"
-    check_slots(table)
+    check_running(table)
     in_jobs = sum(len(job.rows) for job in running if job.model == model.name)
     assert in_jobs == table.in_job.sum(), "a sequence is in two jobs or a lost one"
     full = model.kv.capacity < table.num_computed
     assert not (full & table.is_live).any(), "a computed token has no block"
 
 
-def check_slots(table: SlotTable) -> None:
+def check_running(table: RunningTable) -> None:
     """Raise AssertionError where the arrays contradict each other."""
     live = np.flatnonzero(table.is_live)
     num_taken = len(live) + table.num_written
-    assert num_taken + len(table._free) == table.max_seqs, "a slot is lost"
-    assert not table.is_live[table._free].any(), "a live slot is on the free list"
-    assert table.is_written.sum() == table.num_written, "slots that are written to are miscounted"
+    assert num_taken + len(table._free) == table.max_seqs, "a row is lost"
+    assert not table.is_live[table._free].any(), "a live row is on the free list"
+    assert table.is_written.sum() == table.num_written, "rows that are written to are miscounted"
     assert not (table.is_written & table.is_live).any(), "an ended sequence is live"
     assert (table.in_job[~table.is_live] == table.is_written[~table.is_live]).all(), (
-        "an empty slot is in a job"
+        "an empty row is in a job"
     )
     assert table.has_aborted == table.is_aborted[live].any(), "aborted sequences are forgotten"
     assert table.num_suspects == table.is_suspect.sum(), "suspects are miscounted"
-    assert not (table.is_suspect & ~table.is_live).any(), "an empty slot holds a suspect"
+    assert not (table.is_suspect & ~table.is_live).any(), "an empty row holds a suspect"
     assert table.has_own_stops or not table.has_stops[live].any(), "stop ids are forgotten"
     has_target = (np.minimum(table.deadline_s, table.tpot_s)[live] < np.inf).any()
     assert table.has_targets or not has_target, "deadlines are forgotten"
@@ -42,8 +42,8 @@ def check_slots(table: SlotTable) -> None:
     counts = table.is_batch.sum(), table.is_lent.sum()
     assert counts == (table.num_batch, table.num_lent), "batch or lent ones are miscounted"
     assert not table.in_job[table.is_lent].any(), "a lent sequence runs"
-    for slot in live.tolist():
-        assert table.at(slot).slot == slot, f"slot {slot} and its request disagree"
+    for row in live.tolist():
+        assert table.at(row).row == row, f"row {row} and its request disagree"
     tokens, computed = table.num_tokens[live], table.num_computed[live]
     assert (computed < tokens).all(), "a sequence has nothing left to compute"
     assert (tokens < table.max_total[live]).all(), "a sequence outlived its end"
@@ -52,7 +52,7 @@ def check_slots(table: SlotTable) -> None:
     _check_idle(table)
 
 
-def _check_idle(table: SlotTable) -> None:
+def _check_idle(table: RunningTable) -> None:
     prefilling, decoding = table.idle_prefilling(), table.idle_decoding()
     first_s = table.first_deadline_s()
     table.forget_idle()

@@ -61,7 +61,7 @@ class TimeAccount:
         self._enter(Stage.DECODE, now)
 
     def set_back(self, now: float, *, keeps_memory: bool) -> None:
-        """Note that its job failed or it lost its slot: it waits to be launched again."""
+        """Note that its job failed or it lost its row: it waits to be launched again."""
         if self._stage not in _WAITING:
             self._next = self._stage
             self._enter(Stage.PREEMPTED, now)
@@ -80,7 +80,7 @@ class TimeAccount:
 
 @dataclass(slots=True, eq=False)
 class LiveRequest:
-    """A request that has not ended; it waits, or it holds a slot."""
+    """A request that has not ended; it waits, or it holds a row."""
 
     request: Request
     order: int  # arrival number in the unit
@@ -88,7 +88,7 @@ class LiveRequest:
     added_s: float
     slo: Slo | None  # its own or its model's; None for the batch class
     output: NDArray[np.int32]  # int32 [n], output tokens known when it last began to wait
-    slot: int | None = None
+    row: int | None = None
     hashes: list[bytes] = field(default_factory=list)  # of its first full blocks, where needed
     deadline_s: float = math.inf  # of its next token; inf: no target
     has_sampled: bool = False  # it got a token here

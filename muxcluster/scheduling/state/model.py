@@ -8,7 +8,7 @@ from muxcluster.core.unitspec import ModelSpec
 from muxcluster.kvcache.model_cache import ModelCache
 from muxcluster.scheduling.state.batch_scaling import BatchScaling
 from muxcluster.scheduling.state.live import LiveRequest
-from muxcluster.scheduling.state.slots import Slots, SlotTable
+from muxcluster.scheduling.state.running import RunningTable, TableRows
 from muxcluster.scheduling.state.waiting import Waiting
 
 # A byte of weights counts so much of a byte of KV: a step that mostly reads weights is hardly
@@ -68,19 +68,19 @@ class LoadMeter:
 
 
 class ModelState:
-    """One model: its sequences in slots, its waiting requests, its measured load."""
+    """One model: its sequences in rows, its waiting requests, its measured load."""
 
     def __init__(
         self, spec: ModelSpec, kv: ModelCache, meter: LoadMeter, *, keeps_output: bool = True
     ) -> None:
-        """keeps_output: see SlotTable."""
+        """keeps_output: see RunningTable."""
         self.spec = spec
         self.kv = kv  # its part of the unit's KV cache
         self.name = spec.name
         self.blocks_per_column = spec.shape.blocks_per_column
         self.block_tokens = kv.block_tokens  # in one block; a column has `blocks_per_column`
         self._weight_work = _WEIGHTS * spec.weight_bytes / kv.block_bytes
-        self.slots = SlotTable(spec.max_seqs, spec.max_model_len, keeps_output=keeps_output)
+        self.running = RunningTable(spec.max_seqs, spec.max_model_len, keeps_output=keeps_output)
         self.waiting = Waiting()
         self.meter = meter
         self.counters = Counters()
@@ -94,29 +94,29 @@ class ModelState:
     @property
     def num_live(self) -> int:
         """Number of accepted requests that have not ended."""
-        return self.slots.num_live + len(self.waiting)
+        return self.running.num_live + len(self.waiting)
 
     @property
     def has_batch_work(self) -> bool:
         """True where a request of the batch class has not ended."""
         return (
-            self.slots.num_batch > 0 or self.waiting.by_class[ServiceClass.BATCH].head is not None
+            self.running.num_batch > 0 or self.waiting.by_class[ServiceClass.BATCH].head is not None
         )
 
     @property
     def has_suspects(self) -> bool:
         """True where a suspect of failed jobs is here, see faults/isolation.py."""
-        return self.slots.num_suspects > 0 or self.waiting.suspects.head is not None
+        return self.running.num_suspects > 0 or self.waiting.suspects.head is not None
 
-    def fitting(self, slots: Slots, *, num_rows: int = 0, longest: int = 0) -> Slots:
-        """Return the first of `slots` that may decode in one batch; all where it is not padded.
+    def fitting(self, rows: TableRows, *, num_rows: int = 0, longest: int = 0) -> TableRows:
+        """Return the first of `rows` that may decode in one batch; all where it is not padded.
 
         num_rows: others in the batch, of `longest` cached tokens at most.
         """
         if self.scaling is None:
-            return slots
-        lengths = self.slots.num_computed[slots]
-        return slots[: self.scaling.num_fitting(lengths, num_rows=num_rows, longest=longest)]
+            return rows
+        lengths = self.running.num_computed[rows]
+        return rows[: self.scaling.num_fitting(lengths, num_rows=num_rows, longest=longest)]
 
     def columns(self, num_tokens: int) -> int:
         """Return the columns that hold `num_tokens` tokens."""

@@ -10,7 +10,7 @@ def model_stats(model: ModelState, times: StepTimes) -> ModelStats:
     counters = model.counters
     return ModelStats(
         name=model.name,
-        num_running=model.slots.num_live,
+        num_running=model.running.num_live,
         num_waiting=len(model.waiting),
         quota_blocks=model.kv.quota,
         used_blocks=model.kv.used,
@@ -29,8 +29,8 @@ def model_stats(model: ModelState, times: StepTimes) -> ModelStats:
         output_tokens=counters.output_tokens,
         num_non_finite=counters.num_non_finite,
         batch_blocks=model.kv.batch_used,
-        num_lent=model.slots.num_lent,
-        waiting_tokens=model.waiting.num_tokens + model.slots.num_uncomputed,
+        num_lent=model.running.num_lent,
+        waiting_tokens=model.waiting.num_tokens + model.running.num_uncomputed,
         padded_usage=0.0 if model.scaling is None else model.scaling.usage,
         backend=model.spec.backend,
         step_time_error=_mean_error(model.name, times),

@@ -18,11 +18,11 @@ from muxcluster.text.rendering.frames import Job, Outcome, Reply
 from muxcluster.text.rendering.process import Died, RenderLimits, RenderProcess
 
 NUM_PROCESSES = 2
-SUSPECT_S = 60.0  # how long a template that hit a limit is confined to the slow slot
+SUSPECT_S = 60.0  # how long a template that hit a limit is confined to the slow place
 
 
 @dataclass(slots=True, eq=False)
-class _Slot:
+class _Place:
     """A place for a process, which is started when it is first needed.
 
     is_slow: for templates that have hit a limit.
@@ -35,9 +35,9 @@ class _Slot:
 
 @dataclass(slots=True)
 class _Queue:
-    """Jobs of one template that wait for a slot; at most one runs at a time."""
+    """Jobs of one template that wait for a place; at most one runs at a time."""
 
-    waiting: deque["Future[_Slot]"] = field(default_factory=deque)
+    waiting: deque["Future[_Place]"] = field(default_factory=deque)
     is_running: bool = False
     suspect_until_s: float = 0.0
 
@@ -54,7 +54,9 @@ class RenderPool:
         self, limits: RenderLimits | None = None, num_processes: int = NUM_PROCESSES
     ) -> None:
         self._limits = limits or RenderLimits()
-        self._slots = [_Slot(is_slow=False) for _ in range(num_processes)] + [_Slot(is_slow=True)]
+        self._places = [_Place(is_slow=False) for _ in range(num_processes)] + [
+            _Place(is_slow=True)
+        ]
         self._queues: dict[str, _Queue] = {}
         self._lock = threading.Lock()
         self._tasks: set[asyncio.Task[str]] = set()
@@ -68,15 +70,15 @@ class RenderPool:
     def close(self) -> None:
         """End the processes that run no job; further jobs start new ones."""
         with self._lock:
-            for slot in self._slots:
-                if slot.is_free and slot.process is not None:
-                    slot.process.close()
-                    slot.process = None
+            for place in self._places:
+                if place.is_free and place.process is not None:
+                    place.process.close()
+                    place.process = None
 
     @property
     def pids(self) -> list[int]:
         """Return the ids of the processes that run now."""
-        return [slot.process.pid for slot in self._slots if slot.process is not None]
+        return [place.process.pid for place in self._places if place.process is not None]
 
     def render(self, job: Job) -> str:
         """Return the prompt, or "" if `job` only compiles; waits on this thread.
@@ -84,29 +86,29 @@ class RenderPool:
         Raises InvalidValue with the template's message, ContextLengthExceeded over
         `job.max_chars`, ChatTemplateLimit, EngineFailure if no process can be started.
         """
-        slot = self._turn(job.key).result()
+        place = self._turn(job.key).result()
         try:
             for is_last in (False, True):
                 try:
-                    reply = self._process(slot).ask(job)
+                    reply = self._process(place).ask(job)
                 except Died as death:
-                    self._died(slot, job, death, is_last=is_last)
+                    self._died(place, job, death, is_last=is_last)
                 else:
-                    return self._text(slot, job, reply)
+                    return self._text(place, job, reply)
             raise AssertionError("the last try returns or raises")
         finally:
-            self._give_back(slot, job.key)
+            self._give_back(place, job.key)
 
     async def render_async(self, job: Job) -> str:
         """As `render`, on the running event loop."""
-        slot = await self._granted(job.key)
-        task = asyncio.create_task(self._render_in(slot, job))
+        place = await self._granted(job.key)
+        task = asyncio.create_task(self._render_in(place, job))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         # A caller that gives up leaves the process to finish: to kill it costs more.
         return await asyncio.shield(task)
 
-    async def _granted(self, key: str) -> _Slot:
+    async def _granted(self, key: str) -> _Place:
         turn = self._turn(key)
         if turn.done():
             return turn.result()
@@ -119,45 +121,45 @@ class RenderPool:
                 self._give_back(turn.result(), key)
             raise
 
-    async def _render_in(self, slot: _Slot, job: Job) -> str:
+    async def _render_in(self, place: _Place, job: Job) -> str:
         try:
             for is_last in (False, True):
                 try:
-                    reply = await self._process(slot).ask_async(job)
+                    reply = await self._process(place).ask_async(job)
                 except Died as death:
-                    self._died(slot, job, death, is_last=is_last)
+                    self._died(place, job, death, is_last=is_last)
                 except asyncio.CancelledError:  # the event loop is closing
-                    slot.process = None
+                    place.process = None
                     raise
                 else:
-                    return self._text(slot, job, reply)
+                    return self._text(place, job, reply)
             raise AssertionError("the last try returns or raises")
         finally:
-            self._give_back(slot, job.key)
+            self._give_back(place, job.key)
 
-    def _process(self, slot: _Slot) -> RenderProcess:
-        if slot.process is None:
+    def _process(self, place: _Place) -> RenderProcess:
+        if place.process is None:
             try:
-                slot.process = RenderProcess(self._limits)
+                place.process = RenderProcess(self._limits)
             except OSError as error:
                 raise EngineFailure(f"no process to render in: {error.strerror}") from error
-        return slot.process
+        return place.process
 
-    def _died(self, slot: _Slot, job: Job, death: Died, *, is_last: bool) -> None:
+    def _died(self, place: _Place, job: Job, death: Died, *, is_last: bool) -> None:
         """Raise ChatTemplateLimit unless `job` is to be tried again."""
-        slot.process = None
+        place.process = None
         if death.is_late:
             raise self._limit_hit(job, f"takes more than {self._limits.cpu_s:g} s")
         if is_last:
             raise self._limit_hit(job, f"ended its process twice (status {death.status})")
 
-    def _text(self, slot: _Slot, job: Job, reply: Reply) -> str:
+    def _text(self, place: _Place, job: Job, reply: Reply) -> str:
         if reply.outcome is Outcome.RENDERED:
             return reply.text
         if reply.outcome is Outcome.NO_MEMORY:
-            assert slot.process is not None
-            slot.process.kill()
-            slot.process = None
+            assert place.process is not None
+            place.process.kill()
+            place.process = None
             mebibytes = self._limits.memory_bytes // 2**20
             raise self._limit_hit(job, f"takes more than {mebibytes} MiB of memory")
         if reply.outcome is Outcome.TOO_LONG:
@@ -173,49 +175,49 @@ class RenderPool:
             self._queues[job.key].suspect_until_s = time.monotonic() + SUSPECT_S
         return ChatTemplateLimit(f"the chat template {message}", "messages")
 
-    def _turn(self, key: str) -> "Future[_Slot]":
-        """A slot, some time."""
-        turn: Future[_Slot] = Future()
+    def _turn(self, key: str) -> "Future[_Place]":
+        """A place, some time."""
+        turn: Future[_Place] = Future()
         with self._lock:
             self._queues.setdefault(key, _Queue()).waiting.append(turn)
             self._grant()
         return turn
 
-    def _give_back(self, slot: _Slot, key: str) -> None:
+    def _give_back(self, place: _Place, key: str) -> None:
         with self._lock:
-            slot.is_free = True
+            place.is_free = True
             self._queues[key].is_running = False
             self._grant()
 
     def _grant(self) -> None:
-        """Give free slots to templates in turn. Under the lock."""
+        """Give free places to templates in turn. Under the lock."""
         now_s = time.monotonic()
         for key in list(self._queues):
             queue = self._queues[key]
             if queue.is_running:
                 continue
-            slot = self._free_slot(key, is_slow=queue.suspect_until_s > now_s)
-            if slot is None:
+            place = self._free_place(key, is_slow=queue.suspect_until_s > now_s)
+            if place is None:
                 continue
             while queue.waiting:
                 turn = queue.waiting.popleft()
                 if turn.set_running_or_notify_cancel():
-                    slot.is_free, queue.is_running = False, True
+                    place.is_free, queue.is_running = False, True
                     self._queues[key] = self._queues.pop(key)
-                    turn.set_result(slot)
+                    turn.set_result(place)
                     break
             else:
                 if queue.suspect_until_s <= now_s:
                     del self._queues[key]
 
-    def _free_slot(self, key: str, *, is_slow: bool) -> _Slot | None:
+    def _free_place(self, key: str, *, is_slow: bool) -> _Place | None:
         """The best one: whose process knows the template, else one that has a process."""
-        free = [slot for slot in self._slots if slot.is_free and slot.is_slow == is_slow]
-        return max(free, key=lambda slot: _fitness(slot, key), default=None)
+        free = [place for place in self._places if place.is_free and place.is_slow == is_slow]
+        return max(free, key=lambda place: _fitness(place, key), default=None)
 
 
-def _fitness(slot: _Slot, key: str) -> int:
-    return 0 if slot.process is None else 2 if slot.process.knows(key) else 1
+def _fitness(place: _Place, key: str) -> int:
+    return 0 if place.process is None else 2 if place.process.knows(key) else 1
 
 
 @lru_cache(maxsize=1)

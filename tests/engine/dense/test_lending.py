@@ -27,18 +27,20 @@ def watch_states(monkeypatch: pytest.MonkeyPatch) -> None:
     forgotten: set[int] = set()
     read, write, forget = RowStore.read, RowStore.write, RowStore.forget
 
-    def watched_read(store, slot, length):
-        row = read(store, slot, length)
-        assert row is not None or slot in forgotten, "the states are not those of so many tokens"
+    def watched_read(store, table_row, length):
+        row = read(store, table_row, length)
+        assert row is not None or table_row in forgotten, (
+            "the states are not those of so many tokens"
+        )
         return row
 
-    def noted_write(store, cache, slots, starts, counts):
-        forgotten.difference_update(slots.tolist())
-        write(store, cache, slots, starts, counts)
+    def noted_write(store, cache, table_rows, starts, counts):
+        forgotten.difference_update(table_rows.tolist())
+        write(store, cache, table_rows, starts, counts)
 
-    def noted_forget(store, slots):
-        forgotten.update(slots.tolist())
-        forget(store, slots)
+    def noted_forget(store, table_rows):
+        forgotten.update(table_rows.tolist())
+        forget(store, table_rows)
 
     monkeypatch.setattr(RowStore, "read", watched_read)
     monkeypatch.setattr(RowStore, "write", noted_write)

@@ -16,24 +16,26 @@ from tests.engine.conftest import ModelBuilder
 from tests.engine.dense.models import dense_model
 from tests.engine.dense.units import unit_of
 
-SLOT = 0
+ROW = 0
 NOTHING_ASKED = Asked((), np.zeros(0, dtype=np.int64))
 
 
 def computed(worker: DenseRows, start: int, count: int) -> Tensor:
-    """Logits after `count` tokens of the slot from `start`."""
-    slots, starts, counts = (np.array([each], dtype=np.int32) for each in (SLOT, start, count))
+    """Logits after `count` tokens of the row from `start`."""
+    table_rows, starts, counts = (np.array([each], dtype=np.int32) for each in (ROW, start, count))
     with torch.inference_mode():
-        return worker.logits(Rows(slots, starts, counts, np.ones(1, dtype=np.bool_)), NOTHING_ASKED)
+        return worker.logits(
+            Rows(table_rows, starts, counts, np.ones(1, dtype=np.bool_)), NOTHING_ASKED
+        )
 
 
-def test_a_slot_s_next_sequence_is_read_from_the_pool(tiny: ModelBuilder) -> None:
-    """One worker decoded the slot's last sequence, another one prefilled the next, as long."""
+def test_a_row_s_next_sequence_is_read_from_the_pool(tiny: ModelBuilder) -> None:
+    """One worker decoded the row's last sequence, another one prefilled the next, as long."""
     spec = unit_of({"bloom": tiny("bloom")}, ())
     (model_spec,) = spec.models
     memory = Arena(spec)
     arena = memory.model(model_spec.name)
-    tables = arena.tables[SLOT]
+    tables = arena.tables[ROW]
     tables.copy_(torch.arange(tables.numel()).view(tables.shape))
     model = dense_model(tiny("bloom"))
     store = RowStore(memory.pool, arena, model_spec.shape, model.layout)
@@ -41,14 +43,14 @@ def test_a_slot_s_next_sequence_is_read_from_the_pool(tiny: ModelBuilder) -> Non
     decodes, prefills, fresh = (DenseRows(model, store, arena, limit) for _ in range(3))
 
     def has(tokens: Sequence[int]) -> None:
-        arena.history[SLOT, : len(tokens)] = torch.tensor(tokens)
+        arena.history[ROW, : len(tokens)] = torch.tensor(tokens)
 
     has([20, 21, 22, 23, 24, 25])
     computed(prefills, 0, 5)
     computed(decodes, 5, 1)
-    assert decodes.batch.lengths[SLOT] == 6
+    assert decodes.batch.lengths[ROW] == 6
     for worker in (decodes, prefills):
-        worker.forget(SLOT)
+        worker.forget(ROW)
     has([90, 80, 70, 60, 50, 40, 30])
     computed(prefills, 0, 6)
     torch.testing.assert_close(computed(decodes, 6, 1), computed(fresh, 6, 1))

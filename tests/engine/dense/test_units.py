@@ -85,9 +85,9 @@ class Weighed:
             embed(batch, rows)
             self.most = max(self.most, batch.num_bytes)
 
-        def noted_read(store, slot, length):
+        def noted_read(store, row, length):
             self.num_reads += 1
-            return read(store, slot, length)
+            return read(store, row, length)
 
         monkeypatch.setattr(RowStore, "read", noted_read)
         monkeypatch.setattr(DenseBatch, "step", weighed_step)

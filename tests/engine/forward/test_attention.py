@@ -20,7 +20,7 @@ from tests.kernels.paged_cases import TOLERANCES, PagedCase, filled_case, random
 
 LENGTHS = [33, 1, 70, 32, 15, 64, 2, 31, 96, 40]
 RIGHTS = [False, True, True, False, False, True, True, False, True, False]
-SINGLES = [(slot, LENGTHS[slot] - 1, 1) for slot in (7, 2, 0, 9, 1, 3, 8, 4, 6, 5)]
+SINGLES = [(row, LENGTHS[row] - 1, 1) for row in (7, 2, 0, 9, 1, 3, 8, 4, 6, 5)]
 CHUNKS = [(5, 0, 64), (0, 30, 3), (8, 32, 33), (6, 0, 2), (7, 20, 11)]
 BATCHES = {
     "many singles": SINGLES,
@@ -39,7 +39,7 @@ BATCHES = {
         *SINGLES[7:8],
     ],
 }
-"""Rows of slot, start and count; a chunk may end before its prompt does."""
+"""Rows of table row, start and count; a chunk may end before its prompt does."""
 
 PLAIN = LayerCall(0, 0.3, None, None)
 CALLS = {
@@ -73,11 +73,11 @@ class TwoLayers:
     def forget(self, rows: list[tuple[int, int, int]]) -> None:
         """Make the rows' tokens NaN: they are yet to be written."""
         for case in self.cases:
-            for slot, start, count in rows:
+            for row, start, count in rows:
                 for position in range(start, start + count):
                     for head in range(case.table.shape[1]):
                         for half in (0, 1):
-                            case.place(slot, head, position, half).fill_(torch.nan)
+                            case.place(row, head, position, half).fill_(torch.nan)
 
 
 def check_layer(
@@ -92,12 +92,12 @@ def check_layer(
     output = attention.attend(query, key, value, call)
     assert output.shape == query.shape and output.dtype == query.dtype
     limit, first = TOLERANCES[case.dtype], 0
-    for slot, start, count in rows:
+    for row, start, count in rows:
         part = slice(first, first + count)
         first += count
         expected = case.attention(
             query[part],
-            slot,
+            row,
             start + count,
             scale=call.scale,
             sliding_window=call.sliding_window,
@@ -108,7 +108,7 @@ def check_layer(
 
 def _of_rows(numbers: list[Tensor], rows: list[tuple[int, int, int]], dtype: torch.dtype) -> Tensor:
     """The rows' new keys or values [tokens, kv_heads, head_dim]."""
-    parts = [numbers[slot][start : start + count] for slot, start, count in rows]
+    parts = [numbers[row][start : start + count] for row, start, count in rows]
     return torch.cat(parts).to(dtype)
 
 

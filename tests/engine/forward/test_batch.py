@@ -23,35 +23,35 @@ ROWS = st.lists(
 
 
 def arrays(rows: list[tuple[int, int, int]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    slots, starts, counts = np.array(rows, dtype=np.int32).T
-    return slots, starts, counts
+    table_rows, starts, counts = np.array(rows, dtype=np.int32).T
+    return table_rows, starts, counts
 
 
 def check_several(
     many: ManyRows, rows: list[tuple[int, int, int]], flat: list[tuple[int, int]]
 ) -> None:
-    """`many` is of `rows`; flat: slot and position of each token of the batch."""
+    """`many` is of `rows`; flat: row and position of each token of the batch."""
     bounds, tokens = many.query_offsets.tolist(), many.tokens.tolist()
-    assert many.slots.tolist() == [slot for slot, _, _ in rows]
+    assert many.table_rows.tolist() == [table_row for table_row, _, _ in rows]
     assert many.starts.tolist() == [start for _, start, _ in rows]
-    for i, (slot, start, count) in enumerate(rows):
+    for i, (table_row, start, count) in enumerate(rows):
         own = [flat[t] for t in tokens[bounds[i] : bounds[i + 1]]]
-        assert own == [(slot, start + k) for k in range(count)]
+        assert own == [(table_row, start + k) for k in range(count)]
 
 
 @given(ROWS)
 def test_every_token_is_in_its_row_and_place(rows: list[tuple[int, int, int]]) -> None:
     batch = token_batch(*arrays(rows), CPU)
-    flat = [(slot, start + i) for slot, start, count in rows for i in range(count)]
-    assert list(zip(batch.token_slots.tolist(), batch.positions.tolist(), strict=True)) == flat
+    flat = [(table_row, start + i) for table_row, start, count in rows for i in range(count)]
+    assert list(zip(batch.token_rows.tolist(), batch.positions.tolist(), strict=True)) == flat
     ends = batch.ends.tolist()
     assert [flat[end] for end in ends] == [(s, start + n - 1) for s, start, n in rows]
     covered: list[int] = []
     if batch.single is not None:
         singles = [row for row in rows if row[2] == 1]
         covered += batch.single.tokens.tolist()
-        lengths = zip(batch.single.slots.tolist(), batch.single.lengths.tolist(), strict=True)
-        assert list(lengths) == [(slot, start + 1) for slot, start, _ in singles]
+        lengths = zip(batch.single.table_rows.tolist(), batch.single.lengths.tolist(), strict=True)
+        assert list(lengths) == [(table_row, start + 1) for table_row, start, _ in singles]
         assert [flat[i] for i in batch.single.tokens.tolist()] == [r[:2] for r in singles]
     fresh = batch.fresh
     for several, is_fresh in ((batch.many, False), (fresh and fresh.rows, True)):
@@ -70,9 +70,9 @@ def test_every_token_is_in_its_row_and_place(rows: list[tuple[int, int, int]]) -
 @given(ROWS, st.dictionaries(st.integers(0, 99), st.integers(1, 500), max_size=30))
 def test_prompt_positions(rows: list[tuple[int, int, int]], asking: dict[int, int]) -> None:
     positions = PromptPositions()
-    for slot, num_prompt in asking.items():
+    for table_row, num_prompt in asking.items():
         sampling = SamplingParams(prompt_logprobs=0)
-        positions.admit(Admission(slot, "r", np.empty(0, np.int32), num_prompt, sampling))
+        positions.admit(Admission(table_row, "r", np.empty(0, np.int32), num_prompt, sampling))
     asked = positions.of(*arrays(rows))
     flat = [(r, s, start + i) for r, (s, start, n) in enumerate(rows) for i in range(n)]
     expected = [i for i, (_, s, p) in enumerate(flat) if p + 1 < asking.get(s, 0)]
@@ -82,7 +82,7 @@ def test_prompt_positions(rows: list[tuple[int, int, int]], asking: dict[int, in
     ]
 
 
-def test_a_slot_that_no_longer_asks_is_forgotten() -> None:
+def test_a_row_that_no_longer_asks_is_forgotten() -> None:
     positions = PromptPositions()
     for sampling in (SamplingParams(prompt_logprobs=1), SamplingParams()):
         positions.admit(Admission(4, "r", np.empty(0, np.int32), 9, sampling))

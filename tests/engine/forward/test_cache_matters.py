@@ -31,8 +31,8 @@ def decoded(driver: Driver, sequence: Running) -> list[int]:
 def test_one_corrupted_block_changes_the_output(tiny: ModelBuilder, family: str) -> None:
     expected = decoded(*prefilled(tiny, family))
     driver, sequence = prefilled(tiny, family)
-    slot, _, blocks = driver.deltas[-1]
-    assert slot == sequence.slot
+    row, _, blocks = driver.deltas[-1]
+    assert row == sequence.row
     block = driver.runner.arena.pool[blocks[0]].view(torch.float32)
     block.copy_(torch.randn(block.shape, generator=torch.Generator().manual_seed(0)))
     assert decoded(driver, sequence) != expected
@@ -41,15 +41,15 @@ def test_one_corrupted_block_changes_the_output(tiny: ModelBuilder, family: str)
 def test_the_wrong_side_changes_the_output(tiny: ModelBuilder) -> None:
     expected = decoded(*prefilled(tiny, "llama"))
     driver, sequence = prefilled(tiny, "llama")
-    driver.runner.arena.model(driver.spec.name).from_right[sequence.slot] = True
+    driver.runner.arena.model(driver.spec.name).from_right[sequence.row] = True
     assert decoded(driver, sequence) != expected
 
 
-def test_a_slot_admitted_again_forgets_its_former_sequence(tiny: ModelBuilder) -> None:
+def test_a_row_admitted_again_forgets_its_former_sequence(tiny: ModelBuilder) -> None:
     driver, first = prefilled(tiny, "llama")
     expected = decoded(*prefilled(tiny, "llama"))
-    decoded(driver, driver.admit([5, 6, 7], side=Side.RIGHT, slot=first.slot))
-    again = driver.admit(first.tokens[: first.num_prompt], slot=first.slot)
+    decoded(driver, driver.admit([5, 6, 7], side=Side.RIGHT, row=first.row))
+    again = driver.admit(first.tokens[: first.num_prompt], row=first.row)
     driver.step([again], chunk=10)
     assert decoded(driver, again) == expected
 
@@ -59,15 +59,15 @@ def test_table_entries_land_where_the_delta_says(tiny: ModelBuilder) -> None:
     arena, shape = driver.runner.arena.model(driver.spec.name), driver.spec.shape
     before = arena.tables.clone()
     delta = TableDelta(
-        slots=np.array([3, 1], dtype=np.int32),
+        rows=np.array([3, 1], dtype=np.int32),
         columns=np.array([2, 0], dtype=np.int32),
         blocks=np.arange(100, 100 + 2 * shape.blocks_per_column, dtype=np.int32).reshape(2, -1),
     )
     driver.runner._models[driver.spec.name].write_tables(delta)
-    for i, (slot, column) in enumerate([(3, 2), (1, 0)]):
+    for i, (row, column) in enumerate([(3, 2), (1, 0)]):
         for layer in range(shape.num_layers):
             for head in range(shape.num_kv_heads):
-                before[slot, layer, head, column] = delta.blocks[
+                before[row, layer, head, column] = delta.blocks[
                     i, layer * shape.num_kv_heads + head
                 ]
     assert torch.equal(arena.tables, before)

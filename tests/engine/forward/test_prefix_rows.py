@@ -28,16 +28,16 @@ def ints(values: list[int]) -> np.ndarray:
 
 
 def rows_of(groups: list[int | None], counts: list[int] | None = None) -> Rows:
-    """Slots are 100, 99, ...; a group's leader is its last row, its prefix 8 tokens or more."""
-    slots = [100 - row for row in range(len(groups))]
-    last = dict(zip(groups, slots, strict=True))
+    """Table rows 100, 99, ...; a group's leader is its last row, its prefix 8 tokens or more."""
+    table_rows = [100 - row for row in range(len(groups))]
+    last = dict(zip(groups, table_rows, strict=True))
     return Rows(
-        ints(slots),
+        ints(table_rows),
         ints([500 + row for row in range(len(groups))]),
         ints([1] * len(groups) if counts is None else counts),
         np.array([row % 3 != 1 for row in range(len(groups))]),
         SharedPrefixes(
-            ints([s if g is None else last[g] for g, s in zip(groups, slots, strict=True)]),
+            ints([s if g is None else last[g] for g, s in zip(groups, table_rows, strict=True)]),
             ints([0 if g is None else 8 * (g + 1) for g in groups]),
         ),
     )
@@ -54,7 +54,7 @@ def test_groups_are_side_by_side_and_cover_all_rows(groups: list[int | None]) ->
     ordered, order = side_by_side(rows)
     assert order is not None and ordered.prefixes is not None
     assert sorted(order.tolist()) == list(range(len(groups)))
-    assert ordered.slots.tolist() == [100 - row for row in order.tolist()]
+    assert ordered.table_rows.tolist() == [100 - row for row in order.tolist()]
     assert ordered.starts.tolist() == [500 + row for row in order.tolist()]
     seen: list[int | None] = []
     for first, last, tokens in spans(*group_arrays(ordered.prefixes)):
@@ -89,28 +89,30 @@ def test_results_come_back_by_the_rows_of_the_job(groups: list[int | None]) -> N
     ordered, order = side_by_side(rows)
     assert order is not None
     sampling = np.flatnonzero(ordered.samples)
-    steps = np.stack([ordered.slots[sampling], ordered.slots[sampling] + 1000])
-    entry = {row: (TokenLogprobs(int(ordered.slots[row]), 0.0, 1),) for row in range(len(groups))}
+    steps = np.stack([ordered.table_rows[sampling], ordered.table_rows[sampling] + 1000])
+    entry = {
+        row: (TokenLogprobs(int(ordered.table_rows[row]), 0.0, 1),) for row in range(len(groups))
+    }
     done = Reordered(
-        Ready(RowsResult(steps, entry, entry, ordered.slots[sampling] % 3 == 0)),
+        Ready(RowsResult(steps, entry, entry, ordered.table_rows[sampling] % 3 == 0)),
         order,
         ordered.samples,
     )
     assert done.is_done
     result = done.result()
-    expected = rows.slots[rows.samples]
+    expected = rows.table_rows[rows.samples]
     assert result.tokens.tolist() == [expected.tolist(), (expected + 1000).tolist()]
     assert result.is_broken.tolist() == (expected % 3 == 0).tolist()
     for entries in (result.logprobs, result.prompt_logprobs):
         assert {row: each[0].token for row, each in entries.items()} == dict(
-            enumerate(rows.slots.tolist())
+            enumerate(rows.table_rows.tolist())
         )
 
 
 def test_nothing_shared_leaves_rows_alone() -> None:
     rows = Rows(ints([3, 4]), ints([0, 1]), ints([1, 1]), np.ones(2, bool))
     assert side_by_side(rows) == (rows, None)
-    batch = token_batch(rows.slots, rows.starts, rows.counts, torch.device("cpu"))
+    batch = token_batch(rows.table_rows, rows.starts, rows.counts, torch.device("cpu"))
     assert batch.single is not None
     assert batch.single.groups is None
 
@@ -121,7 +123,7 @@ def test_a_batch_groups_its_rows_of_one_token(counts: list[int]) -> None:
     rows, _ = side_by_side(rows_of(groups, counts))
     assert rows.prefixes is not None
     cpu = torch.device("cpu")
-    batch = token_batch(rows.slots, rows.starts, rows.counts, cpu, rows.prefixes)
+    batch = token_batch(rows.table_rows, rows.starts, rows.counts, cpu, rows.prefixes)
     assert batch.single is not None
     groups = batch.single.groups
     assert groups is not None

@@ -28,7 +28,7 @@ def keys(driver: Driver, sequence: Running) -> Tensor:
     """Keys of layer 1, KV head 0, in the order they lie in: [columns, block_tokens, head_dim]."""
     arena, shape = driver.runner.arena.model(driver.spec.name), driver.spec.shape
     width = shape.block_tokens(BLOCK_BYTES)
-    blocks = arena.tables[sequence.slot, 1, 0, : sequence.num_columns].long()
+    blocks = arena.tables[sequence.row, 1, 0, : sequence.num_columns].long()
     halves = driver.runner.arena.pool[blocks].view(torch.float32).view(len(blocks), 2, -1)
     return halves[:, 0, : width * shape.head_dim].reshape(len(blocks), width, shape.head_dim)
 

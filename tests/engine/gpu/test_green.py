@@ -23,7 +23,7 @@ from tests.engine.gpu.jobs import job_of
 from tests.engine.live_units import NUM_TOKENS, SAMPLED, asked_of
 from tests.engine.units import check_lengths, check_nothing_leaks, running, spec_of, submit
 
-SLOTS = (
+WORKERS = (
     WorkerSpec(0, (0.5, 1.0), frozenset({Phase.PREFILL})),
     WorkerSpec(1, (0.5, 1.0), frozenset({Phase.DECODE})),
 )
@@ -31,7 +31,7 @@ SLOTS = (
 
 def test_threads_over_one_memory_say_the_same_tokens(tiny: ModelBuilder) -> None:
     made = spec_of([tiny("llama"), tiny("opt")])
-    spec = replace(made, workers=SLOTS)
+    spec = replace(made, workers=WORKERS)
     asked = asked_of(spec, 8)
     said = []
     for executor in (None, GreenExecutor(spec)):
@@ -100,7 +100,7 @@ class FakeParts:
 def spec(tiny: ModelBuilder, monkeypatch: pytest.MonkeyPatch) -> UnitSpec:
     monkeypatch.setattr(green, "UnitRunner", FakeRunner)
     monkeypatch.setattr(FakeRunner, "made", [])
-    return replace(spec_of([tiny("llama")]), workers=SLOTS)
+    return replace(spec_of([tiny("llama")]), workers=WORKERS)
 
 
 def outcomes_of(executor: GreenExecutor, count: int) -> list:

@@ -89,14 +89,14 @@ def random_rows(rng: np.random.Generator, phases: frozenset[Phase]) -> Rows:
     samples = np.ones(num_rows, dtype=np.bool_)
     if phases != {Phase.DECODE}:
         samples = rng.random(num_rows) < rng.choice([0.0, 0.5, 1.0])
-    slots = rng.permutation(MAX_ROWS)[:num_rows].astype(np.int32)
+    table_rows = rng.permutation(MAX_ROWS)[:num_rows].astype(np.int32)
     prefixes = None
     if rng.random() < 0.5:
-        leaders = rng.choice(slots, num_rows)
+        leaders = rng.choice(table_rows, num_rows)
         tokens = np.where(counts == 1, rng.choice([0, 128], num_rows), 0)
         tokens = np.where(np.isin(leaders, leaders[:1]), 0, tokens)  # a row's leader decides
         prefixes = SharedPrefixes(leaders.astype(np.int32), tokens.astype(np.int32))
-    return side_by_side(Rows(slots, starts.astype(np.int32), counts, samples, prefixes))[0]
+    return side_by_side(Rows(table_rows, starts.astype(np.int32), counts, samples, prefixes))[0]
 
 
 def met(

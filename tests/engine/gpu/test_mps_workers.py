@@ -29,7 +29,7 @@ from tests.engine.live_units import (
 )
 from tests.engine.units import check_lengths, check_nothing_leaks, running, spec_of, submit
 
-SLOTS = (
+WORKERS = (
     WorkerSpec(0, (0.5,), frozenset({Phase.PREFILL})),
     WorkerSpec(1, (0.5, 1.0), frozenset({Phase.DECODE})),
 )
@@ -72,7 +72,7 @@ class Running:
 def spec(tiny: ModelBuilder) -> UnitSpec:
     made = spec_of([tiny("llama"), tiny("qwen3")])
     scheduler = replace(made.scheduler, may_unshare=False)
-    return replace(made, workers=SLOTS, num_threads=2, scheduler=scheduler)
+    return replace(made, workers=WORKERS, num_threads=2, scheduler=scheduler)
 
 
 @pytest.fixture(scope="module")

@@ -38,16 +38,16 @@ def prefill():
     driver.step([sequence], chunk=1000)
 
 def decode():  # this child has seen neither the prompt nor the block table
-    driver.admit([], slot=sequence.slot)
+    driver.admit([], row=sequence.row)
     driver.num_sent = len(driver.deltas)
-    sequence.tokens = arena.history[sequence.slot, : len(prompt) + 1].tolist()
+    sequence.tokens = arena.history[sequence.row, : len(prompt) + 1].tolist()
     sequence.num_computed = len(prompt)
     for _ in range(9):
         driver.step([sequence], chunk=1)
 
 in_child(prefill)
 in_child(decode)
-print(arena.history[sequence.slot, len(prompt) : len(prompt) + 10].tolist())
+print(arena.history[sequence.row, len(prompt) : len(prompt) + 10].tolist())
 """
 
 

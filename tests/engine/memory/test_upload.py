@@ -55,14 +55,14 @@ def test_an_array_too_many_is_refused() -> None:
         PackedUpload(CPU)([np.arange(5)], torch.zeros(4, dtype=torch.int64))
 
 
-def admission(slot: int, tokens: list[int], side: Side) -> Admission:
+def admission(row: int, tokens: list[int], side: Side) -> Admission:
     array = np.array(tokens, dtype=np.int32)
-    return Admission(slot, str(slot), array, len(tokens), SamplingParams(), side)
+    return Admission(row, str(row), array, len(tokens), SamplingParams(), side)
 
 
-def delta(slots: list[int], columns: list[int], first: int) -> TableDelta:
-    blocks = first + np.arange(6 * len(slots), dtype=np.int32).reshape(len(slots), 6)
-    return TableDelta(np.array(slots, np.int32), np.array(columns, np.int32), blocks)
+def delta(rows: list[int], columns: list[int], first: int) -> TableDelta:
+    blocks = first + np.arange(6 * len(rows), dtype=np.int32).reshape(len(rows), 6)
+    return TableDelta(np.array(rows, np.int32), np.array(columns, np.int32), blocks)
 
 
 @pytest.mark.parametrize("has_admissions", [False, True])

@@ -14,20 +14,20 @@ from tests.engine.fakes import fake_spec
 EMPTY = np.empty(0, dtype=np.int32)
 
 
-def job_of(worker_id: int, slots: list[int], admissions: tuple[Admission, ...] = ()) -> Job:
+def job_of(worker_id: int, table_rows: list[int], admissions: tuple[Admission, ...] = ()) -> Job:
     rows = Rows(
-        slots=np.asarray(slots, dtype=np.int32),
-        starts=np.zeros(len(slots), dtype=np.int32),
-        counts=np.ones(len(slots), dtype=np.int32),
-        samples=np.ones(len(slots), dtype=np.bool_),
+        table_rows=np.asarray(table_rows, dtype=np.int32),
+        starts=np.zeros(len(table_rows), dtype=np.int32),
+        counts=np.ones(len(table_rows), dtype=np.int32),
+        samples=np.ones(len(table_rows), dtype=np.bool_),
     )
     tables = TableDelta(EMPTY, EMPTY, np.empty((0, 4), dtype=np.int32))
     return Job(1, "wide", Phase.DECODE, worker_id, 0.5, rows, tables, admissions)
 
 
-def admission(slot: int, seed: int) -> Admission:
+def admission(row: int, seed: int) -> Admission:
     tokens = np.arange(3, dtype=np.int32)
-    return Admission(slot, f"r{seed}", tokens, 3, SamplingParams(seed=seed))
+    return Admission(row, f"r{seed}", tokens, 3, SamplingParams(seed=seed))
 
 
 def test_the_other_worker_gets_the_rules_without_the_tokens() -> None:
@@ -70,10 +70,10 @@ def test_every_row_is_known_and_nothing_is_told_twice(
         if is_restarted:
             ledger.forget_worker(worker)
             known[worker].clear()
-        slots = [slot for slot in rows if slot in newest or slot in admitted]
-        fresh = tuple(admission(slot, number) for slot in slots if slot in admitted)
-        newest.update({a.slot: a.sampling.seed for a in fresh})
-        for told in ledger.complete(job_of(worker, slots, fresh), worker).admissions:
-            assert known[worker].get(told.slot) != told.sampling.seed
-            known[worker][told.slot] = told.sampling.seed
-        assert all(known[worker][slot] == newest[slot] for slot in slots)
+        table_rows = [row for row in rows if row in newest or row in admitted]
+        fresh = tuple(admission(row, number) for row in table_rows if row in admitted)
+        newest.update({a.row: a.sampling.seed for a in fresh})
+        for told in ledger.complete(job_of(worker, table_rows, fresh), worker).admissions:
+            assert known[worker].get(told.row) != told.sampling.seed
+            known[worker][told.row] = told.sampling.seed
+        assert all(known[worker][row] == newest[row] for row in table_rows)

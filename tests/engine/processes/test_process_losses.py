@@ -106,7 +106,7 @@ def answer(executor: ProcessExecutor, worker_id: int) -> Launch:
     launch = decode(frame)
     assert isinstance(launch, Launch)
     job = launch.job
-    result = JobResult(job.job_id, job.rows.slots, job.rows.counts, 0.0, {}, {})
+    result = JobResult(job.job_id, job.rows.table_rows, job.rows.counts, 0.0, {}, {})
     worker.send(encode(Done(result)))
     return launch
 

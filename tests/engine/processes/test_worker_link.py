@@ -22,7 +22,7 @@ START_BY_S = 360.0
 
 
 def result(seconds: float) -> JobResult:
-    return JobResult(JOB.job_id, JOB.rows.slots, JOB.rows.counts, seconds, {}, {})
+    return JobResult(JOB.job_id, JOB.rows.table_rows, JOB.rows.counts, seconds, {}, {})
 
 
 class Bench:

@@ -25,7 +25,7 @@ GRID = Grid(shares=(0.5, 1.0), batches=(1, 3), lengths=(5, 40), repeats=2)
 
 
 def lone_spec(num_blocks: int = 256, token_budget: int = 2048) -> UnitSpec:
-    """The fake "wide" model alone: 4 blocks a column of 16 tokens, 8 slots, context 512."""
+    """The fake "wide" model alone: 4 blocks a column of 16 tokens, 8 rows, context 512."""
     spec = fake_spec()
     return replace(
         spec,
@@ -99,8 +99,8 @@ def test_each_prefill_has_new_prompts_and_whole_tables() -> None:
     point = Point(1.0, 2, 40)
     (first,), (second,) = jobs.prefill(point), jobs.prefill(point)
     for job in (first, second):
-        entries = set(zip(job.tables.slots.tolist(), job.tables.columns.tolist(), strict=True))
-        assert entries == {(slot, column) for slot in (0, 1) for column in (0, 1, 2)}
+        entries = set(zip(job.tables.rows.tolist(), job.tables.columns.tolist(), strict=True))
+        assert entries == {(row, column) for row in (0, 1) for column in (0, 1, 2)}
         assert len(set(job.tables.blocks.ravel().tolist())) == 4 * 3 * 2
     assert first.admissions[0].tokens.tolist() != second.admissions[0].tokens.tolist()
     assert len(jobs.decode(point).tables) == 0
@@ -123,13 +123,13 @@ def test_rows_cover_every_prompt_once_in_order(batch: int, tokens: int, budget: 
     sampled = [0] * batch
     for rows in jobs:
         assert 0 < rows.counts.sum() <= budget
-        for slot, start, count, samples in zip(
-            rows.slots, rows.starts, rows.counts, rows.samples, strict=True
+        for row, start, count, samples in zip(
+            rows.table_rows, rows.starts, rows.counts, rows.samples, strict=True
         ):
-            assert start == seen[slot]
-            seen[slot] += count
-            assert samples == (seen[slot] == tokens)
-            sampled[slot] += samples
+            assert start == seen[row]
+            seen[row] += count
+            assert samples == (seen[row] == tokens)
+            sampled[row] += samples
     assert all(rows.counts.sum() == budget for rows in jobs[:-1])
     assert seen == [tokens] * batch
     assert sampled == [1] * batch

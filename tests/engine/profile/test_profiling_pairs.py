@@ -41,7 +41,7 @@ def test_every_two_models_meet_at_shares_that_make_up_the_whole() -> None:
     assert {(p.decode.batch, p.decode.tokens) for p in points} == {(4, 40)}
 
 
-def test_a_model_without_slots_for_both_is_not_paired_with_itself() -> None:
+def test_a_model_without_rows_for_both_is_not_paired_with_itself() -> None:
     short = replace(BOTH[0], models=(replace(BOTH[0].models[0], max_seqs=4),))
     points = pair_points((short, BOTH[1]), GRID)
     assert (WIDE, WIDE) not in {(p.prefill_model, p.decode_model) for p in points}
@@ -80,13 +80,13 @@ def test_both_are_measured_alone_and_side_by_side(same: bool) -> None:
     assert min(len(prefills), len(decodes)) >= 4 + 4
 
 
-def test_the_same_model_beside_itself_has_slots_and_blocks_of_its_own() -> None:
+def test_the_same_model_beside_itself_has_rows_and_blocks_of_its_own() -> None:
     executor = FakeExecutor()
     measured(executor, same=True)
     prefills = [job for job in executor.launched if job.worker_id == 0]
-    assert all(job.rows.slots.tolist() == [0] for job in prefills)
+    assert all(job.rows.table_rows.tolist() == [0] for job in prefills)
     decodes = [job for job in executor.launched if job.worker_id == 1]
-    assert {slot for job in decodes for slot in job.rows.slots.tolist()} == {1, 2, 3, 4}
+    assert {row for job in decodes for row in job.rows.table_rows.tolist()} == {1, 2, 3, 4}
     assert blocks_of(decodes).isdisjoint(blocks_of(prefills))
     assert blocks_of(decodes)
 

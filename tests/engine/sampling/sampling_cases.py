@@ -1,4 +1,4 @@
-"""Batches for the sampler: one slot a request, histories of random tokens."""
+"""Batches for the sampler: one row a request, histories of random tokens."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ EOS = 2
 
 @dataclass
 class SamplingCase:
-    """logits: [requests, vocab]; request i is in slot i, with prompts and outputs as given."""
+    """logits: [requests, vocab]; request i is in row i, with prompts and outputs as given."""
 
     logits: Tensor
     state: SequenceSampling
@@ -25,10 +25,10 @@ class SamplingCase:
     def sample(self, rows: list[int] | None = None) -> Sampled:
         """One call over `rows` (default all), in that order."""
         chosen = np.arange(len(self.lengths)) if rows is None else np.array(rows, dtype=np.int64)
-        slots = chosen.astype(np.int32)
+        table_rows = chosen.astype(np.int32)
         return sample(
             self.logits[torch.from_numpy(chosen)],
-            slots,
+            table_rows,
             self.history,
             self.lengths[chosen],
             self.state,
@@ -45,8 +45,8 @@ def build_case(
 ) -> SamplingCase:
     rng = np.random.default_rng(seed)
     state = SequenceSampling(len(params), vocab_size, (EOS,))
-    for slot, sampling in enumerate(params):
-        state.admit(slot, sampling, num_prompt_tokens)
+    for row, sampling in enumerate(params):
+        state.admit(row, sampling, num_prompt_tokens)
     length = num_prompt_tokens + num_output_tokens
     # What lies behind a history is left over from other requests; it must not be read.
     history = rng.integers(0, vocab_size, (len(params), length + 20))

@@ -78,7 +78,7 @@ def test_bias_forces_and_forbids():
     assert case.sample().tokens[0] == case.logits[0].argmax()
 
 
-def test_bias_outside_the_vocabulary_is_refused_and_the_slot_kept():
+def test_bias_outside_the_vocabulary_is_refused_and_the_row_kept():
     state = SequenceSampling(2, 10, (EOS,))
     state.admit(1, SamplingParams(temperature=0.5), 3)
     for token in (-1, 10):

@@ -26,13 +26,15 @@ def test_tokens_are_the_samplers(vocab_size: int) -> None:
     params = [SamplingParams(**WAYS[i % len(WAYS)], seed=i) for i in range(120)]
     case = build_case(params, vocab_size=vocab_size, seed=vocab_size)
     case.logits[5] = case.logits[5].round()  # ties
-    slots = np.arange(120, dtype=np.int32)
-    assert is_plain(case.state, slots, case.lengths)
-    numbers = random_numbers(case.state, slots, case.lengths, 2, 128)
+    table_rows = np.arange(120, dtype=np.int32)
+    assert is_plain(case.state, table_rows, case.lengths)
+    numbers = random_numbers(case.state, table_rows, case.lengths, 2, 128)
     rows = torch.cat((case.logits, torch.zeros(8, vocab_size)))
     outcome = torch.zeros(129, dtype=torch.int64)
     for step in range(2):
-        drawing = [torch.from_numpy(a) for a in (*limits(case.state, slots, 128), numbers[step])]
+        drawing = [
+            torch.from_numpy(a) for a in (*limits(case.state, table_rows, 128), numbers[step])
+        ]
         draw(rows, drawing, None, outcome)
         expected = replace(case, lengths=case.lengths + step).sample()
         assert outcome[1:121].tolist() == expected.tokens.tolist()
@@ -47,9 +49,9 @@ def test_broken_rows_are_marked_and_counted_among_the_live_ones() -> None:
     case.logits[2, 7] = torch.inf
     case.logits[4] = -torch.inf
     case.logits[6] = torch.nan
-    slots = np.arange(8, dtype=np.int32)
-    numbers = random_numbers(case.state, slots, case.lengths, 1, 8)[0]
-    drawing = [torch.from_numpy(a) for a in (*limits(case.state, slots, 8), numbers)]
+    table_rows = np.arange(8, dtype=np.int32)
+    numbers = random_numbers(case.state, table_rows, case.lengths, 1, 8)[0]
+    drawing = [torch.from_numpy(a) for a in (*limits(case.state, table_rows, 8), numbers)]
     live = torch.tensor([1, 1, 1, 1, 1, 1, 0, 1])
     outcome = torch.zeros(9, dtype=torch.int64)
     draw(case.logits, drawing, live, outcome)
@@ -80,19 +82,19 @@ def test_broken_rows_are_marked_and_counted_among_the_live_ones() -> None:
 def test_rows_that_ask_for_more_are_the_hosts(more: dict[str, object]) -> None:
     asking = SamplingParams(temperature=1.0, seed=1, **more)
     case = build_case([SamplingParams(seed=2), asking, SamplingParams(seed=3)])
-    for slots, expected in (([0, 1], False), ([1], False), ([0, 2], True)):
-        chosen = np.array(slots, dtype=np.int32)
+    for table_rows, expected in (([0, 1], False), ([1], False), ([0, 2], True)):
+        chosen = np.array(table_rows, dtype=np.int32)
         assert is_plain(case.state, chosen, case.lengths[chosen]) is expected
 
 
 def test_end_tokens_that_were_held_back_need_the_host_no_longer() -> None:
     case = build_case([SamplingParams(min_tokens=5, seed=2)], num_output_tokens=5)
-    slots = np.zeros(1, dtype=np.int32)
-    assert is_plain(case.state, slots, case.lengths)
-    assert not is_plain(case.state, slots, case.lengths - 1)
+    table_rows = np.zeros(1, dtype=np.int32)
+    assert is_plain(case.state, table_rows, case.lengths)
+    assert not is_plain(case.state, table_rows, case.lengths - 1)
 
 
-def test_a_slots_next_sequence_asks_for_itself() -> None:
+def test_a_rows_next_sequence_asks_for_itself() -> None:
     case = build_case([SamplingParams(logprobs=1, seed=2)])
     case.state.admit(0, SamplingParams(seed=2), 7)
     assert is_plain(case.state, np.zeros(1, dtype=np.int32), case.lengths)

@@ -68,12 +68,12 @@ def test_frequencies_follow_hugging_face_distribution(sampling, seed):
 def test_first_tokens_of_many_seeds_follow_the_distribution():
     logits = 1.5 * torch.randn(VOCAB, generator=torch.Generator().manual_seed(2))
     state = SequenceSampling(5000, VOCAB, ())
-    for slot in range(5000):
-        state.admit(slot, SamplingParams(seed=slot), 1)
+    for row in range(5000):
+        state.admit(row, SamplingParams(seed=row), 1)
     history = torch.zeros(5000, 1, dtype=torch.int32)
-    slots = np.arange(5000, dtype=np.int32)
+    table_rows = np.arange(5000, dtype=np.int32)
     tokens = sample(
-        logits.expand(5000, -1), slots, history, np.ones(5000, dtype=np.int32), state
+        logits.expand(5000, -1), table_rows, history, np.ones(5000, dtype=np.int32), state
     ).tokens
     expected = logits.double().softmax(-1).numpy() * 5000
     assert stats.chisquare(np.bincount(tokens, minlength=VOCAB), expected).pvalue > 1e-3
@@ -151,7 +151,7 @@ def test_no_rows():
 
 def test_wrong_shapes_are_refused():
     case = build_case([SamplingParams()] * 2)
-    slots = np.arange(2, dtype=np.int32)
+    table_rows = np.arange(2, dtype=np.int32)
     for logits, lengths in [
         (case.logits[:1], case.lengths),
         (case.logits[:, :99], case.lengths),
@@ -159,4 +159,4 @@ def test_wrong_shapes_are_refused():
         (case.logits, case.lengths[:1]),
     ]:
         with pytest.raises(ValueError, match="logits must be"):
-            sample(logits, slots, case.history, lengths, case.state)
+            sample(logits, table_rows, case.history, lengths, case.state)

@@ -52,9 +52,9 @@ def grow_and_shrink(driver: Driver, sampling: SamplingParams | None = None) -> l
     for number, prompt in enumerate(prompts):
         everyone.append(driver.admit(prompt, *options, side=SIDES[number % 2]))
         driver.step([everyone[-1]], chunk=1000)
-        driver.step([s for s in everyone if len(s.output) < 5 + s.slot], chunk=1)
-    while running := [s for s in everyone if len(s.output) < 5 + s.slot]:
-        driver.step(running, chunk=1, max_steps=min(5 + s.slot - len(s.output) for s in running))
+        driver.step([s for s in everyone if len(s.output) < 5 + s.row], chunk=1)
+    while running := [s for s in everyone if len(s.output) < 5 + s.row]:
+        driver.step(running, chunk=1, max_steps=min(5 + s.row - len(s.output) for s in running))
     return everyone
 
 
@@ -124,7 +124,7 @@ def test_recording_for_the_hosts_sampler_touches_no_sequence_either(
     driver.step([plain, edited], chunk=10)
     driver.step([plain], chunk=1)  # the buffers are now at its next place
     arena = driver.runner.arena
-    blocks = arena.model(driver.spec.name).tables[plain.slot, :, :, 0].flatten().long()
+    blocks = arena.model(driver.spec.name).tables[plain.row, :, :, 0].flatten().long()
     before = arena.pool[blocks]
     driver.step([edited], chunk=1)
     assert torch.equal(arena.pool[blocks], before)

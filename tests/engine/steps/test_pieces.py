@@ -141,7 +141,7 @@ def test_an_error_comes_after_all_pieces_have_ended() -> None:
     ended: list[int] = []
 
     def work(rows: Rows) -> RowsResult:
-        if rows.slots[0] == 0:
+        if rows.table_rows[0] == 0:
             threading.Timer(0.1, may_end.set).start()
             raise ValueError("broken")
         assert may_end.wait(30)

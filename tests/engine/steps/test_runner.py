@@ -64,7 +64,7 @@ def sampled(driver: Driver, prompt: list[int], seed: int) -> list[int]:
 
 
 def test_a_seed_decides_alone(tiny: ModelBuilder) -> None:
-    """Not the batch, not the slot, not the chunks."""
+    """Not the batch, not the table row, not the chunks."""
     (driver,) = drivers(unit_of(tiny("llama")))
     prompt = list(range(30, 70))
     alone = sampled(driver, prompt, seed=5)

@@ -71,7 +71,7 @@ def test_a_job_that_raises_in_this_process_fails_alone(tiny: ModelBuilder) -> No
     executor.start()
     width = spec.models[0].shape.blocks_per_column
     rows = Rows(
-        slots=np.zeros(1, dtype=np.int32),
+        table_rows=np.zeros(1, dtype=np.int32),
         starts=np.zeros(1, dtype=np.int32),
         counts=np.full(1, 3, dtype=np.int32),
         samples=np.ones(1, dtype=np.bool_),

@@ -204,14 +204,16 @@ def test_a_shared_block_that_is_corrupted_changes_the_outputs_of_its_group(
     prefixes = unit.jobs[-1].rows.prefixes
     assert prefixes is not None
     arena = unit.runner.arena
-    slots = unit.jobs[-1].rows.slots
+    table_rows = unit.jobs[-1].rows.table_rows
     leader = int(prefixes.leaders[prefixes.tokens > 0][0])
-    members = {int(slot) for slot in slots[prefixes.leaders == leader]}
-    ids = {slot: unit.scheduler._models["llama"].slots.request_ids[slot] for slot in slots.tolist()}
+    members = {int(row) for row in table_rows[prefixes.leaders == leader]}
+    ids = {
+        row: unit.scheduler._models["llama"].running.request_ids[row] for row in table_rows.tolist()
+    }
     block = int(arena.model("llama").tables[leader, 0, 0, 3])
     arena.pool[block].view(torch.float32).mul_(-3.0)
     while unit.step():
         pass
-    for slot, request_id in ids.items():
+    for row, request_id in ids.items():
         is_same = unit.tokens[request_id] == whole[request_id.removesuffix("/again")]
-        assert is_same == (slot not in members)
+        assert is_same == (row not in members)

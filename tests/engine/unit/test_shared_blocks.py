@@ -48,11 +48,11 @@ def texts_of(spec: UnitSpec, seed: int) -> list[Text]:
     rng = np.random.default_rng(seed)
     texts = []
     for model in spec.models:
-        for slot in range(NUM_LEFT + NUM_RIGHT):
-            side = Side.LEFT if slot < NUM_LEFT else Side.RIGHT
+        for row in range(NUM_LEFT + NUM_RIGHT):
+            side = Side.LEFT if row < NUM_LEFT else Side.RIGHT
             num_tokens = LEFT_TOKENS if side is Side.LEFT else RIGHT_TOKENS
             prompt = rng.integers(3, model.vocab_size, rng.integers(5, 40)).tolist()
-            texts.append(Text(model, slot, side, prompt, num_tokens, list(prompt)))
+            texts.append(Text(model, row, side, prompt, num_tokens, list(prompt)))
     return texts
 
 

@@ -184,7 +184,7 @@ def test_a_record_of_a_follower_starts_where_the_job_before_it_ended() -> None:
 
 
 def _result(job: Job) -> JobResult:
-    return JobResult(job.job_id, job.rows.slots, job.rows.counts, 0.0, {}, {})
+    return JobResult(job.job_id, job.rows.table_rows, job.rows.counts, 0.0, {}, {})
 
 
 @pytest.mark.parametrize("how", ["plain", "with the host"])

@@ -31,7 +31,7 @@ class Given:
         if self.error is not None:
             raise self.error
         rows, seconds = self.job.rows, time.monotonic() - self.began_s
-        return JobResult(self.job.job_id, rows.slots, rows.counts, seconds, {}, {})
+        return JobResult(self.job.job_id, rows.table_rows, rows.counts, seconds, {}, {})
 
 
 class Device:
@@ -172,4 +172,4 @@ def test_a_job_takes_as_long_as_the_device_was_at_it(device: Device, pipeline: P
     assert isinstance(first, JobDone) and isinstance(second, JobDone)
     assert first.result.seconds >= 100.0
     assert second.result.seconds < 90.0
-    assert np.array_equal(second.result.tokens, SECOND.rows.slots)
+    assert np.array_equal(second.result.tokens, SECOND.rows.table_rows)

@@ -32,7 +32,7 @@ class Ran:
 
 
 class Runner:
-    """Raises for a job whose first row is slot 13."""
+    """Raises for a job whose first row is table row 13."""
 
     def __init__(self) -> None:
         self.jobs: list[Job] = []
@@ -42,9 +42,9 @@ class Runner:
 
     def launch(self, job: Job) -> "Ran":
         self.jobs.append(job)
-        if job.rows.slots[0] == 13:
-            raise RuntimeError("an unlucky slot")
-        result = JobResult(job.job_id, job.rows.slots, job.rows.counts, 0.0, {}, {})
+        if job.rows.table_rows[0] == 13:
+            raise RuntimeError("an unlucky row")
+        result = JobResult(job.job_id, job.rows.table_rows, job.rows.counts, 0.0, {}, {})
         return Ran(result)
 
     def record_next(self) -> bool:
@@ -88,7 +88,7 @@ def serving(runner: Any) -> Iterator[Bench]:
 def test_a_job_that_raises_fails_alone(bench: Bench) -> None:
     failed = bench.run(job_of(0, [13]))
     assert isinstance(failed, Failed)
-    assert (failed.job_id, failed.message) == (1, "RuntimeError: an unlucky slot")
+    assert (failed.job_id, failed.message) == (1, "RuntimeError: an unlucky row")
     done = bench.run(job_of(0, [4, 5]))
     assert isinstance(done, Done)
     assert np.array_equal(done.result.tokens, [4, 5])

@@ -31,10 +31,10 @@ def _kv_write(run: Run, dtype: torch.dtype, heads: Heads) -> float:
     lengths = [1, 15, 16, 17, 100]
     made = paged(lengths, heads, dtype, run.device, mixed_sides=True)
     positions = torch.cat([torch.arange(length) for length in lengths]).to(run.device)
-    slots = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths)).to(run.device)
+    table_rows = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths)).to(run.device)
     new = torch.randn(2, len(positions), heads.kv, heads.dim, device=run.device).to(dtype)
     before = made.pool.clone()
-    kv_write(made.pool, *new, made.table, slots, positions, made.from_right, made.block_tokens)
+    kv_write(made.pool, *new, made.table, table_rows, positions, made.from_right, made.block_tokens)
     stored = torch.cat([made.dense(row) for row in range(len(lengths))], dim=2)
     wrong = int((stored != new.transpose(1, 2)).sum())
     touched = int((made.pool.view(torch.int16) != before.view(torch.int16)).sum())
@@ -80,7 +80,7 @@ def _paged_prefill(run: Run, dtype: torch.dtype, heads: Heads, options: dict[str
         query,
         made.pool,
         made.table,
-        made.slots,
+        made.table_rows,
         _offsets(news, run.device),
         torch.tensor(starts, dtype=torch.int32, device=run.device),
         made.from_right,
@@ -155,7 +155,7 @@ def _prefix_attention(
 
 
 def _where(made: Paged) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    return made.pool, made.table, made.slots, made.lengths, made.from_right
+    return made.pool, made.table, made.table_rows, made.lengths, made.from_right
 
 
 def _how(made: Paged) -> dict[str, float]:

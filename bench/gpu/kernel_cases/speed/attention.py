@@ -39,7 +39,7 @@ def time_decode(run: Run) -> None:
 def _decode(run: Run, rows: int, length: int, heads: Heads) -> None:
     made = paged([length] * rows, heads, torch.bfloat16, run.device)
     query = made.query(rows)
-    where = (made.pool, made.table, made.slots, made.lengths, made.from_right)
+    where = (made.pool, made.table, made.table_rows, made.lengths, made.from_right)
     scale = heads.dim**-0.5
     dense = contiguous(rows, 1, length, heads, query)
     run.time(
@@ -67,7 +67,7 @@ def _prefill(run: Run, news: list[int], start: int, heads: Heads) -> None:
     query = made.query(sum(news))
     offsets = torch.tensor([0, *news]).cumsum(0).to(torch.int32).to(run.device)
     starts = torch.full((len(news),), start, dtype=torch.int32, device=run.device)
-    where = (made.pool, made.table, made.slots, offsets, starts, made.from_right)
+    where = (made.pool, made.table, made.table_rows, offsets, starts, made.from_right)
     scale = heads.dim**-0.5
     run.time(
         "paged_prefill",
@@ -109,7 +109,7 @@ def _prompts(run: Run, news: list[int], heads: Heads) -> None:
         return
     offsets = torch.tensor([0, *news]).cumsum(0).to(torch.int32).to(query.device)
     starts = torch.zeros(len(news), dtype=torch.int32, device=query.device)
-    where = (made.pool, made.table, made.slots, offsets, starts, made.from_right)
+    where = (made.pool, made.table, made.table_rows, offsets, starts, made.from_right)
     run.time(
         "prompt_attention",
         case,

@@ -60,7 +60,7 @@ def _time(run: Run, decodes: int, chunks: int, prefix: int, distinct: int, heads
             query,
             made.pool,
             made.table,
-            made.slots,
+            made.table_rows,
             made.lengths,
             made.from_right,
             group,
@@ -78,10 +78,10 @@ def _paged(made: Paged, query: Tensor, offsets: Tensor, news: list[int]) -> Call
     """The same rows without knowing of the prefix, whose blocks the L2 cache may hold."""
     how = {"block_tokens": made.block_tokens, "scale": made.heads.dim**-0.5}
     if max(news) == 1:
-        where = (made.pool, made.table, made.slots, made.lengths, made.from_right)
+        where = (made.pool, made.table, made.table_rows, made.lengths, made.from_right)
         return lambda: paged_decode(query, *where, **how)
     starts = made.lengths - torch.tensor(news, dtype=torch.int32, device=query.device)
-    where = (made.pool, made.table, made.slots, offsets, starts, made.from_right)
+    where = (made.pool, made.table, made.table_rows, offsets, starts, made.from_right)
     return lambda: paged_prefill(query, *where, **how)
 
 

@@ -93,8 +93,8 @@ def _kv_write(run: Run, tokens: int) -> None:
         for _ in range(2)
     )
     positions = torch.arange(tokens, dtype=torch.int32, device=run.device)
-    slots = torch.zeros_like(positions)
-    where = (made.table, slots, positions, made.from_right, made.block_tokens)
+    table_rows = torch.zeros_like(positions)
+    where = (made.table, table_rows, positions, made.from_right, made.block_tokens)
     cache = torch.empty(2, tokens, heads.kv, heads.dim, dtype=key.dtype, device=run.device)
     order = torch.randperm(tokens, device=run.device)
 

@@ -137,7 +137,7 @@ class DecodeGraphs:
 
     def launch(
         self,
-        slots: Numbers,
+        table_rows: Numbers,
         starts: Numbers,
         num_steps: int,
         prefixes: SharedPrefixes | None = None,
@@ -149,16 +149,16 @@ class DecodeGraphs:
         small groups each row reads its own prefix.
         """
         lengths = starts + 1
-        is_drawn = is_plain(self._model.sampling, slots, lengths)
-        size = self._size(len(slots))
+        is_drawn = is_plain(self._model.sampling, table_rows, lengths)
+        size = self._size(len(table_rows))
         kind, run = self._runnable(_Kind(size, fits(prefixes, size), is_drawn))
         step = self._step_of(kind)
         if not is_drawn:
-            self._begin(slots, starts, np.full((1, kind.size), 0.5), prefixes)
-            return self._with_host(step, run, slots, lengths, num_steps)
-        numbers = random_numbers(self._model.sampling, slots, lengths, num_steps, kind.size)
-        following = self._begin(slots, starts, numbers, prefixes)
-        readback = Readback(num_steps, len(slots), self._words.device)
+            self._begin(table_rows, starts, np.full((1, kind.size), 0.5), prefixes)
+            return self._with_host(step, run, table_rows, lengths, num_steps)
+        numbers = random_numbers(self._model.sampling, table_rows, lengths, num_steps, kind.size)
+        following = self._begin(table_rows, starts, numbers, prefixes)
+        readback = Readback(num_steps, len(table_rows), self._words.device)
         for number in range(num_steps):
             if number:
                 step.buffers.drawing[-1].copy_(following[number - 1])
@@ -168,13 +168,13 @@ class DecodeGraphs:
 
     def _begin(
         self,
-        slots: Numbers,
+        table_rows: Numbers,
         starts: Numbers,
         numbers: NDArray[np.float64],
         prefixes: SharedPrefixes | None,
     ) -> Tensor:
         """Fill the buffers and make the pending writes; return random numbers of later steps."""
-        inputs = decode_arrays(self._model, slots, starts, numbers[0], prefixes)
+        inputs = decode_arrays(self._model, table_rows, starts, numbers[0], prefixes)
         more: list[Array] = [numbers[1:], *self._writes.take()]
         if num_words([*inputs, *more]) <= len(self._words):
             following, *writes = self._upload([*inputs, *more], self._words, NUM_BUFFERS)
@@ -185,15 +185,19 @@ class DecodeGraphs:
         return following
 
     def _with_host(
-        self, step: DecodeStep, compute: Step, slots: Numbers, lengths: Numbers, num_steps: int
+        self, step: DecodeStep, compute: Step, table_rows: Numbers, lengths: Numbers, num_steps: int
     ) -> Pending:
         """Run steps whose tokens the host's sampler chooses."""
-        model, num_rows = self._model, len(slots)
+        model, num_rows = self._model, len(table_rows)
         steps: list[Sampled] = []
         for number in range(num_steps):
             compute()
             sampled = sample(
-                step.logits[:num_rows], slots, model.arena.history, lengths + number, model.sampling
+                step.logits[:num_rows],
+                table_rows,
+                model.arena.history,
+                lengths + number,
+                model.sampling,
             )
             (tokens,) = self._upload([sampled.tokens])
             step.buffers.outcome[1 : 1 + num_rows] = tokens

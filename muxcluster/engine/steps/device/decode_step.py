@@ -25,8 +25,8 @@ class DecodeBuffers:
     """What a step reads and changes, of [rows] each."""
 
     outcome: Tensor  # int64 [1 + rows], broken rows so far, then the tokens of the last step
-    # slots, positions: int64, where the step's tokens are; a row that fills up is nowhere
-    slots: Tensor
+    # table_rows, positions: int64, where the step's tokens are; a row that fills up is nowhere
+    table_rows: Tensor
     positions: Tensor
     # int64, the same in the flattened history; such a row's is in the history's last row
     places: Tensor
@@ -42,36 +42,36 @@ NUM_BUFFERS = 12
 
 def decode_arrays(
     model: LoadedModel,
-    slots: Numbers,
+    table_rows: Numbers,
     starts: Numbers,
     uniform: NDArray[np.float64],
     prefixes: SharedPrefixes | None = None,
 ) -> list[Array]:
     """Return the arrays for `buffers_of`, of the rows that process one token each at `starts`.
 
-    uniform: [rows of the step], as many as the slots or more; the others fill up. prefixes: what
+    uniform: [rows of the step], as many as `table_rows` or more; the others fill up. prefixes: what
     the rows share, those of a group side by side.
     """
     num_rows = len(uniform)
-    num_slots, width = model.arena.history.shape
-    wide = slots.astype(np.int64)
+    num_table_rows, width = model.arena.history.shape
+    wide = table_rows.astype(np.int64)
     return [
         np.zeros(1 + num_rows, dtype=np.int64),
         filled(wide, num_rows, 0),
         filled(starts.astype(np.int64), num_rows, _NOWHERE),
-        filled(wide * width + starts, num_rows, (num_slots - 1) * width),
+        filled(wide * width + starts, num_rows, (num_table_rows - 1) * width),
         filled(np.ones_like(wide), num_rows, 0),
         *fixed_groups(prefixes, num_rows),
-        *limits(model.sampling, slots, num_rows),
+        *limits(model.sampling, table_rows, num_rows),
         uniform,
     ]
 
 
 def buffers_of(tensors: Sequence[Tensor]) -> DecodeBuffers:
     """Return the buffers that `decode_arrays` were copied to."""
-    outcome, slots, positions, places, advances, group_offsets, prefix_lengths = tensors[:7]
+    outcome, table_rows, positions, places, advances, group_offsets, prefix_lengths = tensors[:7]
     return DecodeBuffers(
-        outcome, slots, positions, places, advances, group_offsets, prefix_lengths, tensors[7:]
+        outcome, table_rows, positions, places, advances, group_offsets, prefix_lengths, tensors[7:]
     )
 
 
@@ -90,8 +90,8 @@ class DecodeStep:
         self._groups = GroupOffsets(buffers.group_offsets, buffers.prefix_lengths)
         self._shares = shares
         self._model = model
-        self._rows = torch.arange(len(buffers.slots), device=logits.device)
-        self._ends = np.arange(len(buffers.slots))
+        self._rows = torch.arange(len(buffers.table_rows), device=logits.device)
+        self._ends = np.arange(len(buffers.table_rows))
 
     def run(self) -> None:
         self.compute()
@@ -103,12 +103,12 @@ class DecodeStep:
         model, own = self._model, self.buffers
         tokens = model.arena.history.view(-1)[own.places].long()
         batch = TokenBatch(
-            token_slots=own.slots,
+            token_rows=own.table_rows,
             positions=own.positions,
             ends=self._ends,
             single=SingleRows(
                 tokens=self._rows,
-                slots=own.slots,
+                table_rows=own.table_rows,
                 lengths=own.positions + 1,
                 groups=self._groups if self._shares else None,
             ),

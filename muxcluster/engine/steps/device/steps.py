@@ -69,17 +69,17 @@ class DeviceSteps:
 
     def launch(self, rows: Rows, num_steps: int) -> Pending:
         if np.all(rows.samples) and np.all(rows.counts == 1):
-            return self._decode().launch(rows.slots, rows.starts, num_steps, rows.prefixes)
+            return self._decode().launch(rows.table_rows, rows.starts, num_steps, rows.prefixes)
         first = self._once(rows)
         if num_steps == 1:
             return first
         starts = rows.starts + rows.counts
-        more = self._decode().launch(rows.slots, starts, num_steps - 1, rows.prefixes)
+        more = self._decode().launch(rows.table_rows, starts, num_steps - 1, rows.prefixes)
         return InOrder((first, more))
 
     def waits(self, rows: Rows) -> bool:
         """Return whether the host's sampler chooses the token of some row."""
-        return not is_plain(self._model.sampling, rows.slots, rows.starts + rows.counts)
+        return not is_plain(self._model.sampling, rows.table_rows, rows.starts + rows.counts)
 
     def _decode(self) -> DecodeGraphs:
         place = self._capture.place
@@ -93,38 +93,38 @@ class DeviceSteps:
         """Run one step of rows of any number of tokens."""
         model = self._model
         batch = host_batch(
-            rows.slots, rows.starts, rows.counts, rows.prefixes, has_fixed_groups=True
+            rows.table_rows, rows.starts, rows.counts, rows.prefixes, has_fixed_groups=True
         )
-        asked = model.prompts.of(rows.slots, rows.starts, rows.counts)
+        asked = model.prompts.of(rows.table_rows, rows.starts, rows.counts)
         sampling = np.flatnonzero(rows.samples)
-        slots, lengths = rows.slots[sampling], (rows.starts + rows.counts)[sampling]
+        table_rows, lengths = rows.table_rows[sampling], (rows.starts + rows.counts)[sampling]
         wanted = np.concatenate((batch.ends[sampling], asked.tokens))
-        inputs = self._begin(batch, wanted, slots, lengths)
+        inputs = self._begin(batch, wanted, table_rows, lengths)
         logits = self._logits(inputs, inputs.batch.positions)
-        own, history = logits[: len(slots)], model.arena.history
-        prompt_logprobs = asked.logprobs(logits[len(slots) :], history) if asked.rows else {}
-        if is_plain(model.sampling, slots, lengths):
+        own, history = logits[: len(table_rows)], model.arena.history
+        prompt_logprobs = asked.logprobs(logits[len(table_rows) :], history) if asked.rows else {}
+        if is_plain(model.sampling, table_rows, lengths):
             self._draw(own, inputs)
-            readback = Readback(1, len(slots), history.device)
+            readback = Readback(1, len(table_rows), history.device)
             readback.take(0, inputs.outcome)
             return readback.close(prompt_logprobs)
-        sampled = sample(own, slots, history, lengths, model.sampling)
+        sampled = sample(own, table_rows, history, lengths, model.sampling)
         (tokens,) = self._upload([sampled.tokens])
         history.view(-1)[inputs.places] = tokens
         return Ready(result_of([sampled], sampling, prompt_logprobs))
 
     def _begin(
-        self, batch: HostBatch, wanted: NDArray[np.int64], slots: Numbers, lengths: Numbers
+        self, batch: HostBatch, wanted: NDArray[np.int64], table_rows: Numbers, lengths: Numbers
     ) -> _Inputs:
         """Upload all that the step reads, and make the pending writes."""
-        model, num_rows = self._model, len(slots)
+        model, num_rows = self._model, len(table_rows)
         width = model.arena.history.shape[1]
         arrays = [
             wanted if len(wanted) else np.zeros(1, dtype=np.int64),
-            slots.astype(np.int64) * width + lengths,
+            table_rows.astype(np.int64) * width + lengths,
             np.zeros(1 + num_rows, dtype=np.int64),
-            *limits(model.sampling, slots, num_rows),
-            random_numbers(model.sampling, slots, lengths, 1, num_rows)[0],
+            *limits(model.sampling, table_rows, num_rows),
+            random_numbers(model.sampling, table_rows, lengths, 1, num_rows)[0],
         ]
         tensors = self._upload([*batch.arrays, *arrays, *self._writes.take()])
         num_inputs = len(batch.arrays) + len(arrays)
@@ -133,10 +133,10 @@ class DeviceSteps:
 
     def _without_sequence(self) -> list[Array]:
         """Return arrays for a batch that needs one token's logits, for no sequence."""
-        num_slots, width = self._model.arena.history.shape
+        num_table_rows, width = self._model.arena.history.shape
         return [
             np.zeros(1, dtype=np.int64),
-            np.full(1, (num_slots - 1) * width),
+            np.full(1, (num_table_rows - 1) * width),
             np.zeros(2, dtype=np.int64),
             *limits(self._model.sampling, _NOBODY, 1),
             np.full(1, 0.5),
@@ -154,7 +154,7 @@ class DeviceSteps:
         positions: int64 [tokens], the batch's, as the model looks them up.
         """
         model, batch = self._model, inputs.batch
-        tokens = model.arena.history[batch.token_slots, batch.positions].long()
+        tokens = model.arena.history[batch.token_rows, batch.positions].long()
         attention = PagedAttention(model.pool, model.arena, batch)
         return model.forward.logits(tokens, positions, attention, inputs.wanted)
 

@@ -38,18 +38,18 @@ class WarmUpStep:
     shares: bool = False  # True if attention of the single rows reads shared prefixes once
 
     def batch(self) -> HostBatch:
-        """Return the step's tokens: they read the begin of slot 0's blocks and write nothing."""
+        """Return the step's tokens: they read the begin of table row 0 and write nothing."""
         counts = np.array([1] * self.num_single + list(self.counts), dtype=np.int32)
-        slots = np.zeros_like(counts)
+        table_rows = np.zeros_like(counts)
         starts = np.where(counts > 1, np.int32(self.start), np.int32(0))
-        prefixes = SharedPrefixes(slots, slots) if self.shares else None
-        return nowhere(host_batch(slots, starts, counts, prefixes, has_fixed_groups=True))
+        prefixes = SharedPrefixes(table_rows, table_rows) if self.shares else None
+        return nowhere(host_batch(table_rows, starts, counts, prefixes, has_fixed_groups=True))
 
 
 def nowhere(batch: HostBatch) -> HostBatch:
     """Return the batch with all tokens at no position, so that it writes no keys and values."""
-    token_slots, positions, *others = batch.arrays
-    arrays = (token_slots, np.full_like(positions, _NOWHERE), *others)
+    token_rows, positions, *others = batch.arrays
+    arrays = (token_rows, np.full_like(positions, _NOWHERE), *others)
     return HostBatch(arrays, batch.ends, batch.num_single, batch.num_many, batch.most_fresh)
 
 

@@ -1,4 +1,4 @@
-"""The sequences of one model as arrays over slots, so that a step costs no Python per row."""
+"""The sequences of one model as arrays over rows, so that a step costs no Python per row."""
 
 import math
 
@@ -8,18 +8,18 @@ from numpy.typing import NDArray
 from muxcluster.core.job import Side
 from muxcluster.scheduling.state.live import LiveRequest
 
-Slots = NDArray[np.int32]
+TableRows = NDArray[np.int32]
 
 
-_NO_SLOTS: Slots = np.empty(0, dtype=np.int32)
+_NO_ROWS: TableRows = np.empty(0, dtype=np.int32)
 
 _MOST_CREDIT = 3.0  # tokens' worth of time that a sequence may save by being early
 _MOST_DEBT = 0.5  # tokens' worth of time by which a late token makes the next one due earlier
 _DAY_S = 86_400.0  # instead of no target, which is infinite
 
 
-class SlotTable:
-    """State per slot: every array has length max_seqs unless a comment says otherwise.
+class RunningTable:
+    """State per row: every array has length max_seqs unless a comment says otherwise.
 
     Read freely, but write through the methods: a unit asks every model several times a step which
     sequences are idle, so the answers are kept.
@@ -33,7 +33,7 @@ class SlotTable:
         self.num_tokens = np.zeros(max_seqs, dtype=np.int32)  # prompt and output
         self.num_computed = np.zeros(max_seqs, dtype=np.int32)  # tokens whose KV is written
         self.max_total = np.zeros(max_seqs, dtype=np.int32)  # num_tokens at which it ends by length
-        self.most_computed = np.zeros(max_seqs, dtype=np.int32)  # KV it may ever have; 0: free slot
+        self.most_computed = np.zeros(max_seqs, dtype=np.int32)  # KV it may ever have; 0: free row
         self.seniority = np.zeros(max_seqs, dtype=np.int64)  # see LiveRequest
         self.is_live = np.zeros(max_seqs, dtype=np.bool_)
         self.in_job = np.zeros(max_seqs, dtype=np.bool_)  # part of a running job
@@ -48,7 +48,7 @@ class SlotTable:
         self.deadline_s = np.full(max_seqs, np.inf)  # of its next token; inf: no target
         self.tpot_s = np.full(max_seqs, np.inf)  # target; inf: none
         self.credit_s = np.zeros(max_seqs)  # how early its tokens were since the first, bounded
-        self.decode_running_s = np.zeros(max_seqs)  # in decode jobs since it took the slot
+        self.decode_running_s = np.zeros(max_seqs)  # in decode jobs since it took the row
         # Output tokens, int32 [max_seqs, max_model_len + 1]: pages never written cost no memory.
         # All 0, and not to be written, where they are not kept.
         shape = max_seqs, max_model_len + 1
@@ -67,18 +67,18 @@ class SlotTable:
 
     def forget_idle(self) -> None:
         """Forget the kept answers: which sequences are idle has changed."""
-        self._prefilling: Slots | None = None
-        self._decoding: Slots | None = None
+        self._prefilling: TableRows | None = None
+        self._decoding: TableRows | None = None
         self._first_deadline_s: float | None = None
 
     @property
     def num_free(self) -> int:
-        """Number of slots that no sequence holds."""
+        """Number of rows that no sequence holds."""
         return len(self._free)
 
     @property
     def num_live(self) -> int:
-        """Number of sequences that hold a slot."""
+        """Number of sequences that hold a row."""
         return self.max_seqs - len(self._free) - self.num_written
 
     @property
@@ -86,159 +86,159 @@ class SlotTable:
         """Number of tokens to compute before those that are prefilling decode."""
         if not self.num_prefilling:
             return 0
-        slots = self.is_live & self.is_prefilling
-        return int((self.num_tokens[slots] - self.num_computed[slots]).sum())
+        rows = self.is_live & self.is_prefilling
+        return int((self.num_tokens[rows] - self.num_computed[rows]).sum())
 
     @property
     def next_free(self) -> int:
-        """The slot that `occupy` takes next; there must be one."""
+        """The row that `occupy` takes next; there must be one."""
         return self._free[-1]
 
-    def at(self, slot: int) -> LiveRequest:
-        """Return the sequence that holds `slot`."""
-        live = self.live[slot]
-        assert live is not None, f"slot {slot} is empty"
+    def at(self, row: int) -> LiveRequest:
+        """Return the sequence that holds `row`."""
+        live = self.live[row]
+        assert live is not None, f"row {row} is empty"
         return live
 
     def occupy(self, live: LiveRequest, num_computed: int, max_total: int) -> int:
-        """Give `live` the next free slot with `num_computed` tokens' KV already there."""
-        slot = self._free.pop()
-        live.slot = slot
+        """Give `live` the next free row with `num_computed` tokens' KV already there."""
+        row = self._free.pop()
+        live.row = row
         sampling = live.request.sampling
-        self.num_prompt[slot] = live.num_prompt
-        self.num_tokens[slot] = live.num_tokens
-        self.num_computed[slot] = num_computed
-        self.max_total[slot] = max_total
-        self.most_computed[slot] = max_total - 1
-        self.seniority[slot] = live.seniority
-        self.is_live[slot] = self.is_prefilling[slot] = True
+        self.num_prompt[row] = live.num_prompt
+        self.num_tokens[row] = live.num_tokens
+        self.num_computed[row] = num_computed
+        self.max_total[row] = max_total
+        self.most_computed[row] = max_total - 1
+        self.seniority[row] = live.seniority
+        self.is_live[row] = self.is_prefilling[row] = True
         self.num_prefilling += 1
-        self.in_job[slot] = self.is_aborted[slot] = False
-        self.is_batch[slot] = live.side is Side.RIGHT
-        self.num_batch += int(self.is_batch[slot])
-        self._suspect(slot, is_suspect=live.prefills_alone)
-        self.decode_running_s[slot] = self.credit_s[slot] = 0.0
-        self.ignores_eos[slot] = sampling.ignore_eos
-        self.has_stops[slot] = bool(sampling.stop_token_ids)
+        self.in_job[row] = self.is_aborted[row] = False
+        self.is_batch[row] = live.side is Side.RIGHT
+        self.num_batch += int(self.is_batch[row])
+        self._suspect(row, is_suspect=live.prefills_alone)
+        self.decode_running_s[row] = self.credit_s[row] = 0.0
+        self.ignores_eos[row] = sampling.ignore_eos
+        self.has_stops[row] = bool(sampling.stop_token_ids)
         self.has_own_stops |= bool(sampling.stop_token_ids)
-        self.deadline_s[slot] = live.deadline_s
-        self.tpot_s[slot] = np.inf if live.slo is None else live.slo.tpot_s
+        self.deadline_s[row] = live.deadline_s
+        self.tpot_s[row] = np.inf if live.slo is None else live.slo.tpot_s
         self.has_targets |= live.slo is not None
         if self.keeps_output:
-            self.outputs[slot, : len(live.output)] = live.output
-        self.request_ids[slot] = live.request.request_id
-        self.live[slot] = live
+            self.outputs[row, : len(live.output)] = live.output
+        self.request_ids[row] = live.request.request_id
+        self.live[row] = live
         self.forget_idle()
-        return slot
+        return row
 
-    def vacate(self, slot: int, *, is_written: bool = False) -> LiveRequest:
-        """Take the slot from its sequence, which keeps its output.
+    def vacate(self, row: int, *, is_written: bool = False) -> LiveRequest:
+        """Take the row from its sequence, which keeps its output.
 
         is_written: a running job still writes to it, so it is not free before `end_writes`.
         """
-        live = self.at(slot)
-        output = self.output(slot)
+        live = self.at(row)
+        output = self.output(row)
         live.output = output.copy() if self.keeps_output else output
-        live.deadline_s = float(self.deadline_s[slot])
-        live.account.decode_running_s += float(self.decode_running_s[slot])
-        live.slot = self.live[slot] = self.request_ids[slot] = None
-        self.num_prefilling -= int(self.is_prefilling[slot])
-        self.num_batch -= int(self.is_batch[slot])
-        self.is_live[slot] = self.is_batch[slot] = False
-        self.in_job[slot] = self.is_written[slot] = is_written
-        self.most_computed[slot] = 0
-        self._suspect(slot, is_suspect=False)
-        if self.is_lent[slot]:
-            self.set_whole(slot)
+        live.deadline_s = float(self.deadline_s[row])
+        live.account.decode_running_s += float(self.decode_running_s[row])
+        live.row = self.live[row] = self.request_ids[row] = None
+        self.num_prefilling -= int(self.is_prefilling[row])
+        self.num_batch -= int(self.is_batch[row])
+        self.is_live[row] = self.is_batch[row] = False
+        self.in_job[row] = self.is_written[row] = is_written
+        self.most_computed[row] = 0
+        self._suspect(row, is_suspect=False)
+        if self.is_lent[row]:
+            self.set_whole(row)
         if self.has_aborted:
             self.has_aborted = bool((self.is_aborted & self.is_live).any())
         if is_written:
             self.num_written += 1
         else:
-            self._free.append(slot)
+            self._free.append(row)
         if self.num_live == 0:
             self.has_targets = self.has_own_stops = False
         self.forget_idle()
         return live
 
-    def end_writes(self, slot: int) -> None:
-        """Free the slot of an ended sequence: the job that wrote to it has ended."""
-        self.in_job[slot] = self.is_written[slot] = False
+    def end_writes(self, row: int) -> None:
+        """Free the row of an ended sequence: the job that wrote to it has ended."""
+        self.in_job[row] = self.is_written[row] = False
         self.num_written -= 1
-        self._free.append(slot)
+        self._free.append(row)
 
-    def start_job(self, slots: Slots) -> None:
-        """Note that `slots` are in a running job from now on."""
-        self.in_job[slots.astype(np.intp)] = True
-        if slots is self._decoding:
-            self._decoding, self._first_deadline_s = _NO_SLOTS, None
+    def start_job(self, rows: TableRows) -> None:
+        """Note that `rows` are in a running job from now on."""
+        self.in_job[rows.astype(np.intp)] = True
+        if rows is self._decoding:
+            self._decoding, self._first_deadline_s = _NO_ROWS, None
         else:
             self.forget_idle()
 
-    def end_job(self, slots: Slots, *, are_decoding: bool = False) -> None:
-        """Note that the job of `slots` ran. are_decoding: none of them is prefilling."""
-        self.in_job[slots.astype(np.intp)] = False
-        if are_decoding and self._decoding is _NO_SLOTS and not self.num_suspects:
-            self._decoding, self._first_deadline_s = slots, None
+    def end_job(self, rows: TableRows, *, are_decoding: bool = False) -> None:
+        """Note that the job of `rows` ran. are_decoding: none of them is prefilling."""
+        self.in_job[rows.astype(np.intp)] = False
+        if are_decoding and self._decoding is _NO_ROWS and not self.num_suspects:
+            self._decoding, self._first_deadline_s = rows, None
         else:
             self.forget_idle()
 
-    def abort(self, slot: int) -> None:
+    def abort(self, row: int) -> None:
         """Let the sequence end with the job that it is in."""
-        self.is_aborted[slot] = self.has_aborted = True
+        self.is_aborted[row] = self.has_aborted = True
 
-    def set_back(self, slot: int) -> None:
-        """Note that the job of `slot` failed: it is as before the job, and a suspect."""
-        self._suspect(slot, is_suspect=True)
-        self.in_job[slot] = False
+    def set_back(self, row: int) -> None:
+        """Note that the job of `row` failed: it is as before the job, and a suspect."""
+        self._suspect(row, is_suspect=True)
+        self.in_job[row] = False
         self.forget_idle()
 
-    def clear(self, slot: int) -> None:
+    def clear(self, row: int) -> None:
         """Make the sequence a suspect no longer."""
-        self._suspect(slot, is_suspect=False)
+        self._suspect(row, is_suspect=False)
         self.forget_idle()
 
-    def set_lent(self, slot: int) -> None:
+    def set_lent(self, row: int) -> None:
         """Note that the sequence lent blocks."""
-        if not self.is_lent[slot]:
-            self.is_lent[slot] = True
+        if not self.is_lent[row]:
+            self.is_lent[row] = True
             self.num_lent += 1
             self.forget_idle()
 
-    def set_whole(self, slot: int) -> None:
+    def set_whole(self, row: int) -> None:
         """Note that a lent sequence has all its blocks again."""
-        self.is_lent[slot] = False
+        self.is_lent[row] = False
         self.num_lent -= 1
         self.forget_idle()
 
-    def add_running(self, slots: Slots, seconds: float, *, are_decoding: bool = False) -> None:
-        """Add the time of a job that ended just now to its `slots`; see `end_job`."""
+    def add_running(self, rows: TableRows, seconds: float, *, are_decoding: bool = False) -> None:
+        """Add the time of a job that ended just now to its `rows`; see `end_job`."""
         if self.num_prefilling and not are_decoding:
-            slots = slots[~self.is_prefilling[slots]]
-        self.decode_running_s[slots.astype(np.intp)] += seconds
+            rows = rows[~self.is_prefilling[rows]]
+        self.decode_running_s[rows.astype(np.intp)] += seconds
 
-    def end_prefill(self, slot: int) -> None:
+    def end_prefill(self, row: int) -> None:
         """Let the sequence decode from now on."""
-        self.num_prefilling -= int(self.is_prefilling[slot])
-        self.is_prefilling[slot] = False
-        self._suspect(slot, is_suspect=self.at(slot).suspicion is not None)
+        self.num_prefilling -= int(self.is_prefilling[row])
+        self.is_prefilling[row] = False
+        self._suspect(row, is_suspect=self.at(row).suspicion is not None)
         self.forget_idle()
 
-    def _suspect(self, slot: int, *, is_suspect: bool) -> None:
-        self.num_suspects += int(is_suspect) - int(self.is_suspect[slot])
-        self.is_suspect[slot] = is_suspect
+    def _suspect(self, row: int, *, is_suspect: bool) -> None:
+        self.num_suspects += int(is_suspect) - int(self.is_suspect[row])
+        self.is_suspect[row] = is_suspect
 
-    def append(self, slots: Slots, tokens: NDArray[np.int32], width: int, now: float) -> None:
-        """Add `width` output tokens to each of `slots`; all but the last are computed.
+    def append(self, rows: TableRows, tokens: NDArray[np.int32], width: int, now: float) -> None:
+        """Add `width` output tokens to each of `rows`; all but the last are computed.
 
-        tokens: int32 [len(slots) * width], row after row.
+        tokens: int32 [len(rows) * width], row after row.
         """
-        places = slots.astype(np.intp)  # once: numpy would convert at each use
+        places = rows.astype(np.intp)  # once: numpy would convert at each use
         before = self.num_tokens[places]
         after = before + np.int32(width)
         self.num_tokens[places] = after
         self.num_computed[places] = after - np.int32(1)
-        self.set_deadlines(slots, now)
+        self.set_deadlines(rows, now)
         if not self.keeps_output:
             return
         first = before - self.num_prompt[places]
@@ -250,49 +250,49 @@ class SlotTable:
 
     def append_some(
         self,
-        slots: Slots,
+        rows: TableRows,
         tokens: NDArray[np.int32],
         counts: NDArray[np.int32],
         computed: NDArray[np.int32],
         now: float,
     ) -> None:
-        """Add counts[i] output tokens to slots[i], of whose tokens computed[i] have KV.
+        """Add counts[i] output tokens to rows[i], of whose tokens computed[i] have KV.
 
         tokens: int32 [sum(counts)], row after row. Nothing more is computed of aborted ones.
         """
-        owner = np.arange(len(slots)).repeat(counts)
+        owner = np.arange(len(rows)).repeat(counts)
         positions = np.arange(len(tokens)) - (counts.cumsum() - counts)[owner]
-        owners = slots[owner]
+        owners = rows[owner]
         if self.keeps_output:
             places = self.num_tokens[owners] - self.num_prompt[owners] + positions
             self.outputs[owners, places] = tokens
-        self.num_tokens[slots] += counts
-        alive = ~self.is_aborted[slots]
-        self.num_computed[slots[alive]] = computed[alive]
-        self.set_deadlines(slots[counts > 0], now)
+        self.num_tokens[rows] += counts
+        alive = ~self.is_aborted[rows]
+        self.num_computed[rows[alive]] = computed[alive]
+        self.set_deadlines(rows[counts > 0], now)
 
-    def append_zeros(self, slots: Slots, count: int, now: float, running_s: float) -> None:
-        """Add `count` tokens of id 0 to each of `slots`, the last at `now`.
+    def append_zeros(self, rows: TableRows, count: int, now: float, running_s: float) -> None:
+        """Add `count` tokens of id 0 to each of `rows`, the last at `now`.
 
         running_s: seconds of the jobs that computed them, together.
         """
         if self.keeps_output:
-            places = self.num_tokens[slots] - self.num_prompt[slots]
+            places = self.num_tokens[rows] - self.num_prompt[rows]
             columns = places[:, None] + np.arange(count, dtype=np.int32)
-            self.outputs[slots[:, None], columns] = 0
-        self.num_tokens[slots] += np.int32(count)
-        self.num_computed[slots] += np.int32(count)
-        self.set_deadlines(slots, now)
-        self.add_running(slots, running_s, are_decoding=True)
+            self.outputs[rows[:, None], columns] = 0
+        self.num_tokens[rows] += np.int32(count)
+        self.num_computed[rows] += np.int32(count)
+        self.set_deadlines(rows, now)
+        self.add_running(rows, running_s, are_decoding=True)
 
-    def set_deadlines(self, slots: Slots, now: float) -> None:
-        """Set when the next token of `slots`, which got one at `now`, is due: its TPOT later.
+    def set_deadlines(self, rows: TableRows, now: float) -> None:
+        """Set when the next token of `rows`, which got one at `now`, is due: its TPOT later.
 
         Earlier where that one was late: the target is of the mean over tokens.
         """
         if not self.has_targets:
             return
-        places = slots.astype(np.intp)  # once: numpy would convert at each use
+        places = rows.astype(np.intp)  # once: numpy would convert at each use
         tpot_s = self.tpot_s[places]
         earned_s = self.credit_s[places] + self.deadline_s[places] - now
         if self.num_prefilling:
@@ -303,50 +303,50 @@ class SlotTable:
         self.deadline_s[places] = now + tpot_s + debt_s
         self._first_deadline_s = None
 
-    def leeway_s(self, slots: Slots) -> NDArray[np.float64]:
+    def leeway_s(self, rows: TableRows) -> NDArray[np.float64]:
         """Return how much later than due the next token of each may be: credit, and a debt."""
-        debt_s: NDArray[np.float64] = _MOST_DEBT * np.minimum(self.tpot_s[slots], _DAY_S)
-        return self.credit_s[slots] + debt_s
+        debt_s: NDArray[np.float64] = _MOST_DEBT * np.minimum(self.tpot_s[rows], _DAY_S)
+        return self.credit_s[rows] + debt_s
 
-    def has_suspect(self, slots: Slots) -> bool:
-        """Return True where one of `slots` is a suspect."""
-        return self.num_suspects > 0 and bool(self.is_suspect[slots].any())
+    def has_suspect(self, rows: TableRows) -> bool:
+        """Return True where one of `rows` is a suspect."""
+        return self.num_suspects > 0 and bool(self.is_suspect[rows].any())
 
-    def output(self, slot: int) -> NDArray[np.int32]:
+    def output(self, row: int) -> NDArray[np.int32]:
         """Return the output tokens so far, int32 [n]; a view."""
-        return self.outputs[slot, : self.num_tokens[slot] - self.num_prompt[slot]]
+        return self.outputs[row, : self.num_tokens[row] - self.num_prompt[row]]
 
-    def tokens(self, slot: int) -> NDArray[np.int32]:
+    def tokens(self, row: int) -> NDArray[np.int32]:
         """Return the prompt, then the output so far, int32 [num_tokens]."""
-        prompt, output = self.at(slot).request.prompt_tokens, self.output(slot)
+        prompt, output = self.at(row).request.prompt_tokens, self.output(row)
         return np.concatenate((prompt, output)) if len(output) else prompt
 
-    def idle(self) -> Slots:
+    def idle(self) -> TableRows:
         """Return sequences in no running job, ascending; lent ones and suspects too."""
         return _where(self.is_live & ~self.in_job)
 
-    def idle_batch(self) -> Slots:
+    def idle_batch(self) -> TableRows:
         """Return sequences of the batch class in no running job, ascending."""
         return _where(self.is_batch & ~self.in_job)
 
-    def idle_lent(self) -> Slots:
+    def idle_lent(self) -> TableRows:
         """Return sequences that lent blocks, ascending."""
-        return _where(self.is_lent) if self.num_lent else _NO_SLOTS
+        return _where(self.is_lent) if self.num_lent else _NO_ROWS
 
-    def idle_prefilling(self) -> Slots:
+    def idle_prefilling(self) -> TableRows:
         """Return sequences in no running job with prompt left to compute, most senior first.
 
         Neither suspects nor lent ones; not to be written, like `idle_decoding`.
         """
         if self._prefilling is None:
             if not self.num_prefilling:
-                return _NO_SLOTS
+                return _NO_ROWS
             busy = self.in_job | self.is_suspect | self.is_lent
-            slots = _where(self.is_live & self.is_prefilling & ~busy)
-            self._prefilling = self.by_seniority(slots)
+            rows = _where(self.is_live & self.is_prefilling & ~busy)
+            self._prefilling = self.by_seniority(rows)
         return self._prefilling
 
-    def idle_decoding(self) -> Slots:
+    def idle_decoding(self) -> TableRows:
         """Return sequences in no running job whose next token can be decoded, ascending.
 
         No suspects.
@@ -356,10 +356,10 @@ class SlotTable:
             self._decoding = _where(self.is_live & ~busy)
         return self._decoding
 
-    def idle_suspects(self, *, are_prefilling: bool) -> Slots:
+    def idle_suspects(self, *, are_prefilling: bool) -> TableRows:
         """Return suspects in no running job that lent no blocks, most senior first."""
         if not self.num_suspects:
-            return _NO_SLOTS
+            return _NO_ROWS
         mine = self.is_suspect & (self.is_prefilling == are_prefilling)
         return self.by_seniority(_where(mine & ~(self.in_job | self.is_lent)))
 
@@ -372,12 +372,12 @@ class SlotTable:
             self._first_deadline_s = float(deadlines.min(initial=np.inf))
         return self._first_deadline_s
 
-    def by_seniority(self, slots: Slots) -> Slots:
-        """Return `slots`, most senior first."""
-        if len(slots) < 2:
-            return slots
-        return slots[self.seniority[slots].argsort()]
+    def by_seniority(self, rows: TableRows) -> TableRows:
+        """Return `rows`, most senior first."""
+        if len(rows) < 2:
+            return rows
+        return rows[self.seniority[rows].argsort()]
 
 
-def _where(mask: NDArray[np.bool_]) -> Slots:
+def _where(mask: NDArray[np.bool_]) -> TableRows:
     return mask.nonzero()[0].astype(np.int32)
