@@ -35,7 +35,6 @@ from muxcluster.scheduling.shares import ShareLedger
 from muxcluster.scheduling.state.check import check_model
 from muxcluster.scheduling.state.live import LiveRequest
 from muxcluster.scheduling.state.report import model_stats
-from muxcluster.scheduling.steptime.model import StepCost
 from muxcluster.scheduling.steptime.seed import Seed
 
 
@@ -49,7 +48,6 @@ class UnitScheduler:
     def __init__(
         self,
         spec: UnitSpec,
-        cost: StepCost | None = None,
         *,
         max_steps: int = 1,
         only_counts: bool = False,
@@ -89,7 +87,7 @@ class UnitScheduler:
             self._times,
         )
         self._builder = JobBuilder(saves=lends)
-        self._view = LaneView(models, self._shares, self._packing, cost)
+        self._view = LaneView(models, self._shares, self._packing)
         balancer = QuotaBalancer(self._kv, models, self._carry) if has_quotas else None
         self._adaptation = Adaptation(models, balancer, policy.quota_period_s)
         self._completion = Completion(self._memory)
