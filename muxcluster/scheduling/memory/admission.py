@@ -21,8 +21,8 @@ from muxcluster.core.job import Job, Side, SlotCopies, TableDelta
 from muxcluster.core.request import ServiceClass
 from muxcluster.kvcache.cache import KvCache
 from muxcluster.kvcache.model import Shortage
-from muxcluster.scheduling.memory.lending import Lending, Restored, restore
-from muxcluster.scheduling.memory.restoring import Restoring
+from muxcluster.scheduling.memory.lending import Restored, SequenceLending, restore
+from muxcluster.scheduling.memory.restoring import SequenceRestoring
 from muxcluster.scheduling.memory.swapping import Grown, Swapping, least_senior
 from muxcluster.scheduling.state.live import LiveRequest
 from muxcluster.scheduling.state.model import ModelState
@@ -44,9 +44,9 @@ class Memory:
         self._kv = kv
         self.models = models
         self._block_bytes = block_bytes
-        self._lending = Lending(kv, models, is_on=is_bidirectional)
+        self._lending = SequenceLending(kv, models, is_on=is_bidirectional)
         self._swapping = Swapping(models, self._lending, self._preempt)
-        self._restoring = Restoring(models, self._lending, self._swapping, self._preempt)
+        self._restoring = SequenceRestoring(models, self._lending, self._swapping, self._preempt)
         self._events: list[Event] = []
 
     @property
@@ -304,7 +304,7 @@ class Memory:
         return any(not table.is_batch[table.idle_lent()].all() for table in tables)
 
     def next_interactive(self, model: ModelState) -> int | None:
-        """Return the lent interactive sequence to restore now: see `Restoring`."""
+        """Return the lent interactive sequence to restore now: see `SequenceRestoring`."""
         return self._restoring.next_interactive(model)
 
     def has_column_for(self, model: ModelState, row: int) -> bool:
