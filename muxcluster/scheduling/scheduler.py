@@ -178,8 +178,8 @@ class UnitScheduler:
         model.peak_blocks = max(model.peak_blocks, model.kv.used)
         if follower is not None:
             self._shares.start(follower, now)
-        output = self._completion.succeed(model, job, result, now, follower)
         self._failures.clear(model, job)
+        output = self._completion.succeed(model, job, result, now, follower)
         return self._output(output)
 
     def fail(
