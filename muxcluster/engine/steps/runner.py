@@ -190,7 +190,6 @@ class UnitRunner:
         return Forward(model)
 
     def _use_device(self) -> None:
-        """Make the unit's device the calling thread's."""
         # Triton launches on that one, wherever the tensors are, and a new thread begins with the
         # first.
         if self._device.type == "cuda" and self._device.index is not None:

@@ -184,7 +184,6 @@ class FastForward:
         return again
 
     def _write(self, model: ModelState, rows: Rows, done: Repetition) -> None:
-        """The tokens of the steps that ended, and what they took."""
         table, table_rows = model.running, rows.table_rows
         table.append_zeros(table_rows, done.count, done.end_s, done.running_s)
         model.counters.output_tokens += done.count * len(table_rows)

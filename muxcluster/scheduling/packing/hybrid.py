@@ -109,11 +109,9 @@ class HybridPacking:
             self._batch_prompts(draft, turn, limit_s, is_done=is_done)
 
     def _limit_s(self, draft: Draft, turn: Turn) -> float:
-        """Seconds the job may take with batch rows in it."""
         return self._slack.for_batch(draft, turn)
 
     def _room(self, draft: Draft) -> int:
-        """Rows that batch sequences may still have."""
         return self._limits.max_decode_rows - len(draft)
 
     def _is_waited_for(self, model: ModelState, phase: Phase) -> bool:
