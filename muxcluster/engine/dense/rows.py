@@ -155,11 +155,10 @@ class DenseRows:
         wants: dict[int, int],
         found: dict[int, Tensor],
     ) -> None:
-        """Compute prompts beside the running batch, those that begin in groups of similar lengths.
-
-        The rest of a prompt is computed behind its beginning if the model allows it, else the whole
-        prompt again. For a model with states the whole prompt is computed with its last chunk.
-        """
+        """Compute prompts beside the batch; those that begin, in groups of similar lengths."""
+        # The rest of a prompt is computed behind its beginning if the model allows it, else the
+        # whole prompt again. For a model with states the whole prompt is computed with its last
+        # chunk.
         # The states of a beginning could not be told from the padding of other rows.
         if self._layout.state_bytes:
             idle = [each for each in chunks if not samples[each.row] and each.row not in wants]

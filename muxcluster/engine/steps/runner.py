@@ -111,7 +111,6 @@ class UnitRunner:
         return PendingJob(job, started, pending)
 
     def waits(self, job: Job) -> bool:
-        """Return whether `launch` returns only when the job has ended."""
         return bool(job.copies) or self._models[job.model].waits(job.rows)
 
     @torch.inference_mode()

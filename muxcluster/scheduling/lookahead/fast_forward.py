@@ -123,10 +123,8 @@ class FastForward:
         return int((table.max_total[table_rows] - table.num_tokens[table_rows]).min()) - 1
 
     def _has_blocks(self, lefts: Mapping[Job, int], longest: int) -> bool:
-        """True where free and cached blocks, within the quotas, carry all through so many steps.
-
-        Nothing is cached or found meanwhile: one large eviction takes what small ones would.
-        """
+        """True where free and cached blocks, within the quotas, carry all through so many steps."""
+        # Nothing is cached or found meanwhile: one large eviction takes what small ones would.
         steps = [(job, min(left, longest)) for job, left in lefts.items()]
         return self._fits({job: self._most_lacking(job, count) for job, count in steps}) or (
             self._fits({job: self._lacking(job, count) for job, count in steps})

@@ -57,7 +57,6 @@ class PriorityPacking:
         return num_tokens / self._limits.token_budget
 
     def pool_use(self) -> float:
-        """Share of the pool's blocks that live sequences hold."""
         return self._memory.pool_use
 
     def observe(self, job: Job, seconds: float, num_beside: int) -> None:
