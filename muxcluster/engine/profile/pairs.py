@@ -181,8 +181,6 @@ def pair_at(executor: Executor, spec: UnitSpec, point: PairPoint, repeats: int) 
 
 @dataclass(slots=True)
 class _RepeatedJobs:
-    """Repeats a worker's jobs."""
-
     jobs: Callable[[], Sequence[Job]]  # the jobs of one turn, in order
     # seconds of the turns that ended, without the first: its neighbour began later
     seconds: list[float] = field(default_factory=list)
