@@ -166,7 +166,8 @@ def _measured(
             for subject in subjects:
                 name = subject.model.name
                 done = measure(subject.spec, grid, partial(advance, name))
-                measured.append(ProfiledModel(name=name, shape=shapes[name], cells=done.cells))
+                found = ProfiledModel(name, shapes[name], done.cells, done.mixed, done.turns)
+                measured.append(found)
                 loaded.append(replace(subject, spec=done.spec))
             # a loaded unit may have a smaller pool than planned: models with their own cache
             points = () if alone else points_of(loaded, grid)

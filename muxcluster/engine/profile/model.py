@@ -6,14 +6,16 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from muxcluster.core.backends import as_loaded
-from muxcluster.core.errors import EngineFailure, LoadError
+from muxcluster.core.errors import LoadError
 from muxcluster.core.job import Job
 from muxcluster.core.unitspec import UnitSpec
-from muxcluster.engine.executor import Executor, JobDone, JobFailed, Outcome, OwnerLost
-from muxcluster.engine.profile.grid import Grid, Point, fits
+from muxcluster.engine.executor import Executor, JobDone, Outcome
+from muxcluster.engine.profile.grid import Grid, Point, fits, fits_mixed, num_beside
 from muxcluster.engine.profile.jobs import ProfileJobs
+from muxcluster.engine.profile.outcomes import check_outcome
+from muxcluster.engine.profile.turns import measure_turns
 from muxcluster.engine.unit.executor_choice import make_executor
-from muxcluster.placement.cost import Cell
+from muxcluster.placement.cost import Cell, MixedCell, Turn
 
 # A warm-up that takes this long counts as the first repeat: what only a first run pays (memory
 # touched, kernels chosen for a new size, some milliseconds) is lost in it.
@@ -25,6 +27,8 @@ class Profiled(NamedTuple):
 
     cells: tuple[Cell, ...]
     spec: UnitSpec  # the unit with its model as loaded
+    mixed: tuple[MixedCell, ...] = ()
+    turns: tuple[Turn, ...] = ()
 
 
 def measure(
@@ -33,7 +37,8 @@ def measure(
     on_point: Callable[[Point], None],
     executor: Executor | None = None,
 ) -> Profiled:
-    """Measure a prefill and a decode cell for each point of `grid` that fits, in the grid's order.
+    """Measure a prefill and a decode cell for each point of `grid` that fits, in the grid's order,
+    mixed jobs where they fit, and on a CPU the unit's own work between jobs (turns.py).
 
     spec: a unit of one model, whose first worker may run at every share of the grid. Seconds are
     those from launching a job to its outcome, as the unit sees them. `on_point` is called after
@@ -50,10 +55,14 @@ def measure(
             raise _nothing_fits(spec)
         jobs = ProfileJobs(spec)
         cells: list[Cell] = []
+        mixed: list[MixedCell] = []
         for point in points:
             cells.extend(cells_at(executor, jobs, point, grid.repeats))
+            if fits_mixed(spec, point):
+                mixed.append(mixed_at(executor, jobs, point, grid.repeats))
             on_point(point)
-        return Profiled(tuple(cells), spec)
+        turns = measure_turns(spec, executor, grid) if spec.device == "cpu" else ()
+        return Profiled(tuple(cells), spec, tuple(mixed), turns)
     finally:
         executor.close()
 
@@ -74,6 +83,16 @@ def cells_at(
     warm_up_decode(executor, jobs, point)
     decode_s = samples_of(repeats, lambda: run_jobs(executor, [jobs.decode(point)]))
     return _cell("prefill", point, prefill_s), _cell("decode", point, decode_s)
+
+
+def mixed_at(executor: Executor, jobs: ProfileJobs, point: Point, repeats: int) -> MixedCell:
+    """After `cells_at` of the same point: measure its decode step beside prompts of its length.
+
+    Raises as `measure`.
+    """
+    prompts = num_beside(point.batch)
+    seconds = samples_of(repeats, lambda: run_jobs(executor, [jobs.mixed(point, prompts)]))
+    return MixedCell(1, point.share, point.batch, point.tokens, prompts, point.tokens, seconds)
 
 
 def warm_up_decode(executor: Executor, jobs: ProfileJobs, point: Point) -> None:
@@ -121,9 +140,3 @@ def _is_end(outcome: Outcome) -> bool:
     """Return whether the one running job is done. Raises as `check_outcome`."""
     check_outcome(outcome)
     return isinstance(outcome, JobDone)
-
-
-def check_outcome(outcome: Outcome) -> None:
-    """Raise EngineFailure if a job or all memory is lost."""
-    if isinstance(outcome, JobFailed | OwnerLost):
-        raise EngineFailure(f"profiling stopped: {outcome.message}")

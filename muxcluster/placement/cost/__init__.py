@@ -4,7 +4,15 @@ from muxcluster.placement.cost.choice import cost_for
 from muxcluster.placement.cost.interference import slowdown
 from muxcluster.placement.cost.measured import MeasuredCost
 from muxcluster.placement.cost.muxserve import read_muxserve
-from muxcluster.placement.cost.profile import Cell, Pair, PairedJob, Profile, ProfiledModel
+from muxcluster.placement.cost.profile import (
+    Cell,
+    MixedCell,
+    Pair,
+    PairedJob,
+    Profile,
+    ProfiledModel,
+    Turn,
+)
 from muxcluster.placement.cost.protocol import Cost
 from muxcluster.placement.cost.roofline import Roofline
 from muxcluster.placement.cost.tuning import Tuning
@@ -13,12 +21,14 @@ __all__ = [
     "Cell",
     "Cost",
     "MeasuredCost",
+    "MixedCell",
     "Pair",
     "PairedJob",
     "Profile",
     "ProfiledModel",
     "Roofline",
     "Tuning",
+    "Turn",
     "cost_for",
     "read_muxserve",
     "slowdown",
