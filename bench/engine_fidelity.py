@@ -29,8 +29,10 @@ from bench.fidelity.rows import Side, claims_of, row_of, samples_of, side_of, si
 from bench.fidelity.served import serve
 from bench.fidelity.setups import (
     SHAPES,
+    Case,
     Setup,
     arrivals,
+    case_of,
     write_config,
     write_models,
 )
@@ -43,7 +45,6 @@ from muxcluster.placement.cost import cost_for
 from muxcluster.sim.core.simulate import simulate
 from muxcluster.sim.core.timeline import JobSpan
 from muxcluster.sim.core.unit import SimModel, SimUnit
-from muxcluster.workload.arrival import Arrival
 
 SETUPS = (
     Setup(("even",), "mixed", "priority"),
@@ -60,8 +61,6 @@ QUICK_LOADS = (0.4, 1.4)
 GRIDS = (("1,4,16", "16,64,160"), ("48", "64"))
 QUICK_GRIDS = (("1,8", "16,96"),)
 _NUM_FOR_CAPACITY = 400
-# Before those that count: a worker meets most sizes of jobs, whose first ones are slower.
-_NUM_WARM_UP = 200
 _RATE_PER_S = 10.0  # in the configuration: its plan is for any rate
 
 
@@ -95,11 +94,11 @@ def units_of(config: Path) -> tuple[UnitSpec, SimUnit]:
     return spec, SimUnit(spec, models, host_link=node.gpu.host_link)
 
 
-def simulated(unit: SimUnit, asked: Sequence[Arrival]) -> Side:
+def simulated(unit: SimUnit, case: Case) -> Side:
     """What the simulator says of these requests."""
     spans: list[JobSpan] = []
-    found = simulate([unit], asked, on_job=spans.append)
-    return side_of(found.records, simulated_jobs(spans))
+    found = simulate([unit], case.asked, on_job=spans.append)
+    return side_of(found.records, simulated_jobs(spans), case.begin_s)
 
 
 def capacity_per_s(setup: Setup, unit: SimUnit, seed: int) -> float:
@@ -123,13 +122,12 @@ def cases(
     spec, unit = units_of(write_config(folder, setup, _RATE_PER_S, profiles))
     capacity = capacity_per_s(setup, unit, seed)
     for load in loads:
-        asked = arrivals(setup, load * capacity, count, seed)
+        case = case_of(setup, capacity, load, count, seed)
         begun_s = time.monotonic()
-        expected = simulated(unit, asked)
+        expected = simulated(unit, case)
         simulated_s = time.monotonic() - begun_s
-        warm_up = arrivals(setup, capacity, _NUM_WARM_UP, seed + 1)
-        served = serve(spec, asked, warm_up, seed)
-        measured = side_of(served.records, served.jobs)
+        served = serve(spec, case.asked, seed)
+        measured = side_of(served.records, served.jobs, case.begin_s)
         row = {
             "case": f"{setup.name} at {load}",
             "models": setup.models,
@@ -147,7 +145,7 @@ def cases(
 def main() -> None:
     """Profile, then simulate and serve case by case; publish."""
     parser = make_parser(__doc__)
-    parser.add_argument("--requests", type=int, metavar="N", help="of a case (2000; 200)")
+    parser.add_argument("--requests", type=int, metavar="N", help="of a case (1500; 200)")
     parser.add_argument("--only", metavar="TEXT", default="", help="setups whose name has it")
     parser.add_argument("--loads", type=float, nargs="+", help="of capacity")
     parser.add_argument("--profiles", type=Path, nargs="+", help="instead of measuring")
@@ -155,7 +153,7 @@ def main() -> None:
     options, quick = bench.options, bench.options.quick
     setups = [each for each in (QUICK if quick else SETUPS) if options.only in each.name]
     loads = options.loads or (QUICK_LOADS if quick else LOADS)
-    count = options.requests or (200 if quick else 2000)
+    count = options.requests or (200 if quick else 1500)
     rows: list[dict[str, Any]] = []
     samples: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory(prefix="bench-fidelity-") as name:

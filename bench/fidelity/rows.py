@@ -29,18 +29,19 @@ class _JobKind(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One case as measured, or as simulated; seconds from its start."""
+    """The requests that count of a case, as measured or as simulated."""
 
     ttft_s: NDArray[np.float64]  # [requests], in the order of arrival
     figures: Mapping[str, float]
     jobs: Mapping[str, _JobKind]  # by phase
 
 
-def side_of(records: Records, jobs: Sequence[JobRecord]) -> Side:
-    """Take the figures of a case whose requests have all ended."""
-    records = Records(records.models, np.sort(records.rows, order=("arrival_s", "prompt_tokens")))
+def side_of(records: Records, jobs: Sequence[JobRecord], begin_s: float = 0.0) -> Side:
+    """Take the figures of the requests and jobs from `begin_s` on; all requests have ended."""
+    rows = records.rows[records.rows["arrival_s"] >= begin_s]
+    records = Records(records.models, np.sort(rows, order=("arrival_s", "prompt_tokens")))
     rows, first_s = records.rows, ttft_s(records)
-    end_s = float(rows["last_token_s"].max())
+    end_s = float(rows["last_token_s"].max()) - begin_s
     figures = {
         "requests_per_s": len(rows) / end_s,
         "output_tokens_per_s": float(rows["output_tokens"].sum()) / end_s,
@@ -51,7 +52,8 @@ def side_of(records: Records, jobs: Sequence[JobRecord]) -> Side:
         mine = first_s[rows["service_class"] == CLASSES.index(service_class)]
         if len(mine):
             figures |= _ms(f"{service_class}_ttft", mine)
-    return Side(first_s, {name: round(value, 3) for name, value in figures.items()}, _kinds(jobs))
+    counted = _kinds([job for job in jobs if job.start_s >= begin_s])
+    return Side(first_s, {name: round(value, 3) for name, value in figures.items()}, counted)
 
 
 def simulated_jobs(spans: Sequence[JobSpan]) -> list[JobRecord]:
@@ -59,9 +61,10 @@ def simulated_jobs(spans: Sequence[JobSpan]) -> list[JobRecord]:
     found = []
     for span in spans:
         step_s = (span.end_s - span.start_s) / span.num_steps
+        times = (span.start_s, span.start_s + step_s)
         tokens = span.num_tokens // span.num_steps
-        place = (0, span.model, span.phase, 0, span.share, 0.0, step_s, span.num_rows, tokens)
-        found += [JobRecord(*place)] * span.num_steps
+        job = JobRecord(0, span.model, span.phase, 0, span.share, *times, span.num_rows, tokens)
+        found += [job] * span.num_steps
     return found
 
 

@@ -1,11 +1,13 @@
 """The real side of `bench/engine_fidelity.py`: a unit in this process, requests at their times."""
 
+import gc
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from muxcluster.core.events import TokenDelta
 from muxcluster.core.request import Request
@@ -31,7 +33,7 @@ class Served:
     """What came of a case; seconds from its start."""
 
     records: Records
-    jobs: tuple[JobRecord, ...]
+    jobs: Sequence[JobRecord]
     late_s: float  # by which the last request of a hundred was sent too late
 
 
@@ -78,8 +80,11 @@ class Client:
             unit.submit(_request(arrival, prompt))
         self._wait(unit, jobs)
         jobs += unit.stats().jobs
+        since = [
+            replace(job, start_s=job.start_s - start_s, end_s=job.end_s - start_s) for job in jobs
+        ]
         records = _records(self._answers.values(), start_s)
-        return Served(records, tuple(jobs), float(np.percentile(late_s, 99)))
+        return Served(records, since, float(np.percentile(late_s, 99)))
 
     def _wait(self, unit: Unit, jobs: list[JobRecord]) -> None:
         give_up_s = time.monotonic() + _LIMIT_S
@@ -96,22 +101,23 @@ class Client:
         return bool(self._error) or self._num_ended == len(self._answers)
 
 
-def serve(
-    spec: UnitSpec, asked: Sequence[Arrival], warm_up: Sequence[Arrival], seed: int
-) -> Served:
-    """Serve `asked` on a new unit, after other requests that are not measured."""
+def serve(spec: UnitSpec, asked: Sequence[Arrival], seed: int) -> Served:
+    """Serve `asked` on a new unit. Raises RuntimeError unless each got all its tokens."""
     client = Client()
     vocabulary = min(model.vocab_size for model in spec.models)
     unit = Unit(spec, client.hear)
     unit.start()
+    # What this process has simulated is no part of the unit: it is not searched for garbage.
+    gc.collect()
+    gc.freeze()
     try:
-        client.run(unit, warm_up, vocabulary, seed + 1)
         return client.run(unit, asked, vocabulary, seed)
     finally:
+        gc.unfreeze()
         unit.close()
 
 
-def _request(arrival: Arrival, prompt: np.ndarray) -> Request:
+def _request(arrival: Arrival, prompt: NDArray[np.int32]) -> Request:
     sampling = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=arrival.output_tokens)
     return Request(
         arrival.request_id,
@@ -122,7 +128,7 @@ def _request(arrival: Arrival, prompt: np.ndarray) -> Request:
     )
 
 
-def _records(answers: Sequence[_Answer], start_s: float) -> Records:
+def _records(answers: Iterable[_Answer], start_s: float) -> Records:
     log = RecordLog()
     for answer in answers:
         arrival, times_s = answer.arrival, answer.times_s

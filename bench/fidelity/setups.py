@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -68,6 +68,8 @@ _MOST_PROMPT, _MOST_OUTPUT = 160, 64
 _BATCH_PART = 0.25  # of the requests are of class batch
 _SLO = {"ttft": 0.5, "tpot": 0.1}
 _KV_GB = 0.25
+_NUM_WARM_UP = 200
+_PAUSE_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +139,32 @@ def arrivals(setup: Setup, rate_per_s: float, count: int, seed: int) -> list[Arr
         for service_class, part in _classes()
     ]
     return list(islice(generate(sources, seed, end_s=1e6), count))
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Requests of which those from `begin_s` on count.
+
+    Before them come others: a worker is slow at the first job of each size, quotas adapt, and
+    `adbs` finds out whether sharing pays. The simulator gets these, too.
+    """
+
+    asked: Sequence[Arrival]
+    begin_s: float
+
+
+def case_of(setup: Setup, capacity_per_s: float, load: float, count: int, seed: int) -> Case:
+    """Return `count` requests at a part of the capacity, after a warm-up and a pause."""
+    before = [
+        replace(each, request_id=f"warm-up/{each.request_id}")
+        for each in arrivals(setup, capacity_per_s, _NUM_WARM_UP, seed + 1)
+    ]
+    begin_s = before[-1].time_s + _PAUSE_S
+    counted = [
+        replace(each, time_s=begin_s + each.time_s)
+        for each in arrivals(setup, load * capacity_per_s, count, seed)
+    ]
+    return Case([*before, *counted], begin_s)
 
 
 def _classes() -> Iterator[tuple[ServiceClass, float]]:

@@ -9,7 +9,16 @@ import pytest
 from bench.engine_fidelity import SETUPS, capacity_per_s, simulated, units_of
 from bench.fidelity.rows import claims_of, row_of, samples_of, side_of, simulated_jobs
 from bench.fidelity.served import Client
-from bench.fidelity.setups import MAX_LEN, Setup, arrivals, popularity, write_config, write_models
+from bench.fidelity.setups import (
+    MAX_LEN,
+    Case,
+    Setup,
+    arrivals,
+    case_of,
+    popularity,
+    write_config,
+    write_models,
+)
 from muxcluster.core.events import Finished, FinishReason, TokenDelta
 from muxcluster.core.request import Request, ServiceClass
 from muxcluster.core.served import JobRecord, UnitStats
@@ -81,6 +90,24 @@ def test_a_rate_only_scales_times() -> None:
     assert popularity(TWO.models) == pytest.approx({"even": 2 / 3, "wide": 1 / 3})
 
 
+def test_requests_before_a_case_do_not_count() -> None:
+    case = case_of(TWO, capacity_per_s=50.0, load=0.5, count=40, seed=2)
+    ids = [each.request_id for each in case.asked]
+    assert len(set(ids)) == len(ids)
+    times_s = [each.time_s for each in case.asked]
+    assert times_s == sorted(times_s)
+    counted = [each for each in case.asked if each.time_s >= case.begin_s]
+    assert len(counted) == 40
+    assert counted == case.asked[-40:]
+    last_s = arrivals(TWO, 25.0, 40, 2)[-1].time_s
+    assert counted[-1].time_s - case.begin_s == pytest.approx(last_s)
+    early, late = (0.0, 0.5, 9.0), (4.0, 4.1, 6.0)
+    jobs = [job("mixed", 3, 0.02), replace(job("mixed", 7, 0.04), start_s=3.0, end_s=3.04)]
+    side = side_of(records(early, late), jobs, begin_s=2.0)
+    assert side.figures["requests_per_s"] == pytest.approx(1 / 4)
+    assert side.jobs["mixed"].rows == 7
+
+
 def test_cases_are_as_many_as_asked_for() -> None:
     assert {setup.lane for setup in SETUPS} == {"adbs", "mixed", "temporal"}
     assert {setup.packing for setup in SETUPS} == {"hybrid", "priority"}
@@ -109,7 +136,8 @@ def test_capacity_is_what_the_simulator_can_serve(tmp_path: Path) -> None:
     _, unit = units_of(write_config(tmp_path, TWO, 10.0, ()))
     capacity = capacity_per_s(TWO, unit, seed=0)
     below, above = (
-        simulated(unit, arrivals(TWO, load * capacity, 200, seed=0)) for load in (0.3, 3.0)
+        simulated(unit, Case(arrivals(TWO, load * capacity, 200, seed=0), 0.0))
+        for load in (0.3, 3.0)
     )
     assert above.figures["requests_per_s"] == pytest.approx(capacity, rel=0.3)
     assert below.figures["ttft_p95_ms"] < above.figures["ttft_p50_ms"]

@@ -216,7 +216,11 @@ def with_mixed() -> MeasuredCost:
         )
         seconds = (MIX.seconds(*parts_s, fixed_s),)
         found.append(MixedCell(1, 1.0, rows, 128, prompts, tokens, seconds))
-    turns = tuple(Turn(rows, (0.001 + 2e-5 * rows,) * 3) for rows in (1, 8, 32))
+    turns = tuple(
+        Turn(rows, new, (0.001 + 2e-5 * rows + 4e-5 * new,) * 3)
+        for rows in (1, 8, 32)
+        for new in (0, rows)
+    )
     return MeasuredCost(
         A100, 2, [ProfiledModel("m", SHAPE, tuple(cells_of()), tuple(found), turns)]
     )
@@ -236,7 +240,7 @@ def test_without_mixed_cells_half_of_the_smaller_part_is_paid() -> None:
     for cost in (measured(cells_of()), Roofline(A100)):
         assert cost.mixed_s(SHAPE, 1, 1.0, 0.05, 0.02) == 0.05 + 0.02 / 2
         assert cost.mixed_s(SHAPE, 1, 1.0, 0.02, 0.05) == 0.05 + 0.02 / 2
-        assert cost.turn_s(64) == 0.0
+        assert cost.turn_s(64, 8) == 0.0
 
 
 @given(
@@ -251,7 +255,7 @@ def test_a_mixed_job_never_falls_when_a_part_grows(factors, prefill_s, decode_s,
         assert mix.seconds(prefill_s, more * decode_s, fixed_s) >= whole_s * (1 - 1e-9)
 
 
-def test_turns_are_a_line_in_rows() -> None:
+def test_turns_are_a_line_in_rows_and_new_rows() -> None:
     cost = with_mixed()
-    for rows in (1, 20, 100):
-        assert cost.turn_s(rows) == pytest.approx(0.001 + 2e-5 * rows)
+    for rows, new in ((1, 0), (1, 1), (20, 3), (100, 50)):
+        assert cost.turn_s(rows, new) == pytest.approx(0.001 + 2e-5 * rows + 4e-5 * new)

@@ -227,7 +227,7 @@ MIXED = {
     "tokens": 32,
     "seconds": [0.04],
 }
-TURN = {"rows": 8, "seconds": [0.001, 0.002]}
+TURN = {"rows": 8, "new": 0, "seconds": [0.001, 0.002]}
 
 
 def test_mixed_cells_and_turns_are_read_and_written(tmp_path) -> None:
@@ -236,7 +236,7 @@ def test_mixed_cells_and_turns_are_read_and_written(tmp_path) -> None:
     profile = read(tmp_path, content)
     (model,) = profile.models
     assert model.mixed == (MixedCell(1, 1.0, 8, 64, 2, 32, (0.04,)),)
-    assert model.turns == (Turn(8, (0.001, 0.002)),)
+    assert model.turns == (Turn(8, 0, (0.001, 0.002)),)
     assert read(tmp_path, profile.to_json()) == profile
     assert read(tmp_path, VALID).models[0].mixed == ()
 

@@ -6,7 +6,8 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from muxcluster.core.job import Job, Phase, Rows, SlotCopies, TableDelta
+from muxcluster.core.job import Admission, Job, Phase, Rows, SlotCopies, TableDelta
+from muxcluster.core.sampling import SamplingParams
 from muxcluster.placement.cost import Roofline
 from muxcluster.placement.hardware import GPUS, cpu
 from muxcluster.placement.shapes.shape import ModelShape
@@ -83,13 +84,13 @@ def test_links_by_generation() -> None:
 
 
 class TurningCost(Roofline):
-    """An A100 whose unit needs 1 ms a job and 10 us a row; mixed jobs take the sum of their parts,
-    and both parts are noted."""
+    """An A100 whose unit needs 1 ms a job, 10 us a row and 0.1 ms a new one; mixed jobs take the
+    sum of their parts, and both parts are noted."""
 
     parts: ClassVar[list[tuple[float, float]]] = []
 
-    def turn_s(self, rows: float) -> float:
-        return 0.001 + 1e-5 * rows
+    def turn_s(self, rows: float, new: float) -> float:
+        return 0.001 + 1e-5 * rows + 1e-4 * new
 
     def mixed_s(
         self, model: ModelShape, tp: int, share: float, prefill_s: float, decode_s: float
@@ -110,6 +111,14 @@ def test_a_turn_is_added_once_to_each_job(phase: Phase) -> None:
     plain, work = work_of(job_of(phase=phase)), turning().work(job_of(phase=phase), 0.0)
     assert work.seconds == pytest.approx(plain.seconds + 0.001 + 4e-5)
     assert work.seconds * work.draw == pytest.approx(plain.seconds * plain.draw)
+
+
+def test_new_requests_make_a_turn_longer() -> None:
+    job = job_of(phase=Phase.PREFILL)
+    prompt = np.zeros(3, dtype=np.int32)
+    admissions = tuple(Admission(slot, str(slot), prompt, 3, SamplingParams()) for slot in (0, 2))
+    works = [turning().work(replace(job, admissions=each), 0.0) for each in ((), admissions)]
+    assert works[1].seconds - works[0].seconds == pytest.approx(2e-4)
 
 
 def test_a_turn_follows_several_steps_and_every_repetition() -> None:

@@ -38,8 +38,8 @@ class SlowedCost:
     ) -> float:
         return self.cost.mixed_s(model, tp, share, prefill_s, decode_s)
 
-    def turn_s(self, rows: float) -> float:
-        return self.cost.turn_s(rows)
+    def turn_s(self, rows: float, new: float) -> float:
+        return self.cost.turn_s(rows, new)
 
     def prefill_draw(
         self, model: ModelShape, tp: int, share: float, batch: float, prompt_tokens: float

@@ -51,9 +51,9 @@ class ReferenceCost:
         """As of any parts of such seconds."""
         return self._cost.mixed_s(model, tp, share, prefill_s, decode_s)
 
-    def turn_s(self, rows: float) -> float:
+    def turn_s(self, rows: float, new: float) -> float:
         """As measured."""
-        return self._cost.turn_s(rows)
+        return self._cost.turn_s(rows, new)
 
     def prefill_draw(
         self, model: ModelShape, tp: int, share: float, batch: float, prompt_tokens: float

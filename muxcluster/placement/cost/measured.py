@@ -35,8 +35,8 @@ class MeasuredCost:
     filled, and extended beyond the measured range. Then seconds are made monotone: never less for a
     greater batch or length, never more for a greater share. Other models, and other tp, are
     predicted by `roofline`, which is fitted to all cells. The slowdown by neighbours is fitted to
-    the pairs, mixed jobs to the mixed cells of their model, and the unit's own work between jobs, a
-    line in their rows, to the turns of all models.
+    the pairs, mixed jobs to the mixed cells of their model, and the unit's own work between jobs to
+    the turns of all models.
     """
 
     def __init__(
@@ -83,10 +83,10 @@ class MeasuredCost:
             return usual_mixed_s(prefill_s, decode_s)
         return factors.seconds(prefill_s, decode_s, self.decode_s(model, tp, share, 1, 1))
 
-    def turn_s(self, rows: float) -> float:
-        """What the unit itself does between a job of so many rows and the next one."""
-        fixed_s, per_row_s = self._turn
-        return fixed_s + per_row_s * rows
+    def turn_s(self, rows: float, new: float) -> float:
+        """What the unit itself does between a job and the next one (`profile.Turn`)."""
+        fixed_s, per_row_s, per_new_s = self._turn
+        return fixed_s + per_row_s * rows + per_new_s * new
 
     def prefill_draw(
         self, model: ModelShape, tp: int, share: float, batch: float, prompt_tokens: float
@@ -142,13 +142,14 @@ class MeasuredCost:
         }
 
 
-def _turn_line(turns: Sequence[Turn]) -> tuple[float, float]:
-    """Return (seconds of any turn, seconds more for each row), none negative; zeros for none."""
+def _turn_line(turns: Sequence[Turn]) -> tuple[float, ...]:
+    """Return the seconds of any turn, more for each row, and more for each new one; zeros for no
+    turns."""
     if not turns:
-        return 0.0, 0.0
-    terms = np.array([(1.0, turn.rows) for turn in turns])
-    fixed_s, per_row_s = nnls(terms, np.array([median(turn.seconds) for turn in turns]))[0]
-    return float(fixed_s), float(per_row_s)
+        return 0.0, 0.0, 0.0
+    seconds = np.array([median(turn.seconds) for turn in turns])
+    terms = np.array([(1.0, turn.rows, turn.new) for turn in turns]) / seconds[:, None]
+    return tuple(nnls(terms, np.ones(len(turns)))[0].tolist())
 
 
 def _factor(job: PairedJob) -> float:

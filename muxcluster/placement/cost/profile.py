@@ -6,7 +6,7 @@
                             "seconds": [0.0131, 0.0130, 0.0134]}],
                  "mixed": [{"tp": 1, "share": 1.0, "rows": 8, "context": 256,
                             "prompts": 2, "tokens": 128, "seconds": [0.0151]}],
-                 "turns": [{"rows": 8, "seconds": [0.0006]}]}],
+                 "turns": [{"rows": 8, "new": 0, "seconds": [0.0006]}]}],
      "pairs": [{"tp": 1, "prefill": {"model": "chat", "share": 0.5, "batch": 1, "tokens": 512,
                                      "alone": [0.031], "beside": [0.034]},
                 "decode": {"model": "chat", "share": 0.5, ...}}]}
@@ -70,9 +70,13 @@ class MixedCell:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What the unit itself does between a job of `rows` sequences and the next one."""
+    """What the unit itself does between a job and the next one like it.
+
+    Each has `rows` sequences, `new` of which are admitted with it, and as many end.
+    """
 
     rows: Count
+    new: Annotated[int, Rule("at least 0", lambda value: value >= 0)]
     seconds: Seconds  # as in `Cell`
 
 

@@ -35,8 +35,8 @@ class Cost(Protocol):
         """One forward over what takes `prefill_s` and `decode_s` apart; at least the larger."""
         ...
 
-    def turn_s(self, rows: float) -> float:
-        """What the unit itself does between a job of so many rows and the next one."""
+    def turn_s(self, rows: float, new: float) -> float:
+        """What the unit itself does between a job and the next one (`profile.Turn`)."""
         ...
 
     def prefill_draw(

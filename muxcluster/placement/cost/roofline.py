@@ -78,8 +78,8 @@ class Roofline:
         """One forward over what takes `prefill_s` and `decode_s` apart (`usual_mixed_s`)."""
         return usual_mixed_s(prefill_s, decode_s)
 
-    def turn_s(self, rows: float) -> float:
-        """What a unit itself does between two jobs: nothing is known of it."""
+    def turn_s(self, rows: float, new: float) -> float:
+        """What the unit itself does between two jobs: nothing is known of it."""
         return 0.0
 
     def prefill_draw(

@@ -78,8 +78,7 @@ class CostTiming:
         work = self._forward(job)
         if job.copies:
             work = self._beside(work, job)
-        turn_s = self._models[job.model].cost.turn_s(len(job.rows))
-        return _longer(work, turn_s / job.max_steps)
+        return _longer(work, self._turn_s(job))
 
     def _beside(self, work: Work, job: Job) -> Work:
         num_bytes = sum(
@@ -110,8 +109,13 @@ class CostTiming:
     def repeated(self, job: Job) -> Callable[[int], Work]:
         """Return the work by repetitions; every row is one token longer each time."""
         forward = self._steps_of(job)
-        turn_s = self._models[job.model].cost.turn_s(len(job.rows)) / job.max_steps
+        turn_s = self._turn_s(job)
         return (lambda count: _longer(forward(count), turn_s)) if turn_s else forward
+
+    def _turn_s(self, job: Job) -> float:
+        """Return each step's part of what the unit does after the job."""
+        cost = self._models[job.model].cost
+        return cost.turn_s(len(job.rows), len(job.admissions)) / job.max_steps
 
     def _steps_of(self, job: Job) -> Callable[[int], Work]:
         """Return the forward passes of `repeated`."""

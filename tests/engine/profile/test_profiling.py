@@ -149,15 +149,17 @@ def test_mixed_jobs_must_fit_the_token_budget() -> None:
     assert not fits_mixed(lone_spec(), Point(0.5, 3, 40))
 
 
-def test_turns_are_measured_after_decodes_of_every_batch_that_fits() -> None:
+def test_turns_are_measured_between_decodes_and_between_prompts() -> None:
     executor = FakeExecutor()
-    spec = lone_spec()
-    turns = measure_turns(spec, executor, Grid((1.0,), (1, 3, 9), (5,), repeats=2))
-    assert [turn.rows for turn in turns] == [1, 3]  # the model has 8 slots
-    assert all(len(turn.seconds) >= 2 and min(turn.seconds) > 0 for turn in turns)
-    decodes = [job for job in executor.launched if job.phase is Phase.DECODE]
-    assert {len(job.rows) for job in decodes} == {1, 3}
-    assert all(len(turn.seconds) < len(decodes) for turn in turns)
+    turns = measure_turns(lone_spec(), executor, Grid((1.0,), (1, 3, 9), (5,), repeats=2))
+    # the model has 8 slots
+    assert [(turn.rows, turn.new) for turn in turns] == [(1, 0), (1, 1), (3, 0), (3, 3)]
+    assert {len(turn.seconds) for turn in turns} == {16}
+    assert all(min(turn.seconds) > 0 for turn in turns)
+    kinds = [(job.phase, len(job.rows), len(job.admissions)) for job in executor.launched]
+    decodes, prompts = (kinds.count((Phase.DECODE, 3, 0)), kinds.count((Phase.PREFILL, 3, 3)))
+    assert decodes == 16 + 3
+    assert prompts == 1 + 16 + 3 + 1
 
 
 def test_a_lost_job_ends_the_measurement_of_turns() -> None:
