@@ -146,7 +146,7 @@ def _measured(
     shapes = {subject.model.name: subject.model.facts.shape for subject in subjects}
 
     def predict(name: str, point: Point) -> float:
-        return _predicted_s(cost, shapes[name], grid.repeats, point)
+        return _predicted_s(cost, shapes[name], point)
 
     lone = [
         (subject.model.name, point)
@@ -156,7 +156,8 @@ def _measured(
     ]
     paired = [(point.prefill_model, point.prefill) for point in points]
     paired += [(point.decode_model, point.decode) for point in points]
-    total_s = sum(predict(*each) for each in (*lone, *paired))
+    num_runs = grid.repeats + 1
+    total_s = num_runs * sum(predict(*each) for each in (*lone, *paired))
     names = ", ".join(subject.model.name for subject in subjects)
     _say(f"{names}: about {total_s:.0f} s by the cost model")
     _warn_of_load()
@@ -171,7 +172,12 @@ def _measured(
                 loaded.append(replace(subject, spec=done.spec))
             # a loaded unit may have a smaller pool than planned: models with their own cache
             points = () if alone else points_of(loaded, grid)
-            pairs = measured_pairs(loaded, points, grid.repeats, advance)
+
+            def advance_all(name: str, point: Point) -> None:
+                for _ in range(num_runs):
+                    advance(name, point)
+
+            pairs = measured_pairs(loaded, points, grid.repeats, advance_all)
     except Stopped:
         _say("interrupted, nothing is written")
         raise typer.Exit(130) from None
@@ -184,10 +190,10 @@ def _warn_of_load() -> None:
         _say(f"other work runs here (load average {load:.1f}): measured times will be too long")
 
 
-def _predicted_s(cost: Cost, shape: ModelShape, repeats: int, point: Point) -> float:
-    """Seconds that measuring `point` may take."""
+def _predicted_s(cost: Cost, shape: ModelShape, point: Point) -> float:
+    """Seconds that one run of `point` may take."""
     where = (shape, 1, point.share, point.batch, point.tokens)
-    return (repeats + 1) * (cost.prefill_s(*where) + cost.decode_s(*where))
+    return cost.prefill_s(*where) + cost.decode_s(*where)
 
 
 @contextmanager

@@ -55,7 +55,7 @@ def test_every_point_gives_a_prefill_and_a_decode_cell() -> None:
     done: list[Point] = []
     executor = FakeExecutor()
     cells = measure(lone_spec(), GRID, done.append, executor).cells
-    assert tuple(done) == GRID.points()
+    assert tuple(done) == GRID.points() * (GRID.repeats + 1), "not in turn"
     expected = [
         (phase, point.share, point.batch, point.tokens)
         for point in GRID.points()
