@@ -72,9 +72,10 @@ def profile(  # noqa: PLR0913 - each parameter is an option of the command line
 ) -> None:
     """Measure on this machine how long jobs of CONFIG's models take.
 
-    Each model by itself, then a prefill beside decodes for every two models and two shares that
-    make up the whole. What does not fit a model's context, its max_seqs or the KV pool is left
-    out. Other work on the machine spoils the figures. Exit code 2 where the input is wrong.
+    Each model by itself (prefills, decode steps, both in one job; on a CPU also what the unit does
+    between jobs), then a prefill beside decodes for every two models and two shares that make up
+    the whole. What does not fit a model's context, its max_seqs or the KV pool is left out. Other
+    work on the machine spoils the figures. Exit code 2 where the input is wrong.
 
     Example: muxcluster profile muxcluster.yaml --out profile.json --batches 1,8 --lengths 64,512
     """
