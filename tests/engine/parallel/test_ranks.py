@@ -34,8 +34,10 @@ from tests.engine.units import (
 from tests.models import model_spec
 from tests.oracles import GreedyOracle
 
+pytestmark = pytest.mark.timeout(scaled(300, 8))  # outputs are as many times longer
+
 LONGEST, NUM_TOKENS = scaled(50, 8), scaled(24, 8)
-"""Prompt and output tokens of a request: several cannot run at once in the pool of `live`."""
+"""Prompt and output tokens of a request: `live` cannot hold what all need."""
 MODELS: Mapping[str, Mapping[str, object]] = {
     "llama": {},
     "qwen2": {"tie_word_embeddings": False},
