@@ -91,7 +91,7 @@ def units_of(config: Path) -> tuple[UnitSpec, SimUnit]:
         )
         for model in loaded.models
     }
-    return spec, SimUnit(spec, models, host_link=node.gpu.host_link)
+    return spec, SimUnit(spec, models)
 
 
 def simulated(unit: SimUnit, case: Case) -> Side:

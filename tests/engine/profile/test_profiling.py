@@ -20,9 +20,13 @@ from muxcluster.engine.profile.jobs import ProfileJobs, prompt_rows
 from muxcluster.engine.profile.model import measure
 from muxcluster.engine.profile.turns import measure_turns
 from muxcluster.kvcache.cache import KvCache
+from tests.blocks import block_tokens, scaled
 from tests.engine.fakes import FakeExecutor, fake_spec, next_token
 
-GRID = Grid(shares=(0.5, 1.0), batches=(1, 3), lengths=(5, 40), repeats=2)
+BLOCK = block_tokens(16)
+SEVERAL_COLUMNS = scaled(40, 16)
+"""Tokens of two columns and a half."""
+GRID = Grid(shares=(0.5, 1.0), batches=(1, 3), lengths=(5, SEVERAL_COLUMNS), repeats=2)
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +36,7 @@ def without_turns(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def lone_spec(num_blocks: int = 256, token_budget: int = 2048) -> UnitSpec:
-    """The fake "wide" model alone: 4 blocks a column of 16 tokens, 8 rows, context 512."""
+    """The fake "wide" model alone: 4 blocks a column, 8 rows, context 512."""
     spec = fake_spec()
     return replace(
         spec,
@@ -103,8 +107,8 @@ def test_a_decode_reads_the_prompts_that_were_just_prefilled() -> None:
 
 
 def test_each_prefill_has_new_prompts_and_whole_tables() -> None:
-    jobs = ProfileJobs(lone_spec(num_blocks=4 * 3 * 2))  # room for two sequences of 40 tokens
-    point = Point(1.0, 2, 40)
+    jobs = ProfileJobs(lone_spec(num_blocks=4 * 3 * 2))  # room for two sequences
+    point = Point(1.0, 2, SEVERAL_COLUMNS)
     (first,), (second,) = jobs.prefill(point), jobs.prefill(point)
     for job in (first, second):
         entries = set(zip(job.tables.rows.tolist(), job.tables.columns.tolist(), strict=True))
@@ -135,7 +139,7 @@ def test_mixed_jobs_decode_beside_new_prompts_on_the_whole_gpu() -> None:
     jobs = [job for job in executor.launched if job.phase is Phase.MIXED]
     assert len(jobs) == len(mixed) * (grid.repeats + 1)
     rows = jobs[-1].rows
-    assert rows.slots.tolist() == list(range(6))
+    assert rows.table_rows.tolist() == list(range(6))
     assert rows.starts.tolist() == [39] * 5 + [0]
     assert rows.counts.tolist() == [1] * 5 + [40]
     assert rows.samples.all()
@@ -199,12 +203,13 @@ def test_what_fits_is_what_the_cache_can_hold(batch: int, tokens: int, num_block
         assert not fits(spec, point)
     else:
         assert fits(spec, point)
-        assert len(job.tables) == batch * -(-tokens // 16)
+        assert len(job.tables) == batch * -(-tokens // BLOCK)
 
 
 def test_points_that_do_not_fit_are_left_out() -> None:
     grid = Grid((1.0,), (1, 9), (512, 513), repeats=1)
-    cells = measure(lone_spec(num_blocks=4 * 32), grid, lambda point: None, FakeExecutor()).cells
+    spec = lone_spec(num_blocks=4 * 512 // BLOCK)
+    cells = measure(spec, grid, lambda point: None, FakeExecutor()).cells
     assert {(cell.batch, cell.tokens) for cell in cells} == {(1, 512)}
 
 
@@ -240,11 +245,11 @@ def test_no_block_leaks_between_points(monkeypatch: pytest.MonkeyPatch) -> None:
         jobs.prefill(point)
         jobs.decode(point)
         cache.check()
-        assert cache.of("wide").used == point.batch * -(-point.tokens // 16) * 4
+        assert cache.of("wide").used == point.batch * -(-point.tokens // BLOCK) * 4
         for _ in range(2):
             jobs.mixed(point, 2)
             cache.check()
-            assert cache.of("wide").used == (point.batch + 2) * -(-point.tokens // 16) * 4
+            assert cache.of("wide").used == (point.batch + 2) * -(-point.tokens // BLOCK) * 4
 
 
 def padded_spec(limit_bytes: int) -> UnitSpec:
