@@ -143,7 +143,7 @@ def test_mixed_jobs_decode_beside_new_prompts_on_the_whole_gpu() -> None:
     assert rows.starts.tolist() == [39] * 5 + [0]
     assert rows.counts.tolist() == [1] * 5 + [40]
     assert rows.samples.all()
-    assert [each.slot for each in jobs[-1].admissions] == [5]
+    assert [each.row for each in jobs[-1].admissions] == [5]
 
 
 def test_mixed_jobs_must_fit_the_token_budget() -> None:
