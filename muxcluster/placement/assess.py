@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from muxcluster.placement.estimator import Estimator, Latency, Offer, UnitEstimate
+from muxcluster.placement.estimator import Estimator, Latency, Offer, Quantiles, UnitEstimate
 from muxcluster.placement.memory import block_bytes, weight_bytes
 from muxcluster.placement.plan import Plan, PlannedUnit
 from muxcluster.placement.problem import Demand, Node, Problem
@@ -22,9 +22,9 @@ class ModelReport:
     quota_blocks: int
     prefill_share: float
     decode_share: float
-    ttft_s: float  # ttft_s, tpot_s: predicted means
-    tpot_s: float
-    # ttft_margin, tpot_margin: target / predicted - 1, None without a target
+    ttft_s: Quantiles  # ttft_s, tpot_s: predicted
+    tpot_s: Quantiles
+    # ttft_margin, tpot_margin: target / predicted 95th percentile - 1, None without a target
     ttft_margin: float | None
     tpot_margin: float | None
 
@@ -168,8 +168,8 @@ def _model(found: UnitEstimate, position: int, late: Latency) -> ModelReport:
         decode_share=found.loads.decode_shares[position],
         ttft_s=late.ttft_s,
         tpot_s=late.tpot_s,
-        ttft_margin=_margin(demand.ttft_s, late.ttft_s),
-        tpot_margin=_margin(demand.tpot_s, late.tpot_s),
+        ttft_margin=_margin(demand.ttft_s, late.ttft_s.high),
+        tpot_margin=_margin(demand.tpot_s, late.tpot_s.high),
     )
 
 

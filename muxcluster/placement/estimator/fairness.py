@@ -60,3 +60,17 @@ def _tilted(
         served[index] += room
         left = [rest - room * part[index] for part, rest in zip(resources, left, strict=True)]
     return tuple(served)
+
+
+def within_loads(loads: Loads, served: Sequence[float]) -> tuple[float, ...]:
+    """Return `served`, lowered to what every resource carries at the largest batches: so no estimate
+    is better than the modes of the relaxation that bounds it."""
+    capped = [
+        min(share, 1 / lane) if lane > 1 else share
+        for share, lane in zip(served, loads.lanes, strict=True)
+    ]
+    most = max(
+        sum(load * share for load, share in zip(part, capped, strict=False))
+        for part in loads.resources.values()
+    )
+    return tuple(share / max(1.0, most) for share in capped)

@@ -11,7 +11,7 @@ from muxcluster.placement.memory import (
     table_bytes,
     weight_bytes,
 )
-from muxcluster.placement.problem import Demand, Limits
+from muxcluster.placement.problem import Demand, Problem
 
 
 def _ladder() -> tuple[int, ...]:
@@ -21,6 +21,8 @@ def _ladder() -> tuple[int, ...]:
 # Considered batch sizes, four per octave up to 8,192. A unit's batch is rounded *down* to
 # one of them, so that every estimate is also a mode of the relaxation that bounds it.
 BATCHES = _ladder()
+# Considered numbers of prompts of a job, two per octave: prefills are nearly linear in them.
+_PROMPTS = tuple(2 ** (step / 2) for step in range(-6, 25))
 
 
 class ModelCost:
@@ -33,9 +35,12 @@ class ModelCost:
     """
 
     def __init__(
-        self, demand: Demand, tp: int, cost: Cost, limits: Limits, bytes_per_block: int
+        self, demand: Demand, tp: int, cost: Cost, problem: Problem, bytes_per_block: int
     ) -> None:
         check_split(demand, tp)
+        limits = problem.limits
+        self.max_rows = min(demand.max_seqs, problem.policy.scheduler.max_decode_rows)
+        self.token_budget = limits.token_budget
         self.demand = demand
         self.tp = tp
         self.static_bytes = weight_bytes(demand) + table_bytes(demand, bytes_per_block)
@@ -48,10 +53,12 @@ class ModelCost:
         self._prefill: dict[float, tuple[float, float]] = {}
         self._decode: dict[tuple[int, float], tuple[float, float]] = {}
         self._mixed: dict[int, tuple[float, float]] = {}
+        self._steps: dict[tuple[int, float], float] = {}
+        self._prompts: dict[tuple[int, float], float] = {}
 
     def batch(self, quota_blocks: int) -> int:
         """Return the largest considered batch of mean sequences that fits, at least 1."""
-        most = min(self.demand.max_seqs, quota_blocks // self.sequence_blocks)
+        most = min(self.max_rows, quota_blocks // self.sequence_blocks)
         return BATCHES[max(0, bisect_right(BATCHES, most) - 1)]
 
     def prefill(self, share: float) -> tuple[float, float]:
@@ -65,10 +72,29 @@ class ModelCost:
             found = self._prefill[share] = (seconds, draw)
         return found
 
-    def prefill_job_s(self, share: float, rows: float = 1.0) -> float:
-        """Seconds of one prefill job of `rows` prompts."""
-        demand = self.demand
-        return self._cost.prefill_s(demand.shape, self.tp, share, rows, demand.prompt_tokens)
+    def prefill_job_s(self, share: float, prompts: float = 1.0) -> float:
+        """Seconds of one prefill job of `prompts` mean prompts, or of a part of one; linear between
+        considered numbers."""
+        place = bisect_right(_PROMPTS, prompts) - 1
+        if place < 0:
+            return self._prompts_at(0, share)
+        below = self._prompts_at(place, share)
+        low = _PROMPTS[place]
+        if prompts == low or place + 1 == len(_PROMPTS):
+            return below * prompts / low
+        above = self._prompts_at(place + 1, share)
+        return below + (above - below) * (prompts - low) / (_PROMPTS[place + 1] - low)
+
+    def _prompts_at(self, place: int, share: float) -> float:
+        found = self._prompts.get((place, share))
+        if found is None:
+            shape, tokens, prompts = self.demand.shape, self.demand.prompt_tokens, _PROMPTS[place]
+            if prompts < 1:
+                found = self._cost.prefill_s(shape, self.tp, share, 1, tokens * prompts)
+            else:
+                found = self._cost.prefill_s(shape, self.tp, share, prompts, tokens)
+            self._prompts[place, share] = found
+        return found
 
     def decode(self, batch: int, share: float) -> tuple[float, float]:
         """(seconds of decode per request at this batch, share of the bandwidth a step draws)."""
@@ -109,6 +135,21 @@ class ModelCost:
         return self._cost.slowdown(draws)
 
     def step_s(self, batch: float, share: float) -> float:
-        """Seconds of one decode step of `batch` sequences of mean length."""
-        demand = self.demand
-        return self._cost.decode_s(demand.shape, self.tp, share, batch, demand.mean_tokens)
+        """Seconds of one decode step of `batch` sequences of mean length; linear between considered
+        batch sizes."""
+        place = bisect_right(BATCHES, batch) - 1
+        low = BATCHES[max(0, place)]
+        below = self._step_at(low, share)
+        if batch <= low or place + 1 >= len(BATCHES):
+            return below * max(1.0, batch / low if place >= 0 else 1.0)
+        high = BATCHES[place + 1]
+        above = self._step_at(high, share)
+        return below + (above - below) * (batch - low) / (high - low)
+
+    def _step_at(self, batch: int, share: float) -> float:
+        found = self._steps.get((batch, share))
+        if found is None:
+            demand = self.demand
+            found = self._cost.decode_s(demand.shape, self.tp, share, batch, demand.mean_tokens)
+            self._steps[batch, share] = found
+        return found

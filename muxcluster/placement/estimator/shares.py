@@ -1,7 +1,7 @@
 """SM shares of a unit's jobs, and the load of its resources at its demand."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from muxcluster.core.job import Phase
 from muxcluster.placement.estimator.modelcost import ModelCost
@@ -36,6 +36,9 @@ class Loads:
     # models; zeros without sharing
     decoders: tuple[float, ...] = ()
     is_mixed: bool = False  # prompt chunks and decodes of a model are one job
+    # num_decodes, rungs: decode workers, and the SM shares that they can have
+    num_decodes: int = 1
+    rungs: tuple[float, ...] = (1.0,)
 
     @property
     def shared(self) -> bool:
@@ -66,11 +69,13 @@ def candidates(tenants: Sequence[Tenant], execution: Execution) -> list[Loads]:
     found = [_in_mixed_jobs(tenants) if execution.runs_mixed else _in_turns(tenants)]
     for split, rest in splits_of(execution):
         num_decodes = execution.num_workers(Phase.DECODE)
+        rungs = execution.rungs(Phase.DECODE)
         loads = _side_by_side(tenants, rest, split, 1.0, num_decodes)
-        found.append(loads)
+        found.append(replace(loads, num_decodes=num_decodes, rungs=rungs))
         if loads.greatest > 1:
             # requests that cannot be served need no SMs: smaller shares leave more for all
-            found.append(_side_by_side(tenants, rest, split, 1 / loads.greatest, num_decodes))
+            loads = _side_by_side(tenants, rest, split, 1 / loads.greatest, num_decodes)
+            found.append(replace(loads, num_decodes=num_decodes, rungs=rungs))
     return found
 
 

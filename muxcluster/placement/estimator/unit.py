@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from muxcluster.placement.cost import Cost, cost_for
-from muxcluster.placement.estimator.fairness import fractions
-from muxcluster.placement.estimator.latency import Latency, latencies
+from muxcluster.placement.estimator.fairness import within_loads
+from muxcluster.placement.estimator.latency import Latency, flows, latencies
 from muxcluster.placement.estimator.modelcost import ModelCost
 from muxcluster.placement.estimator.shares import Loads, Tenant, candidates
 from muxcluster.placement.execution import CannotRun, Execution, executions
@@ -23,6 +23,7 @@ from muxcluster.placement.quota import split_blocks
 # (index of a demand of the problem, requests/s offered to a unit)
 Offer = tuple[int, float]
 _BISECTIONS = 8
+_IDLE = 1e-6  # part of the rates at which a unit counts as idle
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,17 +97,18 @@ class Estimator:
         return found
 
     def _model(self, index: int, gpu: Gpu, tp: int, bytes_per_block: int) -> ModelCost | DoesNotFit:
-        demand, limits = self.problem.demands[index], self.problem.limits
+        demand = self.problem.demands[index]
         which = (gpu, demand.itemsize)
         if which not in self._costs:
             self._costs[which] = cost_for(gpu, demand.itemsize, self.problem.profiles)
         try:
-            return ModelCost(demand, tp, self._costs[which], limits, bytes_per_block)
+            return ModelCost(demand, tp, self._costs[which], self.problem, bytes_per_block)
         except DoesNotFit as refusal:
             return refusal
 
     def _estimate(self, gpu: Gpu, tp: int, offers: tuple[Offer, ...]) -> UnitEstimate:
-        """Return the best execution's estimate; of equal ones the first, which shares SMs."""
+        """Return the best execution's estimate; of equal ones the one with more requests within
+        their targets, then with less load."""
         name = self.problem.demands[offers[0][0]].name
         try:
             ways = executions(gpu, tp, len(offers), self.problem.policy)
@@ -120,7 +122,9 @@ class Estimator:
                 refusals.append(refusal)
         if not found:
             raise refusals[-1]
-        return max(found, key=lambda each: (each.value, -each.load))
+        if len(found) == 1:
+            return found[0]
+        return max(found, key=lambda each: (round(each.value, 9), _within(each), -each.load))
 
     def _estimate_as(
         self, execution: Execution, gpu: Gpu, tp: int, offers: tuple[Offer, ...]
@@ -131,7 +135,9 @@ class Estimator:
         costs = [self.model(index, gpu, tp, per_block) for index, _ in offers]
         num_blocks = self._pool_blocks(execution, gpu, tp, costs, per_block)
         weights = [
-            rate * demand.shape.sequence_bytes(demand.mean_tokens, demand.itemsize)
+            rate
+            * demand.output_tokens
+            * demand.shape.sequence_bytes(demand.mean_tokens, demand.itemsize)
             for demand, (_, rate) in zip(demands, offers, strict=True)
         ]
         quotas = split_blocks(num_blocks, [cost.floor_blocks for cost in costs], weights)
@@ -139,8 +145,10 @@ class Estimator:
             Tenant(cost, rate, cost.batch(quota))
             for cost, (_, rate), quota in zip(costs, offers, quotas, strict=True)
         )
-        options = [self._option(tenants, loads) for loads in candidates(tenants, execution)]
-        value, load, loads, served = max(options, key=lambda option: (option[0], -option[1]))
+        # as a unit that may do either (scheduling/lanes/unsharing.py): what takes less time
+        loads = min(candidates(tenants, execution), key=lambda each: each.greatest)
+        value, served = self._served(tenants, loads)
+        load = _load(tenants, loads, served)
         return UnitEstimate(num_blocks, tenants, quotas, execution, loads, served, value, load)
 
     def _pool_blocks(
@@ -164,17 +172,35 @@ class Estimator:
             return kv_blocks(gpu, tp, demands, limits, execution)
         return blocks
 
-    def _option(
-        self, tenants: tuple[Tenant, ...], loads: Loads
-    ) -> tuple[float, float, Loads, tuple[float, ...]]:
-        """(value, load, loads, served fractions) of one way of sharing."""
+    def _served(self, tenants: tuple[Tenant, ...], loads: Loads) -> tuple[float, tuple[float, ...]]:
+        """(value, served fraction of each model)."""
         objective = self.problem.objective
         values = [each.rate * each.cost.demand.worth(objective) for each in tenants]
-        served = fractions(loads, values, self.problem.epsilon)
+        found = flows(tenants, loads, [each.rate for each in tenants])
+        served = within_loads(
+            loads,
+            [min(1.0, flow.rate / each.rate) for each, flow in zip(tenants, found, strict=True)],
+        )
         if objective == "goodput":
             served, values = _within_targets(tenants, loads, served, values)
-        value = sum(worth * share for worth, share in zip(values, served, strict=True))
-        return value, loads.greatest, loads, served
+        return sum(worth * share for worth, share in zip(values, served, strict=True)), served
+
+
+def _load(tenants: Sequence[Tenant], loads: Loads, served: Sequence[float]) -> float:
+    return (
+        max(loads.greatest, 1 / max(min(served), 1e-3))
+        if min(served) < 1 - 1e-9
+        else min(1.0, loads.greatest)
+    )
+
+
+def _within(found: UnitEstimate) -> float:
+    """Requests/s of models that meet their targets."""
+    return sum(
+        each.rate
+        for each, late in zip(found.tenants, found.latencies(), strict=True)
+        if _meets(each, late)
+    )
 
 
 def _within_targets(
@@ -182,7 +208,7 @@ def _within_targets(
 ) -> tuple[tuple[float, ...], list[float]]:
     """Return the largest common part of `served` at which all reachable targets are met, and the
     values: 0 for a model whose targets fail even on an otherwise idle unit."""
-    idle = latencies(tenants, loads, [0.0] * len(tenants))
+    idle = latencies(tenants, loads, [_IDLE] * len(tenants))
     hopeful = [_meets(each, late) for each, late in zip(tenants, idle, strict=True)]
 
     def good(part: float) -> bool:

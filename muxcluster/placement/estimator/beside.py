@@ -1,0 +1,194 @@
+"""Steady state of a unit whose prompts have jobs of their own: beside decodes, or before them."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from muxcluster.placement.estimator.flow import Flow
+from muxcluster.placement.estimator.queueing import FULLEST, Part, queue_wait, rest_of
+from muxcluster.placement.estimator.shares import Loads, Tenant
+from muxcluster.placement.problem import LENGTH_CV2
+
+_ROUNDS = 12
+_CLOSE = 2e-3
+
+
+@dataclass(frozen=True, slots=True)
+class _Decode:
+    """One model's decodes."""
+
+    rate: float  # requests/s that it serves
+    rows: float  # mean sequences in decode
+    busy: float  # probability that there are any
+    step_s: float
+    gap_s: float  # from step to step
+    prefill_s: float  # of a mean prompt
+
+
+class _Unit:
+    """What does not change from round to round."""
+
+    def __init__(self, tenants: Sequence[Tenant], loads: Loads, rungs: Sequence[float]) -> None:
+        """rungs: of decodes, ascending."""
+        self.tenants = tenants
+        self.split = loads.prefill_share if loads.shared else 0.0
+        self.workers = loads.num_decodes
+        self.rungs = rungs
+        share = loads.prefill_share
+        self.prefills = [each.cost.prefill_job_s(share) for each in tenants]
+        self.full_prefills = [each.cost.prefill(share)[0] for each in tenants]
+        self.prefill_draw = max(each.cost.prefill(share)[1] for each in tenants)
+
+    def round(self, rates: Sequence[float], before: Sequence[_Decode]) -> list[_Decode]:
+        prefill = self.prefill_load(before)
+        works = [
+            each.cost.step_s(max(1.0, old.rows), 1.0)
+            for each, old in zip(self.tenants, before, strict=True)
+        ]
+        steps = [self._step_s(index, before, works, prefill) for index in range(len(before))]
+        others = sum(old.busy * step for old, step in zip(before, steps, strict=True))
+        found = []
+        for tenant, rate, old, step in zip(self.tenants, rates, before, steps, strict=True):
+            gap = others + (1 - old.busy) * step
+            if self.split:
+                gap = max(step, gap / self.workers)
+            else:
+                gap /= 1 - min(FULLEST, prefill)
+            output = tenant.cost.demand.output_tokens
+            served = min(rate, tenant.batch / (output * gap)) / max(1.0, prefill / FULLEST)
+            rows = served * output * gap
+            found.append(
+                _Decode(
+                    served,
+                    rows,
+                    max(1e-12, -math.expm1(-rows)),
+                    step,
+                    gap,
+                    self._prefill_s(len(found), before),
+                )
+            )
+        return found
+
+    def prefill_load(self, before: Sequence[_Decode]) -> float:
+        """Load of the one prefill at a time; jobs of several prompts, where these queue up."""
+        single = sum(old.rate * old.prefill_s for old in before)
+        full = sum(
+            old.rate * old.prefill_s * full / alone
+            for old, alone, full in zip(before, self.prefills, self.full_prefills, strict=True)
+        )
+        return min(single, max(full, 0.9)) if single > 0.9 else single
+
+    def _prefill_s(self, index: int, before: Sequence[_Decode]) -> float:
+        alone = self.prefills[index]
+        if not self.split:
+            return alone
+        cost = self.tenants[index].cost
+        draws = [
+            old.busy * each.cost.decode(each.batch, self.rungs[0])[1]
+            for each, old in zip(self.tenants, before, strict=True)
+        ]
+        return alone * cost.slowdown((self.prefill_draw, max(draws)))
+
+    def _step_s(
+        self, index: int, before: Sequence[_Decode], works: Sequence[float], prefill: float
+    ) -> float:
+        tenant, rows = self.tenants[index], max(1.0, before[index].rows)
+        if not self.split:
+            return tenant.cost.step_s(rows, 1.0)
+        beside = [
+            old.busy * min(1.0, (self.workers - 1) / max(1, len(before) - 1)) for old in before
+        ]
+        company = sum(
+            part * work
+            for place, (part, work) in enumerate(zip(beside, works, strict=True))
+            if place != index
+        )
+        part = works[index] / (works[index] + company)
+        alone = self._at(tenant, rows, part)
+        amid = self._at(tenant, rows, part * (1 - self.split), 1 - self.split)
+        draw = tenant.cost.decode(tenant.batch, self._rung(part))[1]
+        neighbour = (
+            max(
+                (
+                    tenant.cost.slowdown(
+                        (draw, other.cost.decode(other.batch, self._rung(1 - part))[1])
+                    )
+                    - 1
+                )
+                * chance
+                for place, (other, chance) in enumerate(zip(self.tenants, beside, strict=True))
+                if place != index or len(before) == 1
+            )
+            if len(before) > 1
+            else 0.0
+        )
+        prefill = min(1.0, prefill)
+        at_prefill = tenant.cost.slowdown((draw, self.prefill_draw)) - 1
+        slower = 1 + (1 - prefill) * neighbour + prefill * max(neighbour, at_prefill)
+        return ((1 - prefill) * alone + prefill * amid) * slower
+
+    def _at(self, tenant: Tenant, rows: float, share: float, most: float = 1.0) -> float:
+        """Seconds of a step at the rung nearest to `share`; where it is wider, steps take turns."""
+        rung = min(self._rung(share), max(self.rungs[0], most))
+        return tenant.cost.step_s(rows, rung) * max(
+            1.0, min(2.0, rung / share) if most < 1 else 1.0
+        )
+
+    def _rung(self, share: float) -> float:
+        return min(self.rungs, key=lambda rung: (round(abs(rung - share), 6), -rung))
+
+
+def in_own_jobs(
+    tenants: Sequence[Tenant], loads: Loads, rates: Sequence[float]
+) -> tuple[Flow, ...]:
+    """Return the steady state at these rates; requests that cannot be served stay outside.
+
+    Sequences in decode by Little's law, as in `turns`; a step's SMs are those that `AdbsLane` gives
+    it beside the other decodes and, for a part of the time, the prefill. Prompts wait as in an
+    M/G/1 queue.
+    """
+    unit = _Unit(tenants, loads, loads.rungs)
+    found = [
+        _Decode(rate, 0.0, 0.0, 0.0, 0.0, alone)
+        for rate, alone in zip(rates, unit.prefills, strict=True)
+    ]
+    for _ in range(_ROUNDS):
+        before = found
+        found = unit.round(rates, before)
+        if all(
+            abs(new.rows - old.rows) <= _CLOSE * (1 + new.rows)
+            for new, old in zip(found, before, strict=True)
+        ):
+            break
+    prefill = unit.prefill_load(found)
+    total = sum(each.rate for each in found)
+    mean = sum(each.rate * each.prefill_s for each in found) / total if total else 0.0
+    wait = queue_wait(prefill, mean) if mean else Part(0.0)
+    return tuple(
+        _flow(tenant, each, unit, prefill, wait)
+        for tenant, each in zip(tenants, found, strict=True)
+    )
+
+
+def _flow(tenant: Tenant, found: _Decode, unit: _Unit, prefill: float, wait: Part) -> Flow:
+    output = tenant.cost.demand.output_tokens
+    rows, more = max(1.0, found.rows), 1.25 * max(1.0, found.rows)
+    stretch = found.gap_s / tenant.cost.step_s(rows, 1.0)
+    slope = (
+        stretch * (tenant.cost.step_s(more, 1.0) - tenant.cost.step_s(rows, 1.0)) / (more - rows)
+    )
+    rho = min(FULLEST, slope * found.rate * output)
+    by_rows = slope**2 * found.rows / (1 - rho)
+    # a prefill that runs makes a step longer, or stands before it; it averages out over a request
+    by_prompts = prefill * found.prefill_s**2 * (1 + LENGTH_CV2) if not unit.split else 0.0
+    per_token = min(1.0, (1 + LENGTH_CV2) / output)
+    job = Part(found.prefill_s, found.prefill_s**2 * LENGTH_CV2)
+    longest = found.gap_s + slope * max(0.0, tenant.batch - found.rows)
+    return Flow(
+        rate=found.rate,
+        rows=found.rows,
+        variance=found.rows + (found.rows / found.gap_s) ** 2 * by_rows / max(rho, 0.05),
+        full_rate=tenant.batch / (output * longest),
+        gap=Part(found.gap_s, by_rows + by_prompts * per_token),
+        first=rest_of(found.step_s, by_rows, found.busy * (1 - min(1.0, prefill))) + wait + job,
+    )

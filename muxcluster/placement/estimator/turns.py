@@ -1,0 +1,162 @@
+"""Steady state of a unit that runs one mixed job at a time, its models in turn."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from muxcluster.placement.cost import mixed_job_s
+from muxcluster.placement.estimator.flow import Flow
+from muxcluster.placement.estimator.queueing import FULLEST, Part, queue_wait, rest_of
+from muxcluster.placement.estimator.shares import Tenant
+from muxcluster.placement.problem import LENGTH_CV2
+
+_ROUNDS = 8
+_CLOSE = 1e-3
+_MOST_LEAP = 8.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """One model's part of a cycle, in which every model that has work gets one job."""
+
+    rate: float  # requests/s that it serves
+    rows: float  # mean sequences in decode
+    busy: float  # probability that it has work
+    prompts: float  # mean prompts that come to one of its jobs
+    job_s: float  # its job
+    decode_s: float  # of it the decodes
+    cycle_s: float  # from job to job, while it has work
+
+
+def in_mixed_jobs(tenants: Sequence[Tenant], rates: Sequence[float]) -> tuple[Flow, ...]:
+    """Return the steady state at these rates; requests that cannot be served stay outside.
+
+    While a cycle of C seconds lasts, rate x C prompts of a model come in, and rate x output x C
+    sequences decode (Little's law: each gets a token a cycle). Jobs grow with both, and the cycle
+    is the sum of the jobs: C is the least solution of that, found by iteration with Aitken's leaps.
+    """
+    turns = _steady(tenants, rates)
+    whole = _whole(turns)
+    prefill = sum(turn.busy * (turn.job_s - turn.decode_s) for turn in turns)
+    left = 1 - min(FULLEST, prefill / whole)
+    slopes = [_row_s(tenant, turn) / left for tenant, turn in zip(tenants, turns, strict=True)]
+    rho = sum(
+        slope * turn.rate * tenant.cost.demand.output_tokens
+        for slope, turn, tenant in zip(slopes, turns, tenants, strict=True)
+    )
+    rho = min(FULLEST, rho)
+    by_rows = sum(slope**2 * turn.rows for slope, turn in zip(slopes, turns, strict=True))
+    by_rows /= 1 - rho
+    by_prompts = sum(
+        _prompt_s(tenant, turn) ** 2 * turn.busy * turn.prompts * (1 + LENGTH_CV2)
+        for tenant, turn in zip(tenants, turns, strict=True)
+    )
+    return tuple(
+        _flow(tenant, turn, slope, rho, (by_rows, by_prompts))
+        for tenant, turn, slope in zip(tenants, turns, slopes, strict=True)
+    )
+
+
+def _steady(tenants: Sequence[Tenant], rates: Sequence[float]) -> list[_Turn]:
+    turns = [_first(tenant, rate) for tenant, rate in zip(tenants, rates, strict=True)]
+    whole = _whole(turns)
+    for _ in range(_ROUNDS):
+        before = whole
+        turns = _round(tenants, rates, turns, 1.0)
+        middle = _whole(turns)
+        turns = _round(tenants, rates, turns, 1.0)
+        whole = _whole(turns)
+        if abs(whole - middle) <= _CLOSE * whole:
+            break
+        turns = _round(tenants, rates, turns, _leap(before, middle, whole))
+        whole = _whole(turns)
+    return turns
+
+
+def _whole(turns: Sequence[_Turn]) -> float:
+    return sum(turn.busy * turn.job_s for turn in turns)
+
+
+def _leap(first: float, second: float, third: float) -> float:
+    """Return the factor to the limit of a geometric series."""
+    growth = second - first
+    ratio = (third - second) / growth if growth else 0.0
+    if ratio >= 1:
+        return _MOST_LEAP
+    limit = second + (third - second) / (1 - ratio)
+    return min(_MOST_LEAP, max(1 / _MOST_LEAP, limit / third))
+
+
+def _first(tenant: Tenant, rate: float) -> _Turn:
+    decode_s = tenant.cost.step_s(1, 1.0)
+    rows = min(1.0, rate * tenant.cost.demand.output_tokens * decode_s)
+    return _Turn(rate, rows, rows, 0.0, decode_s, decode_s, decode_s)
+
+
+def _round(
+    tenants: Sequence[Tenant], rates: Sequence[float], turns: Sequence[_Turn], stretch: float
+) -> list[_Turn]:
+    whole = _whole(turns)
+    return [
+        _turn(tenant, rate, stretch * (whole + (1 - turn.busy) * turn.job_s))
+        for tenant, rate, turn in zip(tenants, rates, turns, strict=True)
+    ]
+
+
+def _turn(tenant: Tenant, rate: float, cycle_s: float) -> _Turn:
+    """Return the model's turn if a job of it comes every `cycle_s` while it has work."""
+    cost = tenant.cost
+    demand = cost.demand
+    served = min(rate, tenant.batch / (demand.output_tokens * cycle_s))
+    budget = max(1.0, cost.token_budget - served * demand.output_tokens * cycle_s)
+    served = min(served, budget / (demand.prompt_tokens * cycle_s))
+    rows = served * demand.output_tokens * cycle_s
+    busy = max(1e-12, -math.expm1(-(rows + served * cycle_s)))
+    decoding, prompts = rows / busy, served * cycle_s / busy
+    decode_s = cost.step_s(max(1.0, decoding), 1.0) * min(1.0, decoding)
+    # share of the jobs with prompts: Poisson arrivals, and prompts longer than the budget
+    some = max(-math.expm1(-prompts), min(1.0, prompts * demand.prompt_tokens / budget))
+    prefill_s = cost.prefill_job_s(1.0, prompts / some) if some > 0 else 0.0
+    job_s = decode_s + some * (mixed_job_s(decode_s, prefill_s) - decode_s)
+    return _Turn(served, rows, busy, prompts, job_s, decode_s, cycle_s)
+
+
+def _row_s(tenant: Tenant, turn: _Turn) -> float:
+    """Seconds by which one more row makes a decode longer."""
+    rows = max(1.0, turn.rows)
+    more = 1.25 * rows
+    return (tenant.cost.step_s(more, 1.0) - tenant.cost.step_s(rows, 1.0)) / (more - rows)
+
+
+def _prompt_s(tenant: Tenant, turn: _Turn, prompts: float = 1.0) -> float:
+    """Seconds by which prompts make a job longer."""
+    return mixed_job_s(turn.decode_s, tenant.cost.prefill_job_s(1.0, prompts)) - turn.decode_s
+
+
+def _flow(
+    tenant: Tenant, turn: _Turn, slope: float, rho: float, scatter: tuple[float, float]
+) -> Flow:
+    """scatter: variances of the cycle, by the number of rows and by that of prompts."""
+    demand, cycle = tenant.cost.demand, turn.cycle_s
+    by_rows, by_prompts = scatter
+    # the mean of a request's gaps keeps the scatter of rows, which changes slowly; that of prompts
+    # averages out over its tokens: E[1 / tokens] of log-normal lengths
+    per_token = min(1.0, (1 + LENGTH_CV2) / demand.output_tokens)
+    own = _prompt_s(tenant, turn)
+    budget = max(1.0, tenant.cost.token_budget - turn.rows)
+    in_jobs = demand.prompt_tokens / budget
+    job = Part(
+        turn.decode_s + _prompt_s(tenant, turn, 1 + turn.prompts),
+        own**2 * (LENGTH_CV2 + turn.prompts * (1 + LENGTH_CV2)),
+    )
+    first = rest_of(cycle, by_rows + by_prompts, turn.busy) + job
+    first += queue_wait(turn.rate * in_jobs * cycle, in_jobs * cycle)
+    longest = cycle + slope * max(0.0, tenant.batch - turn.rows)  # with all rows taken
+    return Flow(
+        rate=turn.rate,
+        rows=turn.rows,
+        variance=turn.rows + (turn.rows / cycle) ** 2 * by_rows / max(rho, 0.05),
+        full_rate=tenant.batch / (demand.output_tokens * longest),
+        gap=Part(cycle, by_rows + by_prompts * per_token),
+        first=first,
+    )
