@@ -17,6 +17,7 @@ Objective = Literal["throughput", "weighted", "goodput", "fewest-gpus"]
 # deviation. Between ShareGPT's (0.8) and Azure's code and conversation traces (0.9 to 1.1).
 LENGTH_SIGMA = 0.9
 LENGTH_CV2 = math.expm1(LENGTH_SIGMA**2)  # squared coefficient of variation
+LENGTH_CUBE = math.exp(3 * LENGTH_SIGMA**2)  # third moment over the mean's cube
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,13 +8,23 @@ def split_blocks(
 ) -> tuple[int, ...]:
     """Return quotas that sum to `num_blocks` (≥ 0), in the order of the models.
 
-    If the floors (one sequence of the greatest length each) fit together, each model gets its floor
-    and the rest is divided by `weights`: rate x KV bytes of a mean sequence (MuxServe §3.3).
+    They are in proportion to `weights` (KV bytes that each model's sequences hold, MuxServe §3.3),
+    but none is below its floor, one sequence of the greatest length, if the floors fit together.
     """
     if sum(floors) > num_blocks:
         return _proportional(num_blocks, floors)
-    rest = _proportional(num_blocks - sum(floors), weights)
-    return tuple(floor + extra for floor, extra in zip(floors, rest, strict=True))
+    quotas = list(floors)
+    raised = list(range(len(floors)))
+    while raised:
+        rest = num_blocks - sum(quotas[index] for index in range(len(quotas)) if index not in raised)
+        parts = _proportional(rest, [weights[index] for index in raised])
+        low = [index for index, part in zip(raised, parts, strict=True) if part < floors[index]]
+        if not low:
+            for index, part in zip(raised, parts, strict=True):
+                quotas[index] = part
+            break
+        raised = [index for index in raised if index not in low]
+    return tuple(quotas)
 
 
 def _proportional(total: int, weights: Sequence[float]) -> tuple[int, ...]:

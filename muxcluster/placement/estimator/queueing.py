@@ -39,14 +39,17 @@ class Part:
         return Quantiles(median, median * math.exp(_Z * math.sqrt(spread)))
 
 
-def rest_of(mean_s: float, variance: float, busy: float = 1.0) -> Part:
+def rest_of(mean_s: float, variance: float, cubes: float = 0.0, busy: float = 1.0) -> Part:
     """Return what is left of an interval when somebody comes at random (Kleinrock vol. 1, §5.2).
 
-    busy: probability that one is under way.
+    cubes: third moment of the parts of the interval that are rare and long. busy: probability that
+    an interval is under way.
     """
-    rest = mean_s * (1 + variance / mean_s**2) / 2 if mean_s > 0 else 0.0
-    square = 4 / 3 * rest**2  # of a uniform distribution of that mean
-    return Part(busy * rest, busy * square - (busy * rest) ** 2)
+    if mean_s <= 0:
+        return Part(0.0)
+    rest = (mean_s + variance / mean_s) / 2
+    square = (mean_s**2 + 3 * variance + cubes / mean_s) / 3
+    return Part(busy * rest, max(0.0, busy * square - (busy * rest) ** 2))
 
 
 def queue_wait(load: float, service_s: float) -> Part:
@@ -65,14 +68,17 @@ def queue_wait(load: float, service_s: float) -> Part:
 def places_wait(taken: float, variance: float, places: float, free_per_s: float) -> Quantiles:
     """Return the wait for one of so many places: rows, or room for KV.
 
-    taken, variance: of the places in use if there were no limit, a normal distribution (Halfin and
-    Whitt 1981). Whoever finds none waits for an exponential time, as in an M/M/c queue.
-    free_per_s: rate at which the queue gets shorter while all are taken, above 0.
+    The probability of a wait is that of Halfin and Whitt (1981), whose places are above the mean
+    by so many standard deviations; it lasts an exponential time, as in an M/M/c queue.
+    taken, variance: of the places in use. free_per_s: by how much the queue gets shorter while all
+    are taken, above 0.
     """
-    sd = math.sqrt(max(variance, 1e-12))
-    waits = 1 - _NORMAL.cdf((places - taken) / sd)
-    mean = 1 / free_per_s
-    return Quantiles(
-        mean * max(0.0, math.log(waits / 0.5)) if waits > 0 else 0.0,
-        mean * max(0.0, math.log(waits / (1 - _HIGH))) if waits > 0 else 0.0,
-    )
+    spare = (places - taken) / math.sqrt(max(variance, 1e-12))
+    if spare <= 0:
+        waits = 1.0
+    elif spare > 6:
+        return Quantiles(0.0, 0.0)
+    else:
+        density = math.exp(-spare * spare / 2) / math.sqrt(2 * math.pi)
+        waits = 1 / (1 + spare * _NORMAL.cdf(spare) / density)
+    return Quantiles(*(max(0.0, math.log(waits / tail)) / free_per_s for tail in (0.5, 1 - _HIGH)))

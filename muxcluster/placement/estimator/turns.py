@@ -8,7 +8,7 @@ from muxcluster.placement.cost import mixed_job_s
 from muxcluster.placement.estimator.flow import Flow
 from muxcluster.placement.estimator.queueing import FULLEST, Part, queue_wait, rest_of
 from muxcluster.placement.estimator.shares import Tenant
-from muxcluster.placement.problem import LENGTH_CV2
+from muxcluster.placement.problem import LENGTH_CUBE, LENGTH_CV2
 
 _ROUNDS = 8
 _CLOSE = 1e-3
@@ -51,8 +51,13 @@ def in_mixed_jobs(tenants: Sequence[Tenant], rates: Sequence[float]) -> tuple[Fl
         _prompt_s(tenant, turn) ** 2 * turn.busy * turn.prompts * (1 + LENGTH_CV2)
         for tenant, turn in zip(tenants, turns, strict=True)
     )
+    cubes = sum(
+        _prompt_s(tenant, turn) ** 3 * turn.busy * turn.prompts * LENGTH_CUBE
+        for tenant, turn in zip(tenants, turns, strict=True)
+    )
+    scatter = _Scatter(rho, by_rows, by_prompts, cubes, left)
     return tuple(
-        _flow(tenant, turn, slope, rho, (by_rows, by_prompts))
+        _flow(tenant, turn, slope, scatter)
         for tenant, turn, slope in zip(tenants, turns, slopes, strict=True)
     )
 
@@ -133,15 +138,23 @@ def _prompt_s(tenant: Tenant, turn: _Turn, prompts: float = 1.0) -> float:
     return mixed_job_s(turn.decode_s, tenant.cost.prefill_job_s(1.0, prompts)) - turn.decode_s
 
 
-def _flow(
-    tenant: Tenant, turn: _Turn, slope: float, rho: float, scatter: tuple[float, float]
-) -> Flow:
-    """scatter: variances of the cycle, by the number of rows and by that of prompts."""
+@dataclass(frozen=True, slots=True)
+class _Scatter:
+    """How the cycle varies."""
+
+    rho: float  # part of it that grows with the rows
+    by_rows: float  # by_rows, by_prompts: its variances
+    by_prompts: float
+    cubes: float  # third moment of the prompts in it
+    left: float  # part of it without prompts
+
+
+def _flow(tenant: Tenant, turn: _Turn, slope: float, scatter: _Scatter) -> Flow:
     demand, cycle = tenant.cost.demand, turn.cycle_s
-    by_rows, by_prompts = scatter
-    # the mean of a request's gaps keeps the scatter of rows, which changes slowly; that of prompts
-    # averages out over its tokens: E[1 / tokens] of log-normal lengths
-    per_token = min(1.0, (1 + LENGTH_CV2) / demand.output_tokens)
+    # The mean of a request's gaps keeps the scatter of rows, which change slowly. That of prompts
+    # averages out over its tokens (E[1 / tokens] of log-normal lengths), but while prompts are
+    # computed, others come: a delay busy period (Kleinrock vol. 1, §5.10).
+    per_token = min(1.0, (1 + LENGTH_CV2) / demand.output_tokens) / scatter.left**2
     own = _prompt_s(tenant, turn)
     budget = max(1.0, tenant.cost.token_budget - turn.rows)
     in_jobs = demand.prompt_tokens / budget
@@ -149,14 +162,16 @@ def _flow(
         turn.decode_s + _prompt_s(tenant, turn, 1 + turn.prompts),
         own**2 * (LENGTH_CV2 + turn.prompts * (1 + LENGTH_CV2)),
     )
-    first = rest_of(cycle, by_rows + by_prompts, turn.busy) + job
+    varied = scatter.by_rows + scatter.by_prompts
+    first = rest_of(cycle, varied, scatter.cubes, turn.busy) + job
     first += queue_wait(turn.rate * in_jobs * cycle, in_jobs * cycle)
     longest = cycle + slope * max(0.0, tenant.batch - turn.rows)  # with all rows taken
+    common = (turn.rows / cycle) ** 2 * scatter.by_rows / max(scatter.rho, 0.05)
     return Flow(
         rate=turn.rate,
         rows=turn.rows,
-        variance=turn.rows + (turn.rows / cycle) ** 2 * by_rows / max(rho, 0.05),
+        variance=turn.rows + common,
         full_rate=tenant.batch / (demand.output_tokens * longest),
-        gap=Part(cycle, by_rows + by_prompts * per_token),
+        gap=Part(cycle, scatter.by_rows + scatter.by_prompts * per_token),
         first=first,
     )

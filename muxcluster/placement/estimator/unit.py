@@ -140,7 +140,9 @@ class Estimator:
             * demand.shape.sequence_bytes(demand.mean_tokens, demand.itemsize)
             for demand, (_, rate) in zip(demands, offers, strict=True)
         ]
-        quotas = split_blocks(num_blocks, [cost.floor_blocks for cost in costs], weights)
+        # without quotas all sequences share the pool, in the proportion in which they hold it
+        floors = [cost.floor_blocks * execution.uses_quotas for cost in costs]
+        quotas = split_blocks(num_blocks, floors, weights)
         tenants = tuple(
             Tenant(cost, rate, cost.batch(quota))
             for cost, (_, rate), quota in zip(costs, offers, quotas, strict=True)
