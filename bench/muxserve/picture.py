@@ -18,12 +18,8 @@ from bench.muxserve.simulated.cases import SLO_SCALE, SYSTEMS
 from muxcluster.sim.plot.style import PALE, STYLE, dash_of, dress, system_colours
 
 Row = Mapping[str, Any]
-_MARKERS = ("o", "s", "^")
-_NAMES = {
-    "muxserve": "muxserve (ours)",
-    "spatial": "spatial",
-    "temporal": "temporal",
-}
+_MARKERS = ("o", "s", "D", "^", "v")
+_OURS = "muxserve"
 _SIZE_INCHES = (9.0, 5.0)
 
 
@@ -83,7 +79,7 @@ def _lines(axes: Axes, rows: Sequence[Row], figure: str) -> None:
             linestyle=dash_of(index),
             marker=_MARKERS[index],
             markersize=5,
-            label=_NAMES[system],
+            label=f"{system} (ours)" if system == _OURS else system,
         )
 
 

@@ -25,6 +25,8 @@ def unit_specs(
     nodes: as given to `plan_for`. Raises ConfigError if the plan and the file disagree, a
     model has a shape but no path, or its heads cannot be divided among a unit's GPUs.
     """
+    if not plan.units:
+        return ()
     known = tuple(nodes or nodes_of(config))
     _check_names(config, plan, known)
     computing = tuple(replace(node, gpu=engine_gpu(config, node.gpu)) for node in known)

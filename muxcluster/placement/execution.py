@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from muxcluster.core.job import Phase, WorkerSpec
 from muxcluster.core.unitspec import SchedulerSpec
-from muxcluster.placement.hardware import Gpu
+from muxcluster.placement.hardware import WHOLE, Gpu
 from muxcluster.placement.plan import PlannedExecution, PlannedUnit, PlannedWorker
 
 SHARING_LANES = frozenset({"adbs", "round-robin"})
@@ -116,7 +116,7 @@ def executions(
     asked, lane = policy.partition, policy.scheduler.lane
     if asked == "none" or lane not in SHARING_LANES or (asked == "auto" and num_models == 1):
         return (alone,)
-    if len(gpu.shares) == 1:
+    if gpu.shares == WHOLE:
         if asked != "auto":
             raise CannotRun("partition", f"{asked} cannot be had on this node's {gpu.name}")
         return (alone,)

@@ -16,6 +16,7 @@ from muxcluster.placement.names import nearest
 
 GIB = 2**30
 _TENTHS = tuple(step / 10 for step in range(1, 11))
+WHOLE = (1.0,)  # shares of a GPU whose node cannot divide it
 # fp32 of one core in oneDNN's matrix products (8 lanes, 2 FMA units, about half of the peak).
 _CPU_FLOPS_PER_CORE = 40e9
 _CPU_BANDWIDTH_PER_CORE = 8e9
@@ -38,7 +39,8 @@ class Gpu:
     # SM share above which further SMs draw little more memory bandwidth (0.4: fitted to decode on
     # 30 to 100 % of an A100)
     bandwidth_knee: float = 0.4
-    shares: tuple[float, ...] = _TENTHS  # the rungs of SM shares it can be divided into, ascending
+    # SM shares that it can be divided into, ascending; WHOLE where its node cannot divide it
+    shares: tuple[float, ...] = _TENTHS
     is_cpu: bool = False
 
 
@@ -150,7 +152,7 @@ def cpu(cores: int, memory_bytes: int) -> Gpu:
         host_link=_CPU_BANDWIDTH_PER_CORE,
         usable_share=0.5,
         bandwidth_knee=1.0,
-        shares=(0.5, 1.0) if cores > 1 else (1.0,),
+        shares=(0.5, 1.0) if cores > 1 else WHOLE,
         is_cpu=True,
     )
 

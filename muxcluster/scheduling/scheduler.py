@@ -23,7 +23,7 @@ from muxcluster.scheduling.faults.failures import Failures
 from muxcluster.scheduling.faults.isolation import Isolation
 from muxcluster.scheduling.jobs import JobBuilder
 from muxcluster.scheduling.lanes.view import LaneView
-from muxcluster.scheduling.lookahead.fast_forward import FastForward, Repetition
+from muxcluster.scheduling.lookahead.fast_forward import FastForward
 from muxcluster.scheduling.lookahead.pipelining import Pipelining
 from muxcluster.scheduling.memory.admission import Memory
 from muxcluster.scheduling.memory.batch_memory import BatchMemory
@@ -34,6 +34,7 @@ from muxcluster.scheduling.packing.batch import Packing, Turn
 from muxcluster.scheduling.shares import ShareLedger
 from muxcluster.scheduling.state.check import check_model
 from muxcluster.scheduling.state.live import LiveRequest
+from muxcluster.scheduling.state.repetition import Repetition
 from muxcluster.scheduling.state.report import model_stats
 from muxcluster.scheduling.steptime.model import StepCost
 from muxcluster.scheduling.steptime.seed import Seed
@@ -94,7 +95,12 @@ class UnitScheduler:
         self._adaptation = Adaptation(models, balancer, policy.quota_period_s)
         self._completion = Completion(self._memory)
         self._fast_forward = FastForward(
-            self._models, self._kv, self._view, self._lane, self._builder, policy.max_decode_rows
+            self._models,
+            self._kv,
+            self._view,
+            self._lane,
+            self._builder,
+            min(policy.max_decode_rows, policy.token_budget),
         )
         self._pipelining: Pipelining | None = None
         if policy.pipeline_depth > 1 and not only_counts and self._lane.may_pipeline:
@@ -230,9 +236,8 @@ class UnitScheduler:
         launched again. It holds while nothing else happens, before `undisturbed_until_s`. Jobs that
         do not run yet take turns with the one that does.
         """
-        # Blocks may have come free after prompts had been passed over; after each job that ends the
-        # judge may switch between shared and mixed jobs.
-        if self._memory.has_preempted or not self._packing.repeats or self._judge is not None:
+        # Blocks may have come free after prompts had been passed over.
+        if self._memory.has_preempted or not self._packing.repeats:
             return {}
         return self._fast_forward.limits(first)
 
@@ -248,15 +253,20 @@ class UnitScheduler:
 
     @property
     def undisturbed_until_s(self) -> float:
-        """Before then, time alone changes no decision."""
-        return self._adaptation.undisturbed_until_s
+        """Before then, time alone changes no decision, nor do jobs that only repeat themselves."""
+        until_s = self._adaptation.undisturbed_until_s
+        return until_s if self._judge is None else min(until_s, self._judge.steady_until_s)
 
-    def repeat(self, repetitions: Sequence[Repetition]) -> list[Job]:
+    def repeat(self, repetitions: Sequence[Repetition], now: float) -> list[Job]:
         """Do as `complete` and `next_jobs` would many times, within `repeats`.
 
-        Returns the jobs that run then. For a simulator: every row gets tokens of id 0.
+        Returns the jobs that run then. For a simulator: every row gets tokens of id 0. A switch
+        between shared and mixed jobs comes after all of them, where it might have come amid them.
         """
-        return self._fast_forward.repeat(repetitions)
+        jobs = self._fast_forward.repeat(repetitions)
+        if self._judge is not None:
+            self._judge.repeated(repetitions, now)
+        return jobs
 
     def used_blocks(self) -> dict[str, int]:
         """Return the number of distinct blocks that live sequences of each model hold."""

@@ -79,7 +79,8 @@ def test_popularity_follows_the_power_law_in_the_order_of_the_rates(capsys, smal
 def test_constant_lengths_are_the_configured_means(capsys, small) -> None:
     (case,) = simulated(capsys, small(), "--systems", "muxserve", "--length-sigma", "0")["cases"]
     total = case["total"]
-    assert total["num_requests"] == total["latency"]["count"]
+    # Of the requests of 8 s, those that ended within 16 s: the last ones take about 8 s.
+    assert 0.9 * total["num_requests"] < total["latency"]["count"] <= total["num_requests"]
     tokens = total["latency"]["mean"] / total["normalised"]["mean"]
     assert tokens == pytest.approx(338)
 
@@ -157,7 +158,7 @@ def test_the_timeline_opens_in_perfetto_and_names_case_unit_model_and_share(
     names = {e["args"]["name"] for e in events if e["name"] == "process_name"}
     assert {name.split()[1] for name in names} == {"muxserve", "temporal"}
     jobs = [event for event in events if event["ph"] == "X"]
-    assert {job["cat"] for job in jobs} == {"prefill", "decode"}
+    assert {job["cat"] for job in jobs} == {"prefill", "decode", "mixed"}
     assert {job["name"].split(":")[0] for job in jobs} <= {"chat", "code", "rare"}
     assert all(job["ts"] < 8e6 for job in jobs)
     assert [path.name for path in tmp_path.glob(".*")] == []

@@ -18,11 +18,11 @@ from muxcluster.cluster.state.desired import (
     key_of,
     without,
 )
-from muxcluster.cluster.state.fitting import plan_what_fits
+from muxcluster.cluster.state.fitting import as_found, plan_what_fits
 from muxcluster.cluster.state.rates import RateWatch, is_off, to_plan_for
 from muxcluster.config import Config, load_config, plan_for
 from muxcluster.core.errors import ConfigError, InfeasiblePlan
-from muxcluster.placement.hardware import cpu, gpu_named
+from muxcluster.placement.hardware import WHOLE, cpu, gpu_named
 from muxcluster.placement.problem import Node
 
 GIB = 2**30
@@ -283,3 +283,27 @@ def test_an_idle_model_is_planned_for_little_once(
     assert [target.wanted for target in found.targets] == [t.wanted for t in desired.targets]
     for _ in range(3):
         assert _next(replanner, found, _nodes("a"), **idle) is None
+
+
+def test_a_node_that_cannot_share_sms_is_planned_for_as_it_is(
+    model_dirs: dict[str, Path], tmp_path: Path
+) -> None:
+    """Its units found no MPS daemon: the new plan has one worker there, and keeps to it."""
+    policy = {"replan": "off", "sharing": "always"}
+    config = _config(model_dirs, tmp_path, policy=policy)
+    nodes = (Node("v", 1, gpu_named("A100-80GB")),)
+    desired = desired_of(config, plan_for(config, nodes), nodes, (), {})
+    (target,) = desired.targets
+    assert (target.spec.scheduler.lane, len(target.spec.workers)) == ("adbs", 3)
+    limited = as_found(nodes, desired.nodes, {"v"})
+    assert limited[0].gpu.shares == WHOLE
+    replanner = Replanner(follows_rates=False)
+    replanner.reset(desired)
+    found = asyncio.run(replanner.next(desired, limited, [], {}))
+    assert found is not None
+    (target,) = found.targets
+    assert (target.spec.scheduler.lane, len(target.spec.workers)) == ("mixed", 1)
+    assert target.spec.num_blocks > desired.targets[0].spec.num_blocks  # fewer processes
+    # A later look at the same nodes says the same, though Ray knows nothing of it.
+    assert as_found(nodes, found.nodes, ()) == found.nodes == limited
+    assert asyncio.run(replanner.next(found, as_found(nodes, found.nodes, ()), [], {})) is None

@@ -5,6 +5,8 @@ from dataclasses import replace
 
 import pytest
 
+from muxcluster.placement.execution import executions
+from muxcluster.placement.hardware import GPUS
 from muxcluster.sim.core.driver import UnitDriver
 from muxcluster.sim.core.simulate import SimResult, simulate
 from muxcluster.sim.core.timeline import JobSpan
@@ -69,6 +71,18 @@ def test_use_over_time_is_the_same(lane: str) -> None:
         assert repeated.kv_share[name] == pytest.approx(share, abs=0.01 * share.max())
 
 
+@pytest.mark.parametrize("rate", [2.0, 8.0, 30.0])
+def test_a_unit_that_may_stop_sharing_does_the_same(rate: float) -> None:
+    """As the engine builds it for two models on one GPU: the judge's verdicts come in time."""
+    unit = sim_unit(num_columns=1500)
+    (way, _) = executions(GPUS["A100-80GB"], 1, 2)
+    policy = replace(unit.spec.scheduler, lane=way.lane, may_unshare=True)
+    unit = replace(unit, spec=replace(unit.spec, workers=way.workers, scheduler=policy))
+    plain, repeated, jobs = both(unit, arrivals(300, rate))
+    assert {job.phase for job in jobs} == {"mixed", "prefill", "decode"}
+    assert plain.records.rows.tobytes() == repeated.records.rows.tobytes()
+
+
 class Watch:
     """A sink that counts steps by model, and checks the scheduler where it hears of a job."""
 
@@ -109,7 +123,7 @@ def watched(lane: str, *, exact: bool) -> tuple[Watch, UnitDriver]:
     return sink, driver
 
 
-@pytest.mark.parametrize("lane", ["adbs", "temporal"])
+@pytest.mark.parametrize("lane", ["adbs", "temporal", "mixed"])
 def test_the_same_steps_in_a_fraction_of_the_entries(lane: str) -> None:
     (plain, first), (repeated, second) = (watched(lane, exact=exact) for exact in (True, False))
     assert repeated.steps == plain.steps

@@ -25,7 +25,8 @@ from muxcluster.workload.lengths import Independent, Limited
 from muxcluster.workload.marginals import LogNormal
 from muxcluster.workload.processes import Poisson
 
-SYSTEMS = ("muxserve", "spatial", "temporal")
+SYSTEMS = ("muxserve", "spatial", "spatial-mixed", "temporal", "mixed")
+RIVALS = SYSTEMS[1:]
 ALPHAS = (0.7, 1.3, 2.1)
 SCALES = (0.5, 0.75, 1.0, 1.25)
 SLO_SCALE = 8.0

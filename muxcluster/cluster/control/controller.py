@@ -21,6 +21,7 @@ from muxcluster.cluster.ray.privacy import joinable
 from muxcluster.cluster.ray.process_logs import log_as
 from muxcluster.cluster.state.desired import Desired, Record, State
 from muxcluster.cluster.state.edge import Edge
+from muxcluster.cluster.state.fitting import as_found
 from muxcluster.cluster.state.reconcile import (
     Action,
     ClusterView,
@@ -196,7 +197,8 @@ class Controller:
         views = self._roster.views(self._nodes.reachable)
         measured = measured_rates([view for view in views if view.is_healthy])
         records = [watch.record for watch in self._roster.watches if not watch.is_stopping]
-        nodes = self._nodes.usable(desired)
+        usable = self._nodes.usable(desired)
+        nodes = as_found(usable, desired.nodes, self._roster.cannot_share())
         found = await self._replanner.next(desired, nodes, records, measured)
         if found is not None and self._state.desired is desired:
             self._keep(replace(self._state, desired=found))

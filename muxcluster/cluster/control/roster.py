@@ -84,6 +84,16 @@ class Roster:
             for watch, unit in zip(self.watches, self.observed(reachable), strict=True)
         ]
 
+    def cannot_share(self) -> frozenset[str]:
+        """Return names of nodes where a unit was to share SMs, and found no way to."""
+        return frozenset(
+            watch.record.target.planned.node
+            for watch in self.watches
+            if watch.report is not None
+            and watch.report.partition == "none"
+            and watch.record.target.spec.partition == "auto"
+        )
+
     def not_before(self) -> Mapping[tuple[str, Mesh], float]:
         """Times from which failed units may be tried again."""
         return {place: failure.not_before_s for place, failure in self.failures.items()}

@@ -100,6 +100,7 @@ def _unit(view: UnitView) -> dict[str, Any]:
         "draining": view.is_draining,
         "state": stats.state.value if stats else None,
         "device": spec.device,
+        "lane": spec.scheduler.lane,
         "sm_shares": sorted({share for worker in spec.workers for share in worker.shares}),
         "sharing": asdict(stats.sharing) if stats and stats.sharing else None,
         "num_blocks": stats.num_blocks if stats else spec.num_blocks,

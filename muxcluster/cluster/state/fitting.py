@@ -1,11 +1,13 @@
 """A plan for the nodes that are left: if not all models fit, the ones worth most do."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 from muxcluster.cluster.state.desired import without
 from muxcluster.config import Config, plan_for
 from muxcluster.config.load import ConfiguredModel
 from muxcluster.core.errors import InfeasiblePlan
+from muxcluster.placement.hardware import WHOLE
 from muxcluster.placement.plan import Plan
 from muxcluster.placement.problem import Node
 
@@ -31,6 +33,23 @@ def plan_what_fits(
             best = plan
             dropped.remove(model.name)
     return best, tuple(sorted(dropped))
+
+
+def as_found(
+    nodes: Sequence[Node], before: Sequence[Node], cannot_share: Collection[str]
+) -> tuple[Node, ...]:
+    """Return `nodes` with what their units found out: on some, jobs cannot share the SMs.
+
+    before: nodes of the plan in force; what was found there stays. cannot_share: names of nodes
+    where a unit was to share SMs, and found neither MPS nor green contexts.
+    """
+    known = {node.name for node in before if node.gpu.shares == WHOLE}
+    return tuple(
+        replace(node, gpu=replace(node.gpu, shares=WHOLE))
+        if node.name in known or node.name in cannot_share
+        else node
+        for node in nodes
+    )
 
 
 def nothing_placed(config: Config) -> Plan:

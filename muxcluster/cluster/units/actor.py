@@ -49,17 +49,19 @@ class UnitReplica:
         self._jobs: JobTap | None = None
         self._address: UnitAddress | None = None
         self._reason: str | None = None
+        self._partition: str | None = None
         self._is_closed = False
         threading.Thread(target=self._load, name="loader", daemon=True).start()
 
     def report(self) -> UnitReport:
         """Return the current state, without jobs."""
         reason = self._reason or self._trouble()
+        partition = self._partition
         if reason is not None:
-            return UnitReport(Phase.FAILED, reason)
+            return UnitReport(Phase.FAILED, reason, partition=partition)
         if self._jobs is None or self._address is None:
-            return UnitReport(Phase.LOADING)
-        return UnitReport(Phase.READY, None, self._address, self._jobs.peek())
+            return UnitReport(Phase.LOADING, partition=partition)
+        return UnitReport(Phase.READY, None, self._address, self._jobs.peek(), partition)
 
     def timeline(self) -> tuple[JobRecord, ...]:
         """Return the jobs so far (a bounded number), oldest first, on the unit's clock."""
@@ -85,7 +87,9 @@ class UnitReplica:
             self._cleanup.close()
 
     def _start(self) -> None:
-        unit = self._unit = Unit(settle_partition(on_granted_gpu(self._spec)), self._send)
+        spec = settle_partition(on_granted_gpu(self._spec))
+        self._partition = spec.partition
+        unit = self._unit = Unit(spec, self._send)
         self._cleanup.callback(unit.close, timeout_s=CLOSE_S)
         unit.start()
         jobs = JobTap(lambda: as_reported(unit.stats(), unit.last_step_age_s()))

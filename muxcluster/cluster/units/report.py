@@ -24,3 +24,5 @@ class UnitReport:
     reason: str | None = None
     address: UnitAddress | None = None
     stats: UnitStats | None = None
+    # How its workers share the SMs, which its node decides for partition `auto`; None until then
+    partition: str | None = None

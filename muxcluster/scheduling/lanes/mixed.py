@@ -14,7 +14,7 @@ class MixedLane:
 
     uses_quotas = False
     phases = frozenset({Phase.MIXED})
-    takes_turns = False
+    takes_turns = True
     may_pipeline = True
 
     def proposals(self, view: LaneView, now: float) -> Iterator[Proposal]:

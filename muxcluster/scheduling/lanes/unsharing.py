@@ -1,12 +1,14 @@
 """ADBS where sharing the SMs pays, `mixed` where it does not, as measured (DESIGN.md §4)."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 
 from muxcluster.core.job import Job, Phase
 from muxcluster.core.served import SharingStats
 from muxcluster.scheduling.lanes.adbs import AdbsLane
 from muxcluster.scheduling.lanes.mixed import MixedLane
 from muxcluster.scheduling.lanes.view import LaneView, Proposal
+from muxcluster.scheduling.state.repetition import Repetition
 from muxcluster.scheduling.steptime.model import StepTimes
 from muxcluster.scheduling.steptime.work import work_of
 
@@ -30,6 +32,14 @@ class Gain:
         self.num_jobs += 1
         self._alone_s = _KEPT * self._alone_s + alone_s
         self._busy_s = _KEPT * self._busy_s + busy_s
+
+    def add_many(self, num_jobs: int, alone_s: float, busy_s: float) -> None:
+        """Add `num_jobs` equal jobs; alone_s, busy_s: of one."""
+        kept = _KEPT**num_jobs
+        added = (1 - kept) / (1 - _KEPT)
+        self.num_jobs += num_jobs
+        self._alone_s = kept * self._alone_s + added * alone_s
+        self._busy_s = kept * self._busy_s + added * busy_s
 
     @property
     def is_measured(self) -> bool:
@@ -81,6 +91,34 @@ class SharingJudge:
         gain.add(alone_s, busy_s)
         self._decide(now)
 
+    @property
+    def steady_until_s(self) -> float:
+        """When the decision may change at the earliest, if jobs only repeat themselves.
+
+        inf while sharing is found to gain: jobs that repeat gain what they gained before.
+        """
+        gain = self.shared if self.shares else self.mixed
+        if not gain.is_measured:
+            return -math.inf
+        return math.inf if self.shares else self._next_trial_s
+
+    def repeated(self, repetitions: Sequence[Repetition], now: float) -> None:
+        """Count jobs that only repeated themselves, as `ended` would each of them.
+
+        What they gained is counted for all of them at once, at their end.
+        """
+        ran = [each for each in repetitions if each.count]
+        if not ran:
+            return
+        since_s = max(self._last_end_s, min(each.end_s - each.running_s for each in ran))
+        self._last_end_s = max(each.end_s for each in ran)
+        num_jobs = sum(each.count for each in ran)
+        busy_s = max(0.0, self._last_end_s - since_s) / num_jobs
+        for each in ran:
+            gain = self.mixed if each.job.phase is Phase.MIXED else self.shared
+            gain.add_many(each.count, self._alone_s(each.job), busy_s)
+        self._decide(now)
+
     def stats(self) -> SharingStats:
         """As it is now."""
         return SharingStats(self.shares, self.shared.value, self.mixed.value)
@@ -120,12 +158,16 @@ class UnsharingLane:
 
     uses_quotas = True
     phases = frozenset(Phase)
-    takes_turns = False
     may_pipeline = True
 
     def __init__(self, judge: SharingJudge) -> None:
         self._judge = judge
         self._shared, self._mixed = AdbsLane(), MixedLane()
+
+    @property
+    def takes_turns(self) -> bool:
+        """As the lane in use."""
+        return not self._judge.shares
 
     def proposals(self, view: LaneView, now: float) -> Iterator[Proposal]:
         """Those of ADBS, or the next mixed one."""

@@ -49,17 +49,19 @@ class LaneView:
         self._last[job.model, job.phase] = self._num_launches[job.phase]
 
     def count_repeated(self, launches: Sequence[tuple[Job, int]]) -> int:
-        """Count launches that only repeated running decode jobs; return how many there were.
+        """Count launches that only repeated running jobs; return how many there were.
 
-        launches: each job, and the number of its last launch among them all, from 0; -1: none.
+        launches: each job, and the number of its last launch among them all, from 0; -1: none. All
+        are of one phase; at least one.
         """
-        before, num_launches = self._num_launches[Phase.DECODE], 0
+        phase = launches[0][0].phase
+        before, num_launches = self._num_launches[phase], 0
         for job, order in launches:
             if order >= 0:
-                self.last_phase = Phase.DECODE
-                self._last[job.model, Phase.DECODE] = before + order + 1
+                self.last_phase = phase
+                self._last[job.model, phase] = before + order + 1
                 num_launches = max(num_launches, order + 1)
-        self._num_launches[Phase.DECODE] += num_launches
+        self._num_launches[phase] += num_launches
         return num_launches
 
     def without(self, job: Job) -> "LaneView":
@@ -169,8 +171,12 @@ class Lane(Protocol):
 
     uses_quotas: bool  # block quotas are in force; without them every model may use the pool
     phases: frozenset[Phase]  # what the workers must be able to run
-    takes_turns: bool  # decode jobs run at one place, models by their last turn, whatever the time
     may_pipeline: bool  # what comes next may be decided before the job ends
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether jobs that decode run at one place, models by their last turn, at any time."""
+        ...
 
     def proposals(self, view: LaneView, now: float) -> Iterator[Proposal]:
         """Yield jobs to launch now, in order; nothing where the next one waits for a running job.
@@ -190,11 +196,16 @@ def turns_before(lane: Lane, view: LaneView, job: Job) -> list[ModelState] | Non
     launched. Time may change the order only where the lane does not take turns, and then the
     result is empty or None.
     """
-    proposals = list(lane.proposals(view.without(job), 0.0))
+    ended = view.without(job)
+    proposals = list(lane.proposals(ended, 0.0))
     if any(each.phase is not Phase.DECODE and view.may_prefill(each.model) for each in proposals):
         return None
     place = Place(job.worker_id, job.share)
-    again = [each for each in proposals if each.phase is not Phase.PREFILL]
+    again = [
+        each
+        for each in proposals
+        if each.phase is not Phase.PREFILL and ended.has_decode_work(each.model)
+    ]
     if any(each.phase is not job.phase or each.place != place for each in again):
         return None
     if not again or again[-1].model.name != job.model:

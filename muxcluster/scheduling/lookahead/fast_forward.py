@@ -1,7 +1,10 @@
-"""Decode steps that only repeat: while nothing else happens, they need no decisions."""
+"""Decode steps that only repeat: while nothing else happens, they need no decisions.
+
+A step is a decode job, or a mixed job without prompts.
+"""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -11,26 +14,14 @@ from muxcluster.kvcache.model import Shortage
 from muxcluster.scheduling.jobs import JobBuilder
 from muxcluster.scheduling.lanes.view import Lane, LaneView, turns_before
 from muxcluster.scheduling.state.model import ModelState
+from muxcluster.scheduling.state.repetition import Repetition
 from muxcluster.scheduling.state.running import TableRows
 
 _NO_ID = -1
 
 
-@dataclass(frozen=True, slots=True)
-class Repetition:
-    """A decode job of `limits` that ended `count` times."""
-
-    job: Job
-    count: int
-    order: int  # of its last launch among those of all repetitions, from 0; -1: it had none
-    start_s: float  # of that launch, where it runs
-    end_s: float  # when it ended last
-    running_s: float  # of the jobs that ended, together
-    is_running: bool
-
-
 class FastForward:
-    """Says how often the running decode jobs would be launched again unchanged, and makes it so.
+    """Says how often running jobs would be launched again unchanged, and makes it so.
 
     A step changes no decision when all rows that decode are in jobs, none of them ends, the lane
     would give each job its place again, quotas stand, and the blocks come from the free list:
@@ -46,7 +37,7 @@ class FastForward:
         builder: JobBuilder,
         max_rows: int,
     ) -> None:
-        """max_rows: of a decode job."""
+        """max_rows: of a job that decodes."""
         self._models = models
         self._kv = kv
         self._view = view
@@ -55,19 +46,19 @@ class FastForward:
         self._max_rows = max_rows
 
     def limits(self, first: Job) -> dict[Job, int]:
-        """Return how often each running decode job may end and be launched again; empty: none may.
+        """Return how often each running job may end and be launched again; empty: none may.
 
         first: the running job that ends first: where it may not be repeated, no job is. Where
         models take turns, those that wait come after the one that runs, in turn, as jobs that are
         not launched yet.
         """
         view, lane = self._view, self._lane
-        if first.phase is not Phase.DECODE or view.shares.is_exclusive:
+        if first.phase is Phase.PREFILL or view.shares.is_exclusive:
             return {}
         waiting = [model for model in view.models if view.has_decode_work(model)]
         if (waiting and not lane.takes_turns) or self._steps_left(first) == 0:
             return {}
-        jobs = [job for job in view.shares.running if job.phase is Phase.DECODE]
+        jobs = [job for job in view.shares.running if job.phase is first.phase]
         if not (all(map(self._may_wait, waiting)) and all(map(self._is_plain, jobs))):
             return {}
         turns: list[ModelState] = []
@@ -86,7 +77,7 @@ class FastForward:
         return {job: min(left, longest) for job, left in lefts.items()} if longest else {}
 
     def _waiting(self, model: ModelState, running: Job) -> Job:
-        """The decode job that `model` will have at the place of the one that runs."""
+        """The job that `model` will have at the place of the one that runs."""
         table, table_rows = model.running, model.running.idle_decoding()
         ones = np.ones(len(table_rows), dtype=np.int32)
         rows = Rows(table_rows, table.num_computed[table_rows], ones, ones == 1)
@@ -110,11 +101,12 @@ class FastForward:
         return is_short and not table.has_aborted and not model.has_suspects
 
     def _is_plain(self, job: Job) -> bool:
-        table = self._models[job.model].running
-        return (
-            job.max_steps == 1
-            and not table.has_aborted
-            and not table.has_suspect(job.rows.table_rows)
+        """True where all of its rows decode one token, and none is known to be in trouble."""
+        table, rows = self._models[job.model].running, job.rows.table_rows
+        if job.max_steps > 1 or table.has_aborted or table.has_suspect(rows):
+            return False
+        return job.phase is Phase.DECODE or not (
+            table.num_prefilling and bool(table.is_prefilling[rows].any())
         )
 
     def _steps_left(self, job: Job) -> int:

@@ -37,6 +37,8 @@ SYSTEMS: dict[str, System] = {
         System("muxserve", "greedy", "adbs"),
         System("spatial", "spatial", "temporal"),
         System("spatial-load", "spatial-load", "temporal"),
+        # A server per model with chunked prefill, as vLLM runs by default.
+        System("spatial-mixed", "spatial", "mixed"),
         System("temporal", "greedy", "temporal"),
         System("round-robin", "greedy", "round-robin"),
         # MuxServe §4.4's name for prompts first come, first served, decodes in turn.

@@ -120,7 +120,7 @@ class UnitDriver:
         if self._fast_forward is None:
             return
         now = self.now
-        for ran, running, end_s in self._fast_forward.end():
+        for ran, running, end_s in self._fast_forward.end(now):
             self.now = end_s
             self._sink.ran(self, ran)
             self._sink.launched(self, [running])

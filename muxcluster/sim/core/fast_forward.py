@@ -7,8 +7,8 @@ scheduler. Each keeps its own duration and slowdown by its neighbours: nothing i
 
 from collections import deque
 
-from muxcluster.scheduling.lookahead.fast_forward import Repetition
 from muxcluster.scheduling.scheduler import UnitScheduler
+from muxcluster.scheduling.state.repetition import Repetition
 from muxcluster.sim.core.concurrency import Concurrency, Repeated, Running
 from muxcluster.sim.core.timing import Timing, Work
 
@@ -59,7 +59,7 @@ class FastForward:
         before_s = min(until_s, self._before_s)
         return self._jobs.repeat(self._repeated, self._turns, before_s) and before_s == until_s
 
-    def end(self) -> list[tuple[Running, Running, float]]:
+    def end(self, now: float) -> list[tuple[Running, Running, float]]:
         """Report to the scheduler what ran.
 
         Returns (ran, running, end_s) in the order of ends: a job of several steps, the job that has
@@ -77,7 +77,8 @@ class FastForward:
         before = [_ran(each) for each in done]
         ends_s = [each.end_s for each in done]
         now_running = set(self._jobs.running)
-        again = self._scheduler.repeat([_repetition(e, e.entry in now_running) for e in changed])
+        repetitions = [_repetition(each, each.entry in now_running) for each in changed]
+        again = self._scheduler.repeat(repetitions, now)
         self._jobs.replace({each.entry: job for each, job in zip(changed, again, strict=True)})
         if has_turns:
             following = [each.entry for each in done[1:]] + self._jobs.running
