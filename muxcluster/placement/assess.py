@@ -3,10 +3,19 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from muxcluster.placement.estimator import Estimator, Latency, Offer, Quantiles, UnitEstimate
+from muxcluster.placement.estimator import (
+    Estimator,
+    Latency,
+    Offer,
+    Quantiles,
+    Tenant,
+    UnitEstimate,
+)
 from muxcluster.placement.memory import block_bytes, weight_bytes
 from muxcluster.placement.plan import Plan, PlannedUnit
 from muxcluster.placement.problem import Demand, Node, Problem
+
+_CLEARLY = 1.25  # times as many tokens/s, from which on the batch counts as the limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,11 +151,33 @@ def _limit(found: UnitEstimate) -> str:
 
 
 def fullest(found: UnitEstimate) -> str:
-    """Name the resource that the offered rates fill most."""
+    """Name the resource that the offered rates fill most.
+
+    Where larger batches would serve clearly more, that is what limits the batch of the model that
+    is served least: its rows or its KV.
+    """
+    least = min(range(len(found.served)), key=found.served.__getitem__)
+    tenant = found.tenants[least]
+    if found.served[least] < 1 - 1e-9 and _gains_by_rows(tenant, found.loads.decode_shares[least]):
+        return f"{_rows_text(tenant, found.quotas[least])} of {tenant.cost.demand.name}"
     resources = {name: sum(part) for name, part in found.loads.resources.items()}
     for tenant, lane in zip(found.tenants, found.loads.lanes, strict=True):
         resources[f"decode lane of {tenant.cost.demand.name}"] = lane
     return max(resources, key=lambda name: resources[name])
+
+
+def _gains_by_rows(tenant: Tenant, share: float) -> bool:
+    """Return whether twice the rows would decode more tokens/s."""
+    now = tenant.cost.step_s(tenant.batch, share)
+    return tenant.cost.step_s(2 * tenant.batch, share) < 2 * now / _CLEARLY
+
+
+def _rows_text(tenant: Tenant, quota: int) -> str:
+    cost = tenant.cost
+    if quota // cost.sequence_blocks < cost.max_rows:
+        return f"KV for {quota // cost.sequence_blocks} sequences"
+    by_seqs = cost.max_rows == cost.demand.max_seqs
+    return f"{cost.max_rows} rows ({'max_seqs' if by_seqs else 'max_decode_rows'})"
 
 
 def _models(found: UnitEstimate) -> tuple[ModelReport, ...]:

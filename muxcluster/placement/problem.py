@@ -86,9 +86,6 @@ class Problem:
     nodes: tuple[Node, ...]
     limits: Limits = field(default=Limits())
     objective: Objective = "throughput"
-    # Most by which the served fractions of two models of one unit may differ where they compete (0:
-    # max-min fair)
-    epsilon: float = 0.0
     # Measurements to predict seconds from; GPUs and models that are in none are predicted by a
     # roofline
     profiles: tuple[Profile, ...] = ()

@@ -16,7 +16,9 @@ def split_blocks(
     quotas = list(floors)
     raised = list(range(len(floors)))
     while raised:
-        rest = num_blocks - sum(quotas[index] for index in range(len(quotas)) if index not in raised)
+        rest = num_blocks - sum(
+            quotas[index] for index in range(len(quotas)) if index not in raised
+        )
         parts = _proportional(rest, [weights[index] for index in raised])
         low = [index for index, part in zip(raised, parts, strict=True) if part < floors[index]]
         if not low:

@@ -175,7 +175,7 @@ def test_objectives(capsys, small, objective) -> None:
 
 
 def test_the_objective_of_the_file(capsys, small) -> None:
-    more = "policy: {objective: weighted, fairness: 0.2}\n"
+    more = "policy: {objective: weighted}\n"
     plan = Plan.model_validate_json(call(capsys, "place", small(more=more), "--json")[1])
     assert plan.objective == "weighted"
     out = call(capsys, "place", small(more=more), "--objective", "goodput", "--json")[1]

@@ -14,8 +14,8 @@ from muxcluster.cli.views.words import (
     rate_text,
     seconds_text,
 )
-from muxcluster.placement.estimator import Quantiles
 from muxcluster.placement.assess import ModelReport, UnitReport
+from muxcluster.placement.estimator import Quantiles
 from muxcluster.placement.plan import PlannedModel, PlannedUnit
 
 HEADINGS = (

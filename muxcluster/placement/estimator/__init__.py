@@ -1,4 +1,4 @@
-"""Estimates of a mesh with models on it: load, fairness, latency, memory."""
+"""Estimates of a mesh with models on it: load, latency, memory."""
 
 from muxcluster.placement.estimator.latency import Latency
 from muxcluster.placement.estimator.modelcost import BATCHES, ModelCost

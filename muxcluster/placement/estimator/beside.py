@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from muxcluster.placement.estimator.flow import Flow
 from muxcluster.placement.estimator.queueing import FULLEST, Part, queue_wait, rest_of
@@ -14,13 +14,12 @@ _CLOSE = 2e-3
 # Measured on simulated units of two to six models (bench/plan_holds.py draws such): steps wait for
 # prefills that start, and for a place that is wide enough; models that share a decode worker are
 # not served evenly, as those with least slack go first.
-_WAITING = 1.06
+_WAITING = 1.09
 _QUEUED = 1.15
 _UNEVEN = 0.25  # standard deviation over mean of the gaps of such models
 
 
-@dataclass(frozen=True, slots=True)
-class _Decode:
+class Decode(NamedTuple):
     """One model's decodes."""
 
     rate: float  # requests/s that it serves
@@ -34,18 +33,17 @@ class _Decode:
 class _Unit:
     """What does not change from round to round."""
 
-    def __init__(self, tenants: Sequence[Tenant], loads: Loads, rungs: Sequence[float]) -> None:
-        """rungs: of decodes, ascending."""
+    def __init__(self, tenants: Sequence[Tenant], loads: Loads) -> None:
         self.tenants = tenants
         self.split = loads.prefill_share if loads.shared else 0.0
         self.workers = loads.num_decodes
-        self.rungs = rungs
+        self.rungs = loads.rungs
         share = loads.prefill_share
         self.prefills = [each.cost.prefill_job_s(share) for each in tenants]
         self.full_prefills = [each.cost.prefill(share)[0] for each in tenants]
         self.prefill_draw = max(each.cost.prefill(share)[1] for each in tenants)
 
-    def round(self, rates: Sequence[float], before: Sequence[_Decode]) -> list[_Decode]:
+    def round(self, rates: Sequence[float], before: Sequence[Decode]) -> list[Decode]:
         prefill = self.prefill_load(before)
         works = [
             each.cost.step_s(max(1.0, old.rows), 1.0)
@@ -57,14 +55,15 @@ class _Unit:
         for tenant, rate, old, step in zip(self.tenants, rates, before, steps, strict=True):
             gap = others + (1 - old.busy) * step
             if self.split:
-                gap = max(step, _QUEUED * gap / self.workers)
+                queued = _QUEUED if len(before) > self.workers else 1.0
+                gap = max(step, queued * gap / self.workers)
             else:
                 gap /= 1 - min(FULLEST, prefill)
             output = tenant.cost.demand.output_tokens
             served = min(rate, tenant.batch / (output * gap)) / max(1.0, prefill / FULLEST)
             rows = served * output * gap
             found.append(
-                _Decode(
+                Decode(
                     served,
                     rows,
                     max(1e-12, -math.expm1(-rows)),
@@ -75,7 +74,7 @@ class _Unit:
             )
         return found
 
-    def prefill_load(self, before: Sequence[_Decode]) -> float:
+    def prefill_load(self, before: Sequence[Decode]) -> float:
         """Load of the one prefill at a time; jobs of several prompts, where these queue up."""
         single = sum(old.rate * old.prefill_s for old in before)
         full = sum(
@@ -84,7 +83,7 @@ class _Unit:
         )
         return min(single, max(full, 0.9)) if single > 0.9 else single
 
-    def _prefill_s(self, index: int, before: Sequence[_Decode]) -> float:
+    def _prefill_s(self, index: int, before: Sequence[Decode]) -> float:
         alone = self.prefills[index]
         if not self.split:
             return alone
@@ -96,7 +95,7 @@ class _Unit:
         return alone * cost.slowdown((self.prefill_draw, max(draws)))
 
     def _step_s(
-        self, index: int, before: Sequence[_Decode], works: Sequence[float], prefill: float
+        self, index: int, before: Sequence[Decode], works: Sequence[float], prefill: float
     ) -> float:
         tenant, rows = self.tenants[index], max(1.0, before[index].rows)
         if not self.split:
@@ -144,18 +143,17 @@ class _Unit:
         return min(self.rungs, key=lambda rung: (round(abs(rung - share), 6), -rung))
 
 
-def in_own_jobs(
+def steady(
     tenants: Sequence[Tenant], loads: Loads, rates: Sequence[float]
-) -> tuple[Flow, ...]:
+) -> tuple[list[Decode], _Unit]:
     """Return the steady state at these rates; requests that cannot be served stay outside.
 
     Sequences in decode by Little's law, as in `turns`; a step's SMs are those that `AdbsLane` gives
-    it beside the other decodes and, for a part of the time, the prefill. Prompts wait as in an
-    M/G/1 queue.
+    it beside the other decodes and, for a part of the time, the prefill.
     """
-    unit = _Unit(tenants, loads, loads.rungs)
+    unit = _Unit(tenants, loads)
     found = [
-        _Decode(rate, 0.0, 0.0, 0.0, 0.0, alone)
+        Decode(rate, 0.0, 0.0, 0.0, 0.0, alone)
         for rate, alone in zip(rates, unit.prefills, strict=True)
     ]
     for _ in range(_ROUNDS):
@@ -166,6 +164,14 @@ def in_own_jobs(
             for new, old in zip(found, before, strict=True)
         ):
             break
+    return found, unit
+
+
+def in_own_jobs(
+    tenants: Sequence[Tenant], loads: Loads, rates: Sequence[float]
+) -> tuple[Flow, ...]:
+    """Return the flows of that steady state; prompts wait as in an M/G/1 queue."""
+    found, unit = steady(tenants, loads, rates)
     prefill = unit.prefill_load(found)
     total = sum(each.rate for each in found)
     mean = sum(each.rate * each.prefill_s for each in found) / total if total else 0.0
@@ -176,7 +182,7 @@ def in_own_jobs(
     )
 
 
-def _flow(tenant: Tenant, found: _Decode, unit: _Unit, prefill: float, wait: Part) -> Flow:
+def _flow(tenant: Tenant, found: Decode, unit: _Unit, prefill: float, wait: Part) -> Flow:
     output = tenant.cost.demand.output_tokens
     rows, more = max(1.0, found.rows), 1.25 * max(1.0, found.rows)
     stretch = found.gap_s / tenant.cost.step_s(rows, 1.0)
@@ -198,7 +204,7 @@ def _flow(tenant: Tenant, found: _Decode, unit: _Unit, prefill: float, wait: Par
         variance=found.rows + (found.rows / found.gap_s) ** 2 * by_rows / max(rho, 0.05),
         full_rate=tenant.batch / (output * longest),
         gap=Part(found.gap_s, by_rows + by_prompts * per_token + uneven),
-        first=rest_of(
-            found.step_s, by_rows, busy=found.busy * (1 - min(1.0, prefill))
-        ) + wait + job,
+        first=rest_of(found.step_s, by_rows, busy=found.busy * (1 - min(1.0, prefill)))
+        + wait
+        + job,
     )

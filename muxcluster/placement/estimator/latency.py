@@ -3,11 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from muxcluster.placement.estimator.beside import in_own_jobs
+from muxcluster.placement.estimator import beside, turns
 from muxcluster.placement.estimator.flow import Flow
 from muxcluster.placement.estimator.queueing import Quantiles, places_wait
 from muxcluster.placement.estimator.shares import Loads, Tenant
-from muxcluster.placement.estimator.turns import in_mixed_jobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +27,15 @@ class Latency:
 def flows(tenants: Sequence[Tenant], loads: Loads, rates: Sequence[float]) -> tuple[Flow, ...]:
     """Return the steady state at these rates; each serves all of its rate or what it can."""
     if loads.is_mixed:
-        return in_mixed_jobs(tenants, rates)
-    return in_own_jobs(tenants, loads, rates)
+        return turns.in_mixed_jobs(tenants, rates)
+    return beside.in_own_jobs(tenants, loads, rates)
+
+
+def served_rates(tenants: Sequence[Tenant], loads: Loads, rates: Sequence[float]) -> list[float]:
+    """Return the requests/s that each model serves of these rates."""
+    if loads.is_mixed:
+        return [turn.rate for turn in turns.steady(tenants, rates)]
+    return [each.rate for each in beside.steady(tenants, loads, rates)[0]]
 
 
 def latencies(

@@ -174,3 +174,19 @@ def _fewest(tenant: Tenant, rest: Sequence[float], factor: float) -> float:
         if tenant.rate * tenant.cost.decode(tenant.batch, share)[0] * factor <= 1:
             return share
     return rest[-1]
+
+
+def within_loads(loads: Loads, served: Sequence[float]) -> tuple[float, ...]:
+    """Return `served`, lowered to what every resource carries at the largest batches.
+
+    So no estimate is better than the modes of the relaxation that bounds it.
+    """
+    capped = [
+        min(share, 1 / lane) if lane > 1 else share
+        for share, lane in zip(served, loads.lanes, strict=True)
+    ]
+    most = max(
+        sum(load * share for load, share in zip(part, capped, strict=False))
+        for part in loads.resources.values()
+    )
+    return tuple(share / max(1.0, most) for share in capped)

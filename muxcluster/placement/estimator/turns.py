@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from muxcluster.placement.cost import mixed_job_s
 from muxcluster.placement.estimator.flow import Flow
@@ -11,12 +12,12 @@ from muxcluster.placement.estimator.shares import Tenant
 from muxcluster.placement.problem import LENGTH_CUBE, LENGTH_CV2
 
 _ROUNDS = 8
-_CLOSE = 1e-3
+_CLOSE = 3e-3
 _MOST_LEAP = 8.0
+_SURE = 20.0  # mean rows above which a model has work at any time
 
 
-@dataclass(frozen=True, slots=True)
-class _Turn:
+class Turn(NamedTuple):
     """One model's part of a cycle, in which every model that has work gets one job."""
 
     rate: float  # requests/s that it serves
@@ -28,41 +29,13 @@ class _Turn:
     cycle_s: float  # from job to job, while it has work
 
 
-def in_mixed_jobs(tenants: Sequence[Tenant], rates: Sequence[float]) -> tuple[Flow, ...]:
+def steady(tenants: Sequence[Tenant], rates: Sequence[float]) -> list[Turn]:
     """Return the steady state at these rates; requests that cannot be served stay outside.
 
     While a cycle of C seconds lasts, rate x C prompts of a model come in, and rate x output x C
     sequences decode (Little's law: each gets a token a cycle). Jobs grow with both, and the cycle
     is the sum of the jobs: C is the least solution of that, found by iteration with Aitken's leaps.
     """
-    turns = _steady(tenants, rates)
-    whole = _whole(turns)
-    prefill = sum(turn.busy * (turn.job_s - turn.decode_s) for turn in turns)
-    left = 1 - min(FULLEST, prefill / whole)
-    slopes = [_row_s(tenant, turn) / left for tenant, turn in zip(tenants, turns, strict=True)]
-    rho = sum(
-        slope * turn.rate * tenant.cost.demand.output_tokens
-        for slope, turn, tenant in zip(slopes, turns, tenants, strict=True)
-    )
-    rho = min(FULLEST, rho)
-    by_rows = sum(slope**2 * turn.rows for slope, turn in zip(slopes, turns, strict=True))
-    by_rows /= 1 - rho
-    by_prompts = sum(
-        _prompt_s(tenant, turn) ** 2 * turn.busy * turn.prompts * (1 + LENGTH_CV2)
-        for tenant, turn in zip(tenants, turns, strict=True)
-    )
-    cubes = sum(
-        _prompt_s(tenant, turn) ** 3 * turn.busy * turn.prompts * LENGTH_CUBE
-        for tenant, turn in zip(tenants, turns, strict=True)
-    )
-    scatter = _Scatter(rho, by_rows, by_prompts, cubes, left)
-    return tuple(
-        _flow(tenant, turn, slope, scatter)
-        for tenant, turn, slope in zip(tenants, turns, slopes, strict=True)
-    )
-
-
-def _steady(tenants: Sequence[Tenant], rates: Sequence[float]) -> list[_Turn]:
     turns = [_first(tenant, rate) for tenant, rate in zip(tenants, rates, strict=True)]
     whole = _whole(turns)
     for _ in range(_ROUNDS):
@@ -78,7 +51,35 @@ def _steady(tenants: Sequence[Tenant], rates: Sequence[float]) -> list[_Turn]:
     return turns
 
 
-def _whole(turns: Sequence[_Turn]) -> float:
+def in_mixed_jobs(tenants: Sequence[Tenant], rates: Sequence[float]) -> tuple[Flow, ...]:
+    """Return the flows of that steady state."""
+    turns = steady(tenants, rates)
+    whole = _whole(turns)
+    prefill = sum(turn.busy * (turn.job_s - turn.decode_s) for turn in turns)
+    left = 1 - min(FULLEST, prefill / whole)
+    slopes = [_row_s(tenant, turn) / left for tenant, turn in zip(tenants, turns, strict=True)]
+    prompts = [_prompt_s(tenant, turn) for tenant, turn in zip(tenants, turns, strict=True)]
+    rho = sum(
+        slope * turn.rate * tenant.cost.demand.output_tokens
+        for slope, turn, tenant in zip(slopes, turns, tenants, strict=True)
+    )
+    rho = min(FULLEST, rho)
+    by_rows = sum(slope**2 * turn.rows for slope, turn in zip(slopes, turns, strict=True))
+    come = [(each, turn.busy * turn.prompts) for each, turn in zip(prompts, turns, strict=True)]
+    scatter = _Scatter(
+        rho,
+        by_rows / (1 - rho),
+        sum(each**2 * number for each, number in come) * (1 + LENGTH_CV2),
+        sum(each**3 * number for each, number in come) * LENGTH_CUBE,
+        left,
+    )
+    return tuple(
+        _flow(tenant, turn, slope, scatter)
+        for tenant, turn, slope in zip(tenants, turns, slopes, strict=True)
+    )
+
+
+def _whole(turns: Sequence[Turn]) -> float:
     return sum(turn.busy * turn.job_s for turn in turns)
 
 
@@ -92,15 +93,15 @@ def _leap(first: float, second: float, third: float) -> float:
     return min(_MOST_LEAP, max(1 / _MOST_LEAP, limit / third))
 
 
-def _first(tenant: Tenant, rate: float) -> _Turn:
+def _first(tenant: Tenant, rate: float) -> Turn:
     decode_s = tenant.cost.step_s(1, 1.0)
     rows = min(1.0, rate * tenant.cost.demand.output_tokens * decode_s)
-    return _Turn(rate, rows, rows, 0.0, decode_s, decode_s, decode_s)
+    return Turn(rate, rows, rows, 0.0, decode_s, decode_s, decode_s)
 
 
 def _round(
-    tenants: Sequence[Tenant], rates: Sequence[float], turns: Sequence[_Turn], stretch: float
-) -> list[_Turn]:
+    tenants: Sequence[Tenant], rates: Sequence[float], turns: Sequence[Turn], stretch: float
+) -> list[Turn]:
     whole = _whole(turns)
     return [
         _turn(tenant, rate, stretch * (whole + (1 - turn.busy) * turn.job_s))
@@ -108,32 +109,37 @@ def _round(
     ]
 
 
-def _turn(tenant: Tenant, rate: float, cycle_s: float) -> _Turn:
+def _turn(tenant: Tenant, rate: float, cycle_s: float) -> Turn:
     """Return the model's turn if a job of it comes every `cycle_s` while it has work."""
     cost = tenant.cost
     demand = cost.demand
-    served = min(rate, tenant.batch / (demand.output_tokens * cycle_s))
-    budget = max(1.0, cost.token_budget - served * demand.output_tokens * cycle_s)
-    served = min(served, budget / (demand.prompt_tokens * cycle_s))
-    rows = served * demand.output_tokens * cycle_s
-    busy = max(1e-12, -math.expm1(-(rows + served * cycle_s)))
+    output_s, prompt_tokens = demand.output_tokens * cycle_s, demand.prompt_tokens
+    most = tenant.batch / output_s
+    served = most if most < rate else rate
+    budget = cost.token_budget - served * output_s
+    if served * prompt_tokens * cycle_s > budget:
+        served = max(1.0, budget) / (prompt_tokens * cycle_s)
+    rows = served * output_s
+    busy = 1.0 if rows > _SURE else max(1e-12, -math.expm1(-(rows + served * cycle_s)))
     decoding, prompts = rows / busy, served * cycle_s / busy
-    decode_s = cost.step_s(max(1.0, decoding), 1.0) * min(1.0, decoding)
+    decode_s = cost.step_s(decoding, 1.0) if decoding > 1 else cost.step_s(1, 1.0) * decoding
     # share of the jobs with prompts: Poisson arrivals, and prompts longer than the budget
-    some = max(-math.expm1(-prompts), min(1.0, prompts * demand.prompt_tokens / budget))
+    some = -math.expm1(-prompts)
+    if prompts * prompt_tokens > some * budget:
+        some = min(1.0, prompts * prompt_tokens / max(1.0, budget))
     prefill_s = cost.prefill_job_s(1.0, prompts / some) if some > 0 else 0.0
     job_s = decode_s + some * (mixed_job_s(decode_s, prefill_s) - decode_s)
-    return _Turn(served, rows, busy, prompts, job_s, decode_s, cycle_s)
+    return Turn(served, rows, busy, prompts, job_s, decode_s, cycle_s)
 
 
-def _row_s(tenant: Tenant, turn: _Turn) -> float:
+def _row_s(tenant: Tenant, turn: Turn) -> float:
     """Seconds by which one more row makes a decode longer."""
     rows = max(1.0, turn.rows)
     more = 1.25 * rows
     return (tenant.cost.step_s(more, 1.0) - tenant.cost.step_s(rows, 1.0)) / (more - rows)
 
 
-def _prompt_s(tenant: Tenant, turn: _Turn, prompts: float = 1.0) -> float:
+def _prompt_s(tenant: Tenant, turn: Turn, prompts: float = 1.0) -> float:
     """Seconds by which prompts make a job longer."""
     return mixed_job_s(turn.decode_s, tenant.cost.prefill_job_s(1.0, prompts)) - turn.decode_s
 
@@ -149,7 +155,7 @@ class _Scatter:
     left: float  # part of it without prompts
 
 
-def _flow(tenant: Tenant, turn: _Turn, slope: float, scatter: _Scatter) -> Flow:
+def _flow(tenant: Tenant, turn: Turn, slope: float, scatter: _Scatter) -> Flow:
     demand, cycle = tenant.cost.demand, turn.cycle_s
     # The mean of a request's gaps keeps the scatter of rows, which change slowly. That of prompts
     # averages out over its tokens (E[1 / tokens] of log-normal lengths), but while prompts are

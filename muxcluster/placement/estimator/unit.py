@@ -4,10 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from muxcluster.placement.cost import Cost, cost_for
-from muxcluster.placement.estimator.fairness import within_loads
-from muxcluster.placement.estimator.latency import Latency, flows, latencies
+from muxcluster.placement.estimator.latency import Latency, latencies, served_rates
 from muxcluster.placement.estimator.modelcost import ModelCost
-from muxcluster.placement.estimator.shares import Loads, Tenant, candidates
+from muxcluster.placement.estimator.shares import Loads, Tenant, candidates, within_loads
 from muxcluster.placement.execution import CannotRun, Execution, executions
 from muxcluster.placement.hardware import Gpu
 from muxcluster.placement.memory import (
@@ -22,7 +21,9 @@ from muxcluster.placement.quota import split_blocks
 
 # (index of a demand of the problem, requests/s offered to a unit)
 Offer = tuple[int, float]
-_BISECTIONS = 8
+_BISECTIONS = 6
+_SAME = 1e-9  # relative difference of values that are equal
+_LEAST_SERVED = 1e-3
 _IDLE = 1e-6  # part of the rates at which a unit counts as idle
 
 
@@ -124,7 +125,9 @@ class Estimator:
             raise refusals[-1]
         if len(found) == 1:
             return found[0]
-        return max(found, key=lambda each: (round(each.value, 9), _within(each), -each.load))
+        best = max(each.value for each in found)
+        equal = [each for each in found if each.value >= best * (1 - _SAME)]
+        return equal[0] if len(equal) == 1 else max(equal, key=lambda e: (_within(e), -e.load))
 
     def _estimate_as(
         self, execution: Execution, gpu: Gpu, tp: int, offers: tuple[Offer, ...]
@@ -134,12 +137,7 @@ class Estimator:
         per_block = block_bytes(demands, problem.limits)
         costs = [self.model(index, gpu, tp, per_block) for index, _ in offers]
         num_blocks = self._pool_blocks(execution, gpu, tp, costs, per_block)
-        weights = [
-            rate
-            * demand.output_tokens
-            * demand.shape.sequence_bytes(demand.mean_tokens, demand.itemsize)
-            for demand, (_, rate) in zip(demands, offers, strict=True)
-        ]
+        weights = [rate * cost.held_bytes for cost, (_, rate) in zip(costs, offers, strict=True)]
         # without quotas all sequences share the pool, in the proportion in which they hold it
         floors = [cost.floor_blocks * execution.uses_quotas for cost in costs]
         quotas = split_blocks(num_blocks, floors, weights)
@@ -149,8 +147,7 @@ class Estimator:
         )
         # as a unit that may do either (scheduling/lanes/unsharing.py): what takes less time
         loads = min(candidates(tenants, execution), key=lambda each: each.greatest)
-        value, served = self._served(tenants, loads)
-        load = _load(tenants, loads, served)
+        value, served, load = self._served(tenants, loads)
         return UnitEstimate(num_blocks, tenants, quotas, execution, loads, served, value, load)
 
     def _pool_blocks(
@@ -174,26 +171,30 @@ class Estimator:
             return kv_blocks(gpu, tp, demands, limits, execution)
         return blocks
 
-    def _served(self, tenants: tuple[Tenant, ...], loads: Loads) -> tuple[float, tuple[float, ...]]:
-        """(value, served fraction of each model)."""
+    def _served(
+        self, tenants: tuple[Tenant, ...], loads: Loads
+    ) -> tuple[float, tuple[float, ...], float]:
+        """(value, served fraction of each model, load)."""
         objective = self.problem.objective
         values = [each.rate * each.cost.demand.worth(objective) for each in tenants]
-        found = flows(tenants, loads, [each.rate for each in tenants])
+        found = served_rates(tenants, loads, [each.rate for each in tenants])
         served = within_loads(
             loads,
-            [min(1.0, flow.rate / each.rate) for each, flow in zip(tenants, found, strict=True)],
+            [min(1.0, rate / each.rate) for each, rate in zip(tenants, found, strict=True)],
         )
+        load = _load(loads, served)
         if objective == "goodput":
             served, values = _within_targets(tenants, loads, served, values)
-        return sum(worth * share for worth, share in zip(values, served, strict=True)), served
+        value = sum(worth * share for worth, share in zip(values, served, strict=True))
+        return value, served, load
 
 
-def _load(tenants: Sequence[Tenant], loads: Loads, served: Sequence[float]) -> float:
-    return (
-        max(loads.greatest, 1 / max(min(served), 1e-3))
-        if min(served) < 1 - 1e-9
-        else min(1.0, loads.greatest)
-    )
+def _load(loads: Loads, served: Sequence[float]) -> float:
+    """Return the load of the fullest resource, rows among them: above 1 if not all is served."""
+    least = min(served)
+    if least >= 1 - _SAME:
+        return min(1.0, loads.greatest)
+    return max(loads.greatest, 1 / max(least, _LEAST_SERVED))
 
 
 def _within(found: UnitEstimate) -> float:
@@ -210,6 +211,9 @@ def _within_targets(
 ) -> tuple[tuple[float, ...], list[float]]:
     """Return the largest common part of `served` at which all reachable targets are met, and the
     values: 0 for a model whose targets fail even on an otherwise idle unit."""
+    now = latencies(tenants, loads, served)
+    if all(_meets(each, late) for each, late in zip(tenants, now, strict=True)):
+        return served, list(values)
     idle = latencies(tenants, loads, [_IDLE] * len(tenants))
     hopeful = [_meets(each, late) for each, late in zip(tenants, idle, strict=True)]
 

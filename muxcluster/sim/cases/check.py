@@ -18,7 +18,11 @@ from muxcluster.workload.metrics.window import Window, arrived, tpot_s, ttft_s
 # Requests of all models that a window holds, if that takes between the least and the most seconds:
 # the sum of so many lengths deviates by 5 %.
 _WINDOW_REQUESTS = 500
-_LEAST_S, _MOST_S = 60.0, 240.0
+_LEAST_S, _MOST_S = 30.0, 240.0
+# Before the window, units fill up for the time that the longest mean output takes 2.5 times, at a
+# step that is rather long.
+_FILLS, _STEP_S = 2.5, 0.06
+_DRAIN_S = 60.0
 SIGMA = 0.9  # deviation of the logarithm of lengths, between those of ShareGPT and Azure's traces
 
 
@@ -64,11 +68,13 @@ class Check:
 def span_of(problem: Problem) -> Span:
     """Return a span with so many requests that their lengths average out."""
     rate = sum(demand.rate for demand in problem.demands)
+    longest = max(demand.output_tokens for demand in problem.demands)
+    warmup_s = min(_DRAIN_S, max(_LEAST_S / 2, _FILLS * longest * _STEP_S))
     window_s = min(_MOST_S, max(_LEAST_S, _WINDOW_REQUESTS / rate))
-    return Span(warmup_s=60.0, window_s=window_s, drain_s=60.0)
+    return Span(warmup_s, window_s, _DRAIN_S)
 
 
-def check(
+def check_plan(
     problem: Problem, plan: Plan, span: Span, *, sigma: float = SIGMA, seed: int = 0
 ) -> Check:
     """Simulate the plan under Poisson arrivals at the problem's rates, lengths log-normal.
