@@ -15,7 +15,8 @@ _CLOSE = 2e-3
 # prefills that start, and for a place that is wide enough; models that share a decode worker are
 # not served evenly, as those with least slack go first.
 _WAITING = 1.09
-_QUEUED = 1.15
+_QUEUED = 1.3
+_BATCHED = 0.9  # load of the prefills above which a job has several prompts
 _UNEVEN = 0.25  # standard deviation over mean of the gaps of such models
 
 
@@ -31,7 +32,7 @@ class Decode(NamedTuple):
 
 
 class _Unit:
-    """What does not change from round to round."""
+    """A unit's models at one division of its SMs. The decodes of a round follow from the last."""
 
     def __init__(self, tenants: Sequence[Tenant], loads: Loads) -> None:
         self.tenants = tenants
@@ -43,7 +44,7 @@ class _Unit:
         self.full_prefills = [each.cost.prefill(share)[0] for each in tenants]
         self.prefill_draw = max(each.cost.prefill(share)[1] for each in tenants)
 
-    def round(self, rates: Sequence[float], before: Sequence[Decode]) -> list[Decode]:
+    def next_round(self, rates: Sequence[float], before: Sequence[Decode]) -> list[Decode]:
         prefill = self.prefill_load(before)
         works = [
             each.cost.step_s(max(1.0, old.rows), 1.0)
@@ -51,28 +52,23 @@ class _Unit:
         ]
         steps = [self._step_s(index, before, works, prefill) for index in range(len(before))]
         others = sum(old.busy * step for old, step in zip(before, steps, strict=True))
-        found = []
+        found: list[Decode] = []
         for tenant, rate, old, step in zip(self.tenants, rates, before, steps, strict=True):
-            gap = others + (1 - old.busy) * step
-            if self.split:
-                queued = _QUEUED if len(before) > self.workers else 1.0
-                gap = max(step, queued * gap / self.workers)
-            else:
-                gap /= 1 - min(FULLEST, prefill)
+            gap = self._gap_s(old, step, others, prefill)
             output = tenant.cost.demand.output_tokens
             served = min(rate, tenant.batch / (output * gap)) / max(1.0, prefill / FULLEST)
             rows = served * output * gap
-            found.append(
-                Decode(
-                    served,
-                    rows,
-                    max(1e-12, -math.expm1(-rows)),
-                    step,
-                    gap,
-                    self._prefill_s(len(found), before),
-                )
-            )
+            busy = max(1e-12, -math.expm1(-rows))
+            found.append(Decode(served, rows, busy, step, gap, self._prefill_s(len(found), before)))
         return found
+
+    def _gap_s(self, old: Decode, step_s: float, others_s: float, prefill: float) -> float:
+        """others_s: steps of all models, each as often as it has one."""
+        gap_s = others_s + (1 - old.busy) * step_s
+        if not self.split:
+            return gap_s / (1 - min(FULLEST, prefill))
+        queued = _QUEUED if len(self.tenants) > self.workers else 1.0
+        return max(step_s, queued * gap_s / self.workers)
 
     def prefill_load(self, before: Sequence[Decode]) -> float:
         """Load of the one prefill at a time; jobs of several prompts, where these queue up."""
@@ -81,7 +77,7 @@ class _Unit:
             old.rate * old.prefill_s * full / alone
             for old, alone, full in zip(before, self.prefills, self.full_prefills, strict=True)
         )
-        return min(single, max(full, 0.9)) if single > 0.9 else single
+        return single if single <= _BATCHED else min(single, max(full, _BATCHED))
 
     def _prefill_s(self, index: int, before: Sequence[Decode]) -> float:
         alone = self.prefills[index]
@@ -100,44 +96,37 @@ class _Unit:
         tenant, rows = self.tenants[index], max(1.0, before[index].rows)
         if not self.split:
             return tenant.cost.step_s(rows, 1.0)
-        beside = [
-            old.busy * min(1.0, (self.workers - 1) / max(1, len(before) - 1)) for old in before
-        ]
-        company = sum(
-            part * work
-            for place, (part, work) in enumerate(zip(beside, works, strict=True))
-            if place != index
-        )
+        # probability that another model decodes at the same time
+        places = min(1.0, (self.workers - 1) / max(1, len(before) - 1))
+        beside = [0.0 if i == index else old.busy * places for i, old in enumerate(before)]
+        company = sum(part * work for part, work in zip(beside, works, strict=True))
         part = works[index] / (works[index] + company)
-        alone = self._at(tenant, rows, part)
-        amid = self._at(tenant, rows, part * (1 - self.split), 1 - self.split)
-        draw = tenant.cost.decode(tenant.batch, self._rung(part))[1]
-        neighbour = (
-            max(
-                (
-                    tenant.cost.slowdown(
-                        (draw, other.cost.decode(other.batch, self._rung(1 - part))[1])
-                    )
-                    - 1
-                )
-                * chance
-                for place, (other, chance) in enumerate(zip(self.tenants, beside, strict=True))
-                if place != index or len(before) == 1
-            )
-            if len(before) > 1
-            else 0.0
-        )
         prefill = min(1.0, prefill)
-        at_prefill = tenant.cost.slowdown((draw, self.prefill_draw)) - 1
-        slower = 1 + (1 - prefill) * neighbour + prefill * max(neighbour, at_prefill)
-        return _WAITING * ((1 - prefill) * alone + prefill * amid) * slower
+        alone_s = tenant.cost.step_s(rows, self._rung(part))
+        amid_s = self._amid_s(tenant, rows, part)
+        slower = self._slower(tenant, part, beside, prefill)
+        return _WAITING * ((1 - prefill) * alone_s + prefill * amid_s) * slower
 
-    def _at(self, tenant: Tenant, rows: float, share: float, most: float = 1.0) -> float:
-        """Seconds of a step at the rung nearest to `share`; where it is wider, steps take turns."""
-        rung = min(self._rung(share), max(self.rungs[0], most))
-        return tenant.cost.step_s(rows, rung) * max(
-            1.0, min(2.0, rung / share) if most < 1 else 1.0
+    def _amid_s(self, tenant: Tenant, rows: float, part: float) -> float:
+        """Seconds of a step on its part of the SMs that a prefill leaves; where no rung is as
+        narrow, steps take turns."""
+        share = part * (1 - self.split)
+        rung = min(self._rung(share), max(self.rungs[0], 1 - self.split))
+        return tenant.cost.step_s(rows, rung) * max(1.0, min(2.0, rung / share))
+
+    def _slower(
+        self, tenant: Tenant, part: float, beside: Sequence[float], prefill: float
+    ) -> float:
+        """Return the factor by which neighbours slow a step down."""
+        cost = tenant.cost
+        draw = cost.decode(tenant.batch, self._rung(part))[1]
+        rest = self._rung(1 - part)
+        by_decodes = max(
+            chance * (cost.slowdown((draw, other.cost.decode(other.batch, rest)[1])) - 1)
+            for other, chance in zip(self.tenants, beside, strict=True)
         )
+        by_prefill = cost.slowdown((draw, self.prefill_draw)) - 1
+        return 1 + (1 - prefill) * by_decodes + prefill * max(by_decodes, by_prefill)
 
     def _rung(self, share: float) -> float:
         return min(self.rungs, key=lambda rung: (round(abs(rung - share), 6), -rung))
@@ -158,7 +147,7 @@ def steady(
     ]
     for _ in range(_ROUNDS):
         before = found
-        found = unit.round(rates, before)
+        found = unit.next_round(rates, before)
         if all(
             abs(new.rows - old.rows) <= _CLOSE * (1 + new.rows)
             for new, old in zip(found, before, strict=True)
