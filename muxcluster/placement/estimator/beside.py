@@ -15,7 +15,7 @@ _CLOSE = 2e-3
 # prefills that start, and for a place that is wide enough; models that share a decode worker are
 # not served evenly, as those with least slack go first.
 _WAITING = 1.09
-_QUEUED = 1.3
+_QUEUED = 1.2
 _BATCHED = 0.9  # load of the prefills above which a job has several prompts
 _UNEVEN = 0.25  # standard deviation over mean of the gaps of such models
 

@@ -43,16 +43,34 @@ def latencies(
 ) -> tuple[Latency, ...]:
     """Return each model's latency if `served` of its rate is admitted.
 
-    Requests that are not admitted (a fraction below 1) do not count as waiting.
+    Requests that are not admitted (a fraction below 1) do not count as waiting. A unit that may run
+    its jobs in two ways does so by what it measures: it is promised what both of them keep.
     """
     rates = [each.rate * share for each, share in zip(tenants, served, strict=True)]
-    return tuple(
-        latency_of(tenant, flow)
-        for tenant, flow in zip(tenants, flows(tenants, loads, rates), strict=True)
+    found = _latencies(tenants, loads, rates)
+    if loads.other is None:
+        return found
+    others = _latencies(tenants, loads.other, rates)
+    return tuple(_worse(first, second) for first, second in zip(found, others, strict=True))
+
+
+def _latencies(
+    tenants: Sequence[Tenant], loads: Loads, rates: Sequence[float]
+) -> tuple[Latency, ...]:
+    found = flows(tenants, loads, rates)
+    return tuple(latency_of(tenant, flow) for tenant, flow in zip(tenants, found, strict=True))
+
+
+def _worse(first: Latency, second: Latency) -> Latency:
+    return Latency(
+        max(first.ttft_s, second.ttft_s, key=lambda each: each.high),
+        max(first.tpot_s, second.tpot_s, key=lambda each: each.high),
+        first.batch,
     )
 
 
 def latency_of(tenant: Tenant, flow: Flow) -> Latency:
+    """Return the latency of one model: the flow's, and the wait for a row or room for its KV."""
     first = flow.first.quantiles()
     free = max(flow.full_rate - flow.rate, 0.02 * flow.full_rate)
     wait = places_wait(flow.rows, flow.variance, tenant.batch, free)

@@ -39,6 +39,8 @@ class Loads:
     # num_decodes, rungs: decode workers, and the SM shares that they can have
     num_decodes: int = 1
     rungs: tuple[float, ...] = (1.0,)
+    # The other way of a unit that runs mixed jobs while sharing is measured to gain less
+    other: "Loads | None" = None
 
     @property
     def shared(self) -> bool:
@@ -61,6 +63,17 @@ class Loads:
             "SM time": self.sms,
             "memory bandwidth": self.bandwidth,
         }
+
+
+def expected(tenants: Sequence[Tenant], execution: Execution) -> Loads:
+    """Return the loads of the way in which the unit will run its jobs most of the time: the one
+    that takes less time, as scheduling/lanes/unsharing.py decides."""
+    found = candidates(tenants, execution)
+    best = min(found, key=lambda each: each.greatest)
+    others = [each for each in found if each.is_mixed is not best.is_mixed]
+    if not (execution.may_unshare and others):
+        return best
+    return replace(best, other=min(others, key=lambda each: each.greatest))
 
 
 def candidates(tenants: Sequence[Tenant], execution: Execution) -> list[Loads]:

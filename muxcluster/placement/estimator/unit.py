@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from muxcluster.placement.cost import Cost, cost_for
 from muxcluster.placement.estimator.latency import Latency, latencies, served_rates
 from muxcluster.placement.estimator.modelcost import ModelCost
-from muxcluster.placement.estimator.shares import Loads, Tenant, candidates, within_loads
+from muxcluster.placement.estimator.shares import Loads, Tenant, expected, within_loads
 from muxcluster.placement.execution import CannotRun, Execution, executions
 from muxcluster.placement.hardware import Gpu
 from muxcluster.placement.memory import (
@@ -145,8 +145,7 @@ class Estimator:
             Tenant(cost, rate, cost.batch(quota))
             for cost, (_, rate), quota in zip(costs, offers, quotas, strict=True)
         )
-        # as a unit that may do either (scheduling/lanes/unsharing.py): what takes less time
-        loads = min(candidates(tenants, execution), key=lambda each: each.greatest)
+        loads = expected(tenants, execution)
         value, served, load = self._served(tenants, loads)
         return UnitEstimate(num_blocks, tenants, quotas, execution, loads, served, value, load)
 
