@@ -48,6 +48,7 @@ class ModelCost:
         self.floor_blocks = sequence_blocks(demand, demand.max_model_len, bytes_per_block)
         mean = max(1, round(demand.mean_tokens))
         self.sequence_blocks = sequence_blocks(demand, mean, bytes_per_block)
+        self.most_blocks = max(self.floor_blocks, self.max_rows * self.sequence_blocks)
         # KV bytes that its sequences hold at 1 request/s and 1 second a token
         self.held_bytes = demand.output_tokens * demand.shape.sequence_bytes(
             demand.mean_tokens, demand.itemsize

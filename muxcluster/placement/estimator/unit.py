@@ -140,7 +140,7 @@ class Estimator:
         weights = [rate * cost.held_bytes for cost, (_, rate) in zip(costs, offers, strict=True)]
         # without quotas all sequences share the pool, in the proportion in which they hold it
         floors = [cost.floor_blocks * execution.uses_quotas for cost in costs]
-        quotas = split_blocks(num_blocks, floors, weights)
+        quotas = split_blocks(num_blocks, floors, weights, [cost.most_blocks for cost in costs])
         tenants = tuple(
             Tenant(cost, rate, cost.batch(quota))
             for cost, (_, rate), quota in zip(costs, offers, quotas, strict=True)
