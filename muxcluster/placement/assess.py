@@ -193,7 +193,7 @@ def _model(found: UnitEstimate, position: int, late: Latency) -> ModelReport:
         served=tenant.rate * share,
         share=share,
         batch=late.batch,
-        max_batch=tenant.batch,
+        max_batch=int(tenant.rows),
         quota_blocks=found.quotas[position],
         prefill_share=found.loads.prefill_share,
         decode_share=found.loads.decode_shares[position],

@@ -40,11 +40,11 @@ def test_the_cycle_is_the_sum_of_its_jobs(mix) -> None:
     for tenant, turn, (_, rate) in zip(tenants, turns, mix, strict=True):
         assert turn.cycle_s == pytest.approx(whole + (1 - turn.busy) * turn.job_s, rel=0.02)
         assert turn.rows == pytest.approx(turn.rate * 338 * turn.cycle_s, rel=1e-6)
-        assert turn.rows <= tenant.batch * (1 + 1e-9)
+        assert turn.rows <= tenant.rows * (1 + 1e-9)
         assert turn.rate <= rate
         if turn.rate < rate * (1 - 1e-6):
             tokens = turn.rows + turn.rate * turn.cycle_s * 161
-            assert turn.rows == pytest.approx(tenant.batch) or tokens == pytest.approx(2048)
+            assert turn.rows == pytest.approx(tenant.rows) or tokens == pytest.approx(2048)
 
 
 @settings(max_examples=50)

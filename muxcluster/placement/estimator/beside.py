@@ -56,7 +56,7 @@ class _Unit:
         for tenant, rate, old, step in zip(self.tenants, rates, before, steps, strict=True):
             gap = self._gap_s(old, step, others, prefill)
             output = tenant.cost.demand.output_tokens
-            served = min(rate, tenant.batch / (output * gap)) / max(1.0, prefill / FULLEST)
+            served = min(rate, tenant.rows / (output * gap)) / max(1.0, prefill / FULLEST)
             rows = served * output * gap
             busy = max(1e-12, -math.expm1(-rows))
             found.append(Decode(served, rows, busy, step, gap, self._prefill_s(len(found), before)))
@@ -186,12 +186,12 @@ def _flow(tenant: Tenant, found: Decode, unit: _Unit, prefill: float, wait: Part
     uneven = (_UNEVEN * found.gap_s) ** 2 if is_queued else 0.0
     per_token = min(1.0, (1 + LENGTH_CV2) / output)
     job = Part(found.prefill_s, found.prefill_s**2 * LENGTH_CV2)
-    longest = found.gap_s + slope * max(0.0, tenant.batch - found.rows)
+    longest = found.gap_s + slope * max(0.0, tenant.rows - found.rows)
     return Flow(
         rate=found.rate,
         rows=found.rows,
         variance=found.rows + (found.rows / found.gap_s) ** 2 * by_rows / max(rho, 0.05),
-        full_rate=tenant.batch / (output * longest),
+        full_rate=tenant.rows / (output * longest),
         gap=Part(found.gap_s, by_rows + by_prompts * per_token + uneven),
         first=rest_of(found.step_s, by_rows, busy=found.busy * (1 - min(1.0, prefill)))
         + wait

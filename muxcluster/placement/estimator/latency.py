@@ -7,6 +7,9 @@ from muxcluster.placement.estimator import beside, turns
 from muxcluster.placement.estimator.flow import Flow
 from muxcluster.placement.estimator.queueing import Quantiles, places_wait
 from muxcluster.placement.estimator.shares import Loads, Tenant
+from muxcluster.placement.problem import LENGTH_CV2
+
+_LEAST_FREE = 0.02  # of what a model serves with all rows taken
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +61,8 @@ def _latencies(
     tenants: Sequence[Tenant], loads: Loads, rates: Sequence[float]
 ) -> tuple[Latency, ...]:
     found = flows(tenants, loads, rates)
-    return tuple(latency_of(tenant, flow) for tenant, flow in zip(tenants, found, strict=True))
+    pool = _pool_wait(tenants, found)
+    return tuple(_latency(tenant, flow, pool) for tenant, flow in zip(tenants, found, strict=True))
 
 
 def _worse(first: Latency, second: Latency) -> Latency:
@@ -69,13 +73,36 @@ def _worse(first: Latency, second: Latency) -> Latency:
     )
 
 
-def latency_of(tenant: Tenant, flow: Flow) -> Latency:
-    """Return the latency of one model: the flow's, and the wait for a row or room for its KV."""
+def _latency(tenant: Tenant, flow: Flow, pool: Quantiles) -> Latency:
+    """pool: wait for KV blocks that all models share."""
     first = flow.first.quantiles()
-    free = max(flow.full_rate - flow.rate, 0.02 * flow.full_rate)
-    wait = places_wait(flow.rows, flow.variance, tenant.batch, free)
+    wait = max(pool, _rows_wait(tenant, flow), key=lambda each: each.high)
     return Latency(
         Quantiles(first.median + wait.median, first.high + wait.high),
         flow.gap.quantiles(),
         flow.rows,
     )
+
+
+def _rows_wait(tenant: Tenant, flow: Flow) -> Quantiles:
+    """Wait for a row, or for blocks of the model's quota."""
+    rows, by_kv = float(tenant.cost.max_rows), 1.0
+    if tenant.pool_blocks is None and tenant.rows < rows:
+        rows, by_kv = tenant.rows, 1 + LENGTH_CV2
+    return places_wait(flow.rows, by_kv * flow.variance, rows, _free(flow))
+
+
+def _pool_wait(tenants: Sequence[Tenant], found: Sequence[Flow]) -> Quantiles:
+    """Wait for blocks of a pool that all models share, in which sequences scatter in length."""
+    pool = tenants[0].pool_blocks
+    if pool is None:
+        return Quantiles(0.0, 0.0)
+    blocks = [tenant.cost.sequence_blocks for tenant in tenants]
+    taken = sum(each * flow.rows for each, flow in zip(blocks, found, strict=True))
+    variance = sum(each**2 * flow.variance for each, flow in zip(blocks, found, strict=True))
+    return places_wait(taken, (1 + LENGTH_CV2) * variance, pool, sum(map(_free, found)))
+
+
+def _free(flow: Flow) -> float:
+    """Requests/s by which a queue for rows gets shorter."""
+    return max(flow.full_rate - flow.rate, _LEAST_FREE * flow.full_rate)

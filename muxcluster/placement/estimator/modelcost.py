@@ -66,6 +66,10 @@ class ModelCost:
         most = min(self.max_rows, quota_blocks // self.sequence_blocks)
         return BATCHES[max(0, bisect_right(BATCHES, most) - 1)]
 
+    def rows(self, quota_blocks: int) -> float:
+        """Return the most mean sequences at a time, at least 1."""
+        return max(1.0, min(self.max_rows, quota_blocks / self.sequence_blocks))
+
     def prefill(self, share: float) -> tuple[float, float]:
         """(seconds per request in full prefill jobs, share of the bandwidth such a job draws)."""
         found = self._prefill.get(share)

@@ -14,7 +14,9 @@ class Tenant:
 
     cost: ModelCost
     rate: float
-    batch: int
+    batch: int  # a considered one
+    rows: float  # most sequences at a time: of its part of the KV, or all its rows
+    pool_blocks: int | None = None  # KV blocks that all models share, None: each has its quota
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,7 +114,7 @@ def _turn(tenant: Tenant, rate: float, cycle_s: float) -> Turn:
     cost = tenant.cost
     demand = cost.demand
     output_s, prompt_tokens = demand.output_tokens * cycle_s, demand.prompt_tokens
-    most = tenant.batch / output_s
+    most = tenant.rows / output_s
     served = most if most < rate else rate
     budget = cost.token_budget - served * output_s
     if served * prompt_tokens * cycle_s > budget:
@@ -171,13 +171,13 @@ def _flow(tenant: Tenant, turn: Turn, slope: float, scatter: _Scatter) -> Flow:
     varied = scatter.by_rows + scatter.by_prompts
     first = rest_of(cycle, varied, scatter.cubes, turn.busy) + job
     first += queue_wait(turn.rate * in_jobs * cycle, in_jobs * cycle)
-    longest = cycle + slope * max(0.0, tenant.batch - turn.rows)  # with all rows taken
+    longest = cycle + slope * max(0.0, tenant.rows - turn.rows)  # with all rows taken
     common = (turn.rows / cycle) ** 2 * scatter.by_rows / max(scatter.rho, 0.05)
     return Flow(
         rate=turn.rate,
         rows=turn.rows,
         variance=turn.rows + common,
-        full_rate=tenant.batch / (demand.output_tokens * longest),
+        full_rate=tenant.rows / (demand.output_tokens * longest),
         gap=Part(cycle, scatter.by_rows + scatter.by_prompts * per_token),
         first=first,
     )

@@ -141,8 +141,9 @@ class Estimator:
         # without quotas all sequences share the pool, in the proportion in which they hold it
         floors = [cost.floor_blocks * execution.uses_quotas for cost in costs]
         quotas = split_blocks(num_blocks, floors, weights, [cost.most_blocks for cost in costs])
+        pool = None if execution.uses_quotas else num_blocks
         tenants = tuple(
-            Tenant(cost, rate, cost.batch(quota))
+            Tenant(cost, rate, cost.batch(quota), cost.rows(quota), pool)
             for cost, (_, rate), quota in zip(costs, offers, quotas, strict=True)
         )
         loads = expected(tenants, execution)
